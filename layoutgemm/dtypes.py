@@ -287,6 +287,23 @@ _ALIASES = {
     "float6_e3m2fn": "e3m2",
     "float6_e2m3fn": "e2m3",
     "float4_e2m1fn": "e2m1",
+    # CUTLASS in C++, and CUDA
+    "half_t": "f16",
+    "__half": "f16",
+    "bfloat16_t": "bf16",
+    "__nv_bfloat16": "bf16",
+    "tfloat32_t": "tf32",
+    "float_e4m3_t": "e4m3",
+    "float_e5m2_t": "e5m2",
+    "float_e3m2_t": "e3m2",
+    "float_e2m3_t": "e2m3",
+    "float_e2m1_t": "e2m1",
+    "float_ue8m0_t": "ue8m0",
+    "float_ue4m3_t": "ue4m3",
+    "int4b_t": "i4",
+    "uint4b_t": "u4",
+    "uint1b_t": "b1",
+    **{f"{kind}{bits}_t": f"{kind[0]}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
     # PTX
     "s4": "i4",
     "s8": "i8",
@@ -318,7 +335,7 @@ e4m3, e5m2, e3m2, e2m3, e2m1, ue8m0, ue4m3, i64, i32, i16, i8, u64, u32, u16, u8
         text = ""  # their texts are useless, and may be endless
     else:  # a class or a dtype of NumPy, torch or JAX
         text = str(getattr(name, "__name__", None) or name)
-    text = text.removeprefix("torch.").removeprefix("cutlass.").lower()
+    text = text.removeprefix("torch.").removeprefix("cutlass").removeprefix("cute").lstrip(".:").lower()
     found = _BY_NAME.get(_ALIASES.get(text, text))
     if found is None:
         near = list(dict.fromkeys(_ALIASES.get(each, each) for each in get_close_matches(text, [*_BY_NAME, *_ALIASES])))

@@ -152,7 +152,7 @@ function result(line, gone) {
   const row = make("div", null, source, text);
   row.className = "row";
   const parts = [row];
-  if (line.grid) parts.push(picture(line.grid, [...gone?.querySelectorAll(".planes canvas") ?? []]));
+  if (line.grid) parts.push(picture(line.grid, [...gone?.querySelectorAll(".bands") ?? []]));
   const made = make("article", null, ...parts);
   if (Number.isInteger(line.picture)) made.dataset.picture = line.picture;
   return made;
@@ -166,7 +166,7 @@ function picture({ planes, rest }, spare) {
   const hue = (value) => (Number.isInteger(value) ? Math.max(0, Math.min(7, Math.floor((8 * value) / (most + 1)))) : 0);
   const wide = Math.max(...flat.map((value) => String(value).length), 2) + 2; // characters
   planes.forEach((rows, number) => {
-    const made = (flat.length > FEW_CELLS ? canvas : table)(rows, hue, wide, spare[number]);
+    const made = flat.length > FEW_CELLS ? bands(rows, hue, wide, [...spare[number]?.children ?? []]) : table(rows, hue, wide);
     box.append(rest.length ? make("figure", null, make("figcaption", where(number, rest)), made) : made);
   });
   return box;
@@ -183,46 +183,65 @@ function table(rows, hue, wide) {
   return made;
 }
 
-// A browser takes a fifth of a second to place 4096 cells of a table, and a hundredth to paint them.
+// A browser takes a fifth of a second to place 4096 cells of a table, and a hundredth to paint them. A canvas takes its
+// time by its pixels: the columns that the page shows have one, the others another, painted after the frame with the first.
 const painted = new WeakMap(); // canvas -> how to surround the cells of an offset, and the offset at a point
 const FONT = { size: 11, family: "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace" };
-function canvas(rows, hue, wide, spare) {
-  const scale = devicePixelRatio || 1;
-  const [w, h] = [Math.ceil(wide * 6.2), 17], style = getComputedStyle(home), hues = getComputedStyle(document.documentElement);
-  const colors = [...Array(8).keys()].map((i) => hues.getPropertyValue(`--hue${i}`).trim());
-  const size = [(rows[0].length + 1) * w, (rows.length + 1) * h];
-  const [pixelsAcross, pixelsDown] = size.map((n) => Math.round(n * scale)), same = spare?.width === pixelsAcross && spare.height === pixelsDown;
-  const made = same ? spare : Object.assign(make("canvas"), { width: pixelsAcross, height: pixelsDown }), pen = made.getContext("2d");
+function bands(rows, hue, wide, spare) {
+  const across = rows[0].length, w = Math.ceil(wide * 6.2), seen = Math.min(across, Math.max(1, Math.ceil(home.clientWidth / w) - 1));
+  const first = sized(rows, 0, seen, w, spare[0]), row = make("div", null, first.made);
+  row.className = "bands";
+  first.made.setAttribute("role", "img");
+  first.made.setAttribute("aria-label", `${rows.length} by ${across} offsets, the first ${rows[0][0]}`);
+  paintCells(first, hue);
+  if (seen === across) return row;
+  const rest = sized(rows, seen, across, w, spare[1]);
+  rest.made.setAttribute("aria-hidden", "true");
+  row.append(rest.made);
+  requestAnimationFrame(() => setTimeout(() => { if (rest.made.isConnected) paintCells(rest, hue); }));
+  return row;
+}
+
+// A canvas for the columns [from, end): the one that was there, where its size is the same.
+function sized(rows, from, end, w, spare) {
+  const scale = devicePixelRatio || 1, h = 17, lead = from ? 0 : w; // the row numbers stand before the first column
+  const size = [(end - from) * w + lead, (rows.length + 1) * h], [wide, high] = size.map((n) => Math.round(n * scale));
+  const same = spare?.width === wide && spare.height === high;
+  const made = same ? spare : Object.assign(make("canvas"), { width: wide, height: high });
   [made.style.width, made.style.height] = size.map((n) => `${n}px`);
+  return { made, rows: rows.map((cells) => cells.slice(from, end)), from, scale, size, w, h, lead };
+}
+
+function paintCells({ made, rows, from, scale, size, w, h, lead }, hue) {
+  const style = getComputedStyle(home), hues = getComputedStyle(document.documentElement);
+  const colors = [...Array(8).keys()].map((i) => hues.getPropertyValue(`--hue${i}`).trim());
+  const pen = made.getContext("2d", { alpha: false });
   pen.setTransform(1, 0, 0, 1, 0, 0);
-  if (same) pen.clearRect(0, 0, pixelsAcross, pixelsDown);
-  made.setAttribute("role", "img");
-  made.setAttribute("aria-label", `${rows.length} by ${rows[0].length} offsets, the first ${rows[0][0]}`);
+  pen.fillStyle = hues.getPropertyValue("--paper").trim();
+  pen.fillRect(0, 0, made.width, made.height);
   const [x, y] = [w, h].map((n) => Math.round(n * scale)), pixels = new Pixels(rows[0].length * x, rows.length * y);
   rows.forEach((cells, i) => pixels.row(i * y, x, y, cells.map((value) => colors[hue(value)])));
   const across = rows[0].map((_, j) => (j + 0.5) * x), down = rows.map((_, i) => (i + 0.5) * y + 3.5 * scale);
   const font = { ...FONT, size: FONT.size * scale, ink: "#111" };
   pixels.texts(font, rows.flatMap(() => across), rows.flatMap((cells, i) => cells.map(() => down[i])), rows.flat().map(String));
-  pen.putImageData(pixels.image, x, y);
+  pen.putImageData(pixels.image, Math.round(lead * scale), y);
   pen.scale(scale, scale);
   Object.assign(pen, { font: `${FONT.size}px ${FONT.family}`, textAlign: "center", textBaseline: "middle", fillStyle: style.color });
-  rows[0].forEach((_, j) => pen.fillText(j, (j + 1.5) * w, h / 2));
-  rows.forEach((_, i) => pen.fillText(i, w / 2, (i + 1.5) * h));
+  rows[0].forEach((_, j) => pen.fillText(from + j, lead + (j + 0.5) * w, h / 2));
+  if (lead) rows.forEach((_, i) => pen.fillText(i, w / 2, (i + 1.5) * h));
   let plain = null; // the picture without frames, from the first of them on
   const surround = (offset) => {
     if (plain === null) {
       plain = new OffscreenCanvas(made.width, made.height);
       plain.getContext("2d").drawImage(made, 0, 0);
     }
-    pen.clearRect(0, 0, ...size);
     pen.drawImage(plain, 0, 0, ...size);
     [pen.strokeStyle, pen.lineWidth] = ["#111", 3];
     rows.forEach((cells, i) => cells.forEach((value, j) => {
-      if (value === offset) pen.strokeRect((j + 1) * w + 1.5, (i + 1) * h + 1.5, w - 4, h - 4);
+      if (value === offset) pen.strokeRect(lead + j * w + 1.5, (i + 1) * h + 1.5, w - 4, h - 4);
     }));
   };
-  painted.set(made, { surround, at: (x, y) => rows[Math.floor(y / h) - 1]?.[Math.floor(x / w) - 1] });
-  return made;
+  painted.set(made, { surround, at: (left, top) => rows[Math.floor(top / h) - 1]?.[Math.floor((left - lead) / w)] });
 }
 
 function where(number, rest) {

@@ -106,14 +106,18 @@ function over(color, under) {
   return (255 << 24 | part(16) | part(8) | part(0)) >>> 0;
 }
 
-let kept = null; // new memory takes as long as all that is drawn into it
+const kept = []; // the last sizes: new memory takes as long as all that is drawn into it
+const KEPT = 3;
 
 // A rectangle of pixels, in which boxes are filled and texts of a monospaced font are copied.
 export class Pixels {
   constructor(width, height) {
-    if (kept?.width !== width || kept.height !== height) kept = new ImageData(width, height);
-    else kept.data.fill(0);
-    this.image = kept; // written to a canvas before the next one is made
+    const at = kept.findIndex((image) => image.width === width && image.height === height);
+    const image = at < 0 ? new ImageData(width, height) : kept.splice(at, 1)[0];
+    if (at >= 0) image.data.fill(0);
+    kept.unshift(image);
+    kept.length = Math.min(kept.length, KEPT);
+    this.image = image; // written to a canvas before another of its size is made
     [this.width, this.data] = [width, new Uint32Array(this.image.data.buffer)];
   }
 

@@ -80,6 +80,7 @@ def names() -> dict[str, object]:
     return {**public, **kinds, **pictures(), **MORE, "__builtins__": few}
 
 
+@functools.cache
 def pictures() -> dict[str, object]:
     """The functions that draw: each loads its file, and NumPy, when it is called."""
 

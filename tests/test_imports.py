@@ -44,6 +44,8 @@ ROW = {name: number for number, row in enumerate(ROWS) for name in row}
 ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
     "layouts/above.py": (
         (
+            "atoms.cutlass_names",
+            "layouts.coordinates",
             "layouts.layout",
             "layouts.notation",
             "layouts.formulas",
@@ -54,7 +56,7 @@ ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
             "layouts.symbols.sympy_formulas",
             "layouts.symbols.sympy_io",
         ),
-        "a layout has what is written on top of it as methods, and SymPy is loaded where it is wanted",
+        "a layout has what is written on top of it as methods, and SymPy and atoms are loaded where they are wanted",
     ),
     "layouts/conversion.py": (("interop.cute_writer",), "what makes objects of the CuTe DSL knows atoms"),
     "layouts/display.py": (("view.layouts", "view.objects", "view.raster"), "an object is drawn by its method"),

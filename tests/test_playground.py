@@ -255,7 +255,7 @@ def test_the_page_in_a_browser(tmp_path):
             browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
             page, complaints, asked = browser.new_page(), [], []
             page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.on("console", lambda message: complaints.append(message.text))
+            page.on("console", lambda said: "getImageData" in said.text or complaints.append(said.text))  # reads here
             page.on("request", lambda request: asked.append(request.url))
             home = f"http://127.0.0.1:{port}/"
             page.goto(home)
@@ -274,7 +274,10 @@ def test_the_page_in_a_browser(tmp_path):
             page.fill("textarea", "A = Layout((4, 8), (8, 1))\nLayout((64, 64), (1, 64))")
             page.wait_for_selector("text=(64,64):(1,64)", timeout=60_000)
             assert large.evaluate("(canvas) => canvas.isConnected")  # painted anew
-            assert colors_of(page, large) >= {"#77AADD", "#DDDDDD", "#111111"}  # fills of cells, and their numbers
+            assert colors_of(page, large) >= {"#77AADD", "#111111"}  # fills of cells, and their numbers
+            rest = page.query_selector(".planes canvas:last-child")  # beyond the page's edge: painted after the first
+            page.wait_for_function(f"(canvas) => ({COLORS})(canvas).includes('dddddd')", arg=rest)
+            assert colors_of(page, rest) >= {"#DDDDDD", "#111111"} and rest != large
             if "sympy" not in absent:  # loaded with the first formula
                 page.fill("textarea", "wgmma(64).formula('A')")
                 page.wait_for_selector("text=(v%64, v//64)", timeout=120_000)

@@ -18,13 +18,15 @@ from ..arguments import shown
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
 from ..errors import LayoutError, ParseError
-from ..layouts import ComposedLayout, Layout, LinearLayout, Swizzle, parse
+from ..layouts import ComposedLayout, CoordinateTensor, Layout, LinearLayout, Swizzle, parse
 from ..layouts.listing import Listing
 from ..layouts.notation import Parsed
 from ..layouts.symbols.facts import Facts
 from ..view import png, save
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+AnyLayout: TypeAlias = "Layout | ComposedLayout | CoordinateTensor"
+Tile: TypeAlias = "AnyLayout | SmemTile"
 LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
 STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
 FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
@@ -176,7 +178,7 @@ def plain_tile(
     return replace(tile, layout=tile.layout.coalesce((1, 1)))
 
 
-def stated(text: str, facts: Facts) -> Layout | ComposedLayout | SmemTile:
+def stated(text: str, facts: Facts) -> Tile:
     """A layout or a tile of a statement; its names are symbols under the facts.
 
     Raises LayoutError with the expected form.
@@ -195,7 +197,7 @@ def parsed(text: str, forms: str = FORMS, facts: Facts | tuple[()] = ()) -> Pars
         raise LayoutError(f"{one_line(error)}: {forms}") from None
 
 
-def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | ComposedLayout:
+def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> AnyLayout:
     found = parsed(text, forms, facts)
     if isinstance(found, Swizzle):
         raise LayoutError(f"{text} is a swizzle alone, without extent: write '{found} o 0 o (8,64):(64,1)'")
@@ -203,7 +205,11 @@ def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | Co
         raise LayoutError(
             f"a listing of {', '.join(found)}: paste the line of one layout, as in LayoutA_TV: (4,2):(1,4)"
         )
-    return layout_of_bases(found) if isinstance(found, LinearLayout) else found
+    if isinstance(found, LinearLayout):
+        return layout_of_bases(found)
+    if not isinstance(found, Layout | ComposedLayout | CoordinateTensor):
+        raise LayoutError(f"{text} is an instruction, held by threads, and no layout: {forms}; `show` takes both")
+    return found
 
 
 def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
@@ -218,7 +224,7 @@ def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
         return found.to_composed()
 
 
-def layout_of(text: str) -> Layout | ComposedLayout | SmemTile:
+def layout_of(text: str) -> Tile:
     """A layout, a swizzled layout or a tile from its text. Raises LayoutError with the expected form.
 
     >>> print(layout_of("tCsA: Sw<3,4,3>_smem_ptr[16b](0x400) o (_8,_64):(_64,_1)"))

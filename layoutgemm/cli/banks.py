@@ -12,7 +12,7 @@ from ..checks.smem.access_patterns import element_bits
 from ..checks.smem.bank_conflicts import WAVEFRONT, lanes_of_phase
 from ..dtypes import DType, dtype
 from ..errors import AtomError, LayoutError
-from ..layouts import ComposedLayout, Layout, make_layout_tv
+from ..layouts import ComposedLayout, CoordinateTensor, Layout, make_layout_tv
 from ..layouts.notation import stated_element
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
@@ -157,7 +157,7 @@ def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
             f"{composed} counts units of {composed.swizzle.unit} bits, {element} has {element.bits}: give --element a "
             f"type of that width, or the tile as smem:MNxK:{element}:K:128B"
         )
-    if composed.has_basis:
+    if isinstance(tile, CoordinateTensor) or isinstance(composed, CoordinateTensor) or composed.has_basis:
         raise LayoutError(f"{args.layout} leads to coordinates, and banks are of elements in shared memory")
     element_bits(tile, element)
     shape = composed.shape

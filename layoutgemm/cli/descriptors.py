@@ -51,6 +51,7 @@ BOX_EXAMPLES = (
     "layoutgemm box 128x128 --of 200x104 --at 1,0 --svg box.svg",
 )
 WORD = re.compile(r"0[xX][0-9a-fA-F_]+")
+PRINTED_WORD = re.compile(r"\s*\w*Descriptor:\s*(0x[0-9a-fA-F]{1,16})\b")  # as CuTe prints one
 
 
 def _tile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +89,8 @@ def number(text: str) -> int:
 def desc(args: argparse.Namespace) -> int:
     """Derive or decode a descriptor and print it; returns the exit status."""
     element = dtype(args.element)
+    printed = PRINTED_WORD.match(args.what)
+    args.what = printed[1] if printed is not None else args.what
     if WORD.fullmatch(args.what):
         word = int(args.what, 16)
         found = decoded(word, args.arch, args.kind)

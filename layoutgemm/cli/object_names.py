@@ -21,6 +21,7 @@ from ..atoms import (
     tcgen05_st,
     wgmma,
 )
+from ..atoms.cutlass_names import named
 from ..atoms.mma.tcgen05 import KINDS
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
@@ -82,6 +83,9 @@ def atom_of(text: str) -> tuple[MmaAtom, str]:
     """
     family, *rest = text.split(":")
     operand = rest.pop() if has_operand(text) else "C"
+    atom = cutlass_named(text)
+    if isinstance(atom, MmaAtom):
+        return atom, operand.upper()
     if not 1 <= len(rest) <= 3:
         raise LayoutError(f"{text!r}: {WRITTEN}")
     a, _, b = (rest[1] if len(rest) > 1 else "bf16").partition("x")
@@ -92,15 +96,32 @@ def atom_of(text: str) -> tuple[MmaAtom, str]:
 def has_operand(text: str) -> bool:
     """True if the text ends with an operand.
 
-    >>> has_operand("wgmma:64:bf16:C"), has_operand("wgmma:64:bf16")
-    (True, False)
+    >>> has_operand("wgmma:64:bf16:C"), has_operand("wgmma:64:bf16"), has_operand("SM80_16x8x8_F32F16F16F32_TN:A")
+    (True, False, True)
     """
     parts = text.split(":")
-    return len(parts) > 2 and parts[-1].upper() in OPERANDS
+    return len(parts) > 1 + (parts[0] in FAMILIES) and parts[-1].upper() in OPERANDS
+
+
+def cutlass_named(text: str) -> CopyAtom | MmaAtom | TiledMma | None:
+    """The atom of a CUTLASS name, which an operand may follow; None for another text."""
+    return named(text.rpartition(":")[0] if has_operand(text) else text)
+
+
+def is_atom(text: str) -> bool:
+    """True for the name of a matrix product.
+
+    >>> is_atom("wgmma:64"), is_atom("SM80_16x8x8_F32F16F16F32_TN:A"), is_atom("SM75_U32x4_LDSM_N")
+    (True, True, False)
+    """
+    return text.partition(":")[0] in FAMILIES or isinstance(cutlass_named(text), MmaAtom)
 
 
 def whole_atom(text: str) -> MmaAtom:
     """An atom without operand, as in `mma:m16n8k16:bf16`. Raises LayoutError."""
+    atom = cutlass_named(text)
+    if isinstance(atom, MmaAtom) and not has_operand(text):
+        return atom
     family, *rest = text.split(":")
     if family not in FAMILIES or not 1 <= len(rest) <= 3 or has_operand(text):
         raise LayoutError(f"{text!r}: {WRITTEN}")
@@ -119,12 +140,15 @@ def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
     Grouped(along='M', group=4, serpentine=False) {'grid': (12, 8)}
     """
     family, _, rest = text.partition(":")
+    found = cutlass_named(text)
+    if found is not None and not isinstance(found, MmaAtom):
+        return found, object_data(found), {}
     if family == "schedule":
         order, grid = schedule_of(rest)
         return order, {"schedule": str(order), "grid": grid, "tiles": order.table(grid).tolist()}, {"grid": grid}
     if family == "copy":
         copy = copy_of(rest)
-        return copy, {"copy": copy.ptx, "src": str(copy.layout_src), "dst": str(copy.layout_dst)}, {}
+        return copy, object_data(copy), {}
     if family == "tiled":
         counts, _, name = rest.partition(":")
         sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", counts)
@@ -133,8 +157,8 @@ def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
         if not name:
             raise LayoutError(f"{text!r}: {TILED}")
         tiled = TiledMma(whole_atom(name), (int(sizes[1]), int(sizes[2]), int(sizes[3])))
-        return tiled, {"atom": tiled.atom.ptx, "tile": tiled.tile_mnk, "threads": tiled.threads}, {}
-    if family in FAMILIES:
+        return tiled, object_data(tiled), {}
+    if is_atom(text):
         atom = whole_atom(text)
         layouts = {operand: str(atom.layout(operand)) for operand in atom.operands if operand != "D"}
         return atom, {"atom": atom.ptx, "shape": atom.shape_mnk, "threads": atom.threads, "layouts": layouts}, {}
@@ -143,6 +167,13 @@ def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
     except ParseError as error:
         raise LayoutError(f"{one_line(error)}: a swizzle is written S<3,4,3> or S<3,4,3>[bytes]") from None
     return swizzle, {"swizzle": str(swizzle)}, {}
+
+
+def object_data(made: CopyAtom | TiledMma) -> dict[str, object]:
+    """A copy or a tiled product for programs."""
+    if isinstance(made, TiledMma):
+        return {"atom": made.atom.ptx, "tile": made.tile_mnk, "threads": made.threads}
+    return {"copy": made.ptx, "src": str(made.layout_src), "dst": str(made.layout_dst)}
 
 
 def schedule_of(text: str) -> tuple[Schedule, tuple[int, int]]:

@@ -11,22 +11,23 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..atoms import SmemTile
+from ..atoms import SmemTile, TiledMma
 from ..errors import LayoutError
-from ..layouts import ComposedLayout, Layout, Swizzle
+from ..layouts import Swizzle
 from ..layouts.display import table
 from ..layouts.listing import Listing
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
-from ..view.grid import owners_of, planes_of
+from ..view.grid import UnwrappedLayout, extent, owners_of, planes_of
 from .arguments import FORMS as WRITTEN
-from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of, parsed, plain
-from .object_names import ATOMS, FAMILIES, atom_of, has_operand, object_of
+from .arguments import LAYOUT_HELP, AnyLayout, Commands, Tile, add, add_picture, answer, drawn, layout_of, parsed, plain
+from .object_names import ATOMS, FAMILIES, atom_of, cutlass_named, has_operand, is_atom, object_of
 from .pages import add_page, paged
 
 EXAMPLES = (
     'layoutgemm show "(4,(2,2)):(2,(1,8))"',
+    'layoutgemm show "zipped_divide((8,16):(16,1), (4,8))"',
     'layoutgemm show "S<2,3,3> o 0 o (8,32):(32,1)" --svg swizzled.svg',
     "layoutgemm show mma:m16n8k16:bf16 --smem-a smem:64x64:bf16 --smem-b smem:32x64:bf16 --html linked.html",
     "layoutgemm show smem:8x64:bf16:K:128B --columns 0:64:8",
@@ -43,7 +44,8 @@ FORMS = (
     f"{LAYOUT_HELP}; an operand of an atom: {ATOMS}, or all of it: mma:m16n8k16:bf16, mma:m16n8k64:e2m1:mxf4, "
     "tiled:2x2x1:mma:m16n8k16:bf16; a copy: copy:ldmatrix:4[:trans], copy:stmatrix:2, copy:movmatrix, "
     "copy:cp_async:BYTES, copy:ld:BITS, copy:tcgen05_ld:32x32b:4; an order of tiles: "
-    "schedule:linear|grouped|serpentine|hilbert[:SIZE][:ROWSxCOLUMNS]; a swizzle: S<3,4,3>"
+    "schedule:linear|grouped|serpentine|hilbert[:SIZE][:ROWSxCOLUMNS]; a swizzle: S<3,4,3>; an atom by its name in "
+    "CUTLASS: SM80_16x8x16_F32BF16BF16F32_TN[:A], SM75_U32x4_LDSM_N"
 )
 
 
@@ -93,7 +95,14 @@ def run(args: argparse.Namespace) -> int:
 
 def named(what: str) -> bool:
     """True for the name of an atom, copy, order or tile; False for a layout's text."""
-    return what.partition(":")[0] in (*FAMILIES, "tiled", "copy", "schedule", "smem")
+    return what.partition(":")[0] in (*FAMILIES, "tiled", "copy", "schedule", "smem") or cutlass_named(what) is not None
+
+
+def is_whole(what: str) -> bool:
+    """True for the name of an object that is shown whole: no part of it, and no operand."""
+    if what.partition(":")[0] in ("tiled", "copy", "schedule") or is_swizzle(what):
+        return True
+    return not has_operand(what) if is_atom(what) else cutlass_named(what) is not None
 
 
 def as_options(said: str, what: str) -> str:
@@ -104,15 +113,15 @@ def as_options(said: str, what: str) -> str:
     """
     if what.startswith("S<") and " o " not in what:
         return f"{what}: the tile that shows all of it is too large: write '{what} o 0 o (8,64):(64,1)'"
-    family = what.partition(":")[0]
-    if family in ("tiled", "copy", "schedule") or (family in FAMILIES and not has_operand(what)):
+    if is_whole(what):
         return f"{said.partition(': show a part')[0]}; {what} is shown whole"
     said = re.sub(r"(rows|columns|planes)=range\((\d+)\)", r"--\1 0:\2", said)
     return re.sub(r"(rows|columns|planes)=range\((\d+), (\d+)(?:, \d+)?\)", r"--\1 \2:\3", said)
 
 
 def _show(args: argparse.Namespace) -> int:
-    if paged(args, args.what.partition(":")[0] in (*FAMILIES, "tiled"), lambda: paged_object(args.what)):
+    of_products = args.what.startswith("tiled:") or is_atom(args.what) or isinstance(cutlass_named(args.what), TiledMma)
+    if paged(args, of_products, lambda: paged_object(args.what)):
         return 0
     found = shown(args)
     if not drawn(args, found.draw):
@@ -122,7 +131,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def paged_object(what: str) -> object:
     """The object of a page: a whole atom whichever operand is named, others as they are."""
-    if what.partition(":")[0] in FAMILIES and has_operand(what):
+    if is_atom(what) and has_operand(what):
         return atom_of(what)[0]
     if what.startswith("smem:") or not (named(what) or is_swizzle(what)):
         return layout_of(what)
@@ -153,27 +162,25 @@ def shown(args: argparse.Namespace) -> Shown:
         name: value for name in ("rows", "columns", "planes") if (value := getattr(args, name)) is not None
     }
     colors = {name: value for name in ("color", "thread") if (value := getattr(args, name)) is not None}
-    family = args.what.partition(":")[0]
-    whole = family in ("tiled", "copy", "schedule") or (family in FAMILIES and not has_operand(args.what))
-    whole = whole or is_swizzle(args.what)
+    whole, held = is_whole(args.what), is_atom(args.what)
     if whole and part_:
         raise LayoutError(f"{args.what} is shown whole: --rows and --columns are for layouts, tiles, operands")
-    if "planes" in part_ and (family in FAMILIES or family == "smem"):
+    if "planes" in part_ and (held or args.what.startswith("smem:")):
         raise LayoutError(f"{args.what} has rows and columns alone: --planes is for layouts of three modes and more")
-    if colors and not (family in FAMILIES or family in ("tiled", "copy")):
+    if colors and (is_swizzle(args.what) or args.what.startswith("schedule:") or not (held or whole)):
         raise LayoutError(f"{args.what} is not held by threads: --color and --thread are for atoms and copies")
     if colors and args.svg is None and args.png is None:
         raise LayoutError("--color and --thread apply to a picture: give --svg FILE or --png FILE too")
     if whole:
         return object_shown(args.what, colors)
-    if family in FAMILIES:
+    if held:
         return operand_shown(args.what, part_, colors)
     if not named(args.what) and isinstance(listing := parsed(args.what), Listing):
         return listing_shown(listing)
     return layout_shown(layout_of(args.what), part_)
 
 
-def layout_shown(given: Layout | ComposedLayout | SmemTile, part_: dict[str, Any]) -> Shown:
+def layout_shown(given: Tile, part_: dict[str, Any]) -> Shown:
     """A layout or a tile: a table, a grid of cells, its offsets."""
     layout = given.composed if isinstance(given, SmemTile) else given
 
@@ -204,13 +211,14 @@ def layout_shown(given: Layout | ComposedLayout | SmemTile, part_: dict[str, Any
     return Shown(text, draw, data)
 
 
-def head_of(layout: Layout | ComposedLayout) -> str:
+def head_of(layout: AnyLayout) -> str:
     """The head of a large layout, and how to print the rest.
 
     >>> print(head_of(Layout((1000, 1000)))[-65:])
     of 1000 columns: --rows FROM:TO and --columns FROM:TO show others
     """
-    sizes = [int(mode.size) for mode in layout] if layout.rank > 1 else [1, int(layout.size)]
+    shape = UnwrappedLayout.of(layout).shape
+    sizes = [*map(extent, shape)] if isinstance(shape, tuple) and len(shape) > 1 else [1, int(layout.size)]
     counts = dict(zip(("rows", "columns", "planes"), (*sizes[:2], prod(sizes[2:])), strict=True))
     if len(sizes) == 2:
         del counts["planes"]

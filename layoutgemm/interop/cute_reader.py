@@ -46,7 +46,8 @@ def from_cute(
         the CuTe DSL, inside @cute.jit and @cute.kernel or outside          here
         ----------------------------------------------------------------    -----------------------------------------
         Layout; Swizzle; ComposedLayout                                      Layout; Swizzle; ComposedLayout
-        Tensor: of a trace, from_dlpack's, a fake one; of coordinates        its Layout or ComposedLayout
+        Tensor: of a trace, from_dlpack's, a fake one                        its Layout or ComposedLayout
+        Tensor of coordinates                                                its Layout, or a CoordinateTensor
         TiledMma, ThrMma; MmaAtom and MmaOp                                  TiledMma; MmaAtom
         TiledCopy, ThrCopy; CopyAtom and CopyOp                              TiledCopy; CopyAtom
         pycute's and tensor_layouts' Layout, Swizzle, ComposedLayout         Layout, Swizzle, ComposedLayout

@@ -5,7 +5,7 @@ Every such object of the DSL is a value of the compiler whose type says all that
     !cute.layout<"(?,?{div=8}):(?{i64 div=8},1)">              a layout; ? is a run-time integer, div what divides it
     !cute.composed_layout<"S<3,4,3> o 0 o (8,64):(64,1)">      a layout under a swizzle, or of a layout
     !cute.memref<bf16, smem, align<1024>, S<3,4,3>, "(8,64):(64,1)">   a tensor; a swizzle here belongs to its pointer
-    !cute.coord_tensor<"(0,0)", "(4,8):(1@0,1@1)">             a tensor of coordinates
+    !cute.coord_tensor<"(0,0)", "(4,8):(1@0,1@1)">             a tensor of coordinates, and where it begins
     !cute_nvgpu.smem_desc_view<..., "(1,1,4):(0,0,2)">         one of matrix descriptors, which count 16 bytes
 
 Reading the type adds no operation to the kernel that is being traced, needs no trace, and imports nothing of the DSL.
@@ -22,7 +22,7 @@ from typing import Any
 from ..arguments import refusal, shown
 from ..dtypes import DType, dtype
 from ..errors import LayoutError
-from ..layouts import ComposedLayout, Layout, Swizzle
+from ..layouts import ComposedLayout, CoordinateTensor, Layout, Swizzle
 from ..layouts.notation import read
 from ..layouts.symbols.dims import dim, entry, fresh_name
 
@@ -44,13 +44,13 @@ _ALIGNMENT = re.compile(r"align<(\d+)>")
 class TensorLayout:
     """The layout and the other facts of a tensor.
 
-    layout      coordinate -> element: Layout or ComposedLayout
+    layout      coordinate -> element: Layout or ComposedLayout; of coordinates not from 0 a CoordinateTensor
     element     its number format; None without one here: coordinates, matrix descriptors, truth values
     space       "gmem", "smem", "rmem", "tmem" or "generic"; None if unknown
     alignment   bytes that its address is a multiple of; None if unknown
     """
 
-    layout: Layout | ComposedLayout
+    layout: Layout | ComposedLayout | CoordinateTensor
     element: DType | None
     space: str | None = None
     alignment: int | None = None
@@ -166,7 +166,7 @@ def memref(kind: str, element: DType | None, symbols: Symbols) -> TensorLayout:
     """A tensor of a trace, from the text of its type. Raises LayoutError for a swizzle on a pointer it may split."""
     text = quoted(kind)
     if kind.startswith("!cute.coord_tensor"):
-        return TensorLayout(layout_of(text, symbols), None)
+        return TensorLayout(_coordinates(text, re.findall(r'"([^"]*)"', kind)[0], symbols), None)
     if kind.startswith("!cute_nvgpu.smem_desc_view"):
         return TensorLayout(layout_of(text, symbols), None, "smem")
     head = kind[: kind.rindex(f'"{text}"')]
@@ -188,6 +188,17 @@ def memref(kind: str, element: DType | None, symbols: Symbols) -> TensorLayout:
             )
         layout = swizzled(by, 0, layout, element, "bytes")
     return TensorLayout(layout, element, found[1], alignment)
+
+
+def _coordinates(text: str, first: str, symbols: Symbols) -> Layout | ComposedLayout | CoordinateTensor:
+    """The layout of a tensor of coordinates that begins at `first`."""
+    layout = layout_of(text, symbols)
+    if not isinstance(layout, Layout) or re.search(r"[1-9?]", first) is None:
+        return layout
+    named = _named(first if first.startswith("(") else f"({first})", symbols, "o", 0)
+    out = read(f"{named} o 1:0", symbols.value)
+    assert isinstance(out, CoordinateTensor)
+    return CoordinateTensor(out.offset, layout)
 
 
 def _plain(text: str, symbols: Symbols) -> Layout:

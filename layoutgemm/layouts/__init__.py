@@ -19,6 +19,7 @@ A layout of integers handed to compose enters layout, algebra.compose, basis, in
 """
 
 from .basis import E, ScaledBasis
+from .coordinates import CoordinateTensor
 from .functions import (
     append,
     blocked_product,
@@ -80,6 +81,7 @@ from .swizzle import ComposedLayout, Swizzle
 
 __all__ = [
     "ComposedLayout",
+    "CoordinateTensor",
     "CounterExample",
     "E",
     "Layout",

@@ -8,6 +8,10 @@ from .registry import Registry
 layout_of = Registry("layout", "layoutgemm.layouts.layout")
 # of a layout and an offset: the layout that adds it
 offset_by = Registry("offset", "layoutgemm.layouts.swizzle")
+# of a layout of coordinates and the first of them: the tensor that begins there
+coordinates_from = Registry("first coordinate", "layoutgemm.layouts.coordinates")
+# of a text: the atom that a name of CUTLASS denotes, None for another text
+atom_named = Registry("atom", "layoutgemm.atoms.cutlass_names")
 # of a text: the layout or swizzle that it denotes
 parsed = Registry("notation", "layoutgemm.layouts.notation")
 # of a layout and names: its closed form; of a formula: its layout

@@ -260,8 +260,8 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """Mode i as a layout; a Python slice gives the layout of those modes; `[:, 0]` an entry of some modes.
 
         `L[:, k]` is the function c -> L(c, k), with `:` or None for the modes that stay, as in `L[:, (0, None)]`. Where
-        its values do not begin at 0 it is a ComposedLayout that adds the offset. Raises LayoutError for a part of a
-        mode, as in `L[0:4, 0]`.
+        its values do not begin at 0 it is a ComposedLayout that adds the offset, of coordinates a CoordinateTensor.
+        Raises LayoutError for a part of a mode, as in `L[0:4, 0]`.
 
         >>> L = Layout((4, (2, 3)), (6, (1, 2)))
         >>> str(L[1]), str(L[:, 0]), str(L[:, 5]), L[:, 5](2) == L(2, 5)
@@ -271,7 +271,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             rest, offset = self.slice(kept(i, self))
             if offset.__class__ is int and offset == 0:
                 return rest
-            return above.offset_by(rest, offset)
+            return (above.coordinates_from if offset.__class__ is tuple else above.offset_by)(rest, offset)
         shape, stride = self.shape, self.stride
         if shape.__class__ is not tuple:
             shape, stride = (shape,), (stride,)

@@ -6,7 +6,8 @@
 S<3,4,3>[bytes] o 0 o (8,64):(64,1)               a swizzle, with its unit
 Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)  CuTe: the swizzle counts bytes, the layout elements of 16 bits
 gmem_ptr[16b](0x7f00) o (4,8):(8,1)               CuTe's tensors: the pointer is left out
-ArithTuple(_0,_0) o (4,8):(1@0,1@1)               tensors of coordinates, which begin at 0
+ArithTuple(128,_0) o (4,8):(1@0,1@1)              tensors of coordinates; those that begin at 0 are layouts
+(128,0) o (4,8):(1@0,1@1)                         the DSL's
 tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
 !cute.layout<"(4,8):(8,1)">                       its IR
 Layout((4, 8), (8, 1))                            what repr() prints
@@ -17,10 +18,12 @@ Tensor<0x7f00@gmem o (4,8):(8,1)>                 the DSL's tensors outside a ke
 print(tCgA);  // gmem_ptr[16b](0x7f) o 4:1        a statement before its value's comment, lines that go on in the next
 tCsA: (4,8):(8,1)                                 a label before it, a comment or the values of a tensor after it
 TiledMMA ... MMA_Atom ...                         a listing, over several lines: each of its layouts by name
-#ttg.linear<{register = [[0, 1]], ...}>           Triton's linear layouts: see bases
-Layout<Shape<_4,_8>,Stride<_8,_1>>                C++, and calls of make_layout: see spelled
-tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see encodings
-torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see sized
+#ttg.linear<{register = [[0, 1]], ...}>           Triton's linear layouts: see texts.bases
+Layout<Shape<_4,_8>,Stride<_8,_1>>                C++, and calls of make_layout: see texts.spelled
+SM80_16x8x16_F32BF16BF16F32_TN                    an atom: see atoms.cutlass_names
+zipped_divide((8,16):(16,1), (4,8))               an operation: its result
+tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see texts.encodings
+torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
 """
 
 from __future__ import annotations
@@ -33,23 +36,31 @@ from ..arguments import DEPTH, refusal
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, ParseError
 from . import above
-from .bases import TextReader, linear
 from .basis import ScaledBasis
-from .encodings import encoded
+from .coordinates import CoordinateTensor
+from .display import Pictured
 from .int_tuple import Stride, StrideEntry
 from .layout import Layout
 from .linear import LinearLayout
 from .listing import FIELDS, TILERS, Field, Listing, title_of
-from .sized import sized
-from .spelled import spelled
-from .swizzle import SWIZZLES, AnyLayout, ComposedLayout, Swizzle
+from .swizzle import SWIZZLES, AnyLayout, ComposedLayout, Swizzle, composed_from
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
 from .symbols.polynomial import Scalar
+from .texts.bases import TextReader, linear
+from .texts.encodings import encoded
+from .texts.sized import sized
+from .texts.spelled import spelled
+from .texts.surroundings import PAIR, bare, has_code, quoted, refuse_other_type, refuse_others
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
 
+# Where the name of an atom may stand; `layoutgemm.atoms` says whether it is one
+_ATOM = re.compile(
+    r"\s*(?:\w+\s+)*(?:\w+\s*=\s*)?(?:\w+::)*(?:SM\d|G?MMA_|Copy_|Tiled|make_tiled|Universal|Auto|Default)"
+    r"|[^\n]*MMA Operation"
+)
 _INVISIBLE = dict.fromkeys((0xFEFF, 0x200B, 0x200C, 0x200D, 0x2060, 0xA0), " ")  # what copying adds to a text
 _NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
 _TYPE_OF_INTEGER = re.compile(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
@@ -70,7 +81,7 @@ _POINTER = re.compile(
 )
 # An address that a published listing leaves out, 0x7f.. or SMEM_ADDR: it stands for the beginning of a buffer
 _LEFT_OUT = re.compile(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
-_COORDINATE = re.compile(r"\s*(?:ArithTuple(?:Iterator)?)?(\([-_\d\s,()?{}=a-z]*\))(?=\s*o\s)")
+_COORDINATE = re.compile(r"\s*(?:ArithTuple(?:Iter(?:ator)?)?)?(?=\([^:\"<>\n]*\)\s*o\s)")
 # Iterators of other things than elements: UMMA::DescriptorIterator, counting_iter(0), smem_desc<...>
 _ITERATOR = re.compile(
     r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)"
@@ -84,7 +95,7 @@ _MEMREF = re.compile(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*
 _TYPE = re.compile(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
 _UNREAD = re.compile(r"[^\w\s,:.!]")
 _ALIGNED = re.compile(r"align<(\d+)>")
-_CALL = re.compile(r"\s*_?(Layout|ComposedLayout|Swizzle)\(")
+_CALL = re.compile(r"\s*_?(Layout|ComposedLayout|CoordinateTensor|Swizzle)\(")
 _ARGUMENT = re.compile(r"\s*(?:shape|stride)\s*=\s*")
 _UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
@@ -92,25 +103,28 @@ _WRAPPERS = (
     re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
     re.compile(r"\s*tensor\((?=\w*ptr)"), re.compile(r"\s*[\"'`]"),
 )  # fmt: skip
-_COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"([^\"]*)\"\s*,\s*\"")
+_COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"")
+_SECOND_TEXT = re.compile(r"\s*\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
-_CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*\(.*|,\s*data\s*=.*)?", re.DOTALL)
+_CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*(?:\(.*|\Z)|,\s*data\s*=.*)?", re.DOTALL)
 _REMARK = re.compile(
-    r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
+    r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*"
+    r"|(?:=>|->|\u2192)(?![^\n]*[\d)?]\s*:\s*[(_\d?-])[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
 )
-# A statement before the comment that has its value; a layout that goes on in the next line, or in its comment
-_STATEMENT = re.compile(r"(?m)^[ \t]*[A-Za-z_][^\n]*?[);}][ \t]*(?://+|#)(?=[^\n]*[\d)?]\s*:\s*[(_\d?-])")
-_PAIR = re.compile(r"[\d)?]\s*:\s*[(_\d?-]")
-_GOES_ON = re.compile(r"(?:(?<= o)|(?<=[,(]))[ \t]*\n[ \t]*(?:(?://+|#|\*)[ \t]+)?")
 # What stands before it: the sign of a comment, a name and ':' or '=', words before a pointer
-_COMMENT = re.compile(r"(?:\s*(?://+|(?:#|\*|%+|>>>?|>\?\?)(?=\s)))+\s*")
+_COMMENT = re.compile(r"(?:\s*(?://+|(?:#|\*|%+|\w{0,3}>>>?|\w{0,3}>\?\?)(?=\s)))+\s*")
+_ARROW = re.compile(r"\s*(?:->|=>|\u2192|\u21d2|=)\s*(?=[(_\d?S!])")  # before a result
 _LABEL = re.compile(
-    r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*(?:==?>|->|[:=])\s*(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])"
+    r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*(?:==?>|->|[:=])\s*(?:(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])|(?=(?:Composed)?Layout\())"
 )
-_WORDS = re.compile(r"\s*[A-Za-z_][\w. ]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
+_WORDS = re.compile(r"\s*[A-Za-z_][\w.,' -]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
 # of the IR, up to the type of its result, the last one
-_OPERATION = re.compile(r"\s*%\w+(?::\d+)?\s*=(?:[^\n]*->\s*(?=!cute\.)|[^\n]*?(?=!cute\.))")
+_OPERATION = re.compile(
+    r"\s*(?:%?\w+(?::\d+)?\s*=(?=\s*\"?cute\.|\s*!cute\.)|CHECK[\w-]*:(?=[^\n]*cute\.)|:(?=\s*\(?!cute\.)|->(?=\s*!cute\.))"
+    r"(?:[^\n]*->\s*(?=!cute\.)|[^\n]*?(?=!cute\.))"
+)
 _TILED = re.compile(r"\s*(?:!\w+\s*=\s*)?!cute\.(tiled_copy|tiled_mma)<")
+_TILE = re.compile(r"\s*(?:%\w+\s*=[^\n]*?|:\s*|->\s*)?!cute\.tile<\"(\[[^\"]*\])\">\s*\)?\s*\Z")
 _TILED_FIELD = re.compile(r",\s*(\w+)\s*=\s*<\"([^\"]*)\">")
 _WORD = re.compile(r"\s*(?!o\s)[A-Za-z_]\w*\s+(?=\([^:\n]*:)")  # one word before a shape
 _SHAPE = re.compile(r"\s*(?:[\w.]+\s*[=:(]\s*)?[Ss]hape\s*[=:]?\s*(?=\()")
@@ -120,13 +134,15 @@ _NO_LABEL = re.compile(
     r"\s*(?:[^\n]*\so\s+[(_\d]|S(?:w|wizzle)?<|\w*ptr[<(\[]|tensor[<(]|!cute|Layout\(|ComposedLayout\()"
 )
 _STATIC = re.compile(r"_\d")  # how CuTe's static integers begin: no name of a symbol does
+_ASSIGNED = re.compile(r"[\w. ]*=\s*(?:\{\}\s*)?")  # a name before a title
 _NAME_OF_LINE = re.compile(r"[A-Za-z_]\w*(?: (?!_?\d+\b)[\w()\[\].=,]+)*\s*")  # of a value in a listing
 _SECOND = re.compile(r"[^\n]*\so\s")  # what a swizzle is composed with
 _NOTHING = re.compile(r"_(?![\w(])")  # CuTe's Underscore: a mode without an entry
 _WIDTH = re.compile(r"[A-Za-z0-9_]+\s*\Z")
 
 
-Parsed: TypeAlias = "Layout | ComposedLayout | Swizzle | LinearLayout | Listing"
+# Pictured: an atom or a tiled product
+Parsed: TypeAlias = "Layout | ComposedLayout | CoordinateTensor | Swizzle | LinearLayout | Listing | Pictured"
 
 
 @above.parsed.register(object)
@@ -134,7 +150,8 @@ def parse(text: str, given: object = ()) -> Parsed:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
     A listing of a tiled MMA, a tiled copy or an atom gives a Listing, with a value for each name. A linear layout of
-    Triton gives a LinearLayout (register, lane, ...) -> flat index of the tensor.
+    Triton gives a LinearLayout (register, lane, ...) -> flat index of the tensor. Coordinates that begin elsewhere than
+    at 0 give a CoordinateTensor. The name of an atom in CUTLASS gives the MmaAtom, CopyAtom or TiledMma.
 
     Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
     `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out. One of CuTe's after a
@@ -166,23 +183,61 @@ def read(text: str, symbol: Symbols) -> Parsed:
     text = text.translate(_INVISIBLE)
     for sign, plain in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#39;", "'")):  # copied from a page's source
         text = text.replace(sign, plain)
+    try:
+        return _read(text, symbol)
+    except ParseError:
+        inside = quoted(text)
+        if inside is None:
+            raise
+        return _read(inside, symbol)
+
+
+def _read(text: str, symbol: Symbols) -> Parsed:
+    """`read` of a text that holds a layout and what is printed around it."""
+    refuse_others(bare(text))
+    if _ATOM.match(text) is not None:
+        atom: Pictured | None = above.atom_named(text)
+        if atom is not None:
+            return atom
     found = encoded(text)
     if found is not None:
         return found
     by_sizes = sized(text, symbol)
     if by_sizes is not None:
         return by_sizes
+    operation = _operation(text, symbol)
+    if operation is not None:
+        return operation
     for reader in (linear, spelled):
-        read_by = reader(text)
+        try:
+            read_by = reader(text)
+        except ParseError:
+            if reader is spelled and has_code(text):  # a call of variables, with its value in a comment
+                break
+            raise
         if read_by is not None:
             return read_by
     named = _named(text, symbol)
     if named is not None:
         return named
-    text = _GOES_ON.sub(_blanks, _STATEMENT.sub(_statement, text))
-    text = text.partition("\\documentclass")[0]  # what print_latex prints behind the layout
-    listed = _tiled(text, symbol) or _listing(text, symbol)
+    text = bare(text)
+    listed = _tiled(text, symbol) or _tile(text, symbol) or _listing(text, symbol)
     return _LayoutReader(text, symbol).all() if listed is None else listed
+
+
+def _operation(text: str, symbol: Symbols) -> AnyLayout | CoordinateTensor | None:
+    """The result of an operation on layouts by their notation, as in complement((2,2):(1,6), 24); None for none."""
+    if _CALLED_OPERATION.match(text) is None or PAIR.search(text) is None or _SOURCE.search(text) is not None:
+        return None
+    reader = _LayoutReader(text, symbol)
+    try:
+        out: AnyLayout = reader.operation(0)
+        reader.behind(False)
+    except ParseError:
+        if has_code(text):  # a call of variables, with its value in a comment
+            return None
+        raise
+    return out
 
 
 def _named(text: str, symbol: Symbols) -> Layout | None:
@@ -198,16 +253,6 @@ def _named(text: str, symbol: Symbols) -> Layout | None:
     stride = reader.entries(0)
     reader.behind(True)
     return cast("Layout", reader.made(lambda: Layout(shape, stride), found))
-
-
-def _blanks(found: re.Match[str]) -> str:
-    """Blanks for what was matched: the characters behind it keep their positions."""
-    return " " * len(found[0])
-
-
-def _statement(found: re.Match[str]) -> str:
-    """Blanks for a statement before a comment that has a layout; the statement itself where it has one too."""
-    return found[0] if _PAIR.search(found[0]) else _blanks(found)
 
 
 def _tiled(text: str, symbol: Symbols) -> Listing | None:
@@ -237,6 +282,18 @@ def _tiled(text: str, symbol: Symbols) -> Listing | None:
     return Listing({"tiled_copy": "TiledCopy", "tiled_mma": "TiledMMA"}[found[1]], tuple(fields))
 
 
+def _tile(text: str, symbol: Symbols) -> Listing | None:
+    """The listing of a tiler of the IR, `!cute.tile<"[(4,8):(1,4);_]">`."""
+    found = _TILE.match(text)
+    if found is None:
+        return None
+    reader = _LayoutReader(text, symbol, found.start(1), found.end(1))
+    value = reader.field()
+    if reader.peek():
+        raise reader.fail("the end of the tile")
+    return Listing("", (("Tiler_MN", value),))
+
+
 def _listing(text: str, symbol: Symbols) -> Listing | None:
     """The listing that several lines with names are; None for a layout."""
     label = text.partition(":")[0].strip()
@@ -252,7 +309,7 @@ def _listing(text: str, symbol: Symbols) -> Listing | None:
         if not line[begin:].strip():
             continue
         name, colon, rest = line[begin:].partition(":")
-        said = title_of(line[begin:]) or title_of(rest)
+        said = title_of(line[begin:]) or title_of(rest) or title_of(_ASSIGNED.sub("", line[begin:]))
         if said is not None:
             title = title or said
             continue
@@ -321,7 +378,22 @@ class _Pointer(NamedTuple):
     alignment: int
 
 
-_CALLED = {"Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3)}
+# CuTe's names of operations -> the methods of a layout
+OPERATIONS = {
+    name: name
+    for name in (
+        *(f"{kind}_divide" for kind in ("logical", "zipped", "tiled", "flat")),
+        *(f"{kind}_product" for kind in ("logical", "zipped", "tiled", "flat", "blocked", "raked")),
+        *("coalesce", "complement", "right_inverse", "left_inverse", "filter", "flatten", "upcast", "downcast"),
+        *("nullspace", "with_shape", "tile_to_shape", "max_common_layout", "select", "group", "compose"),
+    )
+} | {"composition": "compose"}
+_CALLED_OPERATION = re.compile(rf"\s*(?:cute(?:::|\.))?({'|'.join(OPERATIONS)})\s*\(")
+_SOURCE = re.compile(r"Layout\s*<|Layout\s*\(|make_|Swizzle<[^>]*>\{\}")  # C++ and the DSL: `spelled` reads them
+_CALLED = {
+    "Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3),
+    "CoordinateTensor": (CoordinateTensor, 2, 2),
+}  # fmt: skip
 
 
 class _LayoutReader(TextReader):
@@ -344,10 +416,11 @@ class _LayoutReader(TextReader):
         """The object that the whole text denotes."""
         self.labels()
         memref = self.memref()
-        wrapped = self.coordinates()
+        first = self.coordinates()
+        wrapped = first is not None
         while any(self.take(pattern) is not None for pattern in _WRAPPERS):
             wrapped = True
-        out = self.object_at(memref)
+        out = self.object_at(memref) if first is None else self.coordinates_from(first, self.at)
         if isinstance(out, Swizzle) and _SECOND.match(self.text, self.at) is not None:
             raise self.fail("' o ' and the layout after the swizzle")
         self.behind(wrapped or memref is not None)
@@ -364,7 +437,9 @@ class _LayoutReader(TextReader):
     def labels(self) -> None:
         """Move past what stands before a layout: a comment's sign, names, words before a pointer."""
         self.take(_COMMENT)
-        self.take(_OPERATION)
+        self.take(_ARROW)
+        if self.take(_OPERATION) is not None:
+            refuse_other_type(self.text, self.at)
         for _ in range(_LABELS):
             label = _LABEL.match(self.text, self.at)
             if (
@@ -387,6 +462,29 @@ class _LayoutReader(TextReader):
         if _REMARK.match(self.text, end) is None and self.text[end:].strip():
             self.peek()
             raise ParseError("there is more text after the layout: expected its end", self.text, self.at)
+
+    def operation(self, depth: int) -> Any:
+        """The result of a call, or one of its arguments: a layout, an integer, `_`, or a tuple of these."""
+        found = self.take(_CALLED_OPERATION)
+        if found is None:
+            self.peek()
+            swizzled = _SWIZZLE.match(self.text, self.at) is not None
+            return self.composed(0) if swizzled else self.value(0)
+        if depth >= DEPTH:
+            raise ParseError(f"operations nest at most {DEPTH} deep", self.text, found.start(1))
+        args = [self.operation(depth + 1)]
+        while self.peek() == ",":
+            self.at += 1
+            args.append(self.operation(depth + 1))
+        if self.peek() != ")":
+            raise self.fail("',' or ')'")
+        self.at += 1
+        if not isinstance(args[0], Layout | ComposedLayout | CoordinateTensor):
+            raise ParseError("expected a layout as the first operand, as in (4,8):(8,1)", self.text, found.end())
+        try:
+            return getattr(args[0], OPERATIONS[found[1]])(*args[1:])
+        except TypeError:
+            raise ParseError(f"expected other operands of {found[1]}", self.text, found.start(1)) from None
 
     def field(self) -> Field:
         """The value of a name in a listing: a layout, a tuple of values, an integer, or the text of a type."""
@@ -411,7 +509,7 @@ class _LayoutReader(TextReader):
         sign = self.peek()
         if self.take(_NOTHING) is not None:
             return None
-        opens = sign in ("(", "[")
+        opens = sign in ("(", "[", "<")
         if (opens and not self._colon_behind_bracket()) or (not opens and not self._colon_behind_entry()):
             if not opens:
                 number = sign in "_?-" or sign.isdigit()
@@ -420,7 +518,7 @@ class _LayoutReader(TextReader):
                 raise ParseError(f"tuples nest at most {DEPTH} deep", self.text, self.at)
             self.at += 1
             out: list[Field] = []
-            close = ")" if sign == "(" else "]"
+            close = {"(": ")", "[": "]", "<": ">"}[sign]
             while self.peek() != close:
                 out.append(self.value(depth + 1))
                 if self.peek() in (",", ";"):
@@ -453,20 +551,33 @@ class _LayoutReader(TextReader):
         self.at = end + 1
         return pointer
 
-    def coordinates(self) -> bool:
-        """True if the IR's type of coordinates stands here; the position moves to its layout."""
-        found = self.take(_COORDINATES)
-        if found is not None and re.search(r"[1-9?]", found[1]):
-            raise ParseError(
-                f"expected coordinates from 0: {found[1]} begins elsewhere than at 0", self.text, found.start(1)
-            )
-        return found is not None
+    def coordinates(self) -> Any:
+        """The first coordinate of the IR's type of coordinates; the position moves to its layout. None for none."""
+        if self.take(_COORDINATES) is None:
+            return None
+        first = self.entries(0)
+        if self.take(_SECOND_TEXT) is None:
+            raise self.fail("'\"', and the layout in quotation marks")
+        return first
+
+    def coordinates_from(self, first: object, start: int) -> AnyLayout | CoordinateTensor:
+        """The layout that stands here, whose values are counted from the first one: a coordinate or an integer."""
+        layout = self.layout()
+        try:
+            from_first = above.offset_by if isinstance(first, int) else above.coordinates_from
+            out: AnyLayout | CoordinateTensor = layout if first == 0 else from_first(layout, first)
+        except LayoutError as error:
+            raise ParseError(error.reason, self.text, start) from None
+        return out
 
     def composed(self, count: int) -> Any:
         """A swizzle and its operands, or a layout, with or without a pointer before it."""
         found = self.take(_SWIZZLE) or self.take(_CALLED_SWIZZLE) or self.take(_PYCUTE_SWIZZLE)
         if found is None:
             start = self.at
+            first = self.first()
+            if first is not None:
+                return self.coordinates_from(first, start)
             pointer = self.pointer()
             if pointer is not None and _SWIZZLE.match(self.text, self.at) is not None:
                 return self.elements(pointer, self.composed(count), start)
@@ -507,15 +618,14 @@ class _LayoutReader(TextReader):
         return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
 
     def composition(self, left: Layout, count: int, start: int) -> AnyLayout:
-        """left o right, or left o 0 o right: composed layouts without a swizzle."""
+        """left o right, or left o offset o right: composed layouts without a swizzle."""
         if count >= SWIZZLES:
             raise ParseError(f"more than {SWIZZLES} layouts, one after another", self.text, start)
         offset = self.take(_OFFSET)
-        if offset is not None and (offset[1] or offset[2]).strip("0"):
-            raise ParseError("expected the offset 0 between two layouts", self.text, offset.start())
+        first = 0 if offset is None else self.made(lambda: _int(offset[1] or offset[2]), offset)
         right = self.composed(count + 1)
         try:
-            out: AnyLayout = left.compose(right)
+            out: AnyLayout = composed_from(left, first, right) if first else left.compose(right)
             return out
         except LayoutError as error:
             raise ParseError(f"expected two layouts that compose: {error}", self.text, start) from None
@@ -565,6 +675,19 @@ class _LayoutReader(TextReader):
         except LayoutError as error:
             raise ParseError(error.reason, self.text, start) from None
 
+    def first(self) -> Any:
+        """The coordinate or the count from which a tensor begins, and the `o` after it; None for none."""
+        counted = self.take(_COUNTER)
+        if counted is not None:
+            first: Any = self.made(lambda: _int(counted[1]), counted)
+        elif self.take(_COORDINATE) is not None:
+            first = self.entries(0)
+        else:
+            return None
+        if self.take(_LINK) is None:
+            raise self.fail("' o ' and the layout of coordinates")
+        return first
+
     def pointer(self) -> _Pointer | None:
         """A pointer and the `o` after it; None for none."""
         start = self.at
@@ -585,18 +708,9 @@ class _LayoutReader(TextReader):
             elif _LEFT_OUT.fullmatch(where) is None:
                 address = None
             alignment = 1
-        elif (coordinate := self.take(_COORDINATE)) is not None:
-            if re.search(r"[1-9?]", coordinate[1]):
-                raise ParseError(
-                    f"expected coordinates from 0: {coordinate[1]} begins elsewhere than at 0", self.text, start
-                )
-            bits, inner, address, alignment = None, None, None, 1
         else:
             opening = self.take(_TYPED)
             if opening is None:
-                counted = _COUNTER.match(self.text, self.at)
-                if counted is not None and int(counted[1][:9]) != 0:
-                    raise ParseError("expected a counter that begins at 0", self.text, counted.start(1))
                 if self.take(_ITERATOR) is None:
                     return None
                 self.take(_LINK)
@@ -656,6 +770,10 @@ class _LayoutReader(TextReader):
             while self.comma():
                 self.take(_ARGUMENT)
                 parts.append(self.entries(0))
+        elif found[1] == "CoordinateTensor":
+            parts = [self.entries(0)]
+            if self.comma():
+                parts.append(self.call(count))
         elif found[1] == "Swizzle":
             while len(parts) < 3 and (not parts or self.comma()):
                 parts.append(self.entries(0))

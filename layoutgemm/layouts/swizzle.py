@@ -12,7 +12,7 @@ unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit element
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,7 +23,7 @@ from . import above
 from .algebra.recast import factor
 from .conversion import Convertible
 from .display import Pictured, PicturedLayout
-from .int_tuple import bit_field, check_enumerable, coal_open, leaves, show
+from .int_tuple import bit_field, check_enumerable, coal_open, leaves, show, show_coord, transform
 from .layout import Layout, kept
 from .paged import Paged
 from .predicates import Predicates
@@ -283,6 +283,10 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         2
         """
         return 1 + getattr(self.layout, "swizzles", 0)
+
+    def with_parts(self, f: Callable[[Any], Any]) -> ComposedLayout:
+        """The same swizzle over f(offset) and f(layout)."""
+        return ComposedLayout(self.swizzle, f(self.offset), f(self.layout))
 
     def _with(self, layout: object) -> ComposedLayout:
         return ComposedLayout._new(self.swizzle, self.offset, layout)
@@ -716,6 +720,38 @@ def compose_with_swizzle(left: Any, right: object) -> ComposedLayout:
     inner = left.compose(right.layout)
     sw = right.swizzle
     return ComposedLayout(Swizzle(sw.bits, sw.base + d.bit_length() - 1, sw.shift), right.offset * d, inner)
+
+
+def composed_from(left: Layout, first: int, right: Any) -> AnyLayout:
+    """The layout c -> left(first + right(c)) of integers, with its offset.
+
+    Raises CompositionError with the first coordinate that no layout with right's modes fits.
+
+    >>> from layoutgemm import Layout
+    >>> str(composed_from(Layout((4, 5)), 2, Layout((2, 3), (1, 4))))
+    'S<0,0,0> o 2 o (2,3):(1,4)'
+    """
+    check_enumerable("a composition from an offset", right)
+    if left.has_basis or right.has_basis:
+        raise CompositionError("a composition from an offset is of offsets, not of coordinates", None, left, right)
+    values = left(right.offsets() + first)
+    place, strides = 1, []
+    for n in leaves(right.shape):
+        strides.append(int(values[place] - values[0]) if n > 1 else 0)
+        place *= n
+    entries = iter(strides)
+    found = Layout(right.shape, transform(lambda _: next(entries), right.shape))
+    wrong = np.nonzero(values - values[0] != found.offsets())[0]
+    if len(wrong):
+        at = int(wrong[0])
+        raise CompositionError(
+            f"no layout with modes {show(right.shape)} is {left} o {first} o {right}: it is {int(values[at])} at "
+            f"{show_coord(right.coord(at))}",
+            at,
+            left,
+            right,
+        )
+    return offset_by(found, int(values[0])) if values[0] else found
 
 
 def _stays_below(right: Any, end: object) -> bool:

@@ -85,7 +85,9 @@ class Canvas:
 
     def boxes(self, corners: Iterable[tuple[float, float, float]], height: float, fill: str) -> None:
         """Rectangles (x, y, width) of one height and colour, as one path."""
-        path = "".join(f"M{number(x)} {number(y)}h{number(w)}v{number(height)}h{number(-w)}z" for x, y, w in corners)
+        found, high = list(corners), number(height)
+        rest = {w: f"h{number(w)}v{high}h{number(-w)}z" for w in {w for _, _, w in found}}
+        path = "".join([f"M{number(x)} {number(y)}{rest[w]}" for x, y, w in found])
         self.parts.append(f'<path d="{path}" {paint(fill)}/>')
 
     def frame(self, x: float, y: float, width: float, height: float, stroke_width: float, dots: str = "") -> None:

@@ -295,6 +295,39 @@ def pair(mode: object) -> tuple[object, ...]:
     return mode if isinstance(mode, tuple) else (mode,)
 
 
+class UnwrappedLayout:
+    """A layout of one nested mode by the modes inside it.
+
+    A subscript takes such tiles of a divided layout.
+
+    >>> from layoutgemm.layouts import Layout
+    >>> tile = UnwrappedLayout(Layout((8, 8), (8, 1)).zipped_divide((2, 4))[:, (1, 0)])
+    >>> tile.shape, tile(1, 2)
+    ((2, 4), 26)
+    """
+
+    def __init__(self, layout: Drawable) -> None:
+        self.layout, self.shape, self._brackets = layout, layout.shape, 0
+        while isinstance(self.shape, tuple) and len(self.shape) == 1 and isinstance(self.shape[0], tuple):
+            self.shape, self._brackets = self.shape[0], self._brackets + 1
+
+    @classmethod
+    def of(cls, layout: Drawable) -> Drawable:
+        """The layout itself where it has not one nested mode alone."""
+        made = cls(layout)
+        return made if made._brackets else layout
+
+    def __call__(self, *coord: Any) -> object:
+        """Coordinate inside the nested mode -> offset."""
+        inside: object = coord if len(coord) > 1 else coord[0]
+        for _ in range(self._brackets):
+            inside = (inside,)
+        return self.layout(inside)
+
+    def __str__(self) -> str:
+        return str(self.layout)
+
+
 def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:
     """Layout of rank 1 or 2 -> the offset of every coordinate shown. Raises LayoutError for others."""
     height, width = rows_by_columns(layout)
@@ -305,10 +338,31 @@ def offsets_of(layout: Drawable, rows: range | None = None, columns: range | Non
 
 def _plane(layout: Drawable, rows: range, columns: range, rest: Sequence[int]) -> GridOffsets:
     """The offsets at the rows and columns, and at one coordinate of the further modes."""
+    found = _rows(layout, rows, columns, rest)
+    if found is not None:
+        return GridOffsets(rows, columns, found)
     i, j = mesh(rows, columns)
     at = (i, j, *[[c] * len(i) for c in rest]) if rank_of(layout) > 1 else (j,)
     flat, width = evaluate(layout, *at), len(columns)
     return GridOffsets(rows, columns, tuple(tuple(flat[r * width : (r + 1) * width]) for r in range(len(rows))))
+
+
+def _rows(
+    layout: object, rows: Sequence[int], columns: Sequence[int], rest: Sequence[int]
+) -> tuple[tuple[int, ...], ...] | None:
+    """The offsets of a layout of integers, swizzled or not, as rows: a sum for each cell. None for another layout."""
+    if isinstance(layout, ComposedLayout):
+        inside, offset = _rows(layout.layout, rows, columns, rest), layout.offset
+        if inside is None or not isinstance(offset, int):
+            return None
+        return tuple([tuple(layout.swizzle.each([x + offset for x in row])) for row in inside])
+    if not isinstance(layout, Layout) or not all(type(x) is int for x in leaves((layout.shape, layout.stride))):
+        return None
+    if layout.rank == 1:
+        return (tuple([layout(c) for c in columns]),)
+    first = sum([layout[2 + k](c) for k, c in enumerate(rest)])
+    across = [first + layout[1](c) for c in columns]
+    return tuple([tuple([x + y for y in across]) for x in [layout[0](r) for r in rows]])
 
 
 def planes_of(
@@ -323,6 +377,7 @@ def planes_of(
     >>> [(rest, plane.values) for rest, plane in planes_of(Layout((1, 2, 2)))]
     [((0,), ((0, 1),)), ((1,), ((2, 3),))]
     """
+    layout = UnwrappedLayout.of(layout)
     if rank_of(layout) <= 2:
         pick(planes, 1, "planes")
         return [((), offsets_of(layout, rows, columns))]
@@ -387,8 +442,8 @@ def rows_and_columns(found: Sequence[Offset], m_extent: int) -> tuple[list[int],
     >>> rows_and_columns([5, 2], 4), rows_and_columns([(1, 1), (2, 0)], 4)
     (([1, 2], [1, 0]), ([1, 2], [1, 0]))
     """
-    pairs = [(*x, 0)[:2] for x in found if isinstance(x, tuple)]
-    if pairs:  # a layout has coordinates everywhere, or nowhere
+    if found and isinstance(found[0], tuple):  # a layout has coordinates everywhere, or nowhere
+        pairs = [(*x, 0)[:2] for x in cast("Sequence[tuple[int, ...]]", found)]
         return [m for m, _ in pairs], [n for _, n in pairs]
     offsets = cast("Sequence[int]", found)
     return [x % m_extent for x in offsets], [x // m_extent for x in offsets]
@@ -406,10 +461,11 @@ def gathered(
     """Owners from the (row, column) of all (thread, value), threads in order."""
     threads, values = shape
     width = tile[1]
-    holders: list[list[tuple[int, int]]] = [[] for _ in range(tile[0] * width)]
-    held = [(t, v) for t in range(threads) for v in range(values)]
-    for i, j, holder in zip(m, n, held, strict=True):
-        holders[i * width + j].append(holder)
+    holders: list[tuple[tuple[int, int], ...]] = [()] * (tile[0] * width)
+    places = [i * width + j for i, j in zip(m, n, strict=True)]
+    for place, holder in zip(places, product(range(threads), range(values)), strict=True):
+        before = holders[place]
+        holders[place] = (*before, holder) if before else (holder,)
     counts = list(map(len, holders))
-    cells = tuple([tuple([tuple(holders[r * width + c]) for c in columns]) for r in rows])
+    cells = tuple([tuple([holders[r * width + c] for c in columns]) for r in rows])
     return Owners(rows, columns, threads, cells, registers, values, min(counts), max(counts))

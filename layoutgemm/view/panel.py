@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, overload
 
 from layoutgemm.view.canvas import Canvas, escape, number, width_of
 from layoutgemm.view.palette import FAINT, INK, PAPER, paint
@@ -50,6 +51,38 @@ class Label(NamedTuple):
     lines: tuple[str, ...]
 
 
+class CellTexts(Sequence[Label]):
+    """Lines of text in each cell of a grid, as its labels: they are made when they are asked for.
+
+    >>> CellTexts([[("0",), ("1",)], [("2",), ("3",)]])[2], len(CellTexts([[("0",)]]))
+    (Label(row=1, column=0, span=1, lines=('2',)), 1)
+    """
+
+    def __init__(self, rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
+        self.rows, self._across = rows, len(rows[0])
+        self.most = max([max(map(len, row)) for row in rows])  # lines in a cell
+        self.least = min([min(map(len, row)) for row in rows])
+
+    def __len__(self) -> int:
+        return len(self.rows) * self._across
+
+    @overload
+    def __getitem__(self, at: int) -> Label: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Label]: ...
+
+    def __getitem__(self, at: int | slice) -> Label | list[Label]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        row, column = divmod(range(len(self))[at], self._across)
+        return Label(row, column, 1, self.rows[row][column])
+
+    def longest(self) -> int:
+        """The characters of the longest line."""
+        return max([max(map(len, chain.from_iterable(row))) for row in self.rows])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
     """A grid. Sizes are in pixels of the unscaled picture; places are (row, column) counted from 0.
@@ -72,7 +105,7 @@ class Panel:
     columns: range
     fills: Sequence[Sequence[str]]
     cell: tuple[float, float]  # width, height
-    labels: tuple[Label, ...] = ()
+    labels: Sequence[Label] = ()
     font: float = 10.0
     step: int = 1  # columns between two fine vertical lines
     framed: frozenset[tuple[int, int]] = frozenset()
@@ -178,13 +211,20 @@ class Panel:
         if self.dense:
             self._strokes(canvas, left, top)
             return
-        boxes: dict[str, list[tuple[float, float, float]]] = {}
+        lefts = [number(left + place * width) for place in range(len(self.columns))]
+        high, tails, paths = number(height), dict[int, str](), dict[str, list[str]]()
         for row, fills in enumerate(self.fills):
+            y = number(top + row * height)
             for start, stop in runs(fills):
-                box = (left + start * width, top + row * height, (stop - start) * width)
-                boxes.setdefault(fills[start], []).append(box)
-        for fill, found in boxes.items():
-            canvas.boxes(found, height, fill)
+                fill, count = fills[start], stop - start
+                if count not in tails:
+                    wide = count * width
+                    tails[count] = f"h{number(wide)}v{high}h{number(-wide)}z"
+                if fill not in paths:
+                    paths[fill] = []
+                paths[fill].append(f"M{lefts[start]} {y}{tails[count]}")
+        for fill, path in paths.items():
+            canvas.shape("".join(path), paint(fill))
 
     def _strokes(self, canvas: Canvas, left: float, top: float) -> None:
         """The same for many small cells: a run is a stroke as wide as a cell is high, in units of cells."""
@@ -229,8 +269,25 @@ class Panel:
     def _texts(self, canvas: Canvas, left: float, top: float) -> None:
         if not self.labels:
             return
-        width = self.cell[0]
         canvas.open_texts(self.font, mono=True)
+        xs, found, texts = self._placed(left, top)
+        if _PAINTED.get():
+            canvas.parts.append(f'<cells x="{" ".join(xs)}" y="{" ".join(found)}">{escape(NEXT.join(texts))}</cells>')
+        else:
+            canvas.parts += [
+                f'<text x="{x}" y="{y}">{escape(text)}</text>' for x, y, text in zip(xs, found, texts, strict=True)
+            ]
+        canvas.close()
+
+    def _placed(self, left: float, top: float) -> tuple[list[str], list[str], list[str]]:
+        """The x, the baseline and the text of each line."""
+        width = self.cell[0]
+        if isinstance(self.labels, CellTexts) and self.labels.least == self.labels.most:
+            most, count = self.labels.most, len(self.columns)
+            across = [number(left + (column + 0.5) * width) for column in range(count) for _ in range(most)]
+            down = [list(map(number, self._baselines(top, row, most))) * count for row in range(len(self.rows))]
+            each = chain.from_iterable(self.labels.rows)
+            return across * len(down), list(chain.from_iterable(down)), list(chain.from_iterable(each))
         tops, lefts = dict[tuple[int, int], list[str]](), dict[tuple[int, int], str]()
         xs, found, texts = list[str](), list[str](), list[str]()
         for row, column, span, lines in self.labels:
@@ -244,13 +301,7 @@ class Panel:
                 xs.append(x)
                 found.append(y)
                 texts.append(line)
-        if _PAINTED.get():
-            canvas.parts.append(f'<cells x="{" ".join(xs)}" y="{" ".join(found)}">{escape(NEXT.join(texts))}</cells>')
-        else:
-            canvas.parts += [
-                f'<text x="{x}" y="{y}">{escape(text)}</text>' for x, y, text in zip(xs, found, texts, strict=True)
-            ]
-        canvas.close()
+        return xs, found, texts
 
     def _baselines(self, top: float, row: int, count: int) -> list[float]:
         """The lines of a text: 1.15 font sizes apart, the block in the middle of the cell.

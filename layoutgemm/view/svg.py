@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import CHARACTER, width_of
-from layoutgemm.view.grid import DividedLayout, Drawable, GridOffsets, Offset, coordinates_of, planes_of
+from layoutgemm.view.grid import (
+    DividedLayout,
+    Drawable,
+    GridOffsets,
+    Offset,
+    UnwrappedLayout,
+    coordinates_of,
+    planes_of,
+)
 from layoutgemm.view.palette import HUES, hue
-from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, Label, Panel
+from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, CellTexts, Label, Panel
 from layoutgemm.view.sheet import APART, Legend, Note, Sheet
 
 from ..arguments import checked
@@ -35,14 +43,20 @@ def fitted(labels: Sequence[Label], rows: range, columns: range) -> tuple[float,
         side = float(min(max(WIDEST // max(len(rows), len(columns)), 3), 16))
         return side, side, 10.0
     font, padding = sizes(rows, columns)
+    if isinstance(labels, CellTexts):
+        return sized(labels.longest(), labels.most, font, padding)
     most, lengths = 1, dict[int, int]()  # columns of a label -> characters of the longest
     for _, _, span, lines in labels:
         most = max(most, len(lines)) if len(lines) > 1 else most
         for line in lines:
             if len(line) > lengths.get(span, 0):
                 lengths[span] = len(line)
-    longest = max(length / span for span, length in lengths.items())
-    width, height = longest * CHARACTER * font + padding, most * 1.15 * font + padding
+    return sized(max(length / span for span, length in lengths.items()), most, font, padding)
+
+
+def sized(longest: float, lines: int, font: float, padding: float) -> tuple[float, float, float]:
+    """(cell width, cell height, font) for the longest text of a cell and its lines."""
+    width, height = longest * CHARACTER * font + padding, lines * 1.15 * font + padding
     return even(max(width, 20 if font > 8 else 16)), even(height), font
 
 
@@ -89,6 +103,7 @@ def layout_svg(
     >>> ">tile (1,0)</text>" in tiles
     True
     """
+    layout = UnwrappedLayout.of(layout) if divided is None else layout
     tiles = None if divided is None else DividedLayout.of(layout, divided)
     parts = planes_of(layout if tiles is None else tiles, rows, columns, planes)
     colors = offset_colors(parts, group)
@@ -168,8 +183,9 @@ def layout_panels(
 ) -> list[Panel]:
     """A grid for each plane, all with cells of one size."""
     what, found = noun_of(planes), planes[0][1]
-    labels = [labels_of(plane) if printed else [] for _, plane in planes]
-    width, height, font = fitted([label for each in labels for label in each], found.rows, found.columns)
+    labels = [labels_of(plane) if printed else () for _, plane in planes]
+    fits = [fitted(each, found.rows, found.columns) for each in labels]
+    (width, height), font = (max(each) for each in list(zip(*fits, strict=True))[:2]), fits[0][2]
     if names[1] and printed and len(found.columns) <= 32:  # room for every nested coordinate
         width = max(width, even(width_of(max(names[1], key=len), AXIS_SIZE) + 4))
 
@@ -179,7 +195,7 @@ def layout_panels(
             rows=plane.rows,
             columns=plane.columns,
             fills=tuple(map(colors.fills, plane.values)),
-            labels=tuple(texts),
+            labels=texts,
             cell=(max(width, height), height),
             font=font,
             tells=lambda r, c: offset_text(plane.values[r][c]),
@@ -229,11 +245,10 @@ def keys_of(row: Sequence[Offset]) -> Sequence[int]:
     return cast("list[int]", row)
 
 
-def labels_of(plane: GridOffsets) -> list[Label]:
+def labels_of(plane: GridOffsets) -> CellTexts:
     """The offset in every cell of a plane."""
-    text = str if isinstance(plane.values[0][0], int) else offset_text
-    made, new = Label, tuple.__new__  # without a call of Label's own: there are thousands
-    return [new(made, (r, c, 1, (text(cell),))) for r, row in enumerate(plane.values) for c, cell in enumerate(row)]
+    text: Callable[[Any], str] = str if isinstance(plane.values[0][0], int) else offset_text
+    return CellTexts([list(zip(map(text, row))) for row in plane.values])
 
 
 def side_by_side(panels: Sequence[Panel]) -> tuple[tuple[Panel | None, ...], ...]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.grid import Drawable, Owners, owners_of
 from layoutgemm.view.palette import HUES, hue, lighter
-from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
+from layoutgemm.view.panel import MAX_TEXTS, CellTexts, Label, Panel
 from layoutgemm.view.sheet import Legend, Note, Sheet
 from layoutgemm.view.svg import fitted, span_text
 
@@ -229,9 +229,9 @@ def tv_panel(
     held, rows, columns = found.held, found.rows, found.columns
     if turned:
         held, rows, columns, axes = tuple(zip(*held, strict=True)), columns, rows, (axes[1], axes[0])
-    labels: list[Label] = []
+    labels: Sequence[Label] = ()
     if texts and len(rows) * len(columns) <= MAX_TEXTS:
-        labels = [Label(r, c, 1, cell_text(cell)) for r, row in enumerate(held) for c, cell in enumerate(row)]
+        labels = CellTexts(cell_texts(held, found.threads, found.values))
     # Grids of one picture have one size of text: that of the largest.
     longest = range(max(largest, len(rows), len(columns)))
     width, height, font = fitted(labels, longest if labels else rows, columns)
@@ -263,7 +263,7 @@ def tv_panel(
         rows=rows,
         columns=columns,
         fills=tuple(tuple([fills[cell[0][which]] if cell else "empty" for cell in row]) for row in held),
-        labels=tuple(labels),
+        labels=labels,
         cell=(width, height),
         font=font,
         framed=framed,
@@ -285,6 +285,18 @@ def cell_text(cell: Held) -> tuple[str, ...]:
         return ("-",)
     rest = (f"+{len(cell) - 1}",) if len(cell) > 1 else ()
     return (f"T{cell[0][0]}", f"V{cell[0][1]}", *rest)
+
+
+def cell_texts(held: Sequence[Sequence[Held]], threads: int, values: int) -> list[list[tuple[str, ...]]]:
+    """The lines of all cells, as `cell_text` gives them; the names of threads and values are made once.
+
+    >>> cell_texts([[((5, 2),), ()]], 32, 4)
+    [[('T5', 'V2'), ('-',)]]
+    """
+    who, which = [f"T{thread}" for thread in range(threads)], [f"V{value}" for value in range(values)]
+    return [
+        [(who[cell[0][0]], which[cell[0][1]]) if len(cell) == 1 else cell_text(cell) for cell in row] for row in held
+    ]
 
 
 def told(found: Sequence[Owners], shown: Coloring, thread: int | None, texts: bool) -> str:

@@ -22,7 +22,7 @@ from layoutgemm.atoms import (
     wgmma,
 )
 from layoutgemm.interop import cute_context, from_cute, tensor_layout, to_cute
-from layoutgemm.layouts import ScaledBasis
+from layoutgemm.layouts import CoordinateTensor, ScaledBasis
 from tests.layouts.strategies import pairs, random_pair
 
 pytestmark = pytest.mark.dsl
@@ -146,7 +146,9 @@ def test_coordinate_tensors(sm90: None) -> None:
     theirs = cute.make_identity_tensor((4, (2, 3)))
     assert from_cute(theirs) == Layout.identity((4, (2, 3)))
     assert tensor_layout(theirs).element is None
-    assert from_cute(cute.local_tile(cute.make_identity_tensor((64, 64)), (8, 16), (1, 2))) == Layout.identity((8, 16))
+    tile = cute.local_tile(cute.make_identity_tensor((64, 64)), (8, 16), (1, 2))
+    assert from_cute(tile) == CoordinateTensor((8, 32), Layout.identity((8, 16)))
+    assert from_cute(tile)(3, 5) == (11, 37)
     assert from_cute(cute.E([0, 1])) == ScaledBasis(1, (0, 1))
 
 

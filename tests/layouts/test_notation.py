@@ -266,8 +266,6 @@ def test_the_address_of_a_swizzled_pointer_counts(text: str, offset: int) -> Non
         ("Sw<3,4,3>_smem_ptr[16b](p) o (8,64):(64,1)", "does not say where its elements lie"),
         ("tensor<ptr<bf16, smem, align<16>, S<3,4,3>> o (8,64):(64,1)>", "a multiple of 16: the text does not say"),
         ("tensor<ptr<bf16, smem, S<3,4,3>> o (8,64):(64,1)>", "a multiple of 2: the text does not say"),
-        ("ArithTuple(_0,_8) o (4,8):(1@0,1@1)", "begins elsewhere than at 0"),
-        ("tensor<(0,?) o (4,8):(1@0,1@1)>", "begins elsewhere than at 0"),
     ],
 )
 def test_a_pointer_that_does_not_say_where_elements_lie_is_refused(text: str, part: str) -> None:

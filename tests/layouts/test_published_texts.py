@@ -7,7 +7,7 @@ import re
 import pytest
 
 from layoutgemm import Layout, Swizzle, dim, parse, wgmma
-from layoutgemm.errors import LayoutError, ParseError
+from layoutgemm.errors import CompositionError, LayoutError, ParseError
 from layoutgemm.layouts import ComposedLayout
 from layoutgemm.layouts.listing import Listing
 from layoutgemm.layouts.proofs.prove import prove
@@ -137,6 +137,42 @@ PUBLISHED += [
 ]  # fmt: skip
 
 
+# Lines of programs, logs, tutorials and the IR, with what stands around a layout there
+PUBLISHED += [
+    ("  // mSFA_mkl: ArithTuple(_0,_0,_0) o ((_1,256),(_1,8),1):((_0,_1@0),(_0,_1@1),_1@2)",
+     "((1,256),(1,8),1):((0,1@0),(0,1@1),1@2)"),
+    ("      cute::Step<cute::_1, cute::X, cute::_1>{}); // ArithTuple(_0,_0) o\n                        // "
+     "(_128,_64,1,32,128):(_1@1,_1@0,_128@1,_64@0,_128@1)", "(128,64,1,32,128):(1@1,1@0,128@1,64@0,128@1)"),
+    ('print("mB:\t"); print(mB);   // mB:   ArithTuple(_0,_0) o (1024,256):(_1@1,_1@0)', "(1024,256):(1@1,1@0)"),
+    ("sA_layout:   Sw<3,4,3> o \nsmem_ptr[16b](unset) o ((_128,\n_16),_1,_4):((_64,_1),_0,_16) ",
+     "S<3,3,3>[16b] o 0 o ((128,16),1,4):((64,1),0,16)"),
+    ("tCgB  gmem_ptr[16b](0x7f61c3e00400) o ( _2,_1,_2):( _1,_0,_8)", "(2,1,2):(1,0,8)"),
+    ("ValueError: Expected TensorSSA, but got tensor<ptr<f16, gmem, align<16>> o (16):(1)>", "(16):(1)"),
+    ("Layout row = make_layout(a, b);                 // (3,4):(1,3)", "(3,4):(1,3)"),
+    ("reg_shape = regs.shape  # ((8,1),1,2):((1,0),0,8)", "((8,1),1,2):((1,0),0,8)"),
+    ("tdPcdP = thr_mma_VdO.partition_C(cdP)[(None, None), 0, 0]  # (64,128):(1@0,1@1)", "(64,128):(1@0,1@1)"),
+    ("# K>> smem_slice:  tensor<ptr<f16, smem, align<1024>, S<3,4,3>> o ((64,16),1,(4,2)):((64,1),0,(16,4096))>",
+     "S<3,3,3>[16b] o 0 o ((64,16),1,(4,2)):((64,1),0,(16,4096))"),
+    ("# \u2192 (4,8):(1,4)", "(4,8):(1,4)"),
+    (">>> print(L)\n(4,8):(8,1)", "(4,8):(8,1)"),
+    ("//     ->  (_2,_2,_2,_2):(_1,_4,_8,_2)", "(2,2,2,2):(1,4,8,2)"),
+    ("=> ((2,2),3):((24,2),8)", "((2,2),3):((24,2),8)"),
+    ("We may notice that *TV Layout* in above example is `((32,4),(8,4)):((128,4),(16,1))`.",
+     "((32,4),(8,4)):((128,4),(16,1))"),
+    ("That layout ``(4,4,2):(1,8,4)`` is read like a scatter permutation", "(4,4,2):(1,8,4)"),
+    ("tensor: raw_ptr(0x00000000079e5100: i16, generic, align<2>) o (3):(1) =", "(3):(1)"),
+    ("A_SMEM = ComposedLayout(Swizzle(3, 4, 3), 0,\n      Layout(((2, 8), (4, 16)), ((512, 64), (16, 1))))",
+     "S<3,4,3> o 0 o ((2,8),(4,16)):((512,64),(16,1))"),
+    ('             : (!cute.layout<"(4,3):(3,1)">) -> !cute.layout<"(3,4):(4,1)">', "(3,4):(4,1)"),
+    ('  -> !cute.composed_layout<"S<3,5,4> o 2 o (2,3):(1,2)">', "S<3,5,4> o 2 o (2,3):(1,2)"),
+    ('!cute.composed_layout<"(4,5):(1,4) o 2 o (2,3):(1,2)">', "S<0,0,0> o 2 o (2,3):(1,2)"),
+    ('!cute.composed_layout<"(4,5):(1,4) o (0,0) o (2,3):(1@0,1@1)">', "(2,3):(1,4)"),
+    ("(4,5):(8,1) o 5 o (3,2):(1,4)", "S<0,0,0> o 9 o (3,2):(8,1)"),
+    ('// CHECK: cute.zipped_product(%0, %1) : (!cute.layout<"(4,3):(1@0,1@1)">, !cute.layout<"(2,5):(1,2)">) -> '
+     '!cute.layout<"((4,3),(2,5)):((1@0,1@1),(3@1,6@1))">', "((4,3),(2,5)):((1@0,1@1),(3@1,6@1))"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("text", "right"), PUBLISHED, ids=range(len(PUBLISHED)))
 def test_a_published_text_is_its_layout(text: str, right: str) -> None:
     assert str(parse(text)) == right
@@ -241,6 +277,55 @@ def test_a_tiled_copy_of_the_ir_is_a_listing() -> None:
     assert isinstance(mma, Listing) and mma.layouts == {"AtomLayoutMNK": Layout((1, 1, 1), (0, 0, 0))}
 
 
+def test_a_name_may_stand_before_a_listing() -> None:
+    listing = """Tiled MMA
+      Thr Layout VMNK: (2,1,1,1):(1,0,0,0)
+      Permutation MNK: (_,_,_)
+    MMA Atom
+      ThrID:           2:1
+      Shape MNK:       (256,128,16)
+      TV Layout A:     (2,(128,16)):(128,(1,256))"""
+    assert parse("tiled_mma    = " + listing) == parse("tiled_mma = {} " + listing) == parse(listing)
+    assert parse(listing + " => sliced along M") == parse(listing)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("zipped_divide((8,16):(16,1), (4,8))", "((4,8),(2,2)):((16,1),(64,8))"),
+        ("logical_divide((9,(4,8)):(59,(13,1)), <3:3, (2,4):(1,8)>)",
+         "((3,3),((2,4),(2,2))):((177,59),((13,2),(26,1)))"),
+        ("cute::zipped_divide((8,6):(1,8), (4,_))  // tiles", "((4,1),(2,6)):((1,0),(4,8))"),
+        ("complement((2,2):(1,6), 24)", "(3,2):(2,12)"),
+        ("coalesce(composition((4,8):(8,1), (8,4):(4,1)))", "32:1"),
+        ("coalesce((2,(1,6)):(1,(6,2)), (1,1))", "(2,6):(1,2)"),
+        ("zipped_divide(Sw<3,3,3> o _0 o (8,64):(64,1), (8,8))", "S<3,3,3> o 0 o ((8,8),(1,8)):((64,1),(0,8))"),
+        ("cute.blocked_product((2,5):(5,1), (3,4):(1,3))", "((2,3),(5,4)):((5,10),(1,30))"),
+        ("coalesce(layout);  // 12:1", "12:1"),
+    ],
+)  # fmt: skip
+def test_an_operation_is_its_result(text: str, right: str) -> None:
+    assert str(parse(text)) == right
+
+
+def test_an_operation_without_an_answer_says_why() -> None:
+    with pytest.raises(CompositionError) as error:
+        parse("composition((4,2):(1,8), (2,2):(1,3))")
+    assert error.value.witness == 3
+    for text, said in (
+        ("complement((2,2):(1,6), 24", "',' or ')'"), ("coalesce(4:1, 3, 4)", "other operands of coalesce"),
+        ("zipped_divide((8,6), 4:1)", "a layout as the first operand"), ("coalesce(4:1) 5", "more text"),
+        ("coalesce(" * 80 + "4:1" + ")" * 80, "operations nest at most"),
+    ):  # fmt: skip
+        with pytest.raises(ParseError, match=re.escape(said)):
+            parse(text)
+
+
+def test_a_tiler_of_the_ir_is_a_listing() -> None:
+    found = parse('  : !cute.tile<"[(4,8):(1,4);_;(2,3):(1,2)]">')
+    assert isinstance(found, Listing) and found["Tiler_MN"] == (Layout((4, 8), (1, 4)), None, Layout((2, 3), (1, 2)))
+
+
 def test_a_published_accumulator_is_that_of_wgmma() -> None:
     (listing,) = [parse(text) for text in LISTED if text.startswith("ThrMMA")]
     assert isinstance(listing, Listing)
@@ -288,11 +373,18 @@ def test_source_text_is_its_layout(text: str, right: str) -> None:
         ("make_layout(make_shape(4, 8)) junk", "junk", "the end of the text"),
         ("composition(A, Layout<_8>{})", "A", "a swizzle"),
         ("make_layout(make_shape(M, 8))", "M", "an integer"),
-        ("tensor<(?{div=128},0) o (128,64):(1@1,1@0)>", "(?", "begins elsewhere than at 0"),
         ("(_4,_8)", "", "':'"),
-        ("counting_iter(4) o (_4):(_1)", "4", "a counter that begins at 0"),
+        ("ArithTuple(128,_0) o (128,64):(_1,128)", "Arith", "strides as 1@0"),
+        ("(5,0) o (4,8):(1@0@0,1@1)", "(5", "which leads to a tuple there"),
         ("(_4,_8x):(_8,_1)", "_8x", "an integer, as in _8"),
-        ("(4,8):(8,1) o 3 o 4:1", "3", "the offset 0"),
+        ("(4,8):(8,1) o 3 o 4:1", "(4", "no layout with modes 4 is"),
+        ("vector<12xf32> o (3, 4)", "vector", "a vector of values, which has no strides"),
+        ("using TileShape = Shape<_128,_128,_64>;", "using", "a shape or a tile alone"),
+        ("GmmaDescriptor: 0x4000004000010040\n  start_addr :  0x0040", "Gmma", "`layoutgemm desc` prints its fields"),
+        ("Swizzle<3,4,3> o smem_ptr o ((8,n),(8,k)):((1,LBO),(8,SBO))", "smem_ptr", "a pointer without its type"),
+        ('%22 = cute.static : !cute.stride<"((1@0,1@1),(2@0,0))">', "!cute", "not !cute.stride"),
+        ("`(4,8):(8,1)` and `(8,4):(1,8)`", "` and", "more text"),
+        ("#ttg.nvidia_mma<{versionMajor = 2, warpsPerCTA = [2, 2]}>", "#ttg", "instrShape = [m, n, ...]"),
         ("(2,2):(3,1) o (2,2):(1,3)", "(2", "two layouts that compose"),
         (
             "tensor<ptr<f16, smem, align<1024>, S<34,3>> o (8,64):(64,1)>",

@@ -102,7 +102,6 @@ def test_unknown_sizes_are_new_symbols_and_names_are_symbols() -> None:
         ("FixedLayout('cpu', torch.float16, size=[4, 8], stride=[8, 1], offse+t=32)", 62, "offset=, an integer"),
         ("size=(4, x y), stride=(8, 1)", 9, "no integer"),
         ('!cute.shape<"(4,8)">', 0, "expected an integer, a symbol or"),
-        ('!cute.coord_tensor<"(?,0)", "(4,8):(1@0,1@1)">', 20, "expected coordinates from 0"),
     ],
 )
 def test_what_cannot_be_read_says_where(text: str, position: int, expected: str) -> None:

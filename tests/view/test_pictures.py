@@ -47,6 +47,7 @@ from layoutgemm.view import (
     fields_svg,
     fragment_svg,
     layout_svg,
+    layout_table,
     pipeline_svg,
     product_svg,
     schedule_svg,
@@ -476,6 +477,14 @@ def test_tensor_memory_shows_every_element_where_it_lies(atom: Any) -> None:
         assert filled == home.layout.size
     with pytest.raises(LayoutError, match="takes nothing from tensor memory"):
         MMA.svg(tmem=True)
+
+
+def test_a_tile_of_one_nested_mode_is_drawn_by_its_modes() -> None:
+    tile = Layout((8, 8), (8, 1)).zipped_divide((2, 4))[:, (1, 0)]
+    assert str(tile) == "S<0,0,0> o 16 o ((2,4)):((8,1))"
+    assert layout_table(tile).splitlines()[3:] == ["0 | 16 17 18 19", "1 | 24 25 26 27"]
+    svg = layout_svg(tile)
+    assert ">j \u2192</text>" in svg and svg.count("<title>") == 8 and "i 1, j 3: offset 27" in svg
 
 
 def test_a_timeline_by_role() -> None:

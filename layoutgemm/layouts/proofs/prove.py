@@ -504,6 +504,8 @@ def _with_conditions(
 
 def _swizzled(a: Any, b: Any, facts: Facts | None) -> Answer:
     """Layouts one of which is swizzled: by their normal forms over digits, else by a size at which they differ."""
+    if any(has_basis(getattr(x, "stride", 0)) for x in (a, b)):
+        return _from_one_coordinate(a, b)
     same = getattr(a, "swizzle", None) == getattr(b, "swizzle", None) and a.offset == b.offset
     if same:
         # A swizzle is one to one: under it, and from one offset, equal layouts stay equal.
@@ -522,3 +524,11 @@ def _swizzled(a: Any, b: Any, facts: Facts | None) -> Answer:
                 if isinstance(found, CounterExample):
                     return _sized(found, env, "not equivalent", facts, (a, b))
     return answer
+
+
+def _from_one_coordinate(a: Any, b: Any) -> Answer:
+    """Coordinates of which one begins elsewhere than at 0: the layouts decide where both begin alike."""
+    starts = [getattr(x, "offset", 0) for x in (a, b)]
+    if starts[0] == starts[1]:
+        return prove(a.layout, b.layout)
+    return Undecided(f"they begin at {show(starts[0])} and {show(starts[1])}, which are not compared")

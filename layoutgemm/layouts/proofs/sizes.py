@@ -53,8 +53,10 @@ def cases_of(bounded: list[int]) -> list[dict[int, int]] | None:
 
 def at(x: Any, env: dict[int, int]) -> Any:
     """A layout or entry at the values of the generators."""
-    if hasattr(x, "swizzle"):
-        return type(x)(x.swizzle, at(x.offset, env), at(x.layout, env))
+    if hasattr(x, "with_parts"):
+        return x.with_parts(lambda y: at(y, env))
+    if x.__class__ is tuple:
+        return tuple([at(y, env) for y in x])
     if isinstance(x, Layout):
         return Layout(replaced(lambda y: val(y, env), x.shape), replaced(lambda y: val(y, env), x.stride))
     return val(x, env)
@@ -76,7 +78,7 @@ def replaced(f: Callable[[Scalar], Scalar], x: Any) -> Any:
 
 def entries_of(x: Any) -> tuple[Stride, ...]:
     """The parts of a layout, or the entry itself."""
-    if hasattr(x, "swizzle"):
+    if hasattr(x, "with_parts"):
         return (x.offset, *entries_of(x.layout))
     return (x.shape, x.stride) if hasattr(x, "stride") else (x,)
 

@@ -309,7 +309,7 @@ def _difference(a: Any, b: Any, index: int | None, method: str) -> Proof | Count
 def _swizzled(a: Any, b: Any) -> Answer:
     """Static layouts, at least one composed: without the swizzle they share, over GF(2), else by exhaustion."""
     if has_basis(getattr(a, "stride", 0)) or has_basis(getattr(b, "stride", 0)):
-        return _difference(a, b, 0, "coalesced normal form")  # coordinates, and offsets
+        return _coordinates(a, b)
     under = [getattr(x, "layout", None) for x in (a, b)]
     if None not in under and a.swizzle == b.swizzle and a.offset == b.offset:
         # A swizzle is one to one: under it, and from one offset, the inner layouts decide.
@@ -331,6 +331,17 @@ def _swizzled(a: Any, b: Any) -> Answer:
         return same
     # the first difference by matrix, with coordinates in the shapes that were given
     return _difference(a, b, index, "GF(2) matrix") if a.size == b.size else _by_exhaustion(a, b)
+
+
+def _coordinates(a: Any, b: Any) -> Answer:
+    """Layouts of which one leads to coordinates: from one first coordinate the layouts decide."""
+    if a(0) != b(0):
+        return _difference(a, b, 0, "coalesced normal form")
+    answer = equivalent(*[getattr(x, "layout", x) for x in (a, b)])
+    if not isinstance(answer, CounterExample):
+        return answer
+    both = answer.left is not None and answer.right is not None
+    return _difference(a, b, answer.index if both else None, answer.method)
 
 
 def _by_exhaustion(a: Any, b: Any) -> Answer:

@@ -37,7 +37,7 @@ def prove(a: object, b: object) -> Any:
 
 
 def _with_symbols(x: Any) -> bool:
-    """True if any entry of a layout, swizzled or not, is a symbol."""
-    if hasattr(x, "swizzle"):
-        return x.offset.__class__ is P or _with_symbols(x.layout)
+    """True if any entry of a layout, with its offset if it has one, is a symbol."""
+    if hasattr(x, "with_parts"):
+        return symbols_in(x.offset) or _with_symbols(x.layout)
     return hasattr(x, "stride") and has_symbols(x.shape, x.stride)

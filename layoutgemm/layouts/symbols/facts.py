@@ -107,8 +107,8 @@ class Facts:
             return substitute(x, self._mapping)
         if isinstance(x, (tuple, list)):
             return tuple([self._apply(y) for y in x])
-        if hasattr(x, "swizzle"):
-            return type(x)(x.swizzle, self._apply(x.offset), self._apply(x.layout))
+        if hasattr(x, "with_parts"):
+            return x.with_parts(self._apply)
         if hasattr(x, "stride"):
             return above.applied(x, self._apply)
         if hasattr(x, "path"):
@@ -232,7 +232,7 @@ def _collect(x: Any, found: set[int]) -> None:
     elif isinstance(x, (tuple, list)):
         for y in x:
             _collect(y, found)
-    elif hasattr(x, "swizzle"):
+    elif hasattr(x, "with_parts"):
         _collect((x.offset, x.layout), found)
     elif hasattr(x, "stride"):
         _collect((x.shape, x.stride), found)

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from math import gcd
 from typing import Any
 
-from ..dtypes import dtype
-from ..errors import LayoutError, ParseError
-from . import above
-from .layout import Layout
-from .swizzle import ComposedLayout
-from .symbols.dims import fresh_name, parse_entry, symbol
+from ...dtypes import dtype
+from ...errors import LayoutError, ParseError
+from .. import above
+from ..layout import Layout
+from ..swizzle import ComposedLayout
+from ..symbols.dims import fresh_name, parse_entry, symbol
 
 Symbols = Callable[[str], Any]
 

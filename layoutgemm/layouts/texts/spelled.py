@@ -16,13 +16,13 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from ..arguments import DEPTH
-from ..errors import LayoutError, ParseError
+from ...arguments import DEPTH
+from ...errors import LayoutError, ParseError
+from ..basis import E
+from ..layout import Layout
+from ..swizzle import ComposedLayout, Swizzle
+from ..symbols.dims import fresh_name, symbol
 from .bases import TextReader
-from .basis import E
-from .layout import Layout
-from .swizzle import ComposedLayout, Swizzle
-from .symbols.dims import fresh_name, symbol
 
 _T = TypeVar("_T")
 Tuple: TypeAlias = "int | tuple[Any, ...]"

@@ -16,9 +16,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from ..arguments import DEPTH
-from ..errors import LayoutError, ParseError
-from .linear import LinearLayout
+from ...arguments import DEPTH
+from ...errors import LayoutError, ParseError
+from ..linear import LinearLayout
 
 ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
 _OPEN = re.compile(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")

@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from ..errors import ParseError
+from ...errors import ParseError
+from ..linear import LinearLayout
 from .bases import (
     ATTRIBUTE,
     CLASS,
@@ -29,7 +30,6 @@ from .bases import (
     integers_of,
     made,
 )
-from .linear import LinearLayout
 
 _TYPE = re.compile(
     r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?(?:!ttg?\.memdesc|tensor)\s*<\s*((?:\d+\s*x\s*)+)(!tt\.ptr<\w+>|[A-Za-z]\w*)\s*,\s*(?=#)"
@@ -125,7 +125,7 @@ def _blocked_tile(given: _Given) -> list[int]:
 
 
 def _mma_own_tile(given: _Given) -> list[int]:
-    size = integers_of(given.text, given.fields.get("instrShape", 0), given.at)
+    size = given.instruction()
     warps = given.numbers("warpsPerCTA", 2)
     return [size[0] * warps[0], (size[1] if len(size) > 1 else 1) * warps[1]]
 
@@ -193,6 +193,12 @@ class _Given:
             raise self.fail(f"{name} = an integer{', a power of two' if power else ''}")
         return value
 
+    def instruction(self) -> list[int]:
+        """The shape of the instruction: [m, n, ...]."""
+        if "instrShape" not in self.fields:
+            raise self.fail("instrShape = [m, n, ...]")
+        return integers_of(self.text, self.fields["instrShape"], self.at)
+
     def flag(self, name: str) -> bool:
         value = str(self.fields.get(name, "false")).lower()
         if value not in ("true", "false"):
@@ -256,7 +262,7 @@ class _Tile:
 def _nvidia_mma(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
     """The accumulator of mma.sync (version 2) or wgmma (version 3)."""
     version, warps = _mma_of(given, shape)
-    size = integers_of(given.text, given.fields.get("instrShape", 0), given.at)
+    size = given.instruction()
     if len(size) < 2 or size[0] % 8 or size[1] % 8 or any(n < 8 or n & (n - 1) for n in size[:2]):
         raise given.fail("instrShape = [m, n, ...], powers of two from 8")
     return _mma_tile(shape, size[0], size[1], 2, (1, 0), warps, version, None)

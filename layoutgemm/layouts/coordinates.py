@@ -1,0 +1,238 @@
+"""Tensors of coordinates that begin elsewhere than at 0: a tile of an identity tensor, or of a TMA tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from typing import Any
+
+from ..arguments import refusal
+from ..errors import LayoutError
+from . import above
+from .basis import assemble, paths_of
+from .display import PicturedLayout
+from .int_tuple import as_entries, code, leaves, show
+from .layout import Layout, kept
+from .paged import Paged
+from .predicates import Predicates
+from .proofs.verdicts import Answer, between, equivalent
+
+
+class CoordinateTensor(PicturedLayout, Predicates, Paged):
+    """c -> offset + layout(c): coordinate -> coordinate, as identity tensors and TMA tensors have it.
+
+    offset   the first coordinate, a tuple of integers or symbols, nested as the layout's values are
+    layout   a Layout whose strides are coordinates
+
+    Operations act on the layout; a slice and a subscript add to the offset. Raises LayoutError where one mode of the
+    offset is an integer and the layout leads to a tuple.
+
+    >>> from layoutgemm import Layout
+    >>> tile = Layout.identity((256, 128)).zipped_divide((128, 64))[:, (1, 0)]
+    >>> print(tile)
+    (128,0) o ((128,64)):((1@0,1@1))
+    >>> tile(((3, 5),)), Layout.parse("ArithTuple(128,_0) o (128,64):(_1@0,_1@1)")(3, 5)
+    ((131, 5), (131, 5))
+    """
+
+    __slots__ = ("layout", "offset")
+    offset: tuple[Any, ...]
+    layout: Layout
+    has_basis = True
+
+    def __init__(self, offset: object, layout: object) -> None:
+        if not isinstance(layout, Layout):
+            raise LayoutError(refusal(layout, "the end of a CoordinateTensor", "a Layout"))
+        if not layout.has_basis and any(d.__class__ is not int or d for d in leaves(layout.stride)):
+            raise LayoutError(f"{layout} leads to offsets: a CoordinateTensor's layout has strides as 1@0 or E(0)")
+        first = as_entries(offset, "the offset of a CoordinateTensor")
+        if first.__class__ is not tuple:
+            raise LayoutError(refusal(offset, "the offset of a CoordinateTensor", "a tuple"))
+        paths = paths_of(layout.stride)
+        object.__setattr__(self, "offset", _sum(first, assemble(dict.fromkeys(paths, 0)) if paths else 0, layout))
+        object.__setattr__(self, "layout", layout)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"CoordinateTensor is frozen: cannot set {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"CoordinateTensor is frozen: cannot delete {name}")
+
+    # ------------------------------------------------------------ as a function
+
+    def __call__(self, *coord: object) -> Any:
+        """The coordinate that a coordinate leads to."""
+        return _sum(self.offset, self.layout(*coord), self.layout)
+
+    def offsets(self) -> Any:
+        """All values in order of the flat index: a tuple of arrays, and of integers where no stride leads."""
+        return _sum(self.offset, self.layout.offsets(), self.layout)
+
+    def coord(self, index: object) -> Any:
+        """The coordinate of a flat index."""
+        return self.layout.coord(index)
+
+    @property
+    def shape(self) -> Any:
+        """The shape of the layout."""
+        return self.layout.shape
+
+    @property
+    def stride(self) -> Any:
+        """The strides of the layout, which are coordinates."""
+        return self.layout.stride
+
+    @property
+    def size(self) -> Any:
+        """The number of coordinates."""
+        return self.layout.size
+
+    @property
+    def rank(self) -> int:
+        """The number of top-level modes."""
+        return self.layout.rank
+
+    @property
+    def depth(self) -> int:
+        """The depth of the nesting."""
+        return self.layout.depth
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The facts about symbols that the layout rests on."""
+        return self.layout.conditions
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[CoordinateTensor]:
+        return (self[i] for i in range(self.rank))
+
+    def __getitem__(self, i: object) -> CoordinateTensor:
+        """Mode i, from the same offset; `[:, 0]` keeps whole modes and takes one entry of the others."""
+        if i.__class__ is tuple:
+            return self.slice(kept(i, self))[0]
+        return CoordinateTensor(self.offset, self.layout[i])
+
+    def with_parts(self, f: Callable[[Any], Any]) -> CoordinateTensor:
+        """f(layout) from f(offset) on."""
+        return CoordinateTensor(f(self.offset), f(self.layout))
+
+    # ------------------------------------------------------------ operations on the layout
+
+    def slice(self, coord: object) -> tuple[CoordinateTensor, int]:
+        """The modes that None keeps, with the coordinate of the others in the offset; and 0."""
+        layout, offset = self.layout.slice(coord)
+        return CoordinateTensor(_sum(self.offset, offset, self.layout), layout), 0
+
+    def dice(self, coord: object) -> CoordinateTensor:
+        """The modes that have an integer in coord."""
+        return self._with(self.layout.dice(coord))
+
+    def compose(self, other: object) -> CoordinateTensor:
+        """c -> self(other(c)). Raises CompositionError as Layout.compose does."""
+        return self._with(self.layout.compose(other))
+
+    __matmul__ = compose
+
+    def flatten(self) -> CoordinateTensor:
+        """Without nesting."""
+        return self._with(self.layout.flatten())
+
+    def coalesce(self, profile: object = None) -> CoordinateTensor:
+        """As few modes as the function allows, within the modes that the profile marks."""
+        return self._with(self.layout.coalesce(profile))
+
+    def filter(self, profile: object = None) -> CoordinateTensor:
+        """Coalesced without the modes of stride 0: the same values, fewer times."""
+        return self._with(self.layout.filter(profile))
+
+    def group(self, begin: int, end: int) -> CoordinateTensor:
+        """Modes begin..end-1 as one mode."""
+        return self._with(self.layout.group(begin, end))
+
+    def select(self, *modes: int) -> CoordinateTensor:
+        """The named modes, in the order named."""
+        return self._with(self.layout.select(*modes))
+
+    def with_shape(self, *shape: object) -> CoordinateTensor:
+        """The same function of the flat index under another shape."""
+        return self._with(self.layout.with_shape(*shape))
+
+    def logical_divide(self, tiler: object) -> CoordinateTensor:
+        """See Layout.logical_divide."""
+        return self._with(self.layout.logical_divide(tiler))
+
+    def zipped_divide(self, tiler: object) -> CoordinateTensor:
+        """See Layout.zipped_divide."""
+        return self._with(self.layout.zipped_divide(tiler))
+
+    def tiled_divide(self, tiler: object) -> CoordinateTensor:
+        """See Layout.tiled_divide."""
+        return self._with(self.layout.tiled_divide(tiler))
+
+    def flat_divide(self, tiler: object) -> CoordinateTensor:
+        """See Layout.flat_divide."""
+        return self._with(self.layout.flat_divide(tiler))
+
+    def _with(self, layout: object) -> CoordinateTensor:
+        return CoordinateTensor(self.offset, layout)
+
+    # ------------------------------------------------------------ statements
+
+    def equivalent(self, other: object) -> Answer:
+        """Compare two functions of the flat index: a Proof, or the first CounterExample.
+
+        >>> from layoutgemm import Layout
+        >>> I = Layout.identity((8, 8))
+        >>> I[:, 3].equivalent(Layout.parse("(0,3) o 8:1@0")).ok, I[:, 3].equivalent(I[:, 4]).explain()
+        (True, 'not equivalent: (0) gives (0,3) and (0,4)')
+        """
+        return between(equivalent(self, other), self, other)
+
+    def is_injective(self) -> Answer:
+        """Prove that no two coordinates share a value: the layout decides."""
+        return self.layout.is_injective()
+
+    def congruent(self, other: object) -> bool:
+        """True if both shapes have one nesting; `other` is a layout or a tuple."""
+        return self.layout.congruent(other.layout if isinstance(other, CoordinateTensor) else other)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CoordinateTensor) and self.offset == other.offset and self.layout == other.layout
+
+    def __hash__(self) -> int:
+        return hash((CoordinateTensor, self.offset, self.layout))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return CoordinateTensor, (self.offset, self.layout)
+
+    def __repr__(self) -> str:
+        return f"CoordinateTensor({code(self.offset)}, {self.layout!r})"
+
+    def __str__(self) -> str:
+        return f"{show(self.offset)} o {self.layout}"
+
+
+def _sum(first: Any, value: Any, layout: Layout) -> Any:
+    """The sum of two coordinates, entry by entry; a mode that one of them lacks is 0 there."""
+    if first.__class__ is tuple and value.__class__ is tuple:
+        return tuple([_sum(a, b, layout) for a, b in zip_longest(first, value, fillvalue=0)])
+    if value.__class__ is tuple or first.__class__ is tuple:
+        whole, entry = (value, first) if value.__class__ is tuple else (first, value)
+        if entry.__class__ is int and entry:
+            raise LayoutError(f"{entry} in the offset of {layout}, which leads to a tuple there: {show(whole)}")
+        return tuple([_sum(x, entry, layout) for x in whole])
+    return first + value
+
+
+@above.coordinates_from.register(Layout)
+def coordinates_from(layout: Layout, offset: object) -> CoordinateTensor | Layout:
+    """The coordinates of a layout from an offset on: the layout itself for an offset of zeros."""
+    first = as_entries(offset, "the offset of a CoordinateTensor")
+    if all(x.__class__ is int and x == 0 for x in leaves(first)):
+        return layout
+    return CoordinateTensor(first, layout)

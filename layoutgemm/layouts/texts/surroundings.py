@@ -1,0 +1,88 @@
+"""The text around a layout: code before its comment, prose around its backticks, words that are no layout.
+
+Each function blanks what is not the layout. The characters that are left keep their positions, which errors name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...errors import ParseError
+
+_PAIR = r"[\d)?]\s*:\s*[(_\d?-]"  # the middle of shape:stride
+PAIR = re.compile(_PAIR)
+# A layout that goes on in the next line, or in the comment there
+_GOES_ON = re.compile(r"(?:(?<= o)|(?<=[,(]))[ \t]*\n[ \t]*(?:(?://+|#|\*)[ \t]+)?")
+# Code before the comment that has its value
+_STATEMENT = re.compile(
+    rf"(?m)^[ \t]*[^\s#/%*][^\n]*?(?:[);}}\]][ \t]*(?://+|#)|[ \t]{{2,}}(?://+|#)(?=[ \t]))(?=[^\n]*(?:{_PAIR}))"
+)
+# A line typed at a prompt, with its value in the next
+_PROMPT = re.compile(r"(?m)^[ \t]*(?:>>>|\.\.\.|In \[\d+\]:) [^\n]*\n(?=[^\n]*\S)")
+_QUOTED = re.compile(rf"(`+)([^`\n]*(?:{_PAIR})[^`\n]*)\1")
+_LATEX = "\\documentclass"  # what print_latex prints behind the layout
+
+# What is printed beside layouts, and what it is
+_OTHERS = (
+    (re.compile(r"\s*(?:tensor_value<)?vector<[\w.]+>\s+o\s"), "a vector of values, which has no strides"),
+    (re.compile(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:Shape|Stride|Step|Tile)\s*<"),
+     "a shape or a tile alone; with strides it is Layout<Shape<_4,_8>,Stride<_8,_1>>"),
+    (re.compile(r"[^\n]*\bo\s+(\w*ptr)\s+o\s"), "a pointer without its type, as in smem_ptr[16b](unset)"),
+    (re.compile(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
+)  # fmt: skip
+_OTHER_TYPE = re.compile(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile)<")
+
+
+def bare(text: str) -> str:
+    """The text with blanks for code before a comment that has a layout.
+
+    What print_latex adds is left out too.
+
+    >>> bare("auto r = coalesce(l);  // 12:1").strip()
+    '12:1'
+    """
+    text = _PROMPT.sub(_code, _GOES_ON.sub(_blanks, text))
+    return _STATEMENT.sub(_code, text).partition(_LATEX)[0]
+
+
+def has_code(text: str) -> bool:
+    """True if code stands before a comment that has a layout."""
+    return _STATEMENT.search(_GOES_ON.sub(_blanks, text)) is not None
+
+
+def quoted(text: str) -> str | None:
+    """The text with blanks for all but its only layout in backticks; None for another text.
+
+    >>> quoted("We use `(4,4):(4,1)` here.").strip()
+    '(4,4):(4,1)'
+    """
+    found = list(_QUOTED.finditer(text))
+    if len(found) != 1 or PAIR.search(text, 0, found[0].start()) or PAIR.search(text, found[0].end()):
+        return None
+    start, end = found[0].span(2)
+    return " " * start + text[start:end] + " " * (len(text) - end)
+
+
+def refuse_others(text: str) -> None:
+    """Raise ParseError for a shape, a vector or a descriptor, which are printed beside layouts."""
+    for pattern, what in _OTHERS:
+        found = pattern.match(text)
+        if found is not None:
+            start = found.start(1) if pattern.groups else len(text) - len(text.lstrip())
+            raise ParseError(f"expected a layout, not {what}", text, start)
+
+
+def refuse_other_type(text: str, at: int) -> None:
+    """Raise ParseError for a type of the IR that holds no layout."""
+    found = _OTHER_TYPE.match(text, at)
+    if found is not None:
+        raise ParseError(f'expected a layout, as in !cute.layout<"(4,8):(8,1)">, not !cute.{found[1]}', text, at)
+
+
+def _blanks(found: re.Match[str]) -> str:
+    return " " * len(found[0])
+
+
+def _code(found: re.Match[str]) -> str:
+    """Blanks for code; the code itself where it has a layout too."""
+    return found[0] if PAIR.search(found[0]) else _blanks(found)
