@@ -673,21 +673,35 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     if "mbarrier_init" in words:
         return lambda fiber: fiber.cta.cluster.ledger.init_fence(fiber)
     if "proxy" in words and any(word.startswith("async") for word in words):
-        if "global" in words:
-            return lambda fiber: None  # global memory alone, which is not checked
-        return lambda fiber: fiber.cta.cluster.ledger.proxy_fence(fiber)
+        return _proxy_fence(words)
     if "proxy" in words and "alias" not in words:
         raise ValueError(f"{ins.opcode} is not known here")
 
-    acquires = "release" not in words
+    acquires, wide = "release" not in words, not {"cta", "cluster"} & words
 
     def go(fiber: Fiber) -> None:
         # What relaxed waits have seen is acquired; a relaxed arrive after it hands on earlier accesses.
         ledger = fiber.cta.cluster.ledger
         if acquires and (waited := fiber.warp.scratch.pop(WAITED, None)) is not None:
             ledger.acquire(fiber, waited)
+        if wide:
+            ledger.gpu_fence(fiber, acquires)
         fenced = fiber.warp.scratch[FENCED] = ledger.knowledge()
         ledger.release(fiber, fenced)
+
+    return go
+
+
+def _proxy_fence(words: set[str]) -> Run:
+    """fence.proxy.async: of all memory, of shared memory, or of global memory alone."""
+    in_global, in_shared = "global" in words, any(word.startswith("shared") for word in words)
+
+    def go(fiber: Fiber) -> None:
+        ledger = fiber.cta.cluster.ledger
+        if not in_global:
+            ledger.proxy_fence(fiber)
+        if not in_shared:
+            ledger.global_fence(fiber)
 
     return go
 

@@ -29,12 +29,14 @@ from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import Value, bool_of, s32
+from ...races.clocks import Stamp
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
 from ..barrier import EmulatedMbarrier, barriers_of, complete, mbarrier_at
 from ..memory import block_of, blocks_of, said, unwritten
 from ..registry import counted, operation
 from . import bulk_groups
+from .bulk import reads_global, writes_global
 from .tensormap import check_use
 
 PERIOD = 1024  # bytes after which every swizzle repeats
@@ -57,6 +59,7 @@ class TmaTransfer:
     def __init__(self, content: bytes) -> None:
         self.tmap, self.address = decode(content)
         self.written = whole_units(self.tmap)  # written by a store: the same but for the ends of rows
+        self.reach = [(count - 1) * step for count, step in zip(self.tmap.moved, self.tmap.steps, strict=True)]
         self.bytes = tma_engine.bytes_moved(self.tmap)
         bits = self.tmap.kind.gmem_bits
         # Elements in 16 bytes if shared memory holds them as global memory does; else 0.
@@ -111,10 +114,10 @@ class TmaTransfer:
     def whole(self, coordinates: Sequence[int], stores: bool = False) -> bool:
         """True if all of the box lies in the tensor, or a store writes it."""
         tmap = self.written if stores else self.tmap
-        return all(
-            0 <= start and start + (count - 1) * step < extent
-            for start, count, step, extent in zip(coordinates, tmap.moved, tmap.steps, tmap.extents, strict=True)
-        )
+        for start, reach, extent in zip(coordinates, self.reach, tmap.extents, strict=True):
+            if start < 0 or start + reach >= extent:
+                return False
+        return True
 
     def beyond(self, coordinates: Sequence[int]) -> range:
         """The elements that a store of the box writes beyond the ends of rows."""
@@ -144,6 +147,16 @@ class TmaTransfer:
             return None
         start = self.start(coordinates) - buffer.address
         return None if start % GRANULE else self.relative + start
+
+    def addresses(
+        self, buffer: GlobalBuffer, coordinates: Sequence[int], stores: bool = False
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """The addresses of the box's units in the tensor, and the bytes of each."""
+        rows = self.rows(buffer, coordinates, stores)
+        if rows is not None:
+            return rows + buffer.address, GRANULE
+        where, inside = tma_engine.global_bits(self.written if stores else self.tmap, coordinates)
+        return self.address + where[inside] // 8, max(1, self.tmap.kind.gmem_bits // 8)
 
     def tensor(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
         """The buffer that holds the box's part of the tensor. Raises EmulatorError if none does."""
@@ -370,6 +383,8 @@ def _land(
     buffer = box.source(fiber, coordinates)
     what = said(fiber, ins)
     event = ledger.event(True, what, by=fiber)
+    if machine.global_watch is not None:
+        reads_global(fiber, ins, *box.addresses(buffer, coordinates), barrier, event)
     machine.touch(fiber, cta, box.places(offset), True, what, event, True, by=by)
     cta.remote.append((event, what()))
     machine.counts.bytes["global to shared"] += box.bytes * times
@@ -412,6 +427,7 @@ class Stored:
         self.cta, self.offset, self.reduces, self.times = cta, offset, reduces, times
         self.taken: npt.NDArray[np.uint8] | None = None
         self.finished = False
+        self.written: Stamp | None = None
 
     def read(self) -> None:
         """Read the box from shared memory, as it is now."""
@@ -493,6 +509,8 @@ def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
             cta.remote.append((event, f"the end of {what()}, which reads its shared memory"))
             machine.counts.bytes["shared to global"] += box.bytes * times
             stored = Stored(event, box, buffer, coordinates, cta, offset, reduces, times)
+            if machine.global_watch is not None and not reduces:
+                stored.written = writes_global(fiber, ins, *box.addresses(buffer, coordinates, True), by)
             bulk_groups.add(fiber, stored, by)
             machine.defer(cta.cluster, "stores", stored.finish)
 
