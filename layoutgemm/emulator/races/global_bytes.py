@@ -90,8 +90,8 @@ class PagePlaces:
             return slice(self.starts >> shift, (self.starts + self.size - 1 >> shift) + 1)
         if self.size >> shift <= 1:
             return self.starts >> shift
-        every: Numbers = self.starts[:, None] + np.arange(self.size, dtype=np.int32)
-        return every.reshape(-1)
+        every = self.starts[:, None] + np.arange(self.size, dtype=np.int32)
+        return every.astype(np.int32, copy=False).reshape(-1)
 
 
 class GlobalWatch:
