@@ -79,6 +79,7 @@ class Warp:
         self.scratch: dict[Hashable, Any] = {}  # what operations keep for a warp
         # Of its accesses to global memory (`races/clocks.py`): the source, its turn, and whether the turn has any.
         self.source, self.turn, self.accessing = 0, 1, False
+        self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
 
     def clock(self, low: int, mask: int) -> int:
         """Bits of the launch's clock, from bit `low`; it goes on with operations, and faster with each look at it."""

@@ -335,6 +335,8 @@ class Ledger:
 
     def release(self, fiber: Fiber, into: Knowledge) -> None:
         """Hand the fiber's knowledge and accesses to a barrier or a fiber: each lane its part."""
+        if fiber.warp.settles is not None:
+            fiber.warp.settles(fiber)
         self.renew(fiber)
         end_turn(fiber)
         knows = fiber.knows

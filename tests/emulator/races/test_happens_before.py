@@ -18,7 +18,7 @@ class Actor:
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self.ledger, self.name = ledger, name
-        self.warp = SimpleNamespace(accessing=False)
+        self.warp = SimpleNamespace(accessing=False, settles=None)
         self.knows: Knowledge = ledger.knowledge()
         self.epoch: MemoryEvent = ledger.event(False, self.describe)
 

@@ -283,6 +283,8 @@ def touch(
     With the policy's `tensor_strict` a thread's knowledge of others is that of its last
     tcgen05.fence::after_thread_sync.
     """
+    if write and fiber.warp.settles is not None:
+        fiber.warp.settles(fiber)
     knows = fiber.knows
     event = event or cta.cluster.ledger.joint(fiber)
     if fiber.machine.policy.tensor_strict:
