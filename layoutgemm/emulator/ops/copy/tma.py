@@ -309,7 +309,10 @@ class Shape:
             if len(word) == 2 and word[1] == "d" and word[0].isdigit():
                 self.rank = int(word[0])
             elif word in LEFT_OUT:
-                raise ValueError(f".{word} is not emulated: only boxes of .tile mode are")
+                raise ValueError(
+                    f".{word} is not emulated: .tile, .tile::gather4 and .tile::scatter4 are. A tiled box at each "
+                    "filter tap's coordinates loads the same pixels"
+                )
             elif word not in ("async", "bulk", "tensor", "tile", "L2::cache_hint", "reduce", *known):
                 raise ValueError(f".{word} is not known here")
             else:

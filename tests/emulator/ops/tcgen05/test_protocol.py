@@ -316,9 +316,9 @@ def test_a_load_counts_as_done_where_its_registers_are_used_up():
         body = text.replace("BEFORE", before).replace("AFTER", after)
         return run(body, {}, block=64, shared=64, target="sm_100a").kinds
 
-    assert found(load + use, "") == []
-    assert found(load, use) == ["race"]
-    assert found(load + "tcgen05.wait::ld.sync.aligned;", use) == []
+    assert found(load + use, "") == ["lint"]  # another warp frees the columns than allocated them
+    assert found(load, use) == ["lint", "race"]
+    assert found(load + "tcgen05.wait::ld.sync.aligned;", use) == ["lint"]
 
 
 def test_a_relaxed_wait_orders_tensor_memory_with_the_fence_after_it():
@@ -376,8 +376,9 @@ def test_a_commit_contains_the_fence():
         ("mbarrier.arrive.shared.b64 _, [%s+16];", ["race"]),
     ):
         told = text.replace("TELL", tell)
-        assert run(told, block=64, shared=64, target="sm_100a", policy=STRICT).kinds == found
-        assert run(told, block=64, shared=64, target="sm_100a").kinds == []
+        # Another warp gives the columns back than the one that has allocated them.
+        assert run(told, block=64, shared=64, target="sm_100a", policy=STRICT).kinds == ["lint", *found]
+        assert run(told, block=64, shared=64, target="sm_100a").kinds == ["lint"]
 
 
 @pytest.mark.parametrize(
