@@ -20,6 +20,7 @@ POLLS_ANYWHERE = re.compile(r"ld\.(?:.*\.)?(?:acquire|relaxed|volatile|mmio)\b|a
 WAITING = re.compile(r"bra\b|nanosleep")  # beside the loads of a loop that polls
 STATES = "states"  # key of the scratch
 MOST = 60  # lines of a report
+CAUSE = "    cause: "  # the beginning of a line that says why a barrier's phase does not end
 
 
 def numbered(numbers: Iterable[int]) -> str:
@@ -76,6 +77,8 @@ def stuck(cluster: Cluster) -> str:
     for scratch in (cluster.scratch, *[cta.scratch for cta in cluster.ctas]):
         for state in scratch.get(STATES, ()):
             lines += [f"  {line}" for line in state()]
+    causes = [line.replace("cause", "likely cause", 1) for line in lines if line.startswith(CAUSE)]
+    lines[1:1] = dict.fromkeys(f"{line[2:]}" for line in causes)
     if len(lines) > MOST:
         lines = [*lines[:MOST], f"  and {len(lines) - MOST} more lines"]
     return with_roles("\n".join(lines), cluster.role)

@@ -62,6 +62,7 @@ MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
 # Qualifiers come in any order: ptxas takes ld.global.acquire.gpu as well as ld.acquire.gpu.global.
+FLAGS = re.compile(r"(?:ld|st)\.(?:.*\.)?(?:acquire|release|relaxed|volatile|mmio)\b|atom\.|red\.|multimem\.")
 POLLS = re.compile(r"(?:ld\.(?!.*\.shared)(?:.*\.)?(?:acquire|relaxed|volatile|mmio)\b|atom\.(?!.*\.shared)).*")
 STILL = 4  # rounds of polling, without any other progress, after which nothing will come
 POLLED = 5  # a loop that polls does it at least once in so many operations
@@ -76,6 +77,9 @@ class Warp:
         self.window = cta.rank << RANK_SHIFT
         self.did = bytearray(cta.cluster.machine.program.size)  # for each pc, whether some lane executed it
         self.scratch: dict[Hashable, Any] = {}  # what operations keep for a warp
+        # Of its accesses to global memory (`races/clocks.py`): the source, its turn, and whether the turn has any.
+        self.source, self.turn, self.accessing = 0, 1, False
+        self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
 
     def clock(self, low: int, mask: int) -> int:
         """Bits of the launch's clock, from bit `low`; it goes on with operations, and faster with each look at it."""
@@ -280,7 +284,7 @@ class PtxMachine:
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
         self.parted: dict[int, int] = {}  # where lanes do not wait for those that poll -> where they do
-        self.global_watch = GlobalWatch() if self.policy.races else None
+        self.global_watch = self._watch() if self.policy.races else None
         self.begun = 0  # clusters
         self.quantum, self.landed = 0, 0
         self.device = ""  # the name of the device that it runs on, beside others
@@ -309,6 +313,11 @@ class PtxMachine:
         finally:
             self.finish()
         return self
+
+    def _watch(self) -> GlobalWatch:
+        """The watch of global memory."""
+        opcodes = {ins.opcode for ins in self.program.kernel.instructions}
+        return GlobalWatch(self.policy.strict, any(FLAGS.match(opcode) for opcode in opcodes))
 
     def begin(self) -> None:
         """Line up the grid's clusters."""

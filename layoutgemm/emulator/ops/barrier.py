@@ -19,6 +19,7 @@ from ..ptx.program import Program, Reader, Run
 from ..ptx.values import Value, compact, mask_of
 from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
+from .deadlock_causes import cluster_causes, mbarrier_causes, named_causes
 from .memory import FENCED, WAITED, block_of, said
 from .registry import by_mask, known, operation
 
@@ -59,6 +60,7 @@ class Named:
         ]
         if self.waiting:
             lines.insert(1, f"  waits: {warps(cta, [fiber.warp.number for fiber in self.waiting])}")
+            lines += named_causes(self, cta, number, cta.scratch["named"])
         return lines
 
 
@@ -244,7 +246,11 @@ class ClusterBarrier:
             lines.append(
                 f"  CTA {cta.coordinate}: arrived {warps(cta, there) or 'none'}; not there {warps(cta, away) or 'none'}"
             )
-        return lines
+        here = {id(fiber) for fiber in self.waiting}
+        others = [
+            f for f in self.cluster.fibers if id(f) not in here and f.warp.scratch.get("arrived") != self.generation
+        ]
+        return lines + cluster_causes(others, self.arrived)
 
     def check(self) -> None:
         """Begin the next generation if all threads have arrived."""
@@ -330,7 +336,7 @@ class EmulatedMbarrier:
     count    arrivals of a phase; pending: those still missing
     bytes    transactions outstanding; it may be negative for a while. announced: by this phase's expect_tx
     phase    phases that have ended
-    arrivals (who, how many) of this phase, for reports
+    arrivals (who, how many) of this phase, for reports; before: of the phase before
     members  arrivals in this phase; ended: in the phase before, or None; earlier: in the phase before that
     """
 
@@ -341,6 +347,7 @@ class EmulatedMbarrier:
         self.bytes = self.phase = self.announced = 0
         self.transacted = False
         self.arrivals: list[tuple[Callable[[], str], int]] = []
+        self.before: list[tuple[Callable[[], str], int]] = []
         self.waiting: list[Fiber] = []
         self.knows, self.sealed, self.members = (self.ledger.knowledge() for _ in range(3))
         self.tensor, self.tensor_sealed = self.ledger.knowledge(), self.ledger.knowledge()
@@ -364,7 +371,11 @@ class EmulatedMbarrier:
         lines += [f"  arrived: {who()}" + (f", {count} times" if count > 1 else "") for who, count in self.arrivals[:8]]
         if len(self.arrivals) > 8:
             lines.append(f"  and {len(self.arrivals) - 8} more arrivals")
-        return lines
+        return lines + mbarrier_causes(self)
+
+    def unordered(self, knows: Knowledge) -> bool:
+        """True if nothing orders a thread after the end of the phase before."""
+        return not self._after(knows, self.ended)
 
     def expect(self, count: int) -> None:
         """Announce bytes, or take some back."""
@@ -425,7 +436,7 @@ class EmulatedMbarrier:
             self.knows, self.members = self.ledger.knowledge(), self.ledger.knowledge()
             self.transacted = False
             self.announced = 0
-            self.arrivals.clear()
+            self.before, self.arrivals = self.arrivals, []
             self.pending = self.count
             self.phase += 1
             self.cta.cluster.wake(self.waiting)
@@ -673,21 +684,35 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     if "mbarrier_init" in words:
         return lambda fiber: fiber.cta.cluster.ledger.init_fence(fiber)
     if "proxy" in words and any(word.startswith("async") for word in words):
-        if "global" in words:
-            return lambda fiber: None  # global memory alone, which is not checked
-        return lambda fiber: fiber.cta.cluster.ledger.proxy_fence(fiber)
+        return _proxy_fence(words)
     if "proxy" in words and "alias" not in words:
         raise ValueError(f"{ins.opcode} is not known here")
 
-    acquires = "release" not in words
+    acquires, wide = "release" not in words, not {"cta", "cluster"} & words
 
     def go(fiber: Fiber) -> None:
         # What relaxed waits have seen is acquired; a relaxed arrive after it hands on earlier accesses.
         ledger = fiber.cta.cluster.ledger
         if acquires and (waited := fiber.warp.scratch.pop(WAITED, None)) is not None:
             ledger.acquire(fiber, waited)
+        if wide:
+            ledger.gpu_fence(fiber, acquires)
         fenced = fiber.warp.scratch[FENCED] = ledger.knowledge()
         ledger.release(fiber, fenced)
+
+    return go
+
+
+def _proxy_fence(words: set[str]) -> Run:
+    """fence.proxy.async: of all memory, of shared memory, or of global memory alone."""
+    in_global, in_shared = "global" in words, any(word.startswith("shared") for word in words)
+
+    def go(fiber: Fiber) -> None:
+        ledger = fiber.cta.cluster.ledger
+        if not in_global:
+            ledger.proxy_fence(fiber)
+        if not in_shared:
+            ledger.global_fence(fiber)
 
     return go
 

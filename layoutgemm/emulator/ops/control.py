@@ -76,7 +76,14 @@ def hint(program: Program, ins: PtxInstruction) -> Run:
     return lambda fiber: None
 
 
-@operation("mma.sp", "mma.sp::ordered_metadata")
-def left_out(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse sparse products, which no dense example of the DSL uses."""
-    raise ValueError(f"mma.{ins.words[1]} is left out of the emulator")
+@operation("mma.sp", "mma.sp::ordered_metadata", "wgmma.mma_async.sp", "tcgen05.mma.sp", "tcgen05.mma.ws.sp")
+def sparse_product(program: Program, ins: PtxInstruction) -> Run:
+    """Refuse sparse products, whose metadata no hardware has confirmed here."""
+    name = ins.opcode[: ins.opcode.index(".sp") + 3]
+    raise ValueError(f"{name}, a sparse product, is not emulated: a dense one of A with its zeros is")
+
+
+@operation("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq")
+def texture(program: Program, ins: PtxInstruction) -> Run:
+    """Refuse textures and surfaces, whose objects only a driver makes."""
+    raise ValueError(f"{ins.words[0]} of a texture or surface is not emulated: ld.global of its array is")

@@ -11,6 +11,7 @@ import itertools
 import linecache
 import re
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -115,6 +116,8 @@ class Program:
     leaders: list[int] = field(init=False)
     meets: dict[int, int] = field(init=False)
     live: dict[int, int] = field(init=False)
+    _follows: list[list[int]] = field(init=False)  # block -> the blocks that may come next
+    _live_after: dict[int, int] = field(init=False, default_factory=dict)
     doubts: list[int] = field(init=False)
     blank: list[Undefined] = field(init=False)
 
@@ -281,6 +284,7 @@ class Program:
             # Lanes that branch to the kernel's last ret are at its end: they wait for no others there.
             self.meets[at] = end if meet < end and self.ends(meet) else meet
         used, killed = self._uses(starts, last)
+        self._follows = follows
         self._liveness(starts, follows, used, killed)
         self._doubts(starts, last, follows, used, killed)
 
@@ -309,6 +313,20 @@ class Program:
                 if now != live[n]:
                     live[n], changed = now, True
         self.live = {pc: live[n] for n, pc in enumerate(starts)} | {self.size: 0}
+
+    def live_after(self, pc: int) -> int:
+        """The registers that are needed after an instruction, as a bit set."""
+        if pc in self._live_after:
+            return self._live_after[pc]
+        block = bisect_right(self.leaders, pc) - 1
+        starts = [*self.leaders, self.size]
+        live = 0
+        for m in self._follows[block]:
+            live |= self.live[starts[m]]
+        for at in range(starts[block + 1] - 1, pc, -1):
+            live = live & ~self.writes[at] | self.reads[at]
+        self._live_after[pc] = live
+        return live
 
     def _doubts(
         self, starts: list[int], last: list[int], follows: list[list[int]], used: list[int], killed: list[int]

@@ -1,10 +1,11 @@
-"""Races in global memory between warps, and between blocks of one launch.
+"""Races in global memory between the warps of one launch, and with its copy engines.
 
-Ordinary loads and stores are watched: for each byte, the latest one that wrote it and the latest that read it. Strong
-accesses (atomics, volatile, relaxed, release, acquire) and copies by an engine are not. Two accesses of one cluster are
-ordered if the second's thread knows the first's epoch (`happens_before.py`). Two clusters are ordered by a word that
-the first releases and the second acquires. A fence before a strong write releases, a strong read acquires. Both count
-for all threads of their cluster, so some races are missed.
+The latest writer and the latest reader of each byte are kept. Ordinary loads and stores, cp.async, and bulk and tensor
+copies count. Strong accesses (atomics, volatile, relaxed, release, acquire) and an engine's reductions do not.
+
+Two accesses are ordered if the second's thread knows the first's turn (`clocks.py`). It learns of it by the barriers of
+a block or a cluster, and by a wait for a copy. Between clusters a word of global memory is released and acquired. An
+ordinary write comes before a copy engine's read only with a proxy fence between them, by either thread.
 
 Lanes of one warp have a file of their own (`global_words.py`). PTX ISA, "Memory Consistency Model", "Data races".
 """
@@ -17,138 +18,252 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .conflicts import Conflict, remedy
+from ..machine.memory import GRANULE
+from .clocks import NO_CLOCKS, Clocks, Stamp
+from .conflicts import FENCE, Conflict, remedy
 
 if TYPE_CHECKING:
-    from ..machine.interpreter import Cluster, Fiber, Warp
+    from ..machine.interpreter import Fiber, Warp
     from .happens_before import MemoryEvent
 
 PAGE_BITS = 16
 PAGE = 1 << PAGE_BITS  # bytes that are watched by one array
 MOST = 1 << 12  # pages: what lies beyond is not watched
+COARSE = GRANULE.bit_length() - 1
 BETWEEN_BLOCKS = (
     "A fence and an atomic by the first's thread, or st.release, on a word that the second's thread acquires before, "
     "orders them; so does a launch of its own for the second."
 )
-Clock = dict[int, int]  # a cluster's number -> the last of its releases that is known
+DOUBTED = (
+    "only an atomic or volatile read of a flag stands between them, without a fence after it: PTX orders nothing by "
+    "that, older code counts on it, and Policy(strict=True) makes this a finding"
+)
+ACQUIRE = "A fence (fence.acq_rel) after the read of the flag, or an acquiring read of it, orders them."
+UNFENCED = "no fence.proxy.async between the write and the read by a copy engine"
 Numbers = npt.NDArray[np.int32]
+Addresses = npt.NDArray[np.int64]
 
 
 class GlobalAccess(NamedTuple):
-    """An instruction's accesses in one epoch of a warp; `releases`: of its cluster, before it."""
+    """An instruction's accesses in one turn of a source.
+
+    event         of a copy whose end the ledger of its cluster knows of, or None
+    asynchronous  whether it is of the async proxy
+    """
 
     warp: Warp
-    cluster: int
-    epoch: MemoryEvent
-    releases: int
+    stamp: Stamp
+    event: MemoryEvent | None
+    asynchronous: bool
     what: str
 
 
+class Copying(NamedTuple):
+    """A copy that accesses global memory in a turn of its own; the rest as in `GlobalAccess`."""
+
+    stamp: Stamp
+    event: MemoryEvent | None = None
+    asynchronous: bool = True
+
+
+class WatchedPage:
+    """The numbers of the latest accesses to each unit of 2**shift bytes of a page; `written`, `read`: if there are any.
+
+    Copies of whole units of 16 bytes have a page of their own, so that few numbers are kept of them.
+    """
+
+    def __init__(self, shift: int) -> None:
+        self.shift = shift
+        self.writers, self.readers = (np.zeros(PAGE >> shift, np.int32) for _ in range(2))
+        self.written = self.read = False
+
+
+class PagePlaces:
+    """Bytes of one page: `size` of them at each start, or at one start."""
+
+    def __init__(self, page: int, starts: Numbers | int, size: int) -> None:
+        self.page, self.starts, self.size = page, starts, size
+
+    def units(self, shift: int) -> slice | Numbers:
+        """The units of 2**shift bytes that they touch."""
+        if isinstance(self.starts, int):
+            return slice(self.starts >> shift, (self.starts + self.size - 1 >> shift) + 1)
+        if self.size >> shift <= 1:
+            return self.starts >> shift
+        every = self.starts[:, None] + np.arange(self.size, dtype=np.int32)
+        return every.astype(np.int32, copy=False).reshape(-1)
+
+
 class GlobalWatch:
-    """The latest accesses to each byte of global memory, of one launch."""
+    """The latest accesses to each byte of global memory, of one launch.
 
-    def __init__(self) -> None:
+    strict   as `Policy.strict`
+    flagged  whether the kernel has strong accesses, by which blocks tell each other of what they did
+    """
+
+    def __init__(self, strict: bool = False, flagged: bool = True) -> None:
+        self.strict, self.flagged = strict, flagged
         self.accesses: list[GlobalAccess | None] = [None]  # by their numbers; 0: none
-        self.numbers: dict[tuple[int, int, int], int] = {}  # (cluster, epoch, pc) -> number
-        self.pages: dict[int, tuple[Numbers, Numbers]] = {}  # page -> the numbers of its bytes' (writers, readers)
-        self.flags: dict[int, Clock] = {}  # a word's address -> what its releases hand on
-        self.clocks: dict[int, Clock] = {}  # cluster -> what it has acquired
-        self.releases: dict[int, int] = {}  # cluster -> releases so far
+        self.numbers: dict[tuple[Stamp, int], int] = {}  # (turn, pc) -> number
+        self.pages: dict[int, WatchedPage] = {}
+        self.coarse: dict[int, WatchedPage] = {}  # of copies of whole units
+        self.flags: dict[int, Clocks] = {}  # a word's address -> what its releases hand on
+        self.sources: dict[object, int] = {}  # an mbarrier, or a warp's engine and lanes -> source
+        self.turns: dict[int, int] = {}  # of the sources beside warps
 
-    def release(self, cluster: Cluster, addresses: npt.NDArray[np.int64]) -> None:
-        """Hand on what the cluster did so far, and what it knows, at these words."""
-        count = self.releases[cluster.number] = self.releases.get(cluster.number, 0) + 1
-        told = self.clocks.get(cluster.number, {}) | {cluster.number: count}
-        for at in set(addresses.tolist()):
-            _merge(self.flags.setdefault(at, {}), told)
+    def next_turn(self, owner: object, turn: int = 0) -> Stamp:
+        """A turn of a source that is no warp: this one, or with 0 its next."""
+        source = self.sources.setdefault(owner, len(self.sources) + 1)
+        self.turns[source] = turn = turn or self.turns.get(source, 0) + 1
+        return source, turn
 
-    def acquire(self, cluster: Cluster, addresses: npt.NDArray[np.int64]) -> None:
-        """Learn what was handed on at these words."""
+    def release(self, clocks: Clocks, addresses: Addresses) -> None:
+        """Hand on what is known of global memory at these words."""
+        if clocks is not NO_CLOCKS:
+            for at in set(addresses.tolist()):
+                self.flags[at] = self.flags.get(at, NO_CLOCKS).merged(clocks)
+
+    def told(self, addresses: Addresses) -> Clocks:
+        """Return the clocks that were handed on at these words."""
+        out = NO_CLOCKS
         for at in set(addresses.tolist()):
             if at in self.flags:
-                _merge(self.clocks.setdefault(cluster.number, {}), self.flags[at])
+                out = out.merged(self.flags[at])
+        return out
 
     def access(
-        self, fiber: Fiber, pc: int, what: Callable[[], str], addresses: npt.NDArray[np.int64], size: int,
-        same: Callable[[], bool] | None,
+        self, fiber: Fiber, pc: int, what: Callable[[], str], addresses: Addresses, size: int,
+        same: Callable[[], bool] | None, copying: Copying | None = None,
     ) -> Conflict | None:  # fmt: skip
-        """Record an access and return its race, or None; same: of a write, whether memory holds what it writes."""
-        number = self._number(fiber, pc, what)
+        """Record an access and return its race, or None.
+
+        addresses  each a multiple of `size`, a power of two
+        same       of a write, whether memory holds what it writes; None: a read
+        copying    of a copy that goes on after its instruction
+        """
+        number, coarse = self._number(fiber, pc, what, copying), copying is not None and size == GRANULE
         race: Conflict | None = None
-        for page, where in _places(addresses, size):
-            if page not in self.pages:
-                if len(self.pages) >= MOST:
+        for places in _places(addresses, size):
+            if race is None or race.lint:
+                race = self._examined(fiber, what, copying, places, same) or race
+            pages, shift = (self.coarse, COARSE) if coarse else (self.pages, 0)
+            page = pages.get(places.page)
+            if page is None:
+                if len(pages) >= MOST:
                     continue
-                self.pages[page] = (np.zeros(PAGE, np.int32), np.zeros(PAGE, np.int32))
-            writers, readers = self.pages[page]
-            if race is None:
-                race = self._race(fiber, what, writers[where], "wrote", (page, where))
-                if race is not None and same is not None and same():
-                    race = None  # memory holds these bytes in either order
+                page = pages[places.page] = WatchedPage(shift)
             if same is None:
-                readers[where] = number
-                continue
-            if race is None:
-                race = self._race(fiber, what, readers[where], "read", (page, where))
-            writers[where] = number
+                page.readers[places.units(shift)] = number
+                page.read = True
+            else:
+                page.writers[places.units(shift)] = number
+                page.written = True
         return race
 
-    def _number(self, fiber: Fiber, pc: int, what: Callable[[], str]) -> int:
-        cluster = fiber.cta.cluster.number
-        key = (cluster, fiber.epoch.id, pc)
-        found = self.numbers.get(key)
+    def _examined(
+        self, fiber: Fiber, what: Callable[[], str], copying: Copying | None, places: PagePlaces,
+        same: Callable[[], bool] | None,
+    ) -> Conflict | None:  # fmt: skip
+        """The race of an access to some places of a page, or None."""
+        race: Conflict | None = None
+        for pages in (self.pages, self.coarse):
+            page = pages.get(places.page)
+            if page is None or not (page.written or (page.read and same is not None)):
+                continue
+            where = places.units(page.shift)
+            if page.written:
+                found = (page.writers[where], True, same is not None, where, page.shift)
+                race = self._race(fiber, what, copying, places.page, found, same)
+            if page.read and same is not None and (race is None or race.lint):
+                found = (page.readers[where], False, True, where, page.shift)
+                race = self._race(fiber, what, copying, places.page, found, None) or race
+            if race is not None:
+                return race
+        return None
+
+    def _number(self, fiber: Fiber, pc: int, what: Callable[[], str], copying: Copying | None) -> int:
+        warp = fiber.warp
+        if copying is None:
+            if not warp.source:
+                warp.source = self.next_turn(warp)[0]
+            warp.accessing = True
+        stamp = (warp.source, warp.turn) if copying is None else copying.stamp
+        found = self.numbers.get((stamp, pc))
         if found is None:
-            found = self.numbers[key] = len(self.accesses)
-            releases = self.releases.get(cluster, 0) + 1
-            self.accesses.append(GlobalAccess(fiber.warp, cluster, fiber.epoch, releases, what()))
+            found = self.numbers[stamp, pc] = len(self.accesses)
+            event, of_engine = (None, False) if copying is None else (copying.event, copying.asynchronous)
+            self.accesses.append(GlobalAccess(warp, stamp, event, of_engine, what()))
         return found
 
     def _race(
-        self, fiber: Fiber, what: Callable[[], str], numbers: Numbers, did: str, place: tuple[int, slice | Numbers]
-    ) -> Conflict | None:
-        """The race with one of these earlier accesses, or None."""
+        self, fiber: Fiber, what: Callable[[], str], copying: Copying | None, page: int,
+        found: tuple[Numbers, bool, bool, slice | Numbers, int], same: Callable[[], bool] | None,
+    ) -> Conflict | None:  # fmt: skip
+        """The race with one of these earlier accesses, or None.
+
+        found  their numbers, whether they wrote, whether it is written now; the units of 2**(the last) bytes
+        same   of a write after a write, whether memory holds the same bytes
+        """
+        numbers, wrote, writes, where, shift = found
         first = numbers[0]
         different = np.unique(numbers).tolist() if np.count_nonzero(numbers != first) else [int(first)]
         for number in different:
             earlier = self.accesses[number]
-            if earlier is None or self._ordered(fiber, earlier):
+            if earlier is None or (lacks := self._lacks(fiber, earlier, wrote, writes, copying)) is None:
                 continue
-            page, where = place
+            if same is not None and same():
+                return None  # memory holds these bytes in either order
             inside = int((numbers == number).argmax())
-            at = (page << PAGE_BITS) + (where.start + inside if isinstance(where, slice) else int(where[inside]))
-            said, alone = what(), earlier.cluster == fiber.cta.cluster.number
-            why = "no barrier" if alone else "no barrier, and no word that the one releases and the other acquires"
+            unit = where.start + inside if isinstance(where, slice) else int(where[inside])
+            at = (page << PAGE_BITS) + (unit << shift)
             buffer, offset = fiber.machine.launch.memory.find(at)
             both = f"both touch byte {offset} of {buffer.name}"
-            message = f"{said} and, before it, {earlier.what}, which {did} it, {both}"
-            orders = remedy(earlier.what, False, said, False) if alone else BETWEEN_BLOCKS
-            return Conflict(f"{message}; nothing orders them: {why}", orders)
+            message = f"{what()} and, before it, {earlier.what}, which {'wrote' if wrote else 'read'} it, {both}"
+            why, lint = lacks, lacks is DOUBTED and not self.strict
+            orders = ACQUIRE if lacks is DOUBTED else FENCE if lacks is UNFENCED else self._orders(fiber, earlier, what)
+            return Conflict(f"{message}; {why}" if lacks is UNFENCED else f"{message}; nothing orders them: {why}",
+                            orders, lint)  # fmt: skip
         return None
 
-    def _ordered(self, fiber: Fiber, earlier: GlobalAccess) -> bool:
-        cluster, knows = fiber.cta.cluster, fiber.knows
-        if earlier.warp is fiber.warp:
-            return True
-        if earlier.cluster != cluster.number:
-            return self.clocks.get(cluster.number, {}).get(earlier.cluster, 0) >= earlier.releases
-        known = [knows, *[more for _, more in knows.apart]]
-        return any(cluster.ledger.knows(one, earlier.epoch) for one in known)
+    def _lacks(
+        self, fiber: Fiber, earlier: GlobalAccess, wrote: bool, writes: bool, copying: Copying | None
+    ) -> str | None:
+        """The reason why an earlier access is not ordered before this one, or None."""
+        clocks, (source, turn) = fiber.knows.clocks, earlier.stamp
+        own, alone = source == fiber.warp.source, earlier.warp.cta.cluster is fiber.cta.cluster
+        if not own and clocks.known.get(source, 0) < turn and not (alone and self._ended(fiber, earlier)):
+            if clocks.doubted.get(source, 0) >= turn:
+                return DOUBTED
+            if earlier.warp is fiber.warp:
+                # The stores of one warp's engine that overlap each other are left alone.
+                stores = wrote and writes and copying is not None and earlier.asynchronous
+                return None if stores else "no wait for the first's end"
+            return "no barrier" if alone else "no barrier, and no word that the one releases and the other acquires"
+        crosses = wrote and copying is not None and copying.asynchronous and not earlier.asynchronous
+        return UNFENCED if crosses and clocks.crossed.get(source, 0) < turn else None
+
+    def _ended(self, fiber: Fiber, earlier: GlobalAccess) -> bool:
+        """True if some lane knows that a copy of its cluster has ended."""
+        knows, ledger, event = fiber.knows, fiber.cta.cluster.ledger, earlier.event
+        if event is None:
+            return False
+        return any(ledger.knows(one, event) for one in (knows, *[more for _, more in knows.apart]))
+
+    def _orders(self, fiber: Fiber, earlier: GlobalAccess, what: Callable[[], str]) -> str:
+        """One sentence: the instructions that would order them."""
+        if earlier.warp is fiber.warp or earlier.warp.cta.cluster is fiber.cta.cluster:
+            return remedy(earlier.what, earlier.asynchronous, what(), False)
+        return BETWEEN_BLOCKS
 
 
-def _merge(into: Clock, more: Clock) -> None:
-    for cluster, count in more.items():
-        into[cluster] = max(count, into.get(cluster, 0))
-
-
-def _places(addresses: npt.NDArray[np.int64], size: int) -> Iterator[tuple[int, slice | Numbers]]:
-    """(page, the bytes in it) of `size` bytes at each address."""
+def _places(addresses: Addresses, size: int) -> Iterator[PagePlaces]:
+    """`size` bytes at each address, page by page."""
     first, extent = int(addresses[0]), size * len(addresses)
     page, offset = first >> PAGE_BITS, first & PAGE - 1
     if offset + extent <= PAGE and int(addresses[-1]) - first == extent - size:  # the lanes' bytes follow each other
         if len(addresses) == 1 or np.count_nonzero(addresses[1:] - addresses[:-1] != size) == 0:
-            yield page, slice(offset, offset + extent)
+            yield PagePlaces(page, offset, extent)
             return
-    every = (addresses[:, None] + np.arange(size)).reshape(-1)
-    pages = every >> PAGE_BITS
-    for one in np.unique(pages).tolist():
-        yield one, (every[pages == one] & PAGE - 1).astype(np.int32)
+    pages, inside = addresses >> PAGE_BITS, (addresses & PAGE - 1).astype(np.int32)
+    for one in set(pages.tolist()):
+        yield PagePlaces(one, inside[pages == one], size)

@@ -36,6 +36,7 @@ from weakref import ref
 
 from ..machine.memory import GRANULE
 from ..ptx.program import SHARED_START
+from .clocks import NO_CLOCKS, Stamp
 from .conflicts import ANOTHERS_FENCE, FENCE, FENCE_READS, REFILL, Conflict, remedy
 from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, never_race, one_lane, unknown, unordered
 
@@ -62,17 +63,19 @@ class MemoryEvent:
     joint     whether its lanes do it as one
     several   whether several instructions' operations complete together as this one
     wrote     whether it wrote through the generic proxy
+    stamp     the turn of its accesses to global memory (`clocks.py`), or None
     """
 
     __slots__ = (
-        "asynchronous", "describe", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "several", "time",
-        "touches", "wrote",
+        "asynchronous", "describe", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "several", "stamp",
+        "time", "touches", "wrote",
     )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: object = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
         self.time = 0
         self.issued: Knowledge | None = None
+        self.stamp: Stamp | None = None
         self.lanes, self.joint, self.several, self.wrote = 0, False, False, False
         self.touches: list[tuple[Shadow, bool, Touch]] = []
         self.pieces: dict[tuple[int, bool, bool], dict[int, int]] = {}
@@ -96,15 +99,18 @@ class Knowledge:
     time     a logical clock that goes along, for a timeline
     mine     a fiber's own events of which each lane knows its part alone, and those that own writes were left unfenced
     apart    (lanes, what they know beside)
+    clocks   accesses to global memory; what one lane of a warp knows of them counts for all
     """
 
     __slots__ = (
-        "__weakref__", "apart", "crossed", "fenced", "inits", "mine", "open", "own", "past", "proxied", "seen", "time",
+        "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "mine", "open", "own", "past", "proxied",
+        "seen", "time",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.crossed = self.inits = self.own = self.open = self.past = self.time = 0
         self.fenced = 0
+        self.clocks = NO_CLOCKS
         self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
 
@@ -118,6 +124,8 @@ class Knowledge:
         if other.time > self.time:
             self.time = other.time
         self.past |= other.past
+        if other.clocks is not self.clocks:
+            self.clocks = self.clocks.merged(other.clocks)
 
 
 class Record:
@@ -246,7 +254,7 @@ class Ledger:
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
             out.crossed, out.time = of.crossed, of.time
-            out.past, out.fenced = of.past, of.fenced
+            out.past, out.fenced, out.clocks = of.past, of.fenced, of.clocks
         self._knowledges.append(ref(out))
         if len(self._knowledges) > self._sweep:
             self._knowledges = [one for one in self._knowledges if one() is not None]
@@ -294,6 +302,8 @@ class Ledger:
             knowledge.crossed |= bit
         if event.issued is not None:
             knowledge.past |= event.issued.past
+        if event.stamp is not None:
+            knowledge.clocks = knowledge.clocks.after(event.stamp, event.asynchronous)
 
     # ------------------------------------------------------------ what fibers do
 
@@ -325,7 +335,10 @@ class Ledger:
 
     def release(self, fiber: Fiber, into: Knowledge) -> None:
         """Hand the fiber's knowledge and accesses to a barrier or a fiber: each lane its part."""
+        if fiber.warp.settles is not None:
+            fiber.warp.settles(fiber)
         self.renew(fiber)
+        end_turn(fiber)
         knows = fiber.knows
         into.merge(knows)
         for event in knows.mine:
@@ -346,6 +359,16 @@ class Ledger:
     def acquire(self, fiber: Fiber, source: Knowledge) -> None:
         """Learn all that was handed to a barrier or completed with an operation."""
         fiber.knows.merge(source)
+
+    def gpu_fence(self, fiber: Fiber, acquires: bool) -> None:
+        """fence of the GPU's scope: what relaxed reads told is known, and relaxed writes hand on what is known."""
+        end_turn(fiber)
+        fiber.knows.clocks = fiber.knows.clocks.after_fence(acquires)
+
+    def global_fence(self, fiber: Fiber) -> None:
+        """fence.proxy.async.global: earlier accesses to global memory become visible to the async proxy."""
+        end_turn(fiber)
+        fiber.knows.clocks = fiber.knows.clocks.after_proxy_fence()
 
     def proxy_fence(self, fiber: Fiber) -> None:
         """fence.proxy.async: earlier accesses become visible to the async proxy, each lane's own."""
@@ -419,6 +442,15 @@ class Ledger:
         """True if every fiber knows the record's event, so it can conflict with nothing."""
         bit = self.bit(record.event)
         return bool(seen & bit) and (record.event.asynchronous or bool(proxied & bit))
+
+
+def end_turn(fiber: Fiber) -> None:
+    """End the turn of a warp's accesses to global memory, which the fiber then knows."""
+    warp = fiber.warp
+    if warp.accessing:
+        warp.accessing = False
+        warp.turn += 1
+        fiber.knows.clocks = fiber.knows.clocks.after((warp.source, warp.turn - 1), False)
 
 
 # Records are listed by pages of 2**PAGE places, so that few are examined. An access that covers half of a wide page of

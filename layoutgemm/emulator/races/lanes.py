@@ -280,6 +280,7 @@ def join(
         opened &= one.open
     knows.apart, knows.mine, knows.fenced = [], [], 0
     for lanes, one in arrived:
+        knows.clocks = knows.clocks.merged(one.clocks)
         knows.past |= one.seen | one.past
         knows.own |= one.own
         knows.fenced |= one.fenced
@@ -378,6 +379,8 @@ def conflicting(offsets: Lanes, data: npt.NDArray[np.uint8]) -> int | None:
 def learn(ledger: Ledger, fiber: Fiber, lanes: int, event: MemoryEvent) -> None:
     """Teach some of the fiber's lanes their part of an asynchronous operation that has happened."""
     knows = fiber.knows
+    if event.stamp is not None:
+        knows.clocks = knows.clocks.after(event.stamp, event.asynchronous)
     if not ledger.lanes or (lanes & fiber.lanes == fiber.lanes and (event.lanes == 0 or one_lane(fiber.lanes))):
         ledger.learn(knows, event)
         if ledger.lanes and event.wrote and not event.asynchronous:
@@ -397,7 +400,7 @@ def learn(ledger: Ledger, fiber: Fiber, lanes: int, event: MemoryEvent) -> None:
 def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
     """Move some lanes' accesses into a new event, known to the same fibers."""
     made = ledger.event(event.asynchronous, event.describe, event.engine)
-    made.time, made.wrote = event.time, event.wrote
+    made.time, made.wrote, made.stamp = event.time, event.wrote, event.stamp
     made.lanes, event.lanes = lanes, event.lanes & ~lanes
     kept: list[tuple[Shadow, bool, Touch]] = []
     sums: dict[tuple[Shadow, bool], tuple[list[Touch], list[Touch]]] = {}

@@ -135,16 +135,20 @@ def test_a_deadlock_names_the_event_of_each_warp():
         run(body, block=64)
     assert str(caught.value).splitlines() == [
         "no thread can go on:",
+        "  likely cause: warp 1 waits at barrier 1, and not at 2.",
+        "  likely cause: warp 0 waits at barrier 2, and not at 1.",
         "  CTA (0, 0, 0) warp 0 (waits): PTX line 14: bar.sync 2, 64",
         "  CTA (0, 0, 0) warp 1 (waits): PTX line 14: bar.sync 1, 96",
         "  barrier 2 of CTA (0, 0, 0): 32 of 64 threads have arrived",
         "    waits: warp 0 (waits)",
         "    arrived: warp 0 (waits)",
         "    not there: warp 1 (waits)",
+        "    cause: warp 1 waits at barrier 1, and not at 2.",
         "  barrier 1 of CTA (0, 0, 0): 32 of 96 threads have arrived",
         "    waits: warp 1 (waits)",
         "    arrived: warp 1 (waits)",
         "    not there: warp 0 (waits)",
+        "    cause: warp 0 waits at barrier 2, and not at 1.",
     ]
 
 
@@ -159,15 +163,61 @@ def test_a_deadlock_says_the_state_of_each_mbarrier():
     END:"""
     with pytest.raises(DeadlockError) as caught:
         run(body, {"a": np.zeros(512, np.uint8)}, block=64, shared=1024, static=64)
+    bytes_ = (
+        "cause: expect_tx announces 256 bytes, and the copies that complete on it bring 128: the number is too large, "
+        "or a copy is missing."
+    )
+    arrivals = (
+        "cause: 1 of the 2 arrivals of a phase have come: the count of its mbarrier.init is 1 too large, or arrivals "
+        "are missing."
+    )
     assert str(caught.value).splitlines() == [
         "no thread can go on:",
+        f"  likely {bytes_}",
+        f"  likely {arrivals}",
         "  CTA (0, 0, 0) warp 1 (waits): PTX line 19 (file 1:77): mbarrier.try_wait.parity.shared.b64 %p2, [%r20], 0",
         "  mbarrier at 0x400 of CTA (0, 0, 0), phase 0 (parity 0): 1 of 2 arrivals pending, 128 of 256 expected bytes "
         "have come",
         "    waits: CTA (0, 0, 0) warp 1 (waits): PTX line 19 (file 1:77): mbarrier.try_wait.parity.shared.b64 %p2, "
         "[%r20], 0",
         "    arrived: CTA (0, 0, 0) warp 0 (loads by TMA) lanes 0x1",
+        f"    {bytes_}",
+        f"    {arrivals}",
     ]
+
+
+PINGPONG = """mov.u32 %r30, %tid.x; mov.u32 %r20, fixed; setp.eq.u32 %p0, %r30, 0;
+    @%p0 mbarrier.init.shared.b64 [%r20], COUNT; @%p0 mbarrier.init.shared.b64 [%r20+8], 32; bar.sync 0;
+    setp.lt.u32 %p1, %r30, 32; mov.u32 %r1, 0; mov.u32 %r2, 0; mov.u32 %r3, FIRST; @%p1 bra PRODUCE;
+    C: mbarrier.try_wait.parity.shared.b64 %p2, [%r20], %r2; @!%p2 bra C;
+    RELEASE
+    xor.b32 %r2, %r2, 1; add.u32 %r1, %r1, 1; setp.lt.u32 %p3, %r1, 3; @%p3 bra C; bra END;
+    PRODUCE: mbarrier.try_wait.parity.shared.b64 %p2, [%r20+8], %r3; @!%p2 bra PRODUCE;
+    mbarrier.arrive.shared.b64 _, [%r20];
+    xor.b32 %r3, %r3, 1; add.u32 %r1, %r1, 1; setp.lt.u32 %p3, %r1, 3; @%p3 bra PRODUCE;
+    END:"""
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "release", "said"),
+    [
+        ("33", "1", True, "32 of the 33 arrivals of a phase have come: the count of its mbarrier.init is 1 too large"),
+        ("32", "0", True, "the first wait for a buffer that is free asks for parity 1"),
+        ("32", "1", False, "arrived in phase 0: now it waits at PTX line"),
+    ],
+)
+def test_a_deadlock_of_a_ring_says_its_cause(count, first, release, said):
+    arrive = "mbarrier.arrive.shared.b64 _, [%r20+8];" if release else ""
+    body = PINGPONG.replace("COUNT", count).replace("FIRST", first).replace("RELEASE", arrive)
+    with pytest.raises(DeadlockError) as caught:
+        run(body, block=64, static=64)
+    assert said in str(caught.value)
+
+
+def test_the_same_ring_without_a_fault_ends():
+    arrive = "mbarrier.arrive.shared.b64 _, [%r20+8];"
+    body = PINGPONG.replace("COUNT", "32").replace("FIRST", "1").replace("RELEASE", arrive)
+    assert run(body, block=64, static=64).findings == []
 
 
 def test_a_deadlock_says_who_is_missing_at_the_clusters_barrier():

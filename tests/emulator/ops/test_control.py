@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -88,3 +90,18 @@ def test_clocks_go_on():
     body = "mov.u64 %d0, %clock64; LOOP: mov.u64 %d1, %globaltimer; sub.u64 %d1, %d1, %d0; setp.lt.u64 %p0, %d1, 5000;"
     run(body + "@%p0 bra LOOP; st.global.u64 [%out], %d1;", {"out": out}, block=1)
     assert out[0] >= 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 %f0;", "wgmma.mma_async.sp, a sparse product"),
+        ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r0];", "tcgen05.mma.sp, a sparse product"),
+        ("tcgen05.mma.ws.sp.cta_group::1.kind::f16 [%r0];", "tcgen05.mma.ws.sp, a sparse product"),
+        ("tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%d0, {%f4, %f5}];", "ld.global of its array is"),
+        ("suld.b.2d.b32.trap %r0, [%d0, {%r1, %r2}];", "suld of a texture or surface"),
+    ],
+)
+def test_what_is_not_emulated_has_a_name_and_a_way_out(text, said):
+    with pytest.raises(PtxError, match=re.escape(said)):
+        run(text, target="sm_100a")

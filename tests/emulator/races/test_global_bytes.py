@@ -37,13 +37,15 @@ BLOCKS = """mov.u32 %r9, %ctaid.x; setp.eq.u32 %p0, %r9, 0; {tid} setp.eq.u32 %p
     bar.sync 0; @!%p2 bra END; {tell} bra END; WAIT: @!%p2 bra READY; POLL: {ask} setp.eq.u32 %p1, %r3, 0;
     @%p1 bra POLL; READY: bar.sync 0; {read} END:"""
 RELEASE, ACQUIRE = "st.release.gpu.global.b32 [%flag], 1;", "ld.acquire.gpu.global.b32 %r3, [%flag];"
+FENCE = "fence.acq_rel.gpu;"
 RELAXED, VOLATILE = "red.relaxed.gpu.global.add.u32 [%flag], 1;", "ld.volatile.global.b32 %r3, [%flag];"
 
 
 @pytest.mark.parametrize(
     ("tell", "ask", "races"),
-    [(RELEASE, ACQUIRE, 0), ("fence.acq_rel.gpu; " + RELAXED, VOLATILE, 0), (RELAXED, ACQUIRE, 1),
-     ("membar.gl; st.volatile.global.b32 [%flag], 1;", ACQUIRE, 0)],
+    [(RELEASE, ACQUIRE, 0), (FENCE + RELAXED, VOLATILE + FENCE, 0), (RELAXED, ACQUIRE, 1),
+     ("membar.gl; st.volatile.global.b32 [%flag], 1;", ACQUIRE, 0), (RELEASE.replace("gpu", "cluster"), ACQUIRE, 1),
+     (FENCE.replace("gpu", "cta") + RELAXED, ACQUIRE, 1), (RELEASE, ACQUIRE.replace("gpu", "cta"), 1)],
 )  # fmt: skip
 def test_blocks_that_exchange_through_a_flag(tell, ask, races):
     body = BLOCKS.format(tid=LANE, write=WRITE, read=READ, tell=tell, ask=ask)
@@ -51,6 +53,77 @@ def test_blocks_that_exchange_through_a_flag(tell, ask, races):
     assert len(seen) == races and all("orders it" not in one.orders for one in seen)
     if seen:
         assert "CTA (1, 0, 0)" in seen[0].message and "acquires" in seen[0].message
+
+
+def exchange(write=WRITE, read=READ, tell=RELEASE, ask=ACQUIRE, **more):
+    return found(BLOCKS.format(tid=LANE, write=write, read=read, tell=tell, ask=ask), block=64, grid=2, **more)
+
+
+def test_each_step_between_the_flag_and_a_blocks_threads_counts():
+    text = BLOCKS.format(tid=LANE, write=WRITE, read=READ, tell=RELEASE, ask=ACQUIRE)
+    for barrier in ("bar.sync 0; @!%p2 bra END;", "READY: bar.sync 0;"):
+        (race,) = found(text.replace(barrier, barrier.replace("bar.sync 0;", "")), block=64, grid=2)
+        assert race.kind == "race", barrier
+    # All threads fence, then a barrier, and one thread's relaxed atomic: what CUDA's samples do.
+    assert not exchange(write=WRITE + FENCE, tell=RELAXED)
+    assert not exchange(read=FENCE + READ, ask=VOLATILE)
+
+
+def test_a_relaxed_poll_without_a_fence():
+    (relaxed,) = exchange(ask="ld.relaxed.gpu.global.b32 %r3, [%flag];")
+    assert relaxed.kind == "race"
+    (volatile,) = exchange(ask=VOLATILE)  # older code counts on it
+    assert volatile.kind == "lint" and "an acquiring read of it" in volatile.orders
+    assert exchange(ask=VOLATILE, policy=Policy(strict=True))[0].kind == "race"
+
+
+# Thread 0 of a block stores 16 bytes of shared memory, or loads 16 bytes of `a`, by the copy engine.
+ONE = f"{LANE} setp.eq.u32 %p2, %r31, 0; @!%p2 bra OVER;"
+STORE = (ONE + "st.shared.v4.b32 [smem], {{%r31, %r31, %r31, %r31}}; "
+         "fence.proxy.async.shared::cta; cp.async.bulk.global.shared::cta.bulk_group [%a], [smem], 16; "
+         "cp.async.bulk.commit_group; {wait} OVER:")  # fmt: skip
+LOAD = (
+    f"{ONE} mbarrier.init.shared.b64 [smem+64], 1; fence.mbarrier_init.release.cluster; "
+    "mbarrier.arrive.expect_tx.shared.b64 %d9, [smem+64], 16; "
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem], [%a], 16, [smem+64]; {wait} OVER:"
+)
+WAIT = "cp.async.bulk.wait_group 0;"
+LANDED = "TRY: mbarrier.try_wait.parity.shared.b64 %p5, [smem+64], 0; @!%p5 bra TRY;"
+
+
+def test_a_bulk_store_and_another_blocks_read():
+    assert not exchange(write=STORE.format(wait=WAIT), shared=128)
+    (race,) = exchange(write=STORE.format(wait="cp.async.bulk.wait_group.read 0;"), shared=128)
+    assert race.kind == "race" and "cp.async.bulk.global" in race.message
+    own = "{wait} ld.global.b32 %r3, [%a];"
+    assert not found(STORE.format(wait=own.format(wait=WAIT)), block=32, shared=128)
+    race, ended = found(STORE.format(wait=own.format(wait="")), block=32, shared=128)
+    assert ended.kind == "exit"
+    assert "no wait for the first's end" in race.message and "cp.async.bulk.wait_group" in race.orders
+
+
+def test_a_bulk_load_of_what_threads_wrote_needs_a_proxy_fence():
+    load, proxy = LOAD.format(wait=LANDED), "fence.proxy.async.global;"
+    for fenced in ({"write": WRITE + proxy, "read": load}, {"read": proxy + load}):
+        assert not exchange(**fenced, shared=128)
+    for read in (load, "fence.proxy.async.shared::cta;" + load):
+        (race,) = exchange(read=read, shared=128)
+        assert race.kind == "race" and "no fence.proxy.async between" in race.message
+    assert exchange(read=proxy + load, tell=RELAXED, shared=128)[0].kind == "race"
+
+
+def test_a_bulk_load_and_a_later_write():
+    """Block 1 loads, and block 0 overwrites when the flag says so: the load has to be waited for."""
+    assert not exchange(write=LOAD.format(wait=LANDED), read=WRITE, shared=128)
+    late = LOAD.format(wait="").replace("OVER:", "OVER: ")
+    body = BLOCKS.format(tid=LANE, write=late, read=WRITE, tell=RELEASE + LANDED, ask=ACQUIRE)
+    assert [one.kind for one in found(body, block=64, grid=2, shared=128)] == ["race"]
+
+
+def test_cp_async_of_what_another_block_wrote():
+    copy = f"{ONE} cp.async.ca.shared.global [smem], [%a], 4; cp.async.wait_all; OVER:"
+    assert not exchange(read=copy, shared=128)
+    assert [one.kind for one in exchange(read=copy, tell=RELAXED, shared=128)] == ["race"]
 
 
 def test_blocks_without_a_flag():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ class Actor:
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self.ledger, self.name = ledger, name
+        self.warp = SimpleNamespace(accessing=False, settles=None)
         self.knows: Knowledge = ledger.knowledge()
         self.epoch: MemoryEvent = ledger.event(False, self.describe)
 

@@ -18,15 +18,17 @@ import numpy.typing as npt
 from ....atoms.copy.cp_async import BULK_ALIGNMENT, BULK_MAX
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import span, span_parts
+from ...machine.memory import GRANULE, span, span_parts
 from ...ptx.codegen import bits_of
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import Value, lane_bits
+from ...races.clocks import Stamp
+from ...races.global_bytes import Addresses, Copying
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import STRONG
 from ..barrier import EmulatedMbarrier, barrier_in, complete, mbarrier_at
-from ..memory import UNSIGNED, block_of, blocks_of, said, unwritten, updater
+from ..memory import UNSIGNED, block_of, blocks_of, copies_global, said, unwritten, updater
 from ..registry import counted, known, operation
 from . import bulk_groups
 
@@ -117,11 +119,38 @@ def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> 
     cta.shared.written[where] = True
 
 
+def reads_global(
+    fiber: Fiber, ins: PtxInstruction, addresses: Addresses, size: int, barrier: EmulatedMbarrier, event: MemoryEvent
+) -> None:
+    """Check and record a copy's reads of global memory, which end with the mbarrier's phase."""
+    watch = fiber.machine.global_watch
+    if watch is not None:
+        stamp = watch.next_turn(barrier, barrier.phase + 1)
+        if watch.flagged:
+            event.stamp = stamp
+        copies_global(fiber, ins, addresses, size, Copying(stamp, event), False)
+
+
+def writes_global(fiber: Fiber, ins: PtxInstruction, addresses: Addresses, size: int, by: int) -> Stamp | None:
+    """Check and record a copy's writes to global memory by some lanes; returns their turn."""
+    watch = fiber.machine.global_watch
+    if watch is None:
+        return None
+    stamp = watch.next_turn((fiber.warp, by))
+    copies_global(fiber, ins, addresses, size, Copying(stamp), True)
+    return stamp
+
+
+def units(address: int, size: int) -> Addresses:
+    """The addresses of a bulk copy's units of 16 bytes."""
+    return np.arange(address, address + size, GRANULE)
+
+
 class BulkStore:
     """A bulk copy out of shared memory, as a member of a bulk group."""
 
-    def __init__(self, event: MemoryEvent, take: Callable[[], None]) -> None:
-        self.event, self.take = event, take
+    def __init__(self, event: MemoryEvent, take: Callable[[], None], written: Stamp | None) -> None:
+        self.event, self.take, self.written = event, take, written
         self.done = False
 
     def read(self) -> None:
@@ -166,6 +195,7 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
                 barrier, ranks = mbarrier_at(fiber, mark), blocks_of(fiber, fiber.one(mask_of(fiber)))
             machine.launch.memory.find(global_address(source, ins.opcode), size)
             event = cluster.ledger.event(True, fiber.describe, by=fiber)
+            reads_global(fiber, ins, units(source, size), GRANULE, barrier, event)
             for rank in ranks:
                 cta = cluster.ctas[rank]
                 shared_block(fiber, cta, offset, size, ins.opcode)
@@ -258,7 +288,8 @@ def _outward(
                     else:
                         there[:] = data if combine is None else combine(there, data)
 
-            store = BulkStore(event, take)
+            written = None if combine is not None else writes_global(fiber, ins, units(target, size), GRANULE, lane)
+            store = BulkStore(event, take, written)
             bulk_groups.add(fiber, store, lane)
             machine.defer(cluster, "stores", store.read)
 

@@ -17,6 +17,7 @@ from ...machine.interpreter import Fiber
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import FULL, Value
+from ...races.clocks import Stamp
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import learn
 from ..registry import known, operation
@@ -26,11 +27,13 @@ class Asynchronous(Protocol):
     """An asynchronous operation that a wait can force. Repeated calls of its methods have no effect.
 
     event   its event in the race checker
+    written the turn of its writes to global memory, or None
     read    read the source
     finish  complete the operation
     """
 
     event: MemoryEvent
+    written: Stamp | None
 
     def read(self) -> None:
         """Read the source."""
@@ -166,6 +169,8 @@ def bulk_wait(program: Program, ins: PtxInstruction) -> Run:
                 what.read()
             else:
                 what.finish()
+                if what.written is not None:
+                    fiber.knows.clocks = fiber.knows.clocks.after(what.written, True)
             learn(ledger, fiber, lanes, what.event)
 
     return go

@@ -20,10 +20,12 @@ from ...machine.memory import granules, parts_of
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import bool_of, mask_of
+from ...races.clocks import Stamp
+from ...races.global_bytes import Copying
 from ...races.happens_before import Knowledge, MemoryEvent
 from ...races.lanes import Touch, divide, learn
 from ..barrier import EmulatedMbarrier, mbarrier_at
-from ..memory import lanewise, place, said
+from ..memory import copies_global, lanewise, place, said
 from ..registry import constant, known, operation, taken
 from .bulk_groups import Asynchronous, group_count, groups_of
 
@@ -35,6 +37,7 @@ class CpAsyncCopy:
     """The copies by the lanes of one cp.async.
 
     offsets, sources  of each lane: the offset in the block's shared memory, the global address
+    written           None: it writes no global memory
     valid             bytes of each lane that are read, the rest of its `size` become zeros; None: all
     """
 
@@ -45,6 +48,7 @@ class CpAsyncCopy:
         self.memory = fiber.machine.launch.memory
         self.event = cta.cluster.ledger.event(False, fiber.describe)
         self.landed = False
+        self.written: Stamp | None = None
 
     def read(self) -> None:
         """No effect: no wait covers only its reads."""
@@ -74,6 +78,7 @@ class CpAsyncCopy:
             one.event = divide(ledger, self.event, lanes)
         else:
             one.event = ledger.event(False, self.event.describe)
+            one.event.stamp = self.event.stamp
             halves = (self.offsets[inside], self.offsets[~inside])
             theirs, ours = ((granules(half, self.size), parts_of(half, self.size)) for half in halves)
             shadow.divide(self.event, one.event, theirs, ours)
@@ -128,6 +133,13 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
             for address in (int(chosen.min()), int(chosen.max())):
                 machine.launch.memory.find(address, count)
         one = CpAsyncCopy(fiber, cta, lanes, size, offsets, sources, valid)
+        if machine.global_watch is not None:
+            stamp = machine.global_watch.next_turn((fiber.warp, KIND))
+            if machine.global_watch.flagged:
+                one.event.stamp = stamp
+            for count in {size} if valid is None else set(valid.tolist()) - {0}:
+                read = sources if valid is None else sources[valid == count]
+                copies_global(fiber, ins, read, count, Copying(stamp, one.event, False), False)
         parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
         machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one.event, parts=parts, touch=touch)
         machine.counts.bytes["global to shared"] += size * len(offsets)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....atoms.tma import engine as tma_engine
+from ....atoms.tma import gather
 from ....atoms.tma.rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_reduction, whole_units
 from ....errors import EmulatorError, TmaError
 from ...machine.interpreter import Cta, Fiber
@@ -29,14 +30,17 @@ from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import Value, bool_of, s32
+from ...races.clocks import Stamp
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
 from ..barrier import EmulatedMbarrier, barriers_of, complete, mbarrier_at
 from ..memory import block_of, blocks_of, said, unwritten
 from ..registry import counted, operation
 from . import bulk_groups
+from .bulk import reads_global, writes_global
 from .tensormap import check_use
 
+Bytes = npt.NDArray[np.uint8]
 PERIOD = 1024  # bytes after which every swizzle repeats
 FAR = 1 << 24  # bytes: a tensor that begins further before its buffer is a ragged group's, behind an offset
 MASK_BITS = 16  # bits of a multicast's block mask
@@ -44,7 +48,8 @@ LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
 # so 32 lanes add 32 times (seen in its SASS, and recorded on an H200); it issues a store once.
 EACH = "each its own: elect one"
-LEFT_OUT = ("im2col", "im2col_no_offs", "im2col::w", "im2col::w::128", "tile::gather4", "tile::scatter4")
+LEFT_OUT = ("im2col", "im2col_no_offs", "im2col::w", "im2col::w::128")
+FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
@@ -57,6 +62,7 @@ class TmaTransfer:
     def __init__(self, content: bytes) -> None:
         self.tmap, self.address = decode(content)
         self.written = whole_units(self.tmap)  # written by a store: the same but for the ends of rows
+        self.reach = [(count - 1) * step for count, step in zip(self.tmap.moved, self.tmap.steps, strict=True)]
         self.bytes = tma_engine.bytes_moved(self.tmap)
         bits = self.tmap.kind.gmem_bits
         # Elements in 16 bytes if shared memory holds them as global memory does; else 0.
@@ -83,7 +89,7 @@ class TmaTransfer:
         return np.asarray((where[:: self.unit] // 8).reshape(-1))
 
     def _granules(self, phase: int) -> int:
-        first = tma_engine.shared_bits(self.tmap, phase) // (8 * GRANULE)
+        first = self.shared_bits(phase) // (8 * GRANULE)
         touched = np.zeros(int(first.max()) + 1, dtype=bool)
         touched[first.reshape(-1)] = True
         return int.from_bytes(np.packbits(touched, bitorder="little").tobytes(), "little")
@@ -94,6 +100,24 @@ class TmaTransfer:
         except TmaError as error:
             return str(error)
         return ""
+
+    def global_bits(
+        self, coordinates: Sequence[int], stores: bool = False
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Bit offset of each element in the tensor, and inside or not; stores: as a store writes them."""
+        return tma_engine.global_bits(self.written if stores else self.tmap, coordinates)
+
+    def shared_bits(self, offset: int) -> npt.NDArray[np.int64]:
+        """Bit address in shared memory of each element of a box at an offset."""
+        return tma_engine.shared_bits(self.tmap, offset)
+
+    def load(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
+        """Copy the box into shared memory."""
+        tma_engine.load(self.tmap, memory, coordinates, shared, offset)
+
+    def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
+        """Copy the box into the tensor."""
+        tma_engine.store(self.tmap, memory, coordinates, shared, offset)
 
     def check(self, coordinates: Sequence[int], stores: bool) -> None:
         """Raise EmulatorError for coordinates that the engine refuses."""
@@ -111,10 +135,10 @@ class TmaTransfer:
     def whole(self, coordinates: Sequence[int], stores: bool = False) -> bool:
         """True if all of the box lies in the tensor, or a store writes it."""
         tmap = self.written if stores else self.tmap
-        return all(
-            0 <= start and start + (count - 1) * step < extent
-            for start, count, step, extent in zip(coordinates, tmap.moved, tmap.steps, tmap.extents, strict=True)
-        )
+        for start, reach, extent in zip(coordinates, self.reach, tmap.extents, strict=True):
+            if start < 0 or start + reach >= extent:
+                return False
+        return True
 
     def beyond(self, coordinates: Sequence[int]) -> range:
         """The elements that a store of the box writes beyond the ends of rows."""
@@ -128,7 +152,7 @@ class TmaTransfer:
         """The bytes that a store of the box writes beyond the buffer's end."""
         if not self.beyond(coordinates):
             return 0
-        where, _ = tma_engine.global_bits(self.written, coordinates)
+        where, _ = self.global_bits(coordinates, True)
         return max(0, self.address + int(where.max() + self.tmap.kind.gmem_bits) // 8 - buffer.end)
 
     def start(self, coordinates: Sequence[int]) -> int:
@@ -145,6 +169,16 @@ class TmaTransfer:
         start = self.start(coordinates) - buffer.address
         return None if start % GRANULE else self.relative + start
 
+    def addresses(
+        self, buffer: GlobalBuffer, coordinates: Sequence[int], stores: bool = False
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """The addresses of the box's units in the tensor, and the bytes of each."""
+        rows = self.rows(buffer, coordinates, stores)
+        if rows is not None:
+            return rows + buffer.address, GRANULE
+        where, inside = self.global_bits(coordinates, stores)
+        return self.address + where[inside] // 8, max(1, self.tmap.kind.gmem_bits // 8)
+
     def tensor(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
         """The buffer that holds the box's part of the tensor. Raises EmulatorError if none does."""
         memory = fiber.machine.launch.memory
@@ -152,7 +186,7 @@ class TmaTransfer:
             low = self.start(coordinates)
             high = low + int(self.relative.max()) + GRANULE
         else:
-            where, inside = tma_engine.global_bits(self.tmap, coordinates)
+            where, inside = self.global_bits(coordinates)
             if not inside.any():
                 return memory.near(self.address)
             low = self.address + int(where[inside].min()) // 8
@@ -191,11 +225,63 @@ class TmaTransfer:
         return _box(encode(rest, self.start(past))), [at - by for at, by in zip(coordinates, past, strict=True)]
 
 
+class FourRows(TmaTransfer):
+    """The elements of one tile::gather4 or tile::scatter4: pieces of four rows, one below the other."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        wrong = gather.broken_rules(self.tmap, self.address)
+        if wrong:
+            raise EmulatorError(f"the map of four rows: {wrong[0].arithmetic} ({wrong[0].rule.source})")
+        self.unit = 0
+        self.bytes = tma_engine.bytes_moved(gather.four_rows(self.tmap))
+
+    def global_bits(
+        self, coordinates: Sequence[int], stores: bool = False
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """The same of four rows: arrays [columns, 4]."""
+        return gather.global_bits(self.written if stores else self.tmap, coordinates)
+
+    def shared_bits(self, offset: int) -> npt.NDArray[np.int64]:
+        """The same of four rows."""
+        return tma_engine.shared_bits(gather.four_rows(self.tmap), offset)
+
+    def load(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
+        """Copy the rows into shared memory."""
+        gather.load(self.tmap, memory, coordinates, shared, offset)
+
+    def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
+        """Copy the rows to their places."""
+        gather.store(self.tmap, memory, coordinates, shared, offset)
+
+    def check(self, coordinates: Sequence[int], stores: bool) -> None:
+        """Raise EmulatorError for refused coordinates, and for a row that is stored twice."""
+        rows = list(coordinates[1:])
+        twice = next((row for row in rows if stores and rows.count(row) > 1), None)
+        if twice is not None:
+            raise EmulatorError(f"a scatter at {tuple(coordinates)} writes row {twice} twice")
+        super().check(coordinates, stores)
+
+    def whole(self, coordinates: Sequence[int], stores: bool = False) -> bool:
+        """False: the elements are looked at one by one."""
+        return False
+
+    def beyond(self, coordinates: Sequence[int]) -> range:
+        """The elements that a store writes beyond the ends of its rows."""
+        inside = [row for row in coordinates[1:] if row < self.tmap.extents[1]]
+        return super().beyond([coordinates[0], inside[0]]) if inside else range(0)
+
+    def beside(self, buffer: GlobalBuffer, coordinates: list[int]) -> tuple[TmaTransfer, list[int]]:
+        """The same rows: their map begins in the buffer."""
+        return self, coordinates
+
+
 _box = lru_cache(maxsize=256)(TmaTransfer)
+_four_rows = lru_cache(maxsize=256)(FourRows)
 
 
-def _box_at(fiber: Fiber, address: int) -> TmaTransfer:
-    """The tensor map at a generic address."""
+def _box_at(fiber: Fiber, address: int, rows: bool) -> TmaTransfer:
+    """The tensor map at a generic address; rows: of four chosen rows."""
     launch = fiber.machine.launch
     if address % ALIGN:
         raise EmulatorError(f"a tensor map at {address:#x}: it must be a multiple of {ALIGN}")
@@ -210,7 +296,7 @@ def _box_at(fiber: Fiber, address: int) -> TmaTransfer:
         content = buffer.data[offset : offset + BYTES].tobytes()
     if len(content) != BYTES:
         raise EmulatorError(f"a tensor map at parameter byte {at}, of {len(launch.parameters)}")
-    return _box(content)
+    return _four_rows(content) if rows else _box(content)
 
 
 class Shape:
@@ -223,7 +309,10 @@ class Shape:
             if len(word) == 2 and word[1] == "d" and word[0].isdigit():
                 self.rank = int(word[0])
             elif word in LEFT_OUT:
-                raise ValueError(f".{word} is not emulated: only boxes of .tile mode are")
+                raise ValueError(
+                    f".{word} is not emulated: .tile, .tile::gather4 and .tile::scatter4 are. A tiled box at each "
+                    "filter tap's coordinates loads the same pixels"
+                )
             elif word not in ("async", "bulk", "tensor", "tile", "L2::cache_hint", "reduce", *known):
                 raise ValueError(f".{word} is not known here")
             else:
@@ -231,12 +320,17 @@ class Shape:
         if not 1 <= self.rank <= 5:
             raise ValueError("a tensor has 1 to 5 dimensions")
         self.map, self.coordinates = program.coordinates(ins.operands[place])
-        if len(self.coordinates) != self.rank:
-            raise ValueError(f"{len(self.coordinates)} coordinates for {self.rank} dimensions")
+        self.rows = bool(self.words.intersection(FOUR_ROWS))
+        if self.rows and self.rank != 2:
+            raise ValueError(f"{ins.opcode}: four rows are of a tensor of 2 dimensions")
+        count = 1 + gather.ROWS if self.rows else self.rank
+        if len(self.coordinates) != count:
+            of = f"{count}, a column and {gather.ROWS} rows" if self.rows else f"{count} dimensions"
+            raise ValueError(f"{len(self.coordinates)} coordinates for {of}")
 
     def box(self, fiber: Fiber, lane: int | None, where: Sequence[Value]) -> tuple[TmaTransfer, list[int]]:
         """One lane's box and coordinates. `where`: the values of the map's address and of the coordinates."""
-        box = _box_at(fiber, _of(where[0], lane))
+        box = _box_at(fiber, _of(where[0], lane), self.rows)
         if box.tmap.rank != self.rank:
             raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
         coordinates = [int(s32(_of(value, lane))) for value in where[1:]]
@@ -301,7 +395,8 @@ def tensor_copy(program: Program, ins: PtxInstruction) -> Run:
 def _load(program: Program, ins: PtxInstruction) -> Run:
     form = Shape(
         program, ins,
-        ("shared::cta", "shared::cluster", "global", LOAD, "multicast::cluster", "cta_group::1", "cta_group::2"), 1,
+        ("shared::cta", "shared::cluster", "global", LOAD, "multicast::cluster", "cta_group::1", "cta_group::2",
+         "tile::gather4"), 1,
     )  # fmt: skip
     own, multicast, pair = "shared::cta" in form.words, "multicast::cluster" in form.words, "cta_group::2" in form.words
     if LOAD not in form.words or "global" not in form.words or own == ("shared::cluster" in form.words):
@@ -370,6 +465,8 @@ def _land(
     buffer = box.source(fiber, coordinates)
     what = said(fiber, ins)
     event = ledger.event(True, what, by=fiber)
+    if machine.global_watch is not None:
+        reads_global(fiber, ins, *box.addresses(buffer, coordinates), barrier, event)
     machine.touch(fiber, cta, box.places(offset), True, what, event, True, by=by)
     cta.remote.append((event, what()))
     machine.counts.bytes["global to shared"] += box.bytes * times
@@ -391,9 +488,9 @@ def _fill(box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: C
         taken = buffer.data[:end].reshape(-1, GRANULE).take(rows // GRANULE, axis=0)
         cta.shared.chunks[chunks] = taken.view(WHOLE).reshape(chunks.shape)
     else:
-        tma_engine.load(box.tmap, _from_start(box, buffer), coordinates, cta.shared.bytes, offset)
+        box.load(_from_start(box, buffer), coordinates, cta.shared.bytes, offset)
     if chunks is None:
-        chunks = np.unique(tma_engine.shared_bits(box.tmap, offset) // (8 * GRANULE))
+        chunks = np.unique(box.shared_bits(offset) // (8 * GRANULE))
     cta.shared.full_chunks[chunks] = ALL
 
 
@@ -412,6 +509,7 @@ class Stored:
         self.cta, self.offset, self.reduces, self.times = cta, offset, reduces, times
         self.taken: npt.NDArray[np.uint8] | None = None
         self.finished = False
+        self.written: Stamp | None = None
 
     def read(self) -> None:
         """Read the box from shared memory, as it is now."""
@@ -442,7 +540,7 @@ class Stored:
                 for _ in range(self.times):
                     tma_engine.reduce(box.tmap, memory, self.coordinates, self.taken, phase, self.reduces)
             else:
-                tma_engine.store(box.tmap, memory, self.coordinates, self.taken, phase)
+                box.store(memory, self.coordinates, self.taken, phase)
             if over:
                 held[:] = memory[: held.size]
             if 0 < buffer.address - box.address <= FAR:
@@ -462,7 +560,7 @@ def _from_start(box: TmaTransfer, buffer: GlobalBuffer) -> npt.NDArray[np.uint8]
 
 
 def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
-    form = Shape(program, ins, ("global", "shared::cta", "bulk_group", *([reduces] if reduces else [])), 0)
+    form = Shape(program, ins, ("global", "shared::cta", "bulk_group", reduces or "tile::scatter4"), 0)
     if not {"global", "shared::cta", "bulk_group"} <= form.words:
         raise ValueError("a store is .global.shared::cta and .bulk_group")
     address = program.address(ins.operands[1])
@@ -493,6 +591,8 @@ def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
             cta.remote.append((event, f"the end of {what()}, which reads its shared memory"))
             machine.counts.bytes["shared to global"] += box.bytes * times
             stored = Stored(event, box, buffer, coordinates, cta, offset, reduces, times)
+            if machine.global_watch is not None and not reduces:
+                stored.written = writes_global(fiber, ins, *box.addresses(buffer, coordinates, True), by)
             bulk_groups.add(fiber, stored, by)
             machine.defer(cta.cluster, "stores", stored.finish)
 
@@ -533,8 +633,8 @@ def _written(fiber: Fiber, ins: PtxInstruction, box: TmaTransfer, coordinates: l
         chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE)
         if shared.full(chunks):
             return
-    _, inside = tma_engine.global_bits(box.tmap, coordinates)
-    bits = tma_engine.shared_bits(box.tmap, offset)[inside]
+    _, inside = box.global_bits(coordinates)
+    bits = box.shared_bits(offset)[inside]
     size = max(1, box.tmap.kind.gmem_bits // 8)
     if bits.size:
         unwritten(fiber, ins, fiber.cta, bits // 8, size, does="stores")
@@ -552,7 +652,7 @@ def tensor_reduce(program: Program, ins: PtxInstruction) -> Run:
 @operation("cp.async.bulk.prefetch.tensor")
 def tensor_prefetch(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.prefetch.tensor: a box into L2. Checks the map and the coordinates; no other effect."""
-    form = Shape(program, ins, ("prefetch", "L2", "global"), 0)
+    form = Shape(program, ins, ("prefetch", "L2", "global", "tile::gather4"), 0)
 
     def go(fiber: Fiber) -> None:
         where = form.where(fiber)

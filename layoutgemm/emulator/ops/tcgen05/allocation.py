@@ -81,6 +81,7 @@ def allocate(program: Program, ins: PtxInstruction) -> Run:
                 other.waiting.append(fiber)
             return BLOCKED
         own.history.append((first, count))
+        own.allocators[first] = fiber.warp.number
         own.allocations[first] = count, ins
         own.owned[first : first + count] = True
         own.words[:, first : first + count] = 0xFFFFFFFF
@@ -116,6 +117,9 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
         places = 0
         for strip in range(LANES // STRIP):
             places |= (1 << count) - 1 << strip * COLUMNS + column
+        if (by := tensor.allocators.get(column)) != fiber.warp.number:
+            message = f"warp {fiber.warp.number} frees what warp {by} allocated: PTX has one warp of the block do both"
+            fiber.machine.problem("lint", message, fiber)
         ledger, knows = fiber.cta.cluster.ledger, fiber.knows
         event = ledger.event(False, fiber.describe, DEALLOCATION)
         for cta in blocks:

@@ -145,9 +145,10 @@ def load(program: Program, ins: PtxInstruction) -> Run:
         if atom.pack:
             words = words[::2] & 0xFFFF | (words[1::2] & 0xFFFF) << 16
         values = list(words)
-        _put(fiber, targets, values, ins, event is not None)
+        later = fiber.machine.policy.tensor_strict
+        _put(fiber, targets, values, ins, later)
         if extra is not None:
-            _put(fiber, [extra], [_reduced(words, atom)], ins, event is not None)
+            _put(fiber, [extra], [_reduced(words, atom)], ins, later)
 
     return go
 

@@ -42,6 +42,7 @@ class TensorMemory:
     allocations  first column -> (columns, the instruction that allocated them)
     owned        which columns are allocated
     history      the allocations in order: the blocks of a pair get the same columns for the same request
+    allocators   first column -> the warp that allocated it last
     """
 
     def __init__(self, cta: Cta) -> None:
@@ -50,6 +51,7 @@ class TensorMemory:
         self.allocations: dict[int, tuple[int, PtxInstruction]] = {}
         self.owned = np.zeros(COLUMNS, dtype=bool)
         self.history: list[tuple[int, int]] = []
+        self.allocators: dict[int, int] = {}
         self.relinquished = False
         self.group: int | None = None
         self.waiting: list[Fiber] = []
@@ -283,6 +285,8 @@ def touch(
     With the policy's `tensor_strict` a thread's knowledge of others is that of its last
     tcgen05.fence::after_thread_sync.
     """
+    if write and fiber.warp.settles is not None:
+        fiber.warp.settles(fiber)
     knows = fiber.knows
     event = event or cta.cluster.ledger.joint(fiber)
     if fiber.machine.policy.tensor_strict:

@@ -1,8 +1,11 @@
-"""Pending loads and stores of tensor memory (tcgen05.ld, st) under `tensor_strict`.
+"""Pending loads and stores of tensor memory (tcgen05.ld, st).
 
-A load or store is an event of its own. tcgen05.wait::ld or ::st makes it known to the warp, for the warp's own use of
-tensor memory. tcgen05.fence::before_thread_sync adds it to the knowledge that the warp releases at a barrier.
-tcgen05.commit contains that fence.
+A load or store is an event of its own. tcgen05.wait::ld or ::st makes it known to the warp. Official kernels leave
+wait::ld out where they use the loaded registers before they release anything: there a load counts as done once no
+register of it is needed any more. No kernel leaves out wait::st.
+
+Under `tensor_strict` only the waits count, for the warp's own use of tensor memory. tcgen05.fence::before_thread_sync
+adds what was waited for to the knowledge that the warp releases at a barrier. tcgen05.commit contains that fence.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from ...races.happens_before import Knowledge, MemoryEvent
 from ..barrier import HANDED, RELAXED
 from ..in_flight import InFlightRegister
 
+LOADED = "tensor loaded"  # in a warp's scratch: (event, registers) of loads without a wait so far
 KNOWN = "tensor known"  # in a warp's scratch: what relaxed waits and a fence told of tensor memory
 
 
@@ -28,13 +32,33 @@ class Loading(InFlightRegister):
 
 
 def begin(fiber: Fiber, way: str, ins: PtxInstruction) -> MemoryEvent | None:
-    """The event of a load ("ld") or store ("st") with a wait; None without `tensor_strict`."""
-    if not fiber.machine.policy.tensor_strict:
+    """The event of a load ("ld") or store ("st") until its wait; None where no races are looked for."""
+    ledger, who, strict = fiber.cta.cluster.ledger, fiber.describe(), fiber.machine.policy.tensor_strict
+    if not ledger.enabled and not strict:
         return None
-    ledger, who = fiber.cta.cluster.ledger, fiber.describe()
-    event = ledger.event(True, lambda: f"{ins.opcode} at {ins.where} by {who}")
+    # The stores of one warp to one place are left alone.
+    engine = None if strict or way == "ld" else fiber.warp
+    event = ledger.event(True, lambda: f"{ins.opcode} at {ins.where} by {who}", engine)
     fiber.warp.scratch.setdefault(f"tensor {way}", []).append(event)
+    if way == "ld" and not strict:
+        fiber.warp.scratch.setdefault(LOADED, []).append((event, fiber.machine.program.writes[ins.pc]))
+        fiber.warp.settles = used_up
     return event
+
+
+def used_up(fiber: Fiber) -> None:
+    """Learn of the warp's loads whose registers are needed no more."""
+    warp, ledger = fiber.warp, fiber.cta.cluster.ledger
+    live = fiber.machine.program.live_after(fiber.ins.pc) if fiber.ins is not None else -1
+    left = []
+    for event, registers in warp.scratch.get(LOADED, ()):
+        if registers & live:
+            left.append((event, registers))
+        else:
+            ledger.learn(fiber.knows, event)
+    warp.scratch[LOADED] = left
+    if not left:
+        warp.settles = None
 
 
 def settle(fiber: Fiber, way: str) -> None:
@@ -42,6 +66,11 @@ def settle(fiber: Fiber, way: str) -> None:
     ledger, scratch = fiber.cta.cluster.ledger, fiber.warp.scratch
     waited = scratch.pop(f"tensor {way}", [])
     if not fiber.machine.policy.tensor_strict:
+        for event in waited:
+            ledger.learn(fiber.knows, event)
+        if way == "ld":
+            scratch.pop(LOADED, None)
+            fiber.warp.settles = None
         return
     fenced = fenced_knowledge(fiber)
     for event in waited:
