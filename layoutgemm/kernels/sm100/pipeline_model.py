@@ -34,7 +34,6 @@ from ...checks.pipeline.actions import (
     Write,
 )
 from ...checks.pipeline.model import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
-from ...kept import kept
 from ..store_ring import StoreRing, store_pipeline
 
 
@@ -74,7 +73,6 @@ class Blackwell:
         """Threads of a block."""
         return 32 * (2 + self.warps)
 
-    @kept(256)
     def cases(self) -> tuple[Pipeline, ...]:
         """The pipelines to prove: for every number of k tiles from 1 on, and of tiles.
 

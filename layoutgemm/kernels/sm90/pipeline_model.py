@@ -47,7 +47,6 @@ from ...checks.pipeline.actions import (
 )
 from ...checks.pipeline.model import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 from ...errors import PlanError
-from ...kept import kept
 from ..store_ring import WARPS, StoreRing, store_pipeline
 
 
@@ -124,7 +123,6 @@ class Hopper:
         """Threads of a block."""
         return 32 * (WARPS * self.consumers + self.loader)
 
-    @kept(256)
     def cases(self) -> tuple[Pipeline, ...]:
         """The pipelines to prove: together they stand for every number of k tiles.
 
