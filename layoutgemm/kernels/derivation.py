@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arch import arch
 from ..errors import LayoutError
+from ..layouts import Layout
 from ..report import Check, Report
 from ..schedule import Persistent
 from ..schedule.tile_order import Schedule
@@ -81,8 +82,10 @@ def _witness(plan: Any, more: dict[str, object]) -> tuple[str, Distance]:
     witness, found = "", {Distance.NEAR}
     for field in fields(plan):
         have, want = getattr(plan, field.name), getattr(derived, field.name)
+        if _alike(have, want):
+            continue
         found.add(_distance(have, want))
-        if field.name == "order" and not _alike(have, want):
+        if field.name == "order":
             have, want = _order_of(have, want), ""
         if not witness and not _alike(have, want):
             wanted = f", not {_shown(want)}" if want else ""
@@ -133,7 +136,7 @@ def _function(value: object) -> str:
 
 def _alike(have: object, want: object) -> bool:
     """True if two values make the same kernel: 1, 1.0 and True do not."""
-    if have is want:
+    if _identical(have, want):
         return True
     try:
         return json.dumps(facts_of(have), sort_keys=True) == json.dumps(facts_of(want), sort_keys=True)
@@ -178,3 +181,18 @@ class Traced:
         raise TypeError("the value of a traced integer is not known")
 
     __bool__ = __int__ = __index__ = __float__ = __iter__ = __len__ = _value
+
+
+def _identical(have: object, want: object) -> bool:
+    """True if two values are of the same types and equal throughout; False decides nothing."""
+    if have is want:
+        return True
+    if type(have) is not type(want):
+        return False
+    if isinstance(have, (int, float, str, Layout)):
+        return have == want
+    if isinstance(have, tuple) and isinstance(want, tuple):
+        return len(have) == len(want) and all(map(_identical, have, want))
+    if is_dataclass(have) and not isinstance(have, type):
+        return all(_identical(getattr(have, each.name), getattr(want, each.name)) for each in fields(have))
+    return False

@@ -23,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import OperandError, PlanError
+from ..kept import kept
 from ..layouts import Layout
+from ..layouts.proofs.verdicts import Answer
 from ..report import Check
 from ..schedule import (
     Formula,
@@ -31,6 +33,7 @@ from ..schedule import (
     Hilbert,
     Linear,
     OfLayout,
+    Persistent,
     Rotated,
     Schedule,
     TileList,
@@ -155,6 +158,12 @@ def formula_for(
     return found
 
 
+@kept(256)
+def order_proof(order: Schedule | Persistent) -> Answer:
+    """The order's `prove()`."""
+    return order.prove()
+
+
 def order_check(schedule: Schedule, grid: tuple[int, int]) -> Check:
     """The order visits each tile of its set once: proven for every grid, or else looked at in this one.
 
@@ -168,7 +177,7 @@ def order_check(schedule: Schedule, grid: tuple[int, int]) -> Check:
     (False, 'tile (0, 0) is visited as number 0 and again as number 2')
     """
     statement = f"{schedule} visits each tile of its set once"
-    answer = schedule.prove()
+    answer = order_proof(schedule)
     if answer:
         return Check("order", statement, True, getattr(answer, "method", "none"), "")
     if grid[0] * grid[1] > MOST_LOOKED_AT:

@@ -17,10 +17,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .actions import Arrive, ArriveExpect, ClusterArrive, ClusterWait, Expect, FenceInit, InitBarriers, Sync, Wait
+from .actions import (
+    Action,
+    Arrive,
+    ArriveExpect,
+    ClusterArrive,
+    ClusterWait,
+    Expect,
+    FenceInit,
+    InitBarriers,
+    Sync,
+    Targets,
+    Wait,
+)
 from .happens_before import Hazard, Records
-from .model import WARP, Mbarrier, NamedBarrier, Pipeline, ranks_of
+from .model import WARP, Mbarrier, NamedBarrier, Pipeline
 from .program import ACT, EXPECTS, LIVE, PENDING, PHASE, TX, Agent, Offsets, State
+from .symmetry import Cast
 from .trace import warps_text
 
 if TYPE_CHECKING:
@@ -33,22 +46,27 @@ class Barriers:
     """Every barrier of every CTA, and the actions on them."""
 
     def __init__(
-        self, pipeline: Pipeline, agents: tuple[Agent, ...], records: Records, offsets: Offsets, trace: Trace | None
-    ) -> None:
+        self, pipeline: Pipeline, cast: Cast, agents: tuple[Agent, ...], records: Records, offsets: Offsets,
+        trace: Trace | None,
+    ) -> None:  # fmt: skip
         self.pipeline = pipeline
+        self.cast = cast
         self.agents = agents
         self.records = records
         self.offsets = offsets
         self.waits: dict[int, int] = {}  # mbarrier and stage -> slots of waits for it
         self.waiters: dict[int, int] = {}  # slot of a wait -> warp
+        self.looked: dict[int, tuple[list[int], int]] = {}  # warp -> mbarrier that it waits for, and the phase it found
         self.trace = trace
+        self.targets: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}  # see `reached`
+        self.mbarriers = {b.name: b for b in pipeline.barriers if isinstance(b, Mbarrier)}
         self.labels: list[str] = []
         self.ctas: list[int] = []
         self.starts: list[int] = []  # arrivals that complete a phase
         self.base: dict[tuple[str, int], int] = {}
         self.named: dict[tuple[str, int], int] = {}
         self.counts: list[NamedBarrier] = []
-        for cta in range(pipeline.cluster):
+        for cta, (rank, *_) in enumerate(cast.ctas):
             where = f" of cta {cta}" if pipeline.cluster > 1 else ""
             for barrier in pipeline.barriers:
                 if isinstance(barrier, NamedBarrier):
@@ -59,25 +77,33 @@ class Barriers:
                 for s in range(barrier.stages):
                     self.labels.append(barrier.name + (f"[{s}]" if barrier.stages > 1 else "") + where)
                     self.ctas.append(cta)
-                    self.starts.append(barrier.count_of(cta))
+                    self.starts.append(barrier.count_of(rank))
         self.remote: dict[int, tuple[int, int, str]] = {}  # slot -> CTA reached, warp, what
         # All control slots exist from the start: `key_of` relies on it, to tell "not known" from "not there yet".
-        for cta in range(pipeline.cluster):
-            records.data |= records.slot(("init", cta))
-            records.slot(("init fenced", cta))
+        ctas = range(len(cast.ctas))
+        self.inits = [(records.slot(("init", cta)), records.slot(("init fenced", cta))) for cta in ctas]
+        records.data |= sum(bit for bit, _ in self.inits)
+        self.over: list[tuple[int, int]] = []  # of a phase of each parity, as only the last two matter
         for number in range(len(self.labels)):
-            for parity in range(2):
-                records.slot(("over", number, parity))
+            self.over.append((records.slot(("over", number, 0)), records.slot(("over", number, 1))))
             for agent in agents:
                 if any(isinstance(i.action, Expect) for i in agent.code):
                     records.slot(("expect", number, agent.index))
-        for number in range(len(self.counts)):
-            records.slot(("turn", number))
+        self.turns = [records.slot(("turn", number)) for number in range(len(self.counts))]
         self.acts: dict[type, Callable[[State, Agent, Any], int]] = {
             InitBarriers: self._init, FenceInit: self._fence_init, Wait: self._wait, Arrive: self._arrive,
             ArriveExpect: self._arrive_expect, Expect: self._expect, Sync: self._sync,
             ClusterArrive: self._cluster_arrive, ClusterWait: self._cluster_wait,
         }  # fmt: skip
+
+    def reached(self, act: Action, to: Targets, agent: Agent) -> tuple[tuple[int, int], ...]:
+        """The CTAs that an action of a warp reaches, and how often it counts there."""
+        key = (id(act), agent.index)
+        found = self.targets.get(key)
+        if found is None:
+            found = tuple((cta, agent.count * times) for cta, times in self.cast.reached(to, agent.cta))
+            self.targets[key] = found
+        return found
 
     # -------------------------------------------------------------------------------------------------- initialisation
     def _init(self, state: State, agent: Agent, act: InitBarriers) -> int:
@@ -85,7 +111,7 @@ class Barriers:
         event = self._log(state, agent, lambda: f"mbarrier.init of {', '.join(names)}")
         for name in names:
             first = self.base[(name, agent.cta)]
-            for number in range(first, first + self.pipeline.mbarrier(name).stages):
+            for number in range(first, first + self.mbarriers[name].stages):
                 m = state.mbarriers[number]
                 if m[LIVE]:
                     text = (
@@ -94,7 +120,7 @@ class Barriers:
                     )
                     raise Hazard("init", text, agent.index)
                 m[LIVE], m[PENDING] = 1, self.starts[number]
-        bit = self.records.slot(("init", agent.cta))
+        bit, _ = self.inits[agent.cta]
         state.sets[agent.index] |= bit
         if self.trace is not None:
             self.trace.records[bit] = event
@@ -107,14 +133,15 @@ class Barriers:
 
     def init_visible(self, state: State, agent: Agent) -> None:
         """A fence by the warp that initialised: TMA and other CTAs that know of the fence may use the barriers."""
-        if state.sets[agent.index] & self.records.slot(("init", agent.cta)):
-            state.sets[agent.index] |= self.records.slot(("init fenced", agent.cta))
+        done, fenced = self.inits[agent.cta]
+        if state.sets[agent.index] & done:
+            state.sets[agent.index] |= fenced
 
     def _usable(self, state: State, agent: Agent, number: int, far: bool, what: str) -> None:
         """Raise unless the warp knows that the barrier is initialised; `far`: used by TMA or from another CTA."""
-        cta, know = self.ctas[number], state.sets[agent.index]
-        fenced = know & self.records.slot(("init fenced", cta))
-        if not state.mbarriers[number][LIVE] or not (fenced or know & self.records.slot(("init", cta))):
+        know, (done, fenced) = state.sets[agent.index], self.inits[self.ctas[number]]
+        fenced &= know
+        if not state.mbarriers[number][LIVE] or not (fenced or know & done):
             text = f"{what} {self.labels[number]}, of which nothing says that it is initialised"
             raise Hazard("init", text, agent.index)
         if far and not fenced:
@@ -125,10 +152,6 @@ class Barriers:
         stage = at if isinstance(at, int) else state.cursors[agent.index][agent.cursors[at]][0]
         return self.base[(name, cta)] + stage
 
-    def _over(self, number: int, phase: int) -> int:
-        """The slot that says phase `phase` of a barrier is over; parities share one, as only the last two matter."""
-        return self.records.slot(("over", number, phase % 2))
-
     # -------------------------------------------------------------------------------------------------------- mbarriers
     def _wait(self, state: State, agent: Agent, act: Wait) -> int:
         a = agent.index
@@ -138,9 +161,10 @@ class Barriers:
         self._usable(state, agent, number, False, "waits for")
         m = state.mbarriers[number]
         if m[PHASE] % 2 == parity:
+            self.looked[a] = m, m[PHASE]
             return BLOCKED
         label = self.labels[number]
-        if m[PHASE] >= 2 and not self.records.known(state, state.sets[a], self._over(number, m[PHASE])):
+        if m[PHASE] >= 2 and not self.records.known(state, state.sets[a], self.over[number][m[PHASE] % 2]):
             before = f"after phase {m[PHASE] - 3}" if m[PHASE] > 2 else "while it is fresh"
             text = (
                 f"waits for {label} with parity {parity}, which lets it through after phase {m[PHASE] - 1} and "
@@ -168,7 +192,7 @@ class Barriers:
     def _known_phase(self, state: State, agent: Agent, number: int, know: int, what: str) -> None:
         """Raise unless whoever counts down the current phase knows that the one before is over."""
         phase = state.mbarriers[number][PHASE]
-        if phase and not self.records.known(state, know, self._over(number, phase - 1)):
+        if phase and not self.records.known(state, know, self.over[number][(phase - 1) % 2]):
             text = (
                 f"{what} {self.labels[number]} without knowing that its phase {phase - 1} is over: it may be counted "
                 "for that phase"
@@ -208,7 +232,7 @@ class Barriers:
             self.records.records |= bit
             self.records.data |= bit  # a memory operation like any other: a relaxed arrival does not order it
             self.remote[bit] = (cta, agent.index, f"arrival at {label}")
-            self.records.forget(state, bit)
+            know = self.records.forget(state, bit, know)
             know |= (mark := self.records.added(state, bit))
             state.sets[agent.index] |= mark
             state.live |= bit
@@ -271,7 +295,7 @@ class Barriers:
                 "the parity turned once too often, and waits for ever or for a later phase"
             )
             raise Hazard("missed wait", text, agent.index, (slot,), before=True)
-        over = self._over(number, m[PHASE])
+        over = self.over[number][m[PHASE] % 2]
         self.records.forget(state, over)
         state.live &= ~waits
         known = state.sets[self.offsets.arrived + number]  # without what is forgotten
@@ -284,15 +308,15 @@ class Barriers:
 
     def _arrive(self, state: State, agent: Agent, act: Arrive) -> int:
         times = WARP if act.by == "lanes" else 1
-        for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
+        for cta, count in self.reached(act, act.to, agent):
             number = self._number(state, agent, act.barrier, act.at, cta)
             event = self._log(state, agent, lambda n=number: f"arrives at {self.labels[n]}")  # type: ignore[misc]
-            self.arrive(state, agent, act.barrier, act.at, cta, times, 0, state.sets[agent.index], event)
+            self.arrive(state, agent, act.barrier, act.at, cta, count * times, 0, state.sets[agent.index], event)
         return GO
 
     def _arrive_expect(self, state: State, agent: Agent, act: ArriveExpect) -> int:
-        times = WARP if act.by == "lanes" else 1
-        size = self.pipeline.mbarrier(act.barrier).bytes if act.bytes is None else act.bytes
+        times = agent.count * (WARP if act.by == "lanes" else 1)
+        size = self.mbarriers[act.barrier].bytes if act.bytes is None else act.bytes
         number = self._number(state, agent, act.barrier, act.at, agent.cta)
         event = self._log(state, agent, lambda: f"arrives at {self.labels[number]}, expecting {size} bytes")
         know = state.sets[agent.index]
@@ -300,8 +324,8 @@ class Barriers:
         return GO
 
     def _expect(self, state: State, agent: Agent, act: Expect) -> int:
-        times = WARP if act.by == "lanes" else 1
-        size = self.pipeline.mbarrier(act.barrier).bytes if act.bytes is None else act.bytes
+        times = agent.count * (WARP if act.by == "lanes" else 1)
+        size = self.mbarriers[act.barrier].bytes if act.bytes is None else act.bytes
         number = self._number(state, agent, act.barrier, act.at, agent.cta)
         self._usable(state, agent, number, False, "expects bytes at")
         self._log(state, agent, lambda: f"expects {size} bytes at {self.labels[number]}")
@@ -319,12 +343,14 @@ class Barriers:
         a = agent.index
         number = self.named[(act.barrier, agent.cta)]
         spec, n = self.counts[number], state.named[number]
-        over = self.records.slot(("turn", number))
+        over = self.turns[number]
         if n[1] and not self.records.known(state, state.sets[a], over):
             text = f"arrives at {spec.name} without knowing that its last turn is over: it may be counted there"
             raise Hazard("arrival", text, a)
         event = self._log(state, agent, lambda: f"bar.{'sync' if act.wait else 'arrive'} {spec.name}")
-        n[0] += WARP
+        n[0] += WARP * agent.count
+        if n[0] > spec.threads:  # of warps that others stand for, some are counted in the next turn
+            raise Hazard("arrival", f"arrives at {spec.name} with more threads than its turn waits for", a)
         gathered = self.offsets.named + number
         state.sets[gathered] |= state.sets[a]
         if act.wait:

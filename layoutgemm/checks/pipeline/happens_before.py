@@ -5,14 +5,16 @@ int. A slot is reused by the next record of the same kind at the same place by t
 the older one in the warp's own order, so exactly those that know of it know of the older one too.
 
 There are hundreds of such ints of thousands of bits, and each new record makes all of them forget the one before.
-Clearing its bit in all of them would take most of a proof's time. So the bit above each slot is left free. The first
-`forget` of a slot in a run moves the slot to that bit (`State.moved`), which no int has set. The old bit then counts
-for nothing, and `settle` puts all slots back at once, between two runs.
+Clearing its bit in all of them would take most of a proof's time. So the bit above each slot is left free. `forget`
+moves the slot to that bit (`State.moved`), which no int has set. The old bit then counts for nothing. `settle` puts all
+slots back at once: between two runs, and before a slot moves a second time. A set that a caller holds meanwhile has to
+be put back too, so `forget` takes it and returns it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .program import Agent, State
@@ -66,6 +68,25 @@ class ModelAccess(NamedTuple):
     def key(self) -> tuple[object, ...]:
         """The key of a slot."""
         return (self.place, self.part, self.write, self.agent, self.pipe)
+
+
+@dataclass(slots=True)
+class Reach:
+    """An access that a warp repeats, and the records that matter to it.
+
+    met     records of the place that the other fields are about
+    slot    its own
+    twin    the slot that says a proxy fence covers it, of a generic write
+    needed  slots that it has to know of where they hold a record
+    gone    slots that hold no record afterwards
+    """
+
+    access: ModelAccess
+    met: int = -1
+    slot: int = 0
+    twin: int = 0
+    needed: int = 0
+    gone: int = 0
 
 
 class Records:
@@ -127,33 +148,62 @@ class Records:
                 self.own_writes.setdefault(access.agent, []).append(bit)
         return bit
 
-    def touch(self, state: State, access: ModelAccess, know: int) -> int:
-        """Check an access against every record of its place, record it, and return its slot.
+    def check(self, state: State, reach: Reach, know: int) -> None:
+        """Check an access against every record of its place. Raises Hazard for a race or a missing fence."""
+        if reach.met != len(self.at.get(reach.access.place, ())):
+            self._meet(reach)
+        needed = state.live & reach.needed
+        if needed and needed != self.known(state, know, needed):
+            raise self._hazard(state, reach.access, know)
 
-        Raises Hazard for a race or a missing fence.
-        """
-        gone = 0
-        for other in self.at.get(access.place, ()):
-            if not state.live & other:
-                continue
-            old = self.accesses[other]
-            if not (access.write or old.write):
-                continue
-            if old.part is not None and access.part is not None and old.part != access.part:
-                continue
-            ordered = old.agent == access.agent and bool(access.pipe) and old.pipe == access.pipe
-            if not ordered and not self.known(state, know, other):
-                raise Hazard("race", self._race(old, access), access.agent, (other,))
-            twin = self.fenced.get(other, 0)
-            if not ordered and old.write and twin and access.proxy == ASYNC and not self.known(state, know, twin):
-                raise Hazard("fence", self._unfenced(old, access), access.agent, (other,))
-            if access.write and (access.part is None or old.part == access.part):
-                gone |= other | twin
+    def record(self, state: State, reaches: Iterable[Reach]) -> int:
+        """Record accesses of different places that were checked; the slots of their records."""
+        slots = twins = gone = 0
+        for reach in reaches:
+            slots |= reach.slot
+            twins |= reach.twin
+            gone |= reach.gone
+        self.forget(state, slots | twins)
+        state.live = state.live & ~gone | slots | twins
+        return slots
+
+    def _meet(self, reach: Reach) -> None:
+        """Find the records that an access must know of, and those that it ends."""
+        access = reach.access
         bit = self._slot_of(access)
-        both = bit | self.fenced.get(bit, 0)
-        self.forget(state, both)
-        state.live = state.live & ~gone | both
-        return bit
+        reach.slot, reach.twin, reach.needed, reach.gone = bit, self.fenced.get(bit, 0), 0, 0
+        others = self.at[access.place]
+        for other in others:
+            old, twin = self.accesses[other], self.fenced.get(other, 0)
+            if not self._conflict(old, access):
+                continue
+            if not self._in_order(old, access):
+                reach.needed |= other | (twin if access.proxy == ASYNC else 0)
+            if access.write and (access.part is None or old.part == access.part):
+                reach.gone |= other | twin
+        reach.met = len(others)
+
+    @staticmethod
+    def _conflict(old: ModelAccess, new: ModelAccess) -> bool:
+        """True if one of two accesses of a place writes what the other one accesses."""
+        return (new.write or old.write) and (old.part is None or new.part is None or old.part == new.part)
+
+    @staticmethod
+    def _in_order(old: ModelAccess, new: ModelAccess) -> bool:
+        """True if the accesses complete in order by themselves."""
+        return old.agent == new.agent and bool(new.pipe) and old.pipe == new.pipe
+
+    def _hazard(self, state: State, access: ModelAccess, know: int) -> Hazard:
+        """The first record that an access conflicts with and does not know of."""
+        for other in self.at[access.place]:
+            old, twin = self.accesses[other], self.fenced.get(other, 0)
+            if not state.live & other or not self._conflict(old, access) or self._in_order(old, access):
+                continue
+            if not self.known(state, know, other):
+                return Hazard("race", self._race(old, access), access.agent, (other,))
+            if twin and access.proxy == ASYNC and not self.known(state, know, twin):
+                return Hazard("fence", self._unfenced(old, access), access.agent, (other,))
+        raise AssertionError("a record that is needed and not known must be found")
 
     def _race(self, old: ModelAccess, new: ModelAccess) -> str:
         return f"{new.what} while {self.agents[old.agent].name} may still be at its {old.what}: nothing orders the two"
@@ -174,28 +224,33 @@ class Records:
             if self.known(state, know, bit):
                 state.sets[agent] |= self.added(state, self.fenced[bit])
 
-    @staticmethod
-    def forget(state: State, slots: int) -> None:
+    @classmethod
+    def forget(cls, state: State, slots: int, held: int = 0) -> int:
         """Take slots that are about to be recorded anew out of everything that anybody knows.
 
         A record that is only gone needs no such call: `State.live` lacks it.
+
+        held  a set that the caller goes on with; it is returned as it reads afterwards
         """
-        if again := (slots & state.moved) << 1:
-            # Most know nothing of it, and making a new large int is what costs.
-            _rewrite(state, lambda sets: [known & ~again if known & again else known for known in sets])
+        if slots & state.moved:
+            held = _put_back(held, state.moved)
+            cls.settle(state)
         state.moved |= slots
+        return held
 
     @staticmethod
     def settle(state: State) -> None:
         """Put back the slots that were moved since the last time."""
         if moved := state.moved:
-            keep = ~(moved * 3)
-            _rewrite(state, lambda sets: [known & keep | known >> 1 & moved for known in sets])
+            state.sets = [_put_back(known, moved) if known else 0 for known in state.sets]
+            if state.pending:
+                state.groups = [
+                    [tuple([_put_back(known, moved) for known in groups]) if groups else () for groups in pipes]
+                    for pipes in state.groups
+                ]
             state.moved = 0
 
 
-def _rewrite(state: State, change: Callable[[Iterable[int]], list[int]]) -> None:
-    """Change all that anybody or anything knows."""
-    state.sets = change(state.sets)
-    if state.pending:
-        state.groups = [[tuple(change(groups)) if groups else () for groups in pipes] for pipes in state.groups]
+def _put_back(known: int, moved: int) -> int:
+    """A set whose moved slots have their own bits again."""
+    return known & ~(moved * 3) | known >> 1 & moved

@@ -21,11 +21,14 @@ Why one order is enough is told in `checks.pipeline.prove`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .actions import (
     OWN,
+    Action,
     Advance,
     Ahead,
     Commit,
@@ -47,13 +50,14 @@ from .actions import (
     Write,
 )
 from .barriers import Barriers
-from .happens_before import ASYNC, GENERIC, Hazard, ModelAccess, Place, Records
-from .model import PIPES, PRIVATE, WARP, Pipeline, ranks_of
+from .happens_before import ASYNC, GENERIC, Hazard, ModelAccess, Place, Reach, Records
+from .model import PIPES, PRIVATE, WARP, Pipeline
 from .program import (
     ACT,
     JUMP,
     K_HEAD,
     K_NEXT,
+    PHASE,
     TEST,
     TILE_HEAD,
     TILE_NEXT,
@@ -63,6 +67,7 @@ from .program import (
     offsets_of,
     start_of,
 )
+from .symmetry import Cast, everyone
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -72,29 +77,67 @@ WGMMA, CP_ASYNC, BULK, TCGEN05 = (PIPES.index(pipe) for pipe in ("wgmma", "cp.as
 MOST_GROUPS = 64
 
 
+class _Kind(NamedTuple):
+    """The common fields of an action's accesses; `what` is the text before the place's name."""
+
+    write: bool
+    part: object
+    proxy: str
+    pipe: str
+    what: str
+
+
+_READ = _Kind(False, None, GENERIC, "", "read of ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """A warp's access of a place.
+
+    number  of the place in `State.unread`; -1 where nobody has to read what is written
+    fills   readers that have to read what is written there; takes: this warp's as a reader
+    """
+
+    place: Place
+    name: str
+    reach: Reach
+    number: int = -1
+    fills: int = 0
+    takes: int = 0
+
+
+def _names(spots: Iterable[_Spot]) -> str:
+    return ", ".join(spot.name for spot in spots)
+
+
 class Machine:
     """Runs a pipeline's programs from a state to the next question about loop lengths.
 
     trace  collects every step when given
+    cast   the warps and CTAs that are run: all of them when not given, see `checks.pipeline.symmetry`
     """
 
-    def __init__(self, pipeline: Pipeline, fences: str, trace: Trace | None = None) -> None:
+    def __init__(self, pipeline: Pipeline, fences: str, trace: Trace | None = None, cast: Cast | None = None) -> None:
         self.pipeline = pipeline
-        self.agents = agents_of(pipeline)
+        self.cast = cast or everyone(pipeline)
+        self.agents = agents_of(pipeline, self.cast)
         self.records = Records(self.agents, fences)
         self.trace = trace
-        self.offsets = offsets_of(pipeline, self.agents)
-        self.barriers = Barriers(pipeline, self.agents, self.records, self.offsets, trace)
+        self.offsets = offsets_of(pipeline, self.agents, len(self.cast.ctas))
+        self.barriers = Barriers(pipeline, self.cast, self.agents, self.records, self.offsets, trace)
+        self.reached = self.barriers.reached
         self.places = [
             Place(b.name, cta, s)
             for b in pipeline.buffers if b.space not in PRIVATE
-            for cta in range(pipeline.cluster)
+            for cta in range(len(self.cast.ctas))
             for s in range(b.stages)
         ]  # fmt: skip
         self.number = {place: i for i, place in enumerate(self.places)}
         self.parts: dict[tuple[str, int], set[object]] = {}
         self.readers: dict[tuple[str, int], list[tuple[str, int]]] = {}
         self.buffers = {b.name: b for b in pipeline.buffers}
+        self.roles = {role.name: role for role in pipeline.roles}
+        self.spots: dict[tuple[int, int, bool, int], list[_Spot]] = {}  # see `_spots`
         self._survey()
         self.flags = {
             at: {(reader, part): 1 << i for i, (reader, part) in enumerate(
@@ -122,24 +165,26 @@ class Machine:
 
         Raises Hazard.
         """
-        agents = self.agents
-        while True:
-            alive = [a for a in range(len(agents)) if state.pc[a] >= 0]
-            if not alive:
-                self._finish(state)
-                return GO
-            alive.sort(key=lambda a: (state.tile[a], state.k[a], a))
-            moved = False
-            for a in alive:
+        agents, looked = self.agents, self.barriers.looked
+        looked.clear()
+        order = sorted((state.tile[a], state.k[a], a) for a in range(len(agents)) if state.pc[a] >= 0)
+        while order:
+            for place, (_, _, a) in enumerate(order):
+                if a in looked and (found := looked[a])[0][PHASE] == found[1]:
+                    continue  # it would find what it has found
                 result = self._run_one(state, agents[a])
                 if result >= ASK_K:
                     self.records.settle(state)
                     return result
                 if result == GO:
-                    moved = True
+                    del order[place]
+                    if state.pc[a] >= 0:
+                        insort(order, (state.tile[a], state.k[a], a))
                     break
-            if not moved:
-                raise Hazard("deadlock", self.barriers.all_stuck(state, alive))
+            else:
+                raise Hazard("deadlock", self.barriers.all_stuck(state, [a for _, _, a in order]))
+        self._finish(state)
+        return GO
 
     def _run_one(self, state: State, agent: Agent) -> int:
         """Run one warp until it blocks, changes k or tile, or needs a loop length."""
@@ -261,19 +306,19 @@ class Machine:
             for instruction in agent.code:
                 act = instruction.action
                 if isinstance(act, TmaLoad):
-                    for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
+                    for cta, _ in self.cast.reached(act.to, agent.cta):
                         self.parts.setdefault((act.buffer, cta), set()).add(self._part(agent, act.part))
                 elif isinstance(act, StoreAsync):
-                    for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
+                    for cta, _ in self.cast.reached(act.to, agent.cta):
                         self.parts.setdefault((act.buffer, cta), set()).add((agent.cta, self._part(agent, "warp")))
                 elif isinstance(act, Write) and act.new:
-                    for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
+                    for cta, _ in self.cast.reached(act.to, agent.cta):
                         self.parts.setdefault((act.buffer, cta), set()).add(self._share(agent, act))
                 elif isinstance(act, (CpAsync, CpAsyncArrive)):
                     self.parts.setdefault((act.buffer, agent.cta), set()).add(self._part(agent, "warp"))
                 elif isinstance(act, CommitTo):
                     for name in act.publishes:
-                        for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
+                        for cta, _ in self.cast.reached(act.to, agent.cta):
                             self.parts.setdefault((name, cta), set()).add(None)
                 reads = act.reads if isinstance(act, Mma) else ()
                 reads += (act.buffer,) if isinstance(act, (Read, TmaStore)) else ()
@@ -281,7 +326,7 @@ class Machine:
                     where = act.ctas if isinstance(act, Mma) else "own"
                     who = (group[agent.role][0] if agent.role in either[name] else agent.role, agent.warp)
                     reader = (f"{who[0]}@{agent.cta}", who[1])
-                    for cta in ranks_of(where, agent.cta, self.pipeline.cluster):
+                    for cta, _ in self.cast.reached(where, agent.cta):
                         known = self.readers.setdefault((name, cta), [])
                         if reader not in known:
                             known.append(reader)
@@ -297,59 +342,94 @@ class Machine:
         part = self._part(agent, act.part)
         return part if act.to == OWN else (agent.cta, part)
 
-    def _place(self, state: State, agent: Agent, buffer: str, at: str | int, cta: int) -> Place:
+    def _spots(
+        self, state: State, agent: Agent, act: Action, names: tuple[str, ...], at: str | int,
+        reached: tuple[tuple[int, int], ...], kind: _Kind,
+    ) -> list[_Spot]:  # fmt: skip
+        """The places of an action at a stage, and its access of each; made once for each warp and stage."""
         stage = at if isinstance(at, int) else state.cursors[agent.index][agent.cursors[at]][0]
-        return Place(buffer, cta, stage, agent.index if self.buffers[buffer].space in PRIVATE else -1)
+        key = (agent.index, id(act), kind.write, stage)
+        found = self.spots.get(key)
+        if found is None:
+            found = self.spots[key] = [
+                self._spot(agent, name, stage, cta, kind) for cta, _ in reached for name in names
+            ]
+        return found
+
+    def _spot(self, agent: Agent, buffer: str, stage: int, cta: int, kind: _Kind) -> _Spot:
+        own = self.buffers[buffer]
+        place = Place(buffer, cta, stage, agent.index if own.space in PRIVATE else -1)
+        name = self._name(place)
+        reach = Reach(
+            ModelAccess(place, kind.part, kind.write, agent.index, kind.proxy, kind.pipe, f"{kind.what}{name}")
+        )
+        number, flags = self.number.get(place), self.flags.get((buffer, cta))
+        if number is None or flags is None:
+            return _Spot(place, name, reach)
+        reader = (f"{own.either[0] if agent.role in own.either else agent.role}@{agent.cta}", agent.warp)
+        fills = sum(bit for (_, part), bit in flags.items() if part == kind.part or kind.part is None)
+        takes = sum(bit for (each, _), bit in flags.items() if each == reader)
+        return _Spot(place, name, reach, number, fills, takes)
 
     def _name(self, place: Place) -> str:
         stages = self.buffers[place.buffer].stages
         where = f" of cta {place.cta}" if self.pipeline.cluster > 1 else ""
         return place.buffer + (f"[{place.stage}]" if stages > 1 else "") + where
 
-    def _filled(self, state: State, agent: Agent, place: Place, part: object, publish: bool, what: str) -> None:
+    def _filled(self, state: State, agent: Agent, spot: _Spot, publish: bool, how: str) -> None:
         """A write of a part: no warp may still have to read it. If it publishes, all have to from now on."""
-        at = (place.buffer, place.cta)
-        number = self.number.get(place)
-        if number is None or at not in self.flags:
+        if spot.number < 0:
             return
-        mask = sum(bit for (_, p), bit in self.flags[at].items() if p == part or part is None)
-        if left := state.unread[number] & mask:
-            reader = self._reader_of(place, left)
-            slots = tuple(b for b in self.records.at.get(place, ()) if state.live & b)
-            raise Hazard("data", f"{what} before {reader} has read what is there", agent.index, slots)
+        if left := state.unread[spot.number] & spot.fills:
+            reader = self._reader_of(spot.place, left)
+            slots = tuple(b for b in self.records.at.get(spot.place, ()) if state.live & b)
+            text = f"{spot.reach.access.what}{how} before {reader} has read what is there"
+            raise Hazard("data", text, agent.index, slots)
         if publish:
-            state.unread[number] |= mask
+            state.unread[spot.number] |= spot.fills
 
     def _reader_of(self, place: Place, flags: int) -> str:
         for ((role, warp), _), bit in self.flags[(place.buffer, place.cta)].items():
             if flags & bit:
                 name, _, cta = role.partition("@")
                 prefix = f"cta {cta} " if self.pipeline.cluster > 1 else ""
-                return prefix + name + (f" warp {warp}" if self.pipeline.role(name).warps > 1 else "")
+                return prefix + name + (f" warp {warp}" if self.roles[name].warps > 1 else "")
         return "nobody"
 
-    def _taken(self, state: State, agent: Agent, place: Place, last: bool, what: str) -> None:
+    def _taken(self, state: State, agent: Agent, spot: _Spot, last: bool) -> None:
         """A read: what is there must be whole, and not read before by this reader."""
-        at = (place.buffer, place.cta)
-        number = self.number.get(place)
-        if number is None or at not in self.flags:
+        if spot.number < 0:
             return
-        either = self.buffers[place.buffer].either
-        reader = (f"{either[0] if agent.role in either else agent.role}@{agent.cta}", agent.warp)
-        mask = sum(bit for (r, _), bit in self.flags[at].items() if r == reader)
-        if state.unread[number] & mask != mask or not mask:
+        mask = spot.takes
+        if state.unread[spot.number] & mask != mask or not mask:
             old = "what it has read before: nothing new is there yet" if mask else "what nobody writes"
             accesses = self.records.accesses
-            slots = tuple(b for b in self.records.at.get(place, ()) if state.live & b and accesses[b].write)
-            raise Hazard("data", f"{what} takes {old}", agent.index, slots)
+            slots = tuple(b for b in self.records.at.get(spot.place, ()) if state.live & b and accesses[b].write)
+            raise Hazard("data", f"{spot.reach.access.what} takes {old}", agent.index, slots)
         if last:
-            state.unread[number] &= ~mask
+            state.unread[spot.number] &= ~mask
 
-    def _touch(self, state: State, agent: Agent, access: ModelAccess, know: int, event: int) -> int:
-        bit = self.records.touch(state, access, know)
+    def _record(self, state: State, spots: list[_Spot], event: int) -> int:
+        """Record accesses that were checked; the slots of their records."""
+        slots = self.records.record(state, [spot.reach for spot in spots])
         if self.trace is not None:
-            self.trace.records[bit] = event
-        return self.records.added(state, bit)
+            for spot in spots:
+                self.trace.records[spot.reach.slot] = event
+        return slots
+
+    def _access(self, state: State, agent: Agent, spots: list[_Spot], event: int, then: Callable[[_Spot], None]) -> int:
+        """Check accesses of one operation, each followed by `then`, and record them; the slots of their records.
+
+        A traced run records each before the next: a hazard tells of the records that are there.
+        """
+        know, slots = state.sets[agent.index], 0
+        for spot in spots:
+            self.records.check(state, spot.reach, know)
+            if self.trace is not None:
+                slots |= self._record(state, [spot], event)
+                know = state.sets[agent.index]
+            then(spot)
+        return slots if self.trace is not None else self._record(state, spots, event)
 
     def _log(self, state: State, agent: Agent, text: Callable[[], str]) -> int:
         if self.trace is None:
@@ -358,104 +438,92 @@ class Machine:
 
     # ---------------------------------------------------------------------------------------------- copies and accesses
     def _tma_load(self, state: State, agent: Agent, act: TmaLoad) -> int:
-        cluster = self.pipeline.cluster
-        ctas = ranks_of(act.to, agent.cta, cluster)
-        size = self.pipeline.mbarrier(act.barrier).bytes if act.bytes is None else act.bytes
-        part = self._part(agent, act.part)
+        reached = self.reached(act, act.to, agent)
+        size = self.barriers.mbarriers[act.barrier].bytes if act.bytes is None else act.bytes
         times = WARP if act.by == "lanes" else 1
-        places = [self._place(state, agent, act.buffer, act.at, cta) for cta in ctas]
-        targets = ctas if act.signal == "own" else tuple(int(act.signal) for _ in ctas)
+        kind = _Kind(True, self._part(agent, act.part), ASYNC, "", "TMA load of ")
+        spots = self._spots(state, agent, act, (act.buffer,), act.at, reached, kind)
+        targets = reached if act.signal == OWN else [(int(act.signal), count) for _, count in reached]
         event = self._log(
-            state, agent, lambda: f"issues TMA loads of {', '.join(map(self._name, places))}, {size} bytes each"
+            state, agent, lambda: f"issues TMA loads of {_names(spots)}, {size} bytes each"
             + (f", {times} times" if times > 1 else "")
         )  # fmt: skip
-        what = f"TMA load of {', '.join(map(self._name, places))}"
         if times > 1:
-            text = f"all {times} lanes issue the {what}: {times} copies of {size} bytes for one expected"
-            raise Hazard("bytes", text, agent.index)
-        for cta in targets:
+            text = f"all {times} lanes issue the TMA load of {_names(spots)}: {times} copies of {size} bytes for one"
+            raise Hazard("bytes", f"{text} expected", agent.index)
+        for cta, _ in targets:
             self.barriers.may_land(state, agent, act.barrier, act.at, cta, size)
-        bits = 0
-        for place in places:
-            what = f"TMA load of {self._name(place)}"
-            access = ModelAccess(place, part, True, agent.index, ASYNC, "", what)
-            bits |= self._touch(state, agent, access, state.sets[agent.index], event)
-            self._filled(state, agent, place, part, True, f"{what} lands")
-        for cta in targets:
-            know = state.sets[agent.index] | bits  # read anew: a phase that has just completed changed it
-            self.barriers.landed(state, agent, act.barrier, act.at, cta, size, know, event)
+        slots = self._access(state, agent, spots, event, lambda spot: self._filled(state, agent, spot, True, " lands"))
+        for cta, count in targets:
+            know = state.sets[agent.index] | self.records.added(state, slots)  # a phase that completes changes both
+            self.barriers.landed(state, agent, act.barrier, act.at, cta, count * size, know, event)
         return GO
 
-    def _issue(self, state: State, agent: Agent, pipe: int, bits: int) -> None:
-        state.sets[self.offsets.open + agent.index * len(PIPES) + pipe] |= bits
+    def _issue(self, state: State, agent: Agent, pipe: int, slots: int) -> None:
+        state.sets[self.offsets.open + agent.index * len(PIPES) + pipe] |= self.records.added(state, slots)
 
     def _tma_store(self, state: State, agent: Agent, act: TmaStore) -> int:
-        place = self._place(state, agent, act.buffer, act.at, agent.cta)
-        event = self._log(state, agent, lambda: f"issues the TMA store of {self._name(place)}")
-        what = f"TMA store of {self._name(place)}"
-        access = ModelAccess(place, None, False, agent.index, ASYNC, "bulk", what)
-        self._issue(state, agent, BULK, self._touch(state, agent, access, state.sets[agent.index], event))
-        self._taken(state, agent, place, True, what)
+        kind = _Kind(False, None, ASYNC, "bulk", "TMA store of ")
+        spots = self._spots(state, agent, act, (act.buffer,), act.at, ((agent.cta, 1),), kind)
+        event = self._log(state, agent, lambda: f"issues the TMA store of {_names(spots)}")
+        slots = self._access(state, agent, spots, event, lambda spot: self._taken(state, agent, spot, True))
+        self._issue(state, agent, BULK, slots)
         return GO
 
     def _cp_async(self, state: State, agent: Agent, act: CpAsync) -> int:
-        place, part = self._place(state, agent, act.buffer, act.at, agent.cta), self._part(agent, "warp")
-        event = self._log(state, agent, lambda: f"issues cp.async of its share of {self._name(place)}")
-        what = f"cp.async into {self._name(place)}"
-        access = ModelAccess(place, part, True, agent.index, GENERIC, "cp.async", what)
-        self._issue(state, agent, CP_ASYNC, self._touch(state, agent, access, state.sets[agent.index], event))
+        kind = _Kind(True, self._part(agent, "warp"), GENERIC, "cp.async", "cp.async into ")
+        spots = self._spots(state, agent, act, (act.buffer,), act.at, ((agent.cta, 1),), kind)
+        event = self._log(state, agent, lambda: f"issues cp.async of its share of {_names(spots)}")
+        self.records.check(state, spots[0].reach, state.sets[agent.index])
+        self._issue(state, agent, CP_ASYNC, self._record(state, spots, event))
         if act.new:
-            self._filled(state, agent, place, part, True, what)
+            self._filled(state, agent, spots[0], True, "")
         return GO
 
     def _cp_async_arrive(self, state: State, agent: Agent, act: CpAsyncArrive) -> int:
-        place, part = self._place(state, agent, act.buffer, act.at, agent.cta), self._part(agent, "warp")
-        event = self._log(state, agent, lambda: f"issues cp.async into {self._name(place)}, and arrives when they land")
-        what = f"cp.async into {self._name(place)}"
-        access = ModelAccess(place, part, True, agent.index, GENERIC, "", what)
-        bit = self._touch(state, agent, access, state.sets[agent.index], event)
-        self._filled(state, agent, place, part, True, f"{what} lands")
-        know = state.sets[agent.index] | bit
-        self.barriers.arrive(state, agent, act.barrier, act.at, agent.cta, WARP, 0, know, event)
+        kind = _Kind(True, self._part(agent, "warp"), GENERIC, "", "cp.async into ")
+        spots = self._spots(state, agent, act, (act.buffer,), act.at, ((agent.cta, 1),), kind)
+        event = self._log(state, agent, lambda: f"issues cp.async into {_names(spots)}, and arrives when they land")
+        self.records.check(state, spots[0].reach, state.sets[agent.index])
+        slots = self._record(state, spots, event)
+        self._filled(state, agent, spots[0], True, " lands")
+        know = state.sets[agent.index] | self.records.added(state, slots)
+        self.barriers.arrive(state, agent, act.barrier, act.at, agent.cta, WARP * agent.count, 0, know, event)
         return GO
 
     def _write(self, state: State, agent: Agent, act: Write) -> int:
-        part = self._share(agent, act)
-        for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
-            place = self._place(state, agent, act.buffer, act.at, cta)
-            what = f"write of {self._name(place)}"
-            event = self._log(state, agent, lambda p=place: f"writes {self._name(p)}")  # type: ignore[misc]
-            access = ModelAccess(place, part, True, agent.index, GENERIC, "", what)
-            bit = self._touch(state, agent, access, state.sets[agent.index], event)
-            state.sets[agent.index] |= bit
+        kind = _Kind(True, self._share(agent, act), GENERIC, "", "write of ")
+        reached = self.reached(act, act.to, agent)
+        for spot in self._spots(state, agent, act, (act.buffer,), act.at, reached, kind):
+            event = self._log(state, agent, lambda at=spot.name: f"writes {at}")  # type: ignore[misc]
+            self.records.check(state, spot.reach, state.sets[agent.index])
+            slots = self._record(state, [spot], event)
+            state.sets[agent.index] |= self.records.added(state, slots)
             if act.new:
-                self._filled(state, agent, place, part, True, what)
+                self._filled(state, agent, spot, True, "")
         return GO
 
     def _store_async(self, state: State, agent: Agent, act: StoreAsync) -> int:
-        part, ctas = (agent.cta, self._part(agent, "warp")), ranks_of(act.to, agent.cta, self.pipeline.cluster)
-        places = [self._place(state, agent, act.buffer, act.at, cta) for cta in ctas]
-        event = self._log(
-            state, agent, lambda: f"issues st.async into {', '.join(map(self._name, places))}, {act.bytes} bytes each"
-        )
-        for cta, place in zip(ctas, places, strict=True):
-            what = f"st.async into {self._name(place)}"
+        reached = self.reached(act, act.to, agent)
+        kind = _Kind(True, (agent.cta, self._part(agent, "warp")), GENERIC, "", "st.async into ")
+        spots = self._spots(state, agent, act, (act.buffer,), act.at, reached, kind)
+        event = self._log(state, agent, lambda: f"issues st.async into {_names(spots)}, {act.bytes} bytes each")
+        for (cta, count), spot in zip(reached, spots, strict=True):
             self.barriers.may_land(state, agent, act.barrier, act.at, cta, act.bytes)
-            access = ModelAccess(place, part, True, agent.index, GENERIC, "", what)
-            bit = self._touch(state, agent, access, state.sets[agent.index], event)
-            self._filled(state, agent, place, part, True, f"{what} lands")
-            know = state.sets[agent.index] | bit
-            self.barriers.landed(state, agent, act.barrier, act.at, cta, act.bytes, know, event)
+            self.records.check(state, spot.reach, state.sets[agent.index])
+            slots = self._record(state, [spot], event)
+            self._filled(state, agent, spot, True, " lands")
+            know = state.sets[agent.index] | self.records.added(state, slots)
+            self.barriers.landed(state, agent, act.barrier, act.at, cta, count * act.bytes, know, event)
         return GO
 
     def _read(self, state: State, agent: Agent, act: Read) -> int:
-        place = self._place(state, agent, act.buffer, act.at, agent.cta)
-        event = self._log(state, agent, lambda: f"reads {self._name(place)}")
-        what = f"read of {self._name(place)}"
-        access = ModelAccess(place, None, False, agent.index, GENERIC, "", what)
-        bit = self._touch(state, agent, access, state.sets[agent.index], event)
-        state.sets[agent.index] |= bit
-        self._taken(state, agent, place, act.last, what)
+        spots = self._spots(state, agent, act, (act.buffer,), act.at, ((agent.cta, 1),), _READ)
+        event = self._log(state, agent, lambda: f"reads {_names(spots)}")
+        self.records.check(state, spots[0].reach, state.sets[agent.index])
+        slots = self._record(state, spots, event)
+        state.sets[agent.index] |= self.records.added(state, slots)
+        self._taken(state, agent, spots[0], act.last)
         return GO
 
     def _fence(self, state: State, agent: Agent, act: FenceProxy) -> int:
@@ -466,22 +534,15 @@ class Machine:
 
     # --------------------------------------------------------------------------------------------------------- products
     def _mma(self, state: State, agent: Agent, act: Mma) -> int:
-        ctas = ranks_of(act.ctas, agent.cta, self.pipeline.cluster)
-        reads = [self._place(state, agent, name, act.at, cta) for cta in ctas for name in act.reads]
-        writes = [self._place(state, agent, act.into, act.into_at, cta) for cta in ctas]
-        event = self._log(state, agent, lambda: f"issues {act.pipe} on {', '.join(map(self._name, reads))}")
-        bits = 0
-        for place in reads:
-            what = f"{act.pipe} on {self._name(place)}"
-            access = ModelAccess(place, None, False, agent.index, ASYNC, act.pipe, what)
-            bits |= self._touch(state, agent, access, state.sets[agent.index], event)
-            self._taken(state, agent, place, act.last, what)
-        for place in writes:
-            what = f"{act.pipe} into {self._name(place)}"
-            access = ModelAccess(place, None, True, agent.index, ASYNC, act.pipe, what)
-            bits |= self._touch(state, agent, access, state.sets[agent.index], event)
-            self._filled(state, agent, place, None, False, what)
-        self._issue(state, agent, PIPES.index(act.pipe), bits)
+        reached = self.reached(act, act.ctas, agent)
+        into = _Kind(True, None, ASYNC, act.pipe, f"{act.pipe} into ")
+        of = _Kind(False, None, ASYNC, act.pipe, f"{act.pipe} on ")
+        reads = self._spots(state, agent, act, act.reads, act.at, reached, of)
+        writes = self._spots(state, agent, act, (act.into,), act.into_at, reached, into)
+        event = self._log(state, agent, lambda: f"issues {act.pipe} on {_names(reads)}")
+        slots = self._access(state, agent, reads, event, lambda spot: self._taken(state, agent, spot, act.last))
+        slots |= self._access(state, agent, writes, event, lambda spot: self._filled(state, agent, spot, False, ""))
+        self._issue(state, agent, PIPES.index(act.pipe), slots)
         return GO
 
     def _commit(self, state: State, agent: Agent, act: Commit) -> int:
@@ -509,15 +570,14 @@ class Machine:
         return GO
 
     def _commit_to(self, state: State, agent: Agent, act: CommitTo) -> int:
-        ctas = ranks_of(act.to, agent.cta, self.pipeline.cluster)
+        reached = self.reached(act, act.to, agent)
         event = self._log(state, agent, lambda: f"tcgen05.commit to {act.barrier}")
-        for cta in ctas:
+        for cta, count in reached:
             know = state.sets[agent.index] | state.sets[self.offsets.open + agent.index * len(PIPES) + TCGEN05]
-            self.barriers.arrive(state, agent, act.barrier, act.at, cta, 1, 0, know, event)
-        for name in act.publishes:
-            for cta in ctas:
-                place = self._place(state, agent, name, act.published_at, cta)
-                self._filled(state, agent, place, None, True, f"tcgen05 into {self._name(place)}")
+            self.barriers.arrive(state, agent, act.barrier, act.at, cta, count, 0, know, event)
+        kind = _Kind(True, None, ASYNC, "tcgen05", "tcgen05 into ")
+        for spot in self._spots(state, agent, act, act.publishes, act.published_at, reached, kind):
+            self._filled(state, agent, spot, True, "")
         return GO
 
     # ---------------------------------------------------------------------------------------------------------- cursors
@@ -525,7 +585,7 @@ class Machine:
         which = agent.cursors[act.cursor]
         cursors = list(state.cursors[agent.index])
         index, phase = cursors[which]
-        stages = self.pipeline.role(agent.role).cursors[which].stages
+        stages = self.roles[agent.role].cursors[which].stages
         index += 1
         if index == stages:
             index, phase = 0, phase ^ int(act.flip)
@@ -536,7 +596,7 @@ class Machine:
     def _reset(self, state: State, agent: Agent, act: Reset) -> int:
         which = agent.cursors[act.cursor]
         cursors = list(state.cursors[agent.index])
-        declared = self.pipeline.role(agent.role).cursors[which]
+        declared = self.roles[agent.role].cursors[which]
         cursors[which] = (declared.index, declared.phase)
         state.cursors[agent.index] = tuple(cursors)
         return GO

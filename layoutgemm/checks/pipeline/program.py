@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .actions import Action, Ahead, Condition, ForK, ForTiles, If, Later, OnRank, Onward, Program, TileIs
-from .model import PIPES, Mbarrier, NamedBarrier, Pipeline
+from .model import PIPES, Mbarrier, NamedBarrier, Pipeline, Role
+
+if TYPE_CHECKING:
+    from .symmetry import Cast
 
 ACT, TEST, JUMP, K_HEAD, K_NEXT, TILE_HEAD, TILE_NEXT, EXIT = range(8)
 
@@ -33,6 +36,7 @@ class Agent:
     cursors: dict[str, int]
     uses_k: bool
     uses_tiles: bool
+    count: int = 1  # warps that it stands for
 
 
 class Offsets(NamedTuple):
@@ -83,22 +87,27 @@ class State:
 LIVE, PHASE, PENDING, TX, EXPECTS = range(5)
 
 
-def agents_of(pipeline: Pipeline) -> tuple[Agent, ...]:
-    """Every warp of every CTA with its code."""
+def agents_of(pipeline: Pipeline, cast: Cast | None = None) -> tuple[Agent, ...]:
+    """Every warp of every CTA with its code; or those of a cast."""
     agents: list[Agent] = []
-    for cta in range(pipeline.cluster):
+    for cta in range(len(cast.ctas) if cast else pipeline.cluster):
         for role in pipeline.roles:
-            for warp in range(role.warps):
-                code: list[Instruction] = []
-                _flatten(role.program, cta, warp, code)
-                code.append(Instruction(EXIT))
+            for warp, count in cast.warps[role.name] if cast else [(warp, 1) for warp in range(role.warps)]:
+                code = code_of(role, cast.ctas[cta][0] if cast else cta, warp)
                 uses_k = any(i.kind == K_HEAD or isinstance(i.condition, (Ahead, Onward)) for i in code)
                 uses_tiles = any(i.kind == TILE_HEAD for i in code)
                 prefix = f"cta {cta} " if pipeline.cluster > 1 else ""
                 name = f"{prefix}{role.name}" + (f" warp {warp}" if role.warps > 1 else "")
                 cursors = {cursor.name: i for i, cursor in enumerate(role.cursors)}
-                agents.append(Agent(len(agents), role.name, cta, warp, name, tuple(code), cursors, uses_k, uses_tiles))
+                agents.append(Agent(len(agents), role.name, cta, warp, name, code, cursors, uses_k, uses_tiles, count))
     return tuple(agents)
+
+
+def code_of(role: Role, rank: int, warp: int) -> tuple[Instruction, ...]:
+    """The code of one warp of a role in the CTA of a rank."""
+    code: list[Instruction] = []
+    _flatten(role.program, rank, warp, code)
+    return (*code, Instruction(EXIT))
 
 
 def _flatten(program: Program, cta: int, warp: int, code: list[Instruction]) -> None:
@@ -129,11 +138,11 @@ def _flatten(program: Program, cta: int, warp: int, code: list[Instruction]) -> 
             code.append(Instruction(ACT, action))
 
 
-def offsets_of(pipeline: Pipeline, agents: tuple[Agent, ...]) -> Offsets:
+def offsets_of(pipeline: Pipeline, agents: tuple[Agent, ...], ctas: int) -> Offsets:
     """The order of what is known in `State.sets`."""
-    stages = sum(b.stages for b in pipeline.barriers if isinstance(b, Mbarrier)) * pipeline.cluster
-    named = sum(isinstance(b, NamedBarrier) for b in pipeline.barriers) * pipeline.cluster
-    sizes = [len(agents), stages, stages, named, 2, pipeline.cluster, len(agents) * len(PIPES)]
+    stages = sum(b.stages for b in pipeline.barriers if isinstance(b, Mbarrier)) * ctas
+    named = sum(isinstance(b, NamedBarrier) for b in pipeline.barriers) * ctas
+    sizes = [len(agents), stages, stages, named, 2, ctas, len(agents) * len(PIPES)]
     return Offsets(*(sum(sizes[: i + 1]) for i in range(len(sizes))))
 
 

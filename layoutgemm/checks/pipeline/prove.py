@@ -38,6 +38,9 @@ intersection of what the paths to it know stands for all of them (the usual must
 intersection is run again along its path, exactly; if it does not repeat, the search starts over and keeps every
 incomparable set apart.
 
+**Few warps are enough.** Warps that run the same code, and CTAs that are alike, are not all run
+(`checks.pipeline.symmetry`). What is refuted is looked at once more with all of them.
+
 The tests hold both halves against a search through all interleavings of small pipelines.
 """
 
@@ -51,6 +54,7 @@ from .happens_before import Hazard
 from .machine import ASK_K, ASK_TILE, GO, Machine
 from .model import Pipeline, proof_of
 from .program import State, key_of, largest_later, set_unknown, tile_period
+from .symmetry import Cast, fewest
 from .trace import Trace, TraceStep
 
 
@@ -127,8 +131,9 @@ def prove_pipeline(pipeline: Pipeline, *, fences: str = "writer", limit: int = 2
     """See `Pipeline.prove`. Raises PlanError when more than `limit` states are met."""
     if fences not in ("writer", "any"):
         raise PlanError(f"fences = {fences!r}: 'writer' or 'any'")
-    for merge in (True, False):
-        found = _explore(pipeline, fences, limit, merge)
+    few = fewest(pipeline)
+    for merge, cast in ((True, few), *(() if few.whole else ((True, None),)), (False, None)):
+        found = _explore(pipeline, fences, limit, merge, cast)
         if isinstance(found, PipelineProof):
             return found
         if (story := _replay(pipeline, fences, found)) is not None:
@@ -151,9 +156,11 @@ class _Node:
     cost: int  # walked in this order
 
 
-def _explore(pipeline: Pipeline, fences: str, limit: int, merge: bool) -> PipelineProof | list[bool]:
+def _explore(
+    pipeline: Pipeline, fences: str, limit: int, merge: bool, cast: Cast | None = None
+) -> PipelineProof | list[bool]:
     """Walk through the states; a proof, or the answers that lead to a hazard."""
-    machine = Machine(pipeline, fences)
+    machine = Machine(pipeline, fences, cast=cast)
     later, period = largest_later(machine.agents), tile_period(machine.agents)
     seen: dict[object, list[_Node]] = {}
     todo: list[tuple[int, int, bool, _Node]] = []

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from ...atoms import ldmatrix
+from ...atoms import MmaAtom, ldmatrix
 from ...checks import (
     AccessPattern,
     PipelineProof,
@@ -23,6 +23,7 @@ from ...checks import (
     sectors,
     shared_memory_of,
 )
+from ...kept import kept
 from ...layouts import Layout
 from ...report import Check, Report
 from ..derivation import checked
@@ -48,8 +49,8 @@ def check_sm80(plan: Sm80Plan) -> Report:
 
 def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
-    checks += operand_checks(plan, plan.a)
-    checks += operand_checks(plan, plan.b) if plan.weights is None else packed_checks(plan)
+    checks += operand_checks(plan.a, plan.threads, plan.mma)
+    checks += operand_checks(plan.b, plan.threads, plan.mma) if plan.weights is None else packed_checks(plan)
     checks += [_warps(plan), *([_pipeline(plan)] if explored else [])]
     checks += [*fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
     parts = {f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes}
@@ -86,10 +87,11 @@ def _tiles_of_k(plan: Sm80Plan) -> Check:
 # ------------------------------------------------------------------------------------------------------------- operands
 
 
-def operand_checks(plan: Sm80Plan, operand: Sm80Operand) -> list[Check]:
+@kept(256)
+def operand_checks(operand: Sm80Operand, threads: int, mma: MmaAtom) -> tuple[Check, ...]:
     """The tile, the copies that fill it, the loads that read it."""
     tile, name = operand.smem, operand.name
-    copied = _copied(operand, plan.threads)
+    copied = _copied(operand, threads)
     written = AccessPattern(f"cp.async of {name}", "cp.async", copied)
     if operand.copy.by_elements:
         written = AccessPattern(f"st.shared of {name}", "st.shared", copied)
@@ -102,12 +104,12 @@ def operand_checks(plan: Sm80Plan, operand: Sm80Operand) -> list[Check]:
         banks.append(
             bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major)).as_check(f"banks of loads {name}")
         )
-    filled = [_copies(operand, plan.threads), _coalesced(operand, copied)]
+    filled = [_copies(operand, threads), _coalesced(operand, copied)]
     if operand.tma is not None:
         filled = [filled_by(f"copies {name}", tile, one_matrix(operand.tma))]
-    return [
-        bijective_tile(f"tile {name}", tile), *filled, _addresses(operand, plan.threads), _fed(plan, operand), *banks,
-    ]  # fmt: skip
+    return (
+        bijective_tile(f"tile {name}", tile), *filled, _addresses(operand, threads), _fed(operand, mma), *banks,
+    )  # fmt: skip
 
 
 def _copied(operand: Sm80Operand, threads: int) -> IntArray:
@@ -221,9 +223,9 @@ def held_after(operand: Sm80Operand, load: int, step: int) -> tuple[IntArray, In
     return np.asarray(made[0], np.int64), np.asarray(made[1], np.int64)
 
 
-def _fed(plan: Sm80Plan, operand: Sm80Operand) -> Check:
+def _fed(operand: Sm80Operand, atom: MmaAtom) -> Check:
     """Every element of every register is the one that the instruction expects."""
-    load, atom, name = operand.load, plan.mma, operand.name
+    load, name = operand.load, operand.name
     lanes = np.arange(WARP)[:, None]
     per, block = 32 // operand.dtype.bits, atom.tile_of(name)[0]
     places, depth = atom.coords(name), atom.shape_mnk[2]

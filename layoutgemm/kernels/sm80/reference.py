@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ...atoms import ldmatrix
+from ...atoms import MmaAtom, ldmatrix
 from ...errors import PlanError
+from ...kept import kept
 from ..orders import stored_elements
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .plan import Sm80Plan
@@ -100,26 +101,32 @@ def _filled(plan: Sm80Plan, operand: Sm80Operand, matrix: np.ndarray, first: int
 
 def _fragments(plan: Sm80Plan, operand: Sm80Operand, tile: Bytes, warp: int, step: int) -> np.ndarray:
     """Values of one depth: (block along M or N, lane, value)."""
-    load, dtype, lanes = operand.load, operand.dtype, np.arange(WARP)
+    raw = np.ascontiguousarray(tile[_places_read(operand, warp, step)])
+    each = plan.mma.registers(operand.name)
+    values = operand.dtype.decode(raw.view(operand.dtype.storage)).reshape(WARP, raw.shape[1] // each, -1)
+    return np.moveaxis(np.asarray(values), 1, 0)
+
+
+@kept(1024)
+def _places_read(operand: Sm80Operand, warp: int, step: int) -> npt.NDArray[np.int64]:
+    """The byte of the tile that lands in each byte of a lane's registers: (lane, register, byte)."""
+    load, lanes = operand.load, np.arange(WARP)
     registers = []
     for number in range(load.loads):
         if load.words:
             for word in range(len(load.words)):
                 at = _address(operand, lanes, warp, (number, step, word))
-                registers.append(tile[at[:, None] + np.arange(4)])
+                registers.append(at[:, None] + np.arange(4))
             continue
         at = _address(operand, lanes, warp, (number, step, 0))
-        rows = tile[at[:, None] + np.arange(VECTOR)]  # (row, byte)
+        rows = at[:, None] + np.arange(VECTOR)  # (row, byte)
         copy = ldmatrix(4, transpose=load.kind != "ldmatrix", element="u8")
         element = np.asarray(copy.layout_dst.offsets(), np.int64).reshape(-1, WARP).T
         words = rows[element // VECTOR, element % VECTOR].reshape(WARP, 4, 4)
         if load.kind == "bytes":
             words = _parted(words, load.blocks)
         registers += [words[:, r] for r in range(4)]
-    raw = np.ascontiguousarray(np.stack(registers, axis=1))  # (lane, register, byte)
-    each = plan.mma.registers(operand.name)
-    values = dtype.decode(raw.view(dtype.storage)).reshape(WARP, len(registers) // each, -1)
-    return np.moveaxis(np.asarray(values), 1, 0)
+    return np.stack(registers, axis=1)
 
 
 def _address(operand: Sm80Operand, lanes: npt.NDArray[np.int64], warp: int, index: Index) -> npt.NDArray[np.int64]:
@@ -128,7 +135,7 @@ def _address(operand: Sm80Operand, lanes: npt.NDArray[np.int64], warp: int, inde
     return np.asarray(byte + constant) + np.zeros(WARP, np.int64)
 
 
-def _parted(words: Bytes, blocks: int) -> Bytes:
+def _parted(words: npt.NDArray[np.int64], blocks: int) -> npt.NDArray[np.int64]:
     """prmt of the registers of two matrices: even neighbours, then odd ones, of each half of K."""
     made = np.empty_like(words)
     for odd, half, lane in product(range(2), range(2), range(WARP)):
@@ -138,14 +145,20 @@ def _parted(words: Bytes, blocks: int) -> Bytes:
     return made
 
 
+@kept(256)
+def _held(atom: MmaAtom, name: str, values: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The coordinates of each lane's values of an operand: rows, columns."""
+    i, j = atom.coords(name)(np.arange(WARP)[:, None], np.arange(values)[None, :])
+    return np.asarray(i), np.asarray(j)
+
+
 def _multiply(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, sums: np.ndarray) -> None:
     """All products of a depth, each operand as the instruction's own map reads its registers."""
     atom = plan.mma
     m, n, k = atom.shape_mnk
-    lanes = np.arange(WARP)[:, None]
 
     def matrix(name: str, rows: int, values: np.ndarray) -> np.ndarray:
-        i, j = (np.asarray(x) for x in atom.coords(name)(lanes, np.arange(values.shape[2])[None, :]))
+        i, j = _held(atom, name, values.shape[2])
         out = np.zeros((values.shape[0], rows, k), values.dtype)
         out[:, i, j] = values
         return out
@@ -153,7 +166,7 @@ def _multiply(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, sums: np.ndarray) ->
     left, right = matrix("A", m, a), matrix("B", n, b)
     if atom.c_dtype.name == "i32":
         left, right = left.astype(np.int64), right.astype(np.int64)
-    i, j = (np.asarray(x) for x in atom.coords_C(lanes, np.arange(atom.accumulator_registers)[None, :]))
+    i, j = _held(atom, "C", atom.accumulator_registers)
     whole = np.einsum("xik,yjk->xyij", left, right)
     sums += whole[:, :, i, j].astype(sums.dtype)
 

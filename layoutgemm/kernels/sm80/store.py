@@ -16,6 +16,7 @@ import numpy as np
 from ...atoms import SWIZZLES, MmaAtom, SmemTile, operand_map, smem_tile, stmatrix
 from ...checks import AccessPattern, bank_conflicts
 from ...errors import PlanError
+from ...kept import kept
 from ...layouts import Layout
 from ..derive import Operand
 from ..thread_addresses import ThreadAddresses
@@ -95,6 +96,7 @@ class Sm80Store:
         return AccessPattern("ld.shared of C", "ld.shared", found)
 
     @classmethod
+    @kept(256)
     def derive(
         cls,
         mma: MmaAtom,

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...atoms import feeds, stmatrix
 from ...checks import AccessPattern, bank_conflicts, sectors
+from ...kept import kept
 from ...layouts import Layout
 from ...report import Check
 from .operand import VECTOR, WARP
@@ -72,6 +73,7 @@ def _matrices(store: Sm80Store) -> Check:
     return Check("stmatrix", statement, not witness, f"exhaustion ({len(rows)} instructions)", witness)
 
 
+@kept(256)
 def _banks_of_c(store: Sm80Store) -> Check:
     """The buffer's swizzle costs the least of all: none has a conflict, or all have."""
     ways = [bank_conflicts(store.tile, access).ways for access in (store.put(), store.taken())]

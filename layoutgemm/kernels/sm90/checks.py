@@ -12,9 +12,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from ...atoms import MmaAtom
 from ...atoms.tma.engine import shared_bits
 from ...checks import bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
 from ...checks.pipeline.model import MOST_NAMED, NamedBarrier
+from ...kept import kept
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
@@ -82,7 +84,7 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     if plan.indexed is not None:
         checks += indexed_checks(plan)
     if plan.gathers:
-        checks += [*_multiplied(plan, plan.a), _blocks(plan, plan.a, plan.config.warpgroups_of_tile)]
+        checks += [*_multiplied(plan.a, plan.mma), _blocks(plan, plan.a, plan.config.warpgroups_of_tile)]
     mapped = [(plan.a, plan.config.warpgroups_of_tile)] if plan.weights is None and not plan.gathers else []
     for operand, groups in [*mapped, (plan.b, 1)]:
         checks += _operand(plan, operand, groups)
@@ -225,19 +227,20 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
         "exhaustion",
         problem,
     )
-    bijective, *read = _multiplied(plan, operand)
+    bijective, *read = _multiplied(operand, plan.mma)
     return [bijective, filled, shares, *read, _blocks(plan, operand, groups)]
 
 
-def _multiplied(plan: Sm90Plan, operand: OperandPlan | GatheredOperand) -> list[Check]:
+@kept(512)
+def _multiplied(operand: OperandPlan | GatheredOperand, mma: MmaAtom) -> tuple[Check, ...]:
     """The tile as wgmma reads it: a bijection, its descriptor, banks."""
     name, tile = operand.name, operand.smem
     banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
-    return [
+    return (
         bijective_tile(f"tile {name}", tile),
-        read_by(f"descriptor {name}", tile, operand.descriptor, plan.mma, name),
+        read_by(f"descriptor {name}", tile, operand.descriptor, mma, name),
         banks.as_check(f"banks {name}"),
-    ]
+    )
 
 
 def _blocks(plan: Sm90Plan, operand: OperandPlan | GatheredOperand, groups: int) -> Check:

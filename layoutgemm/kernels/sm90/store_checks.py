@@ -10,8 +10,10 @@ from ...atoms import smem_tile, stmatrix, wgmma
 from ...atoms.copy.feeds_mma import feeds, row_addresses
 from ...checks import bank_conflicts
 from ...errors import CoordinateError
+from ...kept import kept
 from ...layouts import Proof
 from ...report import Check
+from ..derive import Operand
 from ..plan_checks import boxes_of_c
 from ..store import ROWS, StoreChunk, StorePlan, distinct_chunks, rows_of_values
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
@@ -20,7 +22,10 @@ from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 def store_checks(plan: Sm90Plan, store: StorePlan) -> list[Check]:
     """Columns, boxes, buffers, and what the threads write into them."""
     checks = [_columns(plan, store), boxes_of_c(plan, store, ROWS // WARPS_OF_GROUP * store.warps), _buffers(store)]
-    written = [_written(plan, chunk) for chunk in distinct_chunks(store)]
+    written = [
+        _written_one_by_one(plan, chunk) if chunk.rows is None else _written(chunk, plan.c)
+        for chunk in distinct_chunks(store)
+    ]
     return [*checks, next((check for check in written if not check), written[0])]
 
 
@@ -96,11 +101,10 @@ def _buffers(store: StorePlan) -> Check:
     return Check("buffers of C", statement, not witness, "arithmetic", witness)
 
 
-def _written(plan: Sm90Plan, chunk: StoreChunk) -> Check:
-    """Registers of a chunk go where its tile has them: by stmatrix, without bank conflicts, or one by one."""
-    by_row = plan.c.order == "row"
-    if chunk.rows is None:
-        return _written_one_by_one(plan, chunk)
+@kept(256)
+def _written(chunk: StoreChunk, c: Operand) -> Check:
+    """Registers of a chunk go where its tile has them, by stmatrix without bank conflicts."""
+    by_row = c.order == "row"
     copy = stmatrix(chunk.matrices, transpose=not by_row)
     whole = smem_tile((ROWS, chunk.width), chunk.tile.dtype, chunk.tile.major, chunk.tile.swizzle_name)
     atom = wgmma(chunk.width, "bf16")
@@ -128,7 +132,7 @@ def _written(plan: Sm90Plan, chunk: StoreChunk) -> Check:
         warp, i, at = (int(x) for x in wrong[0])
         found, wanted = int(have[warp, i, at]), int(want[warp, i, at])
         witness = f"warp {warp}, instruction {i}, lane {lanes[at]}: element {found}, not {wanted}"
-    width = plan.c.dtype.bytes
+    width = c.dtype.bytes
     if not witness and (have.max() + 8) * width > chunk.tile.bytes:
         witness = f"a row ends at byte {(have.max() + 8) * width} of {chunk.tile.bytes}"
     if not witness:

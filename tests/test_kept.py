@@ -1,0 +1,36 @@
+"""Kept results: one computation for equal arguments, and none that another type's value could be given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from layoutgemm.kept import kept
+
+
+def test_equal_arguments_are_computed_once() -> None:
+    asked: list[Any] = []
+
+    @kept(2)
+    def double(x: Any) -> Any:
+        asked.append(x)
+        return x + x
+
+    assert [double(x) for x in (1, 1, True, 1.0, 1)] == [2, 2, 2, 2.0, 2]
+    assert [type(x) for x in asked] == [int, bool, float, int]  # two are kept
+    assert double([1]) == double([1]) == [1, 1] and len(asked) == 6  # a list has no hash
+
+
+def test_an_error_is_raised_each_time() -> None:
+    asked = []
+
+    @kept(2)
+    def refuse(x: int) -> int:
+        asked.append(x)
+        raise ValueError(x)
+
+    for _ in range(2):
+        try:
+            refuse(3)
+        except ValueError:
+            continue
+    assert asked == [3, 3]
