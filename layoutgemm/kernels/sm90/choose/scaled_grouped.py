@@ -91,7 +91,7 @@ def quantizes_apart(
     sums     of an element of C: 2 of a gated product
 
     One kernel has few CTAs for few rows. Of two the product is in float32. The times of gated ones are those of
-    `benchmarks/results/gated_scaled_h100.json`.
+    `benchmarks/results/gated_scaled_tiles_h100.json`.
 
     >>> [quantizes_apart(m, 2048, 7168, sums=2) for m in (1, 512, 1024)], quantizes_apart(512, 14336, 4096, sums=2)
     ([True, True, False], False)
