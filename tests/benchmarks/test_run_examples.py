@@ -29,7 +29,7 @@ def test_the_record_is_of_the_list() -> None:
 
 
 def test_no_record_has_a_path_of_a_machine() -> None:
-    """Files are named: where somebody's checkout lay says nothing to others."""
+    """Files are named: the folder of a checkout says nothing to others."""
     path = re.compile(r'(?<![\w./:])/(?:home|root|tmp|work|mnt|opt|usr|data|Users)/[^"\s]*')
     found = {file.name: path.findall(file.read_text("utf-8"))[:3] for file in RECORD.parent.glob("*.json")}
     assert {name: paths for name, paths in found.items() if paths} == {}

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 @pytest.mark.parametrize("order", ["lower", "upper", "hilbert", Triangular("lower", group=2)])
 @pytest.mark.parametrize("size", [(1024, 1024, 256), (2300, 2300, 520), (4096, 1000, 512)])
 def test_a_first_call_is_captured(order: Any, size: tuple[int, int, int]) -> None:
-    """A list of tiles that the first call makes outlives the graph, and serves eager calls too."""
+    """The list of tiles outlives the graph. Eager calls read it too."""
     m, n, k = size
     torch.manual_seed(0)
     a, b = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (n, k)))

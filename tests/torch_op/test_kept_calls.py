@@ -166,7 +166,7 @@ def test_into_an_output_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_ends_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a kernel that clears rows of no group in a new result, and by another that leaves those of `out`."""
+    """One kernel clears rows of no group, in a new result. Another leaves those of `out`."""
     given, plans = Tensors(), []
     real = kept.launch_of
     with bare_launches(monkeypatch) as noted:

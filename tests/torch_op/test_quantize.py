@@ -205,7 +205,7 @@ def test_a_second_call_launches_and_checks_nothing(emulated: Any, monkeypatch: p
 
 @needs_dsl
 def test_results_lie_in_memory_that_is_given(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one launch where strides and addresses are those of new results, the second time unprepared; else copied."""
+    """One launch writes where strides and addresses are those of new results; else results are copied."""
     gpu, x = emulated(), normal(40, 200)
     values, scales = quantized(x, BLOCK, E4M3, False)
     pitched = torch.zeros(40 * 208 + 1, dtype=E4M3)

@@ -184,7 +184,7 @@ def order_words(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) 
 
 @lru_cache(maxsize=256)
 def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """The list of a schedule's tiles on a GPU, made while a CUDA graph is captured too."""
+    """The list of a schedule's tiles on a GPU. The first call may be captured in a graph."""
     import torch
 
     with outside_capture(device):

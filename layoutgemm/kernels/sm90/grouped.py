@@ -89,7 +89,7 @@ class GroupEnds:
         return (self.name,)
 
     def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """What a kernel reads of the numbers that `take` gives: all."""
+        """The numbers as a kernel reads them, from what `take` gives: all."""
         return numbers
 
     @property
@@ -157,7 +157,7 @@ class Ragged(GroupEnds):
 
     @checked(PlanError)
     def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """What a kernel reads of the numbers that `take` gives."""
+        """The numbers as a kernel reads them, from what `take` gives."""
         return numbers[1:] if self.ends else numbers
 
     @property

@@ -37,7 +37,7 @@ def prove(a: object, b: object) -> Any:
 
 
 def _with_symbols(x: Any) -> bool:
-    """True if any entry of a layout, with its offset if it has one, is a symbol."""
+    """True if any entry or the offset of a layout is a symbol."""
     if hasattr(x, "with_parts"):
         return symbols_in(x.offset) or _with_symbols(x.layout)
     return hasattr(x, "stride") and has_symbols(x.shape, x.stride)

@@ -109,7 +109,7 @@ def test_ctas_that_differ_are_all_run() -> None:
 
 
 def test_ctas_that_others_reach_in_ways_of_their_own_are_all_run() -> None:
-    """No CTA stands for CTAs that reach each other, or write to one place of a third."""
+    """No CTA stands for CTAs that reach each other or write to a third's place."""
     whole = tuple((rank,) for rank in range(4))
     others = tuple(tuple(r for r in range(4) if r != rank) for rank in range(4))
     assert fewest(one_role(Write("x", to=others), cluster=4)).ctas == whole

@@ -1,4 +1,4 @@
-"""Runs of compiled kernels in orders of events that PTX allows, and a GPU hardly shows."""
+"""Runs of compiled kernels in orders of events that PTX allows and GPUs hardly show."""
 
 from __future__ import annotations
 
