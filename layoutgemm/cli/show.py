@@ -214,6 +214,7 @@ def layout_shown(given: Tile, part_: dict[str, Any]) -> Shown:
 def head_of(layout: AnyLayout) -> str:
     """The head of a large layout, and how to print the rest.
 
+    >>> from layoutgemm.layouts import Layout
     >>> print(head_of(Layout((1000, 1000)))[-65:])
     of 1000 columns: --rows FROM:TO and --columns FROM:TO show others
     """

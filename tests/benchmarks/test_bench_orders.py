@@ -38,4 +38,4 @@ def test_the_record_is_of_these_contenders() -> None:
     found = tables.record("orders", "h100")
     assert found["faults"] == []
     for one in found["sizes"].values():
-        assert set(one["tiles"]) == set(TIMED) - {"full, chosen"} <= set(one["us"])
+        assert set(one["tiles"]) == set(TIMED) <= set(one["us"])
