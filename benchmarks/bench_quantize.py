@@ -3,8 +3,9 @@
     python benchmarks/bench_quantize.py --json FILE          # on a Hopper GPU, about a minute
 
 x is bf16 and becomes e4m3. `quantize` stands beside a copy of as many bytes, and torch.compile of the same formula. A
-result that the kernel quantises stands beside the product to bf16 or to float32, and `quantize` behind it. Operands
-rotate, so that the L2 cache has none of them. Values or scales that differ from the CPU's end the program with 1.
+result with scales of its own, as `scaled_matmul` gives it and by one kernel, stands beside the product to bf16 or to
+float32, and `quantize` behind it. Operands rotate, so that the L2 cache has none of them. Values or scales that differ
+from the CPU's end the program with 1.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 
-SHAPES = ((4096, 7168, 2048), (4096, 4096, 7168), (8192, 8192, 8192), (64, 7168, 16384))  # M, N, K
+# M, N, K; of the last few, one kernel would have few CTAs
+SHAPES = (
+    (4096, 7168, 2048), (4096, 4096, 7168), (8192, 8192, 8192), (64, 7168, 16384), (16, 4096, 7168), (64, 2112, 7168),
+    (128, 4096, 7168), (512, 4096, 7168),
+)  # fmt: skip
 SQUARE, ROW, BLOCK = "BlockWise128x128", "RowWise", "BlockWise1x128"
 ROTATED = 240_000_000  # bytes that rotating operands take
 LOOP = 4e-3  # seconds of a recorded loop
@@ -73,6 +78,7 @@ def products(m: int, n: int, k: int, device: str) -> tuple[Calls, float]:
     import torch
 
     from layoutgemm import quantize, scaled_matmul
+    from layoutgemm.kernels.sm90.choose.scaled_grouped import scaled_config
 
     moved = m * k + n * k + m * n
     sets = []
@@ -83,10 +89,13 @@ def products(m: int, n: int, k: int, device: str) -> tuple[Calls, float]:
         )
         sets.append((a, sa, b.mT, sb))
     e4m3, f32 = torch.float8_e4m3fn, torch.float32
+    eight = {"out_dtype": e4m3, "out_recipe": BLOCK}
+    fused = scaled_config(m, n, k, columns=128)  # a given configuration is one kernel's
     return {
         "to bf16": [lambda s=s: scaled_matmul(*s) for s in sets],
         "to float32": [lambda s=s: scaled_matmul(*s, out_dtype=f32) for s in sets],
-        "quantised by the kernel": [lambda s=s: scaled_matmul(*s, out_dtype=e4m3, out_recipe=BLOCK) for s in sets],
+        "quantised": [lambda s=s: scaled_matmul(*s, **eight) for s in sets],
+        "quantised by the product's kernel": [lambda s=s: scaled_matmul(*s, **eight, config=fused) for s in sets],
         "to bf16, then quantize": [lambda s=s: quantize(scaled_matmul(*s)) for s in sets],
         "to float32, then quantize": [lambda s=s: quantize(scaled_matmul(*s, out_dtype=f32)) for s in sets],
     }, max(2 * m * n * k / 1.2e15, moved / 3e12) + 2e-6

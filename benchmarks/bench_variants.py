@@ -172,8 +172,10 @@ def group_tiles(rows: int, with_scales: bool) -> dict[str, Sm90Config]:
     if with_scales:
         tiles = {(256, 128): ((2, 1), (1, 2)), (128, 192): ((2, 1), (1, 2)), (128, 160): ((2, 1),)}
         usual |= {"buffers": 1, "loader": "warpgroup"}
-        return {f"{m}x{n}, cluster {x}": Sm90Config((m, n), cluster=x, **usual) for (m, n), of in tiles.items()
-                for x in of}  # fmt: skip
+        found = {f"{m}x{n}, cluster {x}": Sm90Config((m, n), cluster=x, **usual) for (m, n), of in tiles.items()
+                 for x in of}  # fmt: skip
+        three = Sm90Config((192, 128), consumers=3, cluster=(1, 2), **usual | {"chunks": 2})
+        return {**found, "192x128, cluster (1, 2)": three}
     wide = {(256, 192): (1, 2), (256, 224): (2, 1), (128, 256): (2, 1)}
     found = {f"{m}x{n}": Sm90Config((m, n), cluster=x, early=2, **usual) for (m, n), x in wide.items()}
     turns = Sm90Config((128, 192), schedule="pingpong", loader="warpgroup", cluster=(2, 1), **usual)

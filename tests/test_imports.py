@@ -24,7 +24,7 @@ PACKAGE = "layoutgemm"
 
 # Lowest first: a file imports its own row and those above it in this table.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "kept", "lazy_numpy", "arch", "dtypes", "report", "moved"),
+    ("errors", "arguments", "lazy_numpy", "memo", "arch", "dtypes", "report", "moved"),
     ("layouts",),
     ("atoms",),
     ("schedule",),

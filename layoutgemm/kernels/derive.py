@@ -14,7 +14,7 @@ from ..atoms.tma.derive import STRIDE_UNIT
 from ..atoms.tma.derive import derive as derive_tma
 from ..dtypes import DType, dtype
 from ..errors import PlanError
-from ..kept import kept
+from ..memo import memoized
 from .numbers import W
 
 
@@ -180,7 +180,7 @@ class OperandPlan:
         return sum(tma.sent_bytes for tma in self.copies)
 
 
-@kept(512)
+@memoized(512)
 def derive_operand(
     name: str, spec: Operand, free: str, extent: int, tile_k: int, swizzle: str | None, atom: MmaAtom
 ) -> OperandPlan:

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import OperandError, PlanError
-from ..kept import kept
 from ..layouts import Layout
 from ..layouts.proofs.verdicts import Answer
+from ..memo import memoized
 from ..report import Check
 from ..schedule import (
     Formula,
@@ -158,7 +158,7 @@ def formula_for(
     return found
 
 
-@kept(256)
+@memoized(256)
 def order_proof(order: Schedule | Persistent) -> Answer:
     """The order's `prove()`."""
     return order.prove()

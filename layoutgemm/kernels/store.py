@@ -24,7 +24,7 @@ from ..atoms import MmaAtom, SmemTile, TmaPlan, row_addresses, smem_tile, stmatr
 from ..atoms.tma.derive import derive as derive_tma
 from ..dtypes import DType
 from ..errors import PlanError
-from ..kept import kept
+from ..memo import memoized
 from .derive import Operand
 from .plan import rounded_up
 
@@ -94,7 +94,7 @@ class StorePlan:
     dealt: bool = False
 
     @classmethod
-    @kept(256)
+    @memoized(256)
     def derive(
         cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1, dealt: bool = True
     ) -> StorePlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
@@ -12,13 +12,14 @@ from . import above
 from .basis import assemble, paths_of
 from .display import PicturedLayout
 from .int_tuple import as_entries, code, leaves, show
-from .layout import Layout, kept
+from .layout import Layout
+from .over_layout import OverLayout
 from .paged import Paged
 from .predicates import Predicates
 from .proofs.verdicts import Answer, between, equivalent
 
 
-class CoordinateTensor(PicturedLayout, Predicates, Paged):
+class CoordinateTensor(OverLayout, PicturedLayout, Predicates, Paged):
     """c -> offset + layout(c): coordinate -> coordinate, as identity tensors and TMA tensors have it.
 
     offset   the first coordinate, a tuple of integers or symbols, nested as the layout's values are
@@ -68,54 +69,10 @@ class CoordinateTensor(PicturedLayout, Predicates, Paged):
         """All values in order of the flat index: a tuple of arrays, and of integers where no stride leads."""
         return _sum(self.offset, self.layout.offsets(), self.layout)
 
-    def coord(self, index: object) -> Any:
-        """The coordinate of a flat index."""
-        return self.layout.coord(index)
-
-    @property
-    def shape(self) -> Any:
-        """The shape of the layout."""
-        return self.layout.shape
-
     @property
     def stride(self) -> Any:
         """The strides of the layout, which are coordinates."""
         return self.layout.stride
-
-    @property
-    def size(self) -> Any:
-        """The number of coordinates."""
-        return self.layout.size
-
-    @property
-    def rank(self) -> int:
-        """The number of top-level modes."""
-        return self.layout.rank
-
-    @property
-    def depth(self) -> int:
-        """The depth of the nesting."""
-        return self.layout.depth
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """The facts about symbols that the layout rests on."""
-        return self.layout.conditions
-
-    def __len__(self) -> int:
-        return len(self.layout)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[CoordinateTensor]:
-        return (self[i] for i in range(self.rank))
-
-    def __getitem__(self, i: object) -> CoordinateTensor:
-        """Mode i, from the same offset; `[:, 0]` keeps whole modes and takes one entry of the others."""
-        if i.__class__ is tuple:
-            return self.slice(kept(i, self))[0]
-        return CoordinateTensor(self.offset, self.layout[i])
 
     def with_parts(self, f: Callable[[Any], Any]) -> CoordinateTensor:
         """f(layout) from f(offset) on."""
@@ -127,56 +84,6 @@ class CoordinateTensor(PicturedLayout, Predicates, Paged):
         """The modes that None keeps, with the coordinate of the others in the offset; and 0."""
         layout, offset = self.layout.slice(coord)
         return CoordinateTensor(_sum(self.offset, offset, self.layout), layout), 0
-
-    def dice(self, coord: object) -> CoordinateTensor:
-        """The modes that have an integer in coord."""
-        return self._with(self.layout.dice(coord))
-
-    def compose(self, other: object) -> CoordinateTensor:
-        """c -> self(other(c)). Raises CompositionError as Layout.compose does."""
-        return self._with(self.layout.compose(other))
-
-    __matmul__ = compose
-
-    def flatten(self) -> CoordinateTensor:
-        """Without nesting."""
-        return self._with(self.layout.flatten())
-
-    def coalesce(self, profile: object = None) -> CoordinateTensor:
-        """As few modes as the function allows, within the modes that the profile marks."""
-        return self._with(self.layout.coalesce(profile))
-
-    def filter(self, profile: object = None) -> CoordinateTensor:
-        """Coalesced without the modes of stride 0: the same values, fewer times."""
-        return self._with(self.layout.filter(profile))
-
-    def group(self, begin: int, end: int) -> CoordinateTensor:
-        """Modes begin..end-1 as one mode."""
-        return self._with(self.layout.group(begin, end))
-
-    def select(self, *modes: int) -> CoordinateTensor:
-        """The named modes, in the order named."""
-        return self._with(self.layout.select(*modes))
-
-    def with_shape(self, *shape: object) -> CoordinateTensor:
-        """The same function of the flat index under another shape."""
-        return self._with(self.layout.with_shape(*shape))
-
-    def logical_divide(self, tiler: object) -> CoordinateTensor:
-        """See Layout.logical_divide."""
-        return self._with(self.layout.logical_divide(tiler))
-
-    def zipped_divide(self, tiler: object) -> CoordinateTensor:
-        """See Layout.zipped_divide."""
-        return self._with(self.layout.zipped_divide(tiler))
-
-    def tiled_divide(self, tiler: object) -> CoordinateTensor:
-        """See Layout.tiled_divide."""
-        return self._with(self.layout.tiled_divide(tiler))
-
-    def flat_divide(self, tiler: object) -> CoordinateTensor:
-        """See Layout.flat_divide."""
-        return self._with(self.layout.flat_divide(tiler))
 
     def _with(self, layout: object) -> CoordinateTensor:
         return CoordinateTensor(self.offset, layout)

@@ -12,7 +12,7 @@ unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit element
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,7 +24,8 @@ from .algebra.recast import factor
 from .conversion import Convertible
 from .display import Pictured, PicturedLayout
 from .int_tuple import bit_field, check_enumerable, coal_open, leaves, show, show_coord, transform
-from .layout import Layout, kept
+from .layout import Layout
+from .over_layout import OverLayout
 from .paged import Paged
 from .predicates import Predicates
 from .proofs.verdicts import Answer, CounterExample, Proof, between, equivalent, layout_of
@@ -222,7 +223,7 @@ class Swizzle(Pictured, Paged, Convertible):
         return f"S<{self.bits},{self.base},{self.shift}>{unit}"
 
 
-class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
+class ComposedLayout(OverLayout, PicturedLayout, Predicates, Paged, Convertible):
     """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
 
     `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its
@@ -305,15 +306,6 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         found: npt.NDArray[np.int64] = self.swizzle(self.layout.offsets() + self.offset)
         return found
 
-    def coord(self, index: object) -> Any:
-        """The coordinate of a flat index."""
-        return self.layout.coord(index)
-
-    @property
-    def shape(self) -> Any:
-        """The shape of the layout inside."""
-        return self.layout.shape
-
     @property
     def stride(self) -> Any:
         """The strides, if the swizzle moves nothing. Raises LayoutError, an AttributeError too, for another swizzle.
@@ -330,60 +322,12 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     has_basis = False  # its values are offsets, never coordinates
 
     @property
-    def size(self) -> int:
-        """The number of coordinates."""
-        return self.layout.size
-
-    @property
     def cosize(self) -> int:
         """One more than the largest value, found by looking at all of them."""
         check_enumerable("cosize", self)
         return 1 + (int(np.max(self.offsets())) if has_numpy() else max(map(self, range(self.size))))
 
-    @property
-    def rank(self) -> int:
-        """The number of top-level modes."""
-        return int(self.layout.rank)
-
-    @property
-    def depth(self) -> int:
-        """The depth of the nesting."""
-        return int(self.layout.depth)
-
-    def __len__(self) -> int:
-        return len(self.layout)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[ComposedLayout]:
-        return (self[i] for i in range(self.rank))
-
-    def __getitem__(self, i: object) -> ComposedLayout:
-        """Mode i under the swizzle, with the offset; `[:, 0]` keeps whole modes and takes one entry of the others.
-
-        >>> from layoutgemm import Layout
-        >>> tile = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
-        >>> str(tile[1, :]), tile[1, :](8) == tile(1, 8)
-        ('S<3,3,3> o 64 o (64):(1)', True)
-        """
-        if i.__class__ is tuple:
-            return self.slice(kept(i, self))[0]
-        return self._with(self.layout[i])
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """The facts about symbols that the layout inside rests on; () for integers."""
-        found: tuple[str, ...] = self.layout.conditions
-        return found
-
     # ------------------------------------------------------------ operations on the layout inside
-
-    def compose(self, other: object) -> ComposedLayout:
-        """c -> self(other(c)). Raises CompositionError as Layout.compose does."""
-        return self._with(self.layout.compose(other))
-
-    __matmul__ = compose
 
     def after(self, left: object) -> ComposedLayout:
         """c -> left(self(c)), of a plain layout. Raises CompositionError unless `left` multiplies by a power of two.
@@ -392,59 +336,6 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         'S<3,5,3> o 0 o 64:4'
         """
         return compose_with_swizzle(left, self)
-
-    def flatten(self) -> ComposedLayout:
-        """Without nesting."""
-        return self._with(self.layout.flatten())
-
-    def coalesce(self, profile: object = None) -> ComposedLayout:
-        """As few modes as the function allows, within the modes that the profile marks."""
-        return self._with(self.layout.coalesce(profile))
-
-    def filter(self, profile: object = None) -> ComposedLayout:
-        """Coalesced without the modes of stride 0: the same values, fewer times. See Layout.filter."""
-        return self._with(self.layout.filter(profile))
-
-    def group(self, begin: int, end: int) -> ComposedLayout:
-        """Modes begin..end-1 as one mode."""
-        return self._with(self.layout.group(begin, end))
-
-    def select(self, *modes: int) -> ComposedLayout:
-        """The named modes, in the order named. See Layout.select."""
-        return self._with(self.layout.select(*modes))
-
-    def append(self, mode: Layout) -> ComposedLayout:
-        """One more mode at the end, whose offsets are added before the swizzle. See Layout.append.
-
-        >>> from layoutgemm import Layout
-        >>> str((Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))).append(Layout(4, 512)))
-        'S<3,3,3> o 0 o (8,64,4):(64,1,512)'
-        """
-        return self._with(self.layout.append(mode))
-
-    def prepend(self, mode: Layout) -> ComposedLayout:
-        """One more mode at the beginning, whose offsets are added before the swizzle."""
-        return self._with(self.layout.prepend(mode))
-
-    def with_shape(self, *shape: object) -> ComposedLayout:
-        """The same function of the flat index under another shape."""
-        return self._with(self.layout.with_shape(*shape))
-
-    def logical_divide(self, tiler: object) -> ComposedLayout:
-        """See Layout.logical_divide."""
-        return self._with(self.layout.logical_divide(tiler))
-
-    def zipped_divide(self, tiler: object) -> ComposedLayout:
-        """See Layout.zipped_divide."""
-        return self._with(self.layout.zipped_divide(tiler))
-
-    def tiled_divide(self, tiler: object) -> ComposedLayout:
-        """See Layout.tiled_divide."""
-        return self._with(self.layout.tiled_divide(tiler))
-
-    def flat_divide(self, tiler: object) -> ComposedLayout:
-        """See Layout.flat_divide."""
-        return self._with(self.layout.flat_divide(tiler))
 
     def logical_product(self, tiler: object) -> ComposedLayout:
         """Copies of the layout inside, all under the one swizzle."""
@@ -483,10 +374,6 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         """The modes that None keeps, and 0: the offset of the rest stays inside, since a swizzle does not add."""
         layout, offset = self.layout.slice(coord)
         return ComposedLayout._new(self.swizzle, self.offset + offset, layout), 0
-
-    def dice(self, coord: object) -> ComposedLayout:
-        """The modes that have an integer in coord."""
-        return self._with(self.layout.dice(coord))
 
     # ------------------------------------------------------------ inverses and what two layouts share
 

@@ -124,11 +124,14 @@ class OffsetColors:
     """The colours of offsets: `group` neighbours have one, group `base` the first of `count`.
 
     Groups start at multiples of their length, so that they are the same in two pictures of one memory.
+
+    shown  the groups that have offsets here, counted from `base`; where colours come again, those of the first round
     """
 
     group: int
     base: int
     count: int
+    shown: tuple[int, ...]
 
     def fills(self, row: Sequence[Offset]) -> tuple[str, ...]:
         """The colours of cells."""
@@ -138,8 +141,7 @@ class OffsetColors:
     @property
     def legend(self) -> Legend:
         """The offsets of each hue."""
-        groups = range(min(self.count, len(HUES)))
-        return tuple((hue(g), span_text((self.base + g) * self.group, self.group)) for g in groups)
+        return tuple((hue(g), span_text((self.base + g) * self.group, self.group)) for g in self.shown)
 
 
 Planes = Sequence[tuple[tuple[int, ...], GridOffsets]]
@@ -153,7 +155,9 @@ def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
         group = 1 << max(0, -(-(highest - lowest + 1) // len(HUES)) - 1).bit_length()
     if group < 1:
         raise LayoutError(f"group={group}: a colour stands for at least one offset")
-    return OffsetColors(group, lowest // group, highest // group - lowest // group + 1)
+    base, count = lowest // group, highest // group - lowest // group + 1
+    found = {key // group - base for row in every for key in row} if count <= len(HUES) else set(range(len(HUES)))
+    return OffsetColors(group, base, count, tuple(sorted(found)))
 
 
 def layout_note(planes: Planes, colors: OffsetColors, printed: bool, tiles: DividedLayout | None) -> str:

@@ -581,3 +581,11 @@ def test_the_colours_of_small_cells_are_those_of_their_threads() -> None:
 def test_refusals_say_why(draw: Callable[[], str], message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         draw()
+
+
+def test_a_legend_names_the_offsets_that_are_there() -> None:
+    """A tile's rows are 16 apart: offsets 80 to 87 lie in the tile beside it."""
+    tile = Layout((8, 16), (16, 1)).zipped_divide((4, 8))[:, (1, 1)]
+    found = [text for text in ("72-79", "80-87", "88-95", "120-127") if f">{text}</text>" in tile.svg()]
+    assert found == ["72-79", "88-95", "120-127"]
+    assert ">0-15</text>" in Layout((8, 16), (16, 1)).svg()

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
-from ...kept import kept
 from ...layouts import E, Layout
+from ...memo import memoized
 from ..targets import since
 from .base import WARP, CopyAtom
 
@@ -233,7 +233,7 @@ def _tile(spec: _Form, count: int) -> Layout:
     return Layout((spec.columns, spec.rows, count)[:rank], (E(1), E(0), E(2))[:rank])
 
 
-@kept(256)
+@memoized(256)
 def _matrix_copy(name: str, spec: _Form, count: int, transpose: bool, element: DType | str | None) -> CopyAtom:
     load = name == "ldmatrix"
     memory, registers = _addresses(spec, count), _fragment(spec, count, transpose)

@@ -22,10 +22,10 @@ from ...arch import Arch
 from ...arguments import checked
 from ...dtypes import DType
 from ...errors import AtomError, DescriptorError
-from ...kept import kept
 from ...layouts import ComposedLayout, Layout
 from ...layouts.display import Pictured
 from ...lazy_numpy import np
+from ...memo import memoized
 from ..mma.base import MmaAtom
 from .bit_fields import Field, FieldTable
 from .canonical_layouts import canonical_layout
@@ -407,7 +407,7 @@ def _steps(tile: SmemTile, read: OperandRead, head: str) -> tuple[tuple[int, ...
     return along(1, read.depth), along(0, read.rows)
 
 
-@kept(512)
+@memoized(512)
 def first_misfit(
     derived: OperandDescriptor, tile: SmemTile, atom: MmaAtom | OperandRead, operand: str
 ) -> tuple[int, int, int, int] | None:

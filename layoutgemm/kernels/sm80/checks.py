@@ -23,8 +23,8 @@ from ...checks import (
     sectors,
     shared_memory_of,
 )
-from ...kept import kept
 from ...layouts import Layout
+from ...memo import memoized
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import one_matrix
@@ -87,7 +87,7 @@ def _tiles_of_k(plan: Sm80Plan) -> Check:
 # ------------------------------------------------------------------------------------------------------------- operands
 
 
-@kept(256)
+@memoized(256)
 def operand_checks(operand: Sm80Operand, threads: int, mma: MmaAtom) -> tuple[Check, ...]:
     """The tile, the copies that fill it, the loads that read it."""
     tile, name = operand.smem, operand.name

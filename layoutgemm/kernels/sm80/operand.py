@@ -35,8 +35,8 @@ from ...atoms import (
 from ...atoms.tma.derive import derive as derive_tma
 from ...dtypes import DType
 from ...errors import PlanError
-from ...kept import kept
 from ...layouts import Layout
+from ...memo import memoized
 from ..derive import Operand
 from ..thread_addresses import Index, ThreadAddresses
 
@@ -191,7 +191,7 @@ class Sm80Operand:
         return self.load.order
 
 
-@kept(256)
+@memoized(256)
 def derive_operand(
     name: str, spec: Operand, extent: int, tile_k: int, warps: int, threads: int, vector: int, atom: MmaAtom
 ) -> Sm80Operand:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...atoms import MmaAtom, ldmatrix
 from ...errors import PlanError
-from ...kept import kept
+from ...memo import memoized
 from ..orders import stored_elements
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .plan import Sm80Plan
@@ -107,7 +107,7 @@ def _fragments(plan: Sm80Plan, operand: Sm80Operand, tile: Bytes, warp: int, ste
     return np.moveaxis(np.asarray(values), 1, 0)
 
 
-@kept(1024)
+@memoized(1024)
 def _places_read(operand: Sm80Operand, warp: int, step: int) -> npt.NDArray[np.int64]:
     """The byte of the tile that lands in each byte of a lane's registers: (lane, register, byte)."""
     load, lanes = operand.load, np.arange(WARP)
@@ -145,7 +145,7 @@ def _parted(words: npt.NDArray[np.int64], blocks: int) -> npt.NDArray[np.int64]:
     return made
 
 
-@kept(256)
+@memoized(256)
 def _held(atom: MmaAtom, name: str, values: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The coordinates of each lane's values of an operand: rows, columns."""
     i, j = atom.coords(name)(np.arange(WARP)[:, None], np.arange(values)[None, :])

@@ -16,8 +16,8 @@ import numpy as np
 from ...atoms import SWIZZLES, MmaAtom, SmemTile, operand_map, smem_tile, stmatrix
 from ...checks import AccessPattern, bank_conflicts
 from ...errors import PlanError
-from ...kept import kept
 from ...layouts import Layout
+from ...memo import memoized
 from ..derive import Operand
 from ..thread_addresses import ThreadAddresses
 from .operand import VECTOR, WARP
@@ -96,7 +96,7 @@ class Sm80Store:
         return AccessPattern("ld.shared of C", "ld.shared", found)
 
     @classmethod
-    @kept(256)
+    @memoized(256)
     def derive(
         cls,
         mma: MmaAtom,

@@ -6,8 +6,8 @@ import numpy as np
 
 from ...atoms import feeds, stmatrix
 from ...checks import AccessPattern, bank_conflicts, sectors
-from ...kept import kept
 from ...layouts import Layout
+from ...memo import memoized
 from ...report import Check
 from .operand import VECTOR, WARP
 from .plan import Sm80Plan
@@ -73,7 +73,7 @@ def _matrices(store: Sm80Store) -> Check:
     return Check("stmatrix", statement, not witness, f"exhaustion ({len(rows)} instructions)", witness)
 
 
-@kept(256)
+@memoized(256)
 def _banks_of_c(store: Sm80Store) -> Check:
     """The buffer's swizzle costs the least of all: none has a conflict, or all have."""
     ways = [bank_conflicts(store.tile, access).ways for access in (store.put(), store.taken())]

@@ -16,9 +16,9 @@ from ...atoms import MmaAtom
 from ...atoms.tma.engine import shared_bits
 from ...checks import bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
 from ...checks.pipeline.model import MOST_NAMED, NamedBarrier
-from ...kept import kept
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import ge0, show
+from ...memo import memoized
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
@@ -231,7 +231,7 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     return [bijective, filled, shares, *read, _blocks(plan, operand, groups)]
 
 
-@kept(512)
+@memoized(512)
 def _multiplied(operand: OperandPlan | GatheredOperand, mma: MmaAtom) -> tuple[Check, ...]:
     """The tile as wgmma reads it: a bijection, its descriptor, banks."""
     name, tile = operand.name, operand.smem

@@ -10,8 +10,8 @@ from ...atoms import smem_tile, stmatrix, wgmma
 from ...atoms.copy.feeds_mma import feeds, row_addresses
 from ...checks import bank_conflicts
 from ...errors import CoordinateError
-from ...kept import kept
 from ...layouts import Proof
+from ...memo import memoized
 from ...report import Check
 from ..derive import Operand
 from ..plan_checks import boxes_of_c
@@ -101,7 +101,7 @@ def _buffers(store: StorePlan) -> Check:
     return Check("buffers of C", statement, not witness, "arithmetic", witness)
 
 
-@kept(256)
+@memoized(256)
 def _written(chunk: StoreChunk, c: Operand) -> Check:
     """Registers of a chunk go where its tile has them, by stmatrix without bank conflicts."""
     by_row = c.order == "row"

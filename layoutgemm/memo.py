@@ -9,12 +9,13 @@ from typing import Any, TypeVar, cast
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def kept(size: int) -> Callable[[F], F]:
+def memoized(size: int) -> Callable[[F], F]:
     """Decorate a function so that it keeps its results for the `size` latest arguments.
 
-    Arguments of other types are other arguments: 1, 1.0 and True. One without a hash makes a result that is not kept.
+    Arguments whose own types differ are other arguments: 1, 1.0 and True. One without a hash makes a result that is not
+    kept.
 
-    >>> @kept(2)
+    >>> @memoized(2)
     ... def squared(x):
     ...     print("computing", x)
     ...     return x * x

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from layoutgemm.kept import kept
+from layoutgemm.memo import memoized
 
 
 def test_equal_arguments_are_computed_once() -> None:
     asked: list[Any] = []
 
-    @kept(2)
+    @memoized(2)
     def double(x: Any) -> Any:
         asked.append(x)
         return x + x
@@ -23,7 +23,7 @@ def test_equal_arguments_are_computed_once() -> None:
 def test_an_error_is_raised_each_time() -> None:
     asked = []
 
-    @kept(2)
+    @memoized(2)
     def refuse(x: int) -> int:
         asked.append(x)
         raise ValueError(x)
