@@ -35,12 +35,12 @@ from .teaching.plan import TeachingPlan
 UNIT = 16  # bytes of a row whose address a lane gives to ldmatrix
 
 
-def plan_figure(plan: TeachingPlan | Sm80Plan | Sm90Plan | Sm100Plan) -> Figure:
+def plan_figure(plan: GemmPlan) -> Figure:
     """The page of one block's tile (of a pair's, for Blackwell's two), of one stage.
 
     Raises PlanError for another plan, LayoutError for a tile of more elements than a page holds.
     """
-    if isinstance(plan, (Sm80Plan, Sm90Plan)) and plan.weights is not None:
+    if getattr(plan, "weights", None) is not None:
         raise PlanError("a page links what lies in shared memory as the instruction reads it, and weights are packed")
     if isinstance(plan, Sm90Plan):
         return _hopper(plan)

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import EmulatorError, OperandError
 from ..sm80.operand import Sm80Operand
 from ..sm80.plan import Sm80Plan
+from ..streamed.operands import StreamedRows
 from .arrays import batched, raw_bits
 from .cpu import progress_line
 from .occupancy import resident
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     import torch
 
 
+Lines = Sm80Operand | StreamedRows  # operands that lie in lines of any pitch
 WORKERS = 2  # blocks of a persistent grid in the emulator: each has several tiles
 
 
-def lines_of_bits(operand: Sm80Operand, value: np.ndarray) -> np.ndarray:
+def lines_of_bits(operand: Lines, value: np.ndarray) -> np.ndarray:
     """Raw bits as (batch, lines, elements): lines are contiguous in the plan's order."""
     lines = value if operand.order == "row" else value.swapaxes(-1, -2)
     return np.ascontiguousarray(raw_bits(operand, lines.reshape((-1, *lines.shape[-2:])), rounds=True))
@@ -59,7 +61,7 @@ def run_on_cpu(
     return GemmResult(values if plan.batch > 1 else values[0], "emulator", why)
 
 
-def padded_lines(operand: Sm80Operand, bits: np.ndarray, align: int) -> tuple[np.ndarray, int]:
+def padded_lines(operand: Lines, bits: np.ndarray, align: int) -> tuple[np.ndarray, int]:
     """(lines whose pitch is a multiple of `align` bytes, elements of the pitch)."""
     unit = max(1, align // operand.dtype.bytes)
     pitch = -(-bits.shape[2] // unit) * unit

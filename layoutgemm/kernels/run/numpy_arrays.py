@@ -14,6 +14,7 @@ from ..plan import GemmPlan
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
+from ..streamed.plan import StreamedPlan
 from ..verbs import named
 from .arrays import check_arrays, check_matrices
 from .cpu import run_on_cpu
@@ -95,7 +96,7 @@ def _run(
 ) -> GemmResult:  # fmt: skip
     if isinstance(plan, Sm90Plan) and plan.shards is not None:
         raise PlanError(f"{plan.shards.name} is of several GPUs: it runs through layoutgemm.distributed")
-    if isinstance(plan, (Sm80Plan, Sm90Plan)) and plan.weights is not None:
+    if isinstance(plan, (Sm80Plan, Sm90Plan, StreamedPlan)) and plan.weights is not None:
         return run_quantized(plan, a, b, given or {}, out, device, copy)
     if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)

@@ -12,13 +12,15 @@ from ..compile.compiler import compile_plan
 from ..epilogue.arrays import Arrays
 from ..plan import MAX_WORDS
 from ..quantized.formats import COLUMN_SCALE
+from ..quantized.order import VECTOR_BYTES
 from ..quantized.packing import PackedWeights
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
+from ..streamed.plan import StreamedPlan
 from .ampere import lines_of_bits, padded_lines
 from .arrays import check_numpy_out, check_numpy_type, check_shape, global_matrix
 from .cpu import executed, progress_line
-from .hardware_model import GlobalMatrix, unwritten, values_of
+from .hardware_model import CLUSTERS, GlobalMatrix, unwritten, values_of
 from .occupancy import resident
 from .result import DEVICES, GemmResult
 from .torch_tensors import chosen_device, require_gpu, torch_type
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 
-Plan = Sm80Plan | Sm90Plan
+Plan = Sm80Plan | Sm90Plan | StreamedPlan
 
 
 def run_quantized(
@@ -55,6 +57,8 @@ def run_quantized(
     units = np.concatenate([each.units.reshape(-1) for each in packed])
     if isinstance(plan, Sm80Plan):
         c = _by_lines(plan, x, units, chosen, words)
+    elif isinstance(plan, StreamedPlan):
+        c = _streamed(plan, x, units, chosen, words)
     else:
         matrix = global_matrix(plan.b, x, copies, copy)
         if chosen == "cuda":
@@ -85,9 +89,26 @@ def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, wor
     return values_of(plan.c.dtype, c[:, : plan.n])
 
 
+def _streamed(plan: StreamedPlan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[Any, ...]) -> np.ndarray:
+    """C of the streamed kernel, whose lines of x are whole 16 bytes."""
+    bits = lines_of_bits(plan.b, x)
+    if device == "reference":
+        return np.asarray(plan.does("execute")(plan, units, bits, progress=progress_line()), np.float32)
+    lines, ldb = padded_lines(plan.b, bits, VECTOR_BYTES)
+    if device == "cuda":
+        return _on_gpu(plan, (units, lines), ldb, words)
+    c = unwritten(plan.c.dtype, (plan.n, plan.m + 1))
+    before = c[:, plan.m :].copy()
+    sizes = (plan.m, plan.n, plan.k, 1, plan.k, ldb, plan.m + 1, 0, 0, c.size, CLUSTERS)
+    plan.does("emulate")(plan, (units, lines, c, *sizes, *words)).raise_for_findings()
+    if not np.array_equal(before, c[:, plan.m :]):
+        raise EmulatorError(f"{plan}: elements between the lines of C were written")
+    return np.ascontiguousarray(values_of(plan.c.dtype, c[:, : plan.m]).T)
+
+
 def _offsets(plan: Plan, given: Mapping[str, object]) -> tuple[dict[str, np.ndarray], dict[str, object]]:
     """The checked offsets of a plan of experts, by their name; and the other operands."""
-    if isinstance(plan, Sm80Plan) or plan.experts is None:
+    if not isinstance(plan, Sm90Plan) or plan.experts is None:
         return {}, dict(given)
     name, rest = plan.experts.name, dict(given)
     if rest.get(name) is None:
@@ -166,7 +187,7 @@ def _on_gpu(plan: Plan, matrices: tuple[np.ndarray, np.ndarray], leading: int, w
     c = torch.zeros((lines, pitch), dtype=torch_type(plan.c.dtype), device="cuda")
     index = torch.cuda.current_device()
     pitches = (leading, plan.k) if isinstance(plan, Sm80Plan) else (plan.k, leading)
-    clusters = 1 if isinstance(plan, Sm80Plan) else plan.cluster_size
+    clusters = plan.cluster_size if isinstance(plan, Sm90Plan) else 1
     sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, pitch, 0, 0, lines * pitch)
     stream = torch.cuda.current_stream().cuda_stream
     pointers = [x.data_ptr() for x in (*tensors[:2], c)]

@@ -1,11 +1,12 @@
 """A checked product with packed weights, computed now: on a GPU by a kernel, on the CPU in float64.
 
-    compute capability    kernel                 packed weights    x    C
-    ------------------    -------------------    --------------    -    --------------------------------
-    9.0                   wgmma (Sm90Plan)       its A             B    the transposed product's, by column
-    8.x, 12.0             mma.sync (Sm80Plan)    its B             A    by row
+    compute capability    kernel                     packed weights    x    C
+    ------------------    -----------------------    --------------    -    --------------------------------
+    9.0                   wgmma (Sm90Plan)           its A             B    the transposed product's, by column
+    8.x, 12.0             mma.sync (Sm80Plan)        its B             A    by row
+    all, of few rows      mma.sync (StreamedPlan)    its A             B    the transposed product's, by column
 
-Both read the same packed weights.
+All read the same packed weights.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import lru_cache
 
 import torch
 
+from ...arch import arch
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.compile.compiler import compile_plan
@@ -28,6 +30,8 @@ from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm80.quantized import choose as by_mma
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import packed_config
+from ...kernels.streamed.choose import streamed_config
+from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
 from ..bias_activation import by_torch
 from ..launch import Direct, raw_stream
 from ..prepared import alignment_of, gpu, on_gpu, target
@@ -54,7 +58,7 @@ class QuantizedCall:
     size: tuple[int, int]
     activation: str | None
     kind: torch.dtype
-    config: Sm90Config | None = None
+    config: Sm90Config | StreamedConfig | None = None
     scale: str = ""
 
 
@@ -101,7 +105,7 @@ def check_target(call: QuantizedCall, x: torch.Tensor) -> None:
             "and its mma.sync has one sum of all K. Float8 activations take compute capability 9.0; pack the weights "
             "for bfloat16 or float16"
         )
-    if call.config is not None:
+    if isinstance(call.config, Sm90Config):
         raise OperandError(f"config = {call.config}: an Sm90Config, and {x.device} runs {code}'s kernel; leave it out")
 
 
@@ -133,6 +137,10 @@ def _prepared(
     k, places, on = call.size[1], gpu(device)[0], target(device)
     types = NAMES[x], None if bias is None else C_NAMES[bias]
     pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), k)
+    streamed = streamed_plan_of(call, rows, *types, places.multiprocessors, *on)
+    if streamed is not None:
+        workers = places.multiprocessors  # a block on each: another one beside it is of the next kernel
+        return Direct(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)
     if on[0] != HOPPER:
         by_rows = mma_plan_of(call, rows, *types, places.multiprocessors, *on)
         return Direct(compile_plan(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)
@@ -145,7 +153,7 @@ def forget() -> None:
     _prepared.cache_clear()
 
 
-def arguments_of(plan: Sm90Plan, pitch: int, workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def arguments_of(plan: Sm90Plan | StreamedPlan, pitch: int, workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The launch's arguments with zeros for addresses, and their places.
 
     Places: weights, x, C, then the epilogue's vectors, then the offsets of experts.
@@ -157,7 +165,8 @@ def arguments_of(plan: Sm90Plan, pitch: int, workers: int) -> tuple[tuple[int, .
     own = {name: n if plan.batch > 1 and name != SCALE_X else 0 for name in names}  # of each expert; x's are of rows
     words = words_of(plan.epilogue, {name: Placed(0, 0, step) for name, step in own.items()})
     sizes = (n, rows, k, plan.batch, k, pitch, n, n * k, rows * pitch, rows * n, workers)
-    names += [plan.experts.name] if plan.experts is not None else []
+    experts = plan.experts if isinstance(plan, Sm90Plan) else None
+    names += [experts.name] if experts is not None else []
     at = [3 + len(sizes) + plan.words.index(name) for name in names]
     return (0, 0, 0, *sizes, *words), (0, 1, 2, *at)
 
@@ -170,6 +179,26 @@ def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) 
     config = call.config or packed_config(n, rows, k, sms, become)
     return Sm90Plan.derive(
         n, rows, k, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
+        epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def streamed_plan_of(
+    call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int, code: str, shared: int
+) -> StreamedPlan | None:  # fmt: skip
+    """The plan of a product of few rows, on any GPU; None where another kernel is faster.
+
+    code, shared  the GPU's target, and bytes of shared memory that a block may have
+    """
+    n, k = call.size
+    config, become = call.config, "e4m3" if x in FLOAT8 else x
+    if config is None:
+        config = streamed_config(call.format, n, rows, k, sms, arch(code), become, shared)
+    if not isinstance(config, StreamedConfig):
+        return None
+    return StreamedPlan.derive(
+        n, rows, k, arch=code, a=become, c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
         epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,
     )  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Products of packed weights with few rows: each warp has a stream of weights of its own."""

@@ -1,0 +1,281 @@
+"""All that a StreamedPlan claims: shares, units, slots, conversions, lines of x, sums, shared memory, budgets.
+
+Each check takes its numbers from the plan's own formulas, and recomputes them from the atoms and the packed order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms.copy.base import WARP
+from ...checks import bank_conflicts, registers, shared_memory_of
+from ...report import Check, Report
+from ..derivation import checked
+from ..plan_checks import fragment_checks, misplaced
+from ..quantized.checks import conversion_check, fragments_check, order_checks
+from ..quantized.conversions import FusedPairs, NumpyPairs
+from ..quantized.order import VECTOR_BYTES, WORDS
+from .operands import COLUMNS, QUARTERS, STRIP
+from .plan import F32, StreamedPlan
+from .reference import register_bytes
+
+HELD = 24  # registers of a thread beside words, fragments and sums: addresses, counters
+_GRIDS = (1, 2, 3, 108, 114, 132, 148)  # blocks: few, and the multiprocessors of GPUs
+IntArray = npt.NDArray[np.int64]
+
+
+def check_streamed(plan: StreamedPlan) -> Report:
+    """Every check of the plan."""
+    return checked(plan, _checks, arch=plan.arch, weights=plan.weights, epilogue=plan.epilogue or None)
+
+
+def _checks(plan: StreamedPlan, explored: bool) -> list[Check]:
+    pairs = FusedPairs if plan.fused else NumpyPairs
+    held = {
+        "words": plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words,
+        "fragments": plan.mma.registers("A") + 2 * plan.mma.registers("B"),
+        "sums": plan.mma.accumulator_registers,
+        "addresses and counters": HELD,
+    }
+    parts = {
+        f"{plan.stages} slots of {plan.config.warps} warps": plan.stages * plan.smem.a_stage_bytes,
+        "x": plan.smem.b_stage_bytes,
+        f"sums of {plan.config.strips} strips": plan.config.strips * plan.smem.c_buffer_bytes,
+    }
+    return [
+        _strips(plan),
+        _units(plan),
+        *order_checks(plan.a.packing),
+        _slots(plan),
+        _ahead(plan),
+        conversion_check(plan.a.packing, pairs, "A"),
+        fragments_check(plan.a, _unlike(plan), pairs),
+        _groups(plan),
+        _copies_of_x(plan),
+        _fragments_of_x(plan),
+        *fragment_checks(plan.mma),
+        _sums(plan),
+        *_banks(plan),
+        _map(plan),
+        shared_memory_of(plan.arch, parts, plan.smem.total, 0, "gaps", plan.config.blocks_per_sm),
+        registers(plan.arch, plan.threads, held, plan.config.blocks_per_sm),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- who does what
+
+
+def _strips(plan: StreamedPlan) -> Check:
+    """Every strip is of one block, for some grids of blocks."""
+    witness, strips = "", plan.tiles[0]
+    for blocks in sorted({min(blocks, strips) for blocks in (*_GRIDS, strips)}):
+        block = np.arange(blocks)
+        first, last = (np.asarray(v) for v in plan.share(block, blocks, strips, np.minimum))
+        ends = np.append(first, strips)
+        wrong = np.nonzero((last != ends[1:]) | (last < first))[0]
+        if first[0] or len(wrong):
+            at = int(wrong[0]) if len(wrong) else 0
+            witness = witness or f"block {at} of {blocks} has strips {first[at]} to {last[at]}, the next {ends[at + 1]}"
+        if int((last - first).max() - (last - first).min()) > 1:
+            witness = witness or f"of {blocks} blocks one has {int((last - first).max())} strips, and one fewer by two"
+    if STRIP * strips < plan.m:
+        witness = witness or f"{strips} strips of {STRIP} are fewer than {plan.m} features"
+    statement = f"runs of {strips} strips of {STRIP} features cover {plan.m}, each strip once, and differ by one"
+    return Check("strips", statement, not witness, "exhaustion (grids)", witness)
+
+
+def _units(plan: StreamedPlan) -> Check:
+    """The warps have every unit along K once; an item's number gives strip and turn in order."""
+    witness, times = "", np.zeros(plan.turns * plan.config.warps, np.int64)
+    for turn in range(plan.turns):
+        np.add.at(times, np.asarray(plan.unit_of(np.arange(plan.config.warps), turn)), 1)
+    if (times != 1).any() or len(times) < plan.units:
+        at = int(np.nonzero(times != 1)[0][0]) if (times != 1).any() else len(times)
+        witness = f"unit {at} of {plan.units} is taken {times[at] if at < len(times) else 0} times"
+    number = np.arange(3 * plan.turns)
+    further, turn = (np.asarray(v) for v in plan.item(number))
+    wrong = np.nonzero((further * plan.turns + turn != number) | (turn >= plan.turns))[0]
+    if len(wrong):
+        at = int(wrong[0])
+        witness = witness or f"item {at} is turn {turn[at]} of strip {further[at]}"
+    slot = {int(plan.slot(w, s)) for w in range(plan.config.warps) for s in range(plan.stages)}
+    if len(slot) != plan.config.warps * plan.stages:
+        witness = witness or f"{len(slot)} places of {plan.config.warps} warps' {plan.stages} slots"
+    statement = f"{plan.config.warps} warps take each of {plan.units} units along K once, in {plan.turns} turn(s) a strip"
+    return Check("units", statement, not witness, f"exhaustion ({len(times)} units)", witness)
+
+
+# ---------------------------------------------------------------------------------------------------- slots of a lane
+
+
+def _slots(plan: StreamedPlan) -> Check:
+    """A lane's loads find what it copied itself: its own words and scales of the unit."""
+    a, order, lanes, witness = plan.a, plan.a.packing, np.arange(WARP), ""
+    for quarter in range(QUARTERS):
+        source, owner = np.full(a.slot_bytes, -1), np.full(a.slot_bytes, -1)
+        times = np.zeros(a.slot_bytes, np.int64)
+        for unit_byte, slot_byte, size in a.copies(lanes, quarter):
+            first, target = np.asarray(unit_byte), np.asarray(slot_byte)
+            if size not in (4, 8, 16) or (first % size).any() or (target % size).any():
+                witness = witness or f"a copy of {size} bytes from {first[0]} to {target[0]} is not aligned"
+            for byte in range(size):
+                source[target + byte], owner[target + byte] = first + byte, lanes
+                np.add.at(times, target + byte, 1)
+        thread = lanes + WARP * quarter
+        loads = [(np.asarray(a.codes(lanes, v)), np.asarray(order.vector_bytes(thread, v)), VECTOR_BYTES, f"vector {v}")
+                 for v in range(a.vectors)]  # fmt: skip
+        loads += [
+            (a.slot_codes + np.asarray(a.numbers(lanes, g)), order.code_bytes + np.asarray(order.scale_bytes(thread, g)),
+             a.number_bytes, f"scales {g}")
+            for g in range(a.groups)
+        ]  # fmt: skip
+        for first, wanted, size, what in loads:
+            at = first[:, None] + np.arange(size)
+            bad = (source[at] != wanted[:, None] + np.arange(size)) | (owner[at] != lanes[:, None]) | (times[at] != 1)
+            if bad.any():
+                lane = int(np.argwhere(bad)[0][0])
+                witness = witness or f"quarter {quarter}, lane {lane}, {what}: not what it copied, or not once"
+    statement = f"each lane loads {a.vectors} vector(s) and {a.groups} scale(s) that it alone copied, of its own rows"
+    return Check("slots", statement, not witness, f"exhaustion ({QUARTERS}x{WARP} lanes)", witness)
+
+
+def _ahead(plan: StreamedPlan) -> Check:
+    """What is brought to L2 ahead is what the lanes copy."""
+    witness, lanes = "", np.arange(WARP)
+    for quarter in range(QUARTERS):
+        copied = [np.asarray(first)[:, None] + np.arange(size) for first, _, size in plan.a.copies(lanes, quarter)]
+        wanted = np.unique(np.concatenate([each.reshape(-1) for each in copied]))
+        runs = [int(first) + np.arange(size) for first, size in plan.a.runs(quarter)]
+        found = np.sort(np.concatenate(runs))
+        if len(found) != len(wanted) or (found != wanted).any():
+            witness = witness or f"quarter {quarter}: {len(found)} bytes brought, {len(wanted)} copied, or others"
+        if any(len(run) % VECTOR_BYTES or run[0] % VECTOR_BYTES for run in runs):
+            witness = witness or f"quarter {quarter}: a run is no multiple of {VECTOR_BYTES} bytes"
+    statement = f"{len(plan.a.runs(0))} run(s) of bytes are what the lanes of a warp copy of a unit"
+    return Check("bytes ahead", statement, not witness, f"exhaustion ({QUARTERS} quarters)", witness)
+
+
+def _unlike(plan: StreamedPlan) -> str:
+    """The first register of a warp's share of the order's fragment that is not the instruction's A, or ""."""
+    order, atom, lanes = plan.a.packing, plan.mma, np.arange(WARP)[:, None]
+    values = np.arange(int(atom.layout_A[1].size))[None, :]
+    row, k = (np.asarray(v) for v in atom.coords("A")(lanes, values))
+    for quarter in range(QUARTERS):
+        have = [np.asarray(v) for v in order.atom.coords("A")(lanes + WARP * quarter, values)]
+        wrong = np.argwhere((have[0] != row + STRIP * quarter) | (have[1] != k))
+        if len(wrong):
+            lane, value = (int(x) for x in wrong[0])
+            return f"quarter {quarter}, lane {lane}, value {value}: row {have[0][lane, value]}, column {have[1][lane, value]}"
+    return ""
+
+
+def _groups(plan: StreamedPlan) -> Check:
+    """When a unit is loaded, its own group is complete: there is one for each unit, in order."""
+    witness, slots = "", plan.stages
+    for number in range(2 * slots + 3):
+        committed, pending = slots + number, slots - 1
+        if committed - pending < 1 + number:
+            witness = witness or f"unit {number}: of {committed} groups {committed - pending} are complete"
+    reused = all((number + slots) % slots == number % slots for number in range(slots))
+    witness = witness or ("" if reused else "a unit is copied over one that is not the one just loaded")
+    statement = f"with {slots} slots, a unit's group is complete when all but {slots - 1} are, and its slot is refilled next"
+    return Check("groups of copies", statement, not witness, f"exhaustion ({2 * slots + 3} units)", witness)
+
+
+# ------------------------------------------------------------------------------------------------------------- x, sums
+
+
+def _copies_of_x(plan: StreamedPlan) -> Check:
+    """The lanes' vectors of x fill each line once, but for the gap behind it, by the warp that multiplies it."""
+    b, witness = plan.b, ""
+    row, byte = (np.asarray(v) for v in b.chunk(np.arange(b.unit_chunks)))
+    warps, turns = np.arange(plan.config.warps), np.arange(plan.turns)
+    units = np.asarray(plan.unit_of(warps[:, None], turns[None, :])).reshape(-1)
+    at = (np.asarray(b.byte(row, 0)) + byte)[None, :] + units[:, None] * b.unit_step
+    if b.depth < plan.k or b.depth * b.dtype.bytes != len(units) * b.unit_step:
+        witness = f"lines of {b.depth} for K = {plan.k} and {len(units)} units"
+    if (at % VECTOR_BYTES).any() or int(at.max()) + VECTOR_BYTES > b.bytes:
+        witness = witness or f"a vector at byte {int(at.max())} of {b.bytes}"
+    columns = np.arange(0, b.depth, VECTOR_BYTES // b.dtype.bytes)
+    wanted = np.sort(np.asarray(b.byte(np.arange(b.rows)[:, None], columns)).reshape(-1))
+    if not np.array_equal(np.sort(at.reshape(-1)), wanted):
+        witness = witness or f"{at.size} vectors are not the {len(wanted)} of all lines, each once"
+    statement = f"{at.size} vectors of 16 bytes fill {b.rows} line(s) of {b.depth} elements, each once, by its unit's warp"
+    return Check("copies B", statement, not witness, f"exhaustion ({at.size} vectors)", witness)
+
+
+def _fragments_of_x(plan: StreamedPlan) -> Check:
+    """The lanes' own addresses give mma.sync's B of every fragment; columns of no row of x may have any."""
+    b, atom, witness = plan.b, plan.mma, ""
+    lanes, values = np.arange(WARP)[:, None], np.arange(int(atom.layout_B[1].size))[None, :]
+    n, k = (np.asarray(v) for v in atom.coords("B")(lanes, values))
+    if len(b.places.bases) != 1:
+        witness = f"{len(b.places.bases)} addresses a lane, and the kernel has one"
+    places = register_bytes(b) if not witness else None
+    for number in range(b.fragments if places is not None else 0):
+        assert places is not None
+        load, first = b.load_of(number)
+        raw = places[load, :, first : first + atom.registers("B")].reshape(WARP, -1)[:, :: b.dtype.bytes]
+        wanted = np.asarray(b.byte(n, k + number * atom.shape_mnk[2]))
+        wrong = np.argwhere((raw != wanted) & (n < b.rows))
+        if len(wrong):
+            lane, value = (int(x) for x in wrong[0])
+            witness = witness or f"fragment {number}, lane {lane}, value {value}: byte {raw[lane, value]}"
+    statement = f"{b.loads} ldmatrix.x4 give B's {b.fragments} fragments of a unit, for {b.rows} of {COLUMNS} columns"
+    return Check("fragments B", statement, not witness, f"exhaustion ({b.fragments} fragments)", witness)
+
+
+def _sums(plan: StreamedPlan) -> Check:
+    """Sums lie apart; each element of the strips is added and stored by one thread, whose pairs are of one row."""
+    witness, thread = "", np.arange(plan.threads)
+    size = STRIP * plan.n * plan.config.warps * plan.config.strips
+    if not plan.sums.is_bijective() or plan.sums.size != size or size * F32 != plan.config.strips * plan.smem.c_buffer_bytes:
+        witness = f"{plan.sums} is no bijection onto {size} sums"
+    rows = plan.config.strips * STRIP
+    times = np.zeros((rows, plan.n), np.int64)
+    for value in range(plan.accumulator_registers):
+        row, column = np.broadcast_arrays(*(np.asarray(v) for v in plan.coords_C(thread, value)))
+        inside = (row < rows) & (column < plan.n)
+        np.add.at(times, (row[inside], column[inside]), 1)
+        zero = plan.coords_C(0, value - value % 2)
+        if value % 2 and ((row != plan.coords_C(thread, value - 1)[0]) | (zero[0] > row)).any():
+            witness = witness or f"values {value - 1} and {value} are not neighbours of a row"
+    if (times != 1).any():
+        i, j = (int(x) for x in np.argwhere(times != 1)[0])
+        witness = witness or f"row {i}, column {j} of {plan.config.strips} strips is stored {times[i, j]} times"
+    statement = (
+        f"{plan.config.warps} warps' sums of {plan.config.strips} strips lie apart, and each element is added by one thread"
+    )
+    return Check("sums", statement, not witness, f"exhaustion ({rows}x{plan.n} elements)", witness)
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def _banks(plan: StreamedPlan) -> list[Check]:
+    """Loads of slots, of x, and both accesses to sums."""
+    a, lanes = plan.a, np.arange(WARP)
+    codes = [np.asarray(a.codes(lanes, v)) for v in range(a.vectors)]
+    found = [bank_conflicts(np.stack(codes), VECTOR_BYTES, "ld.shared").as_check("banks A")]
+    if a.groups:
+        numbers = [np.asarray(a.numbers(lanes, g)) for g in range(a.groups)]
+        found.append(bank_conflicts(np.stack(numbers), a.number_bytes, "ld.shared").as_check("banks of scales"))
+    lines = [np.asarray(plan.b.line_byte(lanes, load, np.minimum)) for load in range(plan.b.loads)]
+    found.append(bank_conflicts(np.stack(lines), VECTOR_BYTES, "ldmatrix").as_check("banks B"))
+    return found
+
+
+def _map(plan: StreamedPlan) -> Check:
+    """Slots, x and sums lie apart, and aligned."""
+    smem, config = plan.smem, plan.config
+    regions = [
+        (f"slot {s} of warp {w}", int(plan.slot(w, s)), plan.a.slot_bytes, VECTOR_BYTES)
+        for w in range(config.warps)
+        for s in range(plan.stages)
+    ]
+    regions.append(("x", smem.b_offset, plan.b.bytes, VECTOR_BYTES))
+    regions += [(f"sums {s}", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, 4) for s in range(config.strips)]
+    witness = misplaced(regions, smem.alignment, smem.total)
+    statement = f"{config.warps}x{plan.stages} slots, x and sums of {config.strips} strips lie apart in {smem.total} bytes"
+    return Check("map", statement, not witness, "arithmetic", witness)

@@ -1,0 +1,36 @@
+"""The derivation of a streamed product as text."""
+
+from __future__ import annotations
+
+from ..explain import explain_workspace
+from .plan import StreamedPlan
+
+
+def explain_streamed(plan: StreamedPlan) -> str:
+    """The plan's parts, one line a fact.
+
+    >>> from layoutgemm import QuantizedFormat
+    >>> plan = StreamedPlan.derive(8192, 1, 8192, weights=QuantizedFormat("int4", 128))
+    >>> print(explain_streamed(plan).splitlines()[1])
+    instruction  mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32, weights are its A, 8 a unit
+    """
+    config, smem, order = plan.config, plan.smem, plan.a.packing
+    early = f"starts early, brings {config.prefetch} unit(s) a warp to L2" if config.overlap else "starts in turn"
+    lines = [
+        str(plan),
+        f"instruction  {plan.mma.ptx}, weights are its A, {plan.b.fragments} a unit",
+        f"codes        ((code, word), thread, vector) -> row + 64*column: {order.codes}",
+        *([f"scales       (row of a thread, lane's row, warp, group) -> row + 64*group: {order.scales}"] * bool(plan.a.groups)),
+        f"strips       {plan.tiles[0]} of 16 features: each block has a contiguous run of them",
+        f"units        {plan.units} of 128 along K: warp w of {config.warps} has units w, w + {config.warps}, ..., "
+        f"{plan.turns} a strip",
+        f"slots        {plan.stages} of {plan.a.slot_bytes} bytes a warp, by {len(plan.a.copies(0, 0))} cp.async a lane, "
+        "which alone loads them",
+        f"x            {plan.n} line(s) of {plan.b.pitch} bytes in shared memory, {plan.b.loads} ldmatrix a unit",
+        f"sums         of {config.strips} strips, {smem.c_buffer_bytes} bytes each: added in the order of the warps",
+        f"shared       {smem.total} bytes, {config.blocks_per_sm} block(s) a multiprocessor",
+        f"launch       {early}",
+        *[f"epilogue     {step}" for step in plan.epilogue.steps],
+        explain_workspace(plan),
+    ]  # fmt: skip
+    return "\n".join(lines)

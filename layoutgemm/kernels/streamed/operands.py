@@ -1,0 +1,169 @@
+"""The operands of a streamed product: packed weights in a lane's own slots, and x in shared memory.
+
+    strip     16 output features: a quarter of a packed unit's 64, and the rows of one mma.sync
+    slot      what a warp takes of a unit for one strip: its lanes' 16-byte vectors, then their scales
+    x         all rows and all of K, zeros beyond; a line is 16 bytes longer, so that eight lines lie in other banks
+
+A lane copies into a slot what it will load from there, and nothing else, and the lanes of a warp the columns of x that
+the warp multiplies. So no warp waits for another one's copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...atoms import MmaAtom, ldmatrix, operand_map
+from ...atoms.copy.base import WARP
+from ...dtypes import DType
+from ...layouts import Layout
+from ..numbers import W
+from ..quantized.blocks import PackedBlocks
+from ..quantized.formats import UNIT_K, UNIT_ROWS
+from ..quantized.order import THREADS, VECTOR_BYTES
+from ..thread_addresses import ThreadAddresses
+
+QUARTERS = THREADS // WARP  # of a unit, one for each warp of a warpgroup
+STRIP = UNIT_ROWS // QUARTERS  # features
+COLUMNS = 8  # of C in an mma.sync: rows of x
+WORD_BYTES = 4
+_TILES = 2  # of B in an ldmatrix.x4, one after the other along K
+
+
+@dataclass(frozen=True)
+class StreamedWeights(PackedBlocks):
+    """Packed weights as A: a unit of 64 features and 128 of K is four strips' slots."""
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes that a lane copies of a group: the scales of its two rows, and their zeros."""
+        return WORD_BYTES * self.packing.scale_words
+
+    @cached_property
+    def codes(self) -> Layout:
+        """(lane, vector) -> byte of a slot."""
+        return Layout((WARP, self.vectors), (VECTOR_BYTES, VECTOR_BYTES * WARP))
+
+    @cached_property
+    def numbers(self) -> Layout:
+        """(lane, group) -> byte of a slot, behind the codes."""
+        return Layout((WARP, max(1, self.groups)), (self.number_bytes, self.number_bytes * WARP))
+
+    @property
+    def slot_codes(self) -> int:
+        """Bytes of codes of a slot."""
+        return self.vectors * VECTOR_BYTES * WARP
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self.slot_codes + self.groups * self.number_bytes * WARP
+
+    def copies(self, lane: W, quarter: W) -> list[tuple[W, W, int]]:
+        """(byte of the unit, byte of the slot, bytes) of a lane's copies; ints, arrays or traced integers."""
+        order, thread = self.packing, lane + WARP * quarter
+        vectors = [(order.vector_bytes(thread, v), self.codes(lane, v), VECTOR_BYTES) for v in range(self.vectors)]
+        numbers: list[tuple[Any, Any, int]] = [
+            (
+                order.code_bytes + order.scale_bytes(thread, group),
+                self.slot_codes + self.numbers(lane, group),
+                self.number_bytes,
+            )
+            for group in range(self.groups)
+        ]
+        return [*vectors, *numbers]
+
+    def runs(self, quarter: W) -> list[tuple[W, int]]:
+        """(first byte of the unit, bytes) of what a warp's lanes copy together: of each vector, and of each group."""
+        order, thread = self.packing, WARP * quarter
+        vectors = [(order.vector_bytes(thread, v), WARP * VECTOR_BYTES) for v in range(self.vectors)]
+        size = order.group_bytes // QUARTERS
+        return [*vectors, *[(order.code_bytes + order.scale_bytes(thread, g), size) for g in range(self.groups)]]
+
+    def unit(self, strip: W) -> tuple[W, W]:
+        """(row block, quarter of its units) of a strip."""
+        return strip // QUARTERS, strip % QUARTERS
+
+
+@dataclass(frozen=True)
+class StreamedRows:
+    """x as B, in shared memory.
+
+    rows   1 to 8
+    depth  of K with zeros: whole units for every warp
+    atom   mma.sync, of which x is B
+    """
+
+    dtype: DType
+    rows: int
+    depth: int
+    atom: MmaAtom
+    name: str = "B"
+    order: str = "col"
+    major: str = "K"
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from line to line."""
+        return self.depth * self.dtype.bytes + VECTOR_BYTES
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all lines."""
+        return self.rows * self.pitch
+
+    @property
+    def unit_chunks(self) -> int:
+        """16-byte vectors of a unit's columns, of all rows."""
+        return self.rows * self.unit_step // VECTOR_BYTES
+
+    def chunk(self, number: W) -> tuple[W, W]:
+        """(row, byte among the unit's of its line) of a vector."""
+        each = self.unit_step // VECTOR_BYTES
+        return number // each, number % each * VECTOR_BYTES
+
+    def byte(self, row: W, k: W) -> W:
+        """The byte of an element."""
+        return row * self.pitch + k * self.dtype.bytes
+
+    @property
+    def unit_step(self) -> int:
+        """Bytes of a line from one unit to the next."""
+        return UNIT_K * self.dtype.bytes
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of a unit: instructions along K."""
+        return UNIT_K // int(self.atom.shape_mnk[2])
+
+    @property
+    def loads(self) -> int:
+        """Loads of a unit's fragments, each of two."""
+        return self.fragments // _TILES
+
+    @cached_property
+    def lines(self) -> Layout:
+        """((lane, element of its line), (load, 0)) -> row of x + 8 * k."""
+        return operand_map(ldmatrix(_TILES * 2, element=self.dtype), self.atom, "B", (1, self.loads * _TILES))
+
+    def line_byte(self, lane: W, load: int, least: Any = min) -> W:
+        """The byte at which a lane's line of a load begins. Rows that are not there are the last one again.
+
+        least  the smaller of two numbers, as the caller computes it
+        """
+        element = self.lines((lane, 0), (load, 0))
+        return self.byte(least(element % COLUMNS, self.rows - 1), element // COLUMNS)
+
+    @cached_property
+    def places(self) -> ThreadAddresses:
+        """(lane, load) -> byte at which the lane's line begins, in the first unit."""
+        return ThreadAddresses.derive(
+            lambda lanes, index: self.line_byte(lanes, index[0], np.minimum), WARP, [(i,) for i in range(self.loads)]
+        )
+
+    def load_of(self, fragment: int) -> tuple[int, int]:
+        """(load, first of its registers) of a fragment of a unit."""
+        return fragment // _TILES, fragment % _TILES * int(self.atom.registers("B"))

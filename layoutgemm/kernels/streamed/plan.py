@@ -1,0 +1,338 @@
+"""StreamedPlan: C = weights @ x for packed weights and up to eight rows of x, at the speed of reading the weights.
+
+    block    a contiguous run of strips of 16 output features, and all of K
+    warp     every `warps`-th unit of 128 along K of each strip of its block
+    lane     copies its own share of a unit into its own slot by cp.async, `slots` units ahead; loads and converts it,
+             and multiplies with x from shared memory by mma.sync
+
+Warps meet once for x, and once for `strips` strips: each thread then adds the warps' sums of its elements, in the order
+of the warps, and stores them. So equal calls give equal bits.
+
+problem, StreamedConfig --> instruction, slots, lines of x, partial sums, shared-memory map
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from ...arch import Arch
+from ...arch import arch as arch_named
+from ...arguments import check_range, checked
+from ...atoms import MmaAtom, mma_sync
+from ...atoms.copy.base import WARP
+from ...checks import most_stages
+from ...errors import PlanError
+from ...layouts import Layout
+from ..derive import Given, Operand
+from ..epilogue.chain import Epilogue
+from ..numbers import W
+from ..partials import Partial, refuse_reductions
+from ..plan import (
+    BARRIER_BYTES,
+    MAX_COORDINATE,
+    MAX_WORDS,
+    PERSISTENT_PARAMETERS,
+    GemmPlan,
+    StoreSmemMap,
+    check_fields,
+    rounded_up,
+    tile_count,
+)
+from ..quantized.blocks import PackedTile
+from ..quantized.formats import FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
+from ..quantized.order import VECTOR_BYTES, PackedOrder
+from ..quantized.packing import units_of
+from .operands import COLUMNS, STRIP, StreamedRows, StreamedWeights
+
+ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+TYPES = ("bf16", "f16")
+F32 = 4  # bytes of a sum
+PAIR = 2  # neighbours along a row of C that a thread adds and stores
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedConfig:
+    """The configuration of a streamed product.
+
+    warps          of a block, an even number: each takes every so-manieth unit along K
+    slots          units of a warp in flight, 2 or more
+    strips         strips whose sums wait in shared memory until all warps meet
+    blocks_per_sm  how many blocks a multiprocessor is to hold: bounds registers and shared memory
+    overlap        programmatic dependent launch (sm_90 on): the kernel starts while the one before it drains
+    prefetch       units of a warp that it then brings to L2; needs `overlap`
+    """
+
+    warps: int = 16
+    slots: int = 3
+    strips: int = 4
+    blocks_per_sm: int = 2
+    overlap: bool = False
+    prefetch: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, slots=2, prefetch=0)
+        if self.warps % 2:
+            raise PlanError(f"warps = {self.warps}: an even number, so that a thread's sums are of one row of strips")
+        if self.prefetch and not self.overlap:
+            raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedSmem(StoreSmemMap):
+    """The map of shared memory: slots warp by warp, then x, then the sums of `strips` strips. It has no mbarriers."""
+
+
+@dataclass(frozen=True)
+class StreamedPlan(GemmPlan):
+    """C[m, n] = A[m, k] @ B[k, n] of packed weights A and up to eight columns of B; see `derive`.
+
+    The kernel is compiled for its n and k, and takes any m.
+    """
+
+    m: int
+    n: int
+    k: int
+    arch: Arch
+    a: StreamedWeights
+    b: StreamedRows
+    c: Operand
+    mma: MmaAtom
+    tile: tuple[int, int, int]
+    stages: int
+    smem: StreamedSmem
+    weights: QuantizedFormat
+    config: StreamedConfig = field(default_factory=StreamedConfig)
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    batch: int = 1
+    verbs = GemmPlan.verbs | {
+        "check": "streamed.checks:check_streamed",
+        "emulate": "run.emulated:emulate_launch",
+        "execute": "streamed.reference:execute_streamed",
+        "explain": "streamed.explain:explain_streamed",
+    }
+
+    @classmethod
+    @checked(PlanError)
+    def derive(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        weights: QuantizedFormat,
+        arch: str | Arch = "sm_90a",
+        a: Given = "bf16",
+        b: Given | None = None,
+        c: Given | None = None,
+        config: StreamedConfig | None = None,
+        epilogue: Epilogue | None = None,
+    ) -> StreamedPlan:
+        """Derive the kernel of C[m, n] = weights[m, k] @ B[k, n].
+
+        m, n, k   output features, rows of x (1 to 8), and depth
+        weights   the format of A, packed for the type of a
+        a, b, c   a and b bf16 or f16, b ":col": rows of x with K contiguous; c bf16, f16 or f32, ":col"
+        epilogue  `weights.epilogue(*steps, axis="m")`, None for no steps
+
+        Raises PlanError naming the argument and the arithmetic when no such kernel exists.
+
+        >>> print(StreamedPlan.derive(8192, 1, 8192, weights=QuantizedFormat("int4", 128)))
+        StreamedPlan 8192x1x8192 sm_90a: A bf16 row, B bf16 col, C bf16 col, tile 16x8x128, 16 warps of 3 slots, int4 by 128
+        """
+        config, target = config or StreamedConfig(), _target(arch)
+        check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, k=k)
+        check_range(PlanError, COLUMNS, f"a streamed product has 1 to {COLUMNS} rows of x", n=n)
+        a_spec, b_spec, c_spec = _operands(a, b, c)
+        weights.check_depth(k)
+        _check_epilogue(weights, epilogue or Epilogue(), target)
+        if config.overlap:
+            target.require("griddepcontrol", "overlap=True")
+        if (threads := WARP * config.warps) > target.threads_per_block:
+            raise PlanError(f"{config.warps} warps are {threads} threads; a block has {target.threads_per_block}")
+        order, atom = PackedOrder(weights, a_spec.dtype.name), mma_sync((STRIP, COLUMNS, 16), a_spec.dtype)
+        left = StreamedWeights(order, PackedTile((UNIT_ROWS, UNIT_K), order.unit_bytes), a_spec.dtype)
+        turns = tile_count(tile_count(k, UNIT_K), config.warps)
+        right = StreamedRows(b_spec.dtype, n, turns * config.warps * UNIT_K, atom)
+        smem = _map(target, left, right, config)
+        return cls(
+            m=m, n=n, k=k, arch=target, a=left, b=right, c=c_spec, mma=atom, tile=(STRIP, COLUMNS, UNIT_K),
+            stages=config.slots, smem=smem, weights=weights, config=config, epilogue=epilogue or Epilogue(),
+        )  # fmt: skip
+
+    def for_any_size(self) -> StreamedPlan:
+        """The plan of the same kernel for one feature: n and k are the kernel's."""
+        return replace(self, m=1)
+
+    @checked(PlanError)
+    def run(
+        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
+        given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
+    ) -> Any:  # fmt: skip
+        """C = A @ B, and the epilogue on operands `given` by name. See `kernels.run.numpy_arrays`."""
+        return self.does("run")(
+            self, a, b, out=out, device=device, copy=copy, given=given, banks=banks, timeline=timeline
+        )
+
+    # ------------------------------------------------------------------------------------------------ the launch
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The launch parameters, name -> kind, in order; sixteen words, the first the epilogue's."""
+        words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
+        return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the epilogue's 64-bit parameters."""
+        return self.epilogue.words
+
+    @property
+    def partials(self) -> tuple[Partial, ...]:
+        """Partial results of an epilogue's reductions: none."""
+        return ()
+
+    @property
+    def device_kernel(self) -> str:
+        """The kernel's class in device code."""
+        return "streamed.device.kernel:StreamedKernel"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return WARP * self.config.warps
+
+    @property
+    def fused(self) -> bool:
+        """True if differences and products of conversions are fused multiply-adds: before sm_90 bf16 has no others."""
+        return self.a.packing.activations == "bf16" and "griddepcontrol" not in self.arch.features
+
+    # ------------------------------------------------------------------------------------------------ who does what
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Strips, and tiles of rows: one."""
+        return tile_count(self.m, STRIP), 1
+
+    @staticmethod
+    def share(block: W, blocks: W, strips: W, least: Any = min) -> tuple[W, W]:
+        """(first strip, strip behind the last) of a block: runs that differ by one strip at most.
+
+        >>> [StreamedPlan.share(block, 3, 8) for block in range(3)]
+        [(0, 3), (3, 6), (6, 8)]
+        """
+        each, more = strips // blocks, strips % blocks
+        return block * each + least(block, more), (block + 1) * each + least(block + 1, more)
+
+    @property
+    def units(self) -> int:
+        """Units along K."""
+        return units_of(1, self.k)[1]
+
+    @property
+    def turns(self) -> int:
+        """Units of a warp for a strip; what lies beyond K is zeros."""
+        return self.b.depth // UNIT_K // self.config.warps
+
+    def unit_of(self, warp: W, turn: W) -> W:
+        """The unit along K that a warp takes in a turn."""
+        return warp + turn * self.config.warps
+
+    def item(self, number: W) -> tuple[W, W]:
+        """(strips further on, turn) of a warp's unit with that number."""
+        return number // self.turns, number % self.turns
+
+    def slot(self, warp: W, slot: W) -> W:
+        """The first byte of a warp's slot."""
+        return self.smem.a_offset + (warp * self.config.slots + slot) * self.a.slot_bytes
+
+    # ------------------------------------------------------------------------------------------------ sums of warps
+    @cached_property
+    def sums(self) -> Layout:
+        """(row of a strip, column, warp, strip) -> float32 among the sums."""
+        shape = STRIP, self.n, self.config.warps, self.config.strips
+        return Layout(shape, (1, STRIP, STRIP * self.n, STRIP * self.n * self.config.warps))
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of columns of a strip that are added, a power of two: some may be of no row of x."""
+        pairs = 1
+        while PAIR * pairs < self.n:
+            pairs *= 2
+        return pairs
+
+    @property
+    def rounds(self) -> int:
+        """Pairs of a thread."""
+        return tile_count(self.config.strips * STRIP * self.pairs, self.threads)
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Values of a thread when sums are added."""
+        return PAIR * self.rounds
+
+    def coords_C(self, thread: W, value: int) -> tuple[W, W]:
+        """(thread, value) -> (row, column) of `strips` strips: neighbours in a row are a thread's."""
+        number = thread + value // PAIR * self.threads
+        row, pair, strip = number % STRIP, number // STRIP % self.pairs, number // (STRIP * self.pairs)
+        return row + strip * STRIP, pair * PAIR + value % PAIR
+
+    def __str__(self) -> str:
+        head = self.described(f" {self.arch.name}")
+        return f"{head}, {self.config.warps} warps of {self.stages} slots, {self.weights}"
+
+
+def _target(arch: str | Arch) -> Arch:
+    target = arch_named(arch)
+    if target.name not in ARCHES:
+        raise PlanError(f"this kernel is for {', '.join(ARCHES)}, not for {target.name}")
+    return target
+
+
+def _operands(a: Given, b: Given | None, c: Given | None) -> tuple[Operand, Operand, Operand]:
+    """The operands; raises PlanError for others than a streamed product has."""
+    left = Operand.parse(a)
+    right = Operand.parse(Operand(left.dtype, "col") if b is None else b)
+    out = Operand.parse(Operand(left.dtype, "col") if c is None else c)
+    if left.dtype.name in FLOAT8 or right.dtype.name in FLOAT8:
+        raise PlanError(f"a is {left.dtype} and b {right.dtype}: streamed products are of {' and '.join(TYPES)}")
+    if left.dtype.name not in TYPES or right.dtype != left.dtype:
+        raise PlanError(f"a is {left.dtype} and b {right.dtype}: packed weights become bf16 or f16, as b is")
+    if right.order != "col" or left.order != "row":
+        raise PlanError(f"a is {left} and b {right}: a streamed product takes K contiguous, a 'row' and a 'col'")
+    if out.dtype.name not in ("bf16", "f16", "f32") or out.order != "col":
+        raise PlanError(f"c is {out}: a streamed product stores bf16, f16 or f32, 'col', since x's rows are columns")
+    return left, right, out
+
+
+def _check_epilogue(weights: QuantizedFormat, epilogue: Epilogue, target: Arch) -> None:
+    weights.check_epilogue(epilogue)
+    refuse_reductions(epilogue, target.name)
+    for step in epilogue.reductions:
+        raise PlanError(f"{step.name}: {type(step).__name__} reduces C, and a streamed product has no reductions")
+    if (step := epilogue.quantizes) is not None:
+        raise PlanError(f"{type(step).__name__} scales groups of C's columns; a streamed product has at most {COLUMNS}")
+
+
+def _map(target: Arch, a: StreamedWeights, b: StreamedRows, config: StreamedConfig) -> StreamedSmem:
+    """The map; raises PlanError where it does not fit."""
+    x = rounded_up(b.bytes, VECTOR_BYTES)
+    strip = config.warps * STRIP * b.rows * F32
+    beside = x + config.strips * strip
+    each = config.warps * a.slot_bytes
+    fits = most_stages(target, each, beside, config.blocks_per_sm)
+    if config.slots > fits:
+        raise PlanError(
+            f"{config.slots} slots of {each} bytes for {config.warps} warps, x {x} and sums {config.strips * strip}: "
+            f"{max(0, fits)} fit where a multiprocessor holds {config.blocks_per_sm} block(s) and a block has up to "
+            f"{target.smem_per_block} bytes"
+        )
+    end = config.slots * each
+    total = end + beside
+    return StreamedSmem(
+        a_offset=0, a_stage_bytes=each, b_offset=end, b_stage_bytes=x, c_offset=end + x, c_buffer_bytes=strip,
+        barrier_offset=total, barrier_bytes=BARRIER_BYTES, total=total, alignment=VECTOR_BYTES,
+    )  # fmt: skip
+
+
+__all__ = ["StreamedConfig", "StreamedPlan"]
