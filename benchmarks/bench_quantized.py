@@ -4,7 +4,8 @@
     python benchmarks/bench_quantized.py --float8 --json FILE       # float8 activations, beside bf16 ones
 
 `default` is the configuration that `quantized_matmul` takes; a few others are timed beside it. Peers are
-`layoutgemm.matmul` and `torch.mm` of bf16 weights, and `torch._weight_int4pack_mm` (groups of 128) up to 256 rows.
+`layoutgemm.matmul` and `torch.mm` of bf16 weights, `torch._weight_int4pack_mm` (groups of 128) up to 256 rows, and
+quack's `gemm_w4a16` where quack-kernels is installed.
 
 - Every format is first compared with float64, at ragged sizes and with bf16 and f16 activations. A wrong result is
   named, and the program exits with 1. Every timed contender is compared too; a wrong one is not timed.
@@ -34,10 +35,12 @@ from benchmarks import needs
 from layoutgemm.bench.method import GRAPH_SECONDS, ROTATION_BYTES, Device, burst
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.config import Sm90Config
+from layoutgemm.kernels.streamed.choose import MOST_ROWS
+from layoutgemm.kernels.streamed.plan import StreamedConfig
 
 Call = Callable[[], Any]
-ROWS = (1, 16, 64, 128, 256, 1024, 4096)
-SHAPES = ((8192, 8192), (28672, 4096), (4096, 14336), (6144, 4096))  # N, K
+ROWS = (1, 4, 8, 16, 64, 128, 256, 1024, 4096)
+SHAPES = ((8192, 8192), (28672, 4096), (4096, 14336), (6144, 4096), (16384, 8192), (7168, 20480))  # N, K
 INT4 = "int4 g128"
 FORMATS = {
     INT4: QuantizedFormat("int4", 128),
@@ -52,11 +55,21 @@ FORMATS = {
     "e5m2 g64": QuantizedFormat("e5m2", 64),
 }
 OTHER_ROWS = (1, 16, 4096)  # of the formats that are not `INT4`, at the first of SHAPES
-RAGGED = ((1, 100, 384), (13, 1000, 4224), (70, 328, 256), (300, 520, 1152))  # rows, N, K
+RAGGED = (
+    (1, 100, 384),
+    (1, 328, 2176),
+    (3, 1000, 4224),
+    (8, 100, 2304),
+    (13, 1000, 4224),
+    (70, 328, 256),
+    (300, 520, 1152),
+)  # rows, N, K
 FLOAT8 = "int4 g128, float8 x"  # with a scale for each row
 W4A16 = "bf16 x"  # the same weights, packed for bf16
 DEFAULT, BF16, TORCH, INT4PACK = "default", "bf16 matmul", "torch.mm", "_weight_int4pack_mm"
+QUACK = "quack gemm_w4a16"
 _BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
+_FEW = 16  # rows of `--few`
 _PACK_ROWS = 256  # the most for `torch._weight_int4pack_mm`: its time grows with every row
 
 
@@ -84,23 +97,22 @@ class Row:
         return f"{size}: read {self.ideal_us:.2f} us; {said} {self.errors or ''}"
 
 
-def others(rows: int) -> dict[str, Sm90Config]:
+def others(rows: int) -> dict[str, Sm90Config | StreamedConfig]:
     """Configurations that are timed beside the default.
 
     >>> list(others(1))
-    ['128 split2 pdl p4', '128 split2 pdl', '128 split2', '64 split2 pdl p4', '64 split2']
+    ['128 split2 pdl p4', '64 split2 pdl p4', 'streamed, 16 warps, 4 slots', 'streamed, 16 warps, 3 slots']
     """
     if rows <= 64:
         width = -(-rows // 16) * 16
-        found = {}
+        found: dict[str, Sm90Config | StreamedConfig] = {}
         for tile in (128, 64):
-            plain = Sm90Config(
-                (tile, width), consumers=tile // 64, split=2, single=True, store="direct", loader="warp"
+            found[f"{tile} split2 pdl p4"] = Sm90Config(
+                (tile, width), consumers=tile // 64, split=2, single=True, store="direct", loader="warp", overlap=True,
+                prefetch=4,
             )  # fmt: skip
-            found[f"{tile} split2 pdl p4"] = plain.tuned(overlap=True, prefetch=4)
-            if tile == 128:
-                found[f"{tile} split2 pdl"] = plain.tuned(overlap=True)
-            found[f"{tile} split2"] = plain
+        for slots in (4, 3) if rows <= MOST_ROWS else ():
+            found[f"streamed, 16 warps, {slots} slots"] = StreamedConfig(slots=slots, overlap=True, prefetch=2)
         return found
     if rows <= 256:
         return {
@@ -137,19 +149,22 @@ def wrong(c: Any, x: Any, weight: Any, scale: Any = None) -> float:
     """The largest error of scale * x @ weight.T as a share of its bound: right up to 1.
 
     The bound is half a unit of the result's type, doubled, and 2**-17 of the sum of absolute products. Scales of groups
-    multiply before the weight is rounded to the type of x. Of float8 the weight is exact, and the tensor core adds
-    products with 14 bits: 2**-12 of their sum.
+    multiply sums, or before the weight is rounded to the type of x: each kernel has one of the two, and within the
+    bound of either is right. Of float8 the weight is exact, and the tensor core adds products with 14 bits: 2**-12 of
+    their sum.
     """
     import torch
 
     kind = weight.activations
     exact, sums = weight.format.group is None or kind.itemsize == 1, 2.0**-12 if kind.itemsize == 1 else 2.0**-17
-    dense = weight.dense(torch.float64) if exact else weight.dense().to(kind).double()
     wide = x.double() if scale is None else x.double() * scale.double().reshape(-1, 1)
-    want, size = wide @ dense.T, wide.abs() @ dense.abs().T
-    unit = 2.0**-11 if kind is torch.float16 else 2.0**-8
-    share = (c.double() - want).abs() / (unit * want.abs() + size * sums + 1e-6)
-    return float(share.nan_to_num(nan=math.inf).max())
+    unit, found = 2.0**-11 if kind is torch.float16 else 2.0**-8, []
+    for rounded in (False,) if exact else (False, True):
+        dense = weight.dense().to(kind).double() if rounded else weight.dense(torch.float64)
+        want, size = wide @ dense.T, wide.abs() @ dense.abs().T
+        share = (c.double() - want).abs() / (unit * want.abs() + size * sums + 1e-6)
+        found.append(float(share.nan_to_num(nan=math.inf).max()))
+    return min(found)
 
 
 def checked(device: str = "cuda") -> tuple[dict[str, float], list[str]]:
@@ -172,7 +187,7 @@ def checked(device: str = "cuda") -> tuple[dict[str, float], list[str]]:
     return found, [name for name, error in found.items() if not error <= 1]
 
 
-def product(weight: Any, x: Any, config: Sm90Config | None, scale: Any = None) -> Call:
+def product(weight: Any, x: Any, config: Sm90Config | StreamedConfig | None, scale: Any = None) -> Call:
     """A call of the product in a configuration; None takes the library's choice. `scale` has one for each row of x."""
     from layoutgemm.torch_op.quantized.launch import QuantizedCall, quantized_product, scale_recipe
     from layoutgemm.torch_op.types import usual_type
@@ -217,6 +232,26 @@ def peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide: list[
         scales = torch.rand(k // 128, n, 2, device="cuda").bfloat16()
         each = [partial(torch._weight_int4pack_mm, x, packed.clone(), 128, scales.clone()) for x in xs]
         add(row, calls, INT4PACK, each, lambda c: 0.0)
+    quack_product(row, calls, xs)
+
+
+def quack_product(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any]) -> None:
+    """Adds quack's product of int4 weights in groups of 128, or the reason why not."""
+    import torch
+
+    try:
+        from quack.gemm_w4 import gemm_w4a16
+        from quack.operand_transform.formats import decode_format
+
+        form = decode_format("int4")
+        q, scales = form.quantize_reference(torch.randn(row.n, row.k, device="cuda", dtype=torch.bfloat16))
+        blob, strip = form.prepare(q, scales)
+        want = xs[0].double() @ form.dequant_reference(q, scales).double().T
+    except Exception as problem:  # not installed, or no kernel for the sizes
+        row.errors[QUACK] = f"{type(problem).__name__}: {problem}"[:200]
+        return
+    each = [partial(gemm_w4a16, x, blob.clone(), strip.clone(), wformat="int4") for x in xs]
+    add(row, calls, QUACK, each, lambda c: float((c.double() - want).norm() / want.norm() / 2.0**-7))
 
 
 def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: int) -> None:
@@ -232,9 +267,10 @@ def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: in
 
 
 def measured(
-    device: Device, name: str, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None]
-) -> None:
-    """Checks and times a format at one size of weights, for every number of rows."""
+    device: Device, name: str, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None],
+    most: int = ROWS[-1],
+) -> None:  # fmt: skip
+    """Checks and times a format at one size of weights, for every number of rows up to `most`."""
     import torch
 
     n, k = size
@@ -247,7 +283,7 @@ def measured(
         torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
         for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)
     ] * full
-    for rows in ROWS if full else OTHER_ROWS:
+    for rows in [rows for rows in (ROWS if full else OTHER_ROWS) if rows <= most]:
         row = Row(name, n, k, rows, first.units.numel() / rate * 1e6)
         xs = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in weights]
         calls: dict[str, Sequence[Call]] = {}
@@ -306,6 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--float8", action="store_true", help="float8 activations alone")
+    parser.add_argument("--few", action="store_true", help="up to 16 rows alone, of the first format")
     parser.add_argument("--quick", action="store_true", help="the first shape and format only")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
@@ -336,8 +373,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             measured_float8(device, size, rate, options.rounds, save)
         return 1 if bad else 0
     for size in SHAPES[: 1 if options.quick else None]:
-        measured(device, INT4, size, rate, options.rounds, save)
-    for name in () if options.quick else [name for name in FORMATS if name != INT4]:
+        measured(device, INT4, size, rate, options.rounds, save, _FEW if options.few else ROWS[-1])
+    for name in () if options.quick or options.few else [name for name in FORMATS if name != INT4]:
         measured(device, name, SHAPES[0], rate, options.rounds, save)
     return 1 if bad else 0
 

@@ -25,6 +25,7 @@ from .sm90.indexed.rows import IndexedRows, RowIndices
 from .sm90.mainloop import Promoted, Table
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm100.plan import Sm100Config, Sm100Plan
+from .streamed.plan import StreamedConfig, StreamedPlan
 from .teaching.plan import TeachingConfig, TeachingPlan
 
 __all__ = [
@@ -43,6 +44,8 @@ __all__ = [
     "Sm90Tuning",
     "Sm100Config",
     "Sm100Plan",
+    "StreamedConfig",
+    "StreamedPlan",
     "Table",
     "TeachingConfig",
     "TeachingPlan",

@@ -13,6 +13,7 @@ from ..view.smem_map import Region
 from .plan import GemmPlan
 from .sm80.store import BUFFERS
 from .sm100.store import load_of
+from .streamed.plan import StreamedPlan
 
 # What `plan.svg(of=...)` draws, and `plan.show(of=...)` prints.
 PICTURES = {
@@ -35,7 +36,7 @@ def plan_svg(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
     >>> "B stage 3" in plan_svg(plan, "smem"), "4x3 tiles" in plan_svg(plan, "order")
     (True, True)
     """
-    check_name(of)
+    check_name(of, plan)
     if of == "fragment":
         return str(plan.does("fragment")(plan, **options))
     if of == "product":
@@ -60,7 +61,7 @@ def plan_table(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
     >>> print(plan_table(TeachingPlan.derive(200, 136, 72), "smem").splitlines()[1])
           0   8192  A stage 0: 64x64 bf16, 128B
     """
-    check_name(of)
+    check_name(of, plan)
     if of == "smem":
         return view.smem_map_table(regions_of(plan), total=plan.smem.total, limit=plan.arch.smem_per_block)
     if of == "order":
@@ -75,11 +76,14 @@ def plan_table(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
     return view.swizzle_table(tile.composed, tile.slot_bits, **options)
 
 
-def check_name(of: str) -> None:
-    """Raises PlanError for a picture that there is not."""
+def check_name(of: str, plan: GemmPlan | None = None) -> None:
+    """Raises PlanError for a picture that there is not, of any plan or of this one."""
     if of not in PICTURES:
         known = ", ".join(f"{name!r} ({what})" for name, what in PICTURES.items())
         raise PlanError(f"of={of!r}: a plan shows {known}")
+    if isinstance(plan, StreamedPlan) and of in ("order", "b"):
+        why = "its blocks take runs of strips" if of == "order" else "x lies there in plain lines"
+        raise PlanError(f"of={of!r}: a streamed product has no picture of it, since {why}")
 
 
 def fragment_of(plan: GemmPlan, **options: Any) -> str:
@@ -107,6 +111,8 @@ def order_of(plan: GemmPlan) -> Any:
 
 def regions_of(plan: Any) -> list[Any]:
     """The regions of a CTA's shared memory: stages, buffers of C, barriers."""
+    if isinstance(plan, StreamedPlan):
+        return [Region(*each) for each in plan.smem_regions]
     smem, stages, out = plan.smem, range(plan.stages), []
     for operand in (plan.a, plan.b):
         tile, name = operand.smem, operand.name.lower()

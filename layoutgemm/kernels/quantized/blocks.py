@@ -94,6 +94,11 @@ class PackedBlocks:
         return self.row_blocks * self.block_bytes
 
     @property
+    def scales_sums(self) -> bool:
+        """True if the scales of groups multiply sums in float32, and not weights."""
+        return self.packing.scales_sums
+
+    @property
     def sums(self) -> int:
         """Sums of a K tile and a row block: one for each of its groups, if scales multiply sums.
 

@@ -124,7 +124,7 @@ def fragments_check(
     order, depth = operand.packing, operand.smem.extent[1]
     weights, witness = _probe(order), ""
     units = pack(weights, order.activations).units.reshape(-1)
-    wanted, factors = _multiplied(order, weights)
+    wanted, factors = _multiplied(order, weights, operand.scales_sums)
     again = unpack(pack(weights, order.activations))
     if not np.array_equal(again.codes, weights.codes):
         witness = "unpack is not the inverse of pack"
@@ -132,12 +132,12 @@ def fragments_check(
         block = np.zeros(operand.block_bytes, np.uint8)
         for copy in operand.block_copies(0, part, 1):
             block[copy.target : copy.target + copy.bytes] = units[copy.source : copy.source + copy.bytes]
-        found = block_values(order, block, depth, pairs)
+        found = block_values(order, block, depth, pairs, not operand.scales_sums)
         wrong = np.argwhere(found != wanted[:, part * depth : (part + 1) * depth])
         if len(wrong):
             row, column = (int(x) for x in wrong[0])
             witness = witness or f"row {row}, column {column} of K tile {part} of a unit is {found[row, column]}"
-        if order.scales_sums:
+        if operand.scales_sums:
             scales = block_scales(order, block, depth)
             groups = part * depth // (order.format.group or UNIT_K) + np.arange(operand.sums)
             wrong = np.argwhere(scales != factors[:, groups])
@@ -147,7 +147,7 @@ def fragments_check(
     witness = witness or unlike
     statement = (
         f"what a thread makes of its {operand.vectors} vector(s) of 16 bytes is its {depth // order.depth} "
-        f"{of}, each with the scale of its row and group"
+        f"{of}, each {'beside' if operand.scales_sums else 'with'} the scale of its row and group"
     )
     return Check(
         f"fragments {operand.name}", statement, not witness, f"exhaustion ({UNIT_ROWS}x{UNIT_K} weights)", witness
@@ -155,13 +155,13 @@ def fragments_check(
 
 
 def _multiplied(
-    order: PackedOrder, weights: QuantizedWeights
+    order: PackedOrder, weights: QuantizedWeights, scales_sums: bool
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """A unit's (rows, columns) as the instruction takes them, and (rows, groups) factors of sums."""
     fmt, kind = order.format, order.target.dtype
     dense = weights.dense() if fmt.group else fmt.facts.values()[weights.codes]
     factors = np.full((UNIT_ROWS, max(1, fmt.groups)), order.factor, np.float32)
-    if order.scales_sums and fmt.group:
+    if scales_sums and fmt.group:
         scales = np.asarray(weights.scales, np.float64)
         dense = dense / np.repeat(scales, fmt.group, axis=1) / order.factor
         factors = (scales * order.factor).astype(np.float32)

@@ -54,12 +54,14 @@ def words_of(order: PackedOrder, fragment: int) -> range:
 
 
 def block_values(
-    order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = UNIT_K, pairs: type[NumpyPairs] = NumpyPairs
-) -> npt.NDArray[np.float32]:
+    order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = UNIT_K, pairs: type[NumpyPairs] = NumpyPairs,
+    scaled: bool = True,
+) -> npt.NDArray[np.float32]:  # fmt: skip
     """(64, depth) weights as the instruction takes them from the registers of all threads.
 
     block  the bytes of a row block's K tile in a stage: codes, then scales
     pairs  the arithmetic of an architecture
+    scaled False if the scales of groups multiply sums, and not weights
 
     Weights are where the instruction's own map of A has each thread's values.
     """
@@ -72,6 +74,7 @@ def block_values(
     for number in range(depth // order.depth):
         first = order.code_bytes * depth // UNIT_K
         rows, zeros = _numbers(order, as_words[first // 4 :], thread, order.group_of(number))
+        rows = rows if scaled else []
         registers = fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, ops)
         held = np.concatenate([values_of(register, order.target) for register in registers], axis=1)
         values[row, column + number * order.depth] = held

@@ -94,15 +94,17 @@ def _units(plan: StreamedPlan) -> Check:
         at = int(np.nonzero(times != 1)[0][0]) if (times != 1).any() else len(times)
         witness = f"unit {at} of {plan.units} is taken {times[at] if at < len(times) else 0} times"
     number = np.arange(3 * plan.turns)
-    further, turn = (np.asarray(v) for v in plan.item(number))
-    wrong = np.nonzero((further * plan.turns + turn != number) | (turn >= plan.turns))[0]
+    further, place = (np.asarray(v) for v in plan.item(number))
+    wrong = np.nonzero((further * plan.turns + place != number) | (place >= plan.turns))[0]
     if len(wrong):
         at = int(wrong[0])
-        witness = witness or f"item {at} is turn {turn[at]} of strip {further[at]}"
+        witness = witness or f"item {at} is turn {place[at]} of strip {further[at]}"
     slot = {int(plan.slot(w, s)) for w in range(plan.config.warps) for s in range(plan.stages)}
     if len(slot) != plan.config.warps * plan.stages:
         witness = witness or f"{len(slot)} places of {plan.config.warps} warps' {plan.stages} slots"
-    statement = f"{plan.config.warps} warps take each of {plan.units} units along K once, in {plan.turns} turn(s) a strip"
+    statement = (
+        f"{plan.config.warps} warps take each of {plan.units} units along K once, in {plan.turns} turn(s) a strip"
+    )
     return Check("units", statement, not witness, f"exhaustion ({len(times)} units)", witness)
 
 
@@ -126,8 +128,8 @@ def _slots(plan: StreamedPlan) -> Check:
         loads = [(np.asarray(a.codes(lanes, v)), np.asarray(order.vector_bytes(thread, v)), VECTOR_BYTES, f"vector {v}")
                  for v in range(a.vectors)]  # fmt: skip
         loads += [
-            (a.slot_codes + np.asarray(a.numbers(lanes, g)), order.code_bytes + np.asarray(order.scale_bytes(thread, g)),
-             a.number_bytes, f"scales {g}")
+            (a.slot_codes + np.asarray(a.numbers(lanes, g)),
+             order.code_bytes + np.asarray(order.scale_bytes(thread, g)), a.number_bytes, f"scales {g}")
             for g in range(a.groups)
         ]  # fmt: skip
         for first, wanted, size, what in loads:
@@ -166,7 +168,8 @@ def _unlike(plan: StreamedPlan) -> str:
         wrong = np.argwhere((have[0] != row + STRIP * quarter) | (have[1] != k))
         if len(wrong):
             lane, value = (int(x) for x in wrong[0])
-            return f"quarter {quarter}, lane {lane}, value {value}: row {have[0][lane, value]}, column {have[1][lane, value]}"
+            found = f"row {have[0][lane, value]}, column {have[1][lane, value]}"
+            return f"quarter {quarter}, lane {lane}, value {value}: {found}"
     return ""
 
 
@@ -179,7 +182,9 @@ def _groups(plan: StreamedPlan) -> Check:
             witness = witness or f"unit {number}: of {committed} groups {committed - pending} are complete"
     reused = all((number + slots) % slots == number % slots for number in range(slots))
     witness = witness or ("" if reused else "a unit is copied over one that is not the one just loaded")
-    statement = f"with {slots} slots, a unit's group is complete when all but {slots - 1} are, and its slot is refilled next"
+    statement = (
+        f"with {slots} slots, a unit's group is complete when all but {slots - 1} are, and its slot is refilled next"
+    )
     return Check("groups of copies", statement, not witness, f"exhaustion ({2 * slots + 3} units)", witness)
 
 
@@ -201,7 +206,9 @@ def _copies_of_x(plan: StreamedPlan) -> Check:
     wanted = np.sort(np.asarray(b.byte(np.arange(b.rows)[:, None], columns)).reshape(-1))
     if not np.array_equal(np.sort(at.reshape(-1)), wanted):
         witness = witness or f"{at.size} vectors are not the {len(wanted)} of all lines, each once"
-    statement = f"{at.size} vectors of 16 bytes fill {b.rows} line(s) of {b.depth} elements, each once, by its unit's warp"
+    statement = (
+        f"{at.size} vectors of 16 bytes fill {b.rows} line(s) of {b.depth} elements, each once, by its unit's warp"
+    )
     return Check("copies B", statement, not witness, f"exhaustion ({at.size} vectors)", witness)
 
 
@@ -230,7 +237,11 @@ def _sums(plan: StreamedPlan) -> Check:
     """Sums lie apart; each element of the strips is added and stored by one thread, whose pairs are of one row."""
     witness, thread = "", np.arange(plan.threads)
     size = STRIP * plan.n * plan.config.warps * plan.config.strips
-    if not plan.sums.is_bijective() or plan.sums.size != size or size * F32 != plan.config.strips * plan.smem.c_buffer_bytes:
+    if (
+        not plan.sums.is_bijective()
+        or plan.sums.size != size
+        or size * F32 != plan.config.strips * plan.smem.c_buffer_bytes
+    ):
         witness = f"{plan.sums} is no bijection onto {size} sums"
     rows = plan.config.strips * STRIP
     times = np.zeros((rows, plan.n), np.int64)
@@ -245,7 +256,7 @@ def _sums(plan: StreamedPlan) -> Check:
         i, j = (int(x) for x in np.argwhere(times != 1)[0])
         witness = witness or f"row {i}, column {j} of {plan.config.strips} strips is stored {times[i, j]} times"
     statement = (
-        f"{plan.config.warps} warps' sums of {plan.config.strips} strips lie apart, and each element is added by one thread"
+        f"sums of {plan.config.warps} warps and {plan.config.strips} strips lie apart; one thread adds each element"
     )
     return Check("sums", statement, not witness, f"exhaustion ({rows}x{plan.n} elements)", witness)
 
@@ -275,7 +286,11 @@ def _map(plan: StreamedPlan) -> Check:
         for s in range(plan.stages)
     ]
     regions.append(("x", smem.b_offset, plan.b.bytes, VECTOR_BYTES))
-    regions += [(f"sums {s}", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, 4) for s in range(config.strips)]
+    regions += [
+        (f"sums {s}", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, 4) for s in range(config.strips)
+    ]
     witness = misplaced(regions, smem.alignment, smem.total)
-    statement = f"{config.warps}x{plan.stages} slots, x and sums of {config.strips} strips lie apart in {smem.total} bytes"
+    statement = (
+        f"{config.warps}x{plan.stages} slots, x and sums of {config.strips} strips lie apart in {smem.total} bytes"
+    )
     return Check("map", statement, not witness, "arithmetic", witness)

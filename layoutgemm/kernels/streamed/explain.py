@@ -20,12 +20,11 @@ def explain_streamed(plan: StreamedPlan) -> str:
         str(plan),
         f"instruction  {plan.mma.ptx}, weights are its A, {plan.b.fragments} a unit",
         f"codes        ((code, word), thread, vector) -> row + 64*column: {order.codes}",
-        *([f"scales       (row of a thread, lane's row, warp, group) -> row + 64*group: {order.scales}"] * bool(plan.a.groups)),
+        *([f"scales       (row, lane's row, warp, group) -> row + 64*group: {order.scales}"] * bool(plan.a.groups)),
         f"strips       {plan.tiles[0]} of 16 features: each block has a contiguous run of them",
         f"units        {plan.units} of 128 along K: warp w of {config.warps} has units w, w + {config.warps}, ..., "
         f"{plan.turns} a strip",
-        f"slots        {plan.stages} of {plan.a.slot_bytes} bytes a warp, by {len(plan.a.copies(0, 0))} cp.async a lane, "
-        "which alone loads them",
+        f"slots        {plan.stages} of {plan.a.slot_bytes} bytes a warp, {len(plan.a.copies(0, 0))} cp.async a lane",
         f"x            {plan.n} line(s) of {plan.b.pitch} bytes in shared memory, {plan.b.loads} ldmatrix a unit",
         f"sums         of {config.strips} strips, {smem.c_buffer_bytes} bytes each: added in the order of the warps",
         f"shared       {smem.total} bytes, {config.blocks_per_sm} block(s) a multiprocessor",

@@ -10,9 +10,9 @@ the warp multiplies. So no warp waits for another one's copies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -36,6 +36,11 @@ _TILES = 2  # of B in an ldmatrix.x4, one after the other along K
 @dataclass(frozen=True)
 class StreamedWeights(PackedBlocks):
     """Packed weights as A: a unit of 64 features and 128 of K is four strips' slots."""
+
+    @property
+    def scales_sums(self) -> bool:
+        """True: a sum of a group is multiplied once, where each weight would be, and no weight is rounded."""
+        return True
 
     @property
     def number_bytes(self) -> int:
@@ -65,16 +70,11 @@ class StreamedWeights(PackedBlocks):
     def copies(self, lane: W, quarter: W) -> list[tuple[W, W, int]]:
         """(byte of the unit, byte of the slot, bytes) of a lane's copies; ints, arrays or traced integers."""
         order, thread = self.packing, lane + WARP * quarter
-        vectors = [(order.vector_bytes(thread, v), self.codes(lane, v), VECTOR_BYTES) for v in range(self.vectors)]
-        numbers: list[tuple[Any, Any, int]] = [
-            (
-                order.code_bytes + order.scale_bytes(thread, group),
-                self.slot_codes + self.numbers(lane, group),
-                self.number_bytes,
-            )
-            for group in range(self.groups)
-        ]
-        return [*vectors, *numbers]
+        copies = [(order.vector_bytes(thread, v), self.codes(lane, v), VECTOR_BYTES) for v in range(self.vectors)]
+        for group in range(self.groups):
+            source, target = order.scale_bytes(thread, group), self.numbers(lane, group)
+            copies.append((order.code_bytes + source, self.slot_codes + target, self.number_bytes))
+        return copies
 
     def runs(self, quarter: W) -> list[tuple[W, int]]:
         """(first byte of the unit, bytes) of what a warp's lanes copy together: of each vector, and of each group."""
@@ -149,7 +149,7 @@ class StreamedRows:
         """((lane, element of its line), (load, 0)) -> row of x + 8 * k."""
         return operand_map(ldmatrix(_TILES * 2, element=self.dtype), self.atom, "B", (1, self.loads * _TILES))
 
-    def line_byte(self, lane: W, load: int, least: Any = min) -> W:
+    def line_byte(self, lane: W, load: int, least: Callable[..., W] = min) -> W:
         """The byte at which a lane's line of a load begins. Rows that are not there are the last one again.
 
         least  the smaller of two numbers, as the caller computes it

@@ -13,7 +13,7 @@ problem, StreamedConfig --> instruction, slots, lines of x, partial sums, shared
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -29,7 +29,7 @@ from ...layouts import Layout
 from ..derive import Given, Operand
 from ..epilogue.chain import Epilogue
 from ..numbers import W
-from ..partials import Partial, refuse_reductions
+from ..partials import Partial
 from ..plan import (
     BARRIER_BYTES,
     MAX_COORDINATE,
@@ -66,9 +66,9 @@ class StreamedConfig:
     """
 
     warps: int = 16
-    slots: int = 3
+    slots: int = 4
     strips: int = 4
-    blocks_per_sm: int = 2
+    blocks_per_sm: int = 1
     overlap: bool = False
     prefetch: int = 0
 
@@ -139,15 +139,16 @@ class StreamedPlan(GemmPlan):
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists.
 
-        >>> print(StreamedPlan.derive(8192, 1, 8192, weights=QuantizedFormat("int4", 128)))
-        StreamedPlan 8192x1x8192 sm_90a: A bf16 row, B bf16 col, C bf16 col, tile 16x8x128, 16 warps of 3 slots, int4 by 128
+        >>> plan = StreamedPlan.derive(8192, 1, 8192, weights=QuantizedFormat("int4", 128))
+        >>> str(plan).partition(", tile ")[2]
+        '16x8x128, 16 warps of 4 slots, int4 in groups of 128'
         """
         config, target = config or StreamedConfig(), _target(arch)
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, k=k)
         check_range(PlanError, COLUMNS, f"a streamed product has 1 to {COLUMNS} rows of x", n=n)
         a_spec, b_spec, c_spec = _operands(a, b, c)
         weights.check_depth(k)
-        _check_epilogue(weights, epilogue or Epilogue(), target)
+        _check_epilogue(weights, epilogue or Epilogue())
         if config.overlap:
             target.require("griddepcontrol", "overlap=True")
         if (threads := WARP * config.warps) > target.threads_per_block:
@@ -215,7 +216,7 @@ class StreamedPlan(GemmPlan):
         return tile_count(self.m, STRIP), 1
 
     @staticmethod
-    def share(block: W, blocks: W, strips: W, least: Any = min) -> tuple[W, W]:
+    def share(block: W, blocks: W, strips: W, least: Callable[..., W] = min) -> tuple[W, W]:
         """(first strip, strip behind the last) of a block: runs that differ by one strip at most.
 
         >>> [StreamedPlan.share(block, 3, 8) for block in range(3)]
@@ -246,12 +247,37 @@ class StreamedPlan(GemmPlan):
         """The first byte of a warp's slot."""
         return self.smem.a_offset + (warp * self.config.slots + slot) * self.a.slot_bytes
 
+    @property
+    def smem_regions(self) -> list[tuple[str, int, int, int, str]]:
+        """(name, first byte, bytes, number, note) of what lies in shared memory."""
+        smem, config = self.smem, self.config
+        slots = [
+            (f"slots of warp {w}", int(self.slot(w, s)), self.a.slot_bytes, s, "a strip's share of a packed unit")
+            for w in range(config.warps)
+            for s in range(self.stages)
+        ]
+        sums = [("sums", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, s, "of all warps, a strip")
+                for s in range(config.strips)]  # fmt: skip
+        return [*slots, ("x", smem.b_offset, self.b.bytes, 0, f"{self.n} line(s) of {self.b.depth}"), *sums]
+
     # ------------------------------------------------------------------------------------------------ sums of warps
     @cached_property
     def sums(self) -> Layout:
         """(row of a strip, column, warp, strip) -> float32 among the sums."""
         shape = STRIP, self.n, self.config.warps, self.config.strips
         return Layout(shape, (1, STRIP, STRIP * self.n, STRIP * self.n * self.config.warps))
+
+    @cached_property
+    def rows_of_sums(self) -> tuple[int, ...]:
+        """Which of a lane's two rows each of its sums is of, in the order of the scales.
+
+        >>> from layoutgemm import QuantizedFormat
+        >>> StreamedPlan.derive(64, 1, 128, weights=QuantizedFormat("int4", 128)).rows_of_sums
+        (0, 0, 1, 1)
+        """
+        rows = [int(self.mma.coords_C(0, v)[0]) for v in range(self.mma.accumulator_registers)]
+        own = sorted({int(self.a.packing.scales(row, 0, 0, 0)) for row in range(len(set(rows)))})
+        return tuple([own.index(row) for row in rows])
 
     @property
     def pairs(self) -> int:
@@ -305,13 +331,12 @@ def _operands(a: Given, b: Given | None, c: Given | None) -> tuple[Operand, Oper
     return left, right, out
 
 
-def _check_epilogue(weights: QuantizedFormat, epilogue: Epilogue, target: Arch) -> None:
+def _check_epilogue(weights: QuantizedFormat, epilogue: Epilogue) -> None:
     weights.check_epilogue(epilogue)
-    refuse_reductions(epilogue, target.name)
     for step in epilogue.reductions:
         raise PlanError(f"{step.name}: {type(step).__name__} reduces C, and a streamed product has no reductions")
-    if (step := epilogue.quantizes) is not None:
-        raise PlanError(f"{type(step).__name__} scales groups of C's columns; a streamed product has at most {COLUMNS}")
+    if (last := epilogue.quantizes) is not None:
+        raise PlanError(f"{type(last).__name__} scales groups of C's columns; a streamed product has at most {COLUMNS}")
 
 
 def _map(target: Arch, a: StreamedWeights, b: StreamedRows, config: StreamedConfig) -> StreamedSmem:

@@ -81,10 +81,14 @@ def _strip(plan: StreamedPlan, units: Bytes, memory: Bytes, strip: int, warp: in
         slot = np.zeros(plan.a.slot_bytes, np.uint8)
         if unit < plan.units:
             slot = filled_slot(plan, units, (int(block) * plan.units + unit) * plan.a.packing.unit_bytes, int(quarter))
-        a = slot_fragments(plan, slot)
-        b = _fragments_of_x(plan, memory, unit)
+        a, factors = slot_fragments(plan, slot), slot_scales(plan, slot)
+        b, held = _fragments_of_x(plan, memory, unit), np.zeros_like(total)
         for number in range(plan.b.fragments):
-            total += _product(plan, a[number], b[number])
+            held += _product(plan, a[number], b[number])
+            group = plan.a.packing.group_of(number)
+            if number == plan.b.fragments - 1 or plan.a.packing.group_of(number + 1) != group:
+                total += held * factors[group] if factors else held
+                held = np.zeros_like(total)
     return total
 
 
@@ -98,14 +102,15 @@ def filled_slot(plan: StreamedPlan, units: Bytes, first: int, quarter: int) -> B
 
 
 def slot_fragments(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
-    """Values of each fragment of a slot's unit: (lane, value)."""
+    """Values of each fragment of a slot's unit, not scaled: (lane, value)."""
     a, order, lanes = plan.a, plan.a.packing, np.arange(WARP)
     ops = (FusedPairs if plan.fused else NumpyPairs)(order.target)
     words = [_word(slot, np.asarray(a.codes(lanes, v)) + 4 * w) for v in range(a.vectors) for w in range(WORDS)]
     found = []
     for number in range(plan.b.fragments):
-        rows, zeros = _factors(plan, slot, order.group_of(number))
-        registers = fragment(order, [words[w] for w in words_of(order, number)], rows, zeros, ops)
+        zeros = _halves(plan, slot, order.group_of(number), 1) if order.format.zeros else []
+        twice = [half | half << np.uint32(16) for half in zeros]
+        registers = fragment(order, [words[w] for w in words_of(order, number)], [], twice, ops)
         found.append(np.concatenate([values_of(register, order.target) for register in registers], axis=1))
     return found
 
@@ -114,15 +119,19 @@ def _word(slot: Bytes, first: npt.NDArray[np.int64]) -> Words:
     return np.ascontiguousarray(slot[first[:, None] + np.arange(4)]).view("<u4")[:, 0].astype(np.uint32)
 
 
-def _factors(plan: StreamedPlan, slot: Bytes, group: int) -> tuple[list[Words], list[Words]]:
-    """The scales of each lane's two rows, and their zeros, each twice in a word."""
-    a = plan.a
-    if not a.groups:
-        return [], []
-    first = a.slot_codes + np.asarray(a.numbers(np.arange(WARP), group))
-    words = [_word(slot, first + 4 * i) for i in range(a.packing.scale_words)]
-    twice = [[half | half << np.uint32(16) for half in (w & np.uint32(0xFFFF), w >> np.uint32(16))] for w in words]
-    return twice[0], twice[1] if a.packing.format.zeros else []
+def _halves(plan: StreamedPlan, slot: Bytes, group: int, number: int) -> list[Words]:
+    """The 16-bit halves of each lane's word of a group: the scales of its two rows (0), or their zeros (1)."""
+    word = _word(slot, plan.a.slot_codes + np.asarray(plan.a.numbers(np.arange(WARP), group)) + 4 * number)
+    return [word & np.uint32(0xFFFF), word >> np.uint32(16)]
+
+
+def slot_scales(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
+    """The factor of each of a lane's sums, for each group of a slot's unit: (lane, value); [] without any."""
+    found, kind = [], plan.a.packing.target.scales
+    for group in range(plan.a.groups):
+        rows = [np.asarray(kind.decode(half.astype(np.uint16)), np.float32) for half in _halves(plan, slot, group, 0)]
+        found.append(np.stack([rows[row] for row in plan.rows_of_sums], axis=1))
+    return found
 
 
 @memoized(256)

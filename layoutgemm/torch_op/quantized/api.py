@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 
 from ...errors import OperandError, TensorError
-from ...kernels.sm90.config import Sm90Config
 from ..checks import needs_dispatcher
 from ..compiled.lowering import register
-from ..prepared import config_text
-from ..scaled_grouped.scaled import check_config
+from .configs import PackedConfig, check_packed_config, packed_text
 from .kept import Key, find
 from .launch import flat, quantized_product
 from .operators import checked_call, facts_of
@@ -26,7 +24,7 @@ def quantized_matmul(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
-    config: Sm90Config | None = None,
+    config: PackedConfig | None = None,
 ) -> torch.Tensor:
     """activation(scale_x * x @ weight.T + bias) with packed weights of 4 or 8 bits.
 
@@ -41,7 +39,8 @@ def quantized_matmul(
     out_dtype  default x's, or bfloat16 of a float8 x
     config     the configuration of 9.0's kernel, of the transposed product; default the one estimated fastest
 
-    A weight of groups is rounded to x's type when it is multiplied; sums are float32. With float8 the codes are
+    Of up to 8 rows, scales of groups multiply sums in float32 where the kernel is a streamed one (`StreamedPlan`). Of
+    more, a weight of a group is rounded to x's type when it is multiplied. Sums are float32. With float8 the codes are
     multiplied, exactly; each group's sum, or each 128 of K, is multiplied by its scale and added in float32. Scales,
     bias and activation are applied before the one rounding. Works under torch.compile, FakeTensor and in CUDA graphs.
     x and bias have gradients, but for a float8 x.
@@ -73,9 +72,9 @@ def quantized_matmul(
         raise OperandError(f"x is {x.dtype}, and the weights are packed for {weight.activations}")
     if x.ndim == 0 or x.shape[-1] != weight.k:
         raise TensorError(f"x has shape {list(x.shape)}: (..., {weight.k}), the weights being {weight.n}x{weight.k}")
-    check_config(config)
+    check_packed_config(config)
     rows = x.reshape(-1, weight.k)
-    facts, text = facts_of(weight.format, weight.n, weight.k), config_text(config)
+    facts, text = facts_of(weight.format, weight.n, weight.k), packed_text(config)
     operands = rows, weight.units, weight.scales, bias
     factors = flat(scale_x, x)
     if needs_dispatcher(*operands, factors):

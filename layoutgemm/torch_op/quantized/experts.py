@@ -26,6 +26,7 @@ from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.quantized.choose import experts_config
+from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import GATES, by_torch
 from ..checks import check_activation, check_device, refuse_derivatives, stored_as
 from ..compiled.traced import named
@@ -266,6 +267,8 @@ def _prepared(
 @lru_cache(maxsize=1024)
 def experts_plan(call: QuantizedCall, experts: int, rows: int, x: str, offsets: str) -> Sm90Plan:
     """The plan of a product of that many rows, all groups together."""
+    if isinstance(call.config, StreamedConfig):
+        raise OperandError(f"config = {call.config}: groups of rows are not streamed; an Sm90Config, or None to choose")
     become = "e4m3" if x in FLOAT8 else x
     (n, k), epilogue = call.size, epilogue_of(call.format, None, call.activation, call.scale)
     return Sm90Plan.derive(

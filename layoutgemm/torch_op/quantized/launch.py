@@ -29,7 +29,7 @@ from ...kernels.run.operand_checks import resolved
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm80.quantized import choose as by_mma
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
-from ...kernels.sm90.quantized.choose import packed_config
+from ...kernels.sm90.quantized.choose import SMS, packed_config
 from ...kernels.streamed.choose import streamed_config
 from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
 from ..bias_activation import by_torch
@@ -38,6 +38,7 @@ from ..prepared import alignment_of, gpu, on_gpu, target
 from ..scaled_grouped.recipes import ROW, TENSOR
 from ..scaled_grouped.scaled import check_addresses
 from ..types import C_NAMES, NAMES, READ
+from .configs import PackedConfig
 from .kept import Key, keep
 from .weights import dense_of, multiplied
 
@@ -58,7 +59,7 @@ class QuantizedCall:
     size: tuple[int, int]
     activation: str | None
     kind: torch.dtype
-    config: Sm90Config | StreamedConfig | None = None
+    config: PackedConfig | None = None
     scale: str = ""
 
 
@@ -72,7 +73,9 @@ def quantized_product(
     """
     n, rows = call.size[0], x.shape[0]
     if not on_gpu(x.get_device()):
-        dense = multiplied(call.format, dense_of(call.format, x.dtype, units, scales, call.size), x.dtype)
+        dense = dense_of(call.format, x.dtype, units, scales, call.size)
+        if rounds_weights(call, rows, x.dtype):
+            dense = multiplied(call.format, dense, x.dtype)
         wide = resolved(x.detach()).double() @ dense.double().T
         if scale_x is not None:
             wide = wide * resolved(scale_x.detach()).double().reshape(-1, 1)
@@ -92,6 +95,14 @@ def quantized_product(
     if key and lines.data_ptr() == x.data_ptr() and vector is bias and factor is scale_x:
         keep(key, direct, shape, call.kind)
     return c
+
+
+def rounds_weights(call: QuantizedCall, rows: int, x: torch.dtype) -> bool:
+    """True if weights of groups are rounded to x's type: not by a streamed kernel, where a Hopper GPU has it."""
+    if call.config is not None:
+        return isinstance(call.config, Sm90Config)
+    n, k = call.size
+    return streamed_config(call.format, n, rows, k, SMS, arch(HOPPER), NAMES[x]) is None
 
 
 def check_target(call: QuantizedCall, x: torch.Tensor) -> None:
@@ -176,7 +187,8 @@ def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) 
     """The plan of a product for x of that many rows and that type."""
     n, k = call.size
     become = "e4m3" if x in FLOAT8 else x
-    config = call.config or packed_config(n, rows, k, sms, become)
+    given = call.config
+    config = given if isinstance(given, Sm90Config) else packed_config(n, rows, k, sms, become)
     return Sm90Plan.derive(
         n, rows, k, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
         epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,

@@ -26,7 +26,7 @@ from ..checks import check_activation, check_device, refuse_derivatives, stored_
 from ..compiled.traced import named
 from ..library import with_autograd
 from ..operator import matmul
-from ..scaled_grouped.operators import plain_config
+from .configs import packed_config_of
 from .launch import QuantizedCall, check_bias, quantized_product, scale_recipe
 from .weights import QuantizedWeight, dense_of, packed_for
 
@@ -76,7 +76,7 @@ def quantized_call(
 
     scale  of x, as `scale_recipe` names it
     """
-    return QuantizedCall(format_of(*facts[:3]), facts[3:], activation, kind, plain_config(config), scale)
+    return QuantizedCall(format_of(*facts[:3]), facts[3:], activation, kind, packed_config_of(config), scale)
 
 
 @torch.library.custom_op("layoutgemm::quantized_matmul", mutates_args=())

@@ -23,14 +23,16 @@ from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int16, Int32, Int64, const_expr
 
 from ....atoms.copy.base import WARP
 from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
 from ...dsl.fused import FusedBlock
-from ...dsl.packed_weights import DevicePairs, prefetch_bytes
+from ...dsl.packed_weights import DevicePairs, multiply_add, prefetch_bytes
+from ...dsl.types import element_type
 from ...plan import tile_count
+from ...quantized.conversions import HALF
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import VECTOR_BYTES, WORDS
 from ..operands import STRIP
@@ -84,7 +86,7 @@ class StreamedKernel(FusedEntry):
         lane, warp = thread % WARP, bridge.uniform(thread // WARP)
         strip, last = plan.share(block, blocks, tile_count(m, STRIP), cutlass.min)
         shared = bridge.SharedMemory(plan.smem).base
-        stream = Stream(plan, shared, (matrices[0], matrices[1], pitches[0]), (lane, warp), (strip, last))
+        stream = WarpStream(plan, shared, (matrices[0], matrices[1], pitches[0]), (lane, warp), (strip, last))
         if const_expr(plan.config.overlap):
             bridge.allow_next_kernel()
             stream.prefetch(strip)
@@ -167,7 +169,7 @@ class Summed:
         self.epilogue, self.c, self.batch, self.partials, self.mma = plan.epilogue, plan.c, 1, plan.partials, plan
 
 
-class Stream(ampere.Held):
+class WarpStream(ampere.Held):
     """A lane's slots: filled with its share of units, and multiplied."""
 
     held = ("values",)
@@ -268,26 +270,30 @@ class Stream(ampere.Held):
     def multiply(
         self, sums: cute.Tensor, words: list[Int32], numbers: list[list[Int32]], x: cute.Pointer
     ) -> None:  # fmt: skip
-        """All fragments of a unit, converted, times x."""
+        """All fragments of a unit, converted, times x: each group's sum is multiplied by its row's scale in float32."""
         plan, order = self.plan, self.plan.a.packing
         ops, lines, loads = DevicePairs(order.activations, plan.fused), plan.b.places, {}
+        held = [Float32(0.0) if numbers else sums[v] for v in range(plan.mma.accumulator_registers)]
         for number in range(plan.b.fragments):
             load, first = plan.b.load_of(number)
             if load not in loads:
                 loads[load] = bridge.load_matrices(x + lines.of[load,][1], 4)
-            rows, zeros = self.factors(ops, numbers, order.group_of(number))
-            a = fragment(order, [words[w] for w in words_of(order, number)], rows, zeros, ops)
+            group = order.group_of(number)
+            zeros = [ops.twice(numbers[group][1], each) for each in ROW_SELECTORS] if order.format.zeros else []
+            a = fragment(order, [words[w] for w in words_of(order, number)], [], zeros, ops)
             b = loads[load][first : first + plan.mma.registers("B")]
-            found = bridge.multiply_warp(plan.mma, a, b, [sums[v] for v in range(len(a))])
-            for v, value in enumerate(found):
-                sums[v] = value
+            held = bridge.multiply_warp(plan.mma, a, b, held)
+            if not numbers:
+                continue
+            if number == plan.b.fragments - 1 or order.group_of(number + 1) != group:
+                scales = self.scales(numbers[group][0])
+                for v, value in enumerate(held):
+                    sums[v] = multiply_add(value, scales[plan.rows_of_sums[v]], sums[v])
+                held = [Float32(0.0)] * len(held)
+        for v, value in enumerate(held if not numbers else []):
+            sums[v] = value
 
-    def factors(
-        self, ops: DevicePairs, numbers: list[list[Int32]], group: int
-    ) -> tuple[list[Int32], list[Int32]]:  # fmt: skip
-        """The scales of the lane's two rows in a group, and their zeros, each twice in a word."""
-        if not numbers:
-            return [], []
-        twice = [[ops.twice(word, selector) for selector in ROW_SELECTORS] for word in numbers[group]]
-        return twice[0], twice[1] if self.plan.a.packing.format.zeros else []
-
+    def scales(self, word: Int32) -> list[Float32]:
+        """The scales of the lane's two rows as float32."""
+        kind = element_type(self.plan.a.packing.target.scales)
+        return [Int16(word >> (HALF * half)).bitcast(kind).to(Float32) for half in range(2)]

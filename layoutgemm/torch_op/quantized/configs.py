@@ -1,0 +1,47 @@
+"""A configuration of a product with packed weights as text, which an operator's schema can hold, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import lru_cache
+
+from ...errors import OperandError
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.streamed.plan import StreamedConfig
+from ..prepared import config_text
+from ..scaled_grouped.operators import plain_config
+
+PackedConfig = Sm90Config | StreamedConfig
+_STREAMED = "streamed"
+
+
+def check_packed_config(config: object) -> None:
+    """Raise OperandError for anything but a configuration of a kernel of packed weights, or None."""
+    if config is not None and not isinstance(config, (Sm90Config, StreamedConfig)):
+        raise OperandError(
+            f"config is a {type(config).__qualname__}: an Sm90Config, a StreamedConfig, or None to choose"
+        )
+
+
+def packed_text(config: PackedConfig | None) -> str:
+    """A configuration as text; "" for none.
+
+    >>> packed_config_of(packed_text(StreamedConfig(warps=8))) == StreamedConfig(warps=8)
+    True
+    """
+    if isinstance(config, StreamedConfig):
+        return json.dumps({_STREAMED: dataclasses.asdict(config)})
+    return config_text(config)
+
+
+# What torch.compiler.assume_constant_result sets: see `prepared.config_text`.
+packed_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(1024)
+def packed_config_of(text: str) -> PackedConfig | None:
+    """The configuration of a text."""
+    if text.startswith('{"' + _STREAMED):
+        return StreamedConfig(**json.loads(text)[_STREAMED])
+    return plain_config(text)
