@@ -270,7 +270,7 @@ def measured(
     device: Device, name: str, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None],
     most: int = ROWS[-1],
 ) -> None:  # fmt: skip
-    """Checks and times a format at one size of weights, for every number of rows up to `most`."""
+    """Checks and times a format at one size of weights, up to `most` rows."""
     import torch
 
     n, k = size

@@ -340,27 +340,29 @@ def models_table(name: str) -> str:
     return table(["model, step", "tokens", *head], rows)
 
 
-def quantized_table() -> str:
-    """Packed int4 weights: time, and its ratio to reading the weights, to bf16 and to torch's int4 product."""
-    rows: dict[str, list[str]] = {}
-    for row in record("quantized", "h100")["rows"]:
-        size = f"{row['rows']} x {row['n']} x {row['k']}"
-        if row.get("format", "int4 g128") != "int4 g128" or size in rows:
+def quantized_table(name: str = "quantized", gpu: str = "h200") -> str:
+    """Packed int4 weights: time, and its ratio to reading the weights, to bf16, and to the best peer."""
+    rows = []
+    for row in record(name, gpu)["rows"]:
+        if row["format"] != "int4 g128":
             continue
         times = row["us"]
         us = times[row.get("chosen", "default")]
         reading = f"{us / row['ideal us']:.2f}" if row["rows"] <= 64 else "-"  # more rows compute, rather than read
-        peers = [f"{times[name] / us:.2f}" if name in times else "-" for name in ("bf16 matmul", "_weight_int4pack_mm")]
-        rows[size] = [size, f"{us:.1f}" + "*" * ("differs" in row), reading, *peers]
-    head = ["M x N x K", "us", "time, x reading", "speed, x bf16 matmul", "speed, x torch._weight_int4pack_mm"]
-    return table(head, list(rows.values()))
+        peers = {"quack gemm_w4a16": "quack", "_weight_int4pack_mm": "int4pack", "torch.mm": "torch.mm"}
+        best, peer = min((times[each], said) for each, said in peers.items() if each in times)
+        sizes = f"{row['rows']} x {row['n']} x {row['k']}"
+        bf16 = f"{times['bf16 matmul'] / us:.2f}"
+        rows.append([sizes, f"{us:.1f}" + r"\*" * ("differs" in row), reading, bf16, f"{best / us:.2f}, {peer}"])
+    head = ["M x N x K", "us", "time, x reading", "speed, x bf16 matmul", "speed, x best peer"]
+    return table(head, rows)
 
 
 def quantized_formats_table() -> str:
     """Formats of packed weights of 8192 x 8192: time, and its ratio to reading the weights."""
     found: dict[str, dict[int, tuple[float, float]]] = {}
-    for row in record("quantized", "h100")["rows"]:
-        if "format" in row and row["rows"] in (1, 16, 4096):
+    for row in record("quantized")["rows"]:
+        if (row["n"], row["k"]) == (8192, 8192) and row["rows"] in (1, 16, 4096):
             found.setdefault(row["format"], {})[row["rows"]] = row["us"]["default"], row["ideal us"]
     rows = [
         [name, *[f"{us[m][0]:.1f} ({us[m][0] / us[m][1]:.2f})" for m in (1, 16)], f"{us[4096][0]:.0f}"]

@@ -143,7 +143,7 @@ def _slots(plan: StreamedPlan) -> Check:
 
 
 def _ahead(plan: StreamedPlan) -> Check:
-    """What is brought to L2 ahead is what the lanes copy."""
+    """The bytes that are brought to L2 ahead are those that lanes copy."""
     witness, lanes = "", np.arange(WARP)
     for quarter in range(QUARTERS):
         copied = [np.asarray(first)[:, None] + np.arange(size) for first, _, size in plan.a.copies(lanes, quarter)]
@@ -159,7 +159,7 @@ def _ahead(plan: StreamedPlan) -> Check:
 
 
 def _unlike(plan: StreamedPlan) -> str:
-    """The first register of a warp's share of the order's fragment that is not the instruction's A, or ""."""
+    """The first register of a warp's share that is not the instruction's A, or ""."""
     order, atom, lanes = plan.a.packing, plan.mma, np.arange(WARP)[:, None]
     values = np.arange(int(atom.layout_A[1].size))[None, :]
     row, k = (np.asarray(v) for v in atom.coords("A")(lanes, values))
@@ -192,7 +192,7 @@ def _groups(plan: StreamedPlan) -> Check:
 
 
 def _copies_of_x(plan: StreamedPlan) -> Check:
-    """The lanes' vectors of x fill each line once, but for the gap behind it, by the warp that multiplies it."""
+    """Each warp's lanes fill the columns of x that it multiplies, each once."""
     b, witness = plan.b, ""
     row, byte = (np.asarray(v) for v in b.chunk(np.arange(b.unit_chunks)))
     warps, turns = np.arange(plan.config.warps), np.arange(plan.turns)

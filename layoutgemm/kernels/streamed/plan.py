@@ -87,7 +87,7 @@ class StreamedSmem(StoreSmemMap):
 
 @dataclass(frozen=True)
 class StreamedPlan(GemmPlan):
-    """C[m, n] = A[m, k] @ B[k, n] of packed weights A and up to eight columns of B; see `derive`.
+    """A product of packed weights A and up to eight columns of B; see `derive`.
 
     The kernel is compiled for its n and k, and takes any m.
     """
@@ -269,7 +269,7 @@ class StreamedPlan(GemmPlan):
 
     @cached_property
     def rows_of_sums(self) -> tuple[int, ...]:
-        """Which of a lane's two rows each of its sums is of, in the order of the scales.
+        """The row, 0 or 1, of each of a lane's sums, in the order of the scales.
 
         >>> from layoutgemm import QuantizedFormat
         >>> StreamedPlan.derive(64, 1, 128, weights=QuantizedFormat("int4", 128)).rows_of_sums

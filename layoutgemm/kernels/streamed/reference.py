@@ -136,7 +136,7 @@ def slot_scales(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
 
 @memoized(256)
 def register_bytes(b: StreamedRows) -> npt.NDArray[np.int64]:
-    """The byte of x, in the first unit, that lands in each byte of a lane's registers: (load, lane, register, byte)."""
+    """The byte of x for each byte of a lane's registers: (load, lane, register, byte), of the first unit."""
     lanes, found = np.arange(WARP), []
     element = np.asarray(ldmatrix(4, element="u8").layout_dst.offsets(), np.int64).reshape(-1, WARP).T
     (base,) = b.places.bases

@@ -1,4 +1,4 @@
-"""A configuration of a product with packed weights as text, which an operator's schema can hold, and back."""
+"""Configurations of packed weights' kernels as text, which an operator's schema can hold."""
 
 from __future__ import annotations
 

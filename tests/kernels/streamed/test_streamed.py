@@ -47,7 +47,7 @@ FORMATS = [
 
 
 def problem(form: str) -> tuple[StreamedPlan, PackedWeights, np.ndarray, np.ndarray, np.ndarray]:
-    """The plan, packed weights, x as columns, the product of exact weights in float64, and its bound of error."""
+    """The plan, packed weights, x, the product in float64, and its bound of error."""
     fmt, kind, (m, n, k), config, c, target = FORMS[form]
     plan = StreamedPlan.derive(
         m, n, k, a=kind, c=f"{c}:col", weights=fmt, config=config, arch=target, epilogue=fmt.epilogue() or None

@@ -14,7 +14,7 @@
     block      bar.sync          all threads                           the same, around step 3
 
 A lane reads from a slot only what it copied there itself, and copies again only behind that. A column of x is one
-warp's alone, as its unit is. So x comes unit by unit beside the weights, and nobody waits for all of it.
+warp's alone, as its unit is. So x comes unit by unit beside the weights, and no warp waits for all of it.
 """
 
 from __future__ import annotations
@@ -197,13 +197,13 @@ class WarpStream(ampere.Held):
         return packed + unit * plan.a.packing.unit_bytes
 
     def there(self, strip: Int32, turn: Int32 | int) -> cutlass.Boolean:
-        """True if a strip is the block's, and the warp has a unit in that turn."""
+        """True if a strip is the block's and the warp has that unit."""
         plan, (warp, _, last) = self.plan, self.values[5:8]
         ragged = plan.turns * plan.config.warps > plan.units
         return (strip < last) & (plan.unit_of(warp, turn) < plan.units) if ragged else strip < last
 
     def fill(self, strip: Int32, turn: Int32 | int, slot: Int32) -> None:
-        """Copy the lane's share of a unit into a slot, zeros for one that is not there: one group in any case."""
+        """Copy the lane's share of a unit into a slot, as one group; a missing unit is zeros."""
         plan, (shared, _, _, _, lane, warp, *_) = self.plan, self.values
         _, quarter = plan.a.unit(strip)
         there, source, base = self.there(strip, turn), self.address(strip, turn), shared + plan.slot(warp, slot)
