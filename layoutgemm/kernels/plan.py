@@ -143,6 +143,12 @@ def check_words(words: tuple[str, ...]) -> None:
         raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
 
 
+def parameters_with(words: tuple[str, ...]) -> dict[str, str]:
+    """The launch parameters of a kernel with words of its own: sixteen words follow the others."""
+    named_words = [*words, *[f"unused{i}" for i in range(len(words), MAX_WORDS)]]
+    return {**PERSISTENT_PARAMETERS, **dict.fromkeys(named_words, "word")}
+
+
 @dataclass(frozen=True, slots=True)
 class SmemMap:
     """The map of a CTA's dynamic shared memory, in bytes from an aligned address.
@@ -307,10 +313,15 @@ class GemmPlan(Pictured, Paged):
     @checked(PlanError)
     def run(
         self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
-        banks: bool = False, timeline: bool = False,
+        given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
     ) -> Any:  # fmt: skip
-        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.numpy_arrays`."""
-        return self.does("run")(self, a, b, out=out, device=device, copy=copy, banks=banks, timeline=timeline)
+        """C = A @ B on NumPy arrays or torch tensors, and the epilogue on operands `given` by name.
+
+        Operands are 2-D, or a batch of them. See `kernels.run.numpy_arrays`.
+        """
+        return self.does("run")(
+            self, a, b, out=out, device=device, copy=copy, given=given, banks=banks, timeline=timeline
+        )
 
 
 class PersistentPlan(GemmPlan):
@@ -326,24 +337,11 @@ class PersistentPlan(GemmPlan):
     store: Any  # a StorePlan, or None where threads store their own elements
     remedy = ""
 
-    @checked(PlanError)
-    def run(
-        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
-        given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
-    ) -> Any:  # fmt: skip
-        """C = A @ B, and the epilogue on operands `given` by name. See `kernels.run.numpy_arrays`."""
-        return self.does("run")(
-            self, a, b, out=out, device=device, copy=copy, given=given, banks=banks, timeline=timeline
-        )
-
     @property
     def parameters(self) -> dict[str, str]:
         """The launch parameters, name -> kind, in order. A kernel that `reads_more` has sixteen words, the first its
         own."""
-        if not self.reads_more:
-            return PERSISTENT_PARAMETERS
-        words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
-        return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
+        return parameters_with(self.words) if self.reads_more else PERSISTENT_PARAMETERS
 
     @property
     def partials(self) -> tuple[Any, ...]:

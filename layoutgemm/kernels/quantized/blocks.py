@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...atoms.copy.base import WARP
 from ...dtypes import DType
 from ..numbers import W
 from .formats import UNIT_K, UNIT_ROWS
-from .order import PackedOrder
+from .order import THREADS, PackedOrder
 
 STAGE_ALIGNMENT = 128  # bytes: a warp's 16-byte vectors are whole lines of banks
+QUARTERS = THREADS // WARP  # of a unit, one for each warp of a warpgroup
+STRIP = UNIT_ROWS // QUARTERS  # features of a quarter: the rows of a fragment in one warp
 DEPTHS = (64, UNIT_K)  # of a K tile: half a unit, or a whole one
 
 

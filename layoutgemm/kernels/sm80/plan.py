@@ -8,7 +8,6 @@ B may be packed weights of 4 and 8 bits: `kernels.sm80.quantized`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,11 +27,11 @@ from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
     MAX_COORDINATE,
-    MAX_WORDS,
     PERSISTENT_PARAMETERS,
     GemmPlan,
     StoreSmemMap,
     check_fields,
+    parameters_with,
     rounded_up,
     stage_depth,
     tile_count,
@@ -154,8 +153,7 @@ class Sm80Plan(GemmPlan):
         With packed weights sixteen words follow, the first the epilogue's.
         """
         if self.weights is not None:
-            words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
-            return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
+            return parameters_with(self.words)
         return PERSISTENT_PARAMETERS if self.config.persistent else BATCH_PARAMETERS
 
     @property
@@ -247,16 +245,6 @@ class Sm80Plan(GemmPlan):
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue or Epilogue(),
         )  # fmt: skip
-
-    @checked(PlanError)
-    def run(
-        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
-        given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
-    ) -> Any:  # fmt: skip
-        """C = A @ B, with packed weights the epilogue on operands `given` too. See `kernels.run.numpy_arrays`."""
-        return self.does("run")(
-            self, a, b, out=out, device=device, copy=copy, given=given, banks=banks, timeline=timeline
-        )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property

@@ -13,10 +13,11 @@ from ...checks import bank_conflicts, registers, shared_memory_of
 from ...report import Check, Report
 from ..derivation import checked
 from ..plan_checks import fragment_checks, misplaced
+from ..quantized.blocks import QUARTERS, STRIP
 from ..quantized.checks import conversion_check, fragments_check, order_checks
 from ..quantized.conversions import FusedPairs, NumpyPairs
 from ..quantized.order import VECTOR_BYTES, WORDS
-from .operands import COLUMNS, QUARTERS, STRIP
+from .operands import COLUMNS
 from .plan import F32, StreamedPlan
 from .reference import register_bytes
 

@@ -14,8 +14,8 @@ from functools import cache
 from ...arch import Arch
 from ...errors import PlanError
 from ..plan import tile_count
+from ..quantized.blocks import STRIP
 from ..quantized.formats import FLOAT8, UNIT_K, QuantizedFormat
-from .operands import STRIP
 from .plan import StreamedConfig, StreamedPlan
 
 MOST_ROWS = 8  # of x

@@ -21,13 +21,11 @@ from ...atoms.copy.base import WARP
 from ...dtypes import DType
 from ...layouts import Layout
 from ..numbers import W
-from ..quantized.blocks import PackedBlocks
-from ..quantized.formats import UNIT_K, UNIT_ROWS
-from ..quantized.order import THREADS, VECTOR_BYTES
+from ..quantized.blocks import QUARTERS, PackedBlocks
+from ..quantized.formats import UNIT_K
+from ..quantized.order import VECTOR_BYTES
 from ..thread_addresses import ThreadAddresses
 
-QUARTERS = THREADS // WARP  # of a unit, one for each warp of a warpgroup
-STRIP = UNIT_ROWS // QUARTERS  # features
 COLUMNS = 8  # of C in an mma.sync: rows of x
 WORD_BYTES = 4
 _TILES = 2  # of B in an ldmatrix.x4, one after the other along K

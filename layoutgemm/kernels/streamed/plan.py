@@ -13,10 +13,9 @@ problem, StreamedConfig --> instruction, slots, lines of x, partial sums, shared
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from ...arch import Arch
 from ...arch import arch as arch_named
@@ -33,19 +32,18 @@ from ..partials import Partial
 from ..plan import (
     BARRIER_BYTES,
     MAX_COORDINATE,
-    MAX_WORDS,
-    PERSISTENT_PARAMETERS,
     GemmPlan,
     StoreSmemMap,
     check_fields,
+    parameters_with,
     rounded_up,
     tile_count,
 )
-from ..quantized.blocks import PackedTile
+from ..quantized.blocks import STRIP, PackedTile
 from ..quantized.formats import FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
 from ..quantized.order import VECTOR_BYTES, PackedOrder
 from ..quantized.packing import units_of
-from .operands import COLUMNS, STRIP, StreamedRows, StreamedWeights
+from .operands import COLUMNS, StreamedRows, StreamedWeights
 
 ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 TYPES = ("bf16", "f16")
@@ -167,22 +165,11 @@ class StreamedPlan(GemmPlan):
         """The plan of the same kernel for one feature: n and k are the kernel's."""
         return replace(self, m=1)
 
-    @checked(PlanError)
-    def run(
-        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
-        given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
-    ) -> Any:  # fmt: skip
-        """C = A @ B, and the epilogue on operands `given` by name. See `kernels.run.numpy_arrays`."""
-        return self.does("run")(
-            self, a, b, out=out, device=device, copy=copy, given=given, banks=banks, timeline=timeline
-        )
-
     # ------------------------------------------------------------------------------------------------ the launch
     @property
     def parameters(self) -> dict[str, str]:
         """The launch parameters, name -> kind, in order; sixteen words, the first the epilogue's."""
-        words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
-        return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
+        return parameters_with(self.words)
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from ...atoms import ldmatrix
 from ...atoms.copy.base import WARP
 from ...errors import PlanError
 from ...memo import memoized
+from ..quantized.blocks import STRIP
 from ..quantized.conversions import FusedPairs, NumpyPairs, values_of
 from ..quantized.fragments import fragment, words_of
 from ..quantized.order import VECTOR_BYTES, WORDS
-from .operands import STRIP, StreamedRows
+from .operands import StreamedRows
 from .plan import StreamedPlan
 
 Bytes = npt.NDArray[np.uint8]

@@ -9,10 +9,11 @@ import numpy as np
 from ....atoms.copy.base import WARP
 from ....checks import bank_conflicts
 from ....report import Check
+from ...quantized.blocks import QUARTERS, STRIP
 from ...quantized.checks import conversion_check, copied_check, fragments_check, order_checks
 from ...quantized.formats import UNIT_ROWS
 from ...quantized.order import VECTOR_BYTES
-from .operand import PIECE, QUARTERS, Sm80PackedOperand
+from .operand import Sm80PackedOperand
 
 if TYPE_CHECKING:
     from ..plan import Sm80Plan
@@ -77,7 +78,7 @@ def _unlike(plan: Sm80Plan) -> str:
         for half, registers in enumerate(operand.halves):
             taken = [2 * register + e for register in registers for e in range(2)]
             rows, columns = row[:, taken], column[:, taken]
-            wrong = np.argwhere((rows != n + PIECE * quarter + width * half) | (columns != k))
+            wrong = np.argwhere((rows != n + STRIP * quarter + width * half) | (columns != k))
             if len(wrong):
                 lane, v = (int(x) for x in wrong[0])
                 return (
@@ -95,7 +96,7 @@ def _addresses(operand: Sm80PackedOperand) -> Check:
     pieces = [operand.place(warp, piece) for warp in range(operand.warps) for piece in range(operand.pieces)]
     if pieces != [(block, quarter) for block in range(operand.row_blocks) for quarter in range(QUARTERS)]:
         witness = f"pieces {pieces} are not all of {operand.row_blocks} unit(s), in order"
-    if operand.pieces * PIECE * operand.warps != operand.row_blocks * UNIT_ROWS:
+    if operand.pieces * STRIP * operand.warps != operand.row_blocks * UNIT_ROWS:
         witness = witness or f"{operand.warps} warps of {operand.pieces} pieces are not {operand.smem.extent[0]} rows"
     for what, places, byte, indices in (
         ("vector", operand.words, operand.word_byte, operand.vector_indices),

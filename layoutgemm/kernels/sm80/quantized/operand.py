@@ -23,10 +23,10 @@ from ....atoms.copy.base import WARP
 from ....errors import PlanError
 from ....layouts import Layout
 from ...numbers import W
-from ...quantized.blocks import DEPTHS, PackedBlocks, PackedTile
+from ...quantized.blocks import DEPTHS, QUARTERS, STRIP, PackedBlocks, PackedTile
 from ...quantized.conversions import FusedPairs, NumpyPairs
 from ...quantized.formats import ACTIVATIONS, FLOAT8, UNIT_ROWS, QuantizedFormat
-from ...quantized.order import THREADS, VECTOR_BYTES, PackedOrder
+from ...quantized.order import VECTOR_BYTES, PackedOrder
 from ...thread_addresses import Index, ThreadAddresses
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ...epilogue.chain import Epilogue
     from ..plan import Sm80Config
 
-QUARTERS = THREADS // WARP  # of a unit, one for each warp of a warpgroup
-PIECE = UNIT_ROWS // QUARTERS  # features
 _NONE = ThreadAddresses((), ())
 _FUSED = ("bf16",)  # types whose differences and products are fused multiply-adds before sm_90
 
@@ -70,12 +68,12 @@ class Sm80PackedOperand(PackedBlocks):
     @property
     def pieces(self) -> int:
         """Pieces of one warp."""
-        return self.warp_extent // PIECE
+        return self.warp_extent // STRIP
 
     @property
     def mn_order(self) -> Layout:
         """Index along N within 16 as the instructions count them -> index in the tile: itself."""
-        return Layout(PIECE)
+        return Layout(STRIP)
 
     @property
     def fused(self) -> bool:
@@ -159,7 +157,7 @@ def halves_of(order: PackedOrder, atom: MmaAtom) -> tuple[tuple[int, ...], ...]:
     lanes, width = np.arange(WARP)[:, None], int(atom.shape_mnk[1])
     held = _places(order.atom, "A", lanes)
     found = []
-    for half in range(PIECE // width):
+    for half in range(STRIP // width):
         n, k = atom.coords("B")(lanes, np.arange(int(atom.layout_B[1].size))[None, :])
         wanted = np.stack([np.asarray(n) + half * width, np.asarray(k)])
         each = wanted.reshape(2, WARP, atom.registers("B"), -1)

@@ -32,10 +32,10 @@ from ...dsl.fused import FusedBlock
 from ...dsl.packed_weights import DevicePairs, multiply_add, prefetch_bytes
 from ...dsl.types import element_type
 from ...plan import tile_count
+from ...quantized.blocks import STRIP
 from ...quantized.conversions import HALF
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import VECTOR_BYTES, WORDS
-from ..operands import STRIP
 from ..plan import F32, StreamedPlan
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
