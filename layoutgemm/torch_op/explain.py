@@ -9,6 +9,7 @@ import torch
 
 from ..errors import OperandError
 from ..kernels.run.operand_checks import check_operands
+from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .explanation import Explanation, gated_after
@@ -19,6 +20,9 @@ from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
+from .quantized.configs import PackedConfig
+from .quantized.explain import explain_quantized
+from .quantized.weights import QuantizedWeight
 from .scaled_grouped.explain import explain_grouped, explain_scaled
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.scaled import ScaledFinish
@@ -29,8 +33,8 @@ __all__ = ["Explanation", "explain_matmul"]
 
 
 def explain_matmul(
-    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor], *,
-    out: torch.Tensor | None = None, config: Config | None = None,
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor] | QuantizedWeight, *,
+    out: torch.Tensor | None = None, config: Config | PackedConfig | None = None,
     out_dtype: torch.dtype | None = None, activation: str | None = None, bias: torch.Tensor | None = None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, recipe_a: object = None,
     recipe_b: object = None, use_fast_accum: bool = True, offsets: torch.Tensor | None = None,
@@ -42,7 +46,8 @@ def explain_matmul(
 
     The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
     `scaled_matmul`'s where scale_a is. With `combine`, b is the tuple that `matmul` takes, and `given` its numbers; two
-    pairs are tuples. With row indices it is `matmul`'s or `grouped_matmul`'s. The arguments are theirs.
+    pairs are tuples. With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is
+    `quantized_matmul`'s, and scale_a is scale_x. The arguments are theirs.
 
     For CPU tensors it tells what would be done with such tensors on an H200. Of `matmul`, `activation` is looked at
     where it is one of a gated product, and `bias` is not: others change neither copies nor configuration.
@@ -64,6 +69,15 @@ def explain_matmul(
     >>> explain_matmul(a, torch.empty(2, 4096, 64).bfloat16(), offsets=ends).why.partition(";")[0]
     'one launch for all groups, whose ends the kernel reads'
     """
+    if isinstance(b, QuantizedWeight):
+        untaken = {
+            "out": out, "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "offsets": offsets,
+            "offs": offs, "counts": counts, "expected_rows": expected_rows, "combine": combine, "given": given,
+            "rows": rows, "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
+        }  # fmt: skip
+        return explain_quantized(a, b, scale_a, bias, activation, out_dtype, config, untaken)  # type: ignore[arg-type]
+    if isinstance(config, StreamedConfig):
+        raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
     if rows is not None or out_rows is not None:
         untaken = {"scale_a": scale_a, "offs": offs, "expected_rows": expected_rows, "combine": combine, "given": given}
         operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)  # type: ignore[arg-type]
@@ -88,6 +102,14 @@ def explain_matmul(
     for name, x in (("scale_b", scale_b), ("recipe_a", recipe_a), ("recipe_b", recipe_b)):
         if x is not None:
             raise OperandError(f"{name} without a scale_a")
+    return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _plain(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
+    activation: str | None,
+) -> Explanation:  # fmt: skip
+    """The explanation of `matmul`'s own product."""
     check_operands({"a": a, "b": b}, {} if out is None else {"out": out})
     check_types(a, b, True)
     check_activation(activation)

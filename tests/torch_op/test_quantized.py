@@ -16,10 +16,11 @@ torch = pytest.importorskip("torch")
 from layoutgemm import (
     QuantizedFormat,
     QuantizedWeight,
+    explain_matmul,
     quantized_matmul,
 )
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels import Sm90Config
+from layoutgemm.kernels import Sm90Config, StreamedConfig
 from layoutgemm.kernels.quantized.checkpoints import (
     from_awq,
     from_compressed_tensors,
@@ -30,6 +31,7 @@ from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op import launch as launches
 from layoutgemm.torch_op.quantized import QuantizedExperts, launch, quantized_grouped_matmul
+from layoutgemm.torch_op.quantized.configs import packed_config_of, packed_text
 from layoutgemm.torch_op.quantized.experts import experts_plan
 from layoutgemm.torch_op.quantized.launch import (
     QuantizedCall,
@@ -38,6 +40,7 @@ from layoutgemm.torch_op.quantized.launch import (
     mma_plan_of,
     plan_of,
     readable,
+    streamed_plan_of,
 )
 from layoutgemm.torch_op.quantized.operators import facts_of
 
@@ -379,3 +382,49 @@ def test_a_compiled_layer_has_gradients_after_an_eager_call(fmt: QuantizedFormat
     layer.units = layer.units.flip(0) ^ 1  # other weights: what the layer keeps is not these
     with torch.no_grad():
         assert torch.equal(compiled(y), layer(x))
+
+
+def test_explain_names_the_kernel_its_reason_and_what_is_copied() -> None:
+    weight = QuantizedWeight.quantize(torch.randn(100, 2048), QuantizedFormat("int4", 128))
+    few, many = (explain_matmul(torch.ones(rows, 2048).bfloat16(), weight) for rows in (2, 64))
+    assert few.kernel.startswith("StreamedPlan 100x2x2048") and few.copies == () and few.workspace == 0
+    assert many.kernel.startswith("Sm90Plan 100x64x2048") and "least estimate" in many.why
+    bias = torch.ones(200)[::2]
+    copied = explain_matmul(torch.ones(2048, 2).bfloat16().T, weight, bias=bias, activation="silu")
+    assert copied.copies == (
+        "x: elements of a row lie 2 apart, and kernels read them contiguous, 8192 bytes",
+        "bias: elements lie 2 apart, and an epilogue's are contiguous, 400 bytes",
+    )
+    assert copied.workspace == 8592
+    assert explain_matmul(torch.ones(0, 2048).bfloat16(), weight).launches == 0
+    with pytest.raises(LayoutError, match="out is given: a product with a QuantizedWeight takes none"):
+        explain_matmul(torch.ones(1, 2048).bfloat16(), weight, out=torch.empty(1, 100))
+    with pytest.raises(LayoutError, match="it is of products with a QuantizedWeight"):
+        explain_matmul(torch.ones(8, 8).bfloat16(), torch.ones(8, 8).bfloat16(), config=StreamedConfig())
+
+
+def test_few_rows_round_no_weight_and_many_do() -> None:
+    weight = QuantizedWeight.quantize(torch.randn(64, 2048), QuantizedFormat("int4", 128))
+    exact, rounded = weight.dense(torch.float64), weight.dense().bfloat16().double()
+    assert not torch.equal(exact, rounded)
+    x = torch.randn(16, 2048).bfloat16()
+    few, many = (quantized_matmul(x[:rows], weight, out_dtype=torch.float32).double() for rows in (8, 16))
+    assert torch.allclose(few, x[:8].double() @ exact.T, rtol=1e-6, atol=1e-6)
+    assert torch.allclose(many, x.double() @ rounded.T, rtol=1e-6, atol=1e-6)
+    asked = quantized_matmul(x, weight, out_dtype=torch.float32, config=StreamedConfig()).double()
+    assert torch.allclose(asked, x.double() @ exact.T, rtol=1e-6, atol=1e-6)
+
+
+def test_a_streamed_configuration_passes_through_the_operator() -> None:
+    weight = QuantizedWeight.quantize(torch.randn(64, 256), QuantizedFormat("int4", 128))
+    x, config = torch.randn(3, 256).bfloat16(), StreamedConfig(warps=2, slots=2)
+    run = torch.compile(lambda v: quantized_matmul(v, weight, config=config), backend="eager", fullgraph=True)
+    assert torch.equal(run(x), quantized_matmul(x, weight, config=config))
+    assert packed_config_of(packed_text(config)) == config and packed_config_of("") is None
+    call = QuantizedCall(weight.format, (64, 256), None, torch.bfloat16, config)
+    plan = streamed_plan_of(call, 3, "bf16", None, 132, "sm_90a", 232448)
+    assert plan is not None and plan.config == config
+    with pytest.raises(LayoutError, match="config is a int: an Sm90Config, a StreamedConfig, or None to choose"):
+        quantized_matmul(x, weight, config=3)  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match="groups of rows are not streamed"):
+        experts_plan(call, 2, 3, "bf16", "i32")

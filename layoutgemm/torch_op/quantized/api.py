@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import OperandError, TensorError
 from ..checks import needs_dispatcher
 from ..compiled.lowering import register
-from .configs import PackedConfig, check_packed_config, packed_text
+from .configs import PackedConfig, packed_text
 from .kept import Key, find
 from .launch import flat, quantized_product
 from .operators import checked_call, facts_of
-from .weights import QuantizedWeight
+from .weights import QuantizedWeight, check_product
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 
@@ -64,15 +63,7 @@ def quantized_matmul(
         key, found = find(x, weight.units, weight.scales, bias, options, scale_x)
         if found is not None:
             return found
-    if not isinstance(weight, QuantizedWeight):
-        raise OperandError(f"weight is a {type(weight).__qualname__}: a QuantizedWeight, as QuantizedWeight.quantize")
-    if not isinstance(x, torch.Tensor):
-        raise OperandError(f"x is a {type(x).__qualname__}, not a torch tensor")
-    if not weight.takes(x.dtype):
-        raise OperandError(f"x is {x.dtype}, and the weights are packed for {weight.activations}")
-    if x.ndim == 0 or x.shape[-1] != weight.k:
-        raise TensorError(f"x has shape {list(x.shape)}: (..., {weight.k}), the weights being {weight.n}x{weight.k}")
-    check_packed_config(config)
+    check_product(x, weight, config)
     rows = x.reshape(-1, weight.k)
     facts, text = facts_of(weight.format, weight.n, weight.k), packed_text(config)
     operands = rows, weight.units, weight.scales, bias

@@ -126,15 +126,44 @@ def in_place(vector: torch.Tensor) -> torch.Tensor:
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
-    """x as TMA reads it, K contiguous and lines of whole 16 bytes: itself, or a copy."""
-    size = x.element_size()
-    lines = x.stride(0) * size if x.shape[0] > 1 else 0
-    overlap = x.shape[0] > 1 and x.stride(0) < x.shape[1]
-    if (x.stride(1) == 1 or x.shape[1] == 1) and not (lines % _VECTOR or x.data_ptr() % _VECTOR or overlap):
+    """x as kernels read it, K contiguous and lines of whole 16 bytes: itself, or a copy."""
+    if not unreadable(x)[0]:
         return x
-    pitch = -(-x.shape[1] * size // _VECTOR) * _VECTOR // size
-    made = x.new_empty((x.shape[0], pitch))[:, : x.shape[1]]
+    made = x.new_empty((x.shape[0], _pitch(x)))[:, : x.shape[1]]
     return made.copy_(x)
+
+
+def unreadable(x: torch.Tensor) -> tuple[str, int]:
+    """(the rule for which x is copied, or "", bytes of the copy).
+
+    >>> unreadable(torch.ones(2, 12).bfloat16())
+    ('x: lines lie 12 * 2 = 24 bytes apart, no multiple of 16', 64)
+    """
+    size, rule = x.element_size(), ""
+    lines = x.stride(0) if x.shape[0] > 1 else 0
+    if x.stride(1) != 1 and x.shape[1] > 1:
+        rule = f"x: elements of a row lie {x.stride(1)} apart, and kernels read them contiguous"
+    elif lines * size % _VECTOR:
+        rule = f"x: lines lie {lines} * {size} = {lines * size} bytes apart, no multiple of {_VECTOR}"
+    elif x.shape[0] > 1 and lines < x.shape[1]:
+        rule = f"x: lines of {x.shape[1]} elements lie {lines} apart, so they overlap"
+    elif x.data_ptr() % _VECTOR:
+        rule = f"x begins at an address that is no multiple of {_VECTOR}"
+    return rule, x.shape[0] * _pitch(x) * size if rule else 0
+
+
+def spaced(name: str, vector: torch.Tensor | None) -> tuple[str, int]:
+    """(the rule for which a vector is copied, or "", bytes of the copy)."""
+    if vector is None or vector.is_contiguous():
+        return "", 0
+    rule = f"{name}: elements lie {vector.stride(-1)} apart, and an epilogue's are contiguous"
+    return rule, vector.numel() * vector.element_size()
+
+
+def _pitch(x: torch.Tensor) -> int:
+    """Elements from row to row of a copy of x: whole 16 bytes."""
+    size = x.element_size()
+    return -(-x.shape[1] * size // _VECTOR) * _VECTOR // size
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from ...errors import OperandError
+from ...errors import OperandError, TensorError
 from ...kernels.quantized.conversions import TARGETS, zero_bits
 from ...kernels.quantized.formats import MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
 from ...kernels.quantized.order import PackedOrder
@@ -23,6 +23,7 @@ from ...kernels.quantized.packing import (
     unpack,
 )
 from ..types import C_NAMES, TYPES
+from .configs import check_packed_config
 
 FLOAT8 = torch.float8_e4m3fn  # the activations of weights that are multiplied by float8, of either kind
 _PACKED_FOR = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float16, FLOAT8: FLOAT8, torch.float8_e5m2: FLOAT8}
@@ -199,3 +200,16 @@ def _inverse(order: PackedOrder, codes: bool) -> torch.Tensor:
     """The place of each element of a unit among its codes, or its scales."""
     layout = order.codes if codes else order.scales
     return torch.from_numpy(np.argsort(np.asarray(layout.offsets())))
+
+
+def check_product(x: object, weight: object, config: object) -> None:
+    """Raise OperandError or TensorError for what `quantized_matmul` does not multiply."""
+    if not isinstance(weight, QuantizedWeight):
+        raise OperandError(f"weight is a {type(weight).__qualname__}: a QuantizedWeight, as QuantizedWeight.quantize")
+    if not isinstance(x, torch.Tensor):
+        raise OperandError(f"x is a {type(x).__qualname__}, not a torch tensor")
+    if not weight.takes(x.dtype):
+        raise OperandError(f"x is {x.dtype}, and the weights are packed for {weight.activations}")
+    if x.ndim == 0 or x.shape[-1] != weight.k:
+        raise TensorError(f"x has shape {list(x.shape)}: (..., {weight.k}), the weights being {weight.n}x{weight.k}")
+    check_packed_config(config)

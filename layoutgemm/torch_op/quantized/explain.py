@@ -1,0 +1,96 @@
+"""The kernel that a product with packed weights takes, why, and its copies, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.plan import GemmPlan
+from ...kernels.sm80.plan import Sm80Plan
+from ...kernels.streamed.plan import StreamedPlan
+from ..explanation import Explanation
+from ..prepared import gpu, target
+from ..types import C_NAMES, NAMES
+from .configs import PackedConfig, packed_text
+from .launch import (
+    HOPPER,
+    QuantizedCall,
+    check_target,
+    flat,
+    mma_plan_of,
+    plan_of,
+    spaced,
+    streamed_plan_of,
+    unreadable,
+)
+from .operators import checked_call, facts_of
+from .weights import QuantizedWeight, check_product
+
+
+def explain_quantized(
+    x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None, config: PackedConfig | None = None,
+    untaken: Mapping[str, object] | None = None,
+) -> Explanation:  # fmt: skip
+    """Which kernel `quantized_matmul` takes for these tensors, why, and what it copies. Raises as that does.
+
+    For CPU tensors it tells what would be done with such tensors on an H200.
+
+    untaken  arguments that such a product does not have, by name: OperandError for one that is not None
+
+    >>> from layoutgemm import QuantizedFormat
+    >>> weight = QuantizedWeight.quantize(torch.eye(64, 2048), QuantizedFormat("int4", 128))
+    >>> explain_quantized(torch.ones(1, 2048).bfloat16(), weight).why.partition(":")[0]
+    '1 row(s) are streamed'
+    """
+    for name, value in (untaken or {}).items():
+        if value is not None:
+            raise OperandError(f"{name} is given: a product with a QuantizedWeight takes none")
+    check_product(x, weight, config)
+    lines, factors = x.reshape(-1, weight.k), flat(scale_x, x)
+    facts = facts_of(weight.format, weight.n, weight.k)
+    call = checked_call(
+        lines, weight.units, weight.scales, bias, activation, facts, out_dtype, packed_text(config), factors
+    )
+    rows = lines.shape[0]
+    if rows == 0:
+        return Explanation("no kernel: an empty result", "x has no rows", 0, (), 0)
+    check_target(call, lines)
+    plan = _plan(call, rows, lines, bias)
+    copies = [
+        (rule, size) for rule, size in (unreadable(lines), spaced("scale_x", factors), spaced("bias", bias)) if rule
+    ]
+    said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
+    return Explanation(str(plan), _why(plan, rows, config), 1, said, sum(size for _, size in copies))
+
+
+def _plan(call: QuantizedCall, rows: int, x: torch.Tensor, bias: torch.Tensor | None) -> GemmPlan:
+    """The plan that the launch has."""
+    index = x.get_device()
+    places, on = gpu(index)[0], target(index)
+    types = NAMES[x.dtype], None if bias is None else C_NAMES[bias.dtype]
+    streamed = streamed_plan_of(call, rows, *types, places.multiprocessors, *on)
+    if streamed is not None:
+        return streamed
+    if on[0] != HOPPER:
+        return mma_plan_of(call, rows, *types, places.multiprocessors, *on)
+    return plan_of(call, rows, *types, places.multiprocessors)
+
+
+def _why(plan: GemmPlan, rows: int, config: PackedConfig | None) -> str:
+    if config is not None:
+        return "the configuration that was given"
+    if isinstance(plan, StreamedPlan):
+        return (
+            f"{rows} row(s) are streamed: {plan.config.warps} warps share {plan.units} units of K in {plan.turns} "
+            f"turn(s), and x is {rows * plan.k * plan.b.dtype.bytes} bytes for each block"
+        )
+    tile = (
+        f"tiles of {plan.tile[1]} x {plan.tile[0]}"
+        if isinstance(plan, Sm80Plan)
+        else f"tiles of {plan.tile[0]} x {plan.tile[1]}"
+    )
+    parts = getattr(plan.config, "split", 1)
+    return f"{rows} row(s): {tile} (features x rows), K in {parts} part(s), have the least estimate of time"
