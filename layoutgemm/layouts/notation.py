@@ -49,6 +49,7 @@ from .symbols.facts import as_facts
 from .symbols.polynomial import Scalar
 from .texts.bases import TextReader, linear
 from .texts.encodings import encoded
+from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
 from .texts.surroundings import PAIR, bare, has_code, quoted, refuse_other_type, refuse_others
@@ -199,9 +200,10 @@ def _read(text: str, symbol: Symbols) -> Parsed:
         atom: Pictured | None = above.atom_named(text)
         if atom is not None:
             return atom
-    found = encoded(text)
-    if found is not None:
-        return found
+    for by_triton in (padded, encoded):
+        found = by_triton(text)
+        if found is not None:
+            return found
     by_sizes = sized(text, symbol)
     if by_sizes is not None:
         return by_sizes

@@ -138,7 +138,7 @@ def test_shared_linear_layouts_and_refused_encodings() -> None:
     assert isinstance(found, LinearLayout) and found.inverse()(4 * 2 + 2) == 8 ^ 2 ^ 2
     for text, name in (
         ("#ttg.amd_mfma<{version = 3}>", "amd_mfma<"),
-        ("ttgl.PaddedSharedLayout([[32, 4]], [1, 0])", "PaddedSharedLayout("),
+        ("ttgl.AMDWMMALayout(2, True, [2, 2])", "AMDWMMALayout("),
     ):
         with pytest.raises(ParseError, match=f"{name[:-1]} of Triton is none of those that are read") as error:
             parse(text)

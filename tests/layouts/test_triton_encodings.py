@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -33,6 +34,10 @@ def mma(version: int, size: list[int], warps: list[int]) -> str:
 
 def dot(parent: str, which: int, width: int) -> str:
     return f"#ttg.dot_op<{{opIdx = {which}, parent = {parent}, kWidth = {width}}}>"
+
+
+def tmem(fields: str) -> str:
+    return f"#ttng.tensor_memory_encoding<{fields}>"
 
 
 MMA_LANES = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
@@ -147,7 +152,7 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
         (f"tensor<64x64xf16, {mma(5, [16, 8], [1, 1])}>", "#ttg", "versionMajor = 2 (mma.sync) or 3 (wgmma)"),
         (f"tensor<64x64xf16, {mma(2, [16, 12], [1, 1])}>", "#ttg", "instrShape = [m, n, ...]"),
         (f"tensor<64x64xf16, {dot(mma(3, [16, 64, 16], [4, 1]), 1, 2)}>", "#ttg", "opIdx = 0, or 1 of version 2"),
-        (f"tensor<64x64xf16, {dot(BLOCKED, 0, 2)}>", "#ttg", "parent = #ttg.nvidia_mma"),
+        (f"tensor<64x64xf16, {dot(nvmma(128), 0, 2)}>", "#ttg", "parent = #ttg.nvidia_mma"),
         ("tensor<64x64xf16, #ttg.amd_mfma<{version = 3}>>", "#ttg", "one of blocked, nvidia_mma, dot_op, slice"),
         ("tensor<64x64xf16, #ttg.blocked<{order = [1, 0]}>>", "#ttg", "sizePerThread = [...]"),
         (f"tensor<8x128xf16, {BLOCKED.replace('[1, 0]', '[1, 1]')}>", "#ttg", "a permutation of 2"),
@@ -157,7 +162,28 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
         (f"!ttg.memdesc<64x16xf16, {nvmma(128)}, #smem>", "#ttg", "whole patterns of 128 bytes"),
         (f"!ttg.memdesc<64x64xf16, {nvmma(128)}, #smem> junk", ", #smem", "the end of the type"),
         (f"tensor<{'2x' * 17}f16, {BLOCKED}>", "2x", "at most 16 dimensions"),
-        ("#ttg.padded_shared<[32:+8] {order = [1, 0], shape = [128, 32]}>", "padded_shared", "a linear layout"),
+        ("#ttg.padded_shared<[24:+8] {order = [1, 0], shape = [128, 32]}>", "padded_shared", "a power of two and a"),
+        ("#ttg.padded_shared<[32:8] {order = [1, 0], shape = [128, 32]}>", "32:8", "[interval:+padding, ...]"),
+        ("#ttg.padded_shared<[32:+8] {order = [1, 0]}>", "padded_shared", "order = [...] and shape = [...]"),
+        (
+            "#ttg.padded_shared<[4:+1] {offset = [[0, 1], [1, 1]], block = []}>",
+            "padded_shared",
+            "bases of one bit each",
+        ),
+        (
+            "#ttg.padded_shared<[4:+1] {offset = [[0, 1], [0, 4]], block = []}>",
+            "padded_shared",
+            "all bits of dimension 1",
+        ),
+        ("PaddedSharedLayout([[4, 1]], [[0, 1], [0, 2]], [], [2, 4])", "PaddedShared", "the bases' shape [1, 4]"),
+        (
+            "!ttg.memdesc<64x32xf16, #ttg.padded_shared<[32:+8] {order = [1, 0], shape = [128, 32]}>, #smem>",
+            "padded_shared",
+            "the bases' shape [128, 32], not [64, 32]",
+        ),
+        (tmem("blockM = 32, blockN = 64, colStride = 1"), "#ttng", "blockM = 64 or 128"),
+        (tmem("blockM = 128, blockN = 64, colStride = 1, twoCTAs = true"), "#ttng", "twoCTAs = false"),
+        (tmem("blockM = 128, blockN = 64"), "#ttng", "colStride = an integer"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_what_was_expected(text: str, at: str, expected: str) -> None:
@@ -212,3 +238,80 @@ def test_damaged_types_are_read_or_refused() -> None:
                     parse(damaged)
                 except LayoutError:
                     continue
+
+
+@pytest.mark.parametrize(
+    ("pairs", "order", "shape"),
+    [([(128, 4)], [1, 0], [32, 128]), ([(64, 8), (256, 16)], [1, 0], [16, 128]),
+     ([(32, 4), (512, 4)], [0, 1], [64, 32]), ([(1, 1)], [1, 0], [4, 8]),
+     ([(4096, 8)], [1, 0], [8, 8]), ([(16, 2)], [2, 0, 1], [2, 4, 8])],
+)  # fmt: skip
+def test_padding_moves_each_element_behind_its_intervals(
+    pairs: list[tuple[int, int]], order: list[int], shape: list[int]
+) -> None:
+    said = ", ".join(f"{interval}:+{padding}" for interval, padding in pairs)
+    found = parse(f"#shared = #ttg.padded_shared<[{said}] {{order = {order}, shape = {shape}}}>")
+    assert isinstance(found, Layout) and [int(mode.size) for mode in found] == shape
+    for place in itertools.product(*[range(extent) for extent in shape]):
+        offset, step = 0, 1
+        for dim in order:
+            offset, step = offset + place[dim] * step, step * shape[dim]
+        assert found(*place) == offset + sum(offset // interval * padding for interval, padding in pairs)
+    listed = [list(pair) for pair in pairs]
+    assert parse(f"ttgl.PaddedSharedLayout.with_identity_for({listed}, {shape}, {order})") == found
+
+
+def test_padded_bases_permute_bits() -> None:
+    found = parse("#ttg.padded_shared<[4:+1] {offset = [[1, 0], [0, 2], [0, 1], [2, 0]], block = []}>")
+    bits = {(1, 0): 1, (0, 2): 2, (0, 1): 4 + 1, (2, 0): 8 + 2}
+    for i, j in itertools.product(range(4), range(4)):
+        assert found(i, j) == bits[1, 0] * (i & 1) + bits[2, 0] * (i >> 1) + bits[0, 1] * (j & 1) + bits[0, 2] * (
+            j >> 1
+        )
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_operand_without_matrix_instructions_has_all_of_k_in_each_thread(which: int) -> None:
+    parent = blocked([2, 4], [8, 4], [2, 2], [1, 0])
+    shape = (64, 16) if which == 0 else (16, 64)
+    found = parse(f"tensor<{shape[0]}x{shape[1]}xf32, {dot(parent, which, 1)}>")
+    assert isinstance(found, LinearLayout)
+    whole = parse(f"tensor<64x64xf32, {parent}>")
+    free = which  # the dimension that is not K: rows of A, columns of B
+    for lane, warp in itertools.product(range(32), range(4)):
+        own = {found(register=r, lane=lane, warp=warp) for r in range(1 << found.bits[0])}
+        places = {(flat % shape[0], flat // shape[0]) for flat in own}
+        lines = {place[free] for place in places}
+        assert places == {(i, k) if which == 0 else (k, i) for i in lines for k in range(16)}
+        held = {whole(register=r, lane=lane, warp=warp) for r in range(1 << whole.bits[0])}
+        assert lines == {(flat % 64, flat // 64)[free] for flat in held}  # those of the thread's own results
+
+
+def test_tensor_memory_has_rows_in_lanes_and_sixteen_of_each_warp_where_there_are_64() -> None:
+    full = parse(
+        "!ttg.memdesc<256x64xf32, " + tmem("blockM = 128, blockN = 32, colStride = 1") + ", #ttng.tensor_memory>"
+    )
+    half = parse(tmem("blockM = 64, blockN = 32, colStride = 1"))
+    wide = parse(
+        "!ttg.memdesc<64x64xf32, " + tmem("blockM = 64, blockN = 32, colStride = 1") + ", #ttng.tensor_memory>"
+    )
+    apart = parse(tmem("blockM = 128, blockN = 32, colStride = 2"))
+    for row, col in itertools.product(range(128), range(32)):
+        assert full(row=row, col=col) == row + 256 * col
+        assert full(row=row, col=col + 32) == row + 128 + 256 * col  # further rows first
+        assert full(row=row, col=col + 64) == row + 256 * (col + 32)
+        own = row % 16 + 16 * (row // 32)
+        assert half(row=row, col=col) == own + 64 * col
+        assert wide(row=row, col=col) == own + 64 * (col + 32 * (row // 16 % 2))
+        assert apart(row=row, col=2 * col) == apart(row=row, col=2 * col + 1) == row + 128 * col
+    assert parse("TensorMemoryLayout(block=(128, 32), col_stride=2)") == apart
+    assert parse(tmem("blockM = 128, blockN = 32, unpacked = true")) == parse(
+        tmem("blockM = 128, blockN = 32, colStride = 1")
+    )
+
+
+def test_scales_in_tensor_memory_are_in_all_four_warps() -> None:
+    found = parse("!ttg.memdesc<128x8xi8, #ttng.tensor_memory_scales_encoding<>, #ttng.tensor_memory>")
+    for row, col in itertools.product(range(128), range(32)):
+        j, i, more, further = col % 4, col // 4 % 2, col // 8 % 2, col // 16
+        assert found(row=row, col=col) == row % 32 + 32 * i + 64 * more + 128 * (j + 4 * further)

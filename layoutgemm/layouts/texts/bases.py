@@ -22,6 +22,8 @@ from ..linear import LinearLayout
 
 ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
 _OPEN = re.compile(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
+# Fields without braces, as tensor memory has them
+_BARE = re.compile(r"\s*(?:>|[A-Za-z_]\w*\s*=)")
 _ALIAS = re.compile(r"#(\w+)(?!\s*[.<\w])")
 CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(\w+Layout|LinearLayout\.from_bases)\(")
 _DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
@@ -57,6 +59,8 @@ GLUON = {
     "DotOperandLayout": ("dot_op", "opIdx parent kWidth"),
     "NVMMADistributedLayout": ("nvidia_mma", "version warpsPerCTA instrShape CTAsPerCGA CTASplitNum CTAOrder"),
     "SwizzledSharedLayout": ("swizzled_shared", "vec perPhase maxPhase order CTAsPerCGA CTASplitNum CTAOrder"),
+    "TensorMemoryLayout": ("tensor_memory_encoding", "block colStride CTASplitNum twoCTAs"),
+    "TensorMemoryScalesLayout": ("tensor_memory_scales_encoding", "CTASplitNum"),
     "NVMMASharedLayout": (
         "nvmma_shared", "swizzlingByteWidth elementBitWidth rank transposed fp4Padded CTAsPerCGA CTASplitNum CTAOrder",
     ),
@@ -67,9 +71,7 @@ GLUON_NAMES = {
     "operand_index": "opIdx",
 }  # fmt: skip
 # Those that are not read
-SHAPED = frozenset(
-    "PaddedSharedLayout AutoLayout CoalescedLayout AMDMFMALayout AMDWMMALayout TensorMemoryLayout".split()
-)
+SHAPED = frozenset("AutoLayout CoalescedLayout AMDMFMALayout AMDWMMALayout".split())
 
 
 class ListValue(NamedTuple):
@@ -238,9 +240,9 @@ class ValueReader(TextReader):
             self.at = named.end()
             return self.known[named[1]]
         self.at = found.end()
-        if self.peek() != "{":
+        if self.peek() != "{" and _BARE.match(self.text, self.at) is None:
             raise ParseError(f"expected the fields of {found[1]}, as in <{{order = [1, 0]}}>", self.text, self.at)
-        fields = self.fields(depth + 1)
+        fields = self.fields(depth + 1) if self.peek() == "{" else self.entries(">", depth + 1)
         if not self.take(">"):
             raise self.fail("'>'")
         return AttributeValue(at, found[1], fields)
@@ -253,6 +255,9 @@ class ValueReader(TextReader):
         version = given.pop("version", None)
         if version is not None:
             given["versionMajor"] = integers_of(self.text, version, found.start())[0]
+        if (block := given.pop("block", None)) is not None:
+            sizes = integers_of(self.text, block, found.start())
+            given.update(dict(zip(("blockM", "blockN"), sizes, strict=False)))
         return AttributeValue(found.start(1), name, FieldsValue(found.end() - 1, tuple(given.items())))
 
     def fields(self, depth: int) -> FieldsValue:
@@ -260,8 +265,14 @@ class ValueReader(TextReader):
         at = self.at
         if not self.take("{"):
             raise self.fail("'{'")
-        items: list[tuple[str, Value]] = []
-        while self.peek() != "}":
+        found = self.entries("}", depth)
+        self.at += 1
+        return FieldsValue(at, found.items)
+
+    def entries(self, end: str, depth: int) -> FieldsValue:
+        """`name = value, ...` before a sign, which is not passed."""
+        at, items = self.at, list[tuple[str, Value]]()
+        while self.peek() != end:
             place = self.at
             name = self.value(depth + 1)
             if not isinstance(name, str):
@@ -271,9 +282,8 @@ class ValueReader(TextReader):
             if not self.take("=") and not self.take(":"):
                 raise self.fail("'=' or ':'")
             items.append((name, self.value(depth + 1)))
-            if not self.take(",") and self.peek() != "}":
-                raise self.fail("',' or '}'")
-        self.at += 1
+            if not self.take(",") and self.peek() != end:
+                raise self.fail(f"',' or '{end}'")
         return FieldsValue(at, tuple(items))
 
     def arguments(self, order: Sequence[str], names: Mapping[str, str], depth: int = 0) -> dict[str, Value]:

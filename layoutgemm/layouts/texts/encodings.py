@@ -52,8 +52,8 @@ def encoded(text: str) -> LinearLayout | None:
     warpsPerCTA, that of shared memory a period of the swizzle.
 
     (register, lane, warp, block), or (offset, block) of shared memory, -> flat index of the tensor, whose first
-    dimension runs fastest. Reads blocked, slice, linear, nvidia_mma and dot_op of
-    versions 2 and 3, shared_linear, swizzled_shared and nvmma_shared. Raises
+    dimension runs fastest. Reads blocked, slice, linear, nvidia_mma of versions 2 and 3, dot_op of these and of
+    blocked, shared_linear, swizzled_shared and nvmma_shared. Tensor memory is (row, col) -> flat index. Raises
     ParseError with the character and what was expected. Source: Triton's LinearLayoutConversions.
 
     >>> found = encoded(
@@ -132,8 +132,11 @@ def _mma_own_tile(given: _Given) -> list[int]:
 
 def _dot_tile(given: _Given) -> list[int]:
     parent = given.fields.get("parent")
+    if isinstance(parent, AttributeValue) and parent.name == "blocked":
+        tile, k = _blocked_tile(_Given(given.text, parent)), _depth_of(given, 2)
+        return [1 if dim == k else extent for dim, extent in enumerate(tile)]
     if not isinstance(parent, AttributeValue) or parent.name != "nvidia_mma":
-        raise given.fail("parent = #ttg.nvidia_mma<{...}>, or the name of one that stands before it,")
+        raise given.fail(_PARENT)
     rows, _ = _mma_own_tile(_Given(given.text, parent))
     depth, warps = 8 * given.number("kWidth"), _Given(given.text, parent).numbers("warpsPerCTA", 2)
     return [depth, 8 * warps[1]] if given.number("opIdx", power=False) else [rows, depth]
@@ -233,6 +236,13 @@ class _Given:
         if isinstance(each := self.fields.get("CGALayout"), ListValue) and each.items:
             raise self.fail("no CGALayout")
 
+    def one_cluster(self) -> None:
+        """Refuse tensor memory of two blocks."""
+        self.one_block()
+        for name, value in (("CTASplitM", 1), ("CTASplitN", 1), ("twoCTAs", "false")):
+            if str(self.fields.get(name, value)).lower() != str(value):
+                raise self.fail(f"{name} = {value}")
+
 
 def _unit(dim: int, value: int, rank: int) -> tuple[int, ...]:
     return tuple([value if d == dim else 0 for d in range(rank)])
@@ -271,8 +281,10 @@ def _nvidia_mma(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
 def _dot_operand(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of mma.sync, or A of wgmma, in registers."""
     parent = given.fields.get("parent")
+    if isinstance(parent, AttributeValue) and parent.name == "blocked":
+        return _fma_operand(given, _Given(given.text, parent), shape)
     if not isinstance(parent, AttributeValue) or parent.name != "nvidia_mma":
-        raise given.fail("parent = #ttg.nvidia_mma<{...}>, or the name of one that stands before it,")
+        raise given.fail(_PARENT)
     which, version_and_warps = given.number("opIdx", power=False), _mma_of(_Given(given.text, parent), shape)
     version, warps = version_and_warps
     if which > 1 or (which == 1 and version == 3):
@@ -283,6 +295,27 @@ def _dot_operand(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
     if which == 0:
         return _mma_tile(shape, 16, depth, depth // 8, (1, 0), warps, version, 1)
     return _mma_tile(shape, 8, depth, depth // 8, (0, 1), warps, version, 0)
+
+
+def _fma_operand(given: _Given, parent: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """An operand of a product without matrix instructions: a thread has all of K for its rows or columns."""
+    parent.one_block()
+    rank, tile = len(shape), _Tile(shape)
+    order, k = parent.order(rank), _depth_of(given, rank)
+    for name, field in (("register", "sizePerThread"), ("lane", "threadsPerWarp"), ("warp", "warpsPerCTA")):
+        extents = parent.numbers(field, rank)
+        for dim in order:
+            whole = dim == k and name == "register"
+            tile.grow(name, dim, shape[dim] if whole else extents[dim], repeats=dim == k and not whole)
+    return tile.filled(order)
+
+
+def _depth_of(given: _Given, rank: int) -> int:
+    """The dimension that is K, of the last two."""
+    which = given.number("opIdx", power=False)
+    if which > 1 or rank < 2:
+        raise given.fail("opIdx = 0 or 1, and a tensor of 2 dimensions or more,")
+    return rank - 1 - which
 
 
 def _mma_of(given: _Given, shape: Sequence[int]) -> tuple[int, list[int]]:
@@ -382,6 +415,50 @@ def _shared(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return _swizzled(given, shape)
 
 
+def _tmem_tile(given: _Given) -> list[int]:
+    return [given.number("blockM"), given.number("blockN")]
+
+
+def _tmem(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """Tensor memory: (row, column) of its 128 lanes and its columns; bits that move nowhere hold no element.
+
+    Of 64 rows, a warp's 16 upper lanes hold what follows: the next 64 rows, the next columns, or nothing. Further tiles
+    follow along the columns, those of rows first. Source: Triton's tensorMemoryToLinearLayout.
+    """
+    given.one_cluster()
+    apart = 1 if "unpacked" in given.fields else given.number("colStride")  # older versions count columns of 16 bits
+    rows, columns = given.number("blockM"), given.number("blockN")
+    if len(shape) != 2 or rows not in (64, 128) or shape[0] < rows:
+        raise given.fail("blockM = 64 or 128, and a tensor of 2 dimensions with as many rows,")
+    columns = min(columns, shape[1])
+    col: Vectors = [*[(0, 0)] * (apart.bit_length() - 1), *[(0, 1 << i) for i in range(columns.bit_length() - 1)]]
+    row: Vectors = [(1 << i, 0) for i in range(rows.bit_length() - 1)]
+    height, width = rows, columns
+    if rows == 64:
+        more = (64, 0) if shape[0] > rows else (0, columns) if shape[1] > columns else (0, 0)
+        height, width = rows + more[0], columns + more[1]
+        row = [*row[:4], more, *row[4:]]
+    col += [(height << i, 0) for i in range((shape[0] // height).bit_length() - 1)]
+    col += [(0, width << i) for i in range((shape[1] // width).bit_length() - 1)]
+    return {"row": row, "col": col}
+
+
+def _tmem_scales(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """Scale factors in tensor memory: 32 rows that each warp has again, by four columns of bytes.
+
+    Source: Triton's tensorMemoryScalesToLinearLayout; PTX ISA, "tcgen05.mma", scale factor A layout.
+    """
+    given.one_cluster()
+    if len(shape) != 2 or shape[0] < 64 or shape[1] < 4:
+        raise given.fail("a tensor of 64 rows and 4 columns or more")
+    row: Vectors = [*[(1 << i, 0) for i in range(5)], (0, 0), (0, 0)]
+    col: Vectors = [(0, 1), (0, 2), (32, 0)]
+    col += [(64 << i, 0) for i in range((shape[0] // 64).bit_length() - 1)]
+    col += [(0, 4 << i) for i in range((shape[1] // 4).bit_length() - 1)]
+    return {"row": row, "col": col}
+
+
+_PARENT = "parent = #ttg.nvidia_mma<{...}> or #ttg.blocked<{...}>, or the name of one that stands before it,"
 _TILES: dict[str, Callable[[_Given], list[int]]] = {
     "blocked": _blocked_tile,
     "nvidia_mma": _mma_own_tile,
@@ -390,6 +467,8 @@ _TILES: dict[str, Callable[[_Given], list[int]]] = {
     "swizzled_shared": _swizzled_tile,
     "shared": _swizzled_tile,
     "nvmma_shared": _nvmma_tile,
+    "tensor_memory_encoding": _tmem_tile,
+    "tensor_memory_scales_encoding": lambda given: [128, 4],
 }
 _KINDS: dict[str, Callable[[_Given, Sequence[int]], dict[str, Vectors]]] = {
     "blocked": _blocked,
@@ -399,4 +478,6 @@ _KINDS: dict[str, Callable[[_Given, Sequence[int]], dict[str, Vectors]]] = {
     "swizzled_shared": _swizzled,
     "shared": _shared,
     "nvmma_shared": _nvmma,
+    "tensor_memory_encoding": _tmem,
+    "tensor_memory_scales_encoding": _tmem_scales,
 }
