@@ -38,6 +38,13 @@ class Region(NamedTuple):
         return self.name if self.stage is None else f"{self.name} {self.of} {self.stage}"
 
 
+def _numbers(regions: Sequence[Region]) -> str:
+    """The units that regions are counted in, in words: those of barriers are stages, too."""
+    units = dict.fromkeys([region.of for region in regions if region.stage is not None and region.of != "buffer"])
+    named = [f"an {unit}" if unit[0] in "aeiou" else f"a {unit}" for unit in units]
+    return f"A number is {' or '.join(named) or 'a stage'}"
+
+
 @checked()
 def smem_map_svg(
     regions: Sequence[Region], *, total: int, limit: int | None = None, title: str = "shared memory of a block"
@@ -63,7 +70,7 @@ def smem_map_svg(
     inner = max(left - MARGIN + WIDTH + 14 + right, width_of(title, 16) * 1.15)
     share = f" of {limit} that a block may have, {limit - total} free" if limit is not None else ""
     notes = [
-        Note(f"{total} bytes{share}. A number is a stage; what stands over another uses its memory at another time.")
+        Note(f"{total} bytes{share}. {_numbers(regions)}; what stands over another uses its memory at another time.")
     ]
     canvas = Canvas()
     y = header(canvas, title, notes, inner) + 34

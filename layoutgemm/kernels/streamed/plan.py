@@ -235,17 +235,15 @@ class StreamedPlan(GemmPlan):
         return self.smem.a_offset + (warp * self.config.slots + slot) * self.a.slot_bytes
 
     @property
-    def smem_regions(self) -> list[tuple[str, int, int, int, str]]:
-        """(name, first byte, bytes, number, note) of what lies in shared memory."""
-        smem, config = self.smem, self.config
-        slots = [
-            (f"slots of warp {w}", int(self.slot(w, s)), self.a.slot_bytes, s, "a strip's share of a packed unit")
-            for w in range(config.warps)
-            for s in range(self.stages)
-        ]
-        sums = [("sums", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, s, "of all warps, a strip")
+    def smem_regions(self) -> list[tuple[str, int, int, int | None, str, str]]:
+        """(name, first byte, bytes, number, note, what is numbered) of what lies in shared memory."""
+        smem, config, own = self.smem, self.config, self.stages * self.a.slot_bytes
+        said = f"{self.stages} slots of {self.a.slot_bytes} bytes for each warp"
+        slots = [("slots", int(self.slot(w, 0)), own, w, said, "warp") for w in range(config.warps)]
+        sums = [("sums", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, s, "of all warps", "strip")
                 for s in range(config.strips)]  # fmt: skip
-        return [*slots, ("x", smem.b_offset, self.b.bytes, 0, f"{self.n} line(s) of {self.b.depth}"), *sums]
+        x = ("x", smem.b_offset, self.b.bytes, None, f"{self.n} line(s) of {self.b.depth}", "stage")
+        return [*slots, x, *sums]
 
     # ------------------------------------------------------------------------------------------------ sums of warps
     @cached_property

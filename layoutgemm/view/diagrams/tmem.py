@@ -11,6 +11,8 @@ from layoutgemm.view.panel import Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import fitted
 
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "last")
+assert len(ORDINALS) == len(HUES)
 COPY = 0.5  # how much lighter a further copy of an element is
 
 
@@ -38,7 +40,7 @@ def tmem_svg(atom: Tcgen05Atom, *, title: str | None = None) -> str:
             "The pointer tells the elements of a word. Pale: a further copy. Outlined: the 32 lanes that a warp reads."
         ),
     )
-    legend = tuple((hue(group), f"eighth {group} of the rows") for group in range(len(HUES)))
+    legend = tuple((hue(group), f"{name} eighth of an operand's rows") for group, name in enumerate(ORDINALS))
     return Sheet(title=title or f"{atom.ptx}: tensor memory", notes=notes, legend=legend, panels=(panels,)).render()
 
 

@@ -154,7 +154,7 @@ def test_the_choice_knows_what_it_does_not_stream() -> None:
 
 def test_pictures_and_pages_say_what_there_is() -> None:
     plan = problem("one row")[0]
-    assert "slots of warp 3" in plan_table(plan, "smem") and plan.svg(of="smem").startswith("<svg")
+    assert "3 slots of 1152 bytes for each warp" in plan_table(plan, "smem") and plan.svg(of="smem").startswith("<svg")
     assert plan.svg(of="a").startswith("<svg") and plan.svg(of="fragment").startswith("<svg")
     with pytest.raises(LayoutError, match="a streamed product has no picture of it"):
         plan.svg(of="order")
