@@ -11,6 +11,8 @@ from layoutgemm.kernels.sm90.config import Sm90Config
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
+FEW = [QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("e4m3"),
+       QuantizedFormat("e2m1", 16)]  # fmt: skip
 WARPS = Sm90Config((128, 16), loader="warp", store="direct", products="warp")
 
 
@@ -64,3 +66,27 @@ def test_float8_activations_match_float64(rows: int, kind: torch.dtype) -> None:
         wide, dense = x.double() * scale.double(), weight.dense(torch.float64)
         want, size = wide @ dense.T, wide.abs() @ dense.abs().T
         assert ((found.double() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-12 * size).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("fmt", FEW, ids=str)
+def test_few_rows_are_streamed_with_the_same_bits_every_time(fmt: QuantizedFormat, rows: int) -> None:
+    """No weight is rounded; x begins inside of a larger matrix, and a graph reads what is there when it runs."""
+    weight = QuantizedWeight.quantize(torch.randn(333, 2304), fmt).to("cuda")
+    wide, bias = torch.randn(rows, 2344, device="cuda").bfloat16(), torch.randn(333, device="cuda").bfloat16()
+    x = wide[:, 8:2312]
+    found = quantized_matmul(x, weight, bias=bias, activation="relu")
+    dense = weight.dense(torch.float64)
+
+    def right(c: torch.Tensor) -> bool:
+        want, size = x.double() @ dense.T + bias.double(), x.double().abs() @ dense.abs().T
+        return bool(((c.double() - want.relu()).abs() <= 2.0**-8 * want.abs() + 2.0**-17 * size).all())
+
+    assert right(found)
+    assert all(torch.equal(found, quantized_matmul(x, weight, bias=bias, activation="relu")) for _ in range(20))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = quantized_matmul(x, weight, bias=bias, activation="relu")
+    wide.copy_(torch.randn(rows, 2344))
+    graph.replay()
+    assert right(captured)
