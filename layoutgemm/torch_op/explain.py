@@ -21,7 +21,8 @@ from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
 from .quantized.configs import PackedConfig
-from .quantized.explain import explain_quantized
+from .quantized.experts import QuantizedExperts
+from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
 from .scaled_grouped.explain import explain_grouped, explain_scaled
 from .scaled_grouped.grouped import check_expected, groups_of
@@ -29,11 +30,12 @@ from .scaled_grouped.scaled import ScaledFinish
 from .solver import solve, why_unfused
 from .types import C_NAMES, NAMES
 
+Packed = QuantizedWeight | QuantizedExperts
 __all__ = ["Explanation", "explain_matmul"]
 
 
 def explain_matmul(
-    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor] | QuantizedWeight, *,
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor] | Packed, *,
     out: torch.Tensor | None = None, config: Config | PackedConfig | None = None,
     out_dtype: torch.dtype | None = None, activation: str | None = None, bias: torch.Tensor | None = None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, recipe_a: object = None,
@@ -47,7 +49,8 @@ def explain_matmul(
     The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
     `scaled_matmul`'s where scale_a is. With `combine`, b is the tuple that `matmul` takes, and `given` its numbers; two
     pairs are tuples. With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is
-    `quantized_matmul`'s, and scale_a is scale_x. The arguments are theirs.
+    `quantized_matmul`'s, with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The
+    arguments are theirs.
 
     For CPU tensors it tells what would be done with such tensors on an H200. Of `matmul`, `activation` is looked at
     where it is one of a gated product, and `bias` is not: others change neither copies nor configuration.
@@ -69,13 +72,13 @@ def explain_matmul(
     >>> explain_matmul(a, torch.empty(2, 4096, 64).bfloat16(), offsets=ends).why.partition(";")[0]
     'one launch for all groups, whose ends the kernel reads'
     """
-    if isinstance(b, QuantizedWeight):
+    if isinstance(b, (QuantizedWeight, QuantizedExperts)):
         untaken = {
-            "out": out, "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "offsets": offsets,
-            "offs": offs, "counts": counts, "expected_rows": expected_rows, "combine": combine, "given": given,
-            "rows": rows, "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
+            "out": out, "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "offs": offs, "counts": counts,
+            "expected_rows": expected_rows, "combine": combine, "given": given, "rows": rows, "out_rows": out_rows,
+            "row_weights": row_weights, "copy_rows": copy_rows,
         }  # fmt: skip
-        return explain_quantized(a, b, scale_a, bias, activation, out_dtype, config, untaken)  # type: ignore[arg-type]
+        return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
     if isinstance(config, StreamedConfig):
         raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
     if rows is not None or out_rows is not None:

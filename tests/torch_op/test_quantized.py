@@ -403,6 +403,24 @@ def test_explain_names_the_kernel_its_reason_and_what_is_copied() -> None:
         explain_matmul(torch.ones(8, 8).bfloat16(), torch.ones(8, 8).bfloat16(), config=StreamedConfig())
 
 
+def test_explain_tells_of_experts() -> None:
+    weight = QuantizedWeight.quantize(torch.randn(100, 384), QuantizedFormat("int4", 128))
+    experts, x = QuantizedExperts.of([weight] * 4), torch.ones(20, 384).bfloat16()
+    told = explain_matmul(x, experts, offsets=torch.tensor([0, 5, 9, 9, 20]), activation="silu")
+    assert told.kernel.startswith("Sm90Plan 4 x 100x20x384") and told.workspace == 0
+    assert told.why == "20 rows of 4 experts: tiles of 8 rows, half as many again as a usual group has; " + (
+        "the kernel reads the offsets"
+    )
+    spaced = torch.tensor([0, 0, 5, 0, 9, 0, 9, 0, 20])[::2]
+    assert explain_matmul(x, experts, offsets=spaced).workspace == 40
+    with pytest.raises(LayoutError, match="bias is given: a product with QuantizedExperts takes none"):
+        explain_matmul(x, experts, offsets=spaced.contiguous(), bias=torch.ones(100))
+    with pytest.raises(LayoutError, match="offsets is given: a product with a QuantizedWeight takes none"):
+        explain_matmul(x, weight, offsets=torch.tensor([0, 20]))
+    with pytest.raises(LayoutError, match="x and offsets are torch tensors"):
+        explain_matmul(x, experts)
+
+
 def test_few_rows_round_no_weight_and_many_do() -> None:
     weight = QuantizedWeight.quantize(torch.randn(64, 2048), QuantizedFormat("int4", 128))
     exact, rounded = weight.dense(torch.float64), weight.dense().bfloat16().double()

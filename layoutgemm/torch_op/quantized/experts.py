@@ -44,7 +44,7 @@ from .weights import QuantizedWeight, dense_of, multiplied, packed_for
 
 _WAY_OUT = "it is for inference; give its detach()"
 _SCALE_X = 12  # its place among the operator's arguments
-_INDEX = {torch.int32: "i32", torch.int64: "i64"}
+INDEX = {torch.int32: "i32", torch.int64: "i64"}
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,16 @@ def quantized_grouped_matmul(
     >>> quantized_grouped_matmul(x, QuantizedExperts.of([eye, two]), torch.tensor([0, 1, 3])).tolist()
     [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
     """
+    check_experts(x, weights, offsets, config)
+    facts = facts_of(weights.format, weights.n, weights.k)
+    value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
+        x, weights.units, weights.scales, offsets, activation, *facts, out_dtype, config_text(config), flat(scale_x, x)
+    )
+    return value
+
+
+def check_experts(x: object, weights: object, offsets: object, config: object) -> None:
+    """Raise OperandError for what `quantized_grouped_matmul` does not multiply."""
     if not isinstance(weights, QuantizedExperts):
         raise OperandError(f"weights are a {type(weights).__qualname__}: QuantizedExperts, as QuantizedExperts.of")
     if not isinstance(x, torch.Tensor) or not isinstance(offsets, torch.Tensor):
@@ -148,17 +158,12 @@ def quantized_grouped_matmul(
     if not weights.expert(0).takes(x.dtype):
         raise OperandError(f"x is {x.dtype}, and the weights are packed for {weights.activations}")
     check_config(config)
-    facts = facts_of(weights.format, weights.n, weights.k)
-    value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
-        x, weights.units, weights.scales, offsets, activation, *facts, out_dtype, config_text(config), flat(scale_x, x)
-    )
-    return value
 
 
 # ----------------------------------------------------------------------------------------------------------- operator
 
 
-def _checked(
+def checked_experts(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
     facts: Facts, out_dtype: torch.dtype | None, config: str, scale_x: torch.Tensor | None,
 ) -> QuantizedCall:  # fmt: skip
@@ -169,7 +174,7 @@ def _checked(
     weights = QuantizedExperts(fmt, units, scales, n, k, packed_for(x.dtype) or x.dtype)
     if x.ndim != 2 or x.shape[1] != k:
         raise TensorError(f"x has shape {list(x.shape)}: (rows, {k}), the weights being {n}x{k}")
-    if offsets.dtype not in _INDEX or tuple(offsets.shape) != (weights.experts + 1,):
+    if offsets.dtype not in INDEX or tuple(offsets.shape) != (weights.experts + 1,):
         raise OperandError(
             f"offsets are {offsets.dtype} of shape {list(offsets.shape)}: int32 or int64 of [{weights.experts + 1}]"
         )
@@ -188,7 +193,9 @@ def _grouped(
     code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
     scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    call = _checked(x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config, scale_x)
+    call = checked_experts(
+        x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config, scale_x
+    )
     return experts_product(call, x, units, scales, offsets, scale_x)
 
 
@@ -198,7 +205,9 @@ def _(
     code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
     scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    call = _checked(x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config, scale_x)
+    call = checked_experts(
+        x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config, scale_x
+    )
     return x.new_empty((x.shape[0], n), dtype=call.kind)
 
 
@@ -259,7 +268,7 @@ def _prepared(
     It takes addresses: weights, x, C, the scales of columns, of x, the offsets.
     """
     places = gpu(device)[0]
-    plan = experts_plan(call, experts, rows, NAMES[x], _INDEX[offsets])
+    plan = experts_plan(call, experts, rows, NAMES[x], INDEX[offsets])
     pitch = stride if rows > 1 else padded_leading(plan.b.dtype, call.size[1])
     return Direct(compile_plan(plan), *arguments_of(plan, pitch, places.resident(1)), device, plan)
 

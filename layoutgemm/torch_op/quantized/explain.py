@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ...errors import OperandError
-from ...kernels.plan import GemmPlan
+from ...kernels.plan import GemmPlan, present
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.streamed.plan import StreamedPlan
 from ..explanation import Explanation
 from ..prepared import gpu, target
+from ..scaled_grouped.kept import require_hopper
 from ..types import C_NAMES, NAMES
 from .configs import PackedConfig, packed_text
+from .experts import INDEX, QuantizedExperts, check_experts, checked_experts, experts_plan
 from .launch import (
     HOPPER,
     QuantizedCall,
@@ -45,9 +48,7 @@ def explain_quantized(
     >>> explain_quantized(torch.ones(1, 2048).bfloat16(), weight).why.partition(":")[0]
     '1 row(s) are streamed'
     """
-    for name, value in (untaken or {}).items():
-        if value is not None:
-            raise OperandError(f"{name} is given: a product with a QuantizedWeight takes none")
+    refuse_untaken(untaken, "a QuantizedWeight")
     check_product(x, weight, config)
     lines, factors = x.reshape(-1, weight.k), flat(scale_x, x)
     facts = facts_of(weight.format, weight.n, weight.k)
@@ -64,6 +65,52 @@ def explain_quantized(
     ]
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
     return Explanation(str(plan), _why(plan, rows, config), 1, said, sum(size for _, size in copies))
+
+
+def explain_experts(
+    x: torch.Tensor, weights: QuantizedExperts, offsets: torch.Tensor | None, scale_x: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None, config: PackedConfig | None = None,
+    untaken: Mapping[str, object] | None = None,
+) -> Explanation:  # fmt: skip
+    """Which kernel `quantized_grouped_matmul` takes for these tensors. Raises as that does; see `explain_quantized`."""
+    refuse_untaken(untaken, "QuantizedExperts")
+    check_experts(x, weights, offsets, config)
+    factors, facts = flat(scale_x, x), facts_of(weights.format, weights.n, weights.k)
+    given = x, weights.units, weights.scales, present(offsets)
+    call = checked_experts(*given, activation, facts, out_dtype, packed_text(config), factors)
+    rows, count = x.shape[0], weights.experts
+    if rows == 0:
+        return Explanation("no kernel: an empty result", "x has no rows", 0, (), 0)
+    if x.get_device() >= 0:
+        require_hopper(x.get_device(), "quantized_grouped_matmul")
+    plan = experts_plan(call, count, rows, NAMES[x.dtype], INDEX[present(offsets).dtype])
+    copies = unreadable(x), spaced("scale_x", factors), spaced("offsets", offsets)
+    said = tuple([f"{rule}, {size} bytes" for rule, size in copies if rule])
+    why = "the configuration that was given" if config is not None else (
+        f"{rows} rows of {count} experts: tiles of {plan.tile[1]} rows, half as many again as a usual group has"
+    )  # fmt: skip
+    return Explanation(str(plan), f"{why}; the kernel reads the offsets", 1, said, sum(size for _, size in copies))
+
+
+def explain_packed(
+    x: Any, weights: QuantizedWeight | QuantizedExperts, bias: torch.Tensor | None, offsets: torch.Tensor | None,
+    rest: tuple[torch.Tensor | None, str | None, torch.dtype | None, Any], untaken: Mapping[str, object],
+) -> Explanation:  # fmt: skip
+    """`explain_quantized` or `explain_experts`.
+
+    rest  scale_x, activation, out_dtype and config
+    """
+    scale_x, activation, out_dtype, config = rest
+    if isinstance(weights, QuantizedExperts):
+        return explain_experts(x, weights, offsets, *rest, {**untaken, "bias": bias})
+    return explain_quantized(x, weights, scale_x, bias, activation, out_dtype, config, {**untaken, "offsets": offsets})
+
+
+def refuse_untaken(untaken: Mapping[str, object] | None, what: str) -> None:
+    """Raise OperandError for an argument that a product with packed weights does not have."""
+    for name, value in (untaken or {}).items():
+        if value is not None:
+            raise OperandError(f"{name} is given: a product with {what} takes none")
 
 
 def _plan(call: QuantizedCall, rows: int, x: torch.Tensor, bias: torch.Tensor | None) -> GemmPlan:
