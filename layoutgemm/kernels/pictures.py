@@ -77,7 +77,7 @@ def plan_table(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
 
 
 def check_name(of: str, plan: GemmPlan | None = None) -> None:
-    """Raises PlanError for a picture that there is not, of any plan or of this one."""
+    """Raises PlanError for a picture that no plan has, or that this one lacks."""
     if of not in PICTURES:
         known = ", ".join(f"{name!r} ({what})" for name, what in PICTURES.items())
         raise PlanError(f"of={of!r}: a plan shows {known}")

@@ -315,9 +315,9 @@ class GemmPlan(Pictured, Paged):
         self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
         given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
     ) -> Any:  # fmt: skip
-        """C = A @ B on NumPy arrays or torch tensors, and the epilogue on operands `given` by name.
+        """C = A @ B on arrays or tensors, and the epilogue on operands `given` by name.
 
-        Operands are 2-D, or a batch of them. See `kernels.run.numpy_arrays`.
+        Operands of NumPy or torch are 2-D, or a batch of them. See `kernels.run.numpy_arrays`.
         """
         return self.does("run")(
             self, a, b, out=out, device=device, copy=copy, given=given, banks=banks, timeline=timeline

@@ -59,9 +59,9 @@ def block_values(
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """(64, depth) weights as the instruction takes them from the registers of all threads.
 
-    block  the bytes of a row block's K tile in a stage: codes, then scales
-    pairs  the arithmetic of an architecture
-    scaled False if the scales of groups multiply sums, and not weights
+    block   the bytes of a row block's K tile in a stage: codes, then scales
+    pairs   the arithmetic of an architecture
+    scaled  False if the scales of groups multiply sums, and not weights
 
     Weights are where the instruction's own map of A has each thread's values.
     """
