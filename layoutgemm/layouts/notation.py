@@ -78,7 +78,7 @@ _OFFSET_NAMED = re.compile(r"\s*,\s*(?:pre)?offset\s*=\s*(-?\d+)")
 # CuTe's pointers: ptr[32b](nil), gmem_ptr[16b](0x7f00), smem_ptr[16b](unset), tmem_[32b](0x0)
 # and sparse<2>_gmem_ptr[8b](0x7f00), smem_sparse<2>_ptr[8b](unset): 2 elements of the layout in 8 bits
 _POINTER = re.compile(
-    r"[\s_]*(?:(?:smem_)?sparse<(?P<sparsity>\d{1,3})>_)?(\w*ptr|\w*mem_)\[(?P<bits>\d+)b\]\((?P<address>[^()]*)\)"
+    r"[\s_]*(?:(?:smem_)?sparse<(?P<sparsity>\d{1,3})>_)?(\w*ptr|\w*mem_|subbyte_iterator)\[(?P<bits>\d+)b\]\((?P<address>[^()]*)\)"
 )
 # An address that a published listing leaves out, 0x7f.. or SMEM_ADDR: it stands for the beginning of a buffer
 _LEFT_OUT = re.compile(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")

@@ -379,6 +379,7 @@ def test_source_text_is_its_layout(text: str, right: str) -> None:
         ("(_4,_8x):(_8,_1)", "_8x", "an integer, as in _8"),
         ("(4,8):(8,1) o 3 o 4:1", "(4", "no layout with modes 4 is"),
         ("vector<12xf32> o (3, 4)", "vector", "a vector of values, which has no strides"),
+        ("%p : !cute.ptr<f32, gmem, align<16>>", "!cute", "a pointer alone; !cute.memref<...> has its layout"),
         ("using TileShape = Shape<_128,_128,_64>;", "using", "a shape or a tile alone"),
         ("GmmaDescriptor: 0x4000004000010040\n  start_addr :  0x0040", "Gmma", "`layoutgemm desc` prints its fields"),
         ("Swizzle<3,4,3> o smem_ptr o ((8,n),(8,k)):((1,LBO),(8,SBO))", "smem_ptr", "a pointer without its type"),
@@ -422,3 +423,7 @@ def test_an_unknown_of_the_dsl_keeps_what_is_known() -> None:
     assert isinstance(found, Layout)
     assert found.shape[0] == 4096 and found.stride[0] % 16 == 0 and found.stride[1] == 1
     assert dim("M") not in found.shape
+
+
+def test_an_iterator_of_narrow_elements_is_a_pointer() -> None:
+    assert parse("subbyte_iterator[4b](0x7ff0.2) o (_4,_8):(_8,_1)") == parse("(4,8):(8,1)")

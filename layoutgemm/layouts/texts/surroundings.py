@@ -28,6 +28,8 @@ _OTHERS = (
     (re.compile(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:Shape|Stride|Step|Tile)\s*<"),
      "a shape or a tile alone; with strides it is Layout<Shape<_4,_8>,Stride<_8,_1>>"),
     (re.compile(r"[^\n]*\bo\s+(\w*ptr)\s+o\s"), "a pointer without its type, as in smem_ptr[16b](unset)"),
+    (re.compile(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cute\.ptr<[^\n\"]*>)\s*\Z"),
+     "a pointer alone; !cute.memref<...> has its layout"),
     (re.compile(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
 )  # fmt: skip
 _OTHER_TYPE = re.compile(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile)<")
