@@ -199,6 +199,8 @@ def _copies_of_x(plan: StreamedPlan) -> Check:
     warps, turns = np.arange(plan.config.warps), np.arange(plan.turns)
     units = np.asarray(plan.unit_of(warps[:, None], turns[None, :])).reshape(-1)
     at = (np.asarray(b.byte(row, 0)) + byte)[None, :] + units[:, None] * b.unit_step
+    if not plan.n <= b.rows <= COLUMNS:
+        witness = f"room for {b.rows} rows of {plan.n}"
     if b.depth < plan.k or b.depth * b.dtype.bytes != len(units) * b.unit_step:
         witness = f"lines of {b.depth} for K = {plan.k} and {len(units)} units"
     if (at % VECTOR_BYTES).any() or int(at.max()) + VECTOR_BYTES > b.bytes:
@@ -237,7 +239,7 @@ def _fragments_of_x(plan: StreamedPlan) -> Check:
 def _sums(plan: StreamedPlan) -> Check:
     """Sums lie apart; each element of the strips is added and stored by one thread, whose pairs are of one row."""
     witness, thread = "", np.arange(plan.threads)
-    size = STRIP * plan.n * plan.config.warps * plan.config.strips
+    size = STRIP * plan.b.rows * plan.config.warps * plan.config.strips
     if (
         not plan.sums.is_bijective()
         or plan.sums.size != size
@@ -245,10 +247,10 @@ def _sums(plan: StreamedPlan) -> Check:
     ):
         witness = f"{plan.sums} is no bijection onto {size} sums"
     rows = plan.config.strips * STRIP
-    times = np.zeros((rows, plan.n), np.int64)
+    times = np.zeros((rows, plan.b.rows), np.int64)
     for value in range(plan.accumulator_registers):
         row, column = np.broadcast_arrays(*(np.asarray(v) for v in plan.coords_C(thread, value)))
-        inside = (row < rows) & (column < plan.n)
+        inside = (row < rows) & (column < plan.b.rows)
         np.add.at(times, (row[inside], column[inside]), 1)
         zero = plan.coords_C(0, value - value % 2)
         if value % 2 and ((row != plan.coords_C(thread, value - 1)[0]) | (zero[0] > row)).any():
@@ -259,7 +261,7 @@ def _sums(plan: StreamedPlan) -> Check:
     statement = (
         f"sums of {plan.config.warps} warps and {plan.config.strips} strips lie apart; one thread adds each element"
     )
-    return Check("sums", statement, not witness, f"exhaustion ({rows}x{plan.n} elements)", witness)
+    return Check("sums", statement, not witness, f"exhaustion ({rows}x{plan.b.rows} elements)", witness)
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

@@ -25,7 +25,7 @@ def explain_streamed(plan: StreamedPlan) -> str:
         f"units        {plan.units} of 128 along K: warp w of {config.warps} has units w, w + {config.warps}, ..., "
         f"{plan.turns} a strip",
         f"slots        {plan.stages} of {plan.a.slot_bytes} bytes a warp, {len(plan.a.copies(0, 0))} cp.async a lane",
-        f"x            {plan.n} line(s) of {plan.b.pitch} bytes in shared memory, {plan.b.loads} ldmatrix a unit",
+        f"x            {plan.b.rows} line(s) of {plan.b.pitch} bytes in shared memory, {plan.b.loads} ldmatrix a unit",
         f"sums         of {config.strips} strips, {smem.c_buffer_bytes} bytes each: added in the order of the warps",
         f"shared       {smem.total} bytes, {config.blocks_per_sm} block(s) a multiprocessor",
         f"launch       {early}",

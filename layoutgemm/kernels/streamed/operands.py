@@ -90,7 +90,7 @@ class StreamedWeights(PackedBlocks):
 class StreamedRows:
     """x as B, in shared memory.
 
-    rows   1 to 8
+    rows   that there is room for: 1, 2, 4 or 8
     depth  of K with zeros: whole units for every warp
     atom   mma.sync, of which x is B
     """

@@ -87,7 +87,7 @@ class StreamedSmem(StoreSmemMap):
 class StreamedPlan(GemmPlan):
     """A product of packed weights A and up to eight columns of B; see `derive`.
 
-    The kernel is compiled for its n and k, and takes any m.
+    The kernel is compiled for its k and for 1, 2, 4 or 8 rows of x, and takes any m and up to so many.
     """
 
     m: int
@@ -154,7 +154,7 @@ class StreamedPlan(GemmPlan):
         order, atom = PackedOrder(weights, a_spec.dtype.name), mma_sync((STRIP, COLUMNS, 16), a_spec.dtype)
         left = StreamedWeights(order, PackedTile((UNIT_ROWS, UNIT_K), order.unit_bytes), a_spec.dtype)
         turns = tile_count(tile_count(k, UNIT_K), config.warps)
-        right = StreamedRows(b_spec.dtype, n, turns * config.warps * UNIT_K, atom)
+        right = StreamedRows(b_spec.dtype, 1 << (n - 1).bit_length(), turns * config.warps * UNIT_K, atom)
         smem = _map(target, left, right, config)
         return cls(
             m=m, n=n, k=k, arch=target, a=left, b=right, c=c_spec, mma=atom, tile=(STRIP, COLUMNS, UNIT_K),
@@ -162,8 +162,13 @@ class StreamedPlan(GemmPlan):
         )  # fmt: skip
 
     def for_any_size(self) -> StreamedPlan:
-        """The plan of the same kernel for one feature: n and k are the kernel's."""
-        return replace(self, m=1)
+        """The plan of the same kernel for one feature and all of its rows of x; k stays.
+
+        >>> of_rows = [StreamedPlan.derive(64, n, 2048, weights=QuantizedFormat("int4", 128)) for n in (3, 4, 5)]
+        >>> [plan.for_any_size().n for plan in of_rows]
+        [4, 4, 8]
+        """
+        return replace(self, m=1, n=self.b.rows)
 
     # ------------------------------------------------------------------------------------------------ the launch
     @property
@@ -242,15 +247,16 @@ class StreamedPlan(GemmPlan):
         slots = [("slots", int(self.slot(w, 0)), own, w, said, "warp") for w in range(config.warps)]
         sums = [("sums", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, s, "of all warps", "strip")
                 for s in range(config.strips)]  # fmt: skip
-        x = ("x", smem.b_offset, self.b.bytes, None, f"{self.n} line(s) of {self.b.depth}", "stage")
+        x = ("x", smem.b_offset, self.b.bytes, None, f"{self.b.rows} line(s) of {self.b.depth}", "stage")
         return [*slots, x, *sums]
 
     # ------------------------------------------------------------------------------------------------ sums of warps
     @cached_property
     def sums(self) -> Layout:
         """(row of a strip, column, warp, strip) -> float32 among the sums."""
-        shape = STRIP, self.n, self.config.warps, self.config.strips
-        return Layout(shape, (1, STRIP, STRIP * self.n, STRIP * self.n * self.config.warps))
+        columns, warps = self.b.rows, self.config.warps
+        shape = STRIP, columns, warps, self.config.strips
+        return Layout(shape, (1, STRIP, STRIP * columns, STRIP * columns * warps))
 
     @cached_property
     def rows_of_sums(self) -> tuple[int, ...]:
@@ -266,11 +272,8 @@ class StreamedPlan(GemmPlan):
 
     @property
     def pairs(self) -> int:
-        """Pairs of columns of a strip that are added, a power of two: some may be of no row of x."""
-        pairs = 1
-        while PAIR * pairs < self.n:
-            pairs *= 2
-        return pairs
+        """Pairs of columns of a strip that are added: some may be of no row of x."""
+        return max(1, self.b.rows // PAIR)
 
     @property
     def rounds(self) -> int:

@@ -63,8 +63,10 @@ def _lines(plan: StreamedPlan, x: np.ndarray) -> Bytes:
     """x in shared memory: 0xFF where no thread copies."""
     b, size = plan.b, plan.b.dtype.bytes
     memory = np.full(b.bytes, 0xFF, np.uint8)
-    raw = np.zeros((plan.n, b.depth * size), np.uint8)
-    raw[:, : plan.k * size] = np.ascontiguousarray(x.reshape(plan.n, plan.k).astype(b.dtype.storage)).view(np.uint8)
+    raw = np.zeros((b.rows, b.depth * size), np.uint8)
+    raw[: plan.n, : plan.k * size] = np.ascontiguousarray(x.reshape(plan.n, plan.k).astype(b.dtype.storage)).view(
+        np.uint8
+    )
     run = np.arange(VECTOR_BYTES)
     row, byte = (np.asarray(v) for v in b.chunk(np.arange(b.unit_chunks)))
     for unit in range(b.depth * size // b.unit_step):
@@ -175,7 +177,7 @@ def _put(plan: StreamedPlan, sums: Floats, held: Floats, warp: int, strip: int) 
     """A warp's sums to where the block adds them."""
     i, j = plan.mma.coords("C")(np.arange(WARP)[:, None], np.arange(held.shape[1])[None, :])
     i, j = np.broadcast_arrays(np.asarray(i), np.asarray(j))
-    inside = j < plan.n
+    inside = j < plan.b.rows
     sums[np.asarray(plan.sums(i[inside], j[inside], warp, strip))] = held[inside]
 
 

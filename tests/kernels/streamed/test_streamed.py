@@ -14,6 +14,7 @@ from layoutgemm.arch import arch
 from layoutgemm.emulator.api import ORDERS
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import StreamedConfig, StreamedPlan
+from layoutgemm.kernels.compile.compiler import kernel_facts
 from layoutgemm.kernels.epilogue.chain import Activation, Amax, Bias, Epilogue, Residual, RowReduce
 from layoutgemm.kernels.pictures import plan_table
 from layoutgemm.kernels.quantized.formats import MXFP4, MXFP8, NVFP4
@@ -150,6 +151,14 @@ def test_the_choice_knows_what_it_does_not_stream() -> None:
     small = streamed_config(INT4, 8192, 1, 8192, 108, ada, "bf16", 99 * 1024)
     assert small is not None and not small.overlap
     assert StreamedPlan.derive(8192, 1, 8192, weights=INT4, arch=ada, config=small).smem.total <= 99 * 1024
+
+
+def test_rows_up_to_a_power_of_two_share_a_kernel_and_depths_do_not() -> None:
+    facts = [kernel_facts(StreamedPlan.derive(m, n, k, weights=INT4)) for m, n, k in SHARED]
+    assert facts[0] == facts[1] != facts[2] and facts[0] != facts[3]
+
+
+SHARED = ((64, 3, 2048), (8192, 4, 2048), (64, 2, 2048), (64, 4, 2176))
 
 
 def test_pictures_and_pages_say_what_there_is() -> None:

@@ -57,26 +57,30 @@ class StreamedKernel(FusedEntry):
     ) -> None:  # fmt: skip
         """Host side: as many blocks as run at a time, or strips. See `TileEntry.start`."""
         plan, several = self.plan, self.plan.config.blocks_per_sm > 1
-        m, _, _, _ = sizes
+        m, n, _, _ = sizes
         blocks = cutlass.min(tile_count(m, STRIP), workers)
-        self.kernel(*matrices, m, pitches["b"][0], pitches["c"][0], tuple(words)).launch(
+        self.kernel(*matrices, m, n, pitches["b"][0], pitches["c"][0], tuple(words)).launch(
             grid=(blocks, 1, 1), block=(plan.threads, 1, 1), smem=plan.smem.total, stream=stream,
             min_blocks_per_mp=plan.config.blocks_per_sm, use_pdl=plan.config.overlap,
             preferred_smem_carveout=ALL_SHARED if several else None,
         )  # fmt: skip
 
     @cute.kernel
-    def kernel(self, packed: Int64, x: Int64, c: Int64, m: Int32, ldx: Int64, ldc: Int64, words: tuple) -> None:
+    def kernel(
+        self, packed: Int64, x: Int64, c: Int64, m: Int32, n: Int32, ldx: Int64, ldc: Int64, words: tuple
+    ) -> None:
         """Device side: one block, a run of strips."""
-        self.compute((packed, x, c), m, (ldx, ldc), words)
+        self.compute((packed, x, c), (m, n), (ldx, ldc), words)
 
     @cute.jit
     def compute(
-        self, matrices: tuple[Int64, Int64, Int64], m: Int32, pitches: tuple[Int64, Int64], words: tuple[Int64, ...]
-    ) -> None:
+        self, matrices: tuple[Int64, Int64, Int64], sizes: tuple[Int32, Int32], pitches: tuple[Int64, Int64],
+        words: tuple[Int64, ...],
+    ) -> None:  # fmt: skip
         """The block's strips.
 
         matrices  addresses of the packed weights, x and C
+        sizes     features, and rows of x
         pitches   elements from line to line of x and C
         """
         plan = self.plan
@@ -84,9 +88,9 @@ class StreamedKernel(FusedEntry):
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         lane, warp = thread % WARP, bridge.uniform(thread // WARP)
-        strip, last = plan.share(block, blocks, tile_count(m, STRIP), cutlass.min)
+        strip, last = plan.share(block, blocks, tile_count(sizes[0], STRIP), cutlass.min)
         shared = bridge.SharedMemory(plan.smem).base
-        stream = WarpStream(plan, shared, (matrices[0], matrices[1], pitches[0]), (lane, warp), (strip, last))
+        stream = WarpStream(plan, shared, (matrices[0], matrices[1], pitches[0], sizes[1]), (lane, warp), (strip, last))
         if const_expr(plan.config.overlap):
             bridge.allow_next_kernel()
             stream.prefetch(strip)
@@ -108,7 +112,7 @@ class StreamedKernel(FusedEntry):
                         slot = stream.take(sums, strip + done, turn, slot)
                 self.put(shared, sums, lane, warp, done)
             bridge.block_sync()
-            self.store(shared, thread, (strip, count), m, (matrices[2], pitches[1]), words)
+            self.store(shared, thread, (strip, count), sizes, (matrices[2], pitches[1]), words)
             strip += count
             if strip < last:  # the next strips' sums go to the same places
                 bridge.block_sync()
@@ -119,36 +123,37 @@ class StreamedKernel(FusedEntry):
         plan = self.plan
         for v in cutlass.range_constexpr(plan.mma.accumulator_registers):
             row, column = plan.mma.coords_C(lane, v)
-            if column < plan.n:
+            if column < plan.b.rows:
                 at = shared + (plan.smem.c_offset + F32 * plan.sums(row, column, warp, strip))
                 bridge.store_shared(at.toint(), (sums[v],))
 
     @cute.jit
     def store(
-        self, shared: cute.Pointer, thread: Int32, strips: tuple[Int32, Int32], m: Int32, c: tuple[Int64, Int64],
-        words: tuple[Int64, ...],
+        self, shared: cute.Pointer, thread: Int32, strips: tuple[Int32, Int32], sizes: tuple[Int32, Int32],
+        c: tuple[Int64, Int64], words: tuple[Int64, ...],
     ) -> None:  # fmt: skip
         """Each thread's elements: the warps' sums, the epilogue, C.
 
         strips  the first, and how many
+        sizes   features, and rows of x
         c       address and pitch
         """
         plan, first = self.plan, strips[0] * STRIP
-        limit = cutlass.min(m, first + strips[1] * STRIP)
+        limit = cutlass.min(sizes[0], first + strips[1] * STRIP)
         values = cute.make_rmem_tensor(plan.accumulator_registers, Float32)
         for v in cutlass.range_constexpr(plan.accumulator_registers):
             values[v] = Float32(0.0)
             row, column = plan.coords_C(thread, v)
-            if (first + row < limit) & (column < plan.n):
+            if (first + row < limit) & (column < sizes[1]):
                 values[v] = self.added(shared, row, column)
         done = [values[v] for v in range(plan.accumulator_registers)]
         if const_expr(bool(plan.epilogue)):
             given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
-            job = bridge.Carried(m=limit, n=Int32(plan.n), given=given)
+            job = bridge.Carried(m=limit, n=sizes[1], given=given)
             done = FusedBlock(Summed(plan), job, (first, Int32(0), Int32(0)), thread).values(values, 0, len(done))
         for v in cutlass.range_constexpr(plan.accumulator_registers):
             row, column = plan.coords_C(thread, v)
-            if (first + row < limit) & (column < plan.n):
+            if (first + row < limit) & (column < sizes[1]):
                 at = c[0] + (Int64(column) * c[1] + first + row) * plan.c.dtype.bytes
                 bridge.store_element(at, done[v], plan.c.dtype)
 
@@ -175,12 +180,12 @@ class WarpStream(ampere.Held):
     held = ("values",)
 
     def __init__(
-        self, plan: StreamedPlan, shared: cute.Pointer, sources: tuple[Int64, Int64, Int64], who: tuple[Int32, Int32],
-        strips: tuple[Int32, Int32],
+        self, plan: StreamedPlan, shared: cute.Pointer, sources: tuple[Int64, Int64, Int64, Int32],
+        who: tuple[Int32, Int32], strips: tuple[Int32, Int32],
     ):  # fmt: skip
         """Slots of a lane.
 
-        sources  addresses of the packed weights and of x, and the elements from line to line of x
+        sources  addresses of the packed weights and of x, the elements from line to line of x, and its rows
         who      lane and warp
         strips   the block's first strip, and the one behind its last
         """
@@ -191,20 +196,20 @@ class WarpStream(ampere.Held):
 
     def address(self, strip: Int32, turn: Int32 | int) -> Int64:
         """The address of the unit that the warp takes of a strip in a turn."""
-        plan, (_, packed, _, _, _, warp, *_) = self.plan, self.values
+        plan, (_, packed, _, _, _, _, warp, *_) = self.plan, self.values
         block, _ = plan.a.unit(strip)
         unit = Int64(block) * plan.units + plan.unit_of(warp, turn)
         return packed + unit * plan.a.packing.unit_bytes
 
     def there(self, strip: Int32, turn: Int32 | int) -> cutlass.Boolean:
         """True if a strip is the block's and the warp has that unit."""
-        plan, (warp, _, last) = self.plan, self.values[5:8]
+        plan, (warp, _, last) = self.plan, self.values[6:9]
         ragged = plan.turns * plan.config.warps > plan.units
         return (strip < last) & (plan.unit_of(warp, turn) < plan.units) if ragged else strip < last
 
     def fill(self, strip: Int32, turn: Int32 | int, slot: Int32) -> None:
         """Copy the lane's share of a unit into a slot, as one group; a missing unit is zeros."""
-        plan, (shared, _, _, _, lane, warp, *_) = self.plan, self.values
+        plan, (shared, _, _, _, _, lane, warp, *_) = self.plan, self.values
         _, quarter = plan.a.unit(strip)
         there, source, base = self.there(strip, turn), self.address(strip, turn), shared + plan.slot(warp, slot)
         for unit_byte, slot_byte, size in plan.a.copies(lane, quarter):
@@ -215,8 +220,8 @@ class WarpStream(ampere.Held):
 
     @cute.jit
     def copy_x(self, strip: Int32, turn: Int32 | int) -> None:
-        """With a unit of the block's first strip: the same columns of x, zeros beyond K."""
-        plan, b, (shared, _, x, ldx, lane, warp, first, *_) = self.plan, self.plan.b, self.values
+        """With a unit of the block's first strip: the same columns of x, zeros beyond K and beyond the last row."""
+        plan, b, (shared, _, x, ldx, rows, lane, warp, first, *_) = self.plan, self.plan.b, self.values
         if strip == first:
             unit = plan.unit_of(warp, turn)
             for number in cutlass.range_constexpr(tile_count(b.unit_chunks, WARP)):
@@ -224,6 +229,7 @@ class WarpStream(ampere.Held):
                 row, byte = b.chunk(chunk)
                 byte = byte + unit * b.unit_step
                 valid = cutlass.max(cutlass.min(plan.k * b.dtype.bytes - byte, VECTOR_BYTES), 0)
+                valid = cutlass.select_(row < rows, valid, Int32(0))
                 destination = shared + (plan.smem.b_offset + b.byte(row, 0) + byte)
                 address = x + Int64(row) * ldx * b.dtype.bytes + byte
                 if const_expr((number + 1) * WARP <= b.unit_chunks):
@@ -234,7 +240,7 @@ class WarpStream(ampere.Held):
     @cute.jit
     def prefetch(self, strip: Int32) -> None:
         """Bring the warp's first units to L2: what its lanes copy of each is contiguous for each vector and group."""
-        plan, lane = self.plan, self.values[4]
+        plan, lane = self.plan, self.values[5]
         for number in cutlass.range_constexpr(plan.config.prefetch):
             further, turn = plan.item(number)
             if (lane == 0) & self.there(strip + further, turn):
@@ -246,7 +252,7 @@ class WarpStream(ampere.Held):
     @cute.jit
     def take(self, sums: cute.Tensor, strip: Int32, turn: Int32 | int, slot: Int32) -> Int32:
         """Multiply the oldest unit, refill its slot, and give the number of the next one."""
-        plan, (shared, _, _, _, lane, warp, first, _, lines) = self.plan, self.values
+        plan, (shared, _, _, _, _, lane, warp, first, _, lines) = self.plan, self.values
         bridge.wait_copies(plan.config.slots - 1)
         if strip == first:
             bridge.warp_sync()
