@@ -162,7 +162,7 @@ class StreamedPlan(GemmPlan):
         )  # fmt: skip
 
     def for_any_size(self) -> StreamedPlan:
-        """The plan of the same kernel for one feature and all of its rows of x; k stays.
+        """The plan of the same kernel for one feature and all its rows of x; k stays.
 
         >>> of_rows = [StreamedPlan.derive(64, n, 2048, weights=QuantizedFormat("int4", 128)) for n in (3, 4, 5)]
         >>> [plan.for_any_size().n for plan in of_rows]
