@@ -51,6 +51,7 @@ IGNORED = {
     "acquire", "release", "acq_rel", "mmio", "noftz", "rn", "unified",
 }  # fmt: skip
 HINT = "L2::cache_hint"  # the word of an instruction whose last operand is a cache policy
+HALVES = ("bf16", "f16x2", "bf16x2")  # types of an element that no register is declared with
 # Words of a load or store that is "strong" in PTX's memory model: two of them are no data race.
 STRONG_WORDS = ("relaxed", "acquire", "release", "acq_rel", "mmio", "volatile")
 SPACES = (
@@ -69,19 +70,22 @@ class AccessForm:
     """
 
     def __init__(self, ins: PtxInstruction, extra: tuple[str, ...] = ()) -> None:
-        self.space, self.kind, self.count = "", ins.words[-1], 1
+        words = list(ins.words)
+        # The examples of PTX's "red", and code in use, write the type of a vector before the operation.
+        at = next((n for n in range(len(words) - 1, 0, -1) if words[n] in SIZES or words[n] in HALVES), len(words) - 1)
+        self.space, self.kind, self.count = "", words.pop(at), 1
         self.strong = next((word for word in ins.words if word in STRONG_WORDS), "")
         self.acquire = "acquire" in ins.words or "acq_rel" in ins.words
         self.release = "release" in ins.words or "acq_rel" in ins.words
         self.atomic, self.wide = False, not {"cta", "cluster"} & {*ins.words}
-        for word in ins.words[1:-1]:
+        for word in words[1:]:
             if word in SPACES:
                 self.space = word.removesuffix("::entry").removesuffix("::func")
             elif word in ("v2", "v4", "v8"):
                 self.count = int(word[1:])
             elif word not in IGNORED and word not in extra and not word.startswith(("L1::", "L2::")):
                 raise ValueError(f".{word} is not known here")
-        self.bytes = bits_of(self.kind) // 8 if self.kind in ("bf16", "f16x2", "bf16x2") else SIZES.get(self.kind, 0)
+        self.bytes = bits_of(self.kind) // 8 if self.kind in HALVES else SIZES.get(self.kind, 0)
         if (self.bytes not in UNSIGNED and self.kind != "b128") or self.kind == "pred":
             raise ValueError(f"{self.space or 'generic'} {self.kind} is not known here")
 

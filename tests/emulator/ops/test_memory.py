@@ -152,6 +152,32 @@ def test_vector_reductions():
         go(body + "red.global.add.v4.f32 [%out+8], {%f5, %f6, %f7, %f8};")
 
 
+@pytest.mark.parametrize("words, values, view, want", [
+    ("red.global.v4.f32.add", "{%f5, %f6, %f7, %f8}", np.float32, [496, 10416, -496, 32]),
+    ("red.relaxed.sys.global.v2.f32.add", "{%f5, %f6}", np.float32, [496, 10416]),
+    ("red.global.v2.f16.add.noftz", "{%h5, %h6}", np.float16, [496, -496]),
+    ("red.global.v8.f16.max.noftz", "{%h5, %h6, %h5, %h6, %h5, %h6, %h5, %h6}", np.float16, [31, 0] * 4),
+    ("red.global.v2.f16x2.min.noftz", "{%r5, %r5}", np.float16, [0, -31, 0, -31]),
+])  # fmt: skip
+def test_the_type_of_a_vector_reduction_may_come_before_its_operation(words, values, view, want):
+    """The examples of PTX ISA, "red", write it so; the order of its grammar gives the same."""
+    body = """cvt.rn.f32.u32 %f5, %r30; mul.f32 %f6, %f5, %f5; neg.f32 %f7, %f5; mov.f32 %f8, 0f3F800000;
+    cvt.rn.f16.f32 %h5, %f5; cvt.rn.f16.f32 %h6, %f7; mov.b32 %r5, {%h5, %h6};"""
+    size = len(want) * np.dtype(view).itemsize
+    for one in (words, words.replace("red", "atom")):
+        vector, kind, *operation = one.split(".")[-3 if "noftz" not in one else -4 :]
+        grammar = one.removesuffix(f"{vector}.{kind}." + ".".join(operation)) + ".".join((*operation, vector, kind))
+        for form in (one, grammar):
+            into = values.translate(str.maketrans("5678", "1234")) + ", " if "atom" in form else ""
+            found = go(f"{body} {form} {into}[%out], {values};")
+            assert found["out"][:size].view(view).tolist() == want and not found.findings, form
+
+
+def test_an_atomic_operation_without_a_type_is_refused():
+    with pytest.raises(PtxError, match="add is not known here"):
+        go("red.global.add [%out], %r30;")
+
+
 def test_flags_in_global_memory_order():
     body = """setp.ge.u32 %p0, %r30, 32; @%p0 bra READ; st.shared.u32 [%r28], %r30; bar.warp.sync -1;
     st.RELEASE.gpu.global.u32 [%out], 1; bra END;
