@@ -151,7 +151,7 @@ def exactly_quantised(*shape: int, seed: int) -> Any:
     return x * 448 * torch.where(torch.rand(shape, generator=generator) < 0.5, -1, 1)
 
 
-@pytest.mark.parametrize("recipes, transposed", zip(PAIRS, [True, False] * 3))
+@pytest.mark.parametrize("recipes, transposed", list(zip(PAIRS, [True, False] * 3, strict=True)))
 def test_second_derivatives_are_those_of_a_plain_product(recipes: tuple[str, str], transposed: bool) -> None:
     """Gradients of gradients, and a third derivative, equal float64's: no operand here is rounded."""
     m, k, n = 48, 144, 80
