@@ -101,7 +101,7 @@ def others(rows: int) -> dict[str, Sm90Config | StreamedConfig]:
     """Configurations that are timed beside the default.
 
     >>> list(others(1))
-    ['128 split2 pdl p4', '64 split2 pdl p4', 'streamed, 16 warps, 4 slots', 'streamed, 16 warps, 3 slots']
+    ['128 split2 pdl p4', '64 split2 pdl p4', 'streamed, 16 warps, 4 slots', 'streamed, 8 warps, 2 blocks']
     """
     if rows <= 64:
         width = -(-rows // 16) * 16
@@ -111,15 +111,16 @@ def others(rows: int) -> dict[str, Sm90Config | StreamedConfig]:
                 (tile, width), consumers=tile // 64, split=2, single=True, store="direct", loader="warp", overlap=True,
                 prefetch=4,
             )  # fmt: skip
-        for slots in (4, 3) if rows <= MOST_ROWS else ():
-            found[f"streamed, 16 warps, {slots} slots"] = StreamedConfig(slots=slots, overlap=True, prefetch=2)
+        if rows <= MOST_ROWS:
+            found["streamed, 16 warps, 4 slots"] = StreamedConfig(overlap=True, prefetch=2)
+            found["streamed, 8 warps, 2 blocks"] = StreamedConfig(8, 4, 8, overlap=True, prefetch=2, band=2, split=2)
         return found
     if rows <= 256:
         return {
             "64x128 warp": Sm90Config((64, 128), consumers=1, loader="warp"),
-            "64x128 split2": Sm90Config((64, 128), tile_k=64, consumers=1, loader="warp", split=2, single=True),
-            "128x128 k128": Sm90Config((128, 128), loader="warp"),
-            "(256, 128) wg": Sm90Config((256, 128), tile_k=64, loader="warpgroup"),
+            "128x128 split2": Sm90Config((128, 128), loader="warpgroup", split=2, single=True),
+            "128x128": Sm90Config((128, 128), loader="warpgroup"),
+            "128x256 split2": Sm90Config((128, 256), tile_k=64, loader="warpgroup", split=2, single=True),
         }
     return {
         "(128, 256) wg (2,1)": Sm90Config((128, 256), tile_k=64, loader="warpgroup", cluster=(2, 1)),

@@ -54,6 +54,7 @@ from .registers import (
     store_matrices,
     store_neighbours,
     store_pair,
+    store_remote,
     store_shared,
 )
 from .sync import (
@@ -204,6 +205,7 @@ __all__ = [
     "store_matrices",
     "store_neighbours",
     "store_pair",
+    "store_remote",
     "store_shared",
     "store_tile",
     "take_registers",

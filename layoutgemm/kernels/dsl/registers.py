@@ -93,6 +93,11 @@ def remote(pointer: cute.Pointer, block: Int32) -> Int32:
     return assembly(text, "=r,r,r", operands, (Int32,), pure=True)[0]
 
 
+def store_remote(address: Int32, value: Float32) -> None:
+    """st.shared::cluster of one f32 to another block's shared memory; a `remote` address."""
+    assembly("st.shared::cluster.f32 [$0], $1;", "r,f,~{memory}", [Int32(address), Float32(value)])
+
+
 def send(address: Int32, values: Sequence[Numeric], barrier: Int32) -> None:
     """st.async of four f32 to another block's shared memory, whose mbarrier counts their bytes; `remote` addresses."""
     assembly(

@@ -187,7 +187,7 @@ def _on_gpu(plan: Plan, matrices: tuple[np.ndarray, np.ndarray], leading: int, w
     c = torch.zeros((lines, pitch), dtype=torch_type(plan.c.dtype), device="cuda")
     index = torch.cuda.current_device()
     pitches = (leading, plan.k) if isinstance(plan, Sm80Plan) else (plan.k, leading)
-    clusters = plan.cluster_size if isinstance(plan, Sm90Plan) else 1
+    clusters = 1 if isinstance(plan, Sm80Plan) else plan.cluster_size
     sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, pitch, 0, 0, lines * pitch)
     stream = torch.cuda.current_stream().cuda_stream
     pointers = [x.data_ptr() for x in (*tensors[:2], c)]

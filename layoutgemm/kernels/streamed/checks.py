@@ -16,9 +16,10 @@ from ..plan_checks import fragment_checks, misplaced
 from ..quantized.blocks import QUARTERS, STRIP
 from ..quantized.checks import conversion_check, fragments_check, order_checks
 from ..quantized.conversions import FusedPairs, NumpyPairs
+from ..quantized.formats import UNIT_ROWS
 from ..quantized.order import VECTOR_BYTES, WORDS
 from .operands import COLUMNS
-from .plan import F32, StreamedPlan
+from .plan import BUFFERS, F32, StreamedPlan
 from .reference import register_bytes
 
 HELD = 24  # registers of a thread beside words, fragments and sums: addresses, counters
@@ -33,10 +34,12 @@ def check_streamed(plan: StreamedPlan) -> Report:
 
 def _checks(plan: StreamedPlan, explored: bool) -> list[Check]:
     pairs = FusedPairs if plan.fused else NumpyPairs
+    whole = plan.b.fragments if plan.a.band > 1 else 2  # fragments of x that stay for the next strip, or of one load
     held = {
         "words": plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words,
-        "fragments": plan.mma.registers("A") + 2 * plan.mma.registers("B"),
-        "sums": plan.mma.accumulator_registers,
+        "fragments": plan.mma.registers("A") + whole * plan.mma.registers("B"),
+        "sums": plan.band_registers,
+        "a group's sums": plan.mma.accumulator_registers,
         "addresses and counters": HELD,
     }
     parts = {
@@ -44,8 +47,10 @@ def _checks(plan: StreamedPlan, explored: bool) -> list[Check]:
         "x": plan.smem.b_stage_bytes,
         f"sums of {plan.config.strips} strips": plan.config.strips * plan.smem.c_buffer_bytes,
     }
+    if plan.config.split > 1:
+        parts[f"sums of {plan.config.split} blocks, {BUFFERS} buffers"] = plan.smem.received_bytes
     return [
-        _strips(plan),
+        _bands(plan),
         _units(plan),
         *order_checks(plan.a.packing),
         _slots(plan),
@@ -57,6 +62,7 @@ def _checks(plan: StreamedPlan, explored: bool) -> list[Check]:
         _fragments_of_x(plan),
         *fragment_checks(plan.mma),
         _sums(plan),
+        *[_received(plan)] * (plan.config.split > 1),
         *_banks(plan),
         _map(plan),
         shared_memory_of(plan.arch, parts, plan.smem.total, 0, "gaps", plan.config.blocks_per_sm),
@@ -67,44 +73,60 @@ def _checks(plan: StreamedPlan, explored: bool) -> list[Check]:
 # ------------------------------------------------------------------------------------------------------- who does what
 
 
-def _strips(plan: StreamedPlan) -> Check:
-    """Every strip is of one block, for some grids of blocks."""
-    witness, strips = "", plan.tiles[0]
-    for blocks in sorted({min(blocks, strips) for blocks in (*_GRIDS, strips)}):
-        block = np.arange(blocks)
-        first, last = (np.asarray(v) for v in plan.share(block, blocks, strips, np.minimum))
-        ends = np.append(first, strips)
+def _bands(plan: StreamedPlan) -> Check:
+    """Every band is of one cluster, for some grids of clusters."""
+    witness, bands = "", plan.bands
+    for clusters in sorted({min(clusters, bands) for clusters in (*_GRIDS, bands)}):
+        cluster = np.arange(clusters)
+        first, last = (np.asarray(v) for v in plan.share(cluster, clusters, bands, np.minimum))
+        ends = np.append(first, bands)
         wrong = np.nonzero((last != ends[1:]) | (last < first))[0]
         if first[0] or len(wrong):
             at = int(wrong[0]) if len(wrong) else 0
-            witness = witness or f"block {at} of {blocks} has strips {first[at]} to {last[at]}, the next {ends[at + 1]}"
+            found = f"{at} of {clusters} has bands {first[at]} to {last[at]}, the next {ends[at + 1]}"
+            witness = witness or f"cluster {found}"
         if int((last - first).max() - (last - first).min()) > 1:
-            witness = witness or f"of {blocks} blocks one has {int((last - first).max())} strips, and one fewer by two"
-    if STRIP * strips < plan.m:
-        witness = witness or f"{strips} strips of {STRIP} are fewer than {plan.m} features"
-    statement = f"runs of {strips} strips of {STRIP} features cover {plan.m}, each strip once, and differ by one"
-    return Check("strips", statement, not witness, "exhaustion (grids)", witness)
+            witness = (
+                witness or f"of {clusters} clusters one has {int((last - first).max())} bands, and one fewer by two"
+            )
+    if STRIP * plan.a.band * bands < plan.m:
+        witness = witness or f"{bands} bands of {STRIP * plan.a.band} are fewer than {plan.m} features"
+    starts = plan.a.unit(np.arange(bands))
+    rows = np.asarray(starts[0]) * UNIT_ROWS + np.asarray(starts[1]) * STRIP
+    if (rows != np.arange(bands) * plan.a.band * STRIP).any() or QUARTERS % plan.a.band:
+        witness = witness or "a band does not begin where the one before ends, or crosses a row block"
+    features = STRIP * plan.a.band
+    statement = f"runs of {bands} bands of {features} features cover {plan.m}, each band once, and differ by one"
+    return Check("bands", statement, not witness, "exhaustion (grids)", witness)
 
 
 def _units(plan: StreamedPlan) -> Check:
-    """The warps have every unit along K once; an item's number gives strip and turn in order."""
-    witness, times = "", np.zeros(plan.turns * plan.config.warps, np.int64)
+    """The warps of a cluster have every unit along K once; an item's number gives band and turn in order."""
+    witness, config = "", plan.config
+    times = np.zeros(plan.turns * config.warps * config.split, np.int64)
+    own = np.zeros(plan.turns * config.warps, np.int64)
     for turn in range(plan.turns):
-        np.add.at(times, np.asarray(plan.unit_of(np.arange(plan.config.warps), turn)), 1)
+        np.add.at(own, np.asarray(plan.place_of(np.arange(config.warps), turn)), 1)
+        for part in range(config.split):
+            np.add.at(times, np.asarray(plan.unit_of(np.arange(config.warps), turn, part)), 1)
     if (times != 1).any() or len(times) < plan.units:
         at = int(np.nonzero(times != 1)[0][0]) if (times != 1).any() else len(times)
         witness = f"unit {at} of {plan.units} is taken {times[at] if at < len(times) else 0} times"
+    if (own != 1).any():
+        at = int(np.nonzero(own != 1)[0][0])
+        witness = witness or f"place {at} of a block's units of x is taken {own[at]} times"
     number = np.arange(3 * plan.turns)
     further, place = (np.asarray(v) for v in plan.item(number))
     wrong = np.nonzero((further * plan.turns + place != number) | (place >= plan.turns))[0]
     if len(wrong):
         at = int(wrong[0])
-        witness = witness or f"item {at} is turn {place[at]} of strip {further[at]}"
-    slot = {int(plan.slot(w, s)) for w in range(plan.config.warps) for s in range(plan.stages)}
-    if len(slot) != plan.config.warps * plan.stages:
-        witness = witness or f"{len(slot)} places of {plan.config.warps} warps' {plan.stages} slots"
+        witness = witness or f"item {at} is turn {place[at]} of band {further[at]}"
+    slot = {int(plan.slot(w, s)) for w in range(config.warps) for s in range(plan.stages)}
+    if len(slot) != config.warps * plan.stages:
+        witness = witness or f"{len(slot)} places of {config.warps} warps' {plan.stages} slots"
+    blocks = f" of {config.split} blocks" if config.split > 1 else ""
     statement = (
-        f"{plan.config.warps} warps take each of {plan.units} units along K once, in {plan.turns} turn(s) a strip"
+        f"{config.warps} warps{blocks} take each of {plan.units} units along K once, in {plan.turns} turn(s) a band"
     )
     return Check("units", statement, not witness, f"exhaustion ({len(times)} units)", witness)
 
@@ -115,7 +137,7 @@ def _units(plan: StreamedPlan) -> Check:
 def _slots(plan: StreamedPlan) -> Check:
     """A lane's loads find what it copied itself: its own words and scales of the unit."""
     a, order, lanes, witness = plan.a, plan.a.packing, np.arange(WARP), ""
-    for quarter in range(QUARTERS):
+    for quarter in range(0, QUARTERS, a.band):
         source, owner = np.full(a.slot_bytes, -1), np.full(a.slot_bytes, -1)
         times = np.zeros(a.slot_bytes, np.int64)
         for unit_byte, slot_byte, size in a.copies(lanes, quarter):
@@ -125,28 +147,32 @@ def _slots(plan: StreamedPlan) -> Check:
             for byte in range(size):
                 source[target + byte], owner[target + byte] = first + byte, lanes
                 np.add.at(times, target + byte, 1)
-        thread = lanes + WARP * quarter
-        loads = [(np.asarray(a.codes(lanes, v)), np.asarray(order.vector_bytes(thread, v)), VECTOR_BYTES, f"vector {v}")
-                 for v in range(a.vectors)]  # fmt: skip
-        loads += [
-            (a.slot_codes + np.asarray(a.numbers(lanes, g)),
-             order.code_bytes + np.asarray(order.scale_bytes(thread, g)), a.number_bytes, f"scales {g}")
-            for g in range(a.groups)
-        ]  # fmt: skip
-        for first, wanted, size, what in loads:
-            at = first[:, None] + np.arange(size)
-            bad = (source[at] != wanted[:, None] + np.arange(size)) | (owner[at] != lanes[:, None]) | (times[at] != 1)
-            if bad.any():
-                lane = int(np.argwhere(bad)[0][0])
-                witness = witness or f"quarter {quarter}, lane {lane}, {what}: not what it copied, or not once"
-    statement = f"each lane loads {a.vectors} vector(s) and {a.groups} scale(s) that it alone copied, of its own rows"
+        for strip in range(a.band):
+            thread, base = lanes + WARP * (quarter + strip), strip * a.strip_bytes
+            loads = [(base + np.asarray(a.codes(lanes, v)), np.asarray(order.vector_bytes(thread, v)), VECTOR_BYTES,
+                      f"vector {v}") for v in range(a.vectors)]  # fmt: skip
+            loads += [
+                (base + a.strip_codes + np.asarray(a.numbers(lanes, g)),
+                 order.code_bytes + np.asarray(order.scale_bytes(thread, g)), a.number_bytes, f"scales {g}")
+                for g in range(a.groups)
+            ]  # fmt: skip
+            for first, wanted, size, what in loads:
+                at = first[:, None] + np.arange(size)
+                bad = (
+                    (source[at] != wanted[:, None] + np.arange(size)) | (owner[at] != lanes[:, None]) | (times[at] != 1)
+                )
+                if bad.any():
+                    lane, of = int(np.argwhere(bad)[0][0]), f"quarter {quarter + strip}"
+                    witness = witness or f"{of}, lane {lane}, {what}: not what it copied, or not once"
+    loaded = f"{a.vectors} vector(s) and {a.groups} scale(s) of {a.band} strip(s)"
+    statement = f"each lane loads {loaded} that it alone copied, of its own rows"
     return Check("slots", statement, not witness, f"exhaustion ({QUARTERS}x{WARP} lanes)", witness)
 
 
 def _ahead(plan: StreamedPlan) -> Check:
     """The bytes that are brought to L2 ahead are those that lanes copy."""
     witness, lanes = "", np.arange(WARP)
-    for quarter in range(QUARTERS):
+    for quarter in range(0, QUARTERS, plan.a.band):
         copied = [np.asarray(first)[:, None] + np.arange(size) for first, _, size in plan.a.copies(lanes, quarter)]
         wanted = np.unique(np.concatenate([each.reshape(-1) for each in copied]))
         runs = [int(first) + np.arange(size) for first, size in plan.a.runs(quarter)]
@@ -197,11 +223,11 @@ def _copies_of_x(plan: StreamedPlan) -> Check:
     b, witness = plan.b, ""
     row, byte = (np.asarray(v) for v in b.chunk(np.arange(b.unit_chunks)))
     warps, turns = np.arange(plan.config.warps), np.arange(plan.turns)
-    units = np.asarray(plan.unit_of(warps[:, None], turns[None, :])).reshape(-1)
+    units = np.asarray(plan.place_of(warps[:, None], turns[None, :])).reshape(-1)
     at = (np.asarray(b.byte(row, 0)) + byte)[None, :] + units[:, None] * b.unit_step
     if not plan.n <= b.rows <= COLUMNS:
         witness = f"room for {b.rows} rows of {plan.n}"
-    if b.depth < plan.k or b.depth * b.dtype.bytes != len(units) * b.unit_step:
+    if b.depth * plan.config.split < plan.k or b.depth * b.dtype.bytes != len(units) * b.unit_step:
         witness = f"lines of {b.depth} for K = {plan.k} and {len(units)} units"
     if (at % VECTOR_BYTES).any() or int(at.max()) + VECTOR_BYTES > b.bytes:
         witness = witness or f"a vector at byte {int(at.max())} of {b.bytes}"
@@ -237,31 +263,46 @@ def _fragments_of_x(plan: StreamedPlan) -> Check:
 
 
 def _sums(plan: StreamedPlan) -> Check:
-    """Sums lie apart; each element of the strips is added and stored by one thread, whose pairs are of one row."""
-    witness, thread = "", np.arange(plan.threads)
-    size = STRIP * plan.b.rows * plan.config.warps * plan.config.strips
-    if (
-        not plan.sums.is_bijective()
-        or plan.sums.size != size
-        or size * F32 != plan.config.strips * plan.smem.c_buffer_bytes
-    ):
-        witness = f"{plan.sums} is no bijection onto {size} sums"
-    rows = plan.config.strips * STRIP
+    """Sums lie apart; one thread adds each element of the strips, one stores it, and its pairs are of one row."""
+    witness, config = "", plan.config
+    room = config.strips * plan.smem.c_buffer_bytes // F32
+    if not plan.sums.is_injective() or plan.sums.cosize > room:
+        witness = f"{plan.sums} has two elements in one place, or more than {room} sums"
+    for strips in {config.strips, plan.own_strips}:
+        witness = witness or _taken(plan, strips)
+    statement = f"sums of {config.warps} warps and {config.strips} strips lie apart; one thread adds each element"
+    return Check(
+        "sums", statement, not witness, f"exhaustion ({config.strips * STRIP}x{plan.b.rows} elements)", witness
+    )
+
+
+def _taken(plan: StreamedPlan, strips: int) -> str:
+    """The first element that not exactly one thread takes, or a pair of two rows; else ""."""
+    rows, thread = strips * STRIP, np.arange(plan.threads)
     times = np.zeros((rows, plan.b.rows), np.int64)
-    for value in range(plan.accumulator_registers):
+    for value in range(plan.values_of(strips)):
         row, column = np.broadcast_arrays(*(np.asarray(v) for v in plan.coords_C(thread, value)))
         inside = (row < rows) & (column < plan.b.rows)
         np.add.at(times, (row[inside], column[inside]), 1)
-        zero = plan.coords_C(0, value - value % 2)
-        if value % 2 and ((row != plan.coords_C(thread, value - 1)[0]) | (zero[0] > row)).any():
-            witness = witness or f"values {value - 1} and {value} are not neighbours of a row"
+        if value % 2 and (row != plan.coords_C(thread, value - 1)[0]).any():
+            return f"values {value - 1} and {value} are not neighbours of a row"
     if (times != 1).any():
         i, j = (int(x) for x in np.argwhere(times != 1)[0])
-        witness = witness or f"row {i}, column {j} of {plan.config.strips} strips is stored {times[i, j]} times"
-    statement = (
-        f"sums of {plan.config.warps} warps and {plan.config.strips} strips lie apart; one thread adds each element"
-    )
-    return Check("sums", statement, not witness, f"exhaustion ({rows}x{plan.b.rows} elements)", witness)
+        return f"row {i}, column {j} of {strips} strips is taken {times[i, j]} times"
+    return ""
+
+
+def _received(plan: StreamedPlan) -> Check:
+    """Each sum that a block sends has a place of its own."""
+    witness, config = "", plan.config
+    room = plan.smem.received_bytes // F32
+    if not plan.received.is_injective() or plan.received.cosize > room:
+        witness = f"{plan.received} has two sums in one place, or more than {room}"
+    owners = np.arange(config.strips) // plan.own_strips
+    if owners.max() >= config.split or (np.bincount(owners, minlength=config.split) != plan.own_strips).any():
+        witness = witness or f"{config.strips} strips are not {plan.own_strips} for each of {config.split} blocks"
+    statement = f"{config.split} blocks' sums of {config.strips} strips lie apart in the block that stores a strip"
+    return Check("sums of blocks", statement, not witness, "exhaustion (layout)", witness)
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -277,6 +318,13 @@ def _banks(plan: StreamedPlan) -> list[Check]:
         found.append(bank_conflicts(np.stack(numbers), a.number_bytes, "ld.shared").as_check("banks of scales"))
     lines = [np.asarray(plan.b.line_byte(lanes, load, np.minimum)) for load in range(plan.b.loads)]
     found.append(bank_conflicts(np.stack(lines), VECTOR_BYTES, "ldmatrix").as_check("banks B"))
+    if plan.b.rows == COLUMNS:  # of fewer columns some lanes store and add nothing
+        i, j = (np.asarray(v) for v in plan.mma.coords("C")(lanes[:, None], np.arange(plan.mma.accumulator_registers)))
+        put = np.broadcast_arrays(np.asarray(plan.sums(i, j, 0, 0)).T * F32)[0]
+        found.append(bank_conflicts(put, F32, "st.shared").as_check("banks of sums, stored"))
+        row, column = (np.asarray(v) for v in plan.coords_C(lanes, 0))
+        added = np.asarray(plan.sums(row % STRIP, column, 0, row // STRIP))[None] * F32
+        found.append(bank_conflicts(added, F32, "ld.shared").as_check("banks of sums, added"))
     return found
 
 
@@ -292,6 +340,8 @@ def _map(plan: StreamedPlan) -> Check:
     regions += [
         (f"sums {s}", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, 4) for s in range(config.strips)
     ]
+    if smem.received_bytes:
+        regions.append(("sums of blocks", smem.received_offset, smem.received_bytes, F32))
     witness = misplaced(regions, smem.alignment, smem.total)
     statement = (
         f"{config.warps}x{plan.stages} slots, x and sums of {config.strips} strips lie apart in {smem.total} bytes"

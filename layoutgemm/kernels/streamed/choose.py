@@ -1,9 +1,11 @@
 """Which products of packed weights are streamed, and how.
 
-Times are those of `benchmarks/NOTES.md`, "Streamed weights". On an H200 one or two rows with 16 warps and four slots
-took at most 5% longer than the fastest of ten configurations. A K whose units leave some of 16 warps without one, or
-keep each for more than eight turns, takes other numbers of warps: the kernel unrolls eight turns. Five to eight rows
-take three slots. Every block copies x: 8 rows of K = 8192 took 1.15 times as long as the wgmma kernel on an H100.
+Times are those of `benchmarks/NOTES.md`, "Streamed weights". On an H200 up to four rows with 16 warps and four slots
+took at most 5% longer than the fastest of twenty configurations. A K whose units leave some of 16 warps without one, or
+keep each for more than eight turns, takes other numbers of warps: the kernel unrolls eight turns.
+
+Every block copies its part of x. So blocks of a cluster share K where x is large, or units are more than 16 warps have
+in eight turns. Five to eight rows take bands of two strips, eight warps, and two blocks or more.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from ..quantized.formats import FLOAT8, UNIT_K, QuantizedFormat
 from .plan import StreamedConfig, StreamedPlan
 
 MOST_ROWS = 8  # of x
-_MOST_X = 120_000  # bytes of x, which every block copies
-_LEAST_UNITS = 16  # along K: one for each warp
+_FEW = 4  # rows that are one warp's: more take bands and clusters
+_MOST_X = {True: 100_000, False: 120_000}  # bytes of x of a block, for a few rows and for more
+_LEAST_UNITS = 16  # along K
 _MOST_TURNS = 8
-_WARPS = range(16, 33, 2)
-_SLOTS, _FEWER_SLOTS, _AHEAD = (4, 3), (3, 2), 2  # fewer for more rows than
-_FEW = 4
+_WARPS = {True: 16, False: 8}  # for a few rows and for more; from three quarters to twice as many
+_SLOTS, _AHEAD = (4, 3, 2), 2
 _STRIPS = (16, 8, 4, 2)  # whose sums wait: powers of two, so that sizes share kernels
 
 
@@ -39,15 +41,16 @@ def streamed_config(
     >>> from layoutgemm.arch import arch
     >>> int4 = QuantizedFormat("int4", 128)
     >>> streamed_config(int4, 8192, 1, 8192, 132, arch("sm_90a"))
-    StreamedConfig(warps=16, slots=4, strips=4, blocks_per_sm=1, overlap=True, prefetch=2)
+    StreamedConfig(warps=16, slots=4, strips=4, blocks_per_sm=1, overlap=True, prefetch=2, band=1, split=1)
     >>> streamed_config(int4, 8192, 16, 8192, 132, arch("sm_90a")) is None
     True
     """
     units = tile_count(k, UNIT_K)
-    if rows > MOST_ROWS or rows * k * 2 > _MOST_X or units < _LEAST_UNITS or become in FLOAT8:
+    split = _split(rows, k, arch) if rows <= MOST_ROWS else None
+    if split is None or units < _LEAST_UNITS or become in FLOAT8:
         return None
     epilogue = fmt.epilogue() or None
-    for config in _candidates(units, rows, tile_count(tile_count(n, STRIP), sms), "griddepcontrol" in arch.features):
+    for config in _candidates(tile_count(units, split), rows, split, tile_count(n, STRIP), sms, arch):
         try:
             plan = StreamedPlan.derive(
                 n, rows, k, weights=fmt, arch=arch, a=become, config=config, epilogue=epilogue
@@ -59,24 +62,46 @@ def streamed_config(
     return None
 
 
-def _candidates(units: int, rows: int, share: int, early: bool) -> Iterator[StreamedConfig]:
+def _split(rows: int, k: int, arch: Arch) -> int | None:
+    """Blocks that share K; None if x is too large for as many as a cluster has."""
+    few, units, room = rows <= _FEW, tile_count(k, UNIT_K), 1 << (rows - 1).bit_length()
+    most = arch.cluster_portable if "cluster" in arch.features else 1
+    for split in (1, 2, 4, 8):
+        if split > most:
+            return None
+        enough = few or split > 1 or most == 1
+        if enough and room * k * 2 <= split * _MOST_X[few] and units <= split * _WARPS[True] * _MOST_TURNS:
+            return split
+    return None
+
+
+def _candidates(
+    units: int, rows: int, split: int, strips_of_c: int, sms: int, arch: Arch
+) -> Iterator[StreamedConfig]:  # fmt: skip
     """Configurations, best first.
 
-    share  strips of a block
+    units        of a block
+    strips_of_c  of all clusters
     """
-    warps = warps_for(units)
-    largest = next((each for each in reversed(_STRIPS) if each >= share), _STRIPS[0])
-    for slots in _SLOTS if rows <= _FEW else _FEWER_SLOTS:
-        for strips in _STRIPS:
-            if strips <= max(largest, 4):
-                yield StreamedConfig(warps, slots, strips, overlap=early, prefetch=_AHEAD if early else 0)
+    few, early = rows <= _FEW, "griddepcontrol" in arch.features
+    share = tile_count(strips_of_c, sms // split)
+    largest = max(next((each for each in reversed(_STRIPS) if each >= share), _STRIPS[0]), 4)
+    for band in (1,) if few else (2, 1):
+        for slots in _SLOTS:
+            for strips in _STRIPS:
+                if strips <= largest and strips % split == 0:
+                    yield StreamedConfig(
+                        warps_for(units, _WARPS[few]), slots, strips, overlap=early, prefetch=_AHEAD if early else 0,
+                        band=band, split=split,
+                    )  # fmt: skip
 
 
-def warps_for(units: int) -> int:
-    """Warps that share so many units with the fewest idle turns; the fewest of equal ones.
+def warps_for(units: int, about: int) -> int:
+    """Warps that share so many units with the fewest idle turns; of equal ones the nearest to `about`.
 
-    >>> [warps_for(units) for units in (16, 64, 86, 112, 160)]
-    [16, 16, 22, 16, 20]
+    >>> [warps_for(units, 16) for units in (16, 56, 64, 86, 112)], warps_for(43, 8)
+    ([16, 14, 16, 22, 16], 8)
     """
-    able = [warps for warps in _WARPS if tile_count(units, warps) <= _MOST_TURNS] or [_WARPS[-1]]
-    return min(able, key=lambda warps: (tile_count(units, warps) * warps, warps))
+    numbers = range(3 * about // 4, 2 * about + 1, 2)
+    able = [warps for warps in numbers if tile_count(units, warps) <= _MOST_TURNS] or [numbers[-1]]
+    return min(able, key=lambda warps: (tile_count(units, warps) * warps, abs(warps - about), warps))

@@ -1,8 +1,10 @@
 """The operands of a streamed product: packed weights in a lane's own slots, and x in shared memory.
 
     strip     16 output features: a quarter of a packed unit's 64, and the rows of one mma.sync
-    slot      what a warp takes of a unit for one strip: its lanes' 16-byte vectors, then their scales
-    x         all rows and all of K, zeros beyond; a line is 16 bytes longer, so that eight lines lie in other banks
+    band      1, 2 or 4 strips, which a warp multiplies with the same registers of x
+    slot      what a warp takes of a unit for a band: strip by strip its lanes' 16-byte vectors, then their scales
+    x         all rows and the block's part of K, zeros beyond; a line is 16 bytes longer, so that eight lines lie in
+              other banks
 
 A lane copies into a slot what it will load from there, and nothing else, and the lanes of a warp the columns of x that
 the warp multiplies. So no warp waits for another one's copies.
@@ -33,7 +35,12 @@ _TILES = 2  # of B in an ldmatrix.x4, one after the other along K
 
 @dataclass(frozen=True)
 class StreamedWeights(PackedBlocks):
-    """Packed weights as A: a unit of 64 features and 128 of K is four strips' slots."""
+    """Packed weights as A: a unit of 64 features and 128 of K is four strips.
+
+    band  strips of a slot: 1, 2 or 4
+    """
+
+    band: int = 1
 
     @property
     def scales_sums(self) -> bool:
@@ -47,43 +54,57 @@ class StreamedWeights(PackedBlocks):
 
     @cached_property
     def codes(self) -> Layout:
-        """(lane, vector) -> byte of a slot."""
+        """(lane, vector) -> byte of a strip in a slot."""
         return Layout((WARP, self.vectors), (VECTOR_BYTES, VECTOR_BYTES * WARP))
 
     @cached_property
     def numbers(self) -> Layout:
-        """(lane, group) -> byte of a slot, behind the codes."""
+        """(lane, group) -> byte of a strip in a slot, behind the codes."""
         return Layout((WARP, max(1, self.groups)), (self.number_bytes, self.number_bytes * WARP))
 
     @property
-    def slot_codes(self) -> int:
-        """Bytes of codes of a slot."""
+    def strip_codes(self) -> int:
+        """Bytes of codes of a strip in a slot."""
         return self.vectors * VECTOR_BYTES * WARP
+
+    @property
+    def strip_bytes(self) -> int:
+        """Bytes of a strip in a slot."""
+        return self.strip_codes + self.groups * self.number_bytes * WARP
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
-        return self.slot_codes + self.groups * self.number_bytes * WARP
+        return self.band * self.strip_bytes
 
     def copies(self, lane: W, quarter: W) -> list[tuple[W, W, int]]:
-        """(byte of the unit, byte of the slot, bytes) of a lane's copies; ints, arrays or traced integers."""
-        order, thread = self.packing, lane + WARP * quarter
-        copies = [(order.vector_bytes(thread, v), self.codes(lane, v), VECTOR_BYTES) for v in range(self.vectors)]
-        for group in range(self.groups):
-            source, target = order.scale_bytes(thread, group), self.numbers(lane, group)
-            copies.append((order.code_bytes + source, self.slot_codes + target, self.number_bytes))
+        """(byte of the unit, byte of the slot, bytes) of a lane's copies; ints, arrays or traced integers.
+
+        quarter  of the band's first strip
+        """
+        order, copies = self.packing, []
+        for strip in range(self.band):
+            thread, at = lane + WARP * (quarter + strip), strip * self.strip_bytes
+            for v in range(self.vectors):
+                copies.append((order.vector_bytes(thread, v), at + self.codes(lane, v), VECTOR_BYTES))
+            for group in range(self.groups):
+                source, target = order.scale_bytes(thread, group), self.numbers(lane, group)
+                copies.append((order.code_bytes + source, at + self.strip_codes + target, self.number_bytes))
         return copies
 
     def runs(self, quarter: W) -> list[tuple[W, int]]:
-        """(first byte of the unit, bytes) of what a warp's lanes copy together: of each vector, and of each group."""
+        """(first byte of the unit, bytes) of what a warp's lanes copy together: of each vector, and of each group.
+
+        quarter  of the band's first strip
+        """
         order, thread = self.packing, WARP * quarter
-        vectors = [(order.vector_bytes(thread, v), WARP * VECTOR_BYTES) for v in range(self.vectors)]
-        size = order.group_bytes // QUARTERS
+        each, size = self.band * WARP * VECTOR_BYTES, self.band * order.group_bytes // QUARTERS
+        vectors = [(order.vector_bytes(thread, v), each) for v in range(self.vectors)]
         return [*vectors, *[(order.code_bytes + order.scale_bytes(thread, g), size) for g in range(self.groups)]]
 
-    def unit(self, strip: W) -> tuple[W, W]:
-        """(row block, quarter of its units) of a strip."""
-        return strip // QUARTERS, strip % QUARTERS
+    def unit(self, band: W) -> tuple[W, W]:
+        """(row block, quarter of its units) of a band's first strip."""
+        return band * self.band // QUARTERS, band * self.band % QUARTERS
 
 
 @dataclass(frozen=True)
@@ -91,7 +112,7 @@ class StreamedRows:
     """x as B, in shared memory.
 
     rows   that there is room for: 1, 2, 4 or 8
-    depth  of K with zeros: whole units for every warp
+    depth  of the block's part of K with zeros: whole units for every warp
     atom   mma.sync, of which x is B
     """
 
@@ -145,7 +166,7 @@ class StreamedRows:
     @cached_property
     def lines(self) -> Layout:
         """((lane, element of its line), (load, 0)) -> row of x + 8 * k."""
-        return operand_map(ldmatrix(_TILES * 2, element=self.dtype), self.atom, "B", (1, self.loads * _TILES))
+        return operand_map(ldmatrix(_TILES * 2, element=self.dtype), self.atom, "B", (1, self.fragments))
 
     def line_byte(self, lane: W, load: int, least: Callable[..., W] = min) -> W:
         """The byte at which a lane's line of a load begins. Rows that are not there are the last one again.

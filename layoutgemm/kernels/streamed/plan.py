@@ -1,12 +1,14 @@
 """StreamedPlan: C = weights @ x for packed weights and up to eight rows of x, at the speed of reading the weights.
 
-    block    a contiguous run of strips of 16 output features, and all of K
-    warp     every `warps`-th unit of 128 along K of each strip of its block
+    cluster  a contiguous run of bands: of 1, 2 or 4 strips of 16 output features
+    block    every `split`-th unit of 128 along K of its cluster's bands
+    warp     every `warps`-th of its block's units
     lane     copies its own share of a unit into its own slot by cp.async, `slots` units ahead; loads and converts it,
              and multiplies with x from shared memory by mma.sync
 
-Warps meet once for x, and once for `strips` strips: each thread then adds the warps' sums of its elements, in the order
-of the warps, and stores them. So equal calls give equal bits.
+Warps meet once for `strips` strips: each thread then adds the warps' sums of its elements, in the order of the warps,
+and stores them. In a cluster of several blocks it sends them to the block that stores the strip. That adds what came,
+in the order of the blocks, one meeting later. So equal calls give equal bits.
 
 problem, StreamedConfig --> instruction, slots, lines of x, partial sums, shared-memory map
 """
@@ -39,28 +41,34 @@ from ..plan import (
     rounded_up,
     tile_count,
 )
-from ..quantized.blocks import STRIP, PackedTile
+from ..quantized.blocks import QUARTERS, STRIP, PackedTile
 from ..quantized.formats import FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
 from ..quantized.order import VECTOR_BYTES, PackedOrder
 from ..quantized.packing import units_of
 from .operands import COLUMNS, StreamedRows, StreamedWeights
 
+BANDS = (1, 2, 4)
 ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 TYPES = ("bf16", "f16")
 F32 = 4  # bytes of a sum
 PAIR = 2  # neighbours along a row of C that a thread adds and stores
+LANES_ROWS = 8  # neighbours along a column that a warp's lanes add: the rows of C that an mma.sync's lanes have
+BUFFERS = 2  # of sums from other blocks: one is filled while the other is added
+_GAP = 4  # floats from column to column beside the strip's: eight rows of four pairs of columns then lie in 32 banks
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedConfig:
     """The configuration of a streamed product.
 
-    warps          of a block, an even number: each takes every so-manieth unit along K
+    warps          of a block: each takes every so-manieth of its units along K
     slots          units of a warp in flight, 2 or more
     strips         strips whose sums wait in shared memory until all warps meet
     blocks_per_sm  how many blocks a multiprocessor is to hold: bounds registers and shared memory
     overlap        programmatic dependent launch (sm_90 on): the kernel starts while the one before it drains
     prefetch       units of a warp that it then brings to L2; needs `overlap`
+    band           strips that a warp multiplies with the same registers of x: 1, 2 or 4
+    split          blocks of a cluster, which share K and each copy a part of x; a divisor of `strips`
     """
 
     warps: int = 16
@@ -69,18 +77,31 @@ class StreamedConfig:
     blocks_per_sm: int = 1
     overlap: bool = False
     prefetch: int = 0
+    band: int = 1
+    split: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self, slots=2, prefetch=0)
-        if self.warps % 2:
-            raise PlanError(f"warps = {self.warps}: an even number, so that a thread's sums are of one row of strips")
+        if self.band not in BANDS:
+            raise PlanError(f"band = {self.band}: 1, 2 or 4 of the {QUARTERS} strips of a packed unit")
+        for name in ("band", "split"):
+            if self.strips % getattr(self, name):
+                raise PlanError(
+                    f"strips = {self.strips}: a multiple of {name} = {getattr(self, name)}, for whole ones wait"
+                )
         if self.prefetch and not self.overlap:
             raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedSmem(StoreSmemMap):
-    """The map of shared memory: slots warp by warp, then x, then the sums of `strips` strips. It has no mbarriers."""
+    """The map of shared memory: slots warp by warp, x, the sums of `strips` strips, and sums from other blocks.
+
+    It has no mbarriers.
+    """
+
+    received_offset: int
+    received_bytes: int
 
 
 @dataclass(frozen=True)
@@ -149,11 +170,16 @@ class StreamedPlan(GemmPlan):
         _check_epilogue(weights, epilogue or Epilogue())
         if config.overlap:
             target.require("griddepcontrol", "overlap=True")
+        if config.split > 1:
+            target.require("cluster", f"split={config.split}")
+            if config.split > target.cluster_portable:
+                raise PlanError(f"split = {config.split}: a cluster has up to {target.cluster_portable} blocks")
         if (threads := WARP * config.warps) > target.threads_per_block:
             raise PlanError(f"{config.warps} warps are {threads} threads; a block has {target.threads_per_block}")
         order, atom = PackedOrder(weights, a_spec.dtype.name), mma_sync((STRIP, COLUMNS, 16), a_spec.dtype)
-        left = StreamedWeights(order, PackedTile((UNIT_ROWS, UNIT_K), order.unit_bytes), a_spec.dtype)
-        turns = tile_count(tile_count(k, UNIT_K), config.warps)
+        tile = PackedTile((UNIT_ROWS, UNIT_K), order.unit_bytes)
+        left = StreamedWeights(order, tile, a_spec.dtype, band=config.band)
+        turns = tile_count(tile_count(k, UNIT_K), config.warps * config.split)
         right = StreamedRows(b_spec.dtype, 1 << (n - 1).bit_length(), turns * config.warps * UNIT_K, atom)
         smem = _map(target, left, right, config)
         return cls(
@@ -207,15 +233,25 @@ class StreamedPlan(GemmPlan):
         """Strips, and tiles of rows: one."""
         return tile_count(self.m, STRIP), 1
 
-    @staticmethod
-    def share(block: W, blocks: W, strips: W, least: Callable[..., W] = min) -> tuple[W, W]:
-        """(first strip, strip behind the last) of a block: runs that differ by one strip at most.
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        return self.config.split
 
-        >>> [StreamedPlan.share(block, 3, 8) for block in range(3)]
+    @property
+    def bands(self) -> int:
+        """Bands of C."""
+        return tile_count(self.m, STRIP * self.config.band)
+
+    @staticmethod
+    def share(cluster: W, clusters: W, bands: W, least: Callable[..., W] = min) -> tuple[W, W]:
+        """(first band, band behind the last) of a cluster: runs that differ by one band at most.
+
+        >>> [StreamedPlan.share(cluster, 3, 8) for cluster in range(3)]
         [(0, 3), (3, 6), (6, 8)]
         """
-        each, more = strips // blocks, strips % blocks
-        return block * each + least(block, more), (block + 1) * each + least(block + 1, more)
+        each, more = bands // clusters, bands % clusters
+        return cluster * each + least(cluster, more), (cluster + 1) * each + least(cluster + 1, more)
 
     @property
     def units(self) -> int:
@@ -224,15 +260,19 @@ class StreamedPlan(GemmPlan):
 
     @property
     def turns(self) -> int:
-        """Units of a warp for a strip; what lies beyond K is zeros."""
+        """Units of a warp for a band; what lies beyond K is zeros."""
         return self.b.depth // UNIT_K // self.config.warps
 
-    def unit_of(self, warp: W, turn: W) -> W:
-        """The unit along K that a warp takes in a turn."""
+    def place_of(self, warp: W, turn: W) -> W:
+        """The place of a warp's unit of a turn among the block's own."""
         return warp + turn * self.config.warps
 
+    def unit_of(self, warp: W, turn: W, part: W) -> W:
+        """The unit along K of a warp's turn, in that block of the cluster."""
+        return self.place_of(warp, turn) * self.config.split + part
+
     def item(self, number: W) -> tuple[W, W]:
-        """(strips further on, turn) of a warp's unit with that number."""
+        """(bands further on, turn) of a warp's unit with that number."""
         return number // self.turns, number % self.turns
 
     def slot(self, warp: W, slot: W) -> W:
@@ -248,15 +288,40 @@ class StreamedPlan(GemmPlan):
         sums = [("sums", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, s, "of all warps", "strip")
                 for s in range(config.strips)]  # fmt: skip
         x = ("x", smem.b_offset, self.b.bytes, None, f"{self.b.rows} line(s) of {self.b.depth}", "stage")
-        return [*slots, x, *sums]
+        buffer = smem.received_bytes // BUFFERS
+        received = [("received", smem.received_offset + i * buffer, buffer, i, "sums of the cluster's blocks", "buffer")
+                    for i in range(BUFFERS if buffer else 0)]  # fmt: skip
+        return [*slots, x, *sums, *received]
 
     # ------------------------------------------------------------------------------------------------ sums of warps
+    @property
+    def column_pitch(self) -> int:
+        """Sums from column to column of a strip."""
+        return _column_pitch(self.b.rows)
+
     @cached_property
     def sums(self) -> Layout:
         """(row of a strip, column, warp, strip) -> float32 among the sums."""
-        columns, warps = self.b.rows, self.config.warps
+        columns, warps, pitch = self.b.rows, self.config.warps, self.column_pitch
         shape = STRIP, columns, warps, self.config.strips
-        return Layout(shape, (1, STRIP, STRIP * columns, STRIP * columns * warps))
+        return Layout(shape, (1, pitch, pitch * columns, pitch * columns * warps))
+
+    @property
+    def band_registers(self) -> int:
+        """Sums of a lane for a band."""
+        return self.config.band * self.mma.accumulator_registers
+
+    @property
+    def own_strips(self) -> int:
+        """Strips of `strips` that a block of the cluster stores."""
+        return self.config.strips // self.config.split
+
+    @cached_property
+    def received(self) -> Layout:
+        """(row of a strip, column, sender, own strip, buffer) -> float32 among received sums."""
+        columns, split, own, pitch = self.b.rows, self.config.split, self.own_strips, self.column_pitch
+        block = pitch * columns
+        return Layout((STRIP, columns, split, own, BUFFERS), (1, pitch, block, block * split, block * split * own))
 
     @cached_property
     def rows_of_sums(self) -> tuple[int, ...]:
@@ -275,25 +340,30 @@ class StreamedPlan(GemmPlan):
         """Pairs of columns of a strip that are added: some may be of no row of x."""
         return max(1, self.b.rows // PAIR)
 
-    @property
-    def rounds(self) -> int:
-        """Pairs of a thread."""
-        return tile_count(self.config.strips * STRIP * self.pairs, self.threads)
+    def values_of(self, strips: int) -> int:
+        """Values of a thread when all threads add the sums of so many strips: pairs, some of no element."""
+        return PAIR * tile_count(strips * STRIP * self.pairs, self.threads)
 
     @property
     def accumulator_registers(self) -> int:
-        """Values of a thread when sums are added."""
-        return PAIR * self.rounds
+        """Values of a thread when it stores."""
+        return self.values_of(self.own_strips)
 
     def coords_C(self, thread: W, value: int) -> tuple[W, W]:
-        """(thread, value) -> (row, column) of `strips` strips: neighbours in a row are a thread's."""
-        number = thread + value // PAIR * self.threads
-        row, pair, strip = number % STRIP, number // STRIP % self.pairs, number // (STRIP * self.pairs)
-        return row + strip * STRIP, pair * PAIR + value % PAIR
+        """(thread, value) -> (row, column) of strips: neighbours in a row are a thread's.
+
+        The lanes of a warp have eight rows, then pairs of columns, as those of an mma.sync.
+        """
+        number, pairs = thread + value // PAIR * self.threads, self.pairs
+        row, pair, half = number % LANES_ROWS, number // LANES_ROWS % pairs, number // (LANES_ROWS * pairs)
+        return row + half * LANES_ROWS, pair * PAIR + value % PAIR
 
     def __str__(self) -> str:
         head = self.described(f" {self.arch.name}")
-        return f"{head}, {self.config.warps} warps of {self.stages} slots, {self.weights}"
+        config = self.config
+        rest = [f"{config.warps} warps of {self.stages} slots", *[f"bands of {config.band} strips"] * (config.band > 1)]
+        rest += [f"K in {config.split} parts"] * (config.split > 1)
+        return ", ".join([head, *rest, str(self.weights)])
 
 
 def _target(arch: str | Arch) -> Arch:
@@ -327,23 +397,31 @@ def _check_epilogue(weights: QuantizedFormat, epilogue: Epilogue) -> None:
         raise PlanError(f"{type(last).__name__} scales groups of C's columns; a streamed product has at most {COLUMNS}")
 
 
+def _column_pitch(rows: int) -> int:
+    """Sums from column to column of a strip. Fewer than eight columns take the fewest bytes."""
+    return STRIP + (_GAP if rows >= COLUMNS else 0)
+
+
 def _map(target: Arch, a: StreamedWeights, b: StreamedRows, config: StreamedConfig) -> StreamedSmem:
     """The map; raises PlanError where it does not fit."""
     x = rounded_up(b.bytes, VECTOR_BYTES)
-    strip = config.warps * STRIP * b.rows * F32
-    beside = x + config.strips * strip
-    each = config.warps * a.slot_bytes
+    strip = _column_pitch(b.rows) * b.rows * F32
+    sums = config.warps * strip
+    received = BUFFERS * config.strips * strip if config.split > 1 else 0
+    each, beside = config.warps * a.slot_bytes, x + config.strips * sums + received
     fits = most_stages(target, each, beside, config.blocks_per_sm)
     if config.slots > fits:
         raise PlanError(
-            f"{config.slots} slots of {each} bytes for {config.warps} warps, x {x} and sums {config.strips * strip}: "
+            f"{config.slots} slots of {each} bytes for {config.warps} warps, x {x} and sums "
+            f"{config.strips * sums + received}: "
             f"{max(0, fits)} fit where a multiprocessor holds {config.blocks_per_sm} block(s) and a block has up to "
             f"{target.smem_per_block} bytes"
         )
     end = config.slots * each
     total = end + beside
     return StreamedSmem(
-        a_offset=0, a_stage_bytes=each, b_offset=end, b_stage_bytes=x, c_offset=end + x, c_buffer_bytes=strip,
+        a_offset=0, a_stage_bytes=each, b_offset=end, b_stage_bytes=x, c_offset=end + x, c_buffer_bytes=sums,
+        received_offset=total - received, received_bytes=received,
         barrier_offset=total, barrier_bytes=BARRIER_BYTES, total=total, alignment=VECTOR_BYTES,
     )  # fmt: skip
 

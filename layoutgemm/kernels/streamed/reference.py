@@ -1,4 +1,4 @@
-"""The NumPy executor of the streamed kernel: slots, lines of x, fragments, mma.sync and the warps' sums, walked.
+"""The NumPy executor of the streamed kernel: slots, lines of x, fragments, mma.sync and sums, walked.
 
 Bytes go where the plan's own copies and loads have them, so a wrong address or order gives a wrong result. Time is not
 modelled: copies land when issued.
@@ -6,7 +6,7 @@ modelled: copies land when issued.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,13 @@ from ..quantized.conversions import FusedPairs, NumpyPairs, values_of
 from ..quantized.fragments import fragment, words_of
 from ..quantized.order import VECTOR_BYTES, WORDS
 from .operands import StreamedRows
-from .plan import StreamedPlan
+from .plan import BUFFERS, F32, StreamedPlan
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float32]
-BLOCKS = 3  # of the grid that is walked
+IntArray = npt.NDArray[np.int64]
+CLUSTERS = 3  # of the grid that is walked
 
 
 def execute_streamed(
@@ -35,63 +36,78 @@ def execute_streamed(
 
     units     the packed weights' bytes
     x         raw bits of x, (n, k)
-    progress  called with (blocks done, blocks in all)
+    progress  called with (clusters done, clusters in all)
 
     Raises PlanError if an element of C is not stored once.
     """
     times, c = np.zeros((plan.m, plan.n), np.int64), np.zeros((plan.m, plan.n), np.float32)
-    memory, strips = _lines(plan, x), plan.tiles[0]
-    blocks = min(BLOCKS, strips)
-    for block in range(blocks):
-        first, last = plan.share(block, blocks, strips)
-        for start in range(first, last, plan.config.strips):
-            count = min(plan.config.strips, last - start)
-            sums = np.full(plan.smem.c_buffer_bytes // 4 * plan.config.strips, np.nan, np.float32)
-            for done in range(count):
-                for warp in range(plan.config.warps):
-                    _put(plan, sums, _strip(plan, units, memory, start + done, warp), warp, done)
-            _store(plan, sums, (start, count), c, times)
+    split, bands, at_once = plan.config.split, plan.bands, plan.config.strips // plan.config.band
+    memories, clusters = [_lines(plan, x, part) for part in range(split)], min(CLUSTERS, bands)
+    for cluster in range(clusters):
+        first, last = plan.share(cluster, clusters, bands)
+        for start in range(first, last, at_once):
+            count, buffer = min(at_once, last - start), (start - first) // at_once % BUFFERS
+            summed = [_summed(plan, units, memories[part], (start, count), part) for part in range(split)]
+            if split > 1:
+                summed = _received(plan, summed, count, buffer)
+            for part, found in enumerate(summed):
+                _store(plan, found, (start, count), (part, buffer), c, times)
         if progress is not None:
-            progress(block + 1, blocks)
+            progress(cluster + 1, clusters)
     if (times != 1).any():
         i, j = (int(v) for v in np.argwhere(times != 1)[0])
         raise PlanError(f"C[{i}, {j}] is stored {times[i, j]} times")
     return np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(c)), np.float32)
 
 
-def _lines(plan: StreamedPlan, x: np.ndarray) -> Bytes:
-    """x in shared memory: 0xFF where no thread copies."""
+def _lines(plan: StreamedPlan, x: np.ndarray, part: int) -> Bytes:
+    """x in the shared memory of a cluster's block: 0xFF where no thread copies."""
     b, size = plan.b, plan.b.dtype.bytes
     memory = np.full(b.bytes, 0xFF, np.uint8)
-    raw = np.zeros((b.rows, b.depth * size), np.uint8)
+    raw = np.zeros((b.rows, b.depth * plan.config.split * size), np.uint8)
     raw[: plan.n, : plan.k * size] = np.ascontiguousarray(x.reshape(plan.n, plan.k).astype(b.dtype.storage)).view(
         np.uint8
     )
     run = np.arange(VECTOR_BYTES)
     row, byte = (np.asarray(v) for v in b.chunk(np.arange(b.unit_chunks)))
-    for unit in range(b.depth * size // b.unit_step):
-        at = byte + unit * b.unit_step
-        memory[(np.asarray(b.byte(row, 0)) + at)[:, None] + run] = raw[row[:, None], at[:, None] + run]
+    for warp in range(plan.config.warps):
+        for turn in range(plan.turns):
+            target = byte + int(plan.place_of(warp, turn)) * b.unit_step
+            source = byte + int(plan.unit_of(warp, turn, part)) * b.unit_step
+            memory[(np.asarray(b.byte(row, 0)) + target)[:, None] + run] = raw[row[:, None], source[:, None] + run]
     return memory
 
 
-def _strip(plan: StreamedPlan, units: Bytes, memory: Bytes, strip: int, warp: int) -> Floats:
-    """A warp's sums of a strip: (lane, value)."""
-    total = np.zeros((WARP, plan.mma.accumulator_registers), np.float32)
-    block, quarter = plan.a.unit(strip)
+def _summed(plan: StreamedPlan, units: Bytes, memory: Bytes, bands: tuple[int, int], part: int) -> Floats:
+    """The sums of a block's warps as they lie in shared memory."""
+    sums = np.full(plan.smem.c_buffer_bytes // F32 * plan.config.strips, np.nan, np.float32)
+    for done in range(bands[1]):
+        for warp in range(plan.config.warps):
+            _put(plan, sums, _band(plan, units, memory, bands[0] + done, (warp, part)), warp, done)
+    return sums
+
+
+def _band(plan: StreamedPlan, units: Bytes, memory: Bytes, band: int, who: tuple[int, int]) -> Floats:
+    """A warp's sums of a band: (strip, lane, value). `who` is warp and part."""
+    a, b, count = plan.a, plan.b, plan.mma.accumulator_registers
+    total = np.zeros((a.band, WARP, count), np.float32)
+    block, quarter = a.unit(band)
     for turn in range(plan.turns):
-        unit = int(plan.unit_of(warp, turn))
-        slot = np.zeros(plan.a.slot_bytes, np.uint8)
+        unit, place = int(plan.unit_of(who[0], turn, who[1])), int(plan.place_of(who[0], turn))
+        slot = np.zeros(a.slot_bytes, np.uint8)
         if unit < plan.units:
-            slot = filled_slot(plan, units, (int(block) * plan.units + unit) * plan.a.packing.unit_bytes, int(quarter))
-        a, factors = slot_fragments(plan, slot), slot_scales(plan, slot)
-        b, held = _fragments_of_x(plan, memory, unit), np.zeros_like(total)
-        for number in range(plan.b.fragments):
-            held += _product(plan, a[number], b[number])
-            group = plan.a.packing.group_of(number)
-            if number == plan.b.fragments - 1 or plan.a.packing.group_of(number + 1) != group:
-                total += held * factors[group] if factors else held
-                held = np.zeros_like(total)
+            slot = filled_slot(plan, units, (int(block) * plan.units + unit) * a.packing.unit_bytes, int(quarter))
+        x = _fragments_of_x(plan, memory, place)
+        for strip in range(a.band):
+            piece = slot[strip * a.strip_bytes : (strip + 1) * a.strip_bytes]
+            fragments, factors = strip_fragments(plan, piece), strip_scales(plan, piece)
+            held = np.zeros((WARP, count), np.float32)
+            for number in range(b.fragments):
+                held += _product(plan, fragments[number], x[number])
+                group = a.packing.group_of(number)
+                if number == b.fragments - 1 or a.packing.group_of(number + 1) != group:
+                    total[strip] += held * factors[group] if factors else held
+                    held = np.zeros_like(held)
     return total
 
 
@@ -104,8 +120,8 @@ def filled_slot(plan: StreamedPlan, units: Bytes, first: int, quarter: int) -> B
     return slot
 
 
-def slot_fragments(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
-    """Values of each fragment of a slot's unit, not scaled: (lane, value)."""
+def strip_fragments(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
+    """Values of each fragment of a strip's bytes of a slot, not scaled: (lane, value)."""
     a, order, lanes = plan.a, plan.a.packing, np.arange(WARP)
     ops = (FusedPairs if plan.fused else NumpyPairs)(order.target)
     words = [_word(slot, np.asarray(a.codes(lanes, v)) + 4 * w) for v in range(a.vectors) for w in range(WORDS)]
@@ -118,18 +134,18 @@ def slot_fragments(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
     return found
 
 
-def _word(slot: Bytes, first: npt.NDArray[np.int64]) -> Words:
+def _word(slot: Bytes, first: IntArray) -> Words:
     return np.ascontiguousarray(slot[first[:, None] + np.arange(4)]).view("<u4")[:, 0].astype(np.uint32)
 
 
 def _halves(plan: StreamedPlan, slot: Bytes, group: int, number: int) -> list[Words]:
     """The 16-bit halves of each lane's word of a group: the scales of its two rows (0), or their zeros (1)."""
-    word = _word(slot, plan.a.slot_codes + np.asarray(plan.a.numbers(np.arange(WARP), group)) + 4 * number)
+    word = _word(slot, plan.a.strip_codes + np.asarray(plan.a.numbers(np.arange(WARP), group)) + 4 * number)
     return [word & np.uint32(0xFFFF), word >> np.uint32(16)]
 
 
-def slot_scales(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
-    """The factor of each of a lane's sums, for each group of a slot's unit: (lane, value); [] without any."""
+def strip_scales(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
+    """Factors of a lane's sums, for each group of a strip: (lane, value); [] without any."""
     found, kind = [], plan.a.packing.target.scales
     for group in range(plan.a.groups):
         rows = [np.asarray(kind.decode(half.astype(np.uint16)), np.float32) for half in _halves(plan, slot, group, 0)]
@@ -138,7 +154,7 @@ def slot_scales(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
 
 
 @memoized(256)
-def register_bytes(b: StreamedRows) -> npt.NDArray[np.int64]:
+def register_bytes(b: StreamedRows) -> IntArray:
     """The byte of x for each byte of a lane's registers: (load, lane, register, byte), of the first unit."""
     lanes, found = np.arange(WARP), []
     element = np.asarray(ldmatrix(4, element="u8").layout_dst.offsets(), np.int64).reshape(-1, WARP).T
@@ -150,10 +166,10 @@ def register_bytes(b: StreamedRows) -> npt.NDArray[np.int64]:
     return np.stack(found)
 
 
-def _fragments_of_x(plan: StreamedPlan, memory: Bytes, unit: int) -> list[Floats]:
-    """Values of each fragment of x in a unit: (lane, value)."""
+def _fragments_of_x(plan: StreamedPlan, memory: Bytes, place: int) -> list[Floats]:
+    """Values of each fragment of x in the block's unit at a place: (lane, value)."""
     b, found = plan.b, []
-    places = register_bytes(b) + unit * b.unit_step
+    places = register_bytes(b) + place * b.unit_step
     for number in range(b.fragments):
         load, first = b.load_of(number)
         raw = np.ascontiguousarray(memory[places[load, :, first : first + plan.mma.registers("B")]])
@@ -173,24 +189,60 @@ def _product(plan: StreamedPlan, a: Floats, b: Floats) -> Floats:
     return np.asarray(whole[i, j], np.float32)
 
 
-def _put(plan: StreamedPlan, sums: Floats, held: Floats, warp: int, strip: int) -> None:
-    """A warp's sums to where the block adds them."""
-    i, j = plan.mma.coords("C")(np.arange(WARP)[:, None], np.arange(held.shape[1])[None, :])
+def _put(plan: StreamedPlan, sums: Floats, held: Floats, warp: int, band: int) -> None:
+    """A warp's sums of a band to where the block adds them."""
+    i, j = plan.mma.coords("C")(np.arange(WARP)[:, None], np.arange(held.shape[-1])[None, :])
     i, j = np.broadcast_arrays(np.asarray(i), np.asarray(j))
     inside = j < plan.b.rows
-    sums[np.asarray(plan.sums(i[inside], j[inside], warp, strip))] = held[inside]
+    for strip in range(plan.a.band):
+        at = np.asarray(plan.sums(i[inside], j[inside], warp, band * plan.a.band + strip))
+        sums[at] = held[strip][inside]
 
 
-def _store(plan: StreamedPlan, sums: Floats, strips: tuple[int, int], c: Floats, times: npt.NDArray[np.int64]) -> None:
-    """Each thread's elements of C."""
-    thread, first = np.arange(plan.threads), strips[0] * STRIP
-    limit = min(plan.m, first + strips[1] * STRIP)
-    for value in range(plan.accumulator_registers):
-        row, column = np.broadcast_arrays(*(np.asarray(v) for v in plan.coords_C(thread, value)))
-        inside = (first + row < limit) & (column < plan.n)
-        row, column = row[inside], column[inside]
-        total = np.zeros(row.shape, np.float32)
-        for warp in range(plan.config.warps):
-            total += sums[np.asarray(plan.sums(row % STRIP, column, warp, row // STRIP))]
+def _elements(plan: StreamedPlan, strips: int, rows: int) -> Iterator[tuple[IntArray, IntArray]]:
+    """(rows of strips, columns) of all threads' elements of so many strips, value by value."""
+    for value in range(plan.values_of(strips)):
+        row, column = np.broadcast_arrays(
+            *(np.asarray(v) for v in plan.coords_C(np.arange(plan.threads), value))
+        )  # fmt: skip
+        inside = (row < rows) & (column < plan.n)
+        yield row[inside], column[inside]
+
+
+def _added(plan: StreamedPlan, sums: Floats, row: IntArray, column: IntArray) -> Floats:
+    """The warps' sums of elements, in their order."""
+    total = np.zeros(row.shape, np.float32)
+    for warp in range(plan.config.warps):
+        total += sums[np.asarray(plan.sums(row % STRIP, column, warp, row // STRIP))]
+    return total
+
+
+def _received(plan: StreamedPlan, summed: list[Floats], count: int, buffer: int) -> list[Floats]:
+    """The sums that each block of a cluster received: NaN where no thread sent."""
+    split, own = plan.config.split, plan.own_strips
+    found = [np.full(plan.smem.received_bytes // F32, np.nan, np.float32) for _ in range(split)]
+    for part, sums in enumerate(summed):
+        for row, column in _elements(plan, plan.config.strips, count * plan.a.band * STRIP):
+            values, strip = _added(plan, sums, row, column), row // STRIP
+            place = np.asarray(plan.received(row % STRIP, column, part, strip % own, buffer))
+            for receiver in range(split):
+                mine = strip // own == receiver
+                found[receiver][place[mine]] = values[mine]
+    return found
+
+
+def _store(
+    plan: StreamedPlan, found: Floats, bands: tuple[int, int], where: tuple[int, int], c: Floats, times: IntArray
+) -> None:  # fmt: skip
+    """The elements of C that a block of a cluster stores. `where` is its number, and the buffer."""
+    own, high, (part, buffer) = plan.own_strips * STRIP, plan.a.band * STRIP, where
+    limit, first = min(plan.m, sum(bands) * high), bands[0] * high + part * own
+    for row, column in _elements(plan, plan.own_strips, min(own, limit - first)):
+        if plan.config.split == 1:
+            total = _added(plan, found, row, column)
+        else:
+            total = np.zeros(row.shape, np.float32)
+            for other in range(plan.config.split):
+                total += found[np.asarray(plan.received(row % STRIP, column, other, row // STRIP, buffer))]
         c[first + row, column] = total
         np.add.at(times, (first + row, column), 1)

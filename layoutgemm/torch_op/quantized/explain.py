@@ -130,9 +130,11 @@ def _why(plan: GemmPlan, rows: int, config: PackedConfig | None) -> str:
     if config is not None:
         return "the configuration that was given"
     if isinstance(plan, StreamedPlan):
+        split = plan.config.split
+        who = f"{plan.config.warps} warps" + (f" of {split} blocks" if split > 1 else "")
         return (
-            f"{rows} row(s) are streamed: {plan.config.warps} warps share {plan.units} units of K in {plan.turns} "
-            f"turn(s), and x is {rows * plan.k * plan.b.dtype.bytes} bytes for each block"
+            f"{rows} row(s) are streamed: {who} share {plan.units} units of K in {plan.turns} turn(s), and x is "
+            f"{plan.b.rows * plan.b.depth * plan.b.dtype.bytes} bytes for each block"
         )
     tile = (
         f"tiles of {plan.tile[1]} x {plan.tile[0]}"

@@ -179,7 +179,8 @@ def _prepared(
     pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), k)
     streamed = streamed_plan_of(call, rows, *types, places.multiprocessors, *on)
     if streamed is not None:
-        workers = places.multiprocessors  # a block on each: another one beside it is of the next kernel
+        split = streamed.cluster_size  # a block on each: another one beside it is of the next kernel
+        workers = places.multiprocessors if split == 1 else places.resident(split)
         return Direct(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)
     if on[0] != HOPPER:
         by_rows = mma_plan_of(call, rows, *types, places.multiprocessors, *on)

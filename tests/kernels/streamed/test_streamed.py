@@ -38,6 +38,15 @@ FORMS: dict[str, tuple[QuantizedFormat, str, tuple[int, int, int], StreamedConfi
     ),
     "many turns": (INT4, "bf16", (32, 1, 2432), StreamedConfig(2, 3, 2), "bf16", "sm_90a"),
     "scales of columns": (QuantizedFormat("e4m3"), "bf16", (35, 2, 300), StreamedConfig(2, 2, 4), "f32", "sm_90a"),
+    "blocks that share K": (
+        INT4, "bf16", (150, 7, 1152), StreamedConfig(2, 2, 4, overlap=True, prefetch=2, band=4, split=2), "bf16",
+        "sm_90a",
+    ),
+    "four blocks": (
+        QuantizedFormat("int4", 32, True), "f16", (200, 8, 544), StreamedConfig(2, 2, 4, band=2, split=4), "f32",
+        "sm_90a",
+    ),
+    "bands": (QuantizedFormat("int4", 64), "bf16", (70, 3, 704), StreamedConfig(4, 2, 4, band=4), "bf16", "sm_80"),
     "narrow scales": (MXFP8, "f16", (33, 4, 256), StreamedConfig(2, 3, 4), "f16", "sm_90a"),
 }  # fmt: skip
 FORMATS = [
@@ -147,7 +156,10 @@ def test_the_choice_knows_what_it_does_not_stream() -> None:
     assert streamed_config(INT4, 8192, MOST_ROWS + 1, 8192, 132, hopper) is None
     assert streamed_config(INT4, 8192, 1, 1024, 132, hopper) is None  # fewer units than warps
     assert streamed_config(INT4, 8192, 1, 8192, 132, hopper, "e4m3") is None
-    assert streamed_config(INT4, 8192, 8, 20480, 132, hopper) is None  # x is 327,808 bytes
+    assert streamed_config(INT4, 8192, 8, 131072, 132, hopper) is None  # x is 262,144 bytes of each of eight blocks
+    assert streamed_config(INT4, 8192, 8, 8192, 108, ada) is None  # x is 131,072 bytes, and there are no clusters
+    shared = [streamed_config(INT4, 8192, rows, k, 132, hopper) for rows, k in ((1, 8192), (8, 8192), (8, 20480))]
+    assert [config.split for config in shared if config is not None] == [1, 2, 4]
     small = streamed_config(INT4, 8192, 1, 8192, 108, ada, "bf16", 99 * 1024)
     assert small is not None and not small.overlap
     assert StreamedPlan.derive(8192, 1, 8192, weights=INT4, arch=ada, config=small).smem.total <= 99 * 1024
@@ -178,6 +190,10 @@ CHANGED: dict[str, tuple[str, Any]] = {
     "sums over x": ("map", lambda p: replace(p, smem=replace(p.smem, c_offset=p.smem.c_offset - 64))),
     "slots too close": ("map", lambda p: replace(p, smem=replace(p.smem, b_offset=p.smem.b_offset - 16))),
     "smaller sums": ("sums", lambda p: replace(p, smem=replace(p.smem, c_buffer_bytes=64))),
+    "fewer sums of blocks": ("sums of blocks", lambda p: replace(p, smem=replace(p.smem, received_bytes=64))),
+    "sums of blocks over sums": (
+        "map", lambda p: replace(p, smem=replace(p.smem, received_offset=p.smem.received_offset - 16)),
+    ),
 }  # fmt: skip
 _OTHER_A = Layout(((4, 8), (2, 2, 2)), ((1, 32), (16, 8, 128)))
 _OTHER = Layout(((4, 8), (2, 2)), ((8, 1), (32, 64)))
@@ -186,15 +202,19 @@ _OTHER = Layout(((4, 8), (2, 2)), ((8, 1), (32, 64)))
 @pytest.mark.parametrize("what", CHANGED)
 def test_a_changed_plan_fails_its_check(what: str) -> None:
     name, change = CHANGED[what]
-    failed = [check.name for check in change(problem("one row")[0]).check().checks if not check]
+    plan = problem("blocks that share K" if "blocks" in what else "one row")[0]
+    failed = [check.name for check in change(plan).check().checks if not check]
     assert "derivation" in failed
     assert name in failed
 
 
 FORMULAS: dict[str, tuple[type, str, str, Any]] = {
-    "shares that overlap": (StreamedPlan, "share", "strips",
+    "shares that overlap": (StreamedPlan, "share", "bands",
                             staticmethod(lambda b, n, s, least=min: (b * (s // n), (b + 1) * (s // n) + 1))),
-    "units of one warp": (StreamedPlan, "unit_of", "units", lambda self, w, t: w * 0 + t),
+    "units of one warp": (StreamedPlan, "unit_of", "units", lambda self, w, t, p: w * 0 + t),
+    "places of one warp": (StreamedPlan, "place_of", "copies B", lambda self, w, t: w * 0 + t),
+    "blocks of one part": (StreamedPlan, "unit_of", "units", lambda self, w, t, p: self.place_of(w, t) * 2),
+    "bands of two row blocks": (StreamedWeights, "unit", "bands", lambda self, b: (b // 2, b % 2)),
     "items out of order": (StreamedPlan, "item", "units", lambda self, i: (i % self.turns, i // self.turns)),
     "one slot for all warps": (StreamedPlan, "slot", "units", lambda self, w, s: s * self.a.slot_bytes),
     "rows of the first quarter": (StreamedWeights, "copies", "slots",
@@ -210,7 +230,8 @@ FORMULAS: dict[str, tuple[type, str, str, Any]] = {
 @pytest.mark.parametrize("what", FORMULAS)
 def test_a_wrong_formula_fails_its_check(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of, method, name, wrong = FORMULAS[what]
-    plan = problem("odd features" if name != "units" else "one row")[0]
+    blocks = "block" in what
+    plan = problem("blocks that share K" if blocks else "odd features" if name != "units" else "one row")[0]
     monkeypatch.setattr(of, method, wrong)
     assert name in [check.name for check in plan.check().checks if not check]
 
@@ -223,7 +244,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "order of x": ({"b": "bf16:row"}, "a streamed product takes K contiguous, a 'row' and a 'col'"),
     "order of C": ({"c": "bf16"}, "a streamed product stores bf16, f16 or f32, 'col'"),
     "architecture": ({"arch": "sm_80", "config": StreamedConfig(overlap=True)}, "overlap=True needs griddepcontrol"),
-    "memory": ({"n": 8, "k": 32768}, "4 slots of 18432 bytes for 16 warps, x 524416 and sums 32768: 0 fit"),
+    "memory": ({"n": 8, "k": 32768}, "4 slots of 18432 bytes for 16 warps, x 524416 and sums 40960: 0 fit"),
     "warps": ({"config": StreamedConfig(34)}, "34 warps are 1088 threads; a block has 1024"),
     "column scale": ({"epilogue": QuantizedFormat("int4").epilogue()}, "the epilogue has weight_scale, and weights"),
     "reductions": ({"epilogue": Epilogue(RowReduce("sum"))}, "RowReduce reduces C, and a streamed product"),
@@ -240,8 +261,10 @@ def test_refusals_name_the_argument_and_the_numbers(what: str) -> None:
 
 
 def test_configurations_and_operands_are_refused() -> None:
-    with pytest.raises(PlanError, match="warps = 3: an even number"):
-        StreamedConfig(3)
+    with pytest.raises(PlanError, match="band = 3: 1, 2 or 4 of the 4 strips"):
+        StreamedConfig(band=3)
+    with pytest.raises(PlanError, match="strips = 4: a multiple of split = 3"):
+        StreamedConfig(split=3)
     with pytest.raises(PlanError, match="prefetch = 2 before the kernel before has ended"):
         StreamedConfig(prefetch=2)
     plan, packed, x, *_ = problem("one row")

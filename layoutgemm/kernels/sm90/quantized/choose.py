@@ -1,22 +1,26 @@
 """The configuration of a product with packed weights: few rows stream weights, many are a GEMM.
 
-Each kind of tile has an estimate: rounds of its clusters on the GPU's SMs, times K tiles of a part of K, times the
-microseconds of one. What comes once is added. The times were fitted to products of 1 to 4096 rows with int4
-weights of five shapes on an H100 (`benchmarks/NOTES.md`, "Packed weights of 4 and 8 bits").
+Each kind of kernel has an estimate. A round of its clusters on the GPU's SMs takes the microseconds of a K tile, times
+the K tiles of a part of K, and what comes once a round. The times were fitted to products of 16 to 4096 rows with int4
+weights of six shapes on an H200 (`benchmarks/NOTES.md`, "Tiles of packed weights").
 
-rows up to 64    tiles of 64, 128 or 448 output features, K in up to 4 parts. First K tiles are brought to L2 before
+rows up to 64    tiles of 64, 128 or 256 output features, K in up to 4 parts. First K tiles are brought to L2 before
                  the kernel before it ends. Few rows of a tile of 64 are multiplied by mma.sync
-more             tiles of 64 to 256 output features and up to 128 rows; of 128 features and 224 rows; and of 128
-                 features and 256 rows, in clusters of two that share x
+more             tiles of 64 to 256 output features and up to 128, 224 or 256 rows, K in up to 2 parts; where many
+                 tiles have the same rows of x, clusters of two share them
 
-With float8 activations a warpgroup also has the registers of a sum of its own. Tiles of 448 features, and of more than
-192 rows, do not fit; their places are taken by 128 features and 192 rows. ptxas computes mma.sync of e4m3 in 16 bits
-on sm_90a, so warpgroups multiply few rows, too. The estimates of more than 64 rows are those of 16 bits, times
-`_FLOAT8`: on an H200 they found the fastest of up to seven kernels, or one that took up to 4% longer.
+A warpgroup converts and multiplies in turn. So an SM waits unless there is a second one, or a second block of 64
+features. A tile of 64 features is for products that have no more.
+
+With float8 activations a warpgroup also has the registers of a sum of its own: two blocks of 64 features do not fit
+beside it, nor more than 192 rows. ptxas computes mma.sync of e4m3 in 16 bits on sm_90a, so warpgroups multiply few
+rows, too. The estimates of more than 64 rows are those of 16 bits, times `_FLOAT8`: on an H200 they found the fastest
+of up to seven kernels, or one that took up to 4% longer.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 from ...quantized.formats import UNIT_K, UNIT_ROWS
@@ -24,23 +28,86 @@ from ..config import Sm90Config
 
 _FEW = 64  # rows
 _AHEAD = 4  # K tiles that are brought to L2 ahead
-_ONCE = {1: 1.4, 2: 1.4, 4: 1.6}  # us of the start, the exchange of sums and the store, by parts of K
-_FEW_ROWS = {64: 0.29, 128: 0.40, 448: 1.49}  # us of a K tile of 128, by the tile's output features
-_TALL = 448, 2  # the tall tile, and the parts of K that it is measured in
+_ONCE = {1: 1.4, 2: 1.4, 4: 2.6}  # us of the start, the exchange of sums and the store, by parts of K
+_FEW_ROWS = {64: (0.285, 0.33), 128: (0.385, 0.49), 256: (0.645, 0.86)}  # us of a K tile of 128, for 16 and 64 rows
 _BY_WARPS = 16  # rows: the most of a tile of 64 features that mma.sync multiplies
-_MANY_ROWS = {(64, 1): (0.47, 0.0), (64, 2): (0.47, 5.0), (128, 1): (0.72, 0.0), (256, 1): (1.367, 0.0)}
 _WIDTH = 128  # rows of a tile of many
-_WIDE = {(256, 2): 1.275, (224, 1): 1.13}  # us of a K tile of 128: tiles of 128 features, by (rows, CTAs of a cluster)
-_WIDE_FLOAT8 = {(192, 1): 1.13}  # the same, before `_FLOAT8`
 _FLOAT8 = 0.6  # of the time of a K tile of many rows: products take half as long, the rest as long
 SMS = 132  # H100 SXM, H200
+
+
+@dataclass(frozen=True, slots=True)
+class _TileKind:
+    """A kind of kernel for more than 64 rows.
+
+    tile         output features, and rows at most
+    time, once   us of a K tile of 128, and of what comes once a round
+    split        parts of K
+    along_m      CTAs of a cluster, which share x
+    tile_k       depth of a stage
+    consumers, loader  as `Sm90Config` has them
+    most         rows of x, at most; None for any number
+    """
+
+    tile: tuple[int, int]
+    time: float
+    once: float = 0.0
+    split: int = 1
+    along_m: int = 1
+    tile_k: int | None = None
+    consumers: int = 2
+    loader: str = "warpgroup"
+    most: int | None = None
+
+    def config(self, rows: int, store: str) -> Sm90Config:
+        """The configuration for so many rows: tiles of up to 128 rows are no wider than they need be."""
+        width = min(self.tile[1], -(-rows // 16) * 16) if self.tile[1] == _WIDTH else self.tile[1]
+        return Sm90Config(
+            (self.tile[0], width), tile_k=self.tile_k, consumers=self.consumers, loader=self.loader, split=self.split,
+            single=self.split > 1, cluster=(self.along_m, 1), store=store,
+        )  # fmt: skip
+
+    def estimate(self, n: int, rows: int, k: int, sms: int, share: float) -> float | None:
+        """Microseconds; None for a problem that the kind is not for.
+
+        Kernels of several parts of K were measured in one round.
+        """
+        k_tiles = -(-k // UNIT_K)
+        clusters = -(-n // (self.tile[0] * self.along_m)) * -(-rows // self.tile[1])
+        rounds = _rounds(clusters, self.split * self.along_m, sms)
+        if self.split > k_tiles or (self.split > 1 and rounds > 1) or rows > (self.most or rows):
+            return None
+        if self.tile[1] > _WIDTH >= rows:
+            return None
+        return rounds * (-(-k_tiles // self.split) * self.time * share + self.once)
+
+
+_MANY = (
+    _TileKind((64, 128), 0.43, 2.8, consumers=1, loader="warp"),
+    _TileKind((64, 128), 0.424, 2.6, split=2, consumers=1, loader="warp"),
+    _TileKind((128, 128), 0.70, 1.4),
+    _TileKind((128, 128), 0.63, 5.0, split=2),
+    _TileKind((192, 128), 1.09, 2.6, split=2, consumers=3),
+    _TileKind((256, 128), 1.30, 1.3, along_m=2),
+    _TileKind((256, 128), 1.154, 8.7, split=2),
+    _TileKind((128, 224), 1.13, tile_k=64),
+    _TileKind((128, 256), 1.275, along_m=2, tile_k=64),
+    _TileKind((128, 256), 1.26, tile_k=64, most=256),
+    _TileKind((128, 256), 1.149, 8.0, split=2, tile_k=64),
+)
+_MANY_FLOAT8 = (
+    _TileKind((64, 128), 0.47, consumers=1, loader="warp"),
+    _TileKind((64, 128), 0.47, 5.0, split=2, tile_k=64, consumers=1, loader="warp"),
+    _TileKind((128, 128), 0.72),
+    _TileKind((128, 192), 1.13, tile_k=64),
+)
 
 
 @cache
 def packed_config(n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16") -> Sm90Config:
     """The configuration for `rows` activations and weights (n, k), which become that type.
 
-    >>> packed_config(8192, 1, 8192).tile, packed_config(4096, 128, 14336).split, packed_config(8192, 4096, 8192).tile
+    >>> packed_config(8192, 16, 8192).tile, packed_config(4096, 128, 14336).split, packed_config(8192, 4096, 8192).tile
     ((128, 16), 2, (128, 256))
     """
     float8 = become == "e4m3"
@@ -70,50 +137,26 @@ def _rounds(blocks: int, split: int, sms: int) -> int:
 
 def _few(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
     """The tile and the parts of K with the least estimate; of equal ones the fewest parts."""
-    k_tiles = -(-k // UNIT_K)
+    k_tiles, between = -(-k // UNIT_K), max(0, rows - _BY_WARPS) / (_FEW - _BY_WARPS)
     found = []
-    for tile, time in _FEW_ROWS.items():
+    for tile, (sixteen, sixty_four) in _FEW_ROWS.items():
+        time = sixteen + (sixty_four - sixteen) * between
         for split, once in _ONCE.items():
-            tall_enough = tile != _TALL[0] or (split == _TALL[1] and rows <= _BY_WARPS and not float8)
-            if split <= k_tiles and tall_enough:
-                estimate = _rounds(-(-n // tile), split, sms) * -(-k_tiles // split) * time + once
-                found.append((estimate, split, tile))
+            if split <= k_tiles and not (float8 and tile > 2 * UNIT_ROWS):
+                rounds = _rounds(-(-n // tile), split, sms)
+                found.append((rounds * (-(-k_tiles // split) * time + once), split, tile))
     _, split, tile = min(found)
     width = -(-rows // (8 * split)) * (8 * split)
     products = "warp" if tile == UNIT_ROWS and width <= _BY_WARPS and not float8 else "warpgroup"
     return Sm90Config(
-        (tile, width), consumers=2 if tile == 2 * UNIT_ROWS else 1, split=split, single=split > 1, store="direct",
+        (tile, width), consumers=1 if tile == UNIT_ROWS else 2, split=split, single=split > 1, store="direct",
         loader="warp", overlap=True, prefetch=min(_AHEAD, k_tiles), products=products,
     )  # fmt: skip
 
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
-    """The tile and the parts of K with the least estimate."""
-    k_tiles, width = -(-k // UNIT_K), min(_WIDTH, -(-rows // 16) * 16)
-    store, share = "tma" if n % 8 == 0 else "direct", _FLOAT8 if float8 else 1.0
-    found: list[tuple[float, int, Sm90Config]] = []
-    for (tile, split), (time, once) in _MANY_ROWS.items():
-        if split <= k_tiles and not (float8 and tile == 256):
-            blocks = -(-n // tile) * -(-rows // width)
-            estimate = _rounds(blocks, split, sms) * -(-k_tiles // split) * time * share + once
-            found.append((estimate, len(found), _many_config(tile, width, split, store, float8)))
-    widths = _WIDE_FLOAT8 if float8 else _WIDE
-    for (wide, along_m), time in widths.items() if rows > _WIDTH else ():
-        clusters = -(-n // (128 * along_m)) * -(-rows // wide)
-        config = Sm90Config(
-            (128, wide), tile_k=64, consumers=2, loader="warpgroup", cluster=(along_m, 1), store=store
-        )  # fmt: skip
-        found.append((_rounds(clusters, along_m, sms) * k_tiles * time * share, len(found), config))
-    return min(found)[2]
-
-
-def _many_config(tile: int, width: int, split: int, store: str, float8: bool) -> Sm90Config:
-    """The kernel of a tile of up to 128 rows."""
-    if tile == 256:
-        return Sm90Config((tile, width), tile_k=64, consumers=2, loader="warpgroup", store=store)
-    if split > 1:
-        return Sm90Config(
-            (tile, width), tile_k=64, consumers=1, loader="warp", split=split, single=True, store=store
-        )  # fmt: skip
-    loader = "warpgroup" if float8 and tile > UNIT_ROWS else "warp"  # which leaves consumers more registers
-    return Sm90Config((tile, width), consumers=tile // 64, loader=loader, store=store)
+    """The kind with the least estimate; of equal ones the first."""
+    share, kinds = (_FLOAT8, _MANY_FLOAT8) if float8 else (1.0, _MANY)
+    estimates = [(kind.estimate(n, rows, k, sms, share), kind) for kind in kinds]
+    _, kind = min([(time, kind) for time, kind in estimates if time is not None], key=lambda found: found[0])
+    return kind.config(rows, "tma" if n % 8 == 0 else "direct")
