@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from .machine.bank_counts import BankUse
+from .machine.roles import ALONE, NOTHING, PARTS
 from .ptx.parser import PtxInstruction, PtxKernel, Source
 
 KINDS = (
@@ -18,6 +19,10 @@ KINDS = (
 
 WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?! \()")
 PLACE = re.compile(r"CTA \(\d+, \d+, \d+\)(?: warp \d+)?")
+# What differs between findings of one line of the program: PTX lines, places, numbers, and roles of warps.
+NUMBERS = re.compile(rf" \((?:{'|'.join((*PARTS, *ALONE, NOTHING))})[^)]*\)|\b0x[0-9a-f]+|(?<![\w.:])\d+")
+LONG = re.compile(r"(\{%\w+, %\w+, )(?:%\w+, ){6,}(%\w+\})")  # many registers of an instruction
+ALIKE = 4  # findings of one line of the program that are kept
 RoleOf = Callable[[tuple[int, int, int], int], str]  # (block, number of a warp) -> its role, "" if unknown
 # Kinds of findings -> one sentence: the change that removes them, where the finding has none of its own.
 ORDERS = {
@@ -55,13 +60,18 @@ class Finding:
     role: str = ""
     orders: str = ""
 
+    @property
+    def alike(self) -> tuple[str, str, str]:
+        """A key that findings of one kind and line share, as of an unrolled loop."""
+        return self.kind, str(self.source or self.line), NUMBERS.sub("", self.message)
+
     def __str__(self) -> str:
         place = f"CTA {self.cta}" + (f" warp {self.warp}" if self.warp is not None else "")
         place += f" ({self.role})" if self.role else ""
         if self.lanes and self.lanes != 0xFFFFFFFF:
             place += f" lanes {self.lanes:#x}"
         line = f" at PTX line {self.line}" + (f" ({self.source})" if self.source else "") if self.line else ""
-        text = f": {self.text}" if self.text else ""
+        text = ": " + LONG.sub(r"\1..., \2", self.text) if self.text else ""
         return f"{self.kind}: {self.message}\n  {place}{line}{text}" + (f"\n  {self.orders}" if self.orders else "")
 
 
@@ -87,7 +97,8 @@ LINT = "lint"  # the kind of a finding that is legal and suspicious
 class Findings:
     """All findings of a run, up to a limit; those of a kind count once for an instruction. Lint has no limit.
 
-    Findings without an instruction, at the end of a block, count once for all blocks and warps.
+    Findings without an instruction, at the end of a block, count once for all blocks and warps. Of several instructions
+    of one line of the program, such as an unrolled loop's, `ALIKE` are kept.
 
     >>> found = Findings()
     >>> for block in range(3):
@@ -99,13 +110,17 @@ class Findings:
     limit: int = 50
     found: list[Finding] = field(default_factory=list)
     times: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    lines: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, unless the same instruction had one of the same kind."""
         key = (finding.kind, finding.line, "" if finding.line else PLACE.sub("", finding.message))
         self.times[key] += 1
         if self.times[key] == 1:
-            self.found.append(finding)
+            alike = finding.alike
+            self.lines[alike] += finding.source is not None
+            if self.lines[alike] <= ALIKE:
+                self.found.append(finding)
 
     def name_roles(self, role: RoleOf) -> None:
         """Add the roles of warps to findings and to their messages. role: of a block's warp, "" if unknown."""

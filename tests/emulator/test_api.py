@@ -84,6 +84,29 @@ def test_a_race_names_both_sides_and_the_lines_of_the_program() -> None:
         done.raise_for_findings()
 
 
+def test_an_unrolled_loop_leaves_room_for_other_findings() -> None:
+    """60 stores of one line race with the loads of another; a last store, of a third line, races as well."""
+    stores = "\n".join(f"st.shared.b32 [%r1+{8 * n}], %r0;" for n in range(60))
+    loads = "\n".join(f"ld.shared.b32 %r2, [%r1+{8 * n}];" for n in range(60))
+    body = f"""mov.u32 %r0, %tid.x; mov.u32 %r1, smem; shr.u32 %r3, %r0, 5; setp.eq.u32 %p0, %r3, 0; @%p0 bra READ;
+    .loc 1 10 0
+    {stores}
+    .loc 1 11 0
+    st.shared.b32 [%r1+500], 1;
+    bra END;
+    READ:
+    .loc 1 12 0
+    {loads}
+    .loc 1 13 0
+    ld.shared.b32 %r2, [%r1+500];
+    END:"""
+    text = module(body, {}) + '.file 1 "mine.py"\n'
+    for policy in (Policy(), Policy(pick="random", seed=1)):
+        found = [one for one in emulate_ptx(text, block=64, smem=512, policy=policy).findings if one.kind == "race"]
+        lines = [str(one.source) for one in found]
+        assert len(lines) == 5 and len(set(lines)) == 2 and set(lines) < {f"mine.py:{n}" for n in range(10, 14)}
+
+
 def test_orders_are_compared() -> None:
     """A thread's flag through shared memory: the result depends on who comes first."""
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)

@@ -65,13 +65,13 @@ class EmulatedGpu:
         return not self.fatal and all(run.ok for run in self.runs)
 
     def report(self) -> str:
-        """The number of launches, and each finding once, with how often it came."""
+        """The number of launches, and each line's findings once, with how often they came."""
         launches = sum(len(run.launches) for run in self.runs)
-        times: dict[str, int] = {}
+        alike: dict[tuple[str, str, str], list[Finding]] = {}
         for finding in self.findings:
-            times[str(finding)] = times.get(str(finding), 0) + 1
+            alike.setdefault(finding.alike, []).append(finding)
         lines = [f"{type(error).__name__}: {error}" for error in self.fatal]
-        lines += [f"{text}\n  {count} times" if count > 1 else text for text, count in times.items()]
+        lines += [f"{same[0]}\n  {len(same)} times" if len(same) > 1 else str(same[0]) for same in alike.values()]
         more = [f"and {len(lines) - KEPT} more findings"] if len(lines) > KEPT else []
         found = f"{len(lines)} finding(s)" if lines else "nothing found"
         head = f"emulated {self.device.name} ({self.device.arch.name}): {launches} launch(es), {found}"

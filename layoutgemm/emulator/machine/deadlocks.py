@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ...errors import EmulatorError
 from ..findings import with_roles
 
 if TYPE_CHECKING:
@@ -53,7 +56,8 @@ def fibers(waiting: Sequence[Fiber]) -> list[str]:
     groups: dict[tuple[str, str, bool], list[Fiber]] = {}
     for fiber in waiting:
         whole = fiber.lanes == fiber.warp.alive
-        place = str(polled(fiber) or fiber.ins or "its first instruction")
+        ins = polled(fiber)
+        place = str(ins or fiber.ins or "its first instruction") + (_word(fiber, ins) if ins is not None else "")
         groups.setdefault((str(fiber.cta.coordinate), place, whole), []).append(fiber)
     lines = []
     for (coordinate, place, whole), some in groups.items():
@@ -69,6 +73,21 @@ def polled(fiber: Fiber) -> PtxInstruction | None:
         return None
     before = fiber.machine.program.kernel.instructions[: fiber.ins.pc]
     return next((ins for ins in reversed(before) if POLLS_ANYWHERE.match(ins.opcode)), None)
+
+
+def _word(fiber: Fiber, ins: PtxInstruction) -> str:
+    """The word of global memory that a poll reads, and what it holds; "" of other polls, and where that is unknown."""
+    size = re.search(r"\.[busf](8|16|32|64)$", ins.opcode)
+    if "global" not in ins.words or size is None or len(ins.operands) < 2 or ins.operands[1].kind != "address":
+        return ""
+    memory, count = fiber.machine.launch.memory, int(size[1]) // 8
+    try:
+        at = int(fiber.each(fiber.machine.program.address(ins.operands[1])(fiber))[0])
+        buffer, offset = memory.find(at, count)
+        held = memory.read(np.array([at], np.int64), count)
+    except EmulatorError:
+        return ""
+    return f"; byte {offset} of {buffer.name} holds {int.from_bytes(held.tobytes(), 'little')}"
 
 
 def stuck(cluster: Cluster) -> str:

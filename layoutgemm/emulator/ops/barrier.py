@@ -29,6 +29,10 @@ HANDED, RELAXED = "tensor handed", "tensor relaxed"
 NAMED = 16  # named barriers of a block
 PHASES = "cluster phases"  # in a warp's scratch: phase of the cluster's barrier -> lanes that arrived in it
 BARRIER_BYTES = 8
+INIT = (
+    "fence.mbarrier_init after the initialisation, then a barrier of all threads that use it, orders them: "
+    "barrier.cluster where they are in several blocks."
+)
 # The opaque state that an arrive returns: the phase, and the arrivals that were pending before it.
 PHASE_BITS = 32
 PHASE_MASK = (1 << PHASE_BITS) - 1
@@ -498,8 +502,13 @@ def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
     if fiber.machine.trace is not None:
         fiber.machine.trace.uses(fiber, cta, offset)
     if ledger.enabled and found.init is not fiber.epoch and not ledger.knows(fiber.knows, found.init):
-        if not fiber.knows.inits & ledger.bit(found.init):
-            fiber.machine.problem("race", f"the initialisation of the {found} is not ordered before this", fiber)
+        bit = ledger.bit(found.init)
+        if not fiber.knows.inits & bit:
+            message, timely = f"the initialisation of the {found} is not ordered before this", False
+            fenced = any(other.knows.inits & bit for other in cta.cluster.fibers)
+            if fenced and ledger.came_before(fiber.knows, found.init) and not fiber.machine.policy.strict:
+                message, timely = f"{message}; it came before in time, as a copy issued after it has completed", True
+            fiber.machine.problem("lint" if timely else "race", message, fiber, orders=INIT)
     return found
 
 

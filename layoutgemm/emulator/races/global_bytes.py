@@ -243,11 +243,13 @@ class GlobalWatch:
         return UNFENCED if crosses and clocks.crossed.get(source, 0) < turn else None
 
     def _ended(self, fiber: Fiber, earlier: GlobalAccess) -> bool:
-        """True if some lane knows that a copy of its cluster has ended."""
+        """True if some lane knows that a copy of its cluster has ended; a lane's wait counts for its warp."""
         knows, ledger, event = fiber.knows, fiber.cta.cluster.ledger, earlier.event
         if event is None:
             return False
-        return any(ledger.knows(one, event) for one in (knows, *[more for _, more in knows.apart]))
+        known = ledger.came_before if earlier.warp is fiber.warp else ledger.knows
+        every = (knows, *[more for _, more in knows.apart])
+        return any(known(one, part) for one in every for part in (event, *event.divided))
 
     def _orders(self, fiber: Fiber, earlier: GlobalAccess, what: Callable[[], str]) -> str:
         """One sentence: the instructions that would order them."""

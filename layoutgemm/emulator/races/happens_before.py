@@ -64,11 +64,12 @@ class MemoryEvent:
     several   whether several instructions' operations complete together as this one
     wrote     whether it wrote through the generic proxy
     stamp     the turn of its accesses to global memory (`clocks.py`), or None
+    divided   the events that have some of its lanes' accesses since those lanes waited alone
     """
 
     __slots__ = (
-        "asynchronous", "describe", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "several", "stamp",
-        "time", "touches", "wrote",
+        "asynchronous", "describe", "divided", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "several",
+        "stamp", "time", "touches", "wrote",
     )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: object = None) -> None:
@@ -80,6 +81,7 @@ class MemoryEvent:
         self.touches: list[tuple[Shadow, bool, Touch]] = []
         self.pieces: dict[tuple[int, bool, bool], dict[int, int]] = {}
         self.near: deque[MemoryEvent] | None = None
+        self.divided: tuple[MemoryEvent, ...] = ()
 
 
 class Knowledge:
@@ -276,6 +278,10 @@ class Ledger:
     def knows(self, knowledge: Knowledge, event: MemoryEvent) -> bool:
         """True if the event is known; a forgotten one is known to all."""
         return event.id < self.base or bool(knowledge.seen >> event.id - self.base & 1)
+
+    def came_before(self, knowledge: Knowledge, event: MemoryEvent) -> bool:
+        """True if the event is known, or came before in time."""
+        return event.id < self.base or bool((knowledge.seen | knowledge.past) >> event.id - self.base & 1)
 
     def fenced(self, knowledge: Knowledge) -> int:
         """The events whose generic writes the async proxy sees, as a bit set: by each writer's fence, or by any."""

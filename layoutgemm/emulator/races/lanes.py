@@ -402,6 +402,7 @@ def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
     made = ledger.event(event.asynchronous, event.describe, event.engine)
     made.time, made.wrote, made.stamp = event.time, event.wrote, event.stamp
     made.lanes, event.lanes = lanes, event.lanes & ~lanes
+    event.divided += (made,)
     kept: list[tuple[Shadow, bool, Touch]] = []
     sums: dict[tuple[Shadow, bool], tuple[list[Touch], list[Touch]]] = {}
     for shadow, write, touch in event.touches:

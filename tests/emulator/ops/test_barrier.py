@@ -162,6 +162,28 @@ def test_an_arrival_of_a_remote_thread_tells_that_its_block_has_begun():
     assert [f.cta[0] for f in begun] == [1] and "mbarrier.arrive" in begun[0].message
 
 
+def test_an_initialisation_that_came_before_a_copy_that_has_completed():
+    """Block 1 initialises, then loads into block 0, which waits and arrives at block 1."""
+    begin = """@%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster; SYNC
+    setp.eq.u32 %p4, %r25, 0; mapa.shared::cluster.u32 %r22, %r20, %r24; @%p4 bra WAITS; INIT
+    @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r23], [%a], 16, [%r22];
+    M: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r20+8], 0; @!%p2 bra M; bra END;
+    WAITS: @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r20], 16;
+    L: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r20], 0; @!%p2 bra L;
+    @%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r22+8]; END:"""
+    late = "@%p0 mbarrier.init.shared.b64 [%r20+8], 1; fence.mbarrier_init.release.cluster; bar.sync 0;"
+    settings = {"block": 32, "grid": 2, "cluster": 2, "shared": 1024, "static": 64}
+
+    def found(body, policy=None):
+        text = HEAD + CLUSTER + body.replace("SYNC", SYNC) + SYNC
+        return run(text, {"a": np.zeros(4, np.uint32)}, policy=policy, **settings).findings
+
+    (lint,) = found(begin.replace("INIT", late))
+    assert lint.kind == "lint" and "it came before in time" in lint.message and "barrier.cluster" in lint.orders
+    assert [one.kind for one in found(begin.replace("INIT", late), Policy(strict=True))] == ["race"]
+    assert found(begin.replace("SYNC", late + "SYNC").replace("INIT", "")) == []
+
+
 def test_misuse_of_the_barrier_of_a_cluster():
     with pytest.raises(EmulatorError, match=r"second barrier\.cluster\.arrive"):
         cluster("barrier.cluster.arrive; barrier.cluster.arrive;")

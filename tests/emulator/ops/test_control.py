@@ -79,10 +79,12 @@ def test_a_flag_in_shared_memory(write, read, monkeypatch):
 def test_a_poll_for_what_never_comes_is_a_deadlock(space, monkeypatch):
     monkeypatch.setattr(PtxMachine, "PATIENCE", 512)
     where = "%flag" if space == "global" else "smem"
-    body = f"{LANE} st.{space}.b32 [{where}], 0; LOOP: ld.volatile.{space}.b32 %r1, [{where}]; nanosleep.u32 20;"
+    body = f"{LANE} st.{space}.b32 [{where}+4], 3; LOOP: ld.volatile.{space}.b32 %r1, [{where}+4]; nanosleep.u32 20;"
     body += "setp.ne.u32 %p0, %r1, 5; @%p0 bra LOOP;"
-    with pytest.raises(DeadlockError, match=rf"(?s)threads poll, and nothing else goes on.*ld\.volatile\.{space}"):
-        run(body, {"flag": np.zeros(1, np.uint32)}, block=1, shared=64)
+    said = rf"(?s)threads poll, and nothing else goes on.*ld\.volatile\.{space}"
+    with pytest.raises(DeadlockError, match=said) as stuck:
+        run(body, {"flag": np.zeros(2, np.uint32)}, block=1, shared=64)
+    assert ("; byte 4 of flag holds 3" in str(stuck.value)) == (space == "global")
 
 
 def test_clocks_go_on():

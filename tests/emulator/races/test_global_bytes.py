@@ -88,6 +88,7 @@ LOAD = (
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem], [%a], 16, [smem+64]; {wait} OVER:"
 )
 WAIT = "cp.async.bulk.wait_group 0;"
+HALVES = "setp.ge.u32 %p1, %r31, 16; @%p1 bra B; {one} bra OVER; B: {one} OVER:"
 LANDED = "TRY: mbarrier.try_wait.parity.shared.b64 %p5, [smem+64], 0; @!%p5 bra TRY;"
 
 
@@ -124,6 +125,17 @@ def test_cp_async_of_what_another_block_wrote():
     copy = f"{ONE} cp.async.ca.shared.global [smem], [%a], 4; cp.async.wait_all; OVER:"
     assert not exchange(read=copy, shared=128)
     assert [one.kind for one in exchange(read=copy, tell=RELAXED, shared=128)] == ["race"]
+
+
+@pytest.mark.parametrize("ways", ["{one}", HALVES])
+def test_cp_async_of_what_its_warp_stores_afterwards(ways):
+    copy = "cp.async.ca.shared.global [{to}], [%d1], 4;"
+    body = f"{LANE} add.s64 %d1, %a, %d31; mov.u32 %r3, smem; mad.lo.u32 %r2, %r31, 4, %r3; {copy.format(to='%r2')}"
+    wait, store, second = "cp.async.wait_all;", "st.global.b32 [%d1], %r31;", copy.format(to="%r2+128")
+    assert not found(body + ways.format(one=wait + store), block=32, shared=256)
+    for late in (store, wait + second + store):
+        race = found(body + ways.format(one=late), block=32, shared=256)[0]
+        assert "no wait for the first's end" in race.message and "cp.async.wait_group" in race.orders
 
 
 def test_blocks_without_a_flag():

@@ -79,6 +79,7 @@ class CpAsyncCopy:
         else:
             one.event = ledger.event(False, self.event.describe)
             one.event.stamp = self.event.stamp
+            self.event.divided += (one.event,)
             halves = (self.offsets[inside], self.offsets[~inside])
             theirs, ours = ((granules(half, self.size), parts_of(half, self.size)) for half in halves)
             shadow.divide(self.event, one.event, theirs, ours)

@@ -84,7 +84,7 @@ def allocate(program: Program, ins: PtxInstruction) -> Run:
         own.allocators[first] = fiber.warp.number
         own.allocations[first] = count, ins
         own.owned[first : first + count] = True
-        own.words[:, first : first + count] = 0xFFFFFFFF
+        own.words[:, first : first + count] = own.fill
         own.written[:, first : first + count] = False
         cta, offsets = place(fiber, "shared", np.array([fiber.one(address(fiber))]))
         assert cta is not None

@@ -123,7 +123,7 @@ def _same_address(fiber: Fiber, ins: PtxInstruction, address: Value) -> int:
 def load(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.ld: lanes and columns of the warp's window into its registers; .red also reduces each thread's values.
 
-    Unwritten words are NaN and are not reported: shapes of 32 lanes may read lanes without a meaning.
+    Unwritten words count where a result depends on them: shapes of 32 lanes may read lanes without a meaning.
     """
     reduces = "red" in ins.words
     atom = _atom(ins, False, _split(ins, 2 + reduces))
@@ -141,6 +141,9 @@ def load(program: Program, ins: PtxInstruction) -> Run:
         event = begin(fiber, "ld", ins)
         touch(fiber, fiber.cta, places.places(lane, column), False, said(fiber, ins), event)
         fiber.machine.counts.bytes["tensor memory read"] += 4 * places.flat.size
+        if (fresh := places.unwritten(tensor, lane, column)) is not None:
+            message = f"lane {fresh[0]}, column {fresh[1]} of tensor memory was never written"
+            fiber.machine.problem("uninitialised", message, fiber, suspect=True)
         words = places.read(tensor, lane, column).T.astype(np.int64)
         if atom.pack:
             words = words[::2] & 0xFFFF | (words[1::2] & 0xFFFF) << 16

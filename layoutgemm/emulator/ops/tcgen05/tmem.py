@@ -1,8 +1,8 @@
 """Tensor memory of a block, and the tensor-core engine of one warp.
 
 The layouts of `atoms/tmem/layout.py` give the place of a matrix, evaluated once into arrays of lanes, columns and bits.
-Fresh tensor memory is NaN. An allocation never begins at column 0 unless it takes all columns. Every access must lie in
-allocated columns. The race checker sees strips of 16 lanes and single columns.
+Fresh tensor memory has the policy's fill, NaN by default. An allocation never begins at column 0 unless it takes all
+columns. Every access must lie in allocated columns. The race checker sees strips of 16 lanes and single columns.
 
 PTX ISA, "Tensor Memory" and "Memory Consistency Model for 5th generation of TensorCore operations". One thread's
 tensor-core operations (tcgen05.mma, cp, shift) run in order in an `Engine`, with the exceptions in
@@ -24,7 +24,6 @@ from ....errors import AtomError, EmulatorError
 from ....layouts import Layout
 from ....layouts.basis import component
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import POISON
 from ...ptx.parser import PtxInstruction
 from ...races.happens_before import Knowledge, MemoryEvent, Shadow
 from ..mma.operands import bits_of
@@ -38,7 +37,7 @@ Indices = npt.NDArray[np.int64]
 class TensorMemory:
     """The tensor memory of one block.
 
-    words        [lane, column]; written: which of them ever were
+    words        [lane, column]; written: which of them ever were; fill: the bits of the others
     allocations  first column -> (columns, the instruction that allocated them)
     owned        which columns are allocated
     history      the allocations in order: the blocks of a pair get the same columns for the same request
@@ -46,7 +45,8 @@ class TensorMemory:
     """
 
     def __init__(self, cta: Cta) -> None:
-        self.words = np.full((LANES, 4 * COLUMNS), POISON, dtype=np.uint8).view(np.uint32)
+        self.fill = 0x01010101 * cta.cluster.machine.policy.fill
+        self.words = np.full((LANES, COLUMNS), self.fill, dtype=np.uint32)
         self.written = np.zeros((LANES, COLUMNS), dtype=bool)
         self.allocations: dict[int, tuple[int, PtxInstruction]] = {}
         self.owned = np.zeros(COLUMNS, dtype=bool)

@@ -170,7 +170,7 @@ def test_scale_factors_may_come_by_a_copy():
     for policy in (None, EARLY):
         given = [first for first in range(0, case.image.shape[2], 8) if first != case.at["SFA"]]
         found = case.run(text_of.kernel(body, tiles, case.image.shape[2], 1, given), policy)
-        assert found.findings == [] and np.array_equal(case.result(found), case.exact)
+        assert not found.machine.findings.found and np.array_equal(case.result(found), case.exact)
 
 
 def test_copies_are_watched():

@@ -7,11 +7,12 @@ import re
 import numpy as np
 import pytest
 
+from layoutgemm import emulate_ptx
 from layoutgemm.atoms.mma.tcgen05 import tcgen05_mma
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from tests.emulator.ops.tcgen05.case import STRICT, Case, only
-from tests.emulator.run_ptx import Result, run
+from tests.emulator.run_ptx import Result, module, run
 from tests.micro import tcgen05 as text_of
 
 BASE = Case(tcgen05_mma("f16", 128, 16, "bf16"), swizzle="32B")
@@ -246,8 +247,7 @@ def test_a_commit_releases_its_threads_accesses():
     assert BASE.run(text.replace(wait, wait + "  ld.shared.b32 %w, [%s];\n")).findings == []
 
 
-def test_columns_are_fresh_when_they_are_allocated_again():
-    text = """
+FRESH = """
       .reg .b32 %s, %c, %w;
       mov.u32 %s, smem;
       tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 512;
@@ -259,10 +259,24 @@ def test_columns_are_fresh_when_they_are_allocated_again():
       tcgen05.ld.sync.aligned.32x32b.x1.b32 %w, [%c];
       st.global.b32 [%out], %w;
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 512;
-    """
+"""
+
+
+@pytest.mark.parametrize("fill", [0xFF, 0x40])
+def test_columns_are_fresh_when_they_are_allocated_again(fill):
     out = np.zeros(1, dtype=np.uint32)
-    assert run(text, {"out": out}, block=32, shared=64, target="sm_100a").findings == []
-    assert out[0] == 0xFFFFFFFF
+    found = run(FRESH, {"out": out}, block=32, shared=64, target="sm_100a", policy=Policy(fill=fill))
+    assert out[0] == 0x01010101 * fill and not found.machine.findings.found
+    only(found, "uninitialised", "lane 0, column 0 of tensor memory was never written")
+
+
+def test_a_load_of_fresh_columns_counts_where_a_result_depends_on_it():
+    def kinds(body):
+        text = module(body, {"out": "u64"}, "sm_100a")
+        return [one.kind for one in emulate_ptx(text, block=32, smem=64, args=[np.zeros(1, np.uint32)]).findings]
+
+    assert kinds(FRESH) == ["uninitialised"]
+    assert kinds(FRESH.replace("st.global", "and.b32 %w, %w, 0; st.global")) == []
 
 
 def test_words_of_an_earlier_allocation_are_not_an_accumulator():
