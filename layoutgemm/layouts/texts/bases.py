@@ -32,6 +32,7 @@ _ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s
 _ONE = re.compile(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
 _OUT = re.compile(r"where out dims are:\s*\[([^\]]*)\]")
 _DIM = re.compile(r"\s*([A-Za-z_]\w*)\s*\(size (\d+)\)\s*")
+_MORE = re.compile(r"\s*(?:,\s*alignment\s*=\s*\d+\s*)+(?=>)")
 _INTEGER = re.compile(r"-?\d+(?![\w.])")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _QUOTED = re.compile(r"(['\"])(.*?)\1")
@@ -43,6 +44,7 @@ LINEAR = {
     "SharedLinearLayout",
     "LinearLayout.from_bases",
     "LinearLayout",
+    "_TensorMemoryLinearLayout",
 }
 # Gluon's arguments, in their order, and the names that Triton's compiler has for them
 ARGUMENTS = {
@@ -50,8 +52,9 @@ ARGUMENTS = {
     "SharedLinearLayout": ("offset", "block", "alignment"),
     "LinearLayout.from_bases": ("bases", "names", "shape"),
     "LinearLayout": ("bases", "names", "shape"),
+    "_TensorMemoryLinearLayout": ("rows", "cols", "shape"),
 }
-NAMES = {"reg_bases": "register", "out_dim_names": "names", "out_dim_sizes": "shape"}
+NAMES = {"reg_bases": "register", "rows": "row", "cols": "col", "out_dim_names": "names", "out_dim_sizes": "shape"}
 # Gluon's layouts that are attributes of the compiler's: its name for each, and its arguments in their order
 GLUON = {
     "BlockedLayout": ("blocked", "sizePerThread threadsPerWarp warpsPerCTA order CTAsPerCGA CTASplitNum CTAOrder"),
@@ -60,6 +63,9 @@ GLUON = {
     "NVMMADistributedLayout": ("nvidia_mma", "version warpsPerCTA instrShape CTAsPerCGA CTASplitNum CTAOrder"),
     "SwizzledSharedLayout": ("swizzled_shared", "vec perPhase maxPhase order CTAsPerCGA CTASplitNum CTAOrder"),
     "TensorMemoryLayout": ("tensor_memory_encoding", "block colStride CTASplitNum twoCTAs"),
+    "DistributedLinearLayout": ("linear", "register lane warp block shape"),
+    "AMDMFMALayout": ("amd_mfma", "version instrShape isTransposed warpsPerCTA elementBitWidth tilesPerWarp CGALayout"),
+    "AMDWMMALayout": ("amd_wmma", "version isTransposed warp register instrShape CGALayout rank"),
     "TensorMemoryScalesLayout": ("tensor_memory_scales_encoding", "CTASplitNum"),
     "NVMMASharedLayout": (
         "nvmma_shared", "swizzlingByteWidth elementBitWidth rank transposed fp4Padded CTAsPerCGA CTASplitNum CTAOrder",
@@ -68,10 +74,10 @@ GLUON = {
 GLUON_NAMES = {
     "ctas_per_cga": "CTAsPerCGA", "cta_split_num": "CTASplitNum", "cta_order": "CTAOrder", "cga_layout": "CGALayout",
     "warps_per_cta": "warpsPerCTA", "swizzle_byte_width": "swizzlingByteWidth", "element_bitwidth": "elementBitWidth",
-    "operand_index": "opIdx",
+    "operand_index": "opIdx", "reg_bases": "register",
 }  # fmt: skip
 # Those that are not read
-SHAPED = frozenset("AutoLayout CoalescedLayout AMDMFMALayout AMDWMMALayout".split())
+SHAPED = frozenset("AutoLayout CoalescedLayout PartitionedSharedLayout".split())
 
 
 class ListValue(NamedTuple):
@@ -124,11 +130,10 @@ def linear(text: str) -> LinearLayout | None:
         if found is not None and found[1] in LINEAR:
             return _of_class(ValueReader(text, found.end()), found[1])
         if found is not None and (pattern is ATTRIBUTE or found[1] in SHAPED):
+            chosen = found[1] in ("AutoLayout", "CoalescedLayout")
+            why = "is chosen by the compiler" if chosen else "of Triton is none of those that are read"
             raise ParseError(
-                f"{found[1]} of Triton is none of those that are read: expected a linear layout, as "
-                "toLinearLayout(shape) prints it",
-                text,
-                found.start(1),
+                f"{found[1]} {why}: expected a linear layout, as toLinearLayout(shape) prints it", text, found.start(1)
             )
     found = _DICTIONARY.match(text)
     if found is None:
@@ -150,7 +155,12 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
         reader.end("}>", inside=True)
     if "shape" in given:
         shape = integers_of(text, given.pop("shape"), reader.at)
-    pairs = given.get("bases")
+    pairs, dims = given.get("bases"), given.get("names")
+    names: list[object] = list(dims.items) if isinstance(dims, ListValue) else []
+    if isinstance(dims, FieldsValue):  # {"dim0": 4, "dim1": 2}
+        names = [key for key, _ in dims.items]
+        sizes = ListValue(dims.at, tuple([size for _, size in dims.items]))
+        shape = integers_of(text, sizes, dims.at)
     if isinstance(pairs, FieldsValue):
         given = dict(pairs.items)
     elif name.startswith("LinearLayout"):
@@ -163,7 +173,8 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
             found.append((pair.items[0], pair.items[1]))
         given = dict(found)
     given = {key: value for key, value in given.items() if isinstance(value, ListValue)}
-    return made(text, [basis_of(text, key, value, reader.at) for key, value in given.items()], shape)
+    bases = [basis_of(text, key, value, reader.at) for key, value in given.items()]
+    return made(text, *_by_number(names, bases, shape))
 
 
 class TextReader:
@@ -243,6 +254,8 @@ class ValueReader(TextReader):
         if self.peek() != "{" and _BARE.match(self.text, self.at) is None:
             raise ParseError(f"expected the fields of {found[1]}, as in <{{order = [1, 0]}}>", self.text, self.at)
         fields = self.fields(depth + 1) if self.peek() == "{" else self.entries(">", depth + 1)
+        more = _MORE.match(self.text, self.at)  # as in }, alignment = 16>
+        self.at = self.at if more is None else more.end()
         if not self.take(">"):
             raise self.fail("'>'")
         return AttributeValue(at, found[1], fields)
@@ -252,10 +265,21 @@ class ValueReader(TextReader):
         name, order = GLUON[found[1]]
         self.at = found.end()
         given = self.arguments(order.split(), GLUON_NAMES, depth + 1)
-        version = given.pop("version", None)
-        if version is not None:
-            given["versionMajor"] = integers_of(self.text, version, found.start())[0]
-        if (block := given.pop("block", None)) is not None:
+        given = {key: value for key, value in given.items() if value != "None"}
+        blocks = given.get("CTAsPerCGA")
+        if isinstance(blocks, ListValue) and all(isinstance(item, ListValue) for item in blocks.items):
+            given["CGALayout"] = given.pop("CTAsPerCGA")  # the fifth argument of newer versions
+        version = given.get("version")
+        if isinstance(version, ListValue):
+            given["versionMajor"] = integers_of(self.text, given.pop("version"), found.start())[0]
+        if name.startswith("amd_"):
+            given["isTransposed"] = given.pop("transposed", given.get("isTransposed", "false"))
+        if name == "amd_wmma" and "warp" in given:
+            parts = [(key, given.pop(key)) for key in ("register", "warp") if key in given]
+            given["ctaLayout"] = FieldsValue(found.end() - 1, tuple(parts))
+        if name == "linear":
+            given.pop("shape", None)
+        elif (block := given.pop("block", None)) is not None:
             sizes = integers_of(self.text, block, found.start())
             given.update(dict(zip(("blockM", "blockN"), sizes, strict=False)))
         return AttributeValue(found.start(1), name, FieldsValue(found.end() - 1, tuple(given.items())))
@@ -317,7 +341,7 @@ class ValueReader(TextReader):
             if found is None:
                 raise self.fail("'>'")
             self.at = found.end()
-        found = re.compile(r"\s*>?\s*(?:(?:#|//|;).*)?\Z", re.DOTALL).match(self.text, self.at)
+        found = re.compile(r"\s*>?\s*(?:loc\([^\n]*\)\s*)?(?:(?:#|//|;).*)?\Z", re.DOTALL).match(self.text, self.at)
         if found is None:
             self.peek()
             raise ParseError("expected the end of the text", self.text, self.at)
@@ -343,18 +367,31 @@ def basis_of(text: str, name: str, value: Value, at: int) -> Basis:
     return Basis(name, tuple(vectors), value.at)
 
 
-def _sizes(text: str, out: re.Match[str]) -> list[int] | None:
-    """The sizes of a printed layout's dimensions; None where older versions print their names alone."""
+def _dimensions(text: str, out: re.Match[str]) -> tuple[list[object], list[int] | None]:
+    """Names and sizes of a printed layout's dimensions; older versions print no sizes."""
     parts = out[1].split(",")
     if all(_NAME.fullmatch(part.strip()) for part in parts):
-        return None
-    shape = []
+        return [part.strip() for part in parts], None
+    names: list[object] = []
+    shape: list[int] = []
     for part in parts:
         dim = _DIM.fullmatch(part)
         if dim is None:
             raise ParseError("expected the dimensions, as in [dim0 (size 4), dim1 (size 2)]", text, out.start(1))
+        names.append(dim[1])
         shape.append(int(dim[2][:1000]))
-    return shape
+    return names, shape
+
+
+def _by_number(
+    names: list[object], bases: list[Basis], shape: list[int] | None
+) -> tuple[list[Basis], list[int] | None]:
+    """Vectors and sizes in the order dim0, dim1, ...: Triton lists dimensions in the order of a layout's own."""
+    order = [names.index(f"dim{i}") for i in range(len(names)) if f"dim{i}" in names]
+    if len(order) != len(names) or any(len(v) != len(order) for basis in bases for v in basis.vectors):
+        return bases, shape
+    moved = [Basis(b.name, tuple(tuple(v[i] for i in order) for v in b.vectors), b.at) for b in bases]
+    return moved, None if shape is None or len(shape) != len(order) else [shape[i] for i in order]
 
 
 def _arrows(text: str) -> LinearLayout:
@@ -363,8 +400,10 @@ def _arrows(text: str) -> LinearLayout:
     at, end = begins.start("first") if begins is not None else 0, len(text)
     out = _OUT.search(text)
     shape: list[int] | None = None
+    names: list[object] = []
     if out is not None:
-        end, shape = out.start(), _sizes(text, out)
+        end = out.start()
+        names, shape = _dimensions(text, out)
     bases: dict[str, Basis] = {}
     blanks = re.compile(r"(?:\s|//|#)*")
     while True:
@@ -385,7 +424,7 @@ def _arrows(text: str) -> LinearLayout:
         vector = tuple([int(x[:1000]) for x in found[3].split(",")])
         bases[found[1]] = Basis(found[1], (*before.vectors, vector), before.at)
         at = found.end()
-    return made(text, list(bases.values()), shape)
+    return made(text, *_by_number(names, list(bases.values()), shape))
 
 
 def made(text: str, bases: Sequence[Basis], shape: list[int] | None) -> LinearLayout:
