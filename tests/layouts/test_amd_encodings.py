@@ -108,6 +108,7 @@ def test_the_phases_of_rotating_rows_rotate() -> None:
         ("AMDWMMALayout(version=3, transposed=False, warp_bases=[[0, 2], [1, 0]], reg_bases=[[0, 1]], "
          "instr_shape=[16, 16, 32], cga_layout=[], rank=2)",
          wmma(3, "register = [[0, 1]], warp = [[0, 2], [1, 0]]", ", instrShape = [16, 16, 32]")),
+        ("ttgl.amd.AMDWMMALayout(2, True, [2, 2])", wmma(2, "warp = [[0, 1], [1, 0]]", transposed=True)),
         (wmma(1, "warp = [[0, 1], [1, 0]]"), "#ttg.amd_wmma<{version = 1, warpsPerCTA = [2, 2]}>"),
         ("DotOperandLayout(operand_index=0, parent=AMDMFMALayout(version=3, instr_shape=[32, 32, 8], transposed=True,"
          " warps_per_cta=[2, 2]), k_width=4)",

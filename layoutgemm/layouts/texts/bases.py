@@ -274,7 +274,10 @@ class ValueReader(TextReader):
             given["versionMajor"] = integers_of(self.text, given.pop("version"), found.start())[0]
         if name.startswith("amd_"):
             given["isTransposed"] = given.pop("transposed", given.get("isTransposed", "false"))
-        if name == "amd_wmma" and "warp" in given:
+        of_warps = given.get("warp")
+        if name == "amd_wmma" and isinstance(of_warps, ListValue) and all(isinstance(x, int) for x in of_warps.items):
+            given["warpsPerCTA"] = given.pop("warp")  # the third argument of older versions
+        elif name == "amd_wmma" and of_warps is not None:
             parts = [(key, given.pop(key)) for key in ("register", "warp") if key in given]
             given["ctaLayout"] = FieldsValue(found.end() - 1, tuple(parts))
         if name == "linear":
