@@ -23,6 +23,7 @@ Layout<Shape<_4,_8>,Stride<_8,_1>>                C++, and calls of make_layout:
 SM80_16x8x16_F32BF16BF16F32_TN                    an atom: see atoms.cutlass_names
 zipped_divide((8,16):(16,1), (4,8))               an operation: its result
 tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see texts.encodings
+bf16[16,256]{1,0:T(8,128)(2,1)}   TiledLayout(...)  XLA's shapes, Mosaic's registers: see texts.tilings
 torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
 """
 
@@ -53,6 +54,7 @@ from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
 from .texts.surroundings import PAIR, bare, has_code, quoted, refuse_other_type, refuse_others
+from .texts.tilings import tiled
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -204,6 +206,9 @@ def _read(text: str, symbol: Symbols) -> Parsed:
         found = by_triton(text)
         if found is not None:
             return found
+    by_tiles = tiled(text)
+    if by_tiles is not None:
+        return by_tiles
     by_sizes = sized(text, symbol)
     if by_sizes is not None:
         return by_sizes

@@ -30,6 +30,8 @@ _OTHERS = (
     (re.compile(r"[^\n]*\bo\s+(\w*ptr)\s+o\s"), "a pointer without its type, as in smem_ptr[16b](unset)"),
     (re.compile(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cute\.ptr<[^\n\"]*>)\s*\Z"),
      "a pointer alone; !cute.memref<...> has its layout"),
+    (re.compile(r"\s*(?:#\w+\s*=\s*)?(affine_map<)[^\n]*\s*\Z"),
+     "a map without extents, as memref<4x8xf32, affine_map<(i, j) -> (i * 8 + j)>> has them"),
     (re.compile(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
 )  # fmt: skip
 _OTHER_TYPE = re.compile(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile)<")
