@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .bases import FieldsValue, basis_of
-from .parts import Given, Tile, Vectors, unit
+from .parts import AttributeFields, Tile, Vectors, unit
 
 _MFMA = "version versionMajor versionMinor warpsPerCTA instrShape isTransposed tilesPerWarp elementBitWidth elementType"
 _WMMA = "version isTranspose isTransposed warpsPerCTA ctaLayout instrShape tilesPerWarp rank"
@@ -25,7 +25,7 @@ _SIZES = [[32, 32], [16, 16], [64, 4], [4, 64]]
 class _Mfma:
     """The checked fields of an amd_mfma."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: AttributeFields) -> None:
         given.only(*_MFMA.split())
         version = given.number("version" if "version" in given.fields else "versionMajor", power=False)
         self.size, self.transposed = given.instruction()[:2], given.flag("isTransposed")
@@ -46,14 +46,14 @@ class _Mfma:
         self.tiles = given.numbers("tilesPerWarp", self.rank) if "tilesPerWarp" in given.fields else [1] * self.rank
 
 
-def mfma_tile(given: Given) -> list[int]:
+def mfma_tile(given: AttributeFields) -> list[int]:
     """The part of the accumulator that all warps have once."""
     mfma = _Mfma(given)
     sizes = [1] * (mfma.rank - 2) + mfma.size
     return [a * b * c for a, b, c in zip(sizes, mfma.tiles, mfma.warps, strict=True)]
 
 
-def mfma(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def mfma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """The accumulator of MFMA: four rows in registers, then lanes along the columns, then lanes along the rows.
 
     Source: AMD's matrix instruction calculator.
@@ -72,7 +72,7 @@ def mfma(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return _repeated(tile, found.tiles, found.warps, None)
 
 
-def mfma_operand(given: Given, parent: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def mfma_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of MFMA: `kWidth` neighbours along K in registers, lanes along the other dimension, then along K."""
     found, k = _Mfma(parent), given.depth(len(shape))
     if len(shape) != found.rank:
@@ -109,7 +109,7 @@ def _repeated(tile: Tile, tiles: Sequence[int], warps: Sequence[int], k: int | N
 class _Wmma:
     """The checked fields of an amd_wmma."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: AttributeFields) -> None:
         given.only(*_WMMA.split())
         self.version = given.number("version", power=False)
         self.transposed = given.flag("isTransposed" if "isTransposed" in given.fields else "isTranspose")
@@ -143,7 +143,7 @@ class _Wmma:
         ]
 
 
-def lanes_along_k(given: Given, which: int) -> int:
+def lanes_along_k(given: AttributeFields, which: int) -> int:
     """Groups of lanes along K of an operand, A (0) or B (1)."""
     if given.name == "amd_mfma":
         return _LANES // _Mfma(given).size[which]
@@ -158,14 +158,14 @@ def _row_major(inside: Sequence[int], extents: Sequence[int]) -> Vectors:
     ]
 
 
-def wmma_tile(given: Given) -> list[int]:
+def wmma_tile(given: AttributeFields) -> list[int]:
     """The part of the accumulator that all warps have once."""
     wmma = _Wmma(given)
     size = wmma.size[1::-1] if wmma.transposed else wmma.size[:2]
     return [a * b for a, b in zip([1] * (wmma.rank - 2) + size, wmma.extents, strict=True)]
 
 
-def wmma(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def wmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """The accumulator of WMMA: eight rows in registers; version 1 has alternate rows in the two halves of a warp."""
     found = _Wmma(given)
     if len(shape) != found.rank:
@@ -181,7 +181,7 @@ def wmma(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return _placed(tile, found, None)
 
 
-def wmma_operand(given: Given, parent: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def wmma_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of WMMA: `kWidth` neighbours along K, then the halves of a warp, which are equal in version 1."""
     found, k = _Wmma(parent), given.depth(len(shape))
     if len(shape) != found.rank:

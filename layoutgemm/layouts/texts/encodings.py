@@ -32,7 +32,7 @@ from .bases import (
     integers_of,
     made,
 )
-from .parts import Given, Tile, Vectors, unit
+from .parts import AttributeFields, Tile, Vectors, unit
 
 _TYPE = re.compile(
     r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?"
@@ -102,7 +102,7 @@ def _buffer_rank(text: str, attribute: AttributeValue) -> int:
     """The dimensions of one buffer in memory: a type may have another in front that counts buffers."""
     fields = dict(attribute.fields.items)
     if attribute.name == "shared_linear":
-        return len(_linear_tile(Given(text, attribute)))
+        return len(_linear_tile(AttributeFields(text, attribute)))
     for name in ("order", "CTAOrder", "CTAsPerCGA"):
         if isinstance(value := fields.get(name), ListValue):
             return len(value.items)
@@ -169,15 +169,15 @@ def _own_tile(text: str, attribute: AttributeValue) -> list[int]:
     """The smallest tensor in which each part of the layout is once."""
     if attribute.name not in _TILES:
         raise ParseError(f"expected one of {', '.join(_TILES)}, not {attribute.name}", text, attribute.at)
-    tile = _TILES[attribute.name](Given(text, attribute))
+    tile = _TILES[attribute.name](AttributeFields(text, attribute))
     if attribute.name in ("slice", "linear") or attribute.name.startswith("tensor_memory"):
         return tile
-    for vector in _cluster(Given(text, attribute), len(tile)):
+    for vector in _cluster(AttributeFields(text, attribute), len(tile)):
         tile = [extent << (x > 0) for extent, x in zip(tile, vector, strict=True)]
     return tile
 
 
-def _cluster(given: Given, rank: int) -> Vectors:
+def _cluster(given: AttributeFields, rank: int) -> Vectors:
     """The bases of the blocks of a cluster; those of an operand are its parent's, and K is not split."""
     if given.name != "dot_op":
         return given.cluster(rank)
@@ -185,7 +185,7 @@ def _cluster(given: Given, rank: int) -> Vectors:
     return [tuple([0 if d == k else x for d, x in enumerate(v)]) for v in _parent(given).cluster(rank)]
 
 
-def _linear_tile(given: Given) -> list[int]:
+def _linear_tile(given: AttributeFields) -> list[int]:
     vectors = [v for key, x in given.fields.items() for v in basis_of(given.text, key, x, given.at).vectors]
     rank = len(vectors[0]) if vectors else 1
     if any(len(v) != rank or min(v) < 0 for v in vectors):
@@ -193,19 +193,19 @@ def _linear_tile(given: Given) -> list[int]:
     return [1 << max([v[d].bit_length() for v in vectors], default=0) for d in range(rank)]
 
 
-def _blocked_tile(given: Given) -> list[int]:
+def _blocked_tile(given: AttributeFields) -> list[int]:
     rank = len(integers_of(given.text, given.fields.get("order", 0), given.at))
     parts = [given.numbers(name, rank) for name in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")]
     return [a * b * c for a, b, c in zip(*parts, strict=True)]
 
 
-def _mma_own_tile(given: Given) -> list[int]:
+def _mma_own_tile(given: AttributeFields) -> list[int]:
     size, warps = given.instruction(), given.extents("warpsPerCTA")
     size = size if len(size) == len(warps) and len(warps) > 2 else [1] * (len(warps) - 2) + [*size, 1][:2]
     return [a * b for a, b in zip(size, warps, strict=True)]
 
 
-def _dot_tile(given: Given) -> list[int]:
+def _dot_tile(given: AttributeFields) -> list[int]:
     parent = _parent(given)
     tile = _TILES[parent.name](parent)
     k = given.depth(len(tile))
@@ -220,15 +220,15 @@ def _dot_tile(given: Given) -> list[int]:
     return tile
 
 
-def _parent(given: Given) -> Given:
+def _parent(given: AttributeFields) -> AttributeFields:
     """The layout of the accumulator that an operand belongs to."""
     parent = given.fields.get("parent")
     if not isinstance(parent, AttributeValue) or parent.name not in _OPERANDS:
         raise given.fail(_PARENT)
-    return Given(given.text, parent)
+    return AttributeFields(given.text, parent)
 
 
-def _slice_tile(given: Given) -> list[int]:
+def _slice_tile(given: AttributeFields) -> list[int]:
     dim, parent = given.number("dim", power=False), given.fields.get("parent")
     if not isinstance(parent, AttributeValue):
         raise given.fail("parent = #ttg.blocked<{...}>, or the name of a layout that stands before it,")
@@ -238,7 +238,7 @@ def _slice_tile(given: Given) -> list[int]:
     return [*whole[:dim], *whole[dim + 1 :]]
 
 
-def _swizzled_tile(given: Given) -> list[int]:
+def _swizzled_tile(given: AttributeFields) -> list[int]:
     order = given.order(len(integers_of(given.text, given.fields.get("order", 0), given.at)))
     vec, each, most = (given.number(name) for name in ("vec", "perPhase", "maxPhase"))
     out = [1] * len(order)
@@ -248,7 +248,7 @@ def _swizzled_tile(given: Given) -> list[int]:
     return out
 
 
-def _rotating_tile(given: Given) -> list[int]:
+def _rotating_tile(given: AttributeFields) -> list[int]:
     out, order = (
         _swizzled_tile(given),
         given.order(len(integers_of(given.text, given.fields.get("order", 0), given.at))),
@@ -258,7 +258,7 @@ def _rotating_tile(given: Given) -> list[int]:
     return out
 
 
-def _nvmma_tile(given: Given) -> list[int]:
+def _nvmma_tile(given: AttributeFields) -> list[int]:
     width, bits = given.number("swizzlingByteWidth", power=False), given.number("elementBitWidth")
     wide = max(1, 8 * (width or 16) // bits // (2 if given.flag("fp4Padded") else 1))
     rank = given.number("rank", power=False) if "rank" in given.fields else 2
@@ -276,7 +276,7 @@ def _bases(text: str, attribute: AttributeValue, shape: Sequence[int]) -> list[B
         raise ParseError(
             f"expected one of {', '.join(_KINDS)}, linear, shared_linear, not {attribute.name}", text, attribute.at
         )
-    given = Given(text, attribute)
+    given = AttributeFields(text, attribute)
     if attribute.name == "slice" or attribute.name.startswith("tensor_memory"):
         found = _KINDS[attribute.name](given, shape)
     else:
@@ -326,7 +326,7 @@ def _fitted(text: str, attribute: AttributeValue, own: list[Basis], shape: Seque
     return out
 
 
-def _nvidia_mma(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _nvidia_mma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """The accumulator of mma.sync (version 2) or wgmma (version 3)."""
     version, warps = _mma_of(given, shape)
     size = given.instruction()
@@ -337,14 +337,14 @@ def _nvidia_mma(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return _mma_tile(shape, size[0], size[1], 2, (n, n - 1), warps, version, None)
 
 
-def _dot_operand(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _dot_operand(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of a product in registers: of mma.sync, of AMD's instructions, or A of wgmma."""
     given.only("opIdx", "parent", "kWidth")
     parent = _parent(given)
     return _OPERANDS[parent.name](given, parent, shape)
 
 
-def _nvidia_operand(given: Given, parent: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _nvidia_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of mma.sync, or A of wgmma, in registers."""
     k, (version, warps) = given.depth(len(shape)), _mma_of(parent, shape)
     free = 2 * len(shape) - 3 - k
@@ -356,7 +356,7 @@ def _nvidia_operand(given: Given, parent: Given, shape: Sequence[int]) -> dict[s
     return _mma_tile(shape, 16 if k > free else 8, depth, depth // 8, (k, free), warps, version, k)
 
 
-def _fma_operand(given: Given, parent: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _fma_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of a product without matrix instructions: a thread has all of K for its rows or columns."""
     rank, tile = len(shape), Tile(shape)
     order, k = parent.order(rank), given.depth(rank)
@@ -368,7 +368,7 @@ def _fma_operand(given: Given, parent: Given, shape: Sequence[int]) -> dict[str,
     return tile.filled(order)
 
 
-def _mma_of(given: Given, shape: Sequence[int]) -> tuple[int, list[int]]:
+def _mma_of(given: AttributeFields, shape: Sequence[int]) -> tuple[int, list[int]]:
     """(version, warps along each dimension) of an nvidia_mma."""
     given.only("versionMajor", "versionMinor", "warpsPerCTA", "instrShape")
     version, rank = given.number("versionMajor", power=False), len(shape)
@@ -398,7 +398,7 @@ def _mma_tile(
     return tile.filled((*order, *range(len(shape) - 2)))
 
 
-def _blocked(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _blocked(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Each thread's elements, then lanes, then warps, each along `order`; what is left of the shape is registers."""
     given.only("sizePerThread", "threadsPerWarp", "warpsPerCTA", "order")
     rank, tile = len(shape), Tile(shape)
@@ -410,7 +410,7 @@ def _blocked(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return tile.filled(order)
 
 
-def _slice(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _slice(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """The parent's layout without one dimension; registers that held that dimension alone are gone."""
     given.only("dim", "parent")
     dim, parent = given.number("dim", power=False), given.fields.get("parent")
@@ -423,7 +423,7 @@ def _slice(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return {name: [v for v in vectors if name != "register" or any(v)] for name, vectors in left.items()}
 
 
-def _swizzled(given: Given, shape: Sequence[int], *, rotating: bool = False) -> dict[str, Vectors]:
+def _swizzled(given: AttributeFields, shape: Sequence[int], *, rotating: bool = False) -> dict[str, Vectors]:
     """Rows whose groups of `vec` elements are XORed with the row's phase; further dimensions follow.
 
     rotating  the phases of each `maxPhase` groups of rows are XORed with the group's number too
@@ -443,12 +443,12 @@ def _swizzled(given: Given, shape: Sequence[int], *, rotating: bool = False) -> 
     return {"offset": bits}
 
 
-def _rotating(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _rotating(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """AMD's rotating swizzle: over `maxPhase` groups of rows every phase meets every group's number."""
     return _swizzled(given, shape, rotating=True)
 
 
-def _nvmma(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _nvmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Boxes of TMA, as wide as the swizzle: rows first, then further boxes, those along the first dimension first.
 
     fp4Padded: 16 bytes of a box hold 16 elements of 4 bits, so 8 bytes of the tensor, and 8 bytes of padding.
@@ -482,16 +482,16 @@ def _unpadded(column: int, packed: int) -> int:
     return column if packed == 1 else column // 16 * 8 + column % 8
 
 
-def _shared(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _shared(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """The older name of swizzled_shared, and with hasLeadingOffset of nvmma_shared."""
     return _swizzled(given, shape) if not given.flag("hasLeadingOffset") else _nvmma(_as_nvmma(given), shape)
 
 
-def _shared_tile(given: Given) -> list[int]:
+def _shared_tile(given: AttributeFields) -> list[int]:
     return _swizzled_tile(given) if not given.flag("hasLeadingOffset") else _nvmma_tile(_as_nvmma(given))
 
 
-def _as_nvmma(given: Given) -> Given:
+def _as_nvmma(given: AttributeFields) -> AttributeFields:
     """The fields of nvmma_shared for hasLeadingOffset; groups of `vec` have 16 bytes."""
     given.only("vec", "perPhase", "maxPhase", "order", "hasLeadingOffset")
     phases, vec, order = (given.number("perPhase"), given.number("maxPhase")), given.number("vec"), given.order(2)
@@ -499,14 +499,14 @@ def _as_nvmma(given: Given) -> Given:
         raise given.fail("perPhase, maxPhase = 4, 2 or 2, 4 or 1, 8 and vec = 4, 8 or 16 with hasLeadingOffset")
     fields: list[tuple[str, Value]] = [("swizzlingByteWidth", 16 * phases[1]), ("elementBitWidth", 128 // vec)]
     fields.append(("transposed", str(order[0] == 0).lower()))
-    return Given(given.text, AttributeValue(given.at, given.name, FieldsValue(given.at, tuple(fields))))
+    return AttributeFields(given.text, AttributeValue(given.at, given.name, FieldsValue(given.at, tuple(fields))))
 
 
-def _tmem_tile(given: Given) -> list[int]:
+def _tmem_tile(given: AttributeFields) -> list[int]:
     return [given.number("blockM"), given.number("blockN")]
 
 
-def _tmem(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _tmem(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Tensor memory: (row, column) of its 128 lanes and its columns; bits that move nowhere hold no element.
 
     Of 64 rows, a warp's 16 upper lanes hold what follows: the next 64 rows, the next columns, or nothing. Further tiles
@@ -533,7 +533,7 @@ def _tmem(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return {"row": row, "col": col}
 
 
-def _tmem_scales(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _tmem_scales(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Scale factors in tensor memory: 32 rows that each warp has again, by four columns of bytes.
 
     Source: Triton's tensorMemoryScalesToLinearLayout; PTX ISA, "tcgen05.mma", scale factor A layout.
@@ -549,14 +549,14 @@ def _tmem_scales(given: Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return {"row": row, "col": col}
 
 
-_OPERANDS: dict[str, Callable[[Given, Given, Sequence[int]], dict[str, Vectors]]] = {
+_OPERANDS: dict[str, Callable[[AttributeFields, AttributeFields, Sequence[int]], dict[str, Vectors]]] = {
     "nvidia_mma": _nvidia_operand,
     "blocked": _fma_operand,
     "amd_mfma": mfma_operand,
     "amd_wmma": wmma_operand,
 }
 _PARENT = "parent = #ttg.nvidia_mma<{...}>, amd_mfma, amd_wmma or blocked, or the name of one that stands before it,"
-_TILES: dict[str, Callable[[Given], list[int]]] = {
+_TILES: dict[str, Callable[[AttributeFields], list[int]]] = {
     "linear": _linear_tile,
     "blocked": _blocked_tile,
     "nvidia_mma": _mma_own_tile,
@@ -571,7 +571,7 @@ _TILES: dict[str, Callable[[Given], list[int]]] = {
     "tensor_memory_encoding": _tmem_tile,
     "tensor_memory_scales_encoding": lambda given: [128, 4],
 }
-_KINDS: dict[str, Callable[[Given, Sequence[int]], dict[str, Vectors]]] = {
+_KINDS: dict[str, Callable[[AttributeFields, Sequence[int]], dict[str, Vectors]]] = {
     "blocked": _blocked,
     "nvidia_mma": _nvidia_mma,
     "dot_op": _dot_operand,

@@ -16,7 +16,7 @@ Vectors: TypeAlias = "list[tuple[int, ...]]"
 CLUSTER = frozenset("CTAsPerCGA CTASplitNum CTAOrder CGALayout".split())
 
 
-class Given:
+class AttributeFields:
     """The fields of an attribute, with what is expected of each."""
 
     def __init__(self, text: str, attribute: AttributeValue) -> None:
