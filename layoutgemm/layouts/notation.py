@@ -10,6 +10,7 @@ ArithTuple(128,_0) o (4,8):(1@0,1@1)              tensors of coordinates; those 
 (128,0) o (4,8):(1@0,1@1)                         the DSL's
 tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
 !cute.layout<"(4,8):(8,1)">                       its IR
+!fly.layout<(4,8):(8,1)>                          FlyDSL's IR
 Layout((4, 8), (8, 1))                            what repr() prints
 SW_3_4_3 o 0 o (8, 64):(64, 1)                    pycute's swizzle
 (6,2):(8,2) o (4,3):(3,1)                         a composition: the layout that it is
@@ -53,7 +54,7 @@ from .texts.encodings import encoded
 from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
-from .texts.surroundings import PAIR, bare, has_code, quoted, refuse_other_type, refuse_others
+from .texts.surroundings import PAIR, bare, has_code, of_compiler, quoted, refuse_other_type, refuse_others
 from .texts.tilings import tiled
 
 Symbols = Callable[[str], Any]
@@ -68,11 +69,14 @@ _INVISIBLE = dict.fromkeys((0xFEFF, 0x200B, 0x200C, 0x200D, 0x2060, 0xA0), " ") 
 _NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
 _TYPE_OF_INTEGER = re.compile(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
 _BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
+_FLY_BASIS = re.compile(r"\s*(-?\d+)E(\d+)(?![\w.])")  # FlyDSL's 1E0
 _UNKNOWN = re.compile(r"\s*\?(?:\{([^{}]*)\})?")
 _SWIZZLE = re.compile(
     r"\s*(?:cute::)?S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\{\})?(?:\[(?:(bytes)|(\d+)b)\])?"
 )
-_CALLED_SWIZZLE = re.compile(r"\s*\(?Swizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)?(?=\s+o\s)")
+_CALLED_SWIZZLE = re.compile(
+    r"\s*\(?(?:\w+(?:\.|::))*(?:make_s|S)wizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)?(?:\{\})?(?=\s+o\s|\s*;?\s*\Z)"
+)
 _PYCUTE_SWIZZLE = re.compile(r"\s*SW_(\d+)_(\d+)_(-?\d+)(?=\s+o\s|\s*\Z)")
 _LINK = re.compile(r"\s*o\s+")
 _OFFSET = re.compile(r"\s*(?:_?(-?\d+)|\{(-?\d+)\})\s+o\s+")
@@ -98,18 +102,19 @@ _MEMREF = re.compile(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*
 _TYPE = re.compile(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
 _UNREAD = re.compile(r"[^\w\s,:.!]")
 _ALIGNED = re.compile(r"align<(\d+)>")
-_CALL = re.compile(r"\s*_?(Layout|ComposedLayout|CoordinateTensor|Swizzle)\(")
+_CALL = re.compile(r"\s*_?(?:\w+\.)*(Layout|ComposedLayout|CoordinateTensor|Swizzle)\(")
 _ARGUMENT = re.compile(r"\s*(?:shape|stride)\s*=\s*")
 _UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
     _AT_ADDRESS,
     re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
+    re.compile(r"\s*!fly\.(?:(?:composed_)?layout<|memref<\s*[\w.]+\s*,\s*[#\w.]+(?:<[^<>]*>)?\s*,)(?=\s*[(_\d?S])"),
     re.compile(r"\s*tensor\((?=\w*ptr)"), re.compile(r"\s*[\"'`]"),
 )  # fmt: skip
 _COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"")
 _SECOND_TEXT = re.compile(r"\s*\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
-_CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*(?:\(.*|\Z)|,\s*data\s*=.*)?", re.DOTALL)
+_CLOSED = re.compile(r"(?:\s*,\s*align<\d+>(?=>))?[\s>\"'`)]*(?:=\s*(?:\(.*|\Z)|,\s*data\s*=.*)?", re.DOTALL)
 _REMARK = re.compile(
     r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*"
     r"|(?:=>|->|\u2192)(?![^\n]*[\d)?]\s*:\s*[(_\d?-])[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
@@ -123,8 +128,8 @@ _LABEL = re.compile(
 _WORDS = re.compile(r"\s*[A-Za-z_][\w.,' -]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
 # of the IR, up to the type of its result, the last one
 _OPERATION = re.compile(
-    r"\s*(?:%?\w+(?::\d+)?\s*=(?=\s*\"?cute\.|\s*!cute\.)|CHECK[\w-]*:(?=[^\n]*cute\.)|:(?=\s*\(?!cute\.)|->(?=\s*!cute\.))"
-    r"(?:[^\n]*->\s*(?=!cute\.)|[^\n]*?(?=!cute\.))"
+    r"\s*(?:%?\w+(?::\d+)?\s*=(?=\s*\"?(?:cute|fly)\.|\s*!(?:cute|fly)\.)|CHECK[\w-]*:(?=[^\n]*(?:cute|fly)\.)|:(?=\s*\(?!(?:cute|fly)\.)|->(?=\s*!(?:cute|fly)\.))"
+    r"(?:[^\n]*->\s*(?=!(?:cute|fly)\.)|[^\n]*?(?=!(?:cute|fly)\.))"
 )
 _TILED = re.compile(r"\s*(?:!\w+\s*=\s*)?!cute\.(tiled_copy|tiled_mma)<")
 _TILE = re.compile(r"\s*(?:%\w+\s*=[^\n]*?|:\s*|->\s*)?!cute\.tile<\"(\[[^\"]*\])\">\s*\)?\s*\Z")
@@ -189,7 +194,7 @@ def read(text: str, symbol: Symbols) -> Parsed:
     try:
         return _read(text, symbol)
     except ParseError:
-        inside = quoted(text)
+        inside = quoted(text) or of_compiler(text)
         if inside is None:
             raise
         return _read(inside, symbol)
@@ -269,7 +274,7 @@ def _tiled(text: str, symbol: Symbols) -> Listing | None:
         return None
     depth, end = 0, found.end()
     while end < len(text) and (depth or text[end] != ","):
-        depth += (text[end] == "<") - (text[end] == ">")
+        depth += (text[end] == "<") - (text[end] == ">" and text[end - 1] != "-")
         end += 1
     at = _TILED_FIELD.match(text, end)
     if at is None:
@@ -436,6 +441,8 @@ class _LayoutReader(TextReader):
     def object_at(self, memref: _Pointer | None) -> object:
         """The object that stands here, behind what it is wrapped in."""
         if memref is not None:
+            if _SWIZZLE.match(self.text, self.at) is not None:
+                return self.elements(memref, self.composed(0), self.at)
             layout = self.layout()
             return layout if memref.swizzle is None else self.under(memref.swizzle, memref, layout, self.at)
         called = _CALL.match(self.text, self.at) is not None and _CALLED_SWIZZLE.match(self.text, self.at) is None
@@ -864,6 +871,10 @@ class _LayoutReader(TextReader):
         found = self.take(_BASIS)
         if found is not None:
             factor, inside = found[1] or "1", found[2].split(",")
+            return self.made(lambda: _basis(_int(factor), inside), found)
+        found = self.take(_FLY_BASIS)
+        if found is not None:
+            factor, inside = found[1], [found[2]]
             return self.made(lambda: _basis(_int(factor), inside), found)
         found = self.take(_NUMBER)
         if found is not None:

@@ -28,17 +28,20 @@ _T = TypeVar("_T")
 Tuple: TypeAlias = "int | tuple[Any, ...]"
 
 _HEAD = re.compile(
-    r"\s*(?:(?:using|constexpr|static|const|auto|typename|Layout|cute::Layout)\s+)*(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?(?=(?:\w+(?:::|\.))*"
-    r"(?:(?:Layout|ComposedLayout)\s*<|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
+    r"\s*(?:(?:using|constexpr|static|const|auto|typename|with|Layout|cute::Layout)\s+)*\[?(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?"
+    r"(?:const\s+)?(?=(?:\w+(?:::|\.))*"
+    r"(?:(?:Layout|ComposedLayout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine))\s*<|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
 )
 _NAME = re.compile(r"(?:\w+(?:::|\.))*([A-Za-z]\w*)\s*([<(]?)")
-_INTEGER = re.compile(r"(?:cute::)?_?(-?\d+)(?![\w.])")
+_INTEGER = re.compile(
+    r"(?:cute::)?(?:\((?:unsigned |signed )?(?:int|long|short|char)\)\s*)?_?(-?\d+)(?:[uU]?[lL]{0,2})(?![\w.])"
+)
 # Types of extents and strides that a program computes
 _COMPUTED = re.compile(
     r"(?:std::)?(?:(?:unsigned|signed|long)\b\s*)*(?:int|long|unsigned|u?int\d+_t|size_t)\b(?!\s*[<(])"
 )
 _INTEGER_TYPE = re.compile(r"\s*(?:std::)?(?:unsigned\s+|signed\s+)?[a-z]\w*(?:\s+(?:int|long))*\s*,\s*")
-_END = re.compile(r"[\s)]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
+_END = re.compile(r"(?:\s*(?:const|&+|\*))*[\s)\]]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
 _KEYWORD = re.compile(r"(shape|stride|order|offset|inner|outer)\s*=(?!=)\s*")
 _LAYOUT = re.compile(r"\s*(?:\w+(?:::|\.))*(?:Layout\s*<|make_(?:ordered_|identity_)?layout\s*\()")
 _TUPLES = ("Shape", "Stride", "Step", "tuple", "make_shape", "make_stride", "make_tuple", "Coord", "make_coord")
@@ -113,6 +116,8 @@ class _SourceReader(TextReader):
         name, opening = self.name("a layout, as in Layout<Shape<_4,_8>,Stride<_8,_1>>")
         if depth > DEPTH:
             raise ParseError(f"types nest at most {DEPTH} deep", self.text, at)
+        if opening == "<" and name == "Tensor":
+            return self.tensor(at, depth)
         if opening and name in ("Layout", "make_layout"):
             return self.joined(at, depth) if _LAYOUT.match(self.text, self.at) is not None else self.plain(opening, at)
         if opening and name in ("make_ordered_layout", "make_identity_layout"):
@@ -120,6 +125,26 @@ class _SourceReader(TextReader):
         if opening and name in ("ComposedLayout", "composition", "make_composed_layout"):
             return self.composed(opening, at, depth)
         raise ParseError("expected a layout, as in Layout<Shape<_4,_8>,Stride<_8,_1>>", self.text, at)
+
+    def tensor(self, at: int, depth: int) -> Layout | ComposedLayout:
+        """The layout of a tensor's type, behind its engine. A swizzled pointer moves elements where it is aligned."""
+        start = self.at
+        nested = 0
+        while self.at < len(self.text) and (nested or self.text[self.at] != ","):
+            nested += (self.text[self.at] == "<") - (self.text[self.at] == ">")
+            self.at += 1
+        if "swizzle_ptr" in self.text[start : self.at]:
+            raise ParseError(
+                "expected a pointer without a swizzle: the type does not say where the swizzle's pattern begins; "
+                "print(tensor) does",
+                self.text,
+                self.text.index("swizzle_ptr", start),
+            )
+        if not self.comma():
+            raise self.fail("',' and the layout of the tensor")
+        out = self.layout(depth + 1)
+        self.close("<")
+        return out
 
     def plain(self, opening: str, at: int) -> Layout:
         """The shape and the stride behind the bracket."""
@@ -254,6 +279,14 @@ class _SourceReader(TextReader):
                 items.append(self.integer())
             self.close(opening)
             return E(*items) if name == "E" else items[-1]
+        if opening == "<" and name == "ScaledBasis":
+            factor, path = self.entry(0), list[int]()
+            while self.comma():
+                path.append(self.integer())
+            self.close(opening)
+            if not path:
+                raise ParseError("expected a coordinate, as in ScaledBasis<C<1>,0>", self.text, at)
+            return self.made(lambda: E(*path) * factor, at)
         raise ParseError("expected an integer, as in _4, Int<4> or 4, or a tuple of them", self.text, at)
 
     def items(self, opening: str, depth: int) -> tuple[Any, ...]:
