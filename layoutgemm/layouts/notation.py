@@ -50,7 +50,7 @@ from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
 from .symbols.polynomial import Scalar
 from .texts.bases import TextReader, linear
-from .texts.encodings import encoded
+from .texts.encodings import encoded, shaped
 from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
@@ -357,7 +357,8 @@ def parse_swizzle(text: str) -> Swizzle:
 
 _STATED = re.compile(
     r"(?:ptr[<(]|memref<)\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)|\d\s*x\s*([a-z]+\d\w*)\s*[,>]"
-    r"|(?:ptr|mem_)\[(\d{1,3})b\]"
+    r"|(?:ptr|mem_)\[(\d{1,3})b\]|\b([a-z]+\d\w*)\[[\d,\s]+\](?=[\[{])"
+    r"|element_?[bB]it_?[wW]idth\s*=\s*(\d{1,3})"
 )
 
 
@@ -372,7 +373,17 @@ def stated_element(text: str) -> DType | None:
     dtype('u16')
     """
     found = _STATED.search(text)
-    return None if found is None else dtype(found[1] or found[2] or f"u{found[3]}")
+    return None if found is None else dtype(found[1] or found[2] or found[4] or f"u{found[3] or found[5]}")
+
+
+def stated_extents(text: str) -> list[int] | None:
+    """The tensor's shape that a text of Triton states, of an attribute alone its own tile's; None for another text.
+
+    >>> stated_extents("tensor<4x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]]}>>")
+    [4, 2]
+    """
+    found = shaped(text)
+    return None if found is None else found[1]
 
 
 class _Pointer(NamedTuple):

@@ -69,6 +69,16 @@ def encoded(text: str) -> LinearLayout | None:
     >>> str(found.to_layout())    # three registers more than the layout's own 16 elements: it repeats
     '(8,4,4,1):(16,1,4,0)'
     """
+    found = shaped(text)
+    return None if found is None else found[0]
+
+
+def shaped(text: str) -> tuple[LinearLayout, list[int]] | None:
+    """`encoded` with the shape of the tensor, None for another text.
+
+    >>> shaped("#ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>")[1]
+    [8, 64]
+    """
     at, known = 0, dict[str, AttributeValue]()
     while (named := _NAMED.match(text, at)) is not None:
         if named[2]:
@@ -94,8 +104,10 @@ def encoded(text: str) -> LinearLayout | None:
         if size & (size - 1) or not size:
             raise ParseError(f"expected extents that are powers of two, not {size}", text, found.start("shape"))
     if buffers:
-        return made(text, _buffered(text, found.start("shape"), _bases(text, attribute, one), buffers, one), shape)
-    return made(text, _bases(text, attribute, one), shape)
+        return made(
+            text, _buffered(text, found.start("shape"), _bases(text, attribute, one), buffers, one), shape
+        ), shape
+    return made(text, _bases(text, attribute, one), shape), shape
 
 
 def _buffer_rank(text: str, attribute: AttributeValue) -> int:
@@ -139,7 +151,7 @@ def _is_whole(text: str, rest: re.Match[str], shape: Sequence[int]) -> None:
         raise ParseError(f"expected a whole buffer: this is a part of one of {said}", text, rest.start("whole"))
 
 
-def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> LinearLayout | None:
+def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> tuple[LinearLayout, list[int]] | None:
     """The layout of an attribute without a tensor over its own tile; None for another text."""
     found = ATTRIBUTE.match(text, at)
     called = CLASS.match(text, at)
@@ -162,7 +174,7 @@ def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> LinearLayout
     if attribute.name not in _TILES:
         raise ParseError(f"expected one of {', '.join(_TILES)}", text, attribute.at)
     shape = _own_tile(text, attribute)
-    return made(text, _bases(text, attribute, shape), shape)
+    return made(text, _bases(text, attribute, shape), shape), shape
 
 
 def _own_tile(text: str, attribute: AttributeValue) -> list[int]:
