@@ -429,6 +429,23 @@ def test_an_iterator_of_narrow_elements_is_a_pointer() -> None:
     assert parse("subbyte_iterator[4b](0x7ff0.2) o (_4,_8):(_8,_1)") == parse("(4,8):(8,1)")
 
 
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        ("tile_to_shape(GMMA::Layout_MN_SW128_Atom<half_t>{}, make_shape(Int<256>{}, Int<64>{}, Int<3>{}))",
+         "Sw<3,4,3> o smem_ptr[16b](unset) o ((_64,_4),(_8,_8),(_1,_3)):((_1,_512),(_64,_2048),(_0,_16384))"),
+        ("tile_to_shape(GMMA::Layout_MN_SW128_Atom<half_t>{}, Shape<_256,_64,_3>{}, Step<_2,_1,_3>{})",
+         "Sw<3,4,3> o smem_ptr[16b](unset) o ((_64,_4),(_8,_8),(_1,_3)):((_1,_4096),(_64,_512),(_0,_16384))"),
+        ("using Atom = UMMA::Layout_K_SW64_Atom<cutlass::float_e4m3_t>;",
+         "Sw<2,4,3> o smem_ptr[8b](unset) o (_8,_64):(_64,_1)"),
+        ("GMMA::Layout_K_INTER_Atom<float>{}", "Sw<0,4,3> o smem_ptr[32b](unset) o (_8,_4):(_4,_1)"),
+        ("cute::GMMA::Layout_MN_SW32_Atom<tfloat32_t>", "Sw<1,4,3> o smem_ptr[32b](unset) o (_8,_8):(_1,_8)"),
+    ],
+)  # fmt: skip
+def test_a_tile_that_cutlass_names_is_the_layout_that_it_prints(source: str, printed: str) -> None:
+    assert parse(source) == parse(printed)
+
+
 # (text of a compiler or of an IR, the layout in this library's notation)
 OF_COMPILERS = [
     ('!cute.memref<f16, smem, align<1024>, "S<3,4,3> o 0 o (8,64):(64,1)">', "S<3,4,3>[16b] o 0 o (8,64):(64,1)"),
@@ -456,6 +473,10 @@ OF_COMPILERS = [
     ("(torch.Size([2, 3]), (3, 1), 0)", "(2,3):(3,1)"),
     ("torch.Size([4, 8]), stride (8, 1)", "(4,8):(8,1)"),
     ("memref<4x8xvector<4xf32>, 3>", "(4,8):(8,1)"),
+    ("torch.Size([4, 8]), stride=(8, 1), storage_offset=3", "S<0,0,0> o 3 o (4,8):(8,1)"),
+    ("%s = memref.subview %0[0, 4] [4, 8] [1, 1] : memref<16x16xf32> to memref<4x8xf32, strided<[16, 1], offset: 4>>",
+     "S<0,0,0> o 4 o (4,8):(16,1)"),
+    ("%0 = memref.alloc() : memref<4x8xf32, 3>", "(4,8):(8,1)"),
 ]  # fmt: skip
 
 
@@ -471,6 +492,10 @@ def test_a_text_of_a_compiler_is_its_layout(text: str, right: str) -> None:
         ("cute::Tensor<cute::ViewEngine<cute::smem_ptr<cute::swizzle_ptr<cute::Swizzle<3,4,3>, half*>>>, "
          "cute::Layout<cute::_4, cute::_1>>", "swizzle_ptr", "print(tensor) does"),
         ("Layout(shape=(4, 8), stride=(8, 1), swizzle=Swizzle(3, 0, 3))", "swizzle=", "without a swizzle"),
+        ("memref<4x8xf32>, memref<8x4xf32>", ", memref", "one memref"),
+        ("f32[8,128]{1,0}, f32[4]{0}", ", f32", "the end of the text"),
+        ("GMMA::Layout_K_SW128_Atom<TA>{}", "TA", "unknown number format 'TA'"),
+        ("SwizzleTransform(128), TilingTransform((8, 64))", "Swizzle", "not a change of an array's shape"),
         ("(1@0,1@1)", "1@0", "a stride alone"),
         ("tensor<4x8xf32>", "tensor", "a tensor's sizes alone"),
         ("memref<*xf32>", "memref", "a memref without extents"),

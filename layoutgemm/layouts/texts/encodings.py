@@ -213,7 +213,7 @@ def _blocked_tile(given: AttributeFields) -> list[int]:
 
 def _mma_own_tile(given: AttributeFields) -> list[int]:
     size, warps = given.instruction(), given.extents("warpsPerCTA")
-    size = size if len(size) == len(warps) and len(warps) > 2 else [1] * (len(warps) - 2) + [*size, 1][:2]
+    size = [1] * (len(warps) - 2) + [*size, 1][:2]
     return [a * b for a, b in zip(size, warps, strict=True)]
 
 
@@ -342,8 +342,7 @@ def _nvidia_mma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vecto
     """The accumulator of mma.sync (version 2) or wgmma (version 3)."""
     version, warps = _mma_of(given, shape)
     size = given.instruction()
-    size = size[-2:] if len(shape) > 2 and len(size) == len(shape) else size[:2]
-    if len(size) < 2 or size[0] % 8 or size[1] % 8 or any(n < 8 or n & (n - 1) for n in size):
+    if len(size) < 2 or any(n < 8 or n & (n - 1) for n in size[:2]):
         raise given.fail("instrShape = [m, n, ...], powers of two from 8")
     n = len(shape) - 1
     return _mma_tile(shape, size[0], size[1], 2, (n, n - 1), warps, version, None)
@@ -363,7 +362,7 @@ def _nvidia_operand(given: AttributeFields, parent: AttributeFields, shape: Sequ
     if k < free and version == 3:
         raise given.fail("opIdx = 0, or 1 of version 2")
     depth, size = 8 * given.number("kWidth"), parent.instruction()
-    if size[-2 if len(shape) > 2 and len(size) == len(shape) else 0] != 16:
+    if size[0] != 16:
         raise given.fail("a parent with 16 rows")
     return _mma_tile(shape, 16 if k > free else 8, depth, depth // 8, (k, free), warps, version, k)
 

@@ -35,10 +35,11 @@ class AttributeFields:
         return value
 
     def instruction(self) -> list[int]:
-        """The shape of the instruction: [m, n, ...]."""
+        """The shape of the instruction: [m, n, ...], without a batch of 1 before it."""
         if "instrShape" not in self.fields:
             raise self.fail("instrShape = [m, n, ...]")
-        return integers_of(self.text, self.fields["instrShape"], self.at)
+        found = integers_of(self.text, self.fields["instrShape"], self.at)
+        return found[1:] if len(found) > 2 and found[0] == 1 else found
 
     def flag(self, name: str) -> bool:
         """True or false; false where the field is not there. Raises ParseError."""

@@ -33,7 +33,8 @@ _SIZE = rf"torch\.Size\(\s*{_LIST}\s*\)"
 _HEAD = r"\s*(?:[\w.]+\s*[:=]\s*)?[\"']?"
 _PAIRS = (
     re.compile(
-        rf"(?:[\w.]+\s*,\s*[\w.]+(?:\(\))?\s*=\s*)?{_HEAD}\(?{_SIZE}\s*,?\s*(?:stride\s*[=:]?\s*)?{_LIST}(?:\s*,\s*(\d+)(?=\s*(?:[),;#]|\Z)))?"
+        rf"(?:[\w.]+\s*,\s*[\w.]+(?:\(\))?\s*=\s*)?{_HEAD}\(?{_SIZE}[\s,;]*(?:[\w.]*stride(?:\(\))?\s*[=:]?\s*)?{_LIST}"
+        r"(?:[\s,;]+(?:[\w.]*offset(?:\(\))?\s*[=:]?\s*)?(\d+)(?=\s*(?:[),;#]|\Z)))?"
     ),
     re.compile(rf"\s*FakeTensor<\s*\w+\s*,\s*{_LIST}\s*,\s*{_LIST}\s*>"),
     re.compile(rf"{_HEAD}[a-z]+\d+\w*{_LIST}{_LIST}(?=\s*[a-z]+(?::\d+)?[\"']?\s*\Z|[\"']?\s*\Z)"),
@@ -65,10 +66,12 @@ _INTEGER_WORD = re.compile(
     r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off|[Ss]wizzle"
 )
 _MEMREF = re.compile(
-    rf"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)((?:!\w+\.)?[a-z]\w*(?:<[^<>]*>)?)\s*"
+    rf"\s*(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)((?:!\w+\.)?[a-z]\w*(?:<[^<>]*>)?)\s*"
     rf"(?:,\s*strided<\s*{_LIST}\s*(?:,\s*offset:\s*(-?\d+|\?))?\s*>)?"
     rf"(?:,\s*affine_map<\(([\w,\s]*)\)\s*->\s*\(([^<>]*)\)>)?\s*(?:,\s*(?:#\w+\.\w*(?:space|storage_class|descriptor_type)\w*<[^<>]*>|\d+(?:\s*:\s*i\d+)?|\"\w*\")\s*)?>"
 )
+_MEMREF_REST = re.compile(r"\s*[);,]?\s*(?:\Z|//|#|loc\()")
+_MEMREF_OPERATION = re.compile(r"\s*(?:%[\w:]+\s*=\s*)?\"?memref\.\w+\b")
 # A line that names a map, and the name where a memref has it
 _NAMED_MAP = re.compile(r"(?m)^\s*(#\w+)\s*=\s*(affine_map<[^\n]*?>)\s*$")
 _MAP_NAME = re.compile(r"(?<=,)\s*(#\w+)(?=\s*[,>])")
@@ -92,7 +95,10 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         read = reader(text, symbol_of)
         if read is not None:
             return read
+    text = _result(text)
     found = _MEMREF.match(text)
+    if found is not None and _MEMREF_REST.match(text, found.end()) is None:
+        raise ParseError("expected the end of the text, or one memref", text, found.end())
     if found is not None:
         sizes, start = re.findall(r"\d+|\?", found[1]), found.start(1)
         shape = tuple([_entry(text, start, size, symbol_of) for size in sizes])
@@ -116,6 +122,18 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         what = "sizes and strides without a swizzle" if "wizzle" in unread[0] else "offset=, an integer"
         raise ParseError(f"expected {what}", text, unread.start())
     return _made(text, found.start(1), shape, stride, _entry(text, found.start(at), offset, symbol_of) if offset else 0)
+
+
+def _result(text: str) -> str:
+    """The text with blanks before the type of an operation's result, the last memref.
+
+    >>> _result("%1 = memref.alloc() : memref<4x8xf32>").strip()
+    'memref<4x8xf32>'
+    """
+    if _MEMREF_OPERATION.match(text) is None or "memref<" not in text:
+        return text
+    at = text.rindex("memref<")
+    return " " * at + text[at:]
 
 
 def _inlined(text: str) -> str:

@@ -7,6 +7,7 @@ make_layout(make_shape(Int<4>{}, _8{}), make_stride(8, Int<1>{}))           a ca
 composition(Swizzle<3,3,3>{}, Layout<Shape<_8,_64>,Stride<_64,_1>>{})
 make_layout(make_layout(4, 1), make_layout(8, 4))     make_ordered_layout(Shape<_4,_8>{}, Step<_1,_0>{})
 Layout<Shape<int,_8>,Stride<_8,_1>>                   an extent that the type does not say: a symbol of its own
+tile_to_shape(GMMA::Layout_K_SW128_Atom<half_t>{}, Shape<_128,_64>{})       a tile that CUTLASS names
 cute.make_layout((4, 8), stride=(8, 1))                                     the DSL's
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 from ...arguments import DEPTH
+from ...dtypes import dtype
 from ...errors import LayoutError, ParseError
 from ..basis import E
 from ..layout import Layout
@@ -30,8 +32,12 @@ Tuple: TypeAlias = "int | tuple[Any, ...]"
 _HEAD = re.compile(
     r"\s*(?:(?:using|constexpr|static|const|auto|typename|with|Layout|cute::Layout)\s+)*\[?(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?"
     r"(?:const\s+)?(?=(?:\w+(?:::|\.))*"
-    r"(?:(?:Layout|ComposedLayout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine))\s*<|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
+    r"(?:(?:Layout|ComposedLayout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine)|Layout_(?:K|MN)_\w+_Atom)\s*<|tile_to_shape\s*\(|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
 )
+# Tiles of shared memory that CUTLASS names, their swizzles and the bits of a row; Source: mma_traits_sm90_gmma.hpp
+_ATOM = re.compile(r"Layout_(K|MN)_(SW128|SW64|SW32|INTER)_Atom")
+_SPANS = {"INTER": (0, 128), "SW32": (1, 256), "SW64": (2, 512), "SW128": (3, 1024)}
+_TYPE = re.compile(r"\s*((?:\w+::)*\w+)\s*>")
 _NAME = re.compile(r"(?:\w+(?:::|\.))*([A-Za-z]\w*)\s*([<(]?)")
 _INTEGER = re.compile(
     r"(?:cute::)?(?:\((?:unsigned |signed )?(?:int|long|short|char)\)\s*)?_?(-?\d+)(?:[uU]?[lL]{0,2})(?![\w.])"
@@ -118,6 +124,10 @@ class _SourceReader(TextReader):
             raise ParseError(f"types nest at most {DEPTH} deep", self.text, at)
         if opening == "<" and name == "Tensor":
             return self.tensor(at, depth)
+        if opening == "<" and _ATOM.fullmatch(name) is not None:
+            return self.atom(name, at)
+        if opening == "(" and name == "tile_to_shape":
+            return self.repeated(at, depth)
         if opening and name in ("Layout", "make_layout"):
             return self.joined(at, depth) if _LAYOUT.match(self.text, self.at) is not None else self.plain(opening, at)
         if opening and name in ("make_ordered_layout", "make_identity_layout"):
@@ -125,6 +135,33 @@ class _SourceReader(TextReader):
         if opening and name in ("ComposedLayout", "composition", "make_composed_layout"):
             return self.composed(opening, at, depth)
         raise ParseError("expected a layout, as in Layout<Shape<_4,_8>,Stride<_8,_1>>", self.text, at)
+
+    def atom(self, name: str, at: int) -> ComposedLayout:
+        """The tile that CUTLASS names, in elements of the type in brackets."""
+        found, of_type = _ATOM.fullmatch(name), _TYPE.match(self.text, self.at)
+        if found is None or of_type is None:
+            raise self.fail("the type of the elements, as in Layout_K_SW128_Atom<half_t>")
+        bits, row = _SPANS[found[2]]
+        try:
+            width = dtype(of_type[1].rpartition("::")[2]).bits
+        except LayoutError as error:
+            raise ParseError(f"expected the type of the elements: {error.reason}", self.text, self.at) from None
+        self.at = of_type.end()
+        self.instance()
+        extent = row // width
+        plain = Layout((8, extent), (extent, 1)) if found[1] == "K" else Layout((extent, 8), (1, extent))
+        return self.made(lambda: ComposedLayout(Swizzle(bits, 4, 3, "bytes").recast(width), 0, plain), at)
+
+    def repeated(self, at: int, depth: int) -> Layout | ComposedLayout:
+        """A tile repeated over a shape, in the order of a Step."""
+        tile = self.layout(depth + 1)
+        if not self.comma():
+            raise self.fail("',' and the shape")
+        shape, order = self.entry(0), None
+        if self.comma():
+            order = self.entry(0)
+        self.close("(")
+        return self.made(lambda: tile.tile_to_shape(shape, order), at)
 
     def tensor(self, at: int, depth: int) -> Layout | ComposedLayout:
         """The layout of a tensor's type, behind its engine. A swizzled pointer moves elements where it is aligned."""

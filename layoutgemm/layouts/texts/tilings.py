@@ -29,6 +29,9 @@ _TPU = re.compile(
     r"\s*(?:,\s*#tpu\.memory_space<\w+>\s*)?>\s*\Z"
 )
 _SHAPELESS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?:Device\w*|)Layout\(\s*major_to_minor\s*=")
+_HLO_REST = re.compile(
+    r"\s*(?:\Z|//|#|;|loc\(|%[\w.-]+\s*\Z|[a-z][\w.-]*\s*\()"
+)  # behind a type: an operation, an operand
 _TILES = re.compile(r"T((?:\(\s*\d+(?:\s*,\s*\d+)*\s*\))+)")
 _UNTILED = re.compile(r"S\(\d+\)|L\(\d+\)|E\(\d+\)")  # a memory space, the tail's alignment, bits of an element
 _MOSAIC = re.compile(
@@ -36,8 +39,9 @@ _MOSAIC = re.compile(
 )
 _NAMED = re.compile(r"\s*<?(?:\w+\.)*(?:Layout\.(\w+)|(\w+)_LAYOUT(\w*))(?::\s*\d+>)?\s*\Z")
 _TRANSFORM = re.compile(
-    r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?:(Swizzle|Til(?:e|ing)|Transpose)Transform\(|#mosaic_gpu\.(swizzle|tile|transpose)<)"
+    r"\s*(?:\w+\s*=\s*)?[\[(]?\s*(?:\w+\.)*(?:(Swizzle|Til(?:e|ing)|Transpose)Transform\(|#mosaic_gpu\.(swizzle|tile|transpose)<)"
 )
+_OTHER_TRANSFORM = re.compile(r"\b(?:Til(?:e|ing)|Transpose)Transform\(|#mosaic_gpu\.(?:tile|transpose)<")
 _SWIZZLE = re.compile(r"\s*(?:swizzle\s*=\s*)?(\d+)\s*[)>]\s*\Z")
 _KEY = re.compile(r"\s*(tiling|tiles|warp_dims?|lane_dims|vector_dim|shape|vec_size|times|_check_canonical)\s*=\s*")
 _WORD = re.compile(r"\s*(?:\w+\.)*(Tiling|Replicated)\s*[(<]|\s*#mosaic_gpu\.(Replicated)\s*<")
@@ -126,6 +130,8 @@ def _xla(text: str, found: re.Match[str]) -> Layout:
         raise ParseError(
             f"expected the order of the dimensions, as in {{{fastest}}} for the last one fastest", text, found.end()
         )
+    if _HLO_REST.match(text, found.end()) is None:
+        raise ParseError("expected the end of the text, or the operation of this type", text, found.end())
     order = [int(x) for x in re.findall(r"\d{1,3}", found[2])]
     if sorted(order) != list(range(len(shape))):
         raise ParseError(f"expected an order of {len(shape)} dimensions, as in {{1,0}}", text, found.start(2))
@@ -367,7 +373,7 @@ def _strided(text: str, at: int, shape: object, vector: object) -> Layout:
 def _transform(text: str, found: re.Match[str]) -> Swizzle:
     """The swizzle of a transform; the others change the shape of an array that the text does not have."""
     at = found.start(1) if found[1] else found.start(2)
-    if (found[1] or found[2]).lower() != "swizzle":
+    if (found[1] or found[2]).lower() != "swizzle" or _OTHER_TRANSFORM.search(text, found.end()) is not None:
         raise ParseError(
             "expected a layout, not a change of an array's shape: a tiled f16[64,64] is f16[64,64]{1,0:T(8,64)}",
             text,
