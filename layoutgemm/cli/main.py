@@ -31,6 +31,10 @@ from .object_names import atom_layout
 from .plan import add_plan, options, plan_data, teaching
 from .show import add_show
 
+PROVE_EXAMPLES = (
+    "layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",
+    "layoutgemm prove '((4,8),(2,2)):((32,1),(16,8))' mma:m16n8k16:bf16:C",
+)
 # Optional modules, and the extra that installs each.
 EXTRAS = {"torch": "torch", "cutlass": "dsl", "resvg_py": "png"}
 
@@ -81,11 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_desc(commands)
     add_box(commands)
     prove = add(
-        commands, "prove", "prove two layouts equal for every size, or show the first difference",
-        (
-            "layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",
-            "layoutgemm prove '((4,8),(2,2)):((32,1),(16,8))' mma:m16n8k16:bf16:C",
-        ), _prove,
+        commands, "prove", "prove two layouts equal for every size, or show the first difference", PROVE_EXAMPLES, _prove,
         says="Layouts in CuTe's notation, symbols allowed. Exit status: 0 proven, 1 refuted, 3 undecided.",
     )  # fmt: skip
     prove.add_argument(

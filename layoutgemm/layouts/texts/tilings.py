@@ -89,8 +89,8 @@ def tiled(text: str) -> Layout | Swizzle | None:
 
     >>> print(tiled("bf16[16,256]{1,0:T(8,128)(2,1)}"))
     ((2,4,2),(128,2)):((1,256,2048),(2,1024))
-    >>> print(tiled("TiledLayout(Tiling(((64, 8), (16, 8), (8, 8), (2,))), (-7,), (-3, -2), -1)").coalesce(depth=1))
-    ((4,32),(2,2)):((128,1),(64,8))
+    >>> print(tiled("TiledLayout(Tiling(((64, 8), (16, 8), (8, 8), (2,))), (-7,), (-3, -2), -1)"))
+    ((4,8,4),(2,2)):((128,1,16),(64,8))
     """
     found = _XLA.match(text)
     if found is not None:
