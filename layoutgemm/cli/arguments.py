@@ -224,6 +224,19 @@ def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
         return found.to_composed()
 
 
+def is_buffer(text: str) -> bool:
+    """True for Triton's layout of a buffer in shared memory, offset -> element.
+
+    >>> is_buffer('{"offset": [[0, 1], [1, 0]]}'), is_buffer("(4,8):(8,1)"), is_buffer("smem:64x64:bf16")
+    (True, False, False)
+    """
+    try:
+        found = None if text.startswith("smem:") else parse(text)
+    except LayoutError:
+        return False
+    return isinstance(found, LinearLayout) and found.names[:1] == ("offset",)
+
+
 def tile_in_memory(text: str) -> Tile:
     """`layout_of` of a tile: of a buffer of Triton, offset -> element, the inverse. Raises LayoutError.
 

@@ -23,7 +23,7 @@ from ..layouts.proofs.prove import prove
 from ..layouts.symbols.facts import Facts
 from . import doctor
 from . import emulate as emulator_command
-from .arguments import Parser, add, answer, failed, plain, stated
+from .arguments import Parser, add, answer, failed, is_buffer, plain, stated, tile_in_memory
 from .banks import add_banks, add_swizzle
 from .bench import add_bench
 from .descriptors import add_box, add_desc
@@ -85,7 +85,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_desc(commands)
     add_box(commands)
     prove = add(
-        commands, "prove", "prove two layouts equal for every size, or show the first difference", PROVE_EXAMPLES, _prove,
+        commands, "prove", "prove two layouts equal for every size, or show the first difference",
+        PROVE_EXAMPLES, _prove,
         says="Layouts in CuTe's notation, symbols allowed. Exit status: 0 proven, 1 refuted, 3 undecided.",
     )  # fmt: skip
     prove.add_argument(
@@ -157,8 +158,11 @@ def _tune(args: argparse.Namespace) -> int:
 def _prove(args: argparse.Namespace) -> int:
     # Names are symbols under these facts alone, whatever facts the process has stated before.
     facts = Facts(*args.given)
-    sides = [atom_layout(text) or stated(text, facts) for text in (args.a, args.b)]
-    found = prove(*sides)
+    buffers = [is_buffer(text) for text in (args.a, args.b)]
+    found = prove(*(
+        tile_in_memory(text) if buffer and not all(buffers) else atom_layout(text) or stated(text, facts)
+        for text, buffer in zip((args.a, args.b), buffers, strict=True)
+    ))  # fmt: skip
     verdict = "undecided" if isinstance(found, Undecided) else "proven" if found else "refuted"
 
     def data() -> dict[str, object]:

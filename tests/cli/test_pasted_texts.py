@@ -78,6 +78,14 @@ def test_the_wrong_direction_is_refused_at_the_prompt_too() -> None:
         bank_conflicts(held, rows, element="f16")
 
 
+def test_a_buffer_is_proven_against_a_tile() -> None:
+    text = buffer("64x64", SWIZZLED)
+    tile = "S<3,3,3> o 0 o (64,64):(64,1)"
+    assert main(["prove", text, tile]) == main(["prove", tile, text]) == main(["prove", text, text]) == 0
+    assert main(["prove", text, "(64,64):(64,1)"]) == 1
+    assert main(["prove", text, buffer("64x64", PLAIN)]) == 1
+
+
 @pytest.mark.parametrize(
     ("layout", "operand", "status"),
     [
