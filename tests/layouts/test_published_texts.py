@@ -496,6 +496,8 @@ def test_a_text_of_a_compiler_is_its_layout(text: str, right: str) -> None:
         ("f32[8,128]{1,0}, f32[4]{0}", ", f32", "the end of the text"),
         ("GMMA::Layout_K_SW128_Atom<TA>{}", "TA", "unknown number format 'TA'"),
         ("SwizzleTransform(128), TilingTransform((8, 64))", "Swizzle", "not a change of an array's shape"),
+        ("ArithTuple(0,6@4) o (4,8):(1@0,1@1)", "Arith", ""),
+        ("memref<4x8xf32, affine_map<(i, j) -> (i floordiv j)>>", "i flo", "a division by zero"),
         ("(1@0,1@1)", "1@0", "a stride alone"),
         ("tensor<4x8xf32>", "tensor", "a tensor's sizes alone"),
         ("memref<*xf32>", "memref", "a memref without extents"),
