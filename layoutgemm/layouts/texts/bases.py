@@ -24,8 +24,10 @@ ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amd
 _OPEN = re.compile(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
 # Fields without braces, as tensor memory has them
 _BARE = re.compile(r"\s*(?:>|[A-Za-z_]\w*\s*=)")
+# A C++ initializer, as in Triton's own tests: LinearLayout({{S("lane"), {{0, 1}}}}, {S("dim0"), S("dim1")})
+_OF_CPP = re.compile(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+::)*LinearLayout\(\s*\{\s*\{\s*\w+\(\s*\"")
 _ALIAS = re.compile(r"#(\w+)(?!\s*[.<\w])")
-CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(\w+Layout|LinearLayout\.from_bases)\(")
+CLASS = re.compile(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+(?:\.|::))*(\w+Layout|LinearLayout\.from_bases)\(")
 _DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
 _ARROW = re.compile(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
 _ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s*=\s*\d+\s*->| is a size 1 dimension))")
@@ -50,8 +52,8 @@ LINEAR = {
 ARGUMENTS = {
     "DistributedLinearLayout": ("register", "lane", "warp", "block", "shape"),
     "SharedLinearLayout": ("offset", "block", "alignment"),
-    "LinearLayout.from_bases": ("bases", "names", "shape"),
-    "LinearLayout": ("bases", "names", "shape"),
+    "LinearLayout.from_bases": ("bases", "names", "shape", "surjective"),
+    "LinearLayout": ("bases", "names", "shape", "surjective"),
     "_TensorMemoryLinearLayout": ("rows", "cols", "shape"),
 }
 NAMES = {"reg_bases": "register", "rows": "row", "cols": "col", "out_dim_names": "names", "out_dim_sizes": "shape"}
@@ -125,6 +127,8 @@ def linear(text: str) -> LinearLayout | None:
     """
     if _ARROWS.match(text) is not None:
         return _arrows(text)
+    if _OF_CPP.match(text) is not None:
+        text = _as_lists(text)
     for pattern in (ATTRIBUTE, CLASS):
         found = pattern.match(text)
         if found is not None and found[1] in LINEAR:
@@ -144,6 +148,18 @@ def linear(text: str) -> LinearLayout | None:
     return made(text, [basis_of(text, name, value, fields.at) for name, value in fields.items], None)
 
 
+def _as_lists(text: str) -> str:
+    """C++'s braces and S("lane") as lists and strings, each in its place.
+
+    >>> _as_lists('LinearLayout({{S("lane"), {{0, 1}, /*gap*/ {1, 0}}}}, {S("dim0")})')
+    'LinearLayout([[  "lane" , [[0, 1],         [1, 0]]]], [  "dim0" ])'
+    """
+    for pattern in (r"/\*.*?\*/", r"//[^\n]*"):
+        text = re.sub(pattern, lambda found: " " * len(found[0]), text, flags=re.DOTALL)
+    text = re.sub(r"\b(S\(|\w+\()(\s*\"\w*\"\s*)\)", lambda x: " " * len(x[1]) + x[2] + " ", text)
+    return text.replace("{", "[").replace("}", "]")
+
+
 def _of_class(reader: ValueReader, name: str) -> LinearLayout:
     text = reader.text
     shape: list[int] | None = None
@@ -153,10 +169,16 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
     else:
         given = dict(reader.fields(0).items)
         reader.end("}>", inside=True)
+    if given.get("shape") in ("true", "false"):  # C++'s third argument
+        given.pop("shape")
     if "shape" in given:
         shape = integers_of(text, given.pop("shape"), reader.at)
     pairs, dims = given.get("bases"), given.get("names")
     names: list[object] = list(dims.items) if isinstance(dims, ListValue) else []
+    if names and all(isinstance(dim, ListValue) and len(dim.items) == 2 for dim in names):  # [["dim0", 4], ...]
+        sized = [dim.items for dim in names if isinstance(dim, ListValue)]
+        names = [dim for dim, _ in sized]
+        shape = integers_of(text, ListValue(reader.at, tuple([size for _, size in sized])), reader.at)
     if isinstance(dims, FieldsValue):  # {"dim0": 4, "dim1": 2}
         names = [key for key, _ in dims.items]
         sizes = ListValue(dims.at, tuple([size for _, size in dims.items]))
