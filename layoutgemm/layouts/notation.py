@@ -54,7 +54,16 @@ from .texts.encodings import encoded, shaped
 from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
-from .texts.surroundings import PAIR, bare, has_code, of_compiler, quoted, refuse_other_type, refuse_others
+from .texts.surroundings import (
+    PAIR,
+    bare,
+    has_code,
+    of_compiler,
+    quoted,
+    refuse_other_type,
+    refuse_others,
+    without_labels,
+)
 from .texts.tilings import tiled
 
 Symbols = Callable[[str], Any]
@@ -207,6 +216,7 @@ def _read(text: str, symbol: Symbols) -> Parsed:
         atom: Pictured | None = above.atom_named(text)
         if atom is not None:
             return atom
+    text = without_labels(text)
     for by_triton in (padded, encoded):
         found = by_triton(text)
         if found is not None:
@@ -356,7 +366,7 @@ def parse_swizzle(text: str) -> Swizzle:
 
 
 _STATED = re.compile(
-    r"(?:ptr[<(]|memref<)\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)|\d\s*x\s*([a-z]+\d\w*)\s*[,>]"
+    r"(?:ptr[<(]|memref<|memory_descriptor<)\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)|\d\s*x\s*([a-z]+\d\w*)\s*[,>]"
     r"|(?:ptr|mem_)\[(\d{1,3})b\]|\b([a-z]+\d\w*)\[[\d,\s]+\](?=[\[{])"
     r"|element_?[bB]it_?[wW]idth\s*=\s*(\d{1,3})"
 )

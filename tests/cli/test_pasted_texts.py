@@ -42,6 +42,13 @@ def test_a_buffer_of_triton_is_a_tile_from_coordinates_to_offsets(text: str, til
         (buffer("64x128", PLAIN), 1, "f16", 8),
         ("f32[8,128]{1,0:T(8,128)}", 1, "f32", 8),
         (buffer("64x64", SWIZZLED).replace("xf16", "xf32").replace("vec = 8", "vec = 4"), 0, "f32", 1),
+        (
+            "shared_memory_descriptor<fp16, [64, 64], SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, "
+            "order=[1, 0]), [64, 64]>",
+            0,
+            "f16",
+            1,
+        ),
         ("#ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, elementBitWidth = 32}>", 0, "u32", 1),
     ],
 )

@@ -209,6 +209,8 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
             "the bases' shape [128, 32], not [64, 32]",
         ),
         (tmem("blockM = 32, blockN = 64, colStride = 1"), "#ttng", "blockM = 64 or 128"),
+        ("TensorMemoryLayout(block=[128, 64], col_stride=1, two_ctas=True)", "Tensor", "twoCTAs = false"),
+        ("shared_memory_descriptor<fp16, [8, 64], NVMMASharedLayout(128, 16, 2), [16, 64]>", "16, 64]", "one of 16x64"),
         (tmem("blockM = 128, blockN = 64, colStride = 1, twoCTAs = true"), "#ttng", "twoCTAs = false"),
         (tmem("blockM = 128, blockN = 64"), "#ttng", "colStride = an integer"),
     ],
@@ -318,6 +320,16 @@ def test_a_printed_layout_lists_dimensions_in_its_own_order() -> None:
          '{"lane": [[1, 0], [2, 0]]}'),
         ('LinearLayout.from_bases([("lane", [[0, 1]])], ["dim0", "dim1"], [1, 2], require_surjective=False)',
          '{"lane": [[0, 1]]}'),
+        ("<[8, 128], fp16, BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[2, 16], warps_per_cta=[4, 1], "
+         "order=[1, 0], cga_layout=[])>", f"tensor<8x128xf16, {BLOCKED}>"),
+        ("shared_memory_descriptor<fp16, [16, 64], NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, "
+         "rank=2, transposed=False, fp4_padded=False, cga_layout=[]), [2, 16, 64]>",
+         f"!ttg.memdesc<16x64xf16, {nvmma(128)}, #smem>"),
+        ("tensor_memory_descriptor<fp32, [128, 64], TensorMemoryLayout(block=[128, 64], col_stride=1, cga_layout=[], "
+         "two_ctas=False, fp4_padded=False)>", tmem("blockM = 128, blockN = 64, colStride = 1")),
+        (f"// CHECK-DAG: #blocked = {BLOCKED}", BLOCKED),
+        ("LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])", BLOCKED),
+        ("constexpr[BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])]", BLOCKED),
         ("_TensorMemoryLinearLayout(rows=[[1, 0], [2, 0]], cols=[[0, 1]], shape=[4, 2])",
          '{"row": [[1, 0], [2, 0]], "col": [[0, 1]]}'),
     ],

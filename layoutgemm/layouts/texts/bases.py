@@ -66,6 +66,7 @@ GLUON = {
     "SwizzledSharedLayout": ("swizzled_shared", "vec perPhase maxPhase order CTAsPerCGA CTASplitNum CTAOrder"),
     "TensorMemoryLayout": ("tensor_memory_encoding", "block colStride CTASplitNum twoCTAs"),
     "DistributedLinearLayout": ("linear", "register lane warp block shape"),
+    "SharedLinearLayout": ("shared_linear", "offset block alignment"),
     "AMDMFMALayout": ("amd_mfma", "version instrShape isTransposed warpsPerCTA elementBitWidth tilesPerWarp CGALayout"),
     "AMDWMMALayout": ("amd_wmma", "version isTransposed warp register instrShape CGALayout rank"),
     "TensorMemoryScalesLayout": ("tensor_memory_scales_encoding", "CTASplitNum"),
@@ -76,7 +77,7 @@ GLUON = {
 GLUON_NAMES = {
     "ctas_per_cga": "CTAsPerCGA", "cta_split_num": "CTASplitNum", "cta_order": "CTAOrder", "cga_layout": "CGALayout",
     "warps_per_cta": "warpsPerCTA", "swizzle_byte_width": "swizzlingByteWidth", "element_bitwidth": "elementBitWidth",
-    "operand_index": "opIdx", "reg_bases": "register",
+    "operand_index": "opIdx", "reg_bases": "register", "two_ctas": "twoCTAs",
 }  # fmt: skip
 # Those that are not read
 SHAPED = frozenset("AutoLayout CoalescedLayout PartitionedSharedLayout".split())
@@ -302,7 +303,7 @@ class ValueReader(TextReader):
         elif name == "amd_wmma" and of_warps is not None:
             parts = [(key, given.pop(key)) for key in ("register", "warp") if key in given]
             given["ctaLayout"] = FieldsValue(found.end() - 1, tuple(parts))
-        if name == "linear":
+        if name in ("linear", "shared_linear"):
             given.pop("shape", None)
         elif (block := given.pop("block", None)) is not None:
             sizes = integers_of(self.text, block, found.start())

@@ -39,6 +39,12 @@ _TYPE = re.compile(
     r"(?P<described>!tt\.tensordesc\s*<\s*)?(?:!ttg?\.memdesc\s*<|tensor\s*<|(?<=<))\s*"
     r"(?P<shape>(?:\d+\s*x\s*)+)(?P<element>!tt\.ptr<[\w, ]+>|[A-Za-z]\w*)\s*,\s*(?=#)"
 )
+# Gluon's types: <[64, 32], fp16, BlockedLayout(...)>, shared_memory_descriptor<fp16, [64, 32], ..., [2, 64, 32]>
+_GLUON_TYPE = re.compile(
+    r"\s*(?:\w+\s*[:=]\s*)?(?:(?P<memory>shared|tensor)_memory_descriptor<\s*\w+\s*,\s*\[(?P<in_memory>[\d,\s]*)\]\s*,"
+    r"|<\s*\[(?P<shape>[\d,\s'\"]*)\]\s*,\s*(?:pointer<\w+>|\w+)\s*,)\s*(?=\w*Layout\()"
+)
+_GLUON_REST = re.compile(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
 # A line that names a layout; those without fields are passed over
 _NAMED = re.compile(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[))?[^\n]*\n\s*")
 _REST = re.compile(
@@ -86,6 +92,9 @@ def shaped(text: str) -> tuple[LinearLayout, list[int]] | None:
         at = named.end()
     while text[at : at + 1].isspace():
         at += 1
+    gluon = _GLUON_TYPE.match(text, at)
+    if gluon is not None:
+        return _of_gluon(text, gluon)
     found = _TYPE.match(text, at)
     if found is None:
         return _alone(text, at, known)
@@ -98,16 +107,34 @@ def shaped(text: str) -> tuple[LinearLayout, list[int]] | None:
     if rest is None or (rest["outer"] is not None and found["described"] is None):
         raise reader.fail("'>' and the end of the type")
     _is_whole(text, rest, shape)
-    buffers = shape[0] if "memdesc" in found[0] and len(shape) == _buffer_rank(text, attribute) + 1 else 0
+    return _over(text, found.start("shape"), attribute, shape, in_memory="memdesc" in found[0]), shape
+
+
+def _of_gluon(text: str, found: re.Match[str]) -> tuple[LinearLayout, list[int]]:
+    """The layout of a type that Gluon prints."""
+    group = "in_memory" if found["memory"] else "shape"
+    shape = [int(extent) for extent in re.findall(r"\d{1,18}", found[group])]
+    called = CLASS.match(text, found.end())
+    if called is None or called[1] not in GLUON or not 0 < len(shape) <= RANK:
+        raise ParseError(f"expected 1 to {RANK} extents and one of {', '.join(GLUON)}", text, found.start(group))
+    reader = ValueReader(text, found.end())
+    attribute = reader.called(called, 0)
+    rest = _GLUON_REST.match(text, reader.at)
+    if rest is None:
+        raise reader.fail("'>' and the end of the type")
+    _is_whole(text, rest, shape)
+    return _over(text, found.start(group), attribute, shape, in_memory=found["memory"] is not None), shape
+
+
+def _over(text: str, at: int, attribute: AttributeValue, shape: list[int], *, in_memory: bool) -> LinearLayout:
+    """The layout of an attribute over a tensor, or over one or several buffers in memory."""
+    buffers = shape[0] if in_memory and len(shape) == _buffer_rank(text, attribute) + 1 else 0
     one = shape[1:] if buffers else shape
     for size in one:
         if size & (size - 1) or not size:
-            raise ParseError(f"expected extents that are powers of two, not {size}", text, found.start("shape"))
-    if buffers:
-        return made(
-            text, _buffered(text, found.start("shape"), _bases(text, attribute, one), buffers, one), shape
-        ), shape
-    return made(text, _bases(text, attribute, one), shape), shape
+            raise ParseError(f"expected extents that are powers of two, not {size}", text, at)
+    bases = _bases(text, attribute, one)
+    return made(text, _buffered(text, at, bases, buffers, one) if buffers else bases, shape)
 
 
 def _buffer_rank(text: str, attribute: AttributeValue) -> int:

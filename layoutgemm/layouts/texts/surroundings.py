@@ -20,6 +20,14 @@ _STATEMENT = re.compile(
 # A line typed at a prompt, with its value in the next
 _PROMPT = re.compile(r"(?m)^[ \t]*(?:>>>|\.\.\.|In \[\d+\]:) [^\n]*\n(?=[^\n]*\S)")
 _QUOTED = re.compile(rf"(`+)([^`\n]*(?:{_PAIR})[^`\n]*)\1")
+# A comment's sign, a test's CHECK, a label, a name with its annotation
+_IR = r"#(?:ttg|ttng|triton_gpu|gluon)\."
+_BEFORE_TRITON = re.compile(
+    r"(?m)^[ \t]*(?://[ \t]*)?(?:CHECK[\w-]*(?:\{LITERAL\})?:[ \t]*)?(?:\w[\w ]*:[ \t]*)?"
+    rf"(?=#\w+[ \t]*=[ \t]*{_IR}|{_IR}|tensor<[\dx ]+[\w!.<>]+,[ \t]*#|!ttg?\.)"
+    r"|\A\s*\w+\s*:\s*(?:\w+\.)*constexpr\s*=\s*(?=(?:\w+\.)*\w+Layout\()"
+)
+_CONSTEXPR = re.compile(r"\s*constexpr\[(.*)\]\s*\Z", re.DOTALL)
 # A type as a compiler's message has it
 _TYPE = re.compile(r"(?:cute::|(?<=['\u2018\"]))(?:(?:Composed)?Layout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine))\s*<")
 _LATEX = "\\documentclass"  # what print_latex prints behind the layout
@@ -78,6 +86,19 @@ def quoted(text: str) -> str | None:
         return None
     start, end = found[0].span(2)
     return " " * start + text[start:end] + " " * (len(text) - end)
+
+
+def without_labels(text: str) -> str:
+    """The text with blanks for what source and tests put before a layout of Triton.
+
+    >>> without_labels("// CHECK: #linear = #ttg.linear<{}>").strip()
+    '#linear = #ttg.linear<{}>'
+    >>> without_labels("LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])").strip()
+    'gl.BlockedLayout([1], [32], [4], [0])'
+    """
+    text = _BEFORE_TRITON.sub(_blanks, text)
+    inside = _CONSTEXPR.match(text)
+    return text if inside is None else " " * inside.start(1) + inside[1]
 
 
 def of_compiler(text: str) -> str | None:
