@@ -127,7 +127,7 @@ def _of_gluon(text: str, found: re.Match[str]) -> tuple[LinearLayout, list[int]]
 
 
 def _over(text: str, at: int, attribute: AttributeValue, shape: list[int], *, in_memory: bool) -> LinearLayout:
-    """The layout of an attribute over a tensor, or over one or several buffers in memory."""
+    """The layout of an attribute over a tensor, or over buffers in memory."""
     buffers = shape[0] if in_memory and len(shape) == _buffer_rank(text, attribute) + 1 else 0
     one = shape[1:] if buffers else shape
     for size in one:
