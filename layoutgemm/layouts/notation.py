@@ -387,7 +387,7 @@ def stated_element(text: str) -> DType | None:
 
 
 def stated_extents(text: str) -> list[int] | None:
-    """The tensor's shape that a text of Triton states, of an attribute alone its own tile's; None for another text.
+    """The shape that a text of Triton states, or its own tile's; None for another text.
 
     >>> stated_extents("tensor<4x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]]}>>")
     [4, 2]
