@@ -20,7 +20,7 @@ from ..dtypes import DType
 from ..errors import LayoutError, ParseError
 from ..layouts import ComposedLayout, CoordinateTensor, Layout, LinearLayout, Swizzle, parse
 from ..layouts.listing import Listing
-from ..layouts.notation import Parsed
+from ..layouts.notation import Parsed, stated_extents
 from ..layouts.symbols.facts import Facts
 from ..view import png, save
 
@@ -222,6 +222,41 @@ def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
         return found.to_layout()
     except LayoutError:
         return found.to_composed()
+
+
+def is_buffer(text: str) -> bool:
+    """True for Triton's layout of a buffer in shared memory, offset -> element.
+
+    >>> is_buffer('{"offset": [[0, 1], [1, 0]]}'), is_buffer("(4,8):(8,1)"), is_buffer("smem:64x64:bf16")
+    (True, False, False)
+    """
+    try:
+        found = None if text.startswith("smem:") else parse(text)
+    except LayoutError:
+        return False
+    return isinstance(found, LinearLayout) and found.names[:1] == ("offset",)
+
+
+def tile_in_memory(text: str) -> Tile:
+    """`layout_of` of a tile: of a buffer of Triton, offset -> element, the inverse. Raises LayoutError.
+
+    >>> swizzled = "#ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>"
+    >>> print(tile_in_memory(f"!ttg.memdesc<64x64xf16, {swizzled}, #ttg.shared_memory>"))
+    S<3,3,3> o 0 o (64,64):(64,1)
+    """
+    found = None if text.partition(":")[0] in ("smem", *NO_TILES) else parsed(text)
+    if not isinstance(found, LinearLayout):
+        return layout_of(text)
+    if found.names[:1] != ("offset",):
+        raise LayoutError(f"{text} is held by threads, and banks are of shared memory: paste a !ttg.memdesc<...>")
+    extents = stated_extents(text)
+    if extents is None or any(bits > 0 for bits in found.bits[1:]):
+        raise LayoutError(
+            f"{text} is no buffer of one block with a shape: paste its type, !ttg.memdesc<64x64xf16, ...>"
+        )
+    to_offset = found.inverse()
+    bits = tuple([extent.bit_length() - 1 for extent in extents])
+    return layout_of_bases(LinearLayout(to_offset.columns, bits, (), to_offset.width))
 
 
 def layout_of(text: str) -> Tile:

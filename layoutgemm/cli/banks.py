@@ -17,7 +17,7 @@ from ..layouts.notation import stated_element
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
 from ..view import access_svg, swizzle_pair_svg
-from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of
+from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of, tile_in_memory
 
 SWIZZLE_EXAMPLES = (
     'layoutgemm swizzle "(64,64):(64,1)" --element bf16',
@@ -148,7 +148,7 @@ def way_out(args: argparse.Namespace) -> Iterator[None]:
 
 def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
     """The tile, its element type and the accesses to it. Raises LayoutError."""
-    tile = layout_of(args.layout)
+    tile = tile_in_memory(args.layout)
     own = tile.dtype if isinstance(tile, SmemTile) else None
     element = dtype(args.element) if args.element else own or stated_element(args.layout) or dtype("bf16")
     composed = tile.composed if isinstance(tile, SmemTile) else tile

@@ -23,13 +23,18 @@ from ..layouts.proofs.prove import prove
 from ..layouts.symbols.facts import Facts
 from . import doctor
 from . import emulate as emulator_command
-from .arguments import Parser, add, answer, failed, plain, stated
+from .arguments import Parser, add, answer, failed, is_buffer, plain, stated, tile_in_memory
 from .banks import add_banks, add_swizzle
 from .bench import add_bench
 from .descriptors import add_box, add_desc
+from .object_names import atom_layout
 from .plan import add_plan, options, plan_data, teaching
 from .show import add_show
 
+PROVE_EXAMPLES = (
+    "layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",
+    "layoutgemm prove '((4,8),(2,2)):((32,1),(16,8))' mma:m16n8k16:bf16:C",
+)
 # Optional modules, and the extra that installs each.
 EXTRAS = {"torch": "torch", "cutlass": "dsl", "resvg_py": "png"}
 
@@ -81,10 +86,12 @@ def make_parser() -> argparse.ArgumentParser:
     add_box(commands)
     prove = add(
         commands, "prove", "prove two layouts equal for every size, or show the first difference",
-        ("layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",), _prove,
+        PROVE_EXAMPLES, _prove,
         says="Layouts in CuTe's notation, symbols allowed. Exit status: 0 proven, 1 refuted, 3 undecided.",
     )  # fmt: skip
-    prove.add_argument("a", help="a layout, as in '(M,N):(N,1)', or a tile, as in smem:64x64:bf16:K:128B")
+    prove.add_argument(
+        "a", help="a layout, as in '(M,N):(N,1)', a tile, as in smem:64x64:bf16:K:128B, or an operand: wgmma:64:bf16:C"
+    )
     prove.add_argument("b", help="another")
     prove.add_argument("--given", action="append", default=[], metavar="FACT", help="'64 | M', 'ld >= M'; repeatable")
     add_plan(commands)
@@ -151,7 +158,11 @@ def _tune(args: argparse.Namespace) -> int:
 def _prove(args: argparse.Namespace) -> int:
     # Names are symbols under these facts alone, whatever facts the process has stated before.
     facts = Facts(*args.given)
-    found = prove(*(stated(text, facts) for text in (args.a, args.b)))
+    buffers = [is_buffer(text) for text in (args.a, args.b)]
+    found = prove(*(
+        tile_in_memory(text) if buffer and not all(buffers) else atom_layout(text) or stated(text, facts)
+        for text, buffer in zip((args.a, args.b), buffers, strict=True)
+    ))  # fmt: skip
     verdict = "undecided" if isinstance(found, Undecided) else "proven" if found else "refuted"
 
     def data() -> dict[str, object]:

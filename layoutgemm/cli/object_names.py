@@ -25,7 +25,7 @@ from ..atoms.cutlass_names import named
 from ..atoms.mma.tcgen05 import KINDS
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
-from ..layouts import Swizzle
+from ..layouts import Layout, Swizzle
 from ..layouts.display import Pictured
 from ..schedule import Grouped, Hilbert, Linear, Schedule
 from .arguments import one_line, size_pair
@@ -91,6 +91,18 @@ def atom_of(text: str) -> tuple[MmaAtom, str]:
     a, _, b = (rest[1] if len(rest) > 1 else "bf16").partition("x")
     kind = rest[2] if len(rest) > 2 else None
     return FAMILIES[family](rest[0], a, b or a, operand.upper(), kind), operand.upper()
+
+
+def atom_layout(text: str) -> Layout | None:
+    """The (thread, value) layout of an operand by its name, None for another text. Raises LayoutError.
+
+    >>> print(atom_layout("mma:m16n8k16:bf16:C"), atom_layout("(4,8):(8,1)"))
+    ((4,8),(2,2)):((32,1),(16,8)) None
+    """
+    if not has_operand(text) or not is_atom(text):
+        return None
+    atom, operand = atom_of(text)
+    return atom.layout(operand)
 
 
 def has_operand(text: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from ..arguments import refusal
 from ..errors import LayoutError
 from . import above
-from .basis import assemble, paths_of
+from .basis import ScaledBasis, assemble, paths_of
 from .display import PicturedLayout
 from .int_tuple import as_entries, code, leaves, show
 from .layout import Layout
@@ -133,6 +133,8 @@ def _sum(first: Any, value: Any, layout: Layout) -> Any:
         if entry.__class__ is int and entry:
             raise LayoutError(f"{entry} in the offset of {layout}, which leads to a tuple there: {show(whole)}")
         return tuple([_sum(x, entry, layout) for x in whole])
+    if isinstance(first, ScaledBasis):
+        raise LayoutError(f"expected integers in the offset of {layout}, not {first}")
     return first + value
 
 

@@ -413,6 +413,8 @@ class LinearLayout(Function):
         left_value = self(at) if at >> n == 0 else None
         right_value = right(at) if at >> m == 0 else None
         statement = "not equivalent" if n == m else f"not equivalent, 2^{n} and 2^{m} elements"
+        if longer.names:
+            statement += f", at ({', '.join(longer.names)})"
         return CounterExample(longer.coord(at), left_value, right_value, at, statement, "GF(2) matrix")
 
     def first_difference(self, other: object) -> int | None:

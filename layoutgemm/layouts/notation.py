@@ -10,6 +10,7 @@ ArithTuple(128,_0) o (4,8):(1@0,1@1)              tensors of coordinates; those 
 (128,0) o (4,8):(1@0,1@1)                         the DSL's
 tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
 !cute.layout<"(4,8):(8,1)">                       its IR
+!fly.layout<(4,8):(8,1)>                          FlyDSL's IR
 Layout((4, 8), (8, 1))                            what repr() prints
 SW_3_4_3 o 0 o (8, 64):(64, 1)                    pycute's swizzle
 (6,2):(8,2) o (4,3):(3,1)                         a composition: the layout that it is
@@ -23,6 +24,7 @@ Layout<Shape<_4,_8>,Stride<_8,_1>>                C++, and calls of make_layout:
 SM80_16x8x16_F32BF16BF16F32_TN                    an atom: see atoms.cutlass_names
 zipped_divide((8,16):(16,1), (4,8))               an operation: its result
 tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see texts.encodings
+bf16[16,256]{1,0:T(8,128)(2,1)}   TiledLayout(...)  XLA's shapes, Mosaic's registers: see texts.tilings
 torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
 """
 
@@ -48,11 +50,21 @@ from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
 from .symbols.polynomial import Scalar
 from .texts.bases import TextReader, linear
-from .texts.encodings import encoded
+from .texts.encodings import encoded, shaped
 from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
-from .texts.surroundings import PAIR, bare, has_code, quoted, refuse_other_type, refuse_others
+from .texts.surroundings import (
+    PAIR,
+    bare,
+    has_code,
+    of_compiler,
+    quoted,
+    refuse_other_type,
+    refuse_others,
+    without_labels,
+)
+from .texts.tilings import tiled
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -66,11 +78,14 @@ _INVISIBLE = dict.fromkeys((0xFEFF, 0x200B, 0x200C, 0x200D, 0x2060, 0xA0), " ") 
 _NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
 _TYPE_OF_INTEGER = re.compile(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
 _BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
+_FLY_BASIS = re.compile(r"\s*(-?\d+)E(\d+)(?![\w.])")  # FlyDSL's 1E0
 _UNKNOWN = re.compile(r"\s*\?(?:\{([^{}]*)\})?")
 _SWIZZLE = re.compile(
     r"\s*(?:cute::)?S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\{\})?(?:\[(?:(bytes)|(\d+)b)\])?"
 )
-_CALLED_SWIZZLE = re.compile(r"\s*\(?Swizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)?(?=\s+o\s)")
+_CALLED_SWIZZLE = re.compile(
+    r"\s*\(?(?:\w+(?:\.|::))*(?:make_s|S)wizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)?(?:\{\})?(?=\s+o\s|\s*;?\s*\Z)"
+)
 _PYCUTE_SWIZZLE = re.compile(r"\s*SW_(\d+)_(\d+)_(-?\d+)(?=\s+o\s|\s*\Z)")
 _LINK = re.compile(r"\s*o\s+")
 _OFFSET = re.compile(r"\s*(?:_?(-?\d+)|\{(-?\d+)\})\s+o\s+")
@@ -96,18 +111,19 @@ _MEMREF = re.compile(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*
 _TYPE = re.compile(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
 _UNREAD = re.compile(r"[^\w\s,:.!]")
 _ALIGNED = re.compile(r"align<(\d+)>")
-_CALL = re.compile(r"\s*_?(Layout|ComposedLayout|CoordinateTensor|Swizzle)\(")
+_CALL = re.compile(r"\s*_?(?:\w+\.)*(Layout|ComposedLayout|CoordinateTensor|Swizzle)\(")
 _ARGUMENT = re.compile(r"\s*(?:shape|stride)\s*=\s*")
 _UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
     _AT_ADDRESS,
     re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
+    re.compile(r"\s*!fly\.(?:(?:composed_)?layout<|memref<\s*[\w.]+\s*,\s*[#\w.]+(?:<[^<>]*>)?\s*,)(?=\s*[(_\d?S])"),
     re.compile(r"\s*tensor\((?=\w*ptr)"), re.compile(r"\s*[\"'`]"),
 )  # fmt: skip
 _COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"")
 _SECOND_TEXT = re.compile(r"\s*\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
-_CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*(?:\(.*|\Z)|,\s*data\s*=.*)?", re.DOTALL)
+_CLOSED = re.compile(r"(?:\s*,\s*align<\d+>(?=>))?[\s>\"'`)]*(?:=\s*(?:\(.*|\Z)|,\s*data\s*=.*)?", re.DOTALL)
 _REMARK = re.compile(
     r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*"
     r"|(?:=>|->|\u2192)(?![^\n]*[\d)?]\s*:\s*[(_\d?-])[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
@@ -121,8 +137,8 @@ _LABEL = re.compile(
 _WORDS = re.compile(r"\s*[A-Za-z_][\w.,' -]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
 # of the IR, up to the type of its result, the last one
 _OPERATION = re.compile(
-    r"\s*(?:%?\w+(?::\d+)?\s*=(?=\s*\"?cute\.|\s*!cute\.)|CHECK[\w-]*:(?=[^\n]*cute\.)|:(?=\s*\(?!cute\.)|->(?=\s*!cute\.))"
-    r"(?:[^\n]*->\s*(?=!cute\.)|[^\n]*?(?=!cute\.))"
+    r"\s*(?:%?\w+(?::\d+)?\s*=(?=\s*\"?(?:cute|fly)\.|\s*!(?:cute|fly)\.)|CHECK[\w-]*:(?=[^\n]*(?:cute|fly)\.)|:(?=\s*\(?!(?:cute|fly)\.)|->(?=\s*!(?:cute|fly)\.))"
+    r"(?:[^\n]*->\s*(?=!(?:cute|fly)\.)|[^\n]*?(?=!(?:cute|fly)\.))"
 )
 _TILED = re.compile(r"\s*(?:!\w+\s*=\s*)?!cute\.(tiled_copy|tiled_mma)<")
 _TILE = re.compile(r"\s*(?:%\w+\s*=[^\n]*?|:\s*|->\s*)?!cute\.tile<\"(\[[^\"]*\])\">\s*\)?\s*\Z")
@@ -187,7 +203,7 @@ def read(text: str, symbol: Symbols) -> Parsed:
     try:
         return _read(text, symbol)
     except ParseError:
-        inside = quoted(text)
+        inside = quoted(text) or of_compiler(text)
         if inside is None:
             raise
         return _read(inside, symbol)
@@ -200,10 +216,14 @@ def _read(text: str, symbol: Symbols) -> Parsed:
         atom: Pictured | None = above.atom_named(text)
         if atom is not None:
             return atom
+    text = without_labels(text)
     for by_triton in (padded, encoded):
         found = by_triton(text)
         if found is not None:
             return found
+    by_tiles = tiled(text)
+    if by_tiles is not None:
+        return by_tiles
     by_sizes = sized(text, symbol)
     if by_sizes is not None:
         return by_sizes
@@ -264,7 +284,7 @@ def _tiled(text: str, symbol: Symbols) -> Listing | None:
         return None
     depth, end = 0, found.end()
     while end < len(text) and (depth or text[end] != ","):
-        depth += (text[end] == "<") - (text[end] == ">")
+        depth += (text[end] == "<") - (text[end] == ">" and text[end - 1] != "-")
         end += 1
     at = _TILED_FIELD.match(text, end)
     if at is None:
@@ -346,8 +366,9 @@ def parse_swizzle(text: str) -> Swizzle:
 
 
 _STATED = re.compile(
-    r"(?:ptr[<(]|memref<)\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)|\d\s*x\s*([a-z]+\d\w*)\s*[,>]"
-    r"|(?:ptr|mem_)\[(\d{1,3})b\]"
+    r"(?:ptr[<(]|memref<|memory_descriptor<)\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)|\d\s*x\s*([a-z]+\d\w*)\s*[,>]"
+    r"|(?:ptr|mem_)\[(\d{1,3})b\]|\b([a-z]+\d\w*)\[[\d,\s]+\](?=[\[{])"
+    r"|element_?[bB]it_?[wW]idth\s*=\s*(\d{1,3})"
 )
 
 
@@ -362,7 +383,17 @@ def stated_element(text: str) -> DType | None:
     dtype('u16')
     """
     found = _STATED.search(text)
-    return None if found is None else dtype(found[1] or found[2] or f"u{found[3]}")
+    return None if found is None else dtype(found[1] or found[2] or found[4] or f"u{found[3] or found[5]}")
+
+
+def stated_extents(text: str) -> list[int] | None:
+    """The shape that a text of Triton states, or its own tile's; None for another text.
+
+    >>> stated_extents("tensor<4x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]]}>>")
+    [4, 2]
+    """
+    found = shaped(text)
+    return None if found is None else found[1]
 
 
 class _Pointer(NamedTuple):
@@ -431,6 +462,8 @@ class _LayoutReader(TextReader):
     def object_at(self, memref: _Pointer | None) -> object:
         """The object that stands here, behind what it is wrapped in."""
         if memref is not None:
+            if _SWIZZLE.match(self.text, self.at) is not None:
+                return self.elements(memref, self.composed(0), self.at)
             layout = self.layout()
             return layout if memref.swizzle is None else self.under(memref.swizzle, memref, layout, self.at)
         called = _CALL.match(self.text, self.at) is not None and _CALLED_SWIZZLE.match(self.text, self.at) is None
@@ -859,6 +892,10 @@ class _LayoutReader(TextReader):
         found = self.take(_BASIS)
         if found is not None:
             factor, inside = found[1] or "1", found[2].split(",")
+            return self.made(lambda: _basis(_int(factor), inside), found)
+        found = self.take(_FLY_BASIS)
+        if found is not None:
+            factor, inside = found[1], [found[2]]
             return self.made(lambda: _basis(_int(factor), inside), found)
         found = self.take(_NUMBER)
         if found is not None:

@@ -518,7 +518,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, Paged, Convertible)
         >>> (Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))).is_bijective().ok
         True
         >>> (Swizzle(2, 0, 2) @ Layout(5)).is_bijective().explain()
-        'S<2,0,2> o 0 o 5:1 leaves 0..4: 4 gives 5 and 4'
+        'S<2,0,2> o 0 o 5:1 is not a bijection onto 0..4: 4 gives 5'
         """
         found = above.injective(self)
         return above.bijective(self) if isinstance(found, Proof) else found

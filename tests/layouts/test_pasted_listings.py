@@ -137,8 +137,8 @@ def test_shared_linear_layouts_and_refused_encodings() -> None:
     found = parse("#shared = #ttg.shared_linear<{offset = [[0, 1], [0, 2], [1, 0], [2, 2]]}, alignment = 16>")
     assert isinstance(found, LinearLayout) and found.inverse()(4 * 2 + 2) == 8 ^ 2 ^ 2
     for text, name in (
-        ("#ttg.amd_mfma<{version = 3}>", "amd_mfma<"),
-        ("ttgl.AMDWMMALayout(2, True, [2, 2])", "AMDWMMALayout("),
+        ("#ttg.partitioned_shared<{numPartitions = 2}>", "partitioned_shared<"),
+        ("ttgl.PartitionedSharedLayout(2, 4)", "PartitionedSharedLayout("),
     ):
         with pytest.raises(ParseError, match=f"{name[:-1]} of Triton is none of those that are read") as error:
             parse(text)

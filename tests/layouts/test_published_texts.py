@@ -427,3 +427,86 @@ def test_an_unknown_of_the_dsl_keeps_what_is_known() -> None:
 
 def test_an_iterator_of_narrow_elements_is_a_pointer() -> None:
     assert parse("subbyte_iterator[4b](0x7ff0.2) o (_4,_8):(_8,_1)") == parse("(4,8):(8,1)")
+
+
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        ("tile_to_shape(GMMA::Layout_MN_SW128_Atom<half_t>{}, make_shape(Int<256>{}, Int<64>{}, Int<3>{}))",
+         "Sw<3,4,3> o smem_ptr[16b](unset) o ((_64,_4),(_8,_8),(_1,_3)):((_1,_512),(_64,_2048),(_0,_16384))"),
+        ("tile_to_shape(GMMA::Layout_MN_SW128_Atom<half_t>{}, Shape<_256,_64,_3>{}, Step<_2,_1,_3>{})",
+         "Sw<3,4,3> o smem_ptr[16b](unset) o ((_64,_4),(_8,_8),(_1,_3)):((_1,_4096),(_64,_512),(_0,_16384))"),
+        ("using Atom = UMMA::Layout_K_SW64_Atom<cutlass::float_e4m3_t>;",
+         "Sw<2,4,3> o smem_ptr[8b](unset) o (_8,_64):(_64,_1)"),
+        ("GMMA::Layout_K_INTER_Atom<float>{}", "Sw<0,4,3> o smem_ptr[32b](unset) o (_8,_4):(_4,_1)"),
+        ("cute::GMMA::Layout_MN_SW32_Atom<tfloat32_t>", "Sw<1,4,3> o smem_ptr[32b](unset) o (_8,_8):(_1,_8)"),
+    ],
+)  # fmt: skip
+def test_a_tile_that_cutlass_names_is_the_layout_that_it_prints(source: str, printed: str) -> None:
+    assert parse(source) == parse(printed)
+
+
+# (text of a compiler or of an IR, the layout in this library's notation)
+OF_COMPILERS = [
+    ('!cute.memref<f16, smem, align<1024>, "S<3,4,3> o 0 o (8,64):(64,1)">', "S<3,4,3>[16b] o 0 o (8,64):(64,1)"),
+    ('!cute.memref<f16, smem, align<1024>, S<3,4,3>, "(8,64):(64,1)">', "S<3,3,3>[16b] o 0 o (8,64):(64,1)"),
+    ("!fly.layout<(4, 8) : (1, 4)>", "(4,8):(1,4)"),
+    ("!fly.memref<f16, shared, (128,64,2):(64,1,8192), align<1024>>", "(128,64,2):(64,1,8192)"),
+    ("!fly.composed_layout<S<3,3,3> o 0 o (8,64):(64,1)>", "S<3,3,3> o 0 o (8,64):(64,1)"),
+    ("%l = fly.make_layout(%s) : (!fly.int_tuple<(4,8)>, !fly.int_tuple<(1E0,1E1)>) -> !fly.layout<(4,8):(1E0,1E1)>",
+     "(4,8):(1@0,1@1)"),
+    ("cute::Layout<cute::tuple<cute::C<(int)4>, cute::C<(int)8>>, cute::tuple<cute::C<(int)8>, cute::C<(int)1>>>",
+     "(4,8):(8,1)"),
+    ("const cute::Layout<cute::tuple<cute::C<4>, cute::C<8> >, cute::tuple<cute::C<8>, cute::C<1> > >&", "(4,8):(8,1)"),
+    ("cute::Layout<cute::tuple<cute::_128, cute::_64>, cute::tuple<cute::ScaledBasis<cute::C<1>, 0>, "
+     "cute::ScaledBasis<cute::C<2>, 1, 0>>>", "(128,64):(1@0,2@0@1)"),
+    ("cute::Tensor<cute::ViewEngine<cute::gmem_ptr<float*>>, cute::Layout<cute::tuple<cute::_4, cute::_8>, "
+     "cute::tuple<cute::_8, cute::_1>>>", "(4,8):(8,1)"),
+    ("error: static assertion failed: cute::Layout<cute::tuple<cute::_4, cute::_8>, cute::tuple<cute::_8, cute::_1>>",
+     "(4,8):(8,1)"),
+    ("note: in instantiation of 'Show<cute::Layout<cute::tuple<cute::_4>, cute::tuple<cute::_2>>>' requested here",
+     "(4):(2)"),
+    ("void f(T) [with T = cute::Layout<cute::tuple<cute::_4>, cute::tuple<cute::_2>>; int N = 3]", "(4):(2)"),
+    ("cute.make_swizzle(3, 4, 3)", "S<3,4,3>"),
+    ("tensor_layouts.Layout((4, 8), (8, 1))", "(4,8):(8,1)"),
+    ("torch.Size([2, 3]), (3, 1), 5", "S<0,0,0> o 5 o (2,3):(3,1)"),
+    ("(torch.Size([2, 3]), (3, 1), 0)", "(2,3):(3,1)"),
+    ("torch.Size([4, 8]), stride (8, 1)", "(4,8):(8,1)"),
+    ("memref<4x8xvector<4xf32>, 3>", "(4,8):(8,1)"),
+    ("torch.Size([4, 8]), stride=(8, 1), storage_offset=3", "S<0,0,0> o 3 o (4,8):(8,1)"),
+    ("%s = memref.subview %0[0, 4] [4, 8] [1, 1] : memref<16x16xf32> to memref<4x8xf32, strided<[16, 1], offset: 4>>",
+     "S<0,0,0> o 4 o (4,8):(16,1)"),
+    ("%0 = memref.alloc() : memref<4x8xf32, 3>", "(4,8):(8,1)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "right"), OF_COMPILERS)
+def test_a_text_of_a_compiler_is_its_layout(text: str, right: str) -> None:
+    assert str(parse(text)) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "expected"),
+    [
+        ("error: no way from 'cute::Layout<cute::_4, cute::_1>' to 'cute::Layout<cute::_8, cute::_1>'", "no way", ""),
+        ("cute::Tensor<cute::ViewEngine<cute::smem_ptr<cute::swizzle_ptr<cute::Swizzle<3,4,3>, half*>>>, "
+         "cute::Layout<cute::_4, cute::_1>>", "swizzle_ptr", "print(tensor) does"),
+        ("Layout(shape=(4, 8), stride=(8, 1), swizzle=Swizzle(3, 0, 3))", "swizzle=", "without a swizzle"),
+        ("memref<4x8xf32>, memref<8x4xf32>", ", memref", "one memref"),
+        ("f32[8,128]{1,0}, f32[4]{0}", ", f32", "the end of the text"),
+        ("GMMA::Layout_K_SW128_Atom<TA>{}", "TA", "unknown number format 'TA'"),
+        ("SwizzleTransform(128), TilingTransform((8, 64))", "Swizzle", "not a change of an array's shape"),
+        ("ArithTuple(0,6@4) o (4,8):(1@0,1@1)", "Arith", ""),
+        ("memref<4x8xf32, affine_map<(i, j) -> (i floordiv j)>>", "i flo", "a division by zero"),
+        ("(1@0,1@1)", "1@0", "a stride alone"),
+        ("tensor<4x8xf32>", "tensor", "a tensor's sizes alone"),
+        ("memref<*xf32>", "memref", "a memref without extents"),
+        ("!cute_nvgpu.atom.ldsm<val_type = bf16>", "!cute_nvgpu", "an atom's type alone"),
+        ("#iree_gpu.mma_layout<MFMA_F32_16x16x16_F16>", "#iree_gpu", "an attribute of another dialect"),
+        ("!fly.composed_layout<SM<2,6,2> o 0 o (8,64):(64,1)>", "SM<", "an integer"),
+    ],
+)  # fmt: skip
+def test_what_a_compiler_does_not_say_is_refused(text: str, at: str, expected: str) -> None:
+    with pytest.raises(ParseError, match="expected") as error:
+        parse(text)
+    assert expected in str(error.value) and error.value.position == text.index(at)

@@ -42,6 +42,7 @@ def tmem(fields: str) -> str:
 
 MMA_LANES = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
 A_LANES, B_LANES = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [0, 1], [0, 2], [0, 4]]
+THREE = nvmma(128, True).replace("}", ", rank = 3}")
 # (type, input -> bases)
 BLOCKED = blocked([1, 8], [2, 16], [4, 1], [1, 0])
 FOUND = [
@@ -153,12 +154,38 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
         (f"tensor<64x64xf16, {mma(2, [16, 12], [1, 1])}>", "#ttg", "instrShape = [m, n, ...]"),
         (f"tensor<64x64xf16, {dot(mma(3, [16, 64, 16], [4, 1]), 1, 2)}>", "#ttg", "opIdx = 0, or 1 of version 2"),
         (f"tensor<64x64xf16, {dot(nvmma(128), 0, 2)}>", "#ttg", "parent = #ttg.nvidia_mma"),
-        ("tensor<64x64xf16, #ttg.amd_mfma<{version = 3}>>", "#ttg", "one of blocked, nvidia_mma, dot_op, slice"),
+        ("tensor<64x64xf16, #ttg.warped<{version = 3}>>", "#ttg", "one of blocked, nvidia_mma, dot_op, slice"),
+        (
+            f"tensor<8x128xf16, {BLOCKED.replace('order', 'kWidth = 2, order')}>",
+            "#ttg",
+            "warpsPerCTA, order, not kWidth",
+        ),
         ("tensor<64x64xf16, #ttg.blocked<{order = [1, 0]}>>", "#ttg", "sizePerThread = [...]"),
         (f"tensor<8x128xf16, {BLOCKED.replace('[1, 0]', '[1, 1]')}>", "#ttg", "a permutation of 2"),
         (f"tensor<8x128xf16, {BLOCKED.replace('[1, 8]', '[1, 6]')}>", "#ttg", "powers of two for sizePerThread"),
-        (f"tensor<8x128xf16, {BLOCKED.replace('order', 'CTAsPerCGA = [2, 1], order')}>", "#ttg", "CTAsPerCGA = 1"),
-        (f"!ttg.memdesc<512x64xf16, {nvmma(128)}, #smem>", "#ttg", "8 to 256 rows"),
+        (f"tensor<8x128xf16, {BLOCKED.replace('order', 'CTASplitNum = [2, 1], order')}>", "#ttg", "not 2 of 1"),
+        (f"tensor<8x128xf16, {BLOCKED.replace('order', 'CGALayout = [[1, 1]], order')}>", "#ttg", "one a power of two"),
+        (f"!ttg.memdesc<4x64xf16, {nvmma(128)}, #smem>", "#ttg", "8 rows or more"),
+        (f"!ttg.memdesc<2x64x8xf16, {THREE}, #smem>", "#ttg", "or more of them where transposed = false"),
+        ("tensor<2x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [3, 0]]}>>", "#ttg", "[4, 2] or more"),
+        (f"!ttg.memdesc<3x8x64xf16, {nvmma(128)}, #smem>", "3x8", "not 3; one of them is 8x64"),
+        (
+            f"!ttg.memdesc<2x128x64xf32, {tmem('blockM = 128, blockN = 64, colStride = 1')}, #ttng.tensor_memory>",
+            "2x128",
+            "one buffer of tensor memory, as in 128x64",
+        ),
+        (f"!ttg.memdesc<8x64xf16, {nvmma(128)}, #smem, mutable, 16x64>", "16x64", "this is a part of one of 16x64"),
+        (
+            "#ttg.shared<{vec = 8, perPhase = 1, maxPhase = 4, order = [1, 0], hasLeadingOffset = true}>",
+            "#ttg",
+            "1, 8 and",
+        ),
+        (
+            "!ttg.memdesc<4x4xf16, #ttg.shared_linear<{offset = [[0, 1], [1, 0]]}, alignment = 16>, #smem>",
+            "#ttg",
+            "[2, 2]",
+        ),
+        (tmem("blockM = 128, blockN = 64, colStride = 1, fp4Padded = true"), "#ttng", "fp4Padded = false"),
         (f"!ttg.memdesc<64x16xf16, {nvmma(128)}, #smem>", "#ttg", "whole patterns of 128 bytes"),
         (f"!ttg.memdesc<64x64xf16, {nvmma(128)}, #smem> junk", ", #smem", "the end of the type"),
         (f"tensor<{'2x' * 17}f16, {BLOCKED}>", "2x", "at most 16 dimensions"),
@@ -182,6 +209,8 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
             "the bases' shape [128, 32], not [64, 32]",
         ),
         (tmem("blockM = 32, blockN = 64, colStride = 1"), "#ttng", "blockM = 64 or 128"),
+        ("TensorMemoryLayout(block=[128, 64], col_stride=1, two_ctas=True)", "Tensor", "twoCTAs = false"),
+        ("shared_memory_descriptor<fp16, [8, 64], NVMMASharedLayout(128, 16, 2), [16, 64]>", "16, 64]", "one of 16x64"),
         (tmem("blockM = 128, blockN = 64, colStride = 1, twoCTAs = true"), "#ttng", "twoCTAs = false"),
         (tmem("blockM = 128, blockN = 64"), "#ttng", "colStride = an integer"),
     ],
@@ -191,6 +220,140 @@ def test_what_cannot_be_read_says_where_and_what_was_expected(text: str, at: str
         parse(text)
     assert expected in str(error.value)
     assert error.value.position in (text.index(at), text.index(at) + 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "halves"),
+    [
+        ("CGALayout = [[1, 0]]", "(64, 0)"),
+        ("CGALayout = [[0, 1], [0, 0], [1, 0]]", "(0, 32), (0, 0), (64, 0)"),
+        ("CTAsPerCGA = [2, 4], CTASplitNum = [2, 2], CTAOrder = [1, 0]", "(0, 32), (0, 0), (64, 0)"),
+        ("CTAsPerCGA = [2, 2], CTASplitNum = [2, 2], CTAOrder = [0, 1]", "(64, 0), (0, 32)"),
+    ],
+)
+def test_blocks_of_a_cluster_hold_parts_of_the_tensor(fields: str, halves: str) -> None:
+    """Each block has the layout of one block over its part of 128 x 64; those beyond the split repeat a part."""
+    parts = [tuple(map(int, pair.split(", "))) for pair in halves[1:-1].split("), (")]
+    rows, columns = 128 >> sum(a > 0 for a, _ in parts), 64 >> sum(b > 0 for _, b in parts)
+    kinds = ("tensor", blocked([1, 4], [4, 8], [2, 2], [1, 0])), ("tensor", mma(2, [16, 8], [2, 2])), (
+        "!ttg.memdesc", swizzled(4, 2, 4, [1, 0])), ("!ttg.memdesc", nvmma(64))  # fmt: skip
+    for kind, one in kinds:
+        end = "" if kind == "tensor" else ", #ttg.shared_memory"
+        found = parse(f"{kind}<128x64xf16, {one.replace('}', f', {fields}' + '}')}{end}>")
+        alone = parse(f"{kind}<{rows}x{columns}xf16, {one}{end}>")
+        assert found.bits == (*alone.bits[:-1], len(parts))
+        for i, (row, column) in enumerate(parts):
+            assert found(block=1 << i) == row + 128 * column
+        for name, bits in zip(alone.names, alone.bits, strict=True):
+            for bit in range(bits):
+                place = alone(**{name: 1 << bit})
+                assert found(**{name: 1 << bit}) == place % rows + 128 * (place // rows)
+
+
+def test_an_operand_is_not_split_along_k() -> None:
+    parent = mma(2, [16, 8], [2, 2]).replace("}", ", CGALayout = [[1, 0], [0, 1]]}")
+    found = parse(f"tensor<64x32xf16, {dot(parent, 0, 2)}>")
+    assert [found(block=1), found(block=2)] == [32, 0]
+
+
+def test_a_batch_comes_last() -> None:
+    """mma.sync over 8 matrices of 32 x 16: the third warp dimension and further registers run over the batch."""
+    fields = "versionMajor = 2, versionMinor = 0, warpsPerCTA = [2, 2, 1], instrShape = [1, 16, 8]"
+    found = parse(f"tensor<8x32x16xf32, #ttg.nvidia_mma<{{{fields}}}>>")
+    one = parse(f"tensor<32x16xf32, {mma(2, [16, 8], [2, 1])}>")
+    for register in range(1 << found.bits[0]):
+        for lane, warp in itertools.product(range(32), range(4)):
+            place = one(register=register % 8, lane=lane, warp=warp % 2)
+            batch = warp // 2 + 2 * (register // 8)
+            assert found(register=register, lane=lane, warp=warp) == batch + 8 * (place % 32) + 8 * 32 * (place // 32)
+
+
+def test_boxes_of_further_dimensions_follow() -> None:
+    text = nvmma(128).replace("}", ", rank = 3}")
+    found = parse(f"!ttg.memdesc<2x16x128xf16, {text}, #ttg.shared_memory>")
+    for i, j, k in itertools.product(range(2), range(16), range(128)):
+        row = 16 * i + j  # of a box of 32 rows with 64 columns
+        offset = 64 * row + (k % 64 ^ 8 * (row % 8)) + 2048 * (k // 64)
+        assert found(offset=offset) == i + 2 * (j + 16 * k)
+
+
+@pytest.mark.parametrize("one", [nvmma(128), swizzled(8, 1, 8, [1, 0])])
+def test_buffers_follow_each_other(one: str) -> None:
+    """A dimension in front of the layout's own counts buffers."""
+    found = parse(f"!ttg.memdesc<4x16x128xf16, {one}, #ttg.shared_memory, mutable>")
+    alone = parse(f"!ttg.memdesc<16x128xf16, {one}, #ttg.shared_memory, mutable, 4x16x128>")
+    for buffer, offset in itertools.product(range(4), range(2048)):
+        assert found(offset=offset + 2048 * buffer) == buffer + 4 * alone(offset=offset)
+    bare = tmem("blockM = 128, blockN = 64, colStride = 1")
+    assert parse(f"!ttg.memdesc<1x128x64xf32, {bare}, #ttng.tensor_memory>") == parse(bare)
+
+
+def test_a_printed_layout_lists_dimensions_in_its_own_order() -> None:
+    """The tensor's first dimension, dim0, runs fastest wherever it stands in the list."""
+    lines = " - register=1 -> (0, 1)\n - lane=1 -> (1, 0)\n   lane=2 -> (2, 0)\nwhere out dims are: "
+    for sizes in ("[dim1 (size 4), dim0 (size 2)]", "[dim1, dim0]"):
+        found = parse(lines + sizes)
+        assert (found(register=1), found(lane=1), found(lane=2)) == (1, 2, 4)
+    listed = '[("register", [[0, 1]]), ("lane", [[1, 0], [2, 0]])]'
+    assert parse(f'LinearLayout.from_bases({listed}, ["dim1", "dim0"])').columns == (1, 2, 4)
+    assert parse(lines + "[dim0 (size 4), dim1 (size 2)]").columns == (4, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        (f"!tt.tensordesc<tensor<64x64xf16, {nvmma(128)}>>", f"!ttg.memdesc<64x64xf16, {nvmma(128)}, #smem>"),
+        (f"!tt.tensordesc<64x64xf16, {nvmma(128)}>", f"!ttg.memdesc<64x64xf16, {nvmma(128)}, #smem>"),
+        (f"#a = {BLOCKED} loc(#loc)", BLOCKED),
+        (f"tensor<8x128x!tt.ptr<f16, 1>, {BLOCKED}>", f"tensor<8x128xf16, {BLOCKED}>"),
+        ("#ttg.shared<{vec = 8, perPhase = 2, maxPhase = 4, order = [0, 1], hasLeadingOffset = true}>",
+         nvmma(64, True)),
+        ("#s = #ttg.padded_shared<[4:+1] {order = [1, 0], shape = [2, 4]}>\n!ttg.memdesc<2x4xf16, #s, #smem, mutable>",
+         "#ttg.padded_shared<[4:+1] {order = [1, 0], shape = [2, 4]}>"),
+        ("!ttg.memdesc<2x2xi8, #ttg.shared_linear<{offset = [[0, 1], [1, 0]]}, alignment = 16>, #ttg.shared_memory>",
+         "#ttg.linear<{offset = [[0, 1], [1, 0]]}>"),
+        ("SliceLayout(1, DistributedLinearLayout([[0, 1]], [[1, 0], [2, 0]], [], [], [4, 2]))",
+         '{"register": [], "lane": [[1], [2]], "warp": [], "block": []}'),
+        ('LinearLayout({{S("register"), {{0, 1}}}, {S("lane"), {{1, 0}, {2, 0}}}}, {S("dim0"), S("dim1")})',
+         '{"register": [[0, 1]], "lane": [[1, 0], [2, 0]]}'),
+        ('auto ll = LinearLayout({{S("lane"), {{0, 1}, /*gap*/ {0, 2}}}}, {{S("dim1"), 1}, {S("dim0"), 4}}, false);',
+         '{"lane": [[1, 0], [2, 0]]}'),
+        ('LinearLayout.from_bases([("lane", [[0, 1]])], ["dim0", "dim1"], [1, 2], require_surjective=False)',
+         '{"lane": [[0, 1]]}'),
+        ("<[8, 128], fp16, BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[2, 16], warps_per_cta=[4, 1], "
+         "order=[1, 0], cga_layout=[])>", f"tensor<8x128xf16, {BLOCKED}>"),
+        ("shared_memory_descriptor<fp16, [16, 64], NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, "
+         "rank=2, transposed=False, fp4_padded=False, cga_layout=[]), [2, 16, 64]>",
+         f"!ttg.memdesc<16x64xf16, {nvmma(128)}, #smem>"),
+        ("tensor_memory_descriptor<fp32, [128, 64], TensorMemoryLayout(block=[128, 64], col_stride=1, cga_layout=[], "
+         "two_ctas=False, fp4_padded=False)>", tmem("blockM = 128, blockN = 64, colStride = 1")),
+        (f"// CHECK-DAG: #blocked = {BLOCKED}", BLOCKED),
+        ("LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])", BLOCKED),
+        ("constexpr[BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])]", BLOCKED),
+        ("_TensorMemoryLinearLayout(rows=[[1, 0], [2, 0]], cols=[[0, 1]], shape=[4, 2])",
+         '{"row": [[1, 0], [2, 0]], "col": [[0, 1]]}'),
+    ],
+)  # fmt: skip
+def test_other_spellings_are_the_same_layouts(text: str, same: str) -> None:
+    assert parse(text) == parse(same)
+
+
+def test_padded_fp4_has_8_bytes_of_16() -> None:
+    text = "#ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, elementBitWidth = 8, fp4Padded = true}>"
+    found = parse(f"!ttg.memdesc<32x128xi8, {text}, #ttg.shared_memory>")
+    assert parse(text).bits == (10, 0)
+    for row, column in itertools.product(range(32), range(128)):
+        byte = 16 * (column % 64 // 8) + column % 8  # of a line of 128 bytes
+        offset = 128 * row + (byte ^ 16 * (row % 8)) + 4096 * (column // 64)
+        assert found(offset=offset) == found(offset=offset + 8) == row + 32 * column
+
+
+def test_a_linear_layout_of_a_larger_tensor_repeats_in_registers() -> None:
+    text = "#ttg.linear<{register = [[1, 0]], lane = [[0, 1], [2, 0]], warp = [], block = []}>"
+    found = parse(f"tensor<16x8xf16, {text}>")
+    vectors = [(1, 0), (4, 0), (8, 0), (0, 2), (0, 4)]  # rows first, as its registers do
+    assert [found(register=1 << i) for i in range(5)] == [row + 16 * column for row, column in vectors]
+    assert found.is_bijective().ok
 
 
 CLUSTERS = "order=[1, 0], ctas_per_cga=[1, 1], cta_split_num=[1, 1], cta_order=[1, 0]"

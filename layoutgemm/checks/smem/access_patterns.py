@@ -292,12 +292,16 @@ def byte_addresses(
     element  type or bits, where the tile does not say
 
     Raises AtomError where a lane's elements do not lie one after another at a multiple of their size. No instruction
-    can move them as one vector, and the first such lane is named.
+    can move them as one vector, and the first such lane is named. Also for a layout of Triton from offsets or registers
+    to elements, which is no tile.
     """
     bits = element_bits(tile, element)
     layout = tile.composed if isinstance(tile, SmemTile) else tile
     if not isinstance(layout, (Layout, ComposedLayout, LinearLayout)):
         raise AtomError(f"no layout: {tile!r}")
+    if isinstance(layout, LinearLayout) and layout.names[:1] in (("offset",), ("register",), ("row",)):
+        way = ": give its inverse(), coordinate -> offset" if layout.names[0] == "offset" else ""
+        raise AtomError(f"({', '.join(layout.names)}) -> element is no tile in shared memory{way}")
     offsets = np.asarray(layout.offsets(), np.int64)
     if int(access.coords.max()) >= offsets.size:
         raise AtomError(f"{access.name}: coordinate {int(access.coords.max())} outside a tile of {offsets.size}")

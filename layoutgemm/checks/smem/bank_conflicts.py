@@ -302,7 +302,9 @@ def requests_of(
         raise AtomError(f"an access has its own kind; {kind!r} is not for a {noun}")
     accesses = [how] if isinstance(how, AccessPattern) else list(how)
     if not accesses or not all(isinstance(access, AccessPattern) for access in accesses):
-        raise AtomError(f"a {noun} is asked with an AccessPattern or several, not {how!r}")
+        raise AtomError(
+            f"how must be an AccessPattern or several, as matrix_access((64, 64), 'bf16') makes, not {how!r}"
+        )
     return [(access.name, access.kind, *byte_addresses(what, access, element)) for access in accesses], str(what)
 
 

@@ -20,6 +20,7 @@ from ..symbols import dispatch as symbolic_arguments
 LIMIT = 1 << 24
 PROBE = 1 << 20
 TWO_INDICES = "two coordinates"  # the method of a counterexample whose coord is two flat indices with one value
+NO_BIJECTION = " is not a bijection onto 0.."  # ends the statement about one layout, before its largest value
 
 
 class Function:
@@ -180,6 +181,8 @@ class CounterExample:
             i, j = self.coord
             return f"{self.statement}: indices {i} and {j} both give {show(self.left)}"
         coord = show(self.coord)
+        if NO_BIJECTION in self.statement:
+            return f"{self.statement}: {coord} gives {show(self.left)}"
         if self.left is None or self.right is None:
             side, value = ("left", self.left) if self.left is not None else ("right", self.right)
             return f"{self.statement}: {coord} is a coordinate of the {side} one only, where it gives {show(value)}"
@@ -506,7 +509,7 @@ def bijective_values(a: Any) -> Answer:
     if at is None:
         return Proof(method, (), (*distinct.steps, f"{n} distinct values from 0 to {n - 1}"))
     value = int(a(at))
-    return CounterExample(a.coord(at), value, 0 if value < 0 else n - 1, at, f"{a} leaves 0..{n - 1}", method)
+    return CounterExample(a.coord(at), value, 0 if value < 0 else n - 1, at, f"{a}{NO_BIJECTION}{n - 1}", method)
 
 
 def bijective(shape: Shape, stride: Stride) -> Answer:
@@ -522,9 +525,7 @@ def bijective(shape: Shape, stride: Stride) -> Answer:
     for s, d in zip(leaves(shape), leaves(stride)):
         if d < 0 and s > 1:
             w = prod(leaves(shape)[: leaves(stride).index(d)])
-            return CounterExample(
-                idx2crd(w, shape), d, None, w, f"{show(shape)}:{show(stride)} reaches the negative {d}"
-            )
+            return CounterExample(idx2crd(w, shape), d, None, w, f"{show(shape)}:{show(stride)}{NO_BIJECTION}{n - 1}")
     top = 1 + sum((s - 1) * d for s, d in zip(leaves(shape), leaves(stride)))
     if top == n:
         return Proof("injective onto its span", (), answer.steps + (f"{n} distinct values from 0 to {n - 1}",))
@@ -533,5 +534,5 @@ def bijective(shape: Shape, stride: Stride) -> Answer:
         top - 1,
         n - 1,
         n - 1,
-        f"{show(shape)}:{show(stride)} leaves gaps: of {n} values the largest",
+        f"{show(shape)}:{show(stride)}{NO_BIJECTION}{n - 1}",
     )

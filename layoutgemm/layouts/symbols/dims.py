@@ -211,7 +211,10 @@ def operate(operation: Callable[[Any, Any], Scalar], node: ast.BinOp, left: Scal
             raise _refused(node, f"a shift by {right} bits")
     elif isinstance(node.op, ast.Pow):
         raise _refused(node, "an exponent is an integer >= 0")
-    out = operation(left, right)
+    try:
+        out = operation(left, right)
+    except ZeroDivisionError:
+        raise _refused(node, "a division by zero") from None
     if out.__class__ is int and out.bit_length() > MAX_BITS:
         raise _refused(node, f"the result has more than {MAX_BITS} bits")
     return out

@@ -24,14 +24,17 @@ ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amd
 _OPEN = re.compile(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
 # Fields without braces, as tensor memory has them
 _BARE = re.compile(r"\s*(?:>|[A-Za-z_]\w*\s*=)")
+# A C++ initializer, as in Triton's own tests: LinearLayout({{S("lane"), {{0, 1}}}}, {S("dim0"), S("dim1")})
+_OF_CPP = re.compile(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+::)*LinearLayout\(\s*\{\s*\{\s*\w+\(\s*\"")
 _ALIAS = re.compile(r"#(\w+)(?!\s*[.<\w])")
-CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(\w+Layout|LinearLayout\.from_bases)\(")
+CLASS = re.compile(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+(?:\.|::))*(\w+Layout|LinearLayout\.from_bases)\(")
 _DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
 _ARROW = re.compile(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
 _ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s*=\s*\d+\s*->| is a size 1 dimension))")
 _ONE = re.compile(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
 _OUT = re.compile(r"where out dims are:\s*\[([^\]]*)\]")
 _DIM = re.compile(r"\s*([A-Za-z_]\w*)\s*\(size (\d+)\)\s*")
+_MORE = re.compile(r"\s*(?:,\s*alignment\s*=\s*\d+\s*)+(?=>)")
 _INTEGER = re.compile(r"-?\d+(?![\w.])")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _QUOTED = re.compile(r"(['\"])(.*?)\1")
@@ -43,15 +46,17 @@ LINEAR = {
     "SharedLinearLayout",
     "LinearLayout.from_bases",
     "LinearLayout",
+    "_TensorMemoryLinearLayout",
 }
 # Gluon's arguments, in their order, and the names that Triton's compiler has for them
 ARGUMENTS = {
     "DistributedLinearLayout": ("register", "lane", "warp", "block", "shape"),
     "SharedLinearLayout": ("offset", "block", "alignment"),
-    "LinearLayout.from_bases": ("bases", "names", "shape"),
-    "LinearLayout": ("bases", "names", "shape"),
+    "LinearLayout.from_bases": ("bases", "names", "shape", "surjective"),
+    "LinearLayout": ("bases", "names", "shape", "surjective"),
+    "_TensorMemoryLinearLayout": ("rows", "cols", "shape"),
 }
-NAMES = {"reg_bases": "register", "out_dim_names": "names", "out_dim_sizes": "shape"}
+NAMES = {"reg_bases": "register", "rows": "row", "cols": "col", "out_dim_names": "names", "out_dim_sizes": "shape"}
 # Gluon's layouts that are attributes of the compiler's: its name for each, and its arguments in their order
 GLUON = {
     "BlockedLayout": ("blocked", "sizePerThread threadsPerWarp warpsPerCTA order CTAsPerCGA CTASplitNum CTAOrder"),
@@ -60,6 +65,10 @@ GLUON = {
     "NVMMADistributedLayout": ("nvidia_mma", "version warpsPerCTA instrShape CTAsPerCGA CTASplitNum CTAOrder"),
     "SwizzledSharedLayout": ("swizzled_shared", "vec perPhase maxPhase order CTAsPerCGA CTASplitNum CTAOrder"),
     "TensorMemoryLayout": ("tensor_memory_encoding", "block colStride CTASplitNum twoCTAs"),
+    "DistributedLinearLayout": ("linear", "register lane warp block shape"),
+    "SharedLinearLayout": ("shared_linear", "offset block alignment"),
+    "AMDMFMALayout": ("amd_mfma", "version instrShape isTransposed warpsPerCTA elementBitWidth tilesPerWarp CGALayout"),
+    "AMDWMMALayout": ("amd_wmma", "version isTransposed warp register instrShape CGALayout rank"),
     "TensorMemoryScalesLayout": ("tensor_memory_scales_encoding", "CTASplitNum"),
     "NVMMASharedLayout": (
         "nvmma_shared", "swizzlingByteWidth elementBitWidth rank transposed fp4Padded CTAsPerCGA CTASplitNum CTAOrder",
@@ -68,10 +77,10 @@ GLUON = {
 GLUON_NAMES = {
     "ctas_per_cga": "CTAsPerCGA", "cta_split_num": "CTASplitNum", "cta_order": "CTAOrder", "cga_layout": "CGALayout",
     "warps_per_cta": "warpsPerCTA", "swizzle_byte_width": "swizzlingByteWidth", "element_bitwidth": "elementBitWidth",
-    "operand_index": "opIdx",
+    "operand_index": "opIdx", "reg_bases": "register", "two_ctas": "twoCTAs",
 }  # fmt: skip
 # Those that are not read
-SHAPED = frozenset("AutoLayout CoalescedLayout AMDMFMALayout AMDWMMALayout".split())
+SHAPED = frozenset("AutoLayout CoalescedLayout PartitionedSharedLayout".split())
 
 
 class ListValue(NamedTuple):
@@ -119,16 +128,17 @@ def linear(text: str) -> LinearLayout | None:
     """
     if _ARROWS.match(text) is not None:
         return _arrows(text)
+    if _OF_CPP.match(text) is not None:
+        text = _as_lists(text)
     for pattern in (ATTRIBUTE, CLASS):
         found = pattern.match(text)
         if found is not None and found[1] in LINEAR:
             return _of_class(ValueReader(text, found.end()), found[1])
         if found is not None and (pattern is ATTRIBUTE or found[1] in SHAPED):
+            chosen = found[1] in ("AutoLayout", "CoalescedLayout")
+            why = "is chosen by the compiler" if chosen else "of Triton is none of those that are read"
             raise ParseError(
-                f"{found[1]} of Triton is none of those that are read: expected a linear layout, as "
-                "toLinearLayout(shape) prints it",
-                text,
-                found.start(1),
+                f"{found[1]} {why}: expected a linear layout, as toLinearLayout(shape) prints it", text, found.start(1)
             )
     found = _DICTIONARY.match(text)
     if found is None:
@@ -137,6 +147,18 @@ def linear(text: str) -> LinearLayout | None:
     fields = reader.fields(0)
     reader.end("")
     return made(text, [basis_of(text, name, value, fields.at) for name, value in fields.items], None)
+
+
+def _as_lists(text: str) -> str:
+    """C++'s braces and S("lane") as lists and strings, each in its place.
+
+    >>> _as_lists('LinearLayout({{S("lane"), {{0, 1}, /*gap*/ {1, 0}}}}, {S("dim0")})')
+    'LinearLayout([[  "lane" , [[0, 1],         [1, 0]]]], [  "dim0" ])'
+    """
+    for pattern in (r"/\*.*?\*/", r"//[^\n]*"):
+        text = re.sub(pattern, lambda found: " " * len(found[0]), text, flags=re.DOTALL)
+    text = re.sub(r"\b(S\(|\w+\()(\s*\"\w*\"\s*)\)", lambda x: " " * len(x[1]) + x[2] + " ", text)
+    return text.replace("{", "[").replace("}", "]")
 
 
 def _of_class(reader: ValueReader, name: str) -> LinearLayout:
@@ -148,9 +170,20 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
     else:
         given = dict(reader.fields(0).items)
         reader.end("}>", inside=True)
+    if given.get("shape") in ("true", "false"):  # C++'s third argument
+        given.pop("shape")
     if "shape" in given:
         shape = integers_of(text, given.pop("shape"), reader.at)
-    pairs = given.get("bases")
+    pairs, dims = given.get("bases"), given.get("names")
+    names: list[object] = list(dims.items) if isinstance(dims, ListValue) else []
+    if names and all(isinstance(dim, ListValue) and len(dim.items) == 2 for dim in names):  # [["dim0", 4], ...]
+        sized = [dim.items for dim in names if isinstance(dim, ListValue)]
+        names = [dim for dim, _ in sized]
+        shape = integers_of(text, ListValue(reader.at, tuple([size for _, size in sized])), reader.at)
+    if isinstance(dims, FieldsValue):  # {"dim0": 4, "dim1": 2}
+        names = [key for key, _ in dims.items]
+        sizes = ListValue(dims.at, tuple([size for _, size in dims.items]))
+        shape = integers_of(text, sizes, dims.at)
     if isinstance(pairs, FieldsValue):
         given = dict(pairs.items)
     elif name.startswith("LinearLayout"):
@@ -163,7 +196,8 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
             found.append((pair.items[0], pair.items[1]))
         given = dict(found)
     given = {key: value for key, value in given.items() if isinstance(value, ListValue)}
-    return made(text, [basis_of(text, key, value, reader.at) for key, value in given.items()], shape)
+    bases = [basis_of(text, key, value, reader.at) for key, value in given.items()]
+    return made(text, *_by_number(names, bases, shape))
 
 
 class TextReader:
@@ -243,6 +277,8 @@ class ValueReader(TextReader):
         if self.peek() != "{" and _BARE.match(self.text, self.at) is None:
             raise ParseError(f"expected the fields of {found[1]}, as in <{{order = [1, 0]}}>", self.text, self.at)
         fields = self.fields(depth + 1) if self.peek() == "{" else self.entries(">", depth + 1)
+        more = _MORE.match(self.text, self.at)  # as in }, alignment = 16>
+        self.at = self.at if more is None else more.end()
         if not self.take(">"):
             raise self.fail("'>'")
         return AttributeValue(at, found[1], fields)
@@ -252,10 +288,24 @@ class ValueReader(TextReader):
         name, order = GLUON[found[1]]
         self.at = found.end()
         given = self.arguments(order.split(), GLUON_NAMES, depth + 1)
-        version = given.pop("version", None)
-        if version is not None:
-            given["versionMajor"] = integers_of(self.text, version, found.start())[0]
-        if (block := given.pop("block", None)) is not None:
+        given = {key: value for key, value in given.items() if value != "None"}
+        blocks = given.get("CTAsPerCGA")
+        if isinstance(blocks, ListValue) and all(isinstance(item, ListValue) for item in blocks.items):
+            given["CGALayout"] = given.pop("CTAsPerCGA")  # the fifth argument of newer versions
+        version = given.get("version")
+        if isinstance(version, ListValue):
+            given["versionMajor"] = integers_of(self.text, given.pop("version"), found.start())[0]
+        if name.startswith("amd_"):
+            given["isTransposed"] = given.pop("transposed", given.get("isTransposed", "false"))
+        of_warps = given.get("warp")
+        if name == "amd_wmma" and isinstance(of_warps, ListValue) and all(isinstance(x, int) for x in of_warps.items):
+            given["warpsPerCTA"] = given.pop("warp")  # the third argument of older versions
+        elif name == "amd_wmma" and of_warps is not None:
+            parts = [(key, given.pop(key)) for key in ("register", "warp") if key in given]
+            given["ctaLayout"] = FieldsValue(found.end() - 1, tuple(parts))
+        if name in ("linear", "shared_linear"):
+            given.pop("shape", None)
+        elif (block := given.pop("block", None)) is not None:
             sizes = integers_of(self.text, block, found.start())
             given.update(dict(zip(("blockM", "blockN"), sizes, strict=False)))
         return AttributeValue(found.start(1), name, FieldsValue(found.end() - 1, tuple(given.items())))
@@ -317,7 +367,7 @@ class ValueReader(TextReader):
             if found is None:
                 raise self.fail("'>'")
             self.at = found.end()
-        found = re.compile(r"\s*>?\s*(?:(?:#|//|;).*)?\Z", re.DOTALL).match(self.text, self.at)
+        found = re.compile(r"\s*>?\s*(?:loc\([^\n]*\)\s*)?(?:(?:#|//|;).*)?\Z", re.DOTALL).match(self.text, self.at)
         if found is None:
             self.peek()
             raise ParseError("expected the end of the text", self.text, self.at)
@@ -343,18 +393,31 @@ def basis_of(text: str, name: str, value: Value, at: int) -> Basis:
     return Basis(name, tuple(vectors), value.at)
 
 
-def _sizes(text: str, out: re.Match[str]) -> list[int] | None:
-    """The sizes of a printed layout's dimensions; None where older versions print their names alone."""
+def _dimensions(text: str, out: re.Match[str]) -> tuple[list[object], list[int] | None]:
+    """Names and sizes of a printed layout's dimensions; older versions print no sizes."""
     parts = out[1].split(",")
     if all(_NAME.fullmatch(part.strip()) for part in parts):
-        return None
-    shape = []
+        return [part.strip() for part in parts], None
+    names: list[object] = []
+    shape: list[int] = []
     for part in parts:
         dim = _DIM.fullmatch(part)
         if dim is None:
             raise ParseError("expected the dimensions, as in [dim0 (size 4), dim1 (size 2)]", text, out.start(1))
+        names.append(dim[1])
         shape.append(int(dim[2][:1000]))
-    return shape
+    return names, shape
+
+
+def _by_number(
+    names: list[object], bases: list[Basis], shape: list[int] | None
+) -> tuple[list[Basis], list[int] | None]:
+    """Vectors and sizes in the order dim0, dim1, ...: Triton lists dimensions in the order of a layout's own."""
+    order = [names.index(f"dim{i}") for i in range(len(names)) if f"dim{i}" in names]
+    if len(order) != len(names) or any(len(v) != len(order) for basis in bases for v in basis.vectors):
+        return bases, shape
+    moved = [Basis(b.name, tuple(tuple(v[i] for i in order) for v in b.vectors), b.at) for b in bases]
+    return moved, None if shape is None or len(shape) != len(order) else [shape[i] for i in order]
 
 
 def _arrows(text: str) -> LinearLayout:
@@ -363,8 +426,10 @@ def _arrows(text: str) -> LinearLayout:
     at, end = begins.start("first") if begins is not None else 0, len(text)
     out = _OUT.search(text)
     shape: list[int] | None = None
+    names: list[object] = []
     if out is not None:
-        end, shape = out.start(), _sizes(text, out)
+        end = out.start()
+        names, shape = _dimensions(text, out)
     bases: dict[str, Basis] = {}
     blanks = re.compile(r"(?:\s|//|#)*")
     while True:
@@ -385,7 +450,7 @@ def _arrows(text: str) -> LinearLayout:
         vector = tuple([int(x[:1000]) for x in found[3].split(",")])
         bases[found[1]] = Basis(found[1], (*before.vectors, vector), before.at)
         at = found.end()
-    return made(text, list(bases.values()), shape)
+    return made(text, *_by_number(names, list(bases.values()), shape))
 
 
 def made(text: str, bases: Sequence[Basis], shape: list[int] | None) -> LinearLayout:

@@ -12,10 +12,11 @@ Lines above it may give a layout a name, as a module of the compiler's IR does: 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ...errors import ParseError
 from ..linear import LinearLayout
+from .amd import lanes_along_k, mfma, mfma_operand, mfma_tile, wmma, wmma_operand, wmma_tile
 from .bases import (
     ATTRIBUTE,
     CLASS,
@@ -23,6 +24,7 @@ from .bases import (
     LINEAR,
     AttributeValue,
     Basis,
+    FieldsValue,
     ListValue,
     Value,
     ValueReader,
@@ -30,18 +32,28 @@ from .bases import (
     integers_of,
     made,
 )
+from .parts import AttributeFields, Tile, Vectors, unit
 
 _TYPE = re.compile(
-    r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?(?:!ttg?\.memdesc|tensor)\s*<\s*((?:\d+\s*x\s*)+)(!tt\.ptr<\w+>|[A-Za-z]\w*)\s*,\s*(?=#)"
+    r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?"
+    r"(?P<described>!tt\.tensordesc\s*<\s*)?(?:!ttg?\.memdesc\s*<|tensor\s*<|(?<=<))\s*"
+    r"(?P<shape>(?:\d+\s*x\s*)+)(?P<element>!tt\.ptr<[\w, ]+>|[A-Za-z]\w*)\s*,\s*(?=#)"
 )
-# A line that names a layout; those without fields in braces are passed over
-_NAMED = re.compile(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<\s*\{)?[^\n]*\n\s*")
-_REST = re.compile(r"(?:\s*,\s*(?:#[\w.]+|mutable|\d+(?:\s*x\s*\d+)*))*\s*>\s*(?:(?://|;)[^\n]*)?\s*\Z")
+# Gluon's types: <[64, 32], fp16, BlockedLayout(...)>, shared_memory_descriptor<fp16, [64, 32], ..., [2, 64, 32]>
+_GLUON_TYPE = re.compile(
+    r"\s*(?:\w+\s*[:=]\s*)?(?:(?P<memory>shared|tensor)_memory_descriptor<\s*\w+\s*,\s*\[(?P<in_memory>[\d,\s]*)\]\s*,"
+    r"|<\s*\[(?P<shape>[\d,\s'\"]*)\]\s*,\s*(?:pointer<\w+>|\w+)\s*,)\s*(?=\w*Layout\()"
+)
+_GLUON_REST = re.compile(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
+# A line that names a layout; those without fields are passed over
+_NAMED = re.compile(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[))?[^\n]*\n\s*")
+_REST = re.compile(
+    r"(?:\s*,\s*(?:#[\w.]+|mutable|(?P<whole>\d+(?:\s*x\s*\d+)*)))*\s*>(?P<outer>\s*>)?\s*(?:loc\([^\n]*\)\s*)?"
+    r"(?:(?://|;)[^\n]*)?\s*\Z"
+)
 RANK = 16  # dimensions of a tensor: no program prints more
 # Boxes of tensor copies have at most so many elements along a dimension
 BOX = 256
-
-Vectors = list[tuple[int, ...]]
 
 
 def encoded(text: str) -> LinearLayout | None:
@@ -52,15 +64,26 @@ def encoded(text: str) -> LinearLayout | None:
     warpsPerCTA, that of shared memory a period of the swizzle.
 
     (register, lane, warp, block), or (offset, block) of shared memory, -> flat index of the tensor, whose first
-    dimension runs fastest. Reads blocked, slice, linear, nvidia_mma of versions 2 and 3, dot_op of these and of
-    blocked, shared_linear, swizzled_shared and nvmma_shared. Tensor memory is (row, col) -> flat index. Raises
-    ParseError with the character and what was expected. Source: Triton's LinearLayoutConversions.
+    dimension runs fastest. Reads blocked, slice, linear, nvidia_mma of versions 2 and 3, AMD's matrix instructions,
+    dot_op of these and of blocked, shared_linear, swizzled_shared, nvmma_shared. Tensor memory is (row, col) -> flat
+    index. Registers that repeat an element are kept, as Triton up to 3.6 does. Raises ParseError with the character and
+    what was expected. Source: Triton's LinearLayoutConversions.
 
     >>> found = encoded(
     ...     "tensor<128xf32, #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [4], warpsPerCTA = [4], order = [0]}>>"
     ... )
     >>> str(found.to_layout())    # three registers more than the layout's own 16 elements: it repeats
     '(8,4,4,1):(16,1,4,0)'
+    """
+    found = shaped(text)
+    return None if found is None else found[0]
+
+
+def shaped(text: str) -> tuple[LinearLayout, list[int]] | None:
+    """`encoded` with the shape of the tensor, None for another text.
+
+    >>> shaped("#ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>")[1]
+    [8, 64]
     """
     at, known = 0, dict[str, AttributeValue]()
     while (named := _NAMED.match(text, at)) is not None:
@@ -69,23 +92,93 @@ def encoded(text: str) -> LinearLayout | None:
         at = named.end()
     while text[at : at + 1].isspace():
         at += 1
+    gluon = _GLUON_TYPE.match(text, at)
+    if gluon is not None:
+        return _of_gluon(text, gluon)
     found = _TYPE.match(text, at)
     if found is None:
         return _alone(text, at, known)
-    shape = [int(extent) for extent in re.findall(r"\d{1,18}", found[1])]
+    shape = [int(extent) for extent in re.findall(r"\d{1,18}", found["shape"])]
     if len(shape) > RANK:
-        raise ParseError(f"expected at most {RANK} dimensions, not {len(shape)}", text, found.start(1))
-    for size in shape:
-        if size & (size - 1) or not size:
-            raise ParseError(f"expected extents that are powers of two, not {size}", text, found.start(1))
+        raise ParseError(f"expected at most {RANK} dimensions, not {len(shape)}", text, found.start("shape"))
     reader = ValueReader(text, found.end(), known)
     attribute = reader.attribute(0)
-    if _REST.match(text, reader.at) is None:
+    rest = _REST.match(text, reader.at)
+    if rest is None or (rest["outer"] is not None and found["described"] is None):
         raise reader.fail("'>' and the end of the type")
-    return made(text, _bases(text, attribute, shape), shape)
+    _is_whole(text, rest, shape)
+    return _over(text, found.start("shape"), attribute, shape, in_memory="memdesc" in found[0]), shape
 
 
-def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> LinearLayout | None:
+def _of_gluon(text: str, found: re.Match[str]) -> tuple[LinearLayout, list[int]]:
+    """The layout of a type that Gluon prints."""
+    group = "in_memory" if found["memory"] else "shape"
+    shape = [int(extent) for extent in re.findall(r"\d{1,18}", found[group])]
+    called = CLASS.match(text, found.end())
+    if called is None or called[1] not in GLUON or not 0 < len(shape) <= RANK:
+        raise ParseError(f"expected 1 to {RANK} extents and one of {', '.join(GLUON)}", text, found.start(group))
+    reader = ValueReader(text, found.end())
+    attribute = reader.called(called, 0)
+    rest = _GLUON_REST.match(text, reader.at)
+    if rest is None:
+        raise reader.fail("'>' and the end of the type")
+    _is_whole(text, rest, shape)
+    return _over(text, found.start(group), attribute, shape, in_memory=found["memory"] is not None), shape
+
+
+def _over(text: str, at: int, attribute: AttributeValue, shape: list[int], *, in_memory: bool) -> LinearLayout:
+    """The layout of an attribute over a tensor, or over buffers in memory."""
+    buffers = shape[0] if in_memory and len(shape) == _buffer_rank(text, attribute) + 1 else 0
+    one = shape[1:] if buffers else shape
+    for size in one:
+        if size & (size - 1) or not size:
+            raise ParseError(f"expected extents that are powers of two, not {size}", text, at)
+    bases = _bases(text, attribute, one)
+    return made(text, _buffered(text, at, bases, buffers, one) if buffers else bases, shape)
+
+
+def _buffer_rank(text: str, attribute: AttributeValue) -> int:
+    """The dimensions of one buffer in memory: a type may have another in front that counts buffers."""
+    fields = dict(attribute.fields.items)
+    if attribute.name == "shared_linear":
+        return len(_linear_tile(AttributeFields(text, attribute)))
+    for name in ("order", "CTAOrder", "CTAsPerCGA"):
+        if isinstance(value := fields.get(name), ListValue):
+            return len(value.items)
+    rank = fields.get("rank", 2)
+    if (
+        isinstance(value := fields.get("CGALayout"), ListValue)
+        and value.items
+        and isinstance(value.items[0], ListValue)
+    ):
+        return len(value.items[0].items)
+    return rank if isinstance(rank, int) else 2
+
+
+def _buffered(text: str, at: int, bases: list[Basis], buffers: int, one: Sequence[int]) -> list[Basis]:
+    """The bases of several buffers, one behind another in shared memory."""
+    follow = [(1 << i, *[0] * len(one)) for i in range(buffers.bit_length() - 1)]
+    said = "x".join(map(str, one))
+    if buffers & (buffers - 1) or not buffers:
+        raise ParseError(f"expected a power of two of buffers, not {buffers}; one of them is {said}", text, at)
+    if follow and all(basis.name != "offset" for basis in bases):
+        raise ParseError(f"expected one buffer of tensor memory, as in {said}, not {buffers}", text, at)
+    out = []
+    for basis in bases:
+        vectors = [(0, *vector) for vector in basis.vectors]
+        out.append(Basis(basis.name, (*vectors, *follow) if basis.name == "offset" else tuple(vectors), basis.at))
+    return out
+
+
+def _is_whole(text: str, rest: re.Match[str], shape: Sequence[int]) -> None:
+    """Refuse a part of a buffer: its elements lie where the whole buffer's layout puts them."""
+    whole = [int(extent) for extent in re.findall(r"\d{1,18}", rest["whole"] or "")]
+    if whole and whole[-len(shape) :] != list(shape):
+        said = "x".join(map(str, whole[-len(shape) :]))
+        raise ParseError(f"expected a whole buffer: this is a part of one of {said}", text, rest.start("whole"))
+
+
+def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> tuple[LinearLayout, list[int]] | None:
     """The layout of an attribute without a tensor over its own tile; None for another text."""
     found = ATTRIBUTE.match(text, at)
     called = CLASS.match(text, at)
@@ -96,7 +189,7 @@ def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> LinearLayout
         reader, earlier = ValueReader(text, text.rindex("#", at, found.start(1)), known), list(known)
         attribute = reader.attribute(0)
         reader.end("")
-    elif called is not None and called[1] in GLUON:
+    elif called is not None and called[1] in GLUON and called[1] not in LINEAR:
         reader, earlier = ValueReader(text, at, known), []
         attribute = reader.called(called, 0)
         reader.end("")
@@ -108,41 +201,73 @@ def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> LinearLayout
     if attribute.name not in _TILES:
         raise ParseError(f"expected one of {', '.join(_TILES)}", text, attribute.at)
     shape = _own_tile(text, attribute)
-    return made(text, _bases(text, attribute, shape), shape)
+    return made(text, _bases(text, attribute, shape), shape), shape
 
 
 def _own_tile(text: str, attribute: AttributeValue) -> list[int]:
     """The smallest tensor in which each part of the layout is once."""
     if attribute.name not in _TILES:
         raise ParseError(f"expected one of {', '.join(_TILES)}, not {attribute.name}", text, attribute.at)
-    return _TILES[attribute.name](_Given(text, attribute))
+    tile = _TILES[attribute.name](AttributeFields(text, attribute))
+    if attribute.name in ("slice", "linear") or attribute.name.startswith("tensor_memory"):
+        return tile
+    for vector in _cluster(AttributeFields(text, attribute), len(tile)):
+        tile = [extent << (x > 0) for extent, x in zip(tile, vector, strict=True)]
+    return tile
 
 
-def _blocked_tile(given: _Given) -> list[int]:
+def _cluster(given: AttributeFields, rank: int) -> Vectors:
+    """The bases of the blocks of a cluster; those of an operand are its parent's, and K is not split."""
+    if given.name != "dot_op":
+        return given.cluster(rank)
+    k = given.depth(rank)
+    return [tuple([0 if d == k else x for d, x in enumerate(v)]) for v in _parent(given).cluster(rank)]
+
+
+def _linear_tile(given: AttributeFields) -> list[int]:
+    vectors = [v for key, x in given.fields.items() for v in basis_of(given.text, key, x, given.at).vectors]
+    rank = len(vectors[0]) if vectors else 1
+    if any(len(v) != rank or min(v) < 0 for v in vectors):
+        raise given.fail(f"vectors of {rank} integers from 0")
+    return [1 << max([v[d].bit_length() for v in vectors], default=0) for d in range(rank)]
+
+
+def _blocked_tile(given: AttributeFields) -> list[int]:
     rank = len(integers_of(given.text, given.fields.get("order", 0), given.at))
     parts = [given.numbers(name, rank) for name in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")]
     return [a * b * c for a, b, c in zip(*parts, strict=True)]
 
 
-def _mma_own_tile(given: _Given) -> list[int]:
-    size = given.instruction()
-    warps = given.numbers("warpsPerCTA", 2)
-    return [size[0] * warps[0], (size[1] if len(size) > 1 else 1) * warps[1]]
+def _mma_own_tile(given: AttributeFields) -> list[int]:
+    size, warps = given.instruction(), given.extents("warpsPerCTA")
+    size = [1] * (len(warps) - 2) + [*size, 1][:2]
+    return [a * b for a, b in zip(size, warps, strict=True)]
 
 
-def _dot_tile(given: _Given) -> list[int]:
+def _dot_tile(given: AttributeFields) -> list[int]:
+    parent = _parent(given)
+    tile = _TILES[parent.name](parent)
+    k = given.depth(len(tile))
+    free = 2 * len(tile) - 3 - k
+    if parent.name == "blocked":
+        tile[k] = 1
+    elif parent.name == "nvidia_mma":
+        tile[k] = 8 * given.number("kWidth")
+        tile[free] = (16 if k > free else 8) * parent.extents("warpsPerCTA")[free]
+    else:
+        tile[k] = given.number("kWidth") * lanes_along_k(parent, free - (len(tile) - 2))
+    return tile
+
+
+def _parent(given: AttributeFields) -> AttributeFields:
+    """The layout of the accumulator that an operand belongs to."""
     parent = given.fields.get("parent")
-    if isinstance(parent, AttributeValue) and parent.name == "blocked":
-        tile, k = _blocked_tile(_Given(given.text, parent)), _depth_of(given, 2)
-        return [1 if dim == k else extent for dim, extent in enumerate(tile)]
-    if not isinstance(parent, AttributeValue) or parent.name != "nvidia_mma":
+    if not isinstance(parent, AttributeValue) or parent.name not in _OPERANDS:
         raise given.fail(_PARENT)
-    rows, _ = _mma_own_tile(_Given(given.text, parent))
-    depth, warps = 8 * given.number("kWidth"), _Given(given.text, parent).numbers("warpsPerCTA", 2)
-    return [depth, 8 * warps[1]] if given.number("opIdx", power=False) else [rows, depth]
+    return AttributeFields(given.text, parent)
 
 
-def _slice_tile(given: _Given) -> list[int]:
+def _slice_tile(given: AttributeFields) -> list[int]:
     dim, parent = given.number("dim", power=False), given.fields.get("parent")
     if not isinstance(parent, AttributeValue):
         raise given.fail("parent = #ttg.blocked<{...}>, or the name of a layout that stands before it,")
@@ -152,7 +277,7 @@ def _slice_tile(given: _Given) -> list[int]:
     return [*whole[:dim], *whole[dim + 1 :]]
 
 
-def _swizzled_tile(given: _Given) -> list[int]:
+def _swizzled_tile(given: AttributeFields) -> list[int]:
     order = given.order(len(integers_of(given.text, given.fields.get("order", 0), given.at)))
     vec, each, most = (given.number(name) for name in ("vec", "perPhase", "maxPhase"))
     out = [1] * len(order)
@@ -162,146 +287,117 @@ def _swizzled_tile(given: _Given) -> list[int]:
     return out
 
 
-def _nvmma_tile(given: _Given) -> list[int]:
+def _rotating_tile(given: AttributeFields) -> list[int]:
+    out, order = (
+        _swizzled_tile(given),
+        given.order(len(integers_of(given.text, given.fields.get("order", 0), given.at))),
+    )
+    if len(order) > 1:
+        out[order[1]] *= given.number("maxPhase")
+    return out
+
+
+def _nvmma_tile(given: AttributeFields) -> list[int]:
     width, bits = given.number("swizzlingByteWidth", power=False), given.number("elementBitWidth")
-    wide = max(1, 8 * (width or 16) // bits)
-    return [wide, 8] if given.flag("transposed") else [8, wide]
+    wide = max(1, 8 * (width or 16) // bits // (2 if given.flag("fp4Padded") else 1))
+    rank = given.number("rank", power=False) if "rank" in given.fields else 2
+    if not 2 <= rank <= RANK:
+        raise given.fail(f"rank = 2 to {RANK}")
+    return [wide, 8] if given.flag("transposed") else [*[1] * (rank - 2), 8, wide]
 
 
 def _bases(text: str, attribute: AttributeValue, shape: Sequence[int]) -> list[Basis]:
     """The bases of a layout over a tensor of this shape."""
     if attribute.name in ("linear", "shared_linear"):
-        return [basis_of(text, key, x, attribute.at) for key, x in attribute.fields.items if isinstance(x, ListValue)]
+        own = [basis_of(text, key, x, attribute.at) for key, x in attribute.fields.items if isinstance(x, ListValue)]
+        return _fitted(text, attribute, own, shape)
     if attribute.name not in _KINDS:
         raise ParseError(
             f"expected one of {', '.join(_KINDS)}, linear, shared_linear, not {attribute.name}", text, attribute.at
         )
-    found = _KINDS[attribute.name](_Given(text, attribute), shape)
+    given = AttributeFields(text, attribute)
+    if attribute.name == "slice" or attribute.name.startswith("tensor_memory"):
+        found = _KINDS[attribute.name](given, shape)
+    else:
+        blocks = _cluster(given, len(shape))
+        part = list(shape)  # of one block
+        for vector in blocks:
+            part = [max(1, extent >> (x > 0)) for extent, x in zip(part, vector, strict=True)]
+        found = _KINDS[attribute.name](given, part)
+        found["block"] = [
+            tuple([x * by if x * by < extent else 0 for x, by, extent in zip(v, part, shape, strict=True)])
+            for v in blocks
+        ]
     return [Basis(name, tuple(vectors), attribute.at) for name, vectors in found.items()]
 
 
-class _Given:
-    """The fields of an attribute, with what is expected of each."""
+def _fitted(text: str, attribute: AttributeValue, own: list[Basis], shape: Sequence[int]) -> list[Basis]:
+    """A linear layout over a tensor of this shape: a larger one is in further registers.
 
-    def __init__(self, text: str, attribute: AttributeValue) -> None:
-        self.text, self.name, self.at = text, attribute.name, attribute.at
-        self.fields: Mapping[str, Value] = dict(attribute.fields.items)
-
-    def fail(self, expected: str) -> ParseError:
-        return ParseError(f"expected {expected} in {self.name}", self.text, self.at)
-
-    def number(self, name: str, *, power: bool = True) -> int:
-        value = self.fields.get(name)
-        if not isinstance(value, int) or value < 0 or (power and (value < 1 or value & (value - 1))):
-            raise self.fail(f"{name} = an integer{', a power of two' if power else ''}")
-        return value
-
-    def instruction(self) -> list[int]:
-        """The shape of the instruction: [m, n, ...]."""
-        if "instrShape" not in self.fields:
-            raise self.fail("instrShape = [m, n, ...]")
-        return integers_of(self.text, self.fields["instrShape"], self.at)
-
-    def flag(self, name: str) -> bool:
-        value = str(self.fields.get(name, "false")).lower()
-        if value not in ("true", "false"):
-            raise self.fail(f"{name} = true or false")
-        return value == "true"
-
-    def numbers(self, name: str, rank: int) -> list[int]:
-        """One power of two for each dimension."""
-        if name not in self.fields:
-            raise self.fail(f"{name} = [...]")
-        found = integers_of(self.text, self.fields[name], self.at)
-        if len(found) != rank:
-            raise self.fail(f"{rank} integers, one a dimension, for {name}, not {found},")
-        for n in found:
-            if n < 1 or n & (n - 1):
-                raise self.fail(f"powers of two for {name}, not {n},")
-        return found
-
-    def order(self, rank: int) -> list[int]:
-        """The dimensions, fastest first."""
-        found = integers_of(self.text, self.fields.get("order", 0), self.at)
-        if sorted(found) != list(range(rank)):
-            raise self.fail(f"order = a permutation of {rank} dimensions, not {found},")
-        return found
-
-    def one_block(self) -> None:
-        """Refuse a layout over several blocks of a cluster."""
-        for name in ("CTAsPerCGA", "CTASplitNum"):
-            each = self.fields.get(name)
-            if each is not None and set(integers_of(self.text, each, self.at)) != {1}:
-                raise self.fail(f"{name} = 1 along every dimension")
-        if isinstance(each := self.fields.get("CGALayout"), ListValue) and each.items:
-            raise self.fail("no CGALayout")
-
-    def one_cluster(self) -> None:
-        """Refuse tensor memory of two blocks."""
-        self.one_block()
-        for name, value in (("CTASplitM", 1), ("CTASplitN", 1), ("twoCTAs", "false")):
-            if str(self.fields.get(name, value)).lower() != str(value):
-                raise self.fail(f"{name} = {value}")
+    The further registers run along the dimensions in the order in which the layout's registers do, then the last first.
+    Beyond a smaller tensor lanes and warps repeat it, and there are no registers. Source: Triton's LinearEncodingAttr.
+    """
+    rank = len(shape)
+    vectors = [vector for basis in own for vector in basis.vectors]
+    if any(len(vector) != rank or min(vector) < 0 for vector in vectors):
+        wrong = next(vector for vector in vectors if len(vector) != rank or min(vector) < 0)
+        raise ParseError(f"expected vectors of {rank} integers from 0, not {list(wrong)}", text, attribute.at)
+    extents = [1 << max([v[d].bit_length() for v in vectors], default=0) for d in range(rank)]
+    if extents == list(shape):
+        return own
+    if attribute.name != "linear" or not any(basis.name == "register" for basis in own):
+        raise ParseError(f"expected a tensor of the layout's shape {extents}, not {list(shape)}", text, attribute.at)
+    if any(x >= size and x & (x - 1) for v in vectors for x, size in zip(v, shape, strict=True)):
+        raise ParseError(f"expected a tensor of {extents} or more, not {list(shape)}", text, attribute.at)
+    of_registers = [v for basis in own if basis.name == "register" for v in basis.vectors]
+    order = [d for v in of_registers for d in range(rank) if v[d]]
+    more = [
+        unit(dim, 1 << i, rank)
+        for dim in dict.fromkeys([*order, *range(rank)[::-1]])
+        for i in range(extents[dim].bit_length() - 1, shape[dim].bit_length() - 1)
+    ]
+    out = []
+    for basis in own:
+        inside = [tuple([x if x < size else 0 for x, size in zip(v, shape, strict=True)]) for v in basis.vectors]
+        if basis.name == "register":
+            inside = [v for v, before in zip(inside, basis.vectors, strict=True) if v == before] + more
+        out.append(Basis(basis.name, tuple(inside), basis.at))
+    return out
 
 
-def _unit(dim: int, value: int, rank: int) -> tuple[int, ...]:
-    return tuple([value if d == dim else 0 for d in range(rank)])
-
-
-class _Tile:
-    """Bases that grow along the dimensions of a tensor; beyond the tensor they repeat it."""
-
-    def __init__(self, shape: Sequence[int]) -> None:
-        self.shape, self.reached = shape, [1] * len(shape)
-        self.bases: dict[str, Vectors] = {"register": [], "lane": [], "warp": [], "block": []}
-
-    def grow(self, name: str, dim: int, extent: int, *, repeats: bool = False) -> None:
-        """More bits of an input along a dimension; with `repeats` they move nowhere."""
-        for _ in range(extent.bit_length() - 1):
-            inside = self.reached[dim] < self.shape[dim] and not repeats
-            self.bases[name].append(_unit(dim, self.reached[dim] if inside else 0, len(self.shape)))
-            self.reached[dim] *= 1 if repeats else 2
-
-    def filled(self, order: Sequence[int]) -> dict[str, Vectors]:
-        """The bases, with registers for what is left of the tensor."""
-        for dim in order:
-            self.grow("register", dim, max(1, self.shape[dim] // self.reached[dim]))
-        return self.bases
-
-
-def _nvidia_mma(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _nvidia_mma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """The accumulator of mma.sync (version 2) or wgmma (version 3)."""
     version, warps = _mma_of(given, shape)
     size = given.instruction()
-    if len(size) < 2 or size[0] % 8 or size[1] % 8 or any(n < 8 or n & (n - 1) for n in size[:2]):
+    if len(size) < 2 or any(n < 8 or n & (n - 1) for n in size[:2]):
         raise given.fail("instrShape = [m, n, ...], powers of two from 8")
-    return _mma_tile(shape, size[0], size[1], 2, (1, 0), warps, version, None)
+    n = len(shape) - 1
+    return _mma_tile(shape, size[0], size[1], 2, (n, n - 1), warps, version, None)
 
 
-def _dot_operand(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _dot_operand(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
+    """An operand of a product in registers: of mma.sync, of AMD's instructions, or A of wgmma."""
+    given.only("opIdx", "parent", "kWidth")
+    parent = _parent(given)
+    return _OPERANDS[parent.name](given, parent, shape)
+
+
+def _nvidia_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of mma.sync, or A of wgmma, in registers."""
-    parent = given.fields.get("parent")
-    if isinstance(parent, AttributeValue) and parent.name == "blocked":
-        return _fma_operand(given, _Given(given.text, parent), shape)
-    if not isinstance(parent, AttributeValue) or parent.name != "nvidia_mma":
-        raise given.fail(_PARENT)
-    which, version_and_warps = given.number("opIdx", power=False), _mma_of(_Given(given.text, parent), shape)
-    version, warps = version_and_warps
-    if which > 1 or (which == 1 and version == 3):
+    k, (version, warps) = given.depth(len(shape)), _mma_of(parent, shape)
+    free = 2 * len(shape) - 3 - k
+    if k < free and version == 3:
         raise given.fail("opIdx = 0, or 1 of version 2")
-    depth = 8 * given.number("kWidth")
-    if integers_of(given.text, dict(parent.fields.items).get("instrShape", 0), parent.at)[0] != 16:
+    depth, size = 8 * given.number("kWidth"), parent.instruction()
+    if size[0] != 16:
         raise given.fail("a parent with 16 rows")
-    if which == 0:
-        return _mma_tile(shape, 16, depth, depth // 8, (1, 0), warps, version, 1)
-    return _mma_tile(shape, 8, depth, depth // 8, (0, 1), warps, version, 0)
+    return _mma_tile(shape, 16 if k > free else 8, depth, depth // 8, (k, free), warps, version, k)
 
 
-def _fma_operand(given: _Given, parent: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _fma_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of a product without matrix instructions: a thread has all of K for its rows or columns."""
-    parent.one_block()
-    rank, tile = len(shape), _Tile(shape)
-    order, k = parent.order(rank), _depth_of(given, rank)
+    rank, tile = len(shape), Tile(shape)
+    order, k = parent.order(rank), given.depth(rank)
     for name, field in (("register", "sizePerThread"), ("lane", "threadsPerWarp"), ("warp", "warpsPerCTA")):
         extents = parent.numbers(field, rank)
         for dim in order:
@@ -310,47 +406,40 @@ def _fma_operand(given: _Given, parent: _Given, shape: Sequence[int]) -> dict[st
     return tile.filled(order)
 
 
-def _depth_of(given: _Given, rank: int) -> int:
-    """The dimension that is K, of the last two."""
-    which = given.number("opIdx", power=False)
-    if which > 1 or rank < 2:
-        raise given.fail("opIdx = 0 or 1, and a tensor of 2 dimensions or more,")
-    return rank - 1 - which
-
-
-def _mma_of(given: _Given, shape: Sequence[int]) -> tuple[int, list[int]]:
+def _mma_of(given: AttributeFields, shape: Sequence[int]) -> tuple[int, list[int]]:
     """(version, warps along each dimension) of an nvidia_mma."""
-    given.one_block()
-    version = given.number("versionMajor", power=False)
-    if version not in (2, 3) or len(shape) != 2:
-        raise given.fail("versionMajor = 2 (mma.sync) or 3 (wgmma), and a tensor of 2 dimensions,")
-    return version, given.numbers("warpsPerCTA", 2)
+    given.only("versionMajor", "versionMinor", "warpsPerCTA", "instrShape")
+    version, rank = given.number("versionMajor", power=False), len(shape)
+    if version not in (2, 3) or rank not in (2, 3) or (version == 3 and rank == 3):
+        raise given.fail("versionMajor = 2 (mma.sync) or 3 (wgmma), and a tensor of 2 dimensions, or 3 of version 2,")
+    return version, given.numbers("warpsPerCTA", rank)
 
 
 def _mma_tile(
     shape: Sequence[int], rows: int, depth: int, width: int, order: tuple[int, int], warps: Sequence[int], version: int,
     k: int | None,
 ) -> dict[str, Vectors]:  # fmt: skip
-    """8 rows of 4 lanes that hold `width` neighbours along `order[0]`, repeated to rows x depth.
+    """8 rows of 4 lanes that hold `width` neighbours along `order[0]`, repeated to rows x depth; a batch comes last.
 
     Warps along dimension `k` hold the same elements.
     """
     inner, outer = order
-    tile = _Tile(shape)
+    tile = Tile(shape)
     tile.grow("register", inner, width)
     tile.grow("lane", inner, 4)
     tile.grow("lane", outer, 8)
     tile.grow("register", outer, rows // 8)
     tile.grow("register", inner, depth // (4 * width))
-    for dim in (0, 1) if version == 3 else (1, 0):
+    dims = range(len(shape))
+    for dim in dims if version == 3 else dims[::-1]:
         tile.grow("warp", dim, warps[dim], repeats=dim == k)
-    return tile.filled(order)
+    return tile.filled((*order, *range(len(shape) - 2)))
 
 
-def _blocked(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _blocked(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Each thread's elements, then lanes, then warps, each along `order`; what is left of the shape is registers."""
-    given.one_block()
-    rank, tile = len(shape), _Tile(shape)
+    given.only("sizePerThread", "threadsPerWarp", "warpsPerCTA", "order")
+    rank, tile = len(shape), Tile(shape)
     order = given.order(rank)
     for name, field in (("register", "sizePerThread"), ("lane", "threadsPerWarp"), ("warp", "warpsPerCTA")):
         extents = given.numbers(field, rank)
@@ -359,8 +448,9 @@ def _blocked(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return tile.filled(order)
 
 
-def _slice(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _slice(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """The parent's layout without one dimension; registers that held that dimension alone are gone."""
+    given.only("dim", "parent")
     dim, parent = given.number("dim", power=False), given.fields.get("parent")
     if not isinstance(parent, AttributeValue):
         raise given.fail("parent = #ttg.blocked<{...}>, or the name of a layout that stands before it,")
@@ -371,61 +461,99 @@ def _slice(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return {name: [v for v in vectors if name != "register" or any(v)] for name, vectors in left.items()}
 
 
-def _swizzled(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
-    """Rows whose groups of `vec` elements are XORed with the row's phase; further dimensions follow."""
-    given.one_block()
+def _swizzled(given: AttributeFields, shape: Sequence[int], *, rotating: bool = False) -> dict[str, Vectors]:
+    """Rows whose groups of `vec` elements are XORed with the row's phase; further dimensions follow.
+
+    rotating  the phases of each `maxPhase` groups of rows are XORed with the group's number too
+    """
+    given.only("vec", "perPhase", "maxPhase", "order", "hasLeadingOffset")
     rank = len(shape)
     order = given.order(rank)
     vec, each, most = (given.number(name) for name in ("vec", "perPhase", "maxPhase"))
-    bits = [_unit(order[0], 1 << i, rank) for i in range(shape[order[0]].bit_length() - 1)]
+    bits = [unit(order[0], 1 << i, rank) for i in range(shape[order[0]].bit_length() - 1)]
     for dim in order[1:2]:
         for row in (1 << i for i in range(shape[dim].bit_length() - 1)):
-            column = vec * (row // each % most) % shape[order[0]]
+            phase = row // each % most ^ (row // each // most % most if rotating else 0)
+            column = vec * phase % shape[order[0]]
             bits.append(tuple([row if d == dim else column if d == order[0] else 0 for d in range(rank)]))
     for dim in order[2:]:
-        bits += [_unit(dim, 1 << i, rank) for i in range(shape[dim].bit_length() - 1)]
-    return {"offset": bits, "block": []}
+        bits += [unit(dim, 1 << i, rank) for i in range(shape[dim].bit_length() - 1)]
+    return {"offset": bits}
 
 
-def _nvmma(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
-    """Boxes as wide as the swizzle, 8 rows a pattern: rows first, then the next box."""
-    given.one_block()
+def _rotating(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
+    """AMD's rotating swizzle: over `maxPhase` groups of rows every phase meets every group's number."""
+    return _swizzled(given, shape, rotating=True)
+
+
+def _nvmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
+    """Boxes of TMA, as wide as the swizzle: rows first, then further boxes, those along the first dimension first.
+
+    fp4Padded: 16 bytes of a box hold 16 elements of 4 bits, so 8 bytes of the tensor, and 8 bytes of padding.
+    """
+    given.only("swizzlingByteWidth", "transposed", "elementBitWidth", "fp4Padded", "rank")
     width, bits = given.number("swizzlingByteWidth", power=False), given.number("elementBitWidth")
-    if len(shape) != 2 or given.flag("fp4Padded"):
-        raise given.fail("a tensor of 2 dimensions, not padded,")
-    column, row = (0, 1) if given.flag("transposed") else (1, 0)
-    if width not in (0, 32, 64, 128) or bits > 32 or bits < 4:
-        raise given.fail("swizzlingByteWidth = 0, 32, 64 or 128 and elements of 4 to 32 bits")
-    wide = min(8 * width // bits or BOX, shape[column])
-    if max(shape[row], wide) > BOX or (width and (shape[row] < 8 or wide < 8 * width // bits)):
-        raise given.fail(f"8 to {BOX} rows and whole patterns of {width} bytes")
+    rank, packed = len(shape), 2 if given.flag("fp4Padded") else 1
+    if width not in (0, 32, 64, 128) or bits > 32 or bits < 4 or (packed > 1 and (width != 128 or bits != 8)):
+        raise given.fail("swizzlingByteWidth = 0, 32, 64 or 128 and elements of 4 to 32 bits, 128 and 8 of fp4Padded")
+    if rank < 2 or (given.flag("transposed") and rank > 2):
+        raise given.fail("a tensor of 2 dimensions, or more of them where transposed = false,")
+    order = [0, 1] if given.flag("transposed") else list(range(rank))[::-1]  # fastest first
+    box = [min(BOX, extent) for extent in shape]
+    wide = 8 * width // bits if width else box[order[0]]  # with padding
+    box[order[0]] = wide // packed if width else wide
+    rows = [(dim, 1 << i) for dim in order[1:] for i in range(box[dim].bit_length() - 1)]
+    if width and (shape[order[0]] < box[order[0]] or len(rows) < 3):
+        raise given.fail(f"8 rows or more and whole patterns of {width} bytes")
     vec, phases = 128 // bits, width // 16
-    found = [_unit(column, 1 << i, 2) for i in range(wide.bit_length() - 1)]
-    for at in (1 << i for i in range(shape[row].bit_length() - 1)):
-        shifted = vec * (at % 8 * width // 128 % phases) if phases else 0
-        found.append((shifted, at) if column == 0 else (at, shifted))
-    found += [_unit(column, wide << i, 2) for i in range((shape[column] // wide).bit_length() - 1)]
-    return {"offset": found, "block": []}
+    found = [unit(order[0], _unpadded(1 << i, packed), rank) for i in range(wide.bit_length() - 1)]
+    for i, (dim, at) in enumerate(rows):
+        shifted = _unpadded(vec * ((1 << i) % 8 * width // 128 % phases), packed) if phases else 0
+        found.append(tuple([at if d == dim else shifted if d == order[0] else 0 for d in range(rank)]))
+    for dim in range(rank):
+        found += [unit(dim, box[dim] << i, rank) for i in range((shape[dim] // box[dim]).bit_length() - 1)]
+    return {"offset": found}
 
 
-def _shared(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
-    """The older name of swizzled_shared."""
-    if given.flag("hasLeadingOffset"):
-        raise given.fail("hasLeadingOffset = false")
-    return _swizzled(given, shape)
+def _unpadded(column: int, packed: int) -> int:
+    """The tensor's column at a column of the buffer; packed, every second 8 are padding."""
+    return column if packed == 1 else column // 16 * 8 + column % 8
 
 
-def _tmem_tile(given: _Given) -> list[int]:
+def _shared(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
+    """The older name of swizzled_shared, and with hasLeadingOffset of nvmma_shared."""
+    return _swizzled(given, shape) if not given.flag("hasLeadingOffset") else _nvmma(_as_nvmma(given), shape)
+
+
+def _shared_tile(given: AttributeFields) -> list[int]:
+    return _swizzled_tile(given) if not given.flag("hasLeadingOffset") else _nvmma_tile(_as_nvmma(given))
+
+
+def _as_nvmma(given: AttributeFields) -> AttributeFields:
+    """The fields of nvmma_shared for hasLeadingOffset; groups of `vec` have 16 bytes."""
+    given.only("vec", "perPhase", "maxPhase", "order", "hasLeadingOffset")
+    phases, vec, order = (given.number("perPhase"), given.number("maxPhase")), given.number("vec"), given.order(2)
+    if phases not in ((4, 2), (2, 4), (1, 8)) or vec not in (4, 8, 16):
+        raise given.fail("perPhase, maxPhase = 4, 2 or 2, 4 or 1, 8 and vec = 4, 8 or 16 with hasLeadingOffset")
+    fields: list[tuple[str, Value]] = [("swizzlingByteWidth", 16 * phases[1]), ("elementBitWidth", 128 // vec)]
+    fields.append(("transposed", str(order[0] == 0).lower()))
+    return AttributeFields(given.text, AttributeValue(given.at, given.name, FieldsValue(given.at, tuple(fields))))
+
+
+def _tmem_tile(given: AttributeFields) -> list[int]:
     return [given.number("blockM"), given.number("blockN")]
 
 
-def _tmem(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _tmem(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Tensor memory: (row, column) of its 128 lanes and its columns; bits that move nowhere hold no element.
 
     Of 64 rows, a warp's 16 upper lanes hold what follows: the next 64 rows, the next columns, or nothing. Further tiles
     follow along the columns, those of rows first. Source: Triton's tensorMemoryToLinearLayout.
     """
     given.one_cluster()
+    given.only("blockM", "blockN", "colStride", "unpacked", "CTASplitM", "CTASplitN", "twoCTAs", "fp4Padded")
+    if given.flag("fp4Padded"):
+        raise given.fail("fp4Padded = false")
     apart = 1 if "unpacked" in given.fields else given.number("colStride")  # older versions count columns of 16 bits
     rows, columns = given.number("blockM"), given.number("blockN")
     if len(shape) != 2 or rows not in (64, 128) or shape[0] < rows:
@@ -443,34 +571,45 @@ def _tmem(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return {"row": row, "col": col}
 
 
-def _tmem_scales(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+def _tmem_scales(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Scale factors in tensor memory: 32 rows that each warp has again, by four columns of bytes.
 
     Source: Triton's tensorMemoryScalesToLinearLayout; PTX ISA, "tcgen05.mma", scale factor A layout.
     """
     given.one_cluster()
-    if len(shape) != 2 or shape[0] < 64 or shape[1] < 4:
-        raise given.fail("a tensor of 64 rows and 4 columns or more")
+    given.only("CTASplitM", "CTASplitN", "twoCTAs")
+    if len(shape) != 2 or shape[0] < 32 or shape[1] < 4:
+        raise given.fail("a tensor of 32 rows and 4 columns or more")
     row: Vectors = [*[(1 << i, 0) for i in range(5)], (0, 0), (0, 0)]
-    col: Vectors = [(0, 1), (0, 2), (32, 0)]
+    col: Vectors = [(0, 1), (0, 2), (32 if shape[0] > 32 else 0, 0)]
     col += [(64 << i, 0) for i in range((shape[0] // 64).bit_length() - 1)]
     col += [(0, 4 << i) for i in range((shape[1] // 4).bit_length() - 1)]
     return {"row": row, "col": col}
 
 
-_PARENT = "parent = #ttg.nvidia_mma<{...}> or #ttg.blocked<{...}>, or the name of one that stands before it,"
-_TILES: dict[str, Callable[[_Given], list[int]]] = {
+_OPERANDS: dict[str, Callable[[AttributeFields, AttributeFields, Sequence[int]], dict[str, Vectors]]] = {
+    "nvidia_mma": _nvidia_operand,
+    "blocked": _fma_operand,
+    "amd_mfma": mfma_operand,
+    "amd_wmma": wmma_operand,
+}
+_PARENT = "parent = #ttg.nvidia_mma<{...}>, amd_mfma, amd_wmma or blocked, or the name of one that stands before it,"
+_TILES: dict[str, Callable[[AttributeFields], list[int]]] = {
+    "linear": _linear_tile,
     "blocked": _blocked_tile,
     "nvidia_mma": _mma_own_tile,
     "dot_op": _dot_tile,
     "slice": _slice_tile,
     "swizzled_shared": _swizzled_tile,
-    "shared": _swizzled_tile,
+    "shared": _shared_tile,
     "nvmma_shared": _nvmma_tile,
+    "amd_mfma": mfma_tile,
+    "amd_wmma": wmma_tile,
+    "amd_rotating_shared": _rotating_tile,
     "tensor_memory_encoding": _tmem_tile,
     "tensor_memory_scales_encoding": lambda given: [128, 4],
 }
-_KINDS: dict[str, Callable[[_Given, Sequence[int]], dict[str, Vectors]]] = {
+_KINDS: dict[str, Callable[[AttributeFields, Sequence[int]], dict[str, Vectors]]] = {
     "blocked": _blocked,
     "nvidia_mma": _nvidia_mma,
     "dot_op": _dot_operand,
@@ -478,6 +617,9 @@ _KINDS: dict[str, Callable[[_Given, Sequence[int]], dict[str, Vectors]]] = {
     "swizzled_shared": _swizzled,
     "shared": _shared,
     "nvmma_shared": _nvmma,
+    "amd_mfma": mfma,
+    "amd_wmma": wmma,
+    "amd_rotating_shared": _rotating,
     "tensor_memory_encoding": _tmem,
     "tensor_memory_scales_encoding": _tmem_scales,
 }

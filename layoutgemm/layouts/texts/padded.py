@@ -23,6 +23,9 @@ _ATTRIBUTE = re.compile(
     r"\s*(?:#\w+\s*=\s*)?(?:(?:\w+\s*[=:]\s*)?!ttg?\.memdesc\s*<\s*(?P<shape>(?:\d+\s*x\s*)+)\w+\s*,\s*)?"
     r"#(?:ttg|triton_gpu|gluon)\.(?P<name>padded_shared)\s*<\s*(?=\[)"
 )
+# A line that names a padded layout, and a type that refers to it
+_NAMED = re.compile(r"(?m)^\s*#(\w+)\s*=\s*#(?:ttg|triton_gpu|gluon)\.padded_shared\s*<\s*(?=\[)")
+_USED = re.compile(r"!ttg?\.memdesc\s*<\s*(?P<shape>(?:\d+\s*x\s*)+)\w+\s*,\s*#(\w+)(?![\w.])[^\n]*\s*\Z")
 _CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?P<name>PaddedSharedLayout)(?P<identity>\.with_identity_for)?\(")
 _PAD = re.compile(r"\s*(\d+)\s*:\s*\+\s*(\d+)\s*")
 _NAMES = {"interval_padding_pairs": "pairs", "cga_layout": "block", "block_bases": "block", "offset_bases": "offset"}
@@ -49,14 +52,19 @@ def padded(text: str) -> Layout | None:
     >>> print(padded("#ttg.padded_shared<[128:+4] {order = [1, 0], shape = [32, 128]}>"))
     (32,128):(132,1)
     """
-    found = _ATTRIBUTE.match(text)
+    used = _USED.search(text)
+    named = next((each for each in _NAMED.finditer(text) if used is not None and each[1] == used[2]), None)
+    found = _ATTRIBUTE.match(text) if named is None else None
     if found is not None:
         reader, place = ValueReader(text, found.end()), _Place(text, found.start("name"))
         pairs = _pairs(reader)
         given = dict(reader.fields(0).items)
         reader.end(">") if found["shape"] is None else None
-        shape = [int(extent) for extent in re.findall(r"\d{1,18}", found["shape"] or "")]
-        return _layout(place, pairs, given, shape)
+        return _layout(place, pairs, given, _extents(found))
+    if named is not None and used is not None:
+        reader, place = ValueReader(text, named.end()), _Place(text, named.end() - 1)
+        pairs = _pairs(reader)
+        return _layout(place, pairs, dict(reader.fields(0).items), _extents(used))
     called = _CLASS.match(text)
     if called is None:
         return None
@@ -67,6 +75,11 @@ def padded(text: str) -> Layout | None:
     items = listed.items if isinstance(listed, ListValue) else ()
     pairs = [(int(a), int(b)) for a, b in (_two(place, integers_of(text, each, place.at)) for each in items)]
     return _layout(place, pairs, given, [])
+
+
+def _extents(found: re.Match[str]) -> list[int]:
+    """The shape of a type; [] where the text has none."""
+    return [int(extent) for extent in re.findall(r"\d{1,18}", found["shape"] or "")]
 
 
 def _two(place: _Place, numbers: Sequence[int]) -> tuple[int, int]:

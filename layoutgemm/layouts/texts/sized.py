@@ -1,4 +1,4 @@
-"""Layouts from sizes and strides, as torch, Inductor, NumPy, DLPack, XLA and MLIR print them.
+"""Layouts from sizes and strides, as torch, Inductor, NumPy, DLPack and MLIR print them.
 
 Strides count elements. Those of NumPy's arrays count bytes, which the type in the same text makes elements.
 
@@ -10,7 +10,6 @@ FakeTensor<Float16, (4, 8), (8, 1)>                   DLTensor(shape=[4, 8], str
 {'shape': (4, 8), 'strides': (32, 4), 'typestr': '<f4'}      shape=(4, 8), strides=(32, 4), dtype=float32
 memref<4x8xf16>                    memref<4x?xf16, strided<[?, 1], offset: 64>, 3>
 memref<4x8xf16, affine_map<(d0, d1) -> (d1 * 4 + d0)>>
-f32[4,8]{0,1}                      XLA's: the dimensions from the fastest one on
 """
 
 from __future__ import annotations
@@ -33,7 +32,10 @@ _LIST = r"[\[(]\s*([^\[\]()=:]*?)\s*[\])]"
 _SIZE = rf"torch\.Size\(\s*{_LIST}\s*\)"
 _HEAD = r"\s*(?:[\w.]+\s*[:=]\s*)?[\"']?"
 _PAIRS = (
-    re.compile(rf"(?:[\w.]+\s*,\s*[\w.]+(?:\(\))?\s*=\s*)?{_HEAD}\(?{_SIZE}\s*,?\s*{_LIST}"),
+    re.compile(
+        rf"(?:[\w.]+\s*,\s*[\w.]+(?:\(\))?\s*=\s*)?{_HEAD}\(?{_SIZE}[\s,;]*(?:[\w.]*stride(?:\(\))?\s*[=:]?\s*)?{_LIST}"
+        r"(?:[\s,;]+(?:[\w.]*offset(?:\(\))?\s*[=:]?\s*)?(\d+)(?=\s*(?:[),;#]|\Z)))?"
+    ),
     re.compile(rf"\s*FakeTensor<\s*\w+\s*,\s*{_LIST}\s*,\s*{_LIST}\s*>"),
     re.compile(rf"{_HEAD}[a-z]+\d+\w*{_LIST}{_LIST}(?=\s*[a-z]+(?::\d+)?[\"']?\s*\Z|[\"']?\s*\Z)"),
     re.compile(
@@ -60,13 +62,19 @@ _DLPACK = re.compile(r"DL\w*Tensor|dlpack|ndarray\.ndarray", re.IGNORECASE)
 _BYTE_OFFSET = re.compile(r"byte_offset\s*[=:]\s*(\d{1,18})")
 _ARRAYS = ("ndarray", "array", "as_strided", "Array")
 # An integer behind the strides: an offset under another name, unless the word is unrelated to the layout
-_INTEGER_WORD = re.compile(r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off")
-_XLA = re.compile(r"\s*(?:[%\w.]+\s*[=:]\s*)?[a-z]+\d+\w*\[([\d,\s]+)\]\{([\d,\s]+)(:[^}]*)?\}")
-_MEMREF = re.compile(
-    rf"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)([a-z]\w*)\s*"
-    rf"(?:,\s*strided<\s*{_LIST}\s*(?:,\s*offset:\s*(-?\d+|\?))?\s*>)?"
-    rf"(?:,\s*affine_map<\(([\w,\s]*)\)\s*->\s*\(([^<>]*)\)>)?\s*(?:,\s*(?:#[\w.]+(?:<[^<>]*>)?|\d+(?:\s*:\s*i\d+)?|\"\w*\")\s*)?>"
+_INTEGER_WORD = re.compile(
+    r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off|[Ss]wizzle"
 )
+_MEMREF = re.compile(
+    rf"\s*(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)((?:!\w+\.)?[a-z]\w*(?:<[^<>]*>)?)\s*"
+    rf"(?:,\s*strided<\s*{_LIST}\s*(?:,\s*offset:\s*(-?\d+|\?))?\s*>)?"
+    rf"(?:,\s*affine_map<\(([\w,\s]*)\)\s*->\s*\(([^<>]*)\)>)?\s*(?:,\s*(?:#\w+\.\w*(?:space|storage_class|descriptor_type)\w*<[^<>]*>|\d+(?:\s*:\s*i\d+)?|\"\w*\")\s*)?>"
+)
+_MEMREF_REST = re.compile(r"\s*[);,]?\s*(?:\Z|//|#|loc\()")
+_MEMREF_OPERATION = re.compile(r"\s*(?:%[\w:]+\s*=\s*)?\"?memref\.\w+\b")
+# A line that names a map, and the name where a memref has it
+_NAMED_MAP = re.compile(r"(?m)^\s*(#\w+)\s*=\s*(affine_map<[^\n]*?>)\s*$")
+_MAP_NAME = re.compile(r"(?<=,)\s*(#\w+)(?=\s*[,>])")
 _MEMREF_HEAD = re.compile(r"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*(?:(?:\d+|\?)\s*x\s*)+")
 
 
@@ -82,11 +90,15 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     >>> print(sized("memref<4x8xf16, strided<[16, 1], offset: 4>>", dim))
     S<0,0,0> o 4 o (4,8):(16,1)
     """
-    for reader in (_mapped, _strides, _minor_to_major):
+    text = _inlined(text)
+    for reader in (_mapped, _strides):
         read = reader(text, symbol_of)
         if read is not None:
             return read
+    text = _result(text)
     found = _MEMREF.match(text)
+    if found is not None and _MEMREF_REST.match(text, found.end()) is None:
+        raise ParseError("expected the end of the text, or one memref", text, found.end())
     if found is not None:
         sizes, start = re.findall(r"\d+|\?", found[1]), found.start(1)
         shape = tuple([_entry(text, start, size, symbol_of) for size in sizes])
@@ -94,6 +106,8 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         offset = found[4]
         at = 4
     elif (head := _MEMREF_HEAD.match(text)) is not None:
+        if (unknown := re.compile(r"[^,]*,\s*(#\w+)\s*[,>]").match(text, head.end())) is not None:
+            raise ParseError(f"expected the line above it that says {unknown[1]}", text, unknown.start(1))
         raise ParseError("expected a memref's type, as in memref<4x8xf16, strided<[8, 1]>>", text, head.end())
     else:
         found = next(filter(None, (pattern.match(text) for pattern in _PAIRS)), None)
@@ -105,8 +119,30 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         raise ParseError(f"expected {len(shape)} strides, one a size, not {len(stride)}", text, found.start(2))
     unread = _INTEGER_WORD.search(text, found.end())
     if unread is not None:
-        raise ParseError("expected offset=, an integer", text, unread.start())
+        what = "sizes and strides without a swizzle" if "wizzle" in unread[0] else "offset=, an integer"
+        raise ParseError(f"expected {what}", text, unread.start())
     return _made(text, found.start(1), shape, stride, _entry(text, found.start(at), offset, symbol_of) if offset else 0)
+
+
+def _result(text: str) -> str:
+    """The text with blanks before the type of an operation's result, the last memref.
+
+    >>> _result("%1 = memref.alloc() : memref<4x8xf32>").strip()
+    'memref<4x8xf32>'
+    """
+    if _MEMREF_OPERATION.match(text) is None or "memref<" not in text:
+        return text
+    at = text.rindex("memref<")
+    return " " * at + text[at:]
+
+
+def _inlined(text: str) -> str:
+    """The text with its named maps, as in #map = affine_map<...>, put into a memref."""
+    maps = {found[1]: found[2] for found in _NAMED_MAP.finditer(text)}
+    if not maps or "memref<" not in text:
+        return text
+    rest = _NAMED_MAP.sub("", text).strip()
+    return _MAP_NAME.sub(lambda found: maps.get(found[1], found[0]), rest)
 
 
 def _made(text: str, at: int, shape: object, stride: object, first: object) -> Layout | ComposedLayout:
@@ -183,21 +219,6 @@ def _bits(text: str, stated: re.Match[str]) -> int:
         return 8 * int(short[1]) if short is not None and int(short[1]) <= 16 else dtype(name).bits
     except LayoutError as error:
         raise ParseError(f"expected the type of the elements: {error.reason}", text, stated.start(2)) from None
-
-
-def _minor_to_major(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
-    """The layout of an XLA shape, whose dimensions are listed from the fastest one on; None for another text."""
-    found = _XLA.match(text)
-    if found is None:
-        return None
-    shape = _entries(text, found, 1, symbol_of)
-    order = [int(x) for x in re.findall(r"\d{1,3}", found[2])]
-    if found[3] is not None or sorted(order) != list(range(len(shape))):
-        wrong = 3 if found[3] is not None else 2
-        raise ParseError(f"expected an order of {len(shape)} dimensions alone, as in {{1,0}}", text, found.start(wrong))
-    return _made(
-        text, found.start(1), shape, Layout.ordered(shape, tuple([order.index(i) for i in range(len(shape))])).stride, 0
-    )
 
 
 def _entries(text: str, found: re.Match[str], group: int, symbol_of: Symbols) -> tuple[Any, ...]:

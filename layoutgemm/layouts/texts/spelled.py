@@ -7,6 +7,7 @@ make_layout(make_shape(Int<4>{}, _8{}), make_stride(8, Int<1>{}))           a ca
 composition(Swizzle<3,3,3>{}, Layout<Shape<_8,_64>,Stride<_64,_1>>{})
 make_layout(make_layout(4, 1), make_layout(8, 4))     make_ordered_layout(Shape<_4,_8>{}, Step<_1,_0>{})
 Layout<Shape<int,_8>,Stride<_8,_1>>                   an extent that the type does not say: a symbol of its own
+tile_to_shape(GMMA::Layout_K_SW128_Atom<half_t>{}, Shape<_128,_64>{})       a tile that CUTLASS names
 cute.make_layout((4, 8), stride=(8, 1))                                     the DSL's
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 from ...arguments import DEPTH
+from ...dtypes import dtype
 from ...errors import LayoutError, ParseError
 from ..basis import E
 from ..layout import Layout
@@ -28,17 +30,24 @@ _T = TypeVar("_T")
 Tuple: TypeAlias = "int | tuple[Any, ...]"
 
 _HEAD = re.compile(
-    r"\s*(?:(?:using|constexpr|static|const|auto|typename|Layout|cute::Layout)\s+)*(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?(?=(?:\w+(?:::|\.))*"
-    r"(?:(?:Layout|ComposedLayout)\s*<|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
+    r"\s*(?:(?:using|constexpr|static|const|auto|typename|with|Layout|cute::Layout)\s+)*\[?(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?"
+    r"(?:const\s+)?(?=(?:\w+(?:::|\.))*"
+    r"(?:(?:Layout|ComposedLayout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine)|Layout_(?:K|MN)_\w+_Atom)\s*<|tile_to_shape\s*\(|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
 )
+# Tiles of shared memory that CUTLASS names, their swizzles and the bits of a row; Source: mma_traits_sm90_gmma.hpp
+_ATOM = re.compile(r"Layout_(K|MN)_(SW128|SW64|SW32|INTER)_Atom")
+_SPANS = {"INTER": (0, 128), "SW32": (1, 256), "SW64": (2, 512), "SW128": (3, 1024)}
+_TYPE = re.compile(r"\s*((?:\w+::)*\w+)\s*>")
 _NAME = re.compile(r"(?:\w+(?:::|\.))*([A-Za-z]\w*)\s*([<(]?)")
-_INTEGER = re.compile(r"(?:cute::)?_?(-?\d+)(?![\w.])")
+_INTEGER = re.compile(
+    r"(?:cute::)?(?:\((?:unsigned |signed )?(?:int|long|short|char)\)\s*)?_?(-?\d+)(?:[uU]?[lL]{0,2})(?![\w.])"
+)
 # Types of extents and strides that a program computes
 _COMPUTED = re.compile(
     r"(?:std::)?(?:(?:unsigned|signed|long)\b\s*)*(?:int|long|unsigned|u?int\d+_t|size_t)\b(?!\s*[<(])"
 )
 _INTEGER_TYPE = re.compile(r"\s*(?:std::)?(?:unsigned\s+|signed\s+)?[a-z]\w*(?:\s+(?:int|long))*\s*,\s*")
-_END = re.compile(r"[\s)]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
+_END = re.compile(r"(?:\s*(?:const|&+|\*))*[\s)\]]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
 _KEYWORD = re.compile(r"(shape|stride|order|offset|inner|outer)\s*=(?!=)\s*")
 _LAYOUT = re.compile(r"\s*(?:\w+(?:::|\.))*(?:Layout\s*<|make_(?:ordered_|identity_)?layout\s*\()")
 _TUPLES = ("Shape", "Stride", "Step", "tuple", "make_shape", "make_stride", "make_tuple", "Coord", "make_coord")
@@ -113,6 +122,12 @@ class _SourceReader(TextReader):
         name, opening = self.name("a layout, as in Layout<Shape<_4,_8>,Stride<_8,_1>>")
         if depth > DEPTH:
             raise ParseError(f"types nest at most {DEPTH} deep", self.text, at)
+        if opening == "<" and name == "Tensor":
+            return self.tensor(at, depth)
+        if opening == "<" and _ATOM.fullmatch(name) is not None:
+            return self.atom(name, at)
+        if opening == "(" and name == "tile_to_shape":
+            return self.repeated(at, depth)
         if opening and name in ("Layout", "make_layout"):
             return self.joined(at, depth) if _LAYOUT.match(self.text, self.at) is not None else self.plain(opening, at)
         if opening and name in ("make_ordered_layout", "make_identity_layout"):
@@ -120,6 +135,53 @@ class _SourceReader(TextReader):
         if opening and name in ("ComposedLayout", "composition", "make_composed_layout"):
             return self.composed(opening, at, depth)
         raise ParseError("expected a layout, as in Layout<Shape<_4,_8>,Stride<_8,_1>>", self.text, at)
+
+    def atom(self, name: str, at: int) -> ComposedLayout:
+        """The tile that CUTLASS names, in elements of the type in brackets."""
+        found, of_type = _ATOM.fullmatch(name), _TYPE.match(self.text, self.at)
+        if found is None or of_type is None:
+            raise self.fail("the type of the elements, as in Layout_K_SW128_Atom<half_t>")
+        bits, row = _SPANS[found[2]]
+        try:
+            width = dtype(of_type[1].rpartition("::")[2]).bits
+        except LayoutError as error:
+            raise ParseError(f"expected the type of the elements: {error.reason}", self.text, self.at) from None
+        self.at = of_type.end()
+        self.instance()
+        extent = row // width
+        plain = Layout((8, extent), (extent, 1)) if found[1] == "K" else Layout((extent, 8), (1, extent))
+        return self.made(lambda: ComposedLayout(Swizzle(bits, 4, 3, "bytes").recast(width), 0, plain), at)
+
+    def repeated(self, at: int, depth: int) -> Layout | ComposedLayout:
+        """A tile repeated over a shape, in the order of a Step."""
+        tile = self.layout(depth + 1)
+        if not self.comma():
+            raise self.fail("',' and the shape")
+        shape, order = self.entry(0), None
+        if self.comma():
+            order = self.entry(0)
+        self.close("(")
+        return self.made(lambda: tile.tile_to_shape(shape, order), at)
+
+    def tensor(self, at: int, depth: int) -> Layout | ComposedLayout:
+        """The layout of a tensor's type, behind its engine. A swizzled pointer moves elements where it is aligned."""
+        start = self.at
+        nested = 0
+        while self.at < len(self.text) and (nested or self.text[self.at] != ","):
+            nested += (self.text[self.at] == "<") - (self.text[self.at] == ">")
+            self.at += 1
+        if "swizzle_ptr" in self.text[start : self.at]:
+            raise ParseError(
+                "expected a pointer without a swizzle: the type does not say where the swizzle's pattern begins; "
+                "print(tensor) does",
+                self.text,
+                self.text.index("swizzle_ptr", start),
+            )
+        if not self.comma():
+            raise self.fail("',' and the layout of the tensor")
+        out = self.layout(depth + 1)
+        self.close("<")
+        return out
 
     def plain(self, opening: str, at: int) -> Layout:
         """The shape and the stride behind the bracket."""
@@ -254,6 +316,14 @@ class _SourceReader(TextReader):
                 items.append(self.integer())
             self.close(opening)
             return E(*items) if name == "E" else items[-1]
+        if opening == "<" and name == "ScaledBasis":
+            factor, path = self.entry(0), list[int]()
+            while self.comma():
+                path.append(self.integer())
+            self.close(opening)
+            if not path:
+                raise ParseError("expected a coordinate, as in ScaledBasis<C<1>,0>", self.text, at)
+            return self.made(lambda: E(*path) * factor, at)
         raise ParseError("expected an integer, as in _4, Int<4> or 4, or a tuple of them", self.text, at)
 
     def items(self, opening: str, depth: int) -> tuple[Any, ...]:

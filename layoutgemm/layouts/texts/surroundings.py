@@ -20,6 +20,16 @@ _STATEMENT = re.compile(
 # A line typed at a prompt, with its value in the next
 _PROMPT = re.compile(r"(?m)^[ \t]*(?:>>>|\.\.\.|In \[\d+\]:) [^\n]*\n(?=[^\n]*\S)")
 _QUOTED = re.compile(rf"(`+)([^`\n]*(?:{_PAIR})[^`\n]*)\1")
+# A comment's sign, a test's CHECK, a label, a name with its annotation
+_IR = r"#(?:ttg|ttng|triton_gpu|gluon)\."
+_BEFORE_TRITON = re.compile(
+    r"(?m)^[ \t]*(?://[ \t]*)?(?:CHECK[\w-]*(?:\{LITERAL\})?:[ \t]*)?(?:\w[\w ]*:[ \t]*)?"
+    rf"(?=#\w+[ \t]*=[ \t]*{_IR}|{_IR}|tensor<[\dx ]+[\w!.<>]+,[ \t]*#|!ttg?\.)"
+    r"|\A\s*\w+\s*:\s*(?:\w+\.)*constexpr\s*=\s*(?=(?:\w+\.)*\w+Layout\()"
+)
+_CONSTEXPR = re.compile(r"\s*constexpr\[(.*)\]\s*\Z", re.DOTALL)
+# A type as a compiler's message has it
+_TYPE = re.compile(r"(?:cute::|(?<=['\u2018\"]))(?:(?:Composed)?Layout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine))\s*<")
 _LATEX = "\\documentclass"  # what print_latex prints behind the layout
 
 # What is printed beside layouts, and what it is
@@ -30,6 +40,19 @@ _OTHERS = (
     (re.compile(r"[^\n]*\bo\s+(\w*ptr)\s+o\s"), "a pointer without its type, as in smem_ptr[16b](unset)"),
     (re.compile(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cute\.ptr<[^\n\"]*>)\s*\Z"),
      "a pointer alone; !cute.memref<...> has its layout"),
+    (re.compile(r"\s*(?:#\w+\s*=\s*)?(affine_map<)[^\n]*\s*\Z"),
+     "a map without extents, as memref<4x8xf32, affine_map<(i, j) -> (i * 8 + j)>> has them"),
+    (re.compile(r"\s*(?:%\w+\s*[=:]\s*)?(!cute_nvgpu\.)[^\n]*\Z"),
+     "an atom's type alone; !cute.tiled_mma<...> and !cute.tiled_copy<...> have its layouts"),
+    (re.compile(r"\s*(?:[%!]\w+\s*[=:]\s*)?((?:tensor|vector)<)[\d?x]*x?[a-z]\w*>\s*\Z"),
+     "a tensor's sizes alone; memref<4x8xf32, strided<[8, 1]>> has strides"),
+    (re.compile(r"\s*\(?(_?-?\d+(?:@\d+)+)[\d,@_\s]*\)?\s*\Z"),
+     "a stride alone; with its shape it is (128,64):(1@0,1@1)"),
+    (re.compile(r"\s*(?:[%!]\w+\s*[=:]\s*)?(memref<)\s*(?:\*\s*x\s*)?[a-z]\w*\s*[,>]"),
+     "a memref without extents"),
+    (re.compile(r"\s*(?:[#%!]\w+\s*[=:]\s*)?"
+                r"([#!](?!(?:cute|cute_nvgpu|ttg?|ttng|triton_gpu|gluon|amdg|mosaic_gpu|fly)\.)\w+\.\w+\s*<)[^\n]*"),
+     "an attribute of another dialect: of IR, those of cute, fly, ttg, ttng, mosaic_gpu and memref<...> are read"),
     (re.compile(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
 )  # fmt: skip
 _OTHER_TYPE = re.compile(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile)<")
@@ -62,6 +85,40 @@ def quoted(text: str) -> str | None:
     if len(found) != 1 or PAIR.search(text, 0, found[0].start()) or PAIR.search(text, found[0].end()):
         return None
     start, end = found[0].span(2)
+    return " " * start + text[start:end] + " " * (len(text) - end)
+
+
+def without_labels(text: str) -> str:
+    """The text with blanks for what source and tests put before a layout of Triton.
+
+    >>> without_labels("// CHECK: #linear = #ttg.linear<{}>").strip()
+    '#linear = #ttg.linear<{}>'
+    >>> without_labels("LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])").strip()
+    'gl.BlockedLayout([1], [32], [4], [0])'
+    """
+    text = _BEFORE_TRITON.sub(_blanks, text)
+    inside = _CONSTEXPR.match(text)
+    return text if inside is None else " " * inside.start(1) + inside[1]
+
+
+def of_compiler(text: str) -> str | None:
+    """The text with blanks for all but its only C++ type of a layout; None for another text.
+
+    >>> of_compiler("error: no match for 'cute::Layout<cute::_4, cute::_1>' here").strip()
+    'cute::Layout<cute::_4, cute::_1>'
+    """
+    types, end = [], 0
+    for found in _TYPE.finditer(text):
+        if found.start() < end:  # inside the one before it
+            continue
+        end, depth = found.end(), 1
+        while end < len(text) and depth:
+            depth += (text[end] == "<") - (text[end] == ">")
+            end += 1
+        types.append((found.start(), end))
+    if len({text[start:end] for start, end in types}) != 1 or not text[: types[0][0]].strip():
+        return None
+    start, end = types[0]
     return " " * start + text[start:end] + " " * (len(text) - end)
 
 
