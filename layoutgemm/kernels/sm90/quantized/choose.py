@@ -1,7 +1,7 @@
 """The configuration of a product with packed weights: few rows stream weights, many are a GEMM.
 
-Each kind of kernel has an estimate. A round of its clusters on the GPU's SMs takes the microseconds of a K tile, times
-the K tiles of a part of K, and what comes once a round. The times were fitted to products of 16 to 4096 rows with int4
+Each kind of kernel has an estimate: rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
+the microseconds of one. What comes once is added. The times were fitted to products of 16 to 4096 rows with int4
 weights of six shapes on an H200 (`benchmarks/NOTES.md`, "Tiles of packed weights").
 
 rows up to 64    tiles of 64, 128 or 256 output features, K in up to 4 parts. First K tiles are brought to L2 before
@@ -12,10 +12,9 @@ more             tiles of 64 to 256 output features and up to 128, 224 or 256 ro
 A warpgroup converts and multiplies in turn. So an SM waits unless there is a second one, or a second block of 64
 features. A tile of 64 features is for products that have no more.
 
-With float8 activations a warpgroup also has the registers of a sum of its own: two blocks of 64 features do not fit
-beside it, nor more than 192 rows. ptxas computes mma.sync of e4m3 in 16 bits on sm_90a, so warpgroups multiply few
-rows, too. The estimates of more than 64 rows are those of 16 bits, times `_FLOAT8`: on an H200 they found the fastest
-of up to seven kernels, or one that took up to 4% longer.
+With float8 activations a warpgroup also has the registers of a sum of its own: more than 192 rows do not fit beside
+it, nor two blocks of 64 features and 128 rows. ptxas computes mma.sync of e4m3 in 16 bits on sm_90a, so warpgroups
+multiply few rows, too. The estimates of more than 64 rows were fitted to the same sizes on an H100.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ _ONCE = {1: 1.4, 2: 1.4, 4: 2.6}  # us of the start, the exchange of sums and th
 _FEW_ROWS = {64: (0.285, 0.33), 128: (0.385, 0.49), 256: (0.645, 0.86)}  # us of a K tile of 128, for 16 and 64 rows
 _BY_WARPS = 16  # rows: the most of a tile of 64 features that mma.sync multiplies
 _WIDTH = 128  # rows of a tile of many
-_FLOAT8 = 0.6  # of the time of a K tile of many rows: products take half as long, the rest as long
 SMS = 132  # H100 SXM, H200
 
 
@@ -41,7 +39,7 @@ class _TileKind:
     """A kind of kernel for more than 64 rows.
 
     tile         output features, and rows at most
-    time, once   us of a K tile of 128, and of what comes once a round
+    time, once   us of a K tile of 128, and of what comes once
     split        parts of K
     along_m      CTAs of a cluster, which share x
     tile_k       depth of a stage
@@ -67,7 +65,7 @@ class _TileKind:
             single=self.split > 1, cluster=(self.along_m, 1), store=store,
         )  # fmt: skip
 
-    def estimate(self, n: int, rows: int, k: int, sms: int, share: float) -> float | None:
+    def estimate(self, n: int, rows: int, k: int, sms: int) -> float | None:
         """Microseconds; None for a problem that the kind is not for.
 
         Kernels of several parts of K were measured in one round.
@@ -79,7 +77,7 @@ class _TileKind:
             return None
         if self.tile[1] > _WIDTH >= rows:
             return None
-        return rounds * (-(-k_tiles // self.split) * self.time * share + self.once)
+        return rounds * -(-k_tiles // self.split) * self.time + self.once
 
 
 _MANY = (
@@ -96,10 +94,11 @@ _MANY = (
     _TileKind((128, 256), 1.149, 8.0, split=2, tile_k=64),
 )
 _MANY_FLOAT8 = (
-    _TileKind((64, 128), 0.47, consumers=1, loader="warp"),
-    _TileKind((64, 128), 0.47, 5.0, split=2, tile_k=64, consumers=1, loader="warp"),
-    _TileKind((128, 128), 0.72),
-    _TileKind((128, 192), 1.13, tile_k=64),
+    _TileKind((64, 128), 0.37, 0.9, consumers=1, loader="warp"),
+    _TileKind((64, 128), 0.356, 2.2, split=2, consumers=1, loader="warp"),
+    _TileKind((128, 128), 0.50, 4.3),
+    _TileKind((128, 128), 0.50, 5.1, split=2),
+    _TileKind((128, 192), 0.85, tile_k=64),
 )
 
 
@@ -142,7 +141,7 @@ def _few(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
     for tile, (sixteen, sixty_four) in _FEW_ROWS.items():
         time = sixteen + (sixty_four - sixteen) * between
         for split, once in _ONCE.items():
-            if split <= k_tiles and not (float8 and tile > 2 * UNIT_ROWS):
+            if split <= k_tiles:
                 rounds = _rounds(-(-n // tile), split, sms)
                 found.append((rounds * (-(-k_tiles // split) * time + once), split, tile))
     _, split, tile = min(found)
@@ -156,7 +155,6 @@ def _few(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
     """The kind with the least estimate; of equal ones the first."""
-    share, kinds = (_FLOAT8, _MANY_FLOAT8) if float8 else (1.0, _MANY)
-    estimates = [(kind.estimate(n, rows, k, sms, share), kind) for kind in kinds]
+    estimates = [(kind.estimate(n, rows, k, sms), kind) for kind in (_MANY_FLOAT8 if float8 else _MANY)]
     _, kind = min([(time, kind) for time, kind in estimates if time is not None], key=lambda found: found[0])
     return kind.config(rows, "tma" if n % 8 == 0 else "direct")
