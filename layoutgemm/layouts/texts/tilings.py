@@ -149,12 +149,16 @@ def _xla(text: str, found: re.Match[str]) -> Layout:
     parts = [_Part(shape[dim], dim, 1) for dim in reversed(order)]
     for tile in tiles:
         parts = _tiled_once(text, found.start(3), parts, tile)
-    modes, stride = [list[tuple[int, int, int]]() for _ in shape], 1
+    return _made(text, found, shape, _placed(parts)[0])
+
+
+def _placed(parts: Sequence[_Part]) -> tuple[list[tuple[_Part, int]], int]:
+    """Compact parts with their strides, the last one the fastest; and the size of all."""
+    found, stride = [], 1
     for part in reversed(parts):
-        modes[part.dim].append((part.extent, part.step, stride))
+        found.append((part, stride))
         stride *= part.extent
-    found_modes = [_mode(text, found.start(1), shape[dim], mode) for dim, mode in enumerate(modes)]
-    return _made(text, found, [mode[0] for mode in found_modes], [mode[1] for mode in found_modes])
+    return found, stride
 
 
 def _tiles(said: str) -> list[list[int]]:
@@ -177,14 +181,9 @@ def _tpu(text: str, found: re.Match[str]) -> Layout:
     inside: list[_Part] = parts[len(shape) :]
     for tile in tiles[1:]:
         inside = _tiled_once(text, found.start(2), inside, tile)
-    modes, stride = [list[tuple[int, int, int]]() for _ in shape], 1
-    for part in reversed(inside):
-        modes[part.dim].append((part.extent, part.step, stride))
-        stride *= part.extent
-    for part, by in zip(parts[: len(shape)], strides, strict=True):
-        modes[part.dim].append((part.extent, part.step, by * stride))
-    found_modes = [_mode(text, found.start(1), shape[dim], mode) for dim, mode in enumerate(modes)]
-    return _made(text, found, [mode[0] for mode in found_modes], [mode[1] for mode in found_modes])
+    placed, size = _placed(inside)
+    placed += [(part, by * size) for part, by in zip(parts[: len(shape)], strides, strict=True)]
+    return _made(text, found, shape, placed)
 
 
 def _mode(text: str, at: int, extent: int, parts: list[tuple[int, int, int]]) -> tuple[object, object]:
@@ -218,9 +217,16 @@ def _mode(text: str, at: int, extent: int, parts: list[tuple[int, int, int]]) ->
     return (tuple(shape), tuple(stride)) if len(shape) > 1 else (shape[0], stride[0])
 
 
-def _made(text: str, found: re.Match[str], shape: Sequence[object], stride: Sequence[object]) -> Layout:
+def _made(
+    text: str, found: re.Match[str], shape: Sequence[int], placed: Sequence[tuple[_Part, int]]
+) -> Layout:  # fmt: skip
+    """The layout of an array's coordinates from its parts and their strides."""
+    modes: list[tuple[object, object]] = []
+    for dim, extent in enumerate(shape):
+        own = [(part.extent, part.step, stride) for part, stride in placed if part.dim == dim]
+        modes.append(_mode(text, found.start(1), extent, own))
     try:
-        return Layout(tuple(shape), tuple(stride))
+        return Layout(tuple([mode[0] for mode in modes]), tuple([mode[1] for mode in modes]))
     except LayoutError as error:
         raise ParseError(error.reason, text, found.start(1)) from None
 

@@ -179,8 +179,9 @@ def _prepared(
     pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), k)
     streamed = streamed_plan_of(call, rows, *types, places.multiprocessors, *on)
     if streamed is not None:
-        split = streamed.cluster_size  # a block on each: another one beside it is of the next kernel
-        workers = places.multiprocessors if split == 1 else places.resident(split)
+        workers = places.resident(
+            streamed.cluster_size
+        )  # a block on each SM: another one beside it is the next kernel's
         return Direct(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)
     if on[0] != HOPPER:
         by_rows = mma_plan_of(call, rows, *types, places.multiprocessors, *on)
