@@ -230,15 +230,26 @@ def reductions_table() -> str:
 
 
 def programs_table() -> str:
-    """Products with reductions, the product alone, and torch's eager and fastest formula."""
+    """The programs of kernels/variant_*.py, torch's fastest form of each formula, and quack's."""
     rows = []
-    for name, found in record("reductions", "h100")["programs"].items():
-        us = found["us"]
-        peers = {peer: value for peer, value in us.items() if peer == "eager" or peer.startswith("torch")}
-        best = min(peers, key=lambda peer: peers[peer])
-        times = [f"{us['ours']:.1f}", f"{us['product alone']:.1f}", f"{us['eager']:.1f}", f"{us[best]:.1f}"]
-        rows.append([name, " x ".join(map(str, found["sizes"])), *times, f"{us[best] / us['ours']:.2f}"])
-    head = ["program", "M x N x K", "us", "product alone", "torch, eager", "torch, fastest", "speed, x torch's fastest"]
+    for name, sizes in record("programs", "h100")["programs"].items():
+        for found in sizes:
+            us = found["us"]
+            best = min(value for peer, value in us.items() if peer == "eager" or peer.startswith("torch"))
+            times = [f"{us[key]:.1f}" for key in ("ours", "product alone", "eager")]
+            quack = f"{us['quack'] / us['ours']:.2f}" if "quack" in us else ""
+            ratio = f"{best / us['ours']:.2f}"
+            rows.append([name, " x ".join(map(str, found["sizes"])), *times, f"{best:.1f}", ratio, quack])
+    head = [
+        "program",
+        "M x N x K",
+        "us",
+        "product alone",
+        "torch, eager",
+        "torch, fastest",
+        "x torch's speed",
+        "x quack's",
+    ]
     return table(head, rows)
 
 

@@ -114,7 +114,7 @@ def _candidates(
     rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
     choice, why = choose(
         rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",
-        multiprocessors=problem.places, matrices=_has_matrices(problem),
+        multiprocessors=problem.places, matrices=_goes_along_rows(problem),
     )  # fmt: skip
     swapped = choice.swapped != flip
     why = f"of the transposed product: {why}" if flip else why
@@ -149,16 +149,22 @@ def _next_best(
 ) -> Iterator[tuple[Sm90Choice, str]]:
     """The next best choices, for a column-major A, or a wide or narrow C."""
     m, n, k, batch = sizes
-    found = likeliest(m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_has_matrices(problem))
+    found = likeliest(m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_goes_along_rows(problem))
     for estimate in found[1:NEXT]:
         choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)
         why = f"of the transposed product: {why}" if flip else why
         yield from nearest(replace(choice, swapped=choice.swapped != flip), why, k_major=True)  # all rows are loaded
 
 
-def _has_matrices(problem: Problem) -> bool:
-    """True if the epilogue reads or writes matrices of C's shape."""
-    return problem.epilogue is not None and any(given.axes == "mn" for given in problem.epilogue.given)
+def _goes_along_rows(problem: Problem) -> bool:
+    """True if the epilogue reads or writes matrices of C's shape, or reduces rows: columns are slower.
+
+    A lane holds neighbours of a row, and rows are combined by two exchanges of lanes; columns by three, in eight lanes.
+    """
+    if problem.epilogue is None:
+        return False
+    reduced = any(step.axes == "m" for step in problem.epilogue.reductions)
+    return reduced or any(given.axes == "mn" for given in problem.epilogue.given)
 
 
 # ------------------------------------------------------------------------------------------------ lines of any pitch

@@ -36,6 +36,7 @@ BY_TORCH = {
     "bench_quantized": ["", "--quick"],
     "bench_quantized_mma": [""],
     "bench_orders": [""],
+    "bench_programs": [""],
     "bench_reductions": [""],
     "bench_types": ["run"],
     "bench_variants": [""],

@@ -116,6 +116,17 @@ def test_every_size_has_a_kernel_that_carries_the_steps(sizes: tuple[int, int, i
         assert epilogue.stores_c or plan.store is None
 
 
+def test_rows_are_reduced_in_their_places() -> None:
+    """The transposed product would be chosen by a hair, and reduces the columns of its kernel."""
+    m, n, k = 4096, 256, 7168
+    operand = [StridedOperand(*layout, "bf16") for layout in (((m, k), (k, 1)), ((k, n), (1, k)), ((m, n), (n, 1)))]
+    swapped = [
+        solve(Problem(*operand, epilogue=epilogue, apart=epilogue is not None)).kernel.choice.swapped
+        for epilogue in (None, Epilogue(RowReduce("argmax", "best"), stores_c=False), Epilogue(RowReduce()))
+    ]
+    assert swapped == [True, False, False]
+
+
 def test_results_in_float32_are_kept() -> None:
     a, b = integers(4, 8, dtype=F32), integers(8, 4, dtype=F32)
     given = {"row_max": torch.zeros(4)}

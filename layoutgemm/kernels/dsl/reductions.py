@@ -31,6 +31,7 @@ from .tables import load_word_shared
 if TYPE_CHECKING:
     from .fused import Element, FusedBlock
 
+TOGETHER = 4  # elements whose tuple is computed at once, where that takes fewer steps: 8 leave too few registers
 _KINDS = {"float": Float32, "int": Int32}
 
 
@@ -57,21 +58,30 @@ class BlockReductions:
 
     def __init__(self, block: FusedBlock):
         self.block = block
+        self.waiting: dict[tuple[str, int, int], list[tuple[Float32, Element]]] = {}
         self.found: dict[tuple[str, int, int], tuple[Reducing, Element, list[Any]]] = {}
         self.taken: Counter[tuple[str, int, int]] = Counter()
 
     def take(self, step: Reducing, at: Element, x: Float32) -> None:
-        """Combine an element into its line's tuple; one outside of C leaves it."""
-        reduction, math, key = step.reduction, self.block.math, self.key(step, at)
-        lifted = typed(reduction, reduction.lifted(x, at))
-        inside = at.inside(step.axes)
-        own = [math.where(inside, value, fill) for value, fill in zip(lifted, reduction.identity, strict=True)]
-        if key in self.found:
-            own = typed(reduction, reduction.combined(self.found[key][2], own, math))
-        self.found[key] = step, at, own
+        """Take an element into its line's tuple, alone or with others; one outside of C leaves it."""
+        key = self.key(step, at)
+        waiting = self.waiting.setdefault(key, [])
+        waiting.append((x, at))
         self.taken[key] += 1
-        if self.taken[key] == self.needed(step, key):  # its registers are free for the next columns
+        last = self.taken[key] == self.needed(step, key)
+        if last or len(waiting) == (1 if step.reduction.about is None else TOGETHER):
+            self.combine(step, key)
+        if last:  # its registers are free for the next columns
             self.store(*self.found.pop(key))
+
+    def combine(self, step: Reducing, key: tuple[str, int, int]) -> None:
+        """Combine the elements that wait with their line's tuple."""
+        elements = self.waiting.pop(key)
+        inside, math = [at.inside(step.axes) for _, at in elements], self.block.math
+        own = typed(step.reduction, step.reduction.tuple_of(elements, inside, math))
+        if key in self.found:
+            own = typed(step.reduction, step.reduction.combined(self.found[key][2], own, math))
+        self.found[key] = step, elements[-1][1], own
 
     def needed(self, step: Reducing, key: tuple[str, int, int]) -> int | None:
         """A thread's values of a column, or of a row's group of columns; None of one that runs across all values."""
@@ -90,6 +100,9 @@ class BlockReductions:
 
     def finish(self) -> None:
         """Store the tuples that are left."""
+        steps = {step.name: step for step in self.block.epilogue.reductions}
+        for key in list(self.waiting):
+            self.combine(steps[key[0]], key)
         for step, at, own in self.found.values():
             self.store(step, at, own)
 
@@ -217,6 +230,7 @@ class FinishKernel:
         first = cutlass.min(thread // FINISH_PLACES * run, lines)
         end = cutlass.min(first + run, lines)
         shared = cutlass.memory.SmemAllocator().allocate(self.shared_bytes, 16).toint() + thread * WORD_BYTES
+        bridge.allow_next_kernel()
         bridge.wait_for_previous_kernel()
 
         start = partials_address(given, self.plan.partials, self.number, matrix, (Int64(m), Int64(n)))

@@ -22,9 +22,31 @@ from .numpy_math import Math
 from .tracing import Expression
 
 LOWEST = -3.4028234663852886e38  # the least finite float32
+NO_INDEX = 2**31 - 1  # above all indices
+INFINITY = math.inf
 MOST_COMPONENTS = 4
 _SAMPLES = (-3.0, -0.5, 0.0, 1.0, 2.5, 7.0)
 _CLOSE = 1e-4  # relative: sums in another order round otherwise
+
+
+@dataclass(frozen=True)
+class About:
+    """The second component of several elements at once, from the largest of them: fewer steps than by pairs.
+
+    term    an element's, of x, i, j and the largest x, which it reads as "most". Elements outside of C are -inf: beside
+            one of C their term changes nothing
+    merged  "add", or "minimum": how terms become one
+    """
+
+    term: Expression
+    merged: str
+
+    @classmethod
+    def traced(cls, term: Callable[..., Any], merged: str) -> About:
+        """term: (x, i, j, ops, most) -> the element's term."""
+        most = tracing.Symbol(("given", "most"), "float")
+        found = tracing.called(term, ("x", "i", "j", "ops", "most"), (*tracing.element(), tracing.Operations(), most))
+        return cls(tracing.as_value(found).expression, merged)
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,7 @@ class Reduction:
     kinds                  "float" (f32) or "int" (i32) of each component
     results                (name, kind) of each result; the name "" is that of an only one
     atomic                 "sum", "max" or "min" where one component can be combined in memory by an atomic instruction
+    about                  of two components, the first of which is the largest x: the second of several elements
     """
 
     name: str
@@ -46,6 +69,7 @@ class Reduction:
     kinds: tuple[str, ...]
     results: tuple[tuple[str, str], ...]
     atomic: str | None = None
+    about: About | None = None
 
     @classmethod
     def of(
@@ -109,13 +133,32 @@ class Reduction:
         """The same for the transposed matrix: i and j change places."""
         lift = tuple(tracing.transposed(expression) for expression in self.lift)
         return Reduction(
-            self.name, lift, self.combine, self.finish, self.identity, self.kinds, self.results, self.atomic
-        )
+            self.name, lift, self.combine, self.finish, self.identity, self.kinds, self.results, self.atomic,
+            None if self.about is None else About(tracing.transposed(self.about.term), self.about.merged),
+        )  # fmt: skip
 
     # ----------------------------------------------------------------------------------------- registers and arrays
     def lifted(self, x: Any, at: Any) -> list[Any]:
         """An element's tuple; `at` as for a step's `apply`."""
         return [tracing.evaluate(expression, x, at) for expression in self.lift]
+
+    def tuple_of(self, elements: Sequence[tuple[Any, Any]], inside: Sequence[Any], math: Any) -> list[Any]:
+        """The tuple of an element (x, at), or of several at once by `about`.
+
+        inside  of each, whether it is an element of C: others leave the tuple
+        """
+        if self.about is None or len(elements) == 1:
+            ((x, at),), (counts,) = elements, inside
+            return [
+                math.where(counts, value, fill) for value, fill in zip(self.lifted(x, at), self.identity, strict=True)
+            ]
+        values = [math.where(counts, x, -INFINITY) for counts, (x, _) in zip(inside, elements, strict=True)]
+        most = _by_halves(math.largest, [math.constant(self.identity[0]), *values])
+        terms = [
+            tracing.evaluate(self.about.term, x, _About(math, at, most))
+            for x, (_, at) in zip(values, elements, strict=True)
+        ]
+        return [most, _by_halves(getattr(math, self.about.merged), terms)]
 
     def combined(self, a: Sequence[Any], b: Sequence[Any], math: Any) -> list[Any]:
         """One tuple of two."""
@@ -211,6 +254,17 @@ class _Tuples:
         return self.values[name[0]][int(name[1:])]
 
 
+class _About:
+    """An element's place, and the largest x of its group."""
+
+    def __init__(self, math: Any, at: Any, most: Any):
+        self.math, self.i, self.j, self.most = math, at.i, at.j, most
+
+    def read(self, name: str) -> Any:
+        """The largest x, the only operand."""
+        return self.most
+
+
 @dataclass(frozen=True)
 class _Coordinates:
     """A place, as an expression reads it in NumPy."""
@@ -232,6 +286,14 @@ def _close(x: Sequence[Any], y: Sequence[Any]) -> bool:
         else np.allclose(a, b, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
         for a, b in zip(x, y, strict=True)
     )
+
+
+def _by_halves(operation: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
+    """Values combined in a tree: the operations of a level do not wait for each other."""
+    if len(values) == 1:
+        return values[0]
+    half = len(values) // 2
+    return operation(_by_halves(operation, values[:half]), _by_halves(operation, values[half:]))
 
 
 def _several(values: object) -> tuple[Any, ...]:
@@ -276,6 +338,16 @@ def _exponentials(a: Any, b: Any, ops: Any) -> tuple[Any, Any]:
     return most, ops.where(a[0] < b[0], a[1] * factor + b[1], b[1] * factor + a[1])
 
 
+def _about_most(x: Any, i: Any, j: Any, ops: Any, most: Any) -> Any:
+    """exp(x - most). Of an infinite largest value the sum is infinite, as its logarithm is, and not NaN."""
+    return ops.exp(x - ops.where(most < math.inf, most, 0.0))
+
+
+def _index_of_most(x: Any, i: Any, j: Any, ops: Any, most: Any) -> Any:
+    """The index of a largest value, or of NaN, which no value equals."""
+    return ops.where(x == most, j, ops.where(x == x, NO_INDEX, j))
+
+
 def _first_largest(a: Any, b: Any, ops: Any) -> tuple[Any, Any]:
     """The lower index of equal values; NaN is above all numbers, as in torch."""
     lower = ops.minimum(a[1], b[1])
@@ -292,7 +364,8 @@ def _of_one(
 
 
 def _log_sum_exp(name: str, finish: Callable[..., Any], results: Sequence[str] = ()) -> Reduction:
-    return Reduction.traced(_exponential, _exponentials, [LOWEST, 0.0], finish, results, name)
+    made = Reduction.traced(_exponential, _exponentials, [LOWEST, 0.0], finish, results, name)
+    return replace(made, about=About.traced(_about_most, "add"))
 
 
 REDUCTIONS: Mapping[str, Reduction] = {
@@ -309,9 +382,12 @@ REDUCTIONS: Mapping[str, Reduction] = {
             lambda a, ops: (ops.where(a[1] == 0.0, -math.inf, a[0]), a[0] + ops.log(a[1])),
             ("max", "log_sum_exp"),
         ),
-        Reduction.traced(
-            lambda x, i, j, ops: (x, j), _first_largest, [-math.inf, 2**31 - 1], results=("value", "index"),
-            name="argmax",
+        replace(
+            Reduction.traced(
+                lambda x, i, j, ops: (x, j), _first_largest, [-math.inf, NO_INDEX], results=("value", "index"),
+                name="argmax",
+            ),
+            about=About.traced(_index_of_most, "minimum"),
         ),
     )
 }  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from layoutgemm.kernels.epilogue.chain import (
     Reduction,
     RowReduce,
 )
+from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.epilogue.parameters import Placed, words_of
 from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
 from layoutgemm.kernels.run.arrays import global_matrix
@@ -89,6 +92,33 @@ def test_infinities_and_nans_are_those_of_torch() -> None:
     value, index = REDUCTIONS["argmax"].reduce(rows, -1)
     assert np.array_equal(value, most, equal_nan=True) and index.tolist() == [0, 1, 1, 1, 0]
     assert np.isnan(REDUCTIONS["amax"].reduce(rows[3:], -1)[0]).all()
+
+
+@pytest.mark.parametrize("name", [name for name, made in sorted(REDUCTIONS.items()) if made.about is not None])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_several_elements_at_once_are_those_combined_in_turn(name: str, transposed: bool) -> None:
+    """Some lie outside of C; infinities and NaN stand at every place, and largest values are equal."""
+    reduction = REDUCTIONS[name].transposed() if transposed else REDUCTIONS[name]
+    rng = np.random.default_rng(0)
+    with np.errstate(all="ignore"):
+        for trial in range(400):
+            count = int(rng.integers(2, 9))
+            x = rng.integers(-2, 3, count).astype(np.float32)
+            for special in (np.inf, -np.inf, np.nan):
+                x[rng.random(count) < (0.0, 0.2, 0.6)[trial % 3]] = special
+            own = int(rng.integers(1, count + 1))
+            axis = {"i": 3, "j": 3, "i" if transposed else "j": None}
+            places = [
+                SimpleNamespace(**{k: np.array([v or e]) for k, v in axis.items()}, math=Math) for e in range(count)
+            ]
+            elements = [(x[e : e + 1], place) for e, place in enumerate(places)]
+            found = reduction.tuple_of(elements, [np.array([e < own]) for e in range(count)], Math)
+            tuples = [reduction.lifted(*element) for element in elements[:own]]
+            combined = functools.reduce(lambda a, b: reduction.combined(a, b, Math), tuples)
+            if own < count:  # elements outside change nothing beside one of C
+                found = reduction.combined(found, tuples[0], Math) if name == "argmax" else found
+            for value, want in zip(reduction.finished(found, Math), reduction.finished(combined, Math), strict=True):
+                assert np.allclose(value, want, rtol=1e-6, equal_nan=True), (x, own)
 
 
 @pytest.mark.parametrize(

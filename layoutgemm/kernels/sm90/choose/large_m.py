@@ -26,6 +26,7 @@ from .occupancy import Places
 from .small_m import between
 
 MODEL = cost_model("many_rows")
+LONG_WORK = MODEL.long_work  # operations from which several waves take tiles by the GPU's rounds
 FMA_PER_CYCLE = 2048  # of one SM: m64n256k16 takes 128 cycles
 _LARGEST = 256 * 224  # elements of the tile that others are compared with
 _K_TILE = STAGE_BYTES_OF_K // bf16.bytes
@@ -92,7 +93,7 @@ class ManyRows:
     """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on so many multiprocessors.
 
     swapped   rows are columns of C
-    matrices  whether an epilogue reads or writes matrices of C's shape
+    matrices  whether an epilogue reads or writes matrices of C's shape, or reduces its rows
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
     >>> print(ManyRows(512, 4096, 4096, 1, Places()).estimate((128, 128), (2, 1), pingpong=False))
@@ -142,7 +143,7 @@ class ManyRows:
             seconds *= 1 + MODEL.part_span
         if columns % (8 * cluster[0]):
             seconds *= 1 + (MODEL.between if waves == 1 else MODEL.between_later)
-        long = waves > 1 and 2 * self.m * self.n * self.k * self.batch >= MODEL.long_work
+        long = waves > 1 and 2 * self.m * self.n * self.k * self.batch >= LONG_WORK
         rounds = self.places.dealt(cluster[0] * cluster[1]) if (dealt or long) and split == 1 else ()
         if waves > 1 and cluster in _PAIRS:
             seconds *= MODEL.paired[rows][_PAIRS.index(cluster)]

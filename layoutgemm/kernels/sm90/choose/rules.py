@@ -28,7 +28,7 @@ from ..plan import Sm90Config, Sm90Plan
 from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
 from .costs import cost_model
-from .large_m import FMA_PER_CYCLE, SPAN, WIDE, Estimate, ManyRows, early_parts
+from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, ManyRows, early_parts
 from .occupancy import Places
 from .small_m import crowded, fetched, for_few_rows
 
@@ -102,6 +102,9 @@ _IN_HALVES: dict[str, Any] = {"loader": "warp", "early": 2}
 _WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
 
 
+# Rows of a tile and clusters of gated products whose tiles are taken by the rounds in which the GPU deals clusters out:
+# two matrices of 4096^3 1.0 to 1.4% faster on an H100. Clusters along the other axis are 0.7 to 4% slower so.
+_DEALT = ((256, (1, 2)), (128, (2, 1)))
 NEXT = 24  # of the likeliest, so many are tried before SPARE
 # What exists for every order of the operands: a B with N contiguous comes in whole spans of its tile.
 SPARE = tuple(
@@ -138,8 +141,8 @@ def choose(
              halves are widths of the instruction, and operands keep their places. Or a Combined: each of its matrices
              has n columns, and a tile as many of each
     multiprocessors  the GPU's, or its `Places`; of a number alone it is taken to place clusters as an H200 does
-    matrices whether an epilogue reads or writes matrices of C's shape, across whose rows it goes where operands change
-             places: products of 16 bits and more than 64 rows then change them for a larger gain
+    matrices whether an epilogue reads or writes matrices of C's shape, or reduces rows, across which it goes where
+             operands change places: products of 16 bits and more than 64 rows then change them for a larger gain
     in_place whether the operands keep their places: nothing is computed as C^T = B^T @ A^T
 
     Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
@@ -189,7 +192,9 @@ def choose(
     ]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
     lines = _on_lines(k, None if b_major == "K" else n, kind)
-    config = _configured(best, k, batch, kind, work < MODEL.short_work, False, lines)
+    if bits == 16 and best.waves > 1 and work >= LONG_WORK and (best.tile[0], best.cluster) in _DEALT:
+        best = replace(best, dealt=places.dealt(2))
+    config = _configured(best, k, batch, kind, work < MODEL.short_work and not best.dealt, False, lines)
     return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], how)
 
 
