@@ -44,6 +44,7 @@ from ..epilogue import epilogue_product
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
+from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
 from .kept import NOT_KEPT, Keeping, behind_zero, find, launch, require_hopper
 from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
@@ -56,7 +57,6 @@ from .scaled import (
     check_addresses,
     check_bias,
     derived,
-    epilogue_of,
     finished_by_torch,
     line,
     scaled_product,
@@ -138,7 +138,7 @@ def check_grouped(
     check_activation(finish.activation)
     if form in (COLUMNS, ALONG_K) and (finish.bias is not None or finish.activation is not None):
         name = "bias" if finish.bias is not None else "activation"
-        raise OperandError(f"{name}: groups of {form} take none, groups of rows do")
+        raise OperandError(why_unfinished(form, name))
     front = (experts,) if a.ndim == b.ndim else ()
     shape = (*front, a.shape[-2], finish.columns(b))
     check_bias(finish.bias, [(b.shape[-1],), (experts, b.shape[-1])])

@@ -20,19 +20,16 @@ import numpy as np
 import torch
 
 from ...errors import OperandError, TensorError
-from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Quantize, Scale, Step, VectorScale
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
-from ...kernels.fp8.plan import LEAST
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
-from ...kernels.sm90.choose.rules import choose
 from ...kernels.sm90.choose.scaled_grouped import (
+    gated_config,
     quantized_gate_config,
     quantizes_apart,
     read_each_column,
     scaled_config,
-    usual_config,
-    whole_stores,
 )
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
@@ -47,11 +44,11 @@ from ..prepared import gpu, on_gpu, prepare
 from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
+from .epilogue import SCALE_C, epilogue_of
 from .kept import MAX_READY, Keeping, Key, find, keep, launch, require_hopper
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-SCALE_C = "scale_c"  # the epilogue's operand
 _FLOAT_BYTES = 4
 LEAST_SEGMENT = 16  # columns that share a scale at least, of tiles of 256: a thread has registers for its scales then
 
@@ -308,31 +305,6 @@ def _quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish
     return config is not None or not each_column
 
 
-@lru_cache(maxsize=256)
-def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None, quantized: str | None = None) -> Epilogue:
-    """The epilogue of a product: the scales that the main loop leaves, a bias of that type, an activation.
-
-    activation  a gate is none of its steps: those before it are of each sum
-    quantized   the type of a result with scales of its own
-
-    >>> [type(step).__name__ for step in epilogue_of(Recipes("RowWise", "TensorWise"), "bf16", "relu").steps]
-    ['VectorScale', 'Scale', 'Bias', 'Activation']
-    """
-    steps: list[Step] = []
-    if not recipes.in_mainloop:
-        for name, axis, recipe in (("scale_a", "m", recipes.a), ("scale_b", "n", recipes.b)):
-            if recipe:
-                steps.append(Scale(name, device=True) if recipe == TENSOR else VectorScale(axis, "f32", name))
-    if bias is not None:
-        steps.append(Bias("n", bias))
-    sums = len(steps) if activation in GATES else 0
-    if activation is not None and activation not in GATES:
-        steps.append(Activation(activation))
-    if quantized is not None:
-        steps.append(Quantize(SCALE_C, BLOCK_OF_C, quantized, LEAST, "col"))
-    return Epilogue(*steps, sums=sums)
-
-
 def epilogue_for(call: ScaledCall, finish: ScaledFinish) -> Epilogue:
     """The epilogue of a call."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
@@ -352,28 +324,20 @@ def plan_of(
         config = quantized_gate_config(*sizes)
         why = f"gated and quantised: tiles of {'x'.join(map(str, config.tile))}"
     elif groups is None:
-        config, why = _gated_config(sizes, types, str(finish.gate), index, config)
+        config, why = gated_choice(sizes, types, str(finish.gate), index, config)
     else:
         columns = BLOCK_OF_C if call.quantizes else 1
         config, why = chosen(sizes, types, groups, index, config, columns, finish.halves)
     return derived(sizes, types, groups, config, None, epilogue_for(call, finish), finish.gate), why
 
 
-def _gated_config(
+def gated_choice(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, index: int, config: Sm90Config | None
 ) -> tuple[Sm90Config, str]:
-    """The configuration of a gated product whose sums stay in the tensor core, and why.
-
-    That of `matmul`'s gated product; of a batch, that of groups of as many rows.
-    """
+    """The configuration of a gated product whose sums stay in the tensor core, and why."""
     if config is not None:
         return config, "given by the caller"
-    m, n, k, batch = sizes
-    if batch > 1:
-        config = usual_config((m * batch, n, k, batch), types, None, HALVES)
-        return config, f"{m} rows a matrix, gated: tiles of {'x'.join(map(str, config.tile))}"
-    choice, why = choose(m, n, k, a=types[0], multiprocessors=gpu(index)[0], gated=gate)
-    return whole_stores(choice.config, types[2], HALVES), why
+    return gated_config(sizes, types, gate, gpu(index)[0])
 
 
 def chosen(
