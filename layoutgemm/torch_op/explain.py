@@ -14,6 +14,7 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .explanation import Explanation, gated_after
 from .indexed.explain import explain_indexed
+from .indexed.grouped_rows import checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
 from .launch import plan_of
 from .operands.pairs import explain_pairs
@@ -82,6 +83,11 @@ def explain_matmul(
     if isinstance(config, StreamedConfig):
         raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
     if rows is not None or out_rows is not None:
+        more = {"offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
+                "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "out": out,
+                "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows}  # fmt: skip
+        if rows is not None and combine is None and getattr(b, "ndim", 0) == 3 and takes_copied_rows(more):
+            return _copied_rows(a, b, rows, more, ScaledFinish(bias, activation, use_fast_accum), out_dtype, config)  # type: ignore[arg-type]
         untaken = {"scale_a": scale_a, "offs": offs, "expected_rows": expected_rows, "combine": combine, "given": given}
         operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)  # type: ignore[arg-type]
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
@@ -106,6 +112,18 @@ def explain_matmul(
         if x is not None:
             raise OperandError(f"{name} without a scale_a")
     return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _copied_rows(
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: dict[str, Any], finish: ScaledFinish,
+    out_dtype: torch.dtype | None, config: Config | None,
+) -> Explanation:  # fmt: skip
+    """The explanation of groups of chosen rows with scales, a bias or ends."""
+    groups, said, scale_a = checked_rows(a, rows, given)
+    recipes = given["recipe_a"], given["recipe_b"]
+    return explain_grouped(
+        a, b, groups, said, scale_a, given["scale_b"], finish, given["out"], out_dtype, recipes, config, rows=rows
+    )
 
 
 def _plain(

@@ -15,7 +15,8 @@ from ..prepared import config_text
 from ..scaled_grouped.kept import find
 from ..scaled_grouped.scaled import check_config
 from .operators import CHECK_INDEXED
-from .product import IndexedOperands, check_indexed, indexed_product, placed, scattered
+from .product import IndexedOperands, check_indexed, indexed_product, placed
+from .torch_rows import scattered
 
 _NO_OPERATOR = (
     "rows of a batch: no gradients, torch.compile, torch.func or modes; groups by offsets= have them, and so has a "

@@ -21,6 +21,7 @@ from ..checks import (
 from ..compiled.traced import check_kinds, named, refusal, refuse
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
+from ..indexed.grouped_rows import grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
@@ -298,7 +299,8 @@ def grouped_matmul(
     config    the kernel's configuration; of groups of columns, that of the transposed product
     rows, out_rows, row_weights   of groups of rows with `offsets`, as for `matmul`: groups are of the product's rows.
               Row i reads row rows[i] of a, and is row out_rows[i] of the result. With `counts`, or of a batch, `rows`
-              alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a
+              alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
+              or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
@@ -320,6 +322,11 @@ def grouped_matmul(
     if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
         untaken = {"offs": offs, "expected_rows": expected_rows, "scale_a": scale_a, "scale_b": scale_b,
                    "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias}  # fmt: skip
+        if rows is not None and takes_copied_rows(untaken):
+            more = {**untaken, "offsets": offsets, "counts": counts, "activation": activation, "out": out,
+                    "use_fast_accum": use_fast_accum, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
+                    "row_weights": row_weights, "copy_rows": copy_rows}  # fmt: skip
+            return grouped_rows(a, b, rows, more, grouped_matmul)
         given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
         return indexed_matmul(
             given, activation=activation, out=out, out_dtype=out_dtype, config=config, others=untaken,

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from ...errors import OperandError
-from ...kernels.derive import OperandPlan, padded_leading
-from ...kernels.run.tensor_maps import tma_operand
+from ...kernels.derive import padded_leading
+from ...kernels.run.epilogue_operands import indexed_rows
+from ...kernels.run.tensor_maps import lines_of
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
@@ -93,7 +95,7 @@ def _of_plan(
     plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, why: str, copies: list[tuple[str, int]]
 ) -> Explanation:
     """The explanation of a plan's one launch."""
-    copies = [*copies, *_copied(plan.a, a), *_copied(plan.b, b)]
+    copies = [*copies, *_copied(plan, "A", a), *_copied(plan, "B", b)]
     if out is not None:
         lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
         size = out.element_size()
@@ -105,11 +107,12 @@ def _of_plan(
     return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
 
 
-def _copied(operand: OperandPlan, x: torch.Tensor) -> list[tuple[str, int]]:
+def _copied(plan: Sm90Plan, name: str, x: torch.Tensor) -> list[tuple[str, int]]:
     """Why an operand is copied, and the copy's bytes; nothing where TMA reads it in place."""
     try:
-        tma_operand(operand, x, [], False)
+        lines_of(plan, name, x, [], False)
     except OperandError as error:
+        operand = plan.a if name == "A" else plan.b
         rows, extent = (x if operand.order == "row" else x.mT).shape[-2:]
         made = prod(x.shape[:-2]) * rows * padded_leading(operand.dtype, extent) * operand.dtype.bytes
         return [(str(error).partition("; copy=True")[0], made)]
@@ -122,12 +125,18 @@ def _copied(operand: OperandPlan, x: torch.Tensor) -> list[tuple[str, int]]:
 def explain_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None,
-    recipes: tuple[object, object], config: Any, expected_rows: int | None = None,
+    recipes: tuple[object, object], config: Any, expected_rows: int | None = None, rows: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
-    """Which kernel `grouped_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
+    """Which kernel `grouped_matmul` takes for these tensors, why, and what it copies. Raises as that does.
+
+    rows  of A that are copied first; scale_a is that of the chosen rows
+    """
     check_config(config)
-    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
+    read = a if rows is None else a.new_empty(1).expand(rows.shape[0], a.shape[-1])
+    call = checked_grouped(read, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
     require_hopper(a.get_device(), "grouped_matmul")
+    if rows is not None:
+        return _of_rows(call, a, b, groups, scale_a, scale_b, finish, out, config, rows)
     if expected_rows is not None:
         config = expected_config(call, a, b, expected_rows, finish)
         found = _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
@@ -140,6 +149,7 @@ def explain_grouped(
 def _grouped(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+    rows: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
     if call.form == COLUMNS:
         recipes = None if call.recipes is None else Recipes(call.recipes.b, call.recipes.a)
@@ -172,14 +182,29 @@ def _grouped(
         copies.append((rule, groups.nbytes))
     if finish.gate is not None and (by_torch := why_by_torch(b)):
         wide = ungated(call, b, torch.float32)
-        found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config)
+        found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config, rows)
         return gated_after(found, by_torch, call.shape)
     if call.form != "rows" and call.experts == 1:
         a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
         out = None if out is None else out[0]
-    plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None)
+    plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None, rows)
+    if rows is not None:
+        copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
     what = {MASKED: "counts of rows", ALONG_K: "ends along K"}.get(call.form, "ends")
     return _of_plan(plan, a, b, out, f"one launch for all groups, whose {what} the kernel reads; {why}", copies)
+
+
+def _of_rows(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+    rows: torch.Tensor,
+) -> Explanation:  # fmt: skip
+    """The same with rows of A by index, which are copied first."""
+    found = _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config, rows)
+    if found == _ZEROS or scale_a is None or scale_a.shape[:1] != rows.shape:
+        return found
+    of_scales = f"scale_a: torch gathers {rows.shape[0]} chosen rows, {scale_a.nbytes} bytes"
+    return replace(found, copies=(*found.copies, of_scales), workspace=found.workspace + scale_a.nbytes)
 
 
 def _batches(

@@ -34,6 +34,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
 )
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
@@ -41,6 +42,7 @@ from ..bias_activation import by_torch
 from ..checks import check_activation, stored_as
 from ..compute import gated_product, product
 from ..epilogue import epilogue_product
+from ..indexed.torch_rows import gathered
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
@@ -66,6 +68,7 @@ from .scaled import (
 )
 
 ROWS, COLUMNS, ALONG_K, BATCH, MASKED = "rows", "columns", "K", "batch", "masked"
+INTS = {torch.int32: "i32", torch.int64: "i64"}  # types of groups and of row indices
 _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
 
@@ -252,11 +255,15 @@ def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: ScaledFinish = NO_FINISH,
     config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: Keeping = NOT_KEPT,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, in which rows of no group are zeros on the CPU, or `out`.
 
     keeping  how the launch is kept
+    rows     of groups of rows on a GPU: those of A that are copied first
     """
+    if rows is not None and (0 in (*call.shape, *a.shape, call.experts) or not on_gpu(a.get_device())):
+        a, rows = gathered(a, rows), None
     if call.form == COLUMNS:
         transposed = call._replace(form=ROWS, shape=call.shape[::-1])
         if call.recipes is not None:
@@ -269,7 +276,7 @@ def grouped_product(
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
     if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b):
-        return _gated_by_torch(call, a, b, groups, finish, config, out)
+        return _gated_by_torch(call, a, b, groups, finish, config, out, rows)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
         return _nothing(call, groups, finish, a.device, out)
     if not on_gpu(a.get_device()):
@@ -280,7 +287,7 @@ def grouped_product(
         raise OperandError(why)
     if call.form != ROWS and call.experts == 1:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
-    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping)
+    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping, rows)
 
 
 def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCall:
@@ -290,11 +297,12 @@ def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCal
 
 def _gated_by_torch(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish,
-    config: Sm90Config | None, out: torch.Tensor | None,
+    config: Sm90Config | None, out: torch.Tensor | None, rows: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product of all columns in float32, gated by torch; rows in no group stay."""
     every = ungated(call, b, torch.float32)
-    wide = grouped_product(every, a, b, groups, None, None, finish._replace(activation=None), config)
+    plain = finish._replace(activation=None)
+    wide = grouped_product(every, a, b, groups, None, None, plain, config, rows=rows)
     value = finished(call, wide, groups, finish._replace(bias=None))
     if out is None:
         return value
@@ -410,9 +418,10 @@ def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
-    keeping: Keeping,
+    keeping: Keeping, rows: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows, masked ones, or along K, by their kernel; of K it reads ends behind a zero."""
+    chosen_rows = {} if rows is None else {"rows": rows.contiguous()}
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
     vectors: dict[str, torch.Tensor] = {}
     lying = True
@@ -428,6 +437,8 @@ def _by_kernel(
         keeping = NOT_KEPT
     elif keeping.key and padded:
         keeping = keeping._replace(ends=True)
+    elif rows is not None:
+        keeping = keeping if numbers is groups and chosen_rows["rows"] is rows else NOT_KEPT
     elif not keeping.key or numbers is not groups:  # known by what the kernel reads
         options = call.form, call.said, call.kind, call.recipes, finish[1:], config
         others = () if scale_b is None and finish.bias is None else (scale_b, finish.bias)
@@ -435,29 +446,30 @@ def _by_kernel(
         if found is not None:
             return found
         keeping = Keeping(key)
-    plan, _ = plan_of(call, a, b, numbers, finish, config, call.said == ENDS, out is None)
+    plan, _ = plan_of(call, a, b, numbers, finish, config, call.said == ENDS, out is None, rows)
     assert plan.groups is not None
-    return launch(keeping, plan, a, b, {plan.groups.name: numbers, **given}, vectors, out)
+    return launch(keeping, plan, a, b, {**chosen_rows, plan.groups.name: numbers, **given}, vectors, out)
 
 
 def plan_of(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: ScaledFinish,
-    config: Sm90Config | None, ends: bool = False, clears: bool = False,
+    config: Sm90Config | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of a product by kernel, and why this configuration.
 
     ends    of groups of rows `numbers` are ends, without the zero in front
     clears  and rows behind the last one become zeros
+    rows    of A that are copied first, or None for all in order
     """
     if call.form == ALONG_K:
         return _plan_along_k(call, a, b, numbers, finish, config)
-    (m, k), n, masked = a.shape[-2:], call.shape[-1], call.form == MASKED
+    (m, n), k, masked = call.shape[-2:], a.shape[-1], call.form == MASKED
     types, scales = _types_and_scales(call, a, b, finish)
-    kind = "i32" if numbers.dtype == torch.int32 else "i64"
-    ragged = Ragged.of(call.experts, kind, masked, ends, ends and clears)
+    ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
     sizes = m, n, k, call.experts
     config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.halves)
-    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), finish.gate), why
+    indexed = None if rows is None else IndexedRows(RowIndices(a.shape[0], INTS[rows.dtype]), copy=True)
+    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), finish.gate, indexed), why
 
 
 def _types_and_scales(
@@ -490,7 +502,7 @@ def _plan_along_k(
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
         lines = -(-sizes[2] // sizes[3])
         why = f"{lines} of K a group on average: tiles of {tile} in clusters of {cluster} are estimated fastest"
-    groups = AlongK.of(call.experts, "i32" if offsets.dtype == torch.int32 else "i64")
+    groups = AlongK.of(call.experts, INTS[offsets.dtype])
     return derived(sizes, types, None, config, groups, epilogue_of_call(call, finish)), why
 
 

@@ -33,6 +33,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
 )
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.indexed.rows import IndexedRows
 from ...kernels.sm90.mainloop import DEPTH, mainloop_of
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
@@ -377,11 +378,13 @@ def tuned_name(types: tuple[str, str, str], groups: tuple[int, ...]) -> tuple[tu
 def derived(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
     ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None, gate: str | None = None,
+    indexed: IndexedRows | None = None,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a product.
 
     ragged  groups of rows, or along K
     gate    the function of a gate; N is C's columns
+    indexed which rows of A are copied first
     groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
     """
     m, n, k, batch = sizes
@@ -389,4 +392,4 @@ def derived(
     loop = None if groups is None else mainloop_of(groups)
     name = "along_k" if isinstance(ragged, AlongK) else "ragged"
     more: dict[str, Any] = {"mainloop": loop, name: ragged, "epilogue": epilogue or None, "gated": gate}
-    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, **more)
+    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, indexed=indexed, **more)
