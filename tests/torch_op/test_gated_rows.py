@@ -23,7 +23,7 @@ M, H, K, TOKENS = 90, 48, 144, 33
 
 
 def problem(kind: Any = BF16, scaled: bool = False) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Tokens, [gate | up] of four experts, the rows, and scales of each row and 128 of K, or a bias."""
+    """Tokens, [gate | up] of four experts, the rows, and scales of blocks or a bias."""
     torch.manual_seed(0)
     a, b = integers(TOKENS, K, dtype=kind), integers(4, 2 * H, K, dtype=kind).mT
     rows = torch.randint(0, TOKENS, (M,), dtype=torch.int32)

@@ -32,7 +32,7 @@ _SAID = "offsets", "offs"
 
 
 def takes_copied_rows(options: dict[str, Any]) -> bool:
-    """True for scales, a bias or ends of groups, beside which rows by index are copied.
+    """True for options beside which rows by index are copied: scales, a bias, ends.
 
     >>> takes_copied_rows({"bias": torch.ones(2), "offs": None}), takes_copied_rows({"offs": None})
     (True, False)

@@ -320,18 +320,12 @@ def grouped_matmul(
     [1.0, 0.0, 2.0]
     """
     if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
-        untaken = {"offs": offs, "expected_rows": expected_rows, "scale_a": scale_a, "scale_b": scale_b,
-                   "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias}  # fmt: skip
-        if rows is not None and takes_copied_rows(untaken):
-            more = {**untaken, "offsets": offsets, "counts": counts, "activation": activation, "out": out,
-                    "use_fast_accum": use_fast_accum, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
-                    "row_weights": row_weights, "copy_rows": copy_rows}  # fmt: skip
-            return grouped_rows(a, b, rows, more, grouped_matmul)
-        given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
-        return indexed_matmul(
-            given, activation=activation, out=out, out_dtype=out_dtype, config=config, others=untaken,
-            copy_rows=copy_rows,
-        )  # fmt: skip
+        return _with_rows(a, b, {
+            "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
+            "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
+            "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config,
+            "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
+        }, rows)  # fmt: skip
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -373,6 +367,20 @@ def grouped_matmul(
             a, b, groups, said, scale_a, scale_b, call.kind, *names, text, *finish
         )
     return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
+
+
+def _with_rows(
+    a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], rows: torch.Tensor | None
+) -> torch.Tensor:  # fmt: skip
+    """The product with row indices; `given` has the other arguments by name."""
+    if rows is not None and takes_copied_rows(given):
+        return grouped_rows(a, b, rows, given, grouped_matmul)
+    names = "offs", "expected_rows", "scale_a", "scale_b", "recipe_a", "recipe_b", "bias"
+    operands = IndexedOperands(a, b, rows, given["out_rows"], given["row_weights"], given["offsets"], given["counts"])
+    return indexed_matmul(
+        operands, activation=given["activation"], out=given["out"], out_dtype=given["out_dtype"],
+        config=given["config"], others={name: given[name] for name in names}, copy_rows=given["copy_rows"],
+    )  # fmt: skip
 
 
 def _recorded_alone(a: torch.Tensor, b: torch.Tensor, groups: object, *others: object) -> bool:
