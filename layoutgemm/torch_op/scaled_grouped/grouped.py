@@ -33,6 +33,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.mainloop import DEPTH
@@ -467,7 +468,7 @@ def plan_of(
     types, scales = _types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
     sizes = m, n, k, call.experts
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.halves)
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.gate)
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[0], INTS[rows.dtype]), copy=True)
     return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), finish.gate, indexed), why
 
@@ -514,13 +515,14 @@ def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None, masked: bool = False, sums: int = 1,
+    config: Sm90Config | None, masked: bool = False, gate: str | None = None,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
 
     sizes  M, N, K and the groups; of masked groups M is each one's
-    sums   of an element of C: 2 of a gated product, which is not measured
+    gate   the function of a gate, or None
     """
+    sums = 1 if gate is None else HALVES
     if config is not None:
         return config, "given by the caller"
     if masked:
@@ -528,7 +530,7 @@ def chosen(
         config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums)
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
-    found = None if sums > 1 else tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales))
+    found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate))
     if found is not None:
         return found.config, "measured by layoutgemm.tune"
     config = usual_config(sizes, types, scales, sums)
@@ -536,13 +538,15 @@ def chosen(
     return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
 
 
-def ragged_name(types: tuple[str, str, str], scales: tuple[int, ...] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def ragged_name(
+    types: tuple[str, str, str], scales: tuple[int, ...] | None, gate: str | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Types and orders by which a tuned grouped product is kept.
 
     >>> ragged_name(("bf16", "bf16:col", "bf16"), None)
     (('bf16 groups', 'bf16', 'bf16'), ('row', 'col', 'row'))
     """
-    (first, *rest), orders = tuned_name(types, scales or ())
+    (first, *rest), orders = tuned_name(types, scales or (), gate)
     return (f"{first} groups", *rest), orders
 
 

@@ -328,7 +328,7 @@ def plan_of(
         config, why = gated_choice(sizes, types, str(finish.gate), index, config)
     else:
         columns = BLOCK_OF_C if call.quantizes else 1
-        config, why = chosen(sizes, types, groups, index, config, columns, finish.halves)
+        config, why = chosen(sizes, types, groups, index, config, columns, finish.gate)
     return derived(sizes, types, groups, config, None, epilogue_for(call, finish), finish.gate), why
 
 
@@ -343,18 +343,18 @@ def gated_choice(
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
-    config: Sm90Config | None, columns: int = 1, sums: int = 1,
+    config: Sm90Config | None, columns: int = 1, gate: str | None = None,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a promoted product, and why: the caller's, the measured one, or the estimate.
 
     columns  of C that a CTA stores: a multiple of so many
-    sums     of an element of C: 2 of a gated product, which is not measured
+    gate     the function of a gate, or None
     """
     if config is not None:
         return config, "given by the caller"
-    measured = bool(groups) and sums == 1
-    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups)) if measured else None
-    if found is not None and found.config.tile[1] // found.config.split % columns == 0:
+    sums = 1 if gate is None else HALVES
+    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate)) if groups else None
+    if found is not None and found.config.tile[1] // found.config.split // sums % columns == 0:
         return found.config, "measured by layoutgemm.tune"
     m, n, k, batch = sizes
     each = read_each_column(groups, n, sums)
@@ -363,15 +363,20 @@ def chosen(
     return config, f"estimated fastest of scaled products: tiles of {tile}{parts} (scaled_grouped_h100.json)"
 
 
-def tuned_name(types: tuple[str, str, str], groups: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def tuned_name(
+    types: tuple[str, str, str], groups: tuple[int, ...], gate: str | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Types and orders by which a tuned product with scales is kept.
+
+    gate  the function of a gate, or None
 
     >>> tuned_name(("e4m3", "e4m3:col", "bf16"), (1, 128))
     (('e4m3/1', 'e4m3/128', 'bf16'), ('row', 'col', 'row'))
     """
     names = [name.partition(":")[0] for name in types]
     scaled = [f"{name}/{group}" for name, group in zip(names, groups)]
-    return (*scaled, *names[len(scaled) :]), ("row", types[1].partition(":")[2] or "row", "row")
+    kept = tuned_store.gated_types((*scaled, *names[len(scaled) :]), gate)
+    return kept, ("row", types[1].partition(":")[2] or "row", "row")
 
 
 @lru_cache(maxsize=1024)
