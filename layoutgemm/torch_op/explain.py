@@ -14,7 +14,7 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .explanation import Explanation, gated_after
 from .indexed.explain import explain_indexed
-from .indexed.grouped_rows import checked_rows, takes_copied_rows
+from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
 from .launch import plan_of
 from .operands.pairs import explain_pairs
@@ -115,7 +115,7 @@ def explain_matmul(
 
 
 def _copied_rows(
-    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: dict[str, Any], finish: ScaledFinish,
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Options, finish: ScaledFinish,
     out_dtype: torch.dtype | None, config: Config | None,
 ) -> Explanation:  # fmt: skip
     """The explanation of groups of chosen rows with scales, a bias or ends."""

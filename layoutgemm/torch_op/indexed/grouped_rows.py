@@ -27,11 +27,12 @@ from ..scaled_grouped.scaled import ScaledFinish, check_config
 from .torch_rows import gathered, selected
 
 _autocast = torch._C._is_any_autocast_enabled
+Options = dict[str, Any]  # all other arguments of a call, by name
 Multiply = Callable[..., torch.Tensor]
 _SAID = "offsets", "offs"
 
 
-def takes_copied_rows(options: dict[str, Any]) -> bool:
+def takes_copied_rows(options: Options) -> bool:
     """True for options beside which rows by index are copied: scales, a bias, ends.
 
     >>> takes_copied_rows({"bias": torch.ones(2), "offs": None}), takes_copied_rows({"offs": None})
@@ -41,7 +42,7 @@ def takes_copied_rows(options: dict[str, Any]) -> bool:
 
 
 def grouped_rows(
-    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, options: dict[str, Any], multiply: Multiply
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, options: Options, multiply: Multiply
 ) -> torch.Tensor:
     """The grouped product of A's chosen rows.
 
@@ -64,7 +65,7 @@ def grouped_rows(
 
 
 def checked_rows(
-    a: torch.Tensor, rows: torch.Tensor, options: dict[str, Any]
+    a: torch.Tensor, rows: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, str, torch.Tensor | None]:
     """The groups, the argument that says them, and the scales of the chosen rows.
 
@@ -89,7 +90,7 @@ def checked_rows(
     return options[said], said, scale_a
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Options) -> torch.Tensor:
     """The product of plain tensors."""
     said = next(name for name in _SAID if given.get(name) is not None)
     groups = given[said]
@@ -110,7 +111,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: dict[s
     return grouped_product(call, a, b, groups, *scales, finish, config, out, Keeping(key), rows)
 
 
-def _without_rows(given: dict[str, Any]) -> dict[str, Any]:
+def _without_rows(given: Options) -> Options:
     """The arguments of the product of rows that torch gathers: its operators have all derivatives and transforms."""
     return {name: x for name, x in given.items() if name not in ("out_rows", "row_weights", "copy_rows")}
 
@@ -120,7 +121,7 @@ def _is_shared(scale: torch.Tensor, recipe: object, rows: int) -> bool:
     return scale.ndim == 0 or (scale.numel() == 1 and (rows != 1 or getattr(recipe, "name", recipe) == TENSOR))
 
 
-def _refused(options: dict[str, Any]) -> str:
+def _refused(options: Options) -> str:
     """Why no product has these arguments beside row indices, or ""."""
     for name in ("out_rows", "row_weights", "counts", "expected_rows"):
         if options.get(name) is not None:

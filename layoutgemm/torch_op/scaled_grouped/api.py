@@ -21,7 +21,7 @@ from ..checks import (
 from ..compiled.traced import check_kinds, named, refusal, refuse
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
-from ..indexed.grouped_rows import grouped_rows, takes_copied_rows
+from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
@@ -370,7 +370,7 @@ def grouped_matmul(
 
 
 def _with_rows(
-    a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], rows: torch.Tensor | None
+    a: torch.Tensor, b: torch.Tensor, given: Options, rows: torch.Tensor | None
 ) -> torch.Tensor:  # fmt: skip
     """The product with row indices; `given` has the other arguments by name."""
     if rows is not None and takes_copied_rows(given):

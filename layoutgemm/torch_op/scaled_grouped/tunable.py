@@ -43,7 +43,7 @@ class Set(NamedTuple):
 
 @dataclass(frozen=True)
 class Tunable:
-    """A product with scales, of `experts` groups of rows, with a gate, or several of these.
+    """A product with scales, of `experts` groups of rows, or with a gate.
 
     dtype    of A and B: "bf16" or "f16", or of products with scales "e4m3" or "e5m2"
     recipes  of the scales, both of blocks; or None
@@ -195,7 +195,7 @@ class Tunable:
         return float(((on.out.double() - want).abs() / bound).max())
 
 
-def _gated(sums: Any, bound: Any, activation: str) -> tuple[Any, Any]:
+def _gated(sums: torch.Tensor, bound: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The gated products of sums, and their error bound.
 
     |act'| is at most 1.13. 2**-10 is for the kernel's exponential and error function.
