@@ -8,6 +8,10 @@
     (E, M, K)     (E, K, N)     none           (E, M, N)    C[e] = A[e] @ B[e]                       matmul
     (E, rows, K)  (E, K, N)     counts         (E, rows, N) C[e, :count] = A[e, :count] @ B[e]       the grouped kernel
 
+Rows or columns that are in no group, from the last of `offs` on, are zeros in a new result and stay in the caller's
+`out`, on each path. The kernel writes these zeros, or leaves them. Masked rows that do not count are never written: a
+new result has anything there. `offsets` and groups along K leave nothing out, so an empty group's C is zeros.
+
 Rows, and masked ones, may be gated: see `gated`. The derivatives of the first three forms are among them: with dC in
 place of C, dA = dC @ B^T and dB = A^T @ dC. The result of the second form is column-major, as the transpose of the
 first form's.
@@ -256,13 +260,15 @@ def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: ScaledFinish = NO_FINISH,
     config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: Keeping = NOT_KEPT,
-    rows: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """The product, computed now: a new tensor, in which rows of no group are zeros on the CPU, or `out`.
+    """The product, computed now: a new tensor, or `out`.
 
     keeping  how the launch is kept
     rows     of groups of rows on a GPU: those of A that are copied first
+    clears   `out` is a new result's memory: rows of no group become zeros
     """
+    clears = clears or out is None
     if rows is not None and (0 in (*call.shape, *a.shape, call.experts) or not on_gpu(a.get_device())):
         a, rows = gathered(a, rows), None
     if call.form == COLUMNS:
@@ -272,23 +278,25 @@ def grouped_product(
             scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
         into = None if out is None else out.mT
         turned = keeping._replace(turned=True)
-        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into, turned)
+        value = grouped_product(
+            transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into, turned, clears=clears
+        )
         return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
     if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b):
-        return _gated_by_torch(call, a, b, groups, finish, config, out, rows)
+        return _gated_by_torch(call, a, b, groups, finish, config, out, rows, clears)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
-        return _nothing(call, groups, finish, a.device, out)
+        return _nothing(call, groups, finish, a.device, out, clears)
     if not on_gpu(a.get_device()):
-        return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out)
+        return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out.zero_() if clears and out is not None else out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
     if call.form == ALONG_K and (why := why_not_along_k(a, call)):
         raise OperandError(why)
     if call.form != ROWS and call.experts == 1:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
-    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping, rows)
+    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping, rows, clears)
 
 
 def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCall:
@@ -298,32 +306,34 @@ def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCal
 
 def _gated_by_torch(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish,
-    config: Sm90Config | None, out: torch.Tensor | None, rows: torch.Tensor | None,
+    config: Sm90Config | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """The product of all columns in float32, gated by torch; rows in no group stay."""
+    """The product of all columns in float32, gated by torch."""
     every = ungated(call, b, torch.float32)
     plain = finish._replace(activation=None)
     wide = grouped_product(every, a, b, groups, None, None, plain, config, rows=rows)
-    value = finished(call, wide, groups, finish._replace(bias=None))
+    return _stored(call, finished(call, wide, groups, finish._replace(bias=None)), groups, out, clears)
+
+
+def _stored(
+    call: GroupedCall, value: torch.Tensor, groups: torch.Tensor | None, out: torch.Tensor | None, clears: bool
+) -> torch.Tensor:
+    """A value with zeros in no group, as the result; unless `clears`, `out` keeps its own there."""
     if out is None:
-        return value
-    if call.leaves_rows and groups is not None:
+        return value.to(call.kind)
+    if call.leaves_rows and groups is not None and not clears:
         value = torch.where(in_groups(call.shape, call.said, groups), value, out)
     return out.copy_(value)
 
 
 def _nothing(
     call: GroupedCall, groups: torch.Tensor | None, finish: ScaledFinish, device: torch.device,
-    out: torch.Tensor | None,
+    out: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
     """Empty sums are 0, and bias and activation follow."""
     value = torch.zeros((*call.shape[:-1], call.shape[-1] * finish.halves), dtype=torch.float32, device=device)
     value = finished(call, value, groups, finish) if call.experts else value[..., : call.shape[-1]]
-    if out is None:
-        return value.to(call.kind)
-    if call.leaves_rows and groups is not None:
-        value = torch.where(in_groups(call.shape, call.said, groups), value, out)
-    return out.copy_(value)
+    return _stored(call, value, groups, out, clears)
 
 
 def finished(call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish) -> torch.Tensor:
@@ -419,7 +429,7 @@ def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
-    keeping: Keeping, rows: torch.Tensor | None = None,
+    keeping: Keeping, rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows, masked ones, or along K, by their kernel; of K it reads ends behind a zero."""
     chosen_rows = {} if rows is None else {"rows": rows.contiguous()}
@@ -441,13 +451,13 @@ def _by_kernel(
     elif rows is not None:
         keeping = keeping if numbers is groups and chosen_rows["rows"] is rows else NOT_KEPT
     elif not keeping.key or numbers is not groups:  # known by what the kernel reads
-        options = call.form, call.said, call.kind, call.recipes, finish[1:], config
+        options = call.form, call.said, call.kind, call.recipes, finish[1:], config, clears
         others = () if scale_b is None and finish.bias is None else (scale_b, finish.bias)
         key, found = find(a, b, numbers, scale_a, others, out, options)
         if found is not None:
             return found
         keeping = Keeping(key)
-    plan, _ = plan_of(call, a, b, numbers, finish, config, call.said == ENDS, out is None, rows)
+    plan, _ = plan_of(call, a, b, numbers, finish, config, call.said == ENDS, clears, rows)
     assert plan.groups is not None
     return launch(keeping, plan, a, b, {**chosen_rows, plan.groups.name: numbers, **given}, vectors, out)
 
@@ -557,7 +567,7 @@ def _on_cpu(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Each group in float64, rounded once; rows of no group are left."""
+    """Each group in float64, rounded once; `out` keeps its rows of no group."""
     assert groups is not None
     c = torch.zeros(call.shape, dtype=call.kind) if out is None else out
     values, recipes = groups.tolist(), call.recipes or Recipes("", "")

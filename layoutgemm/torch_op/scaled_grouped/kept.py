@@ -282,7 +282,7 @@ def launch(
     a, b, index = resolved(a.detach()), resolved(b.detach()), a.get_device()
     with torch.cuda.device(a.device):
         made = launch_of(plan, a, b, out, True, words)
-        if made.late and out is not None and plan.ragged is not None:
+        if made.late and out is not None and plan.ragged is not None and not plan.ragged.clears:
             made.c.copy_(out)  # rows in no group stay
         first = len(made.arguments) - len(words)
         read = {**tables, **operands}
