@@ -99,7 +99,7 @@ NO_GROUP = {
 
 @pytest.mark.parametrize("name", NO_GROUP)
 def test_what_is_in_no_group_is_zero_on_each_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a new result, by the operator, the compiler and its direct calls into memory that holds anything."""
+    """The operator and direct calls into memory give the zeros of a new result."""
     a, b, options = NO_GROUP[name]
     ends = OFFS[: max(a.ndim == 3, b.shape[0] if b.ndim == 3 else 0) * 2]
     want = grouped_matmul(a, b, offs=ends, **options)

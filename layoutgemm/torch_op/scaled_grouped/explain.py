@@ -174,10 +174,7 @@ def _grouped(
         for name, rank in ranks.items():
             one = {name: vectors[name]} if name in vectors else {}
             copies += _copied_vectors(call.recipes, scales, rank, one)
-    if call.said == ENDS and call.form == ALONG_K:
-        size = (call.experts + 1) * groups.element_size()
-        copies.append((f"{call.said}: the kernel reads where groups begin, with a zero before the ends", size))
-    elif not groups.is_contiguous():
+    if not groups.is_contiguous():
         rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
         copies.append((rule, groups.nbytes))
     if finish.gate is not None and (by_torch := why_by_torch(b)):

@@ -53,7 +53,7 @@ from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
-from .kept import NOT_KEPT, Keeping, behind_zero, find, launch, require_hopper
+from .kept import NOT_KEPT, Keeping, find, launch, require_hopper
 from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
@@ -431,7 +431,7 @@ def _by_kernel(
     scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
     keeping: Keeping, rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Groups of rows, masked ones, or along K, by their kernel; of K it reads ends behind a zero."""
+    """Groups of rows, masked ones, or along K, by their kernel."""
     chosen_rows = {} if rows is None else {"rows": rows.contiguous()}
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
     vectors: dict[str, torch.Tensor] = {}
@@ -442,12 +442,9 @@ def _by_kernel(
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
-    padded = call.said == ENDS and call.form == ALONG_K
-    numbers = behind_zero(groups) if padded else groups.contiguous()
+    numbers = groups.contiguous()
     if not lying:
         keeping = NOT_KEPT
-    elif keeping.key and padded:
-        keeping = keeping._replace(ends=True)
     elif rows is not None:
         keeping = keeping if numbers is groups and chosen_rows["rows"] is rows else NOT_KEPT
     elif not keeping.key or numbers is not groups:  # known by what the kernel reads
@@ -468,12 +465,12 @@ def plan_of(
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of a product by kernel, and why this configuration.
 
-    ends    of groups of rows `numbers` are ends, without the zero in front
+    ends    `numbers` are ends, without the zero in front
     clears  and rows behind the last one become zeros
     rows    of A that are copied first, or None for all in order
     """
     if call.form == ALONG_K:
-        return _plan_along_k(call, a, b, numbers, finish, config)
+        return _plan_along_k(call, a, b, numbers, finish, config, ends)
     (m, n), k, masked = call.shape[-2:], a.shape[-1], call.form == MASKED
     types, scales = _types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
@@ -502,7 +499,7 @@ def expected_config(call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: i
 
 def _plan_along_k(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, finish: ScaledFinish,
-    config: Sm90Config | None,
+    config: Sm90Config | None, ends: bool,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of groups along K, and why this configuration."""
     sizes = a.shape[0], b.shape[1], a.shape[1], call.experts
@@ -513,7 +510,7 @@ def _plan_along_k(
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
         lines = -(-sizes[2] // sizes[3])
         why = f"{lines} of K a group on average: tiles of {tile} in clusters of {cluster} are estimated fastest"
-    groups = AlongK.of(call.experts, INTS[offsets.dtype])
+    groups = AlongK.of(call.experts, INTS[offsets.dtype], ends)
     return derived(sizes, types, None, config, groups, epilogue_of_call(call, finish)), why
 
 

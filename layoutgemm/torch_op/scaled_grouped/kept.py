@@ -40,12 +40,10 @@ class Keeping(NamedTuple):
 
     key     of the call's own tensors, or () for a call that cannot be kept
     turned  the launch computes the transpose: B^T @ A^T with the scales of each
-    ends    the groups are ends along K: the kernel reads them behind a zero
     """
 
     key: Key
     turned: bool = False
-    ends: bool = False
 
 
 NOT_KEPT = Keeping(())
@@ -71,7 +69,7 @@ class KeptLaunch:
     columns  of the result, where it is made wider: its rows have a pitch that TMA stores to; else 0
     spans    bytes from first to last element: of each tensor that is read, and of C
     third    bits that are 0 in the address of the third tensor, and `mask` in those of all behind it that are read
-    turned, ends  as `Keeping` has them
+    turned   as `Keeping` has it
     zeros    whether a new result is zero where the kernel stores nothing
     copied   what is copied before the launch, or None
     memory   bytes of A's rows that the launch itself copies first: memory of its own, whose address is the last
@@ -87,14 +85,13 @@ class KeptLaunch:
     third: int
     mask: int
     turned: bool
-    ends: bool
     zeros: bool
     copied: CopiedOperands | None
     memory: int = 0
     special: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        more = self.turned or self.ends or self.zeros or self.copied is not None
+        more = self.turned or self.zeros or self.copied is not None
         self.special = more or bool(self.columns or self.memory)
 
 
@@ -164,7 +161,7 @@ def find(
     if kept is None or _current_device() != index or (at_a | at_b) & 15 or at_third & kept.third or low & kept.mask:
         return key, None
     if out is not None or kept.special:
-        return key, _special(kept, addresses, a, b, third, out, index)
+        return key, _special(kept, addresses, a, b, out, index)
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
     kept.direct.launch((c.data_ptr(), *addresses), raw_stream(index))
     return key, c
@@ -191,9 +188,8 @@ def _facts(others: Others, index: int, recording: bool) -> tuple[Key, list[int],
 
 
 def _special(
-    kept: KeptLaunch, addresses: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor,
-    out: torch.Tensor | None, index: int,
-) -> torch.Tensor | None:  # fmt: skip
+    kept: KeptLaunch, addresses: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, index: int
+) -> torch.Tensor | None:
     """The result of a kept launch at these addresses; None where its output would be refused."""
     if out is None:
         c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
@@ -214,11 +210,9 @@ def _special(
                 return None
         mark_written((out,))
     if kept.copied is not None:
-        read = _copies(kept.copied, a, b, kept.turned)  # live until the launch, as `padded` does
+        # Copies live until the launch; the allocator keeps the order of a stream.
+        read = _copies(kept.copied, a, b, kept.turned)
         addresses = (*[at if x is None else x.data_ptr() for x, at in zip(read, addresses)], *addresses[2:])
-    if kept.ends:
-        padded = behind_zero(groups)  # lives until it is launched; the allocator keeps the order of a stream
-        addresses = (*addresses[:2], padded.data_ptr(), *addresses[3:])
     if kept.memory:
         rows = empty_on_gpu((kept.memory,), (1,), torch.uint8)  # likewise
         addresses = (*addresses, rows.data_ptr())
@@ -244,11 +238,6 @@ def memory_beside(
     if index >= FIRST_GPU and index == _current_device():
         return empty_on_gpu(shape, strides, kind)
     return torch.empty_strided(shape, strides, dtype=kind, device=x.device)
-
-
-def behind_zero(ends: torch.Tensor) -> torch.Tensor:
-    """The offsets of groups with these ends."""
-    return torch.constant_pad_nd(ends, (1, 0))
 
 
 def require_hopper(index: int, what: str) -> None:
@@ -378,7 +367,6 @@ def _keep(
         spans,
         *masks,
         keeping.turned,
-        keeping.ends,
         zeros,
         copied,
         memory,
