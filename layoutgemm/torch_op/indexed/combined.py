@@ -23,7 +23,7 @@ from ..scaled_grouped.grouped import INTS
 from ..scaled_grouped.kept import require_hopper
 from ..types import C_NAMES, NAMES
 from .product import IndexedOperands, check_indexed
-from .torch_rows import selected
+from .torch_rows import of_rows, selected
 
 _WAY_OUT = "give combine= the rows that torch.index_select makes"
 
@@ -44,8 +44,7 @@ def combined_rows(
     if isinstance(b, (tuple, list)) and b:
         check_indexed(IndexedOperands(a, b[0], rows), None, None, out_dtype)
     m = rows.shape[0]
-    some = a[:1].expand(m, -1) if a.shape[0] else a.new_zeros(1, a.shape[1]).expand(m, -1)  # of the rows' shape
-    _, matrices, how, numbers, kind = checked_call(some, b, combine, given, out, config, out_dtype, None)
+    _, matrices, how, numbers, kind = checked_call(of_rows(a, rows), b, combine, given, out, config, out_dtype, None)
     if differentiated(a, *matrices) or any(has_tangent(x) for x in (a, *matrices)):
         raise TensorError(f"combine= with rows= has no derivatives: {_WAY_OUT}")
     with torch.no_grad():

@@ -24,7 +24,7 @@ from ..scaled_grouped.kept import Keeping, find
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import TENSOR, recipe_text
 from ..scaled_grouped.scaled import ScaledFinish, check_config
-from .torch_rows import gathered, selected
+from .torch_rows import gathered, of_rows, selected
 
 _autocast = torch._C._is_any_autocast_enabled
 Options = dict[str, Any]  # all other arguments of a call, by name
@@ -106,8 +106,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Option
     if addressed(rows) and rows.device.type == "cpu":
         check_inside("rows", rows.numpy(), a.shape[0], "a")
     names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
-    shaped = a.new_empty(1).expand(rows.shape[0], a.shape[1])  # of the product's rows
-    call = checked_grouped(shaped, b, groups, said, *scales, finish, out, asked, *names)
+    call = checked_grouped(of_rows(a, rows), b, groups, said, *scales, finish, out, asked, *names)
     return grouped_product(call, a, b, groups, *scales, finish, config, out, Keeping(key), rows)
 
 

@@ -56,3 +56,9 @@ def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     if a.dtype.itemsize > 1:
         return selected(a, rows)
     return selected(a.view(torch.uint8), rows).view(a.dtype)
+
+
+def of_rows(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """A tensor of the chosen rows' shape, without memory of its own."""
+    some = a[:1] if a.shape[0] else a.new_zeros(1, a.shape[1])
+    return some.expand(rows.shape[0], -1)

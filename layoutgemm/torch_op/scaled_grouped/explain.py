@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from ...dtypes import dtype, f32
 from ...errors import OperandError
 from ...kernels.derive import padded_leading
+from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.run.epilogue_operands import indexed_rows
 from ...kernels.run.tensor_maps import lines_of
 from ...kernels.sm90.config import Sm90Config
@@ -19,10 +21,13 @@ from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import finish_of
 from ..explanation import Explanation, gated_after
+from ..fp8.launch import AS_QUANTIZE, shapes_of, writes_in_place
+from ..indexed.torch_rows import of_rows
 from ..launch import plan_of as plan_of_solution
 from ..prepared import NO_FINISH, problem_at
 from ..solver import solve, why_unfused
 from ..types import C_NAMES, NAMES
+from .epilogue import SCALE_C
 from .gated import why_by_torch
 from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated, why_not_along_k
 from .grouped import epilogue_of_call as epilogue_of_groups
@@ -30,7 +35,7 @@ from .grouped import plan_of as plan_of_groups
 from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
 from .recipes import Recipes, as_vector
-from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, vectors_of
+from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
 
 _ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
 _INT32 = 4
@@ -39,12 +44,36 @@ _INT32 = 4
 def explain_scaled(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
     out: torch.Tensor | None, out_dtype: torch.dtype | None, recipes: tuple[object, object], config: Any,
+    out_recipe: object = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel `scaled_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
     check_config(config)
-    call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *recipes)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *recipes, out_recipe)
     require_hopper(a.get_device(), "scaled_matmul")
+    if 0 not in (*call.shape, *a.shape) and call.quantizes and not quantizes_in_kernel(call, a, finish, config):
+        return _then_quantized(call, a, scale_a, b, scale_b, finish, out, config)
     return _scaled(call, a, scale_a, b, scale_b, finish, out, config)
+
+
+def _then_quantized(
+    call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+) -> Explanation:  # fmt: skip
+    """A product in float32, which a kernel of its own quantises."""
+    wide = call._replace(kind=torch.float32, quantizes=False)
+    found = _scaled(wide, a, scale_a, b, scale_b, finish, None, config)
+    lines = prod(call.shape[:-1])
+    between = lines * padded_leading(f32, call.shape[-1]) * f32.bytes
+    made = [(f"the product: float32 between two kernels, {between} bytes", between)]
+    if out is not None and not writes_in_place(out, AS_QUANTIZE._replace(dtype=call.kind)):
+        pitch = padded_leading(dtype(C_NAMES[call.kind]), call.shape[-1])
+        beside = lines * (pitch + 4 * -(-call.shape[-1] // BLOCK_OF_C))
+        made.append((f"out: strides {tuple(out.stride())}: quantised beside it, then copied, {beside} bytes", beside))
+    return replace(
+        found, kernel=f"{found.kernel}; then a kernel quantises it", launches=found.launches + 1,
+        why=f"two kernels are estimated faster, or none does both; {found.why}",
+        copies=(*found.copies, *[text for text, _ in made]), workspace=found.workspace + sum(size for _, size in made),
+    )  # fmt: skip
 
 
 def _scaled(
@@ -67,6 +96,9 @@ def _scaled(
         return _of_plan(plan, a, b, out, reason, copies)
     if finish.bias is not None:
         vectors["bias"] = finish.bias
+    if call.quantizes:
+        shape, strides = shapes_of(call.shape, AS_QUANTIZE).scales
+        vectors[SCALE_C] = torch.empty_strided(shape, strides, dtype=torch.float32, device="meta")
     made = finish_of(epilogue_for(call, finish), vectors, call.shape)
     found = solve(problem_at(a, b, call.kind, config, out, made))
     names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[call.kind]
@@ -132,7 +164,7 @@ def explain_grouped(
     rows  of A that are copied first; scale_a is that of the chosen rows
     """
     check_config(config)
-    read = a if rows is None else a.new_empty(1).expand(rows.shape[0], a.shape[-1])
+    read = a if rows is None else of_rows(a, rows)
     call = checked_grouped(read, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
     require_hopper(a.get_device(), "grouped_matmul")
     if rows is not None:

@@ -165,7 +165,8 @@ def scaled_product(
     key      by which the launch is kept, or ()
     scale_c  written: the scales of a result that is quantised
     """
-    if call.quantizes and not _quantizes_in_kernel(call, a, finish, config):
+    in_kernel = on_gpu(a.get_device()) and quantizes_in_kernel(call, a, finish, config)
+    if call.quantizes and not in_kernel:
         assert scale_c is not None and scale_c.shape == (*call.shape[:-1], -(-call.shape[-1] // BLOCK_OF_C))
         wide = call._replace(kind=torch.float32, quantizes=False)
         made = scaled_product(wide, a, scale_a, b, scale_b, finish, config)
@@ -285,17 +286,17 @@ def line(x: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
-def _quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None) -> bool:
+def quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None) -> bool:
     """True if the product's kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
 
     A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns. And
     for few rows two kernels are faster.
     """
-    if 0 in (*call.shape, *a.shape) or not on_gpu(index := a.get_device()):
+    if 0 in (*call.shape, *a.shape):
         return False
     if config is None:
         m, n, k, batch = call.shape[-2], call.shape[-1], a.shape[-1], a.shape[0] if a.ndim == 3 else 1
-        places = gpu(index)[0].multiprocessors
+        places = gpu(a.get_device())[0].multiprocessors
         if quantizes_apart(m, n, k, batch=batch, sums=finish.halves, multiprocessors=places):
             return False
     each_column = call.recipes.in_mainloop and call.recipes.groups[1:] == (1,)

@@ -130,7 +130,7 @@ def test_no_group_reads_lines_of_another(config: Sm90Config) -> None:
 @needs_dsl
 @pytest.mark.dsl
 def test_ends_are_read_behind_a_zero() -> None:
-    """An empty group first, one in between, and lines in no group at the end, which are NaN."""
+    """Two groups are empty, and the last lines are in no group and NaN."""
     c, want = launched((0, 0, 70, 70, 135), 150, LOADER, [*range(135, 150)], ends=True)
     assert np.array_equal(c, want)
 
