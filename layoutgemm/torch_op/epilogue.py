@@ -146,7 +146,7 @@ def solutions(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Tensors, epilogue: Epilogue, kind: torch.dtype,
     config: Config | None,
 ) -> Iterator[Solution]:  # fmt: skip
-    """What `_launch` launches, one after the other; of `c` shape, strides and address are looked at."""
+    """The launches of `_launch`, one after the other; of `c` shape, strides and address are looked at."""
     finish = finish_of(epilogue, operands, c.shape)
     found = solve(problem_at(a, b, kind, config, c, finish))
     if not finish.apart or len(found.launches) == 1:
