@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, overload
 
 import torch
@@ -176,8 +177,7 @@ def _quantized(
     scales = None
     bias = finish.bias
     try:
-        shape = (*a.shape[:-1], b.shape[-1] // finish.halves)
-        scales = memory_beside(a, *kept_shapes(shape, AS_QUANTIZE).scales, torch.float32)
+        scales = memory_beside(a, *_scales_of(a.shape, b.shape[-1], finish.activation), torch.float32)
         others = (scales,) if bias is None else (bias, scales)
         chosen = "quantized", out_dtype, config, recipe_a, recipe_b, out_recipe, *finish[1:], bias is None
         key, found = find(a, b, scale_a, scale_b, others, out, chosen)
@@ -198,6 +198,13 @@ def _quantized(
         return (c if out is None else out.copy_(c)), scales
     assert scales is not None
     return scaled_product(call, a, scale_a, b, scale_b, finish, config, out, key, scales), scales
+
+
+@lru_cache(1024)
+def _scales_of(a: tuple[int, ...], columns: int, activation: str | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of the scales of a result."""
+    shape = (*a[:-1], columns // ScaledFinish(None, activation).halves)
+    return kept_shapes(shape, AS_QUANTIZE).scales
 
 
 def _traced_scaled(

@@ -27,6 +27,7 @@ from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..epilogue import placed_of
+from ..guards import KeptCalls, guarded
 from ..launch import Direct, Prepared, empty_on_gpu, raw_stream, span
 from ..prepared import mark_written, target
 from ..problem import StridedOperand, contiguous_strides
@@ -95,7 +96,8 @@ class KeptLaunch:
         self.special = more or bool(self.columns or self.memory)
 
 
-READY: dict[Key, KeptLaunch] = {}
+READY: KeptCalls[KeptLaunch] = KeptCalls()
+SEEN = READY.seen
 MAX_READY = 4096  # beyond, all go
 FIRST_GPU = 0  # of the indices of devices; below are CPUs
 _WORD, _PAIRS = 3, 15  # a table's numbers are read one at a time, an epilogue's vectors in pairs too
@@ -114,13 +116,67 @@ def find(
     others         whatever else is read, with None for what is not; () for nothing
     options        whatever else of the call decides on the kernel
 
-    One expression reads each tensor's facts: a loop over four tensors takes twice the time.
+    A guard finds a call that was made twice before. Else one expression reads each tensor's facts: a loop over four
+    tensors takes twice the time.
     """
-    if (
-        not (type(a) in PLAIN and type(b) in PLAIN and type(third) in PLAIN)
-        or modes_of_functions() or modes_of_dispatch() or _autocast() or transforms()
-        or _forward._current_level >= 0 or tracing_state() is not None
-    ):  # fmt: skip
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None:
+        return (), None
+    given: tuple[torch.Tensor, ...] = (a, b, third) if fourth is None else (a, b, third, fourth)
+    form: tuple[bool, ...] = (a is b, fourth is None, third is fourth, out is None)
+    if others:
+        form = (*form, *[x is None for x in others])
+        given = (*given, *[x for x in others if x is not None])
+    tensors = given
+    if form[0] or form[2]:  # a guard wants different objects
+        tensors = (*(given[1:2] if form[0] else given[:2]), *(given[2:3] if form[2] else given[2:4]), *given[4:])
+    if out is not None:
+        tensors = (*tensors, out)
+    try:
+        short: Key = (options, a.shape, b.shape, form)
+        for guard in SEEN.get(short, ()):
+            if guard.holds(tensors):
+                found = _again(guard.kept, given, a, b, out)
+                if found is not None:
+                    return (), found
+                break
+    except (AttributeError, TypeError):  # no tensors, or a configuration without a hash
+        return (), None
+    key, found = _by_facts(a, b, third, fourth, others, out, options)
+    if found is not None:
+        guarded(SEEN, short, tensors, READY[key], MAX_READY)
+    return key, found
+
+
+def _again(
+    kept: KeptLaunch, given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The result of a kept launch for tensors that a guard holds for; None where an address is another."""
+    index, low = kept.direct.device, 0
+    addresses: tuple[int, ...]
+    if len(given) == 3:
+        addresses = at_a, at_b, at_third = a.data_ptr(), b.data_ptr(), given[2].data_ptr()
+    elif len(given) == 4:
+        addresses = at_a, at_b, at_third, low = a.data_ptr(), b.data_ptr(), given[2].data_ptr(), given[3].data_ptr()
+    else:
+        addresses = tuple([x.data_ptr() for x in given])
+        at_a, at_b, at_third, *rest = addresses
+        for at in rest:
+            low |= at
+    if (at_a | at_b) & 15 or at_third & kept.third or low & kept.mask or _current_device() != index:
+        return None
+    if out is not None or kept.special:
+        return _special(kept, addresses, a, b, out, index)
+    c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
+    kept.direct.launch((c.data_ptr(), *addresses), raw_stream(index))
+    return c
+
+
+def _by_facts(
+    a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None, others: Others,
+    out: torch.Tensor | None, options: Key,
+) -> tuple[Key, torch.Tensor | None]:  # fmt: skip
+    """`find` by a key of all facts of the tensors."""
+    if not (type(a) in PLAIN and type(b) in PLAIN and type(third) in PLAIN) or _autocast() or transforms():
         return (), None
     try:
         index, recording = a.get_device(), _grad_enabled()
