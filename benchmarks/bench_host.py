@@ -25,6 +25,7 @@ import torch
 from layoutgemm import (
     QuantizedFormat,
     QuantizedWeight,
+    Sm90Config,
     grouped_matmul,
     matmul,
     quantized_matmul,
@@ -49,18 +50,24 @@ def calls() -> dict[str, Callable[[], object]]:
     a, offsets = torch.randn(SIZE, SIZE).to(torch.float8_e4m3fn), torch.arange(5, dtype=torch.int32) * (SIZE // 4)
     right, scale_a, scale_b = a.T, torch.rand(SIZE, 1), torch.rand(1, 1)
     rows, ends = torch.randint(0, SIZE, (SIZE,)), offsets[1:].clone()
-    out_rows = torch.randperm(SIZE)
+    out_rows, bias, y = torch.randperm(SIZE), torch.randn(SIZE), torch.randn(SIZE, SIZE).bfloat16()
+    tile = Sm90Config((SIZE, SIZE))
     weight = QuantizedWeight.quantize(torch.randn(SIZE, SIZE), QuantizedFormat("int4", 128))
     layer = QuantizedLinear(weight)
     return {
-        "matmul": lambda: matmul(x, x),
+        "matmul": lambda: matmul(x, y),
         "scaled_matmul": lambda: scaled_matmul(a, scale_a, right, scale_b),
+        "scaled_matmul with a bias": lambda: scaled_matmul(a, scale_a, right, scale_b, bias=bias),
+        "scaled_matmul, quantised": lambda: scaled_matmul(
+            a, scale_a, right, scale_b, config=tile, out_dtype=a.dtype, out_recipe="BlockWise1x128"
+        ),
         "grouped_matmul": lambda: grouped_matmul(x, experts, offsets),
         "grouped_matmul, ends": lambda: grouped_matmul(x, experts, offs=ends),
+        "grouped_matmul along K": lambda: grouped_matmul(x.T, y, offs=ends),
         "grouped_matmul of columns": lambda: grouped_matmul(experts, x.T, offsets),
         "grouped_matmul of columns, copied": lambda: grouped_matmul(experts, x, offsets),
-        "matmul, gathered rows": lambda: matmul(x, x, rows=rows),
-        "matmul, scattered rows": lambda: matmul(x, x, out_rows=out_rows),
+        "matmul, gathered rows": lambda: matmul(x, y, rows=rows),
+        "matmul, scattered rows": lambda: matmul(x, y, out_rows=out_rows),
         "quantized_matmul": lambda: quantized_matmul(x, weight),
         "QuantizedLinear": lambda: layer(x),
     }

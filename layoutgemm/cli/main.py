@@ -107,6 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     tune.add_argument("--dtype", choices=("bf16", "f16"), default="bf16")
     tune.add_argument("--a-major", choices=("k", "mn"), default="k", help="A's contiguous index (%(default)s)")
     tune.add_argument("--b-major", choices=("k", "mn"), default="k", help="B's contiguous index (%(default)s)")
+    tune.add_argument("--activation", choices=("swiglu", "geglu"), help="of a gated product, whose N is C's columns")
     tune.add_argument("--most", type=int, default=24, help="configurations to try (%(default)s)")
     tune.add_argument("--budget", type=float, default=120.0, help="seconds for measuring (%(default)s)")
     add_bench(commands)
@@ -140,7 +141,7 @@ def _tune(args: argparse.Namespace) -> int:
 
     found = tune(
         args.m, args.n, args.k, dtype=args.dtype, a_major=args.a_major, b_major=args.b_major, most=args.most,
-        budget=args.budget,
+        budget=args.budget, activation=args.activation,
     )  # fmt: skip
 
     def data() -> dict[str, object]:

@@ -20,8 +20,8 @@ from ..kernels.run.torch_tensors import require_gpu
 from ..kernels.sm90.config import Sm90Config
 from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped.api import scaled_matmul
+from ..torch_op.scaled_grouped.epilogue import epilogue_of
 from ..torch_op.scaled_grouped.recipes import ROW, Recipes
-from ..torch_op.scaled_grouped.scaled import epilogue_of
 from .calls import GatherCall, Scales, ScatterCall, furnish
 from .checks import ShardProduct, output_of, product_of
 from .gathered_rows import RankRows, RowsCall, sends_of_rows, sent_chunks

@@ -23,6 +23,7 @@ from ..kernels.compile import cache as object_cache
 from ..kernels.compile.compiler import kernel_facts, kernel_of, require_dsl
 from ..kernels.compile.launcher import runtime_library
 from ..kernels.derive import padded_leading
+from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.occupancy import places
 from ..kernels.sm90.choose.occupancy import Places
 from ..torch_op.problem import (
@@ -38,7 +39,7 @@ from ..torch_op.problem import (
     shared_memory,
     workers,
 )
-from ..torch_op.solver import solve
+from ..torch_op.solver import solve, why_unfused
 from .product import C_NAMES, NAMES, Product, bytes_of
 from .reference import finish
 
@@ -76,8 +77,13 @@ def target() -> Target:
 
 
 def fuses(product: Product, on: Target) -> bool:
-    """True if the kernel adds the bias and computes the activation, if any."""
-    return (product.bias is None and product.activation is None) or on.code == "sm_90a"
+    """True if the kernel adds the bias and computes the activation, if any.
+
+    A gated product's kernel reads a K-major b, and takes no bias.
+    """
+    if product.gate is None:
+        return (product.bias is None and product.activation is None) or on.code == "sm_90a"
+    return product.bias is None and not why_unfused(_problem(product, on, None, product.gate))
 
 
 def problem_of(product: Product, on: Target) -> Problem:
@@ -87,16 +93,21 @@ def problem_of(product: Product, on: Target) -> Problem:
     >>> found.b.shape, found.b.strides
     ((32, 48), (1, 32))
     """
-    kind = product.types[2] if fuses(product, on) else product.wide
+    if not fuses(product, on):
+        return _problem(product.without_finish(), on)
     epilogue = None
-    if fuses(product, on) and (product.bias is not None or product.activation is not None):
+    if product.gate is None and (product.bias is not None or product.activation is not None):
         of_bias = None if product.bias is None else C_NAMES[product.bias]
         epilogue = bias_epilogue(of_bias, product.activation, product.sizes[1] % 2 == 0)
+    return _problem(product, on, epilogue, product.gate)
+
+
+def _problem(product: Product, on: Target, epilogue: Epilogue | None = None, gated: str | None = None) -> Problem:
     return Problem(
         _operand(product.a, NAMES[product.types[0]], product.turned[0]),
         _operand(product.b, NAMES[product.types[1]], product.turned[1]),
-        _operand(product.result, C_NAMES[kind], turned=False),
-        on.places, on.name, epilogue=epilogue, code=on.code, smem=on.smem,
+        _operand(product.result, C_NAMES[product.types[2]], turned=False),
+        on.places, on.name, epilogue=epilogue, code=on.code, smem=on.smem, gated=gated,
     )  # fmt: skip
 
 
@@ -126,7 +137,7 @@ def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | Non
     """
     *_, kind = product.types
     if 0 in (*product.result, product.sizes[2]):  # an empty sum is 0
-        return finish(jnp.zeros(product.result, product.wide), bias, product.activation, kind)
+        return finish(jnp.zeros(product.without_finish().result, product.wide), bias, product.activation, kind)
     on = target()
     found = solution_of(product, on)
     operands = [
@@ -134,9 +145,9 @@ def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | Non
         for x, copy, turned in zip((a, b), found.copies[:2], product.turned, strict=True)
     ]
     if not fuses(product, on):
-        sums = _call(product, found, on, product.wide)(*operands)
+        sums = _call(product.without_finish(), found, on)(*operands)
         return finish(sums, bias, product.activation, kind)
-    result: jax.Array = _call(product, found, on, kind)(*operands, *(() if bias is None else (bias,)))
+    result: jax.Array = _call(product, found, on)(*operands, *(() if bias is None else (bias,)))
     return result
 
 
@@ -149,15 +160,15 @@ def copied(x: jax.Array, copy: Copy) -> jax.Array:
     return jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, leading - x.shape[-1])])
 
 
-def _call(product: Product, solution: Solution, on: Target, kind: str) -> Callable[..., jax.Array]:
+def _call(product: Product, solution: Solution, on: Target) -> Callable[..., jax.Array]:
     """The launches of a solution as a function of A, B and any bias."""
     plan = solution.kernel.plan(*solution.sizes)
-    steps = [bytes_of(each) for each in (*product.types[:2], kind)]
+    steps = [bytes_of(each) for each in product.types]
     clusters = workers(solution, on.places)
     facts = {"launches": solution.launches, "sizes": solution.sizes, "workers": clusters,
              "leading": solution.leading, "strides": solution.strides}  # fmt: skip
     start = functools.partial(_start, kernel_of(plan.for_any_size()), plan.parameters, solution, steps, clusters)
-    return called(plan, on, product.result, kind, facts, start)
+    return called(plan, on, product.result, product.types[2], facts, start)
 
 
 def called(

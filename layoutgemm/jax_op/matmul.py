@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import OperandError, TensorError
 from .primitive import multiply
 from .product import Product, check_finish, check_shapes, check_types, stored_as
-from .reference import ACTIVATIONS, finish
+from .reference import activated, finish
 
 Kept = tuple[jax.Array, jax.Array, "jax.Array | None", "jax.Array | None"]
 Gradients = tuple[jax.Array, jax.Array, "jax.Array | None"]
@@ -38,6 +38,9 @@ def matmul(
     bias         float32, bfloat16 or float16, of shape (n,): added to each row
     activation   relu, relu_sq, gelu, gelu_tanh, silu, sigmoid or tanh. Both happen in the kernel on 9.0, elsewhere by
                  XLA on a float32 product
+                 "swiglu" and "geglu" are gated products: b is [gate | up] of 2n columns, and the result
+                 silu(a @ gate) * (a @ up), or gelu, has n. In one kernel for transpose_b=True and no bias; else XLA
+                 gates a float32 product. A bias is of all 2n, and comes before the gate
     out_dtype    default a's type; bfloat16 for 8-bit floats, int32 for integers
     transpose_a  a is given as (..., k, m), transpose_b: b as (..., n, k). The kernel reads them so; `b.T` would be
                  copied by XLA first
@@ -108,7 +111,7 @@ def _differentiable(product: Product, a: jax.Array, b: jax.Array, bias: jax.Arra
 
 
 def _forward(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, Kept]:
-    """The product, and what its gradients need: of relu the result, of other activations the sums in float32."""
+    """The product, and what its gradients need: of relu the result, of others and of gates the sums in float32."""
     if product.types[0] not in _DERIVED:
         raise OperandError(
             f"a is {product.types[0]} and b is {product.types[1]}: products of 8-bit types have no derivative; "
@@ -127,7 +130,7 @@ def _backward(product: Product, kept: Kept, grad: jax.Array) -> Gradients:
     if product.activation == "relu":
         grad = jnp.where(after > 0, grad, jnp.zeros_like(grad))  # type: ignore[operator]
     elif product.activation is not None:
-        _, pull = jax.vjp(ACTIVATIONS[product.activation], after)
+        _, pull = jax.vjp(functools.partial(activated, activation=product.activation), after)
         (grad,) = pull(grad.astype(jnp.float32))
     of_bias = None
     if bias is not None:

@@ -25,7 +25,7 @@ from ..errors import OperandError
 from . import gpu, reference
 from .product import Product
 from .reference import finish
-from .shardings import Axes, Labels, axes_of, entries_of, labels_of
+from .shardings import WHOLE, Axes, Labels, axes_of, entries_of, labels_of
 
 Entries = Callable[[NamedSharding, Sequence[str]], tuple[object, ...]]
 Local = Callable[..., jax.Array]
@@ -53,8 +53,7 @@ def _mapped(product: Product) -> Callable[..., jax.Array]:
         if bias is None or not mapped[2]:
             return multiply(replace(product, a=a.shape, b=b.shape), a, b, bias), True
         # The kernel's bias is one vector: a vector for each matrix is added to sums in float32.
-        plain = replace(product, a=a.shape, b=b.shape, types=(*product.types[:2], product.wide), bias=None)
-        sums = multiply(replace(plain, activation=None), a, b)
+        sums = multiply(replace(product, a=a.shape, b=b.shape).without_finish(), a, b)
         return finish(sums, _front(bias, rank + 2), product.activation, product.types[2]), True
 
     return shared
@@ -107,13 +106,13 @@ def _partitioned(product: Product) -> Callable[..., jax.Array]:
         own = replace(product, a=a.shape, b=b.shape)
         if "k" not in axes:
             return _bound(own, a, b, *bias)
-        wide = replace(own, types=(*own.types[:2], own.wide), bias=None, activation=None)
-        sums = jax.lax.psum(_bound(wide, a, b), axes["k"])
+        sums = jax.lax.psum(_bound(own.without_finish(), a, b), axes["k"])
         return finish(sums, bias[0] if bias else None, own.activation, own.types[2])
 
     rule = partition_rule(labels, product.sizes[2], lambda sharding, names: spec_of(sharding, len(names)), local)
     shared = custom_partitioning(functools.partial(_bound, product))
-    shared.def_partition(rule, sharding_rule=labels.rule, reduction_factors=("k",))
+    whole = () if product.gate is None else WHOLE
+    shared.def_partition(rule, sharding_rule=labels.rule, reduction_factors=("k",), need_replication_factors=whole)
     return shared
 
 

@@ -6,14 +6,15 @@ shapes and types of a, b and bias  --checked-->  Product (hashable)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..dtypes import dtype
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.chain import ACTIVATIONS
-from ..torch_op.problem import C_TYPES, Ints, broadcast
+from ..kernels.sm90.gated import GATES, HALVES
+from ..torch_op.problem import C_TYPES, Ints, broadcast, half
 
 # JAX's types and the names that plans use for them. float32 is multiplied as tf32.
 NAMES: Mapping[str, str] = {
@@ -33,8 +34,8 @@ class Product:
     a, b        shapes as the arrays have them: (..., m, k) and (..., k, n), the last two exchanged where `turned`
     types       of a, b and of the result, as JAX names them
     turned      whether a, and whether b, holds the transposes of the matrices that are multiplied
-    bias        the type of a vector of n, or None
-    activation  a name, or None
+    bias        the type of a vector of b's columns, or None
+    activation  a name, or None. A gate's b is [gate | up], of twice the result's columns
     """
 
     a: Ints
@@ -45,10 +46,16 @@ class Product:
     activation: str | None = None
 
     @property
+    def gate(self) -> str | None:
+        """The function of a gate, or None."""
+        return gate_of(self.activation)
+
+    @property
     def sizes(self) -> tuple[int, int, int]:
-        """m, n, k."""
+        """m, n, k; n is the result's columns."""
         m, k = self.a[-2:][::-1] if self.turned[0] else self.a[-2:]
-        return m, self.b[-2] if self.turned[1] else self.b[-1], k
+        columns = self.b[-2] if self.turned[1] else self.b[-1]
+        return m, columns if self.gate is None else columns // HALVES, k
 
     @property
     def batch(self) -> Ints:
@@ -60,6 +67,10 @@ class Product:
         """The result's shape."""
         return (*self.batch, *self.sizes[:2])
 
+    def without_finish(self) -> Product:
+        """The sums of all columns alone, in their own type."""
+        return replace(self, types=(*self.types[:2], self.wide), bias=None, activation=None)
+
     @property
     def whole(self) -> bool:
         """True for integers, whose sums are int32."""
@@ -69,6 +80,15 @@ class Product:
     def wide(self) -> str:
         """The type of the sums."""
         return "int32" if self.whole else "float32"
+
+
+def gate_of(activation: str | None) -> str | None:
+    """The function of a gate, or None for an activation that is no gate.
+
+    >>> gate_of("swiglu"), gate_of("relu")
+    ('silu', None)
+    """
+    return None if activation is None else GATES.get(activation)
 
 
 def check_types(a: str, b: str, allow_tf32: bool) -> None:
@@ -133,11 +153,13 @@ def check_finish(
     """The activation's name. Raises unless bias and activation fit a product that is stored as `kind`.
 
     bias     shape and type
-    columns  of the result; None where b is a vector
+    columns  of b; None where b is a vector
     """
-    if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
-        gates = " Gated products are not part of layoutgemm.jax." if activation in ("swiglu", "geglu") else ""
-        raise OperandError(f"activation {activation!r}: known are {', '.join(map(repr, ACTIVATIONS))}.{gates}")
+    if activation is not None and (not isinstance(activation, str) or activation not in (*ACTIVATIONS, *GATES)):
+        known = ", ".join(map(repr, (*ACTIVATIONS, *GATES)))
+        raise OperandError(f"activation {activation!r}: known are {known}")
+    if gate_of(activation) is not None:
+        half(1 if columns is None else 2, columns or 0)
     if kind == "int32" and (bias is not None or activation is not None):
         what = "a bias" if bias is not None else f"activation {activation!r}"
         raise OperandError(f"{what}, and the product is stored as int32: out_dtype='float32' takes both")
@@ -146,7 +168,7 @@ def check_finish(
         if of_bias not in BIASES:
             raise OperandError(f"bias is {of_bias}; it is one of {', '.join(BIASES)}")
         if columns is None or shape != (columns,):
-            want = "b is a vector, and the result has no columns" if columns is None else f"the result has {columns}"
+            want = "b is a vector, and the result has no columns" if columns is None else f"b has {columns}"
             raise TensorError(f"bias has shape {shape}: a vector, one number for each column, and {want}")
     return activation
 

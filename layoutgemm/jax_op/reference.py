@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..kernels.epilogue.chain import ACTIVATIONS as IN_KERNEL
+from ..kernels.sm90.gated import GATES, HALVES
 from .product import Product, check_exact
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -20,6 +21,18 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
 }
 assert set(ACTIVATIONS) == set(IN_KERNEL)
+
+
+def activated(sums: jax.Array, activation: str) -> jax.Array:
+    """An activation of each sum, or a gate of the sums of [gate | up].
+
+    >>> activated(jnp.array([[0.0, 2.0, 3.0, 5.0]]), "geglu").round(3).tolist()
+    [[0.0, 9.772000312805176]]
+    """
+    if activation not in GATES:
+        return ACTIVATIONS[activation](sums)
+    gate, up = jnp.split(sums, HALVES, axis=-1)
+    return ACTIVATIONS[GATES[activation]](gate) * up
 
 
 def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -40,14 +53,14 @@ def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | Non
 def finish(sums: jax.Array, bias: jax.Array | None, activation: str | None, kind: str) -> jax.Array:
     """activation(sums + bias) as `kind`, rounded once.
 
-    sums  in float32, or in int32
+    sums  in float32, or in int32; before a gate those of all columns of b
     """
     if bias is not None or activation is not None:
         sums = sums.astype(jnp.float32)
     if bias is not None:
         sums = sums + bias.astype(jnp.float32)
     if activation is not None:
-        sums = ACTIVATIONS[activation](sums)
+        sums = activated(sums, activation)
     if kind.startswith("float8"):  # beyond the range its end, as in the kernels; a conversion gives NaN or inf
         most = float(jnp.finfo(kind).max)
         sums = jnp.clip(sums.astype(jnp.float32), -most, most)

@@ -4,7 +4,7 @@
     -----------    ----    ----    ----    ------
     batch          yes     yes             yes       sharded alike; a dimension of 1 that is stretched stays whole
     m              yes                     yes
-    n                      yes     yes     yes
+    n                      yes     yes     yes       whole with a gate: a shard of [gate | up] would have one of them
     k              yes     yes                       float32 sums of each device, added by psum, then bias, activation
 
 Nothing here imports jax.
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from .product import Product
 
 Axes = tuple[str, ...]
+WHOLE = "g", "h"  # columns of b and of the result that no mesh axis cuts
 
 
 class Labels(NamedTuple):
@@ -37,7 +38,10 @@ def labels_of(product: Product) -> Labels:
 
     >>> labels_of(Product((7, 1, 2, 3), (5, 4, 3), ("bfloat16",) * 3, (False, True), "float32")).rule
     'b0 a1 m k, b1 n k, n -> b0 b1 m n'
+    >>> labels_of(Product((2, 3), (3, 8), ("bfloat16",) * 3, activation="swiglu")).rule
+    'm k, k g -> m h'
     """
+    columns, of_c = ("n", "n") if product.gate is None else WHOLE
     batch = product.batch
 
     def outer(name: str, own: Sequence[int]) -> tuple[str, ...]:
@@ -46,10 +50,13 @@ def labels_of(product: Product) -> Labels:
             [f"b{i}" if n == batch[i] else f"{name}{i}" for i, n in enumerate(own, front)]  # else stretched
         )
 
-    of_a, of_b = (("k", "m") if product.turned[0] else ("m", "k")), (("n", "k") if product.turned[1] else ("k", "n"))
+    of_a, of_b = (
+        (("k", "m") if product.turned[0] else ("m", "k")),
+        ((columns, "k") if product.turned[1] else ("k", columns)),
+    )
     a, b = (*outer("a", product.a[:-2]), *of_a), (*outer("c", product.b[:-2]), *of_b)
-    bias = () if product.bias is None else (("n",),)
-    return Labels((a, b, *bias), (*[f"b{i}" for i in range(len(batch))], "m", "n"))
+    bias = () if product.bias is None else ((columns,),)
+    return Labels((a, b, *bias), (*[f"b{i}" for i in range(len(batch))], "m", of_c))
 
 
 def axes_of(labels: Labels, operands: Sequence[Sequence[object]], result: Sequence[object], k: int,
@@ -68,6 +75,8 @@ def axes_of(labels: Labels, operands: Sequence[Sequence[object]], result: Sequen
     taken: set[str] = set()
     for names, entries in ((labels.result, result), *zip(labels.operands, operands, strict=True)):
         for name, entry in zip(names, entries, strict=True):
+            if name in WHOLE:
+                continue
             axes: Axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)  # type: ignore[arg-type]
             if name in found or not axes or taken & {*axes}:
                 continue

@@ -269,15 +269,14 @@ class GroupedOperator(HopperOperator):
 
     @classmethod
     def planned(cls, made: Tensors, config: Sm90Config | None) -> tuple[Sm90Plan, str, tuple[str, ...]]:
-        """The plan of groups of rows or along K. The ends are copied always, behind a zero: that is no copy here."""
+        """The plan of groups of rows or along K."""
         a, b, out, _, _, groups = made
         assert groups is not None
         call = checked_grouped(a, b, groups, ENDS, None, None, NO_FINISH, out, out.dtype, None, None)
         if call.form == ALONG_K and call.experts == 1:
             raise OperandError("one group along K is a dense product: GemmArguments")
         said = explain_grouped(a, b, groups, ENDS, None, None, NO_FINISH, out, out.dtype, (None, None), config)
-        copies = tuple([text for text in said.copies if not text.startswith(ENDS)])
-        return *plan_of_groups(call, a, b, groups, NO_FINISH, config), copies
+        return *plan_of_groups(call, a, b, groups, NO_FINISH, config, call.said == ENDS), said.copies
 
     @classmethod
     def constraints(cls, args: api.RuntimeArguments) -> IndexPtrGroupedGemmOperandsMetadata:

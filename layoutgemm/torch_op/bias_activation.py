@@ -21,6 +21,7 @@ from ..kernels.epilogue.chain import ACTIVATIONS as IN_KERNEL
 from ..kernels.epilogue.chain import Epilogue, Residual, Scale, Step
 from ..kernels.epilogue.parameters import Placed, words_of
 from ..kernels.run.operand_checks import addressed
+from ..kernels.sm90.gated import GATES as GATES
 from ..moved import old_names
 from .prepared import Finish
 from .problem import bias_epilogue
@@ -37,7 +38,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
 }
 assert set(ACTIVATIONS) == set(IN_KERNEL)
-GATES = {"swiglu": "silu", "geglu": "gelu"}  # activations of the gates of gated products
 __getattr__ = old_names(__name__)
 
 

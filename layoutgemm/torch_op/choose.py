@@ -92,7 +92,12 @@ def _candidates(
         yield problem.config, "given by the caller"
         return
     m, n, k, batch = sizes
-    if problem.gated is not None:  # what was measured is of products that are not
+    types = problem.a.dtype, problem.b.dtype, problem.c.dtype
+    if problem.gated is not None:
+        gate = problem.gated if isinstance(problem.gated, str) else None
+        kept = gate and tuned.lookup(problem.gpu, sizes, tuned.gated_types(types, gate), tuple(orders))
+        if kept:
+            yield kept, "measured by layoutgemm.tune"
         major = "K" if orders[1] == "col" else "MN"
         choice, why = choose(
             m, n, k, a=problem.a.dtype, b_major=major, multiprocessors=problem.places, gated=problem.gated
@@ -105,7 +110,6 @@ def _candidates(
     if problem.second_k:
         yield from _of_pairs(problem, (m, n, k), orders)
         return
-    types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     if (found := tuned.lookup(problem.gpu, sizes, types, tuple(orders))) is not None:
         yield found, "measured by layoutgemm.tune"
     k_major = orders[0] == "row", orders[1] == "col"

@@ -33,9 +33,10 @@ from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import Placed, host_number, words_of
 from ..kernels.plan import present
 from ..moved import old_names
-from .prepared import Config, Finish, fuses, mark_written, on_gpu, prepare
-from .problem import shapes_of
+from .prepared import Config, Finish, fuses, mark_written, on_gpu, prepare, problem_at
+from .problem import Shapes, Solution, shapes_of
 from .reference import multiply, rounded
+from .solver import solve
 from .types import TYPES
 
 __getattr__ = old_names(__name__)
@@ -60,16 +61,10 @@ def check_epilogue(epilogue: object, kinds: Mapping[str, type]) -> None:
             raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor")
 
 
-def epilogue_product(
-    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors,
-    config: Config | None = None, out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """The product with its epilogue, computed now, after kinds and memory have been checked.
-
-    Without elements, of shape (0,), where the epilogue stores no C.
-
-    Raises OperandError or TensorError for operands that do not fit the product, and for a GPU without such kernels.
-    """
+def check_fit(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None
+) -> Shapes:
+    """The product's sizes. Raises OperandError or TensorError for operands that do not fit it."""
     for name, x in (("a", a), ("b", b)):
         if x.ndim < 2:
             raise OperandError(f"{name} is a vector: an epilogue follows a product of matrices, or of a batch of them")
@@ -88,6 +83,20 @@ def epilogue_product(
             host_number(operand.name, given[operand.name], operand.dtype.name == "i32")
         else:
             _check_operand(operand, given[operand.name], shapes.result)
+    return shapes
+
+
+def epilogue_product(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors,
+    config: Config | None = None, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product with its epilogue, computed now, after kinds and memory have been checked.
+
+    Without elements, of shape (0,), where the epilogue stores no C.
+
+    Raises OperandError or TensorError for operands that do not fit the product, and for a GPU without such kernels.
+    """
+    shapes = check_fit(a, b, kind, epilogue, given, out)
     with torch.no_grad():
         if 0 in shapes.result:
             _of_nothing(epilogue, given)
@@ -131,6 +140,22 @@ def _launch(
     for i in range(c.shape[0]):
         own = {name: x[i] if name in lying else x for name, x in operands.items()}
         _launch(a[i], b[i], c[i], own, epilogue, kind, config)
+
+
+def solutions(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Tensors, epilogue: Epilogue, kind: torch.dtype,
+    config: Config | None,
+) -> Iterator[Solution]:  # fmt: skip
+    """The launches of `_launch`, one after the other; of `c` shape, strides and address are looked at."""
+    finish = finish_of(epilogue, operands, c.shape)
+    found = solve(problem_at(a, b, kind, config, c, finish))
+    if not finish.apart or len(found.launches) == 1:
+        yield found
+        return
+    lying = {operand.name for operand in epilogue.given if operand.axes}
+    for i in range(c.shape[0]):
+        own = {name: x[i] if name in lying else x for name, x in operands.items()}
+        yield from solutions(a[i], b[i], c[i], own, epilogue, kind, config)
 
 
 def _of_nothing(epilogue: Epilogue, given: Tensors) -> None:

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import OperandError
+from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
+from .epilogue import check_epilogue, check_fit, solutions, spread
 from .explanation import Explanation, gated_after
 from .indexed.explain import explain_indexed
+from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
 from .launch import plan_of
+from .launch import workspace as partial_results
 from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
@@ -43,14 +47,15 @@ def explain_matmul(
     offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
     combine: Combine | None = None, given: Mapping[str, Any] | None = None, rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
+    out_recipe: object = None, epilogue: Epilogue | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
     The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
-    `scaled_matmul`'s where scale_a is. With `combine`, b is the tuple that `matmul` takes, and `given` its numbers; two
-    pairs are tuples. With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is
-    `quantized_matmul`'s, with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The
-    arguments are theirs.
+    `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the tuple that `matmul` takes, and
+    `given` its numbers; two pairs are tuples. `epilogue` is `matmul`'s, and `given` its operands. With row indices it
+    is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s, with QuantizedExperts
+    and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
 
     For CPU tensors it tells what would be done with such tensors on an H200. Of `matmul`, `activation` is looked at
     where it is one of a gated product, and `bias` is not: others change neither copies nor configuration.
@@ -82,6 +87,11 @@ def explain_matmul(
     if isinstance(config, StreamedConfig):
         raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
     if rows is not None or out_rows is not None:
+        more = {"offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
+                "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "out": out,
+                "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows}  # fmt: skip
+        if rows is not None and combine is None and getattr(b, "ndim", 0) == 3 and takes_copied_rows(more):
+            return _copied_rows(a, b, rows, more, ScaledFinish(bias, activation, use_fast_accum), out_dtype, config)  # type: ignore[arg-type]
         untaken = {"scale_a": scale_a, "offs": offs, "expected_rows": expected_rows, "combine": combine, "given": given}
         operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)  # type: ignore[arg-type]
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
@@ -89,10 +99,10 @@ def explain_matmul(
         return explain_pairs(a, b, out, activation, config, out_dtype)  # type: ignore[arg-type]
     if combine is not None:
         return explain_combined(a, b, combine, given, out, config, out_dtype)  # type: ignore[arg-type]
-    if given is not None:
-        raise OperandError("given without combine: an epilogue's operands change neither copies nor configuration")
     if TYPE_CHECKING:
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if given is not None or epilogue is not None:
+        return _with_epilogue(a, b, out, epilogue, given, config, out_dtype)
     groups, said = groups_of(offsets, offs, counts)
     check_expected(expected_rows, counts, config)
     recipes, after = (recipe_a, recipe_b), ScaledFinish(bias, activation, use_fast_accum)
@@ -101,11 +111,56 @@ def explain_matmul(
             a, b, groups, said, scale_a, scale_b, after, out, out_dtype, recipes, config, expected_rows
         )
     if scale_a is not None:
-        return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config)
-    for name, x in (("scale_b", scale_b), ("recipe_a", recipe_a), ("recipe_b", recipe_b)):
+        return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config, out_recipe)
+    for name, x in (("scale_b", scale_b), ("recipe_a", recipe_a), ("recipe_b", recipe_b), ("out_recipe", out_recipe)):
         if x is not None:
             raise OperandError(f"{name} without a scale_a")
     return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _copied_rows(
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Options, finish: ScaledFinish,
+    out_dtype: torch.dtype | None, config: Config | None,
+) -> Explanation:  # fmt: skip
+    """The explanation of groups of chosen rows with scales, a bias or ends."""
+    groups, said, scale_a = checked_rows(a, rows, given)
+    recipes = given["recipe_a"], given["recipe_b"]
+    return explain_grouped(
+        a, b, groups, said, scale_a, given["scale_b"], finish, given["out"], out_dtype, recipes, config, rows=rows
+    )
+
+
+def _with_epilogue(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, epilogue: Epilogue | None,
+    given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+) -> Explanation:  # fmt: skip
+    """The explanation of `matmul` with an epilogue: its partial results are workspace."""
+    if epilogue is None:
+        raise OperandError("given without epilogue or combine: there is nothing that reads it")
+    operands = dict(given or {})
+    check_epilogue(epilogue, {name: type(x) for name, x in operands.items()})
+    tensors = {name: x for name, x in operands.items() if isinstance(x, torch.Tensor)}
+    check_operands({"a": a, "b": b, **tensors}, {} if out is None else {"out": out})
+    check_types(a, b, True)
+    kind = output_type(a, b, out_dtype)
+    shapes = check_fit(a, b, kind, epilogue, operands, out)
+    if out is not None:
+        check_out(out, shapes.result, kind, {"a": a, "b": b})
+    if 0 in (*shapes.result, shapes.k):
+        return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
+    c = torch.empty(shapes.result, dtype=kind, device="meta") if out is None else out
+    parts = spread(a, b, c, epilogue, operands)
+    found = [one for part in parts for one in solutions(*part, epilogue, kind, config)]
+    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
+    copied = [[0 if copy is None else copy.bytes(name) for copy, name in zip(one.copies, names)] for one in found]
+    partial = [partial_results(one) for one in found]
+    first = found[0]
+    copies = [f"{copy.why}, {size} bytes" for copy, size in zip(first.copies, copied[0]) if copy is not None]
+    if partial[0]:
+        copies.append(f"reductions: partial results of the tiles, {partial[0]} bytes")
+    most = max(sum(sizes) + more for sizes, more in zip(copied, partial))
+    count = sum(len(one.launches) for one in found)
+    return Explanation(str(plan_of(first)), first.why, count, tuple(copies), most)
 
 
 def _plain(

@@ -14,9 +14,9 @@ class Explanation:
     kernel     configuration and operand orders, or where it is computed otherwise
     why        why this kernel
     launches   how many
-    copies     one sentence for each tensor that is copied, with the rule that makes it necessary and its bytes
-    workspace  bytes of device memory that the call takes besides inputs and output: the copies, and where torch gates a
-               product, that product in float32; the kernels themselves take none
+    copies     one sentence for each tensor that is copied or lies between kernels, with the reason and its bytes
+    workspace  bytes of device memory that the call takes besides inputs and output, at a time: the copies, partial
+               results of reductions, and the float32 product that torch gates or another kernel quantises
 
     >>> print(Explanation("no kernel: zeros", "a size is 0", 0, (), 0))
     no kernel: zeros

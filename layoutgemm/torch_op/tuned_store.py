@@ -32,6 +32,17 @@ def key_of(sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> str
     return " ".join(["x".join(map(str, sizes)), *[f"{t}:{o}" for t, o in zip(types, orders, strict=True)]])
 
 
+def gated_types(types: tuple[str, ...], gate: str | None) -> tuple[str, ...]:
+    """The types by which a product is kept: a gated product is another than one without a gate.
+
+    gate  its function, or None
+
+    >>> gated_types(("bf16", "bf16", "bf16"), "silu")
+    ('bf16 gated by silu', 'bf16', 'bf16')
+    """
+    return types if gate is None else (f"{types[0]} gated by {gate}", *types[1:])
+
+
 def file_of(gpu: str) -> Path | None:
     """The file of a GPU's results, or None where the cache is off."""
     folder = object_cache.cache_dir()

@@ -86,11 +86,12 @@ def tune(
     recipe_a: object = None,
     recipe_b: object = None,
     groups: int | None = None,
+    activation: str | None = None,
 ) -> Tuning:
     """Measure configurations for one product on the current GPU, and keep the fastest.
 
     The product is C[m, n] = A[m, k] @ B[k, n], with the recipes that of `scaled_matmul`, and with groups that of
-    `grouped_matmul`.
+    `grouped_matmul`. With a gate's activation B is [gate | up], of 2n columns.
 
     most     configurations that are measured
     dtype    of A, B and C: "bf16" or "f16"; with scales, and of groups, A and B "e4m3" or "e5m2", and C bfloat16
@@ -100,13 +101,14 @@ def tune(
     store    keep the result, so that the product takes it
     recipe_a, recipe_b  of the scales: BlockWise1x128 or BlockWise128x128, of torch.nn.functional.ScalingType or by name
     groups   how many groups the m rows of A are in
+    activation  "swiglu" or "geglu", of each of these products; B's columns are contiguous
     progress called with a line of text now and then; default writes to stderr
 
     Raises PlanError without a GPU of compute capability 9.0, OperandError for arguments that mean nothing.
     """
     say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
     _check_sizes((m, n, k))
-    variant = tunable(m, n, k, dtype, a_major, b_major, recipe_a, recipe_b, groups)
+    variant = tunable(m, n, k, dtype, a_major, b_major, recipe_a, recipe_b, groups, activation)
     if variant is None:
         _check_operands(dtype, a_major, b_major)
     places, gpu_name = _tunable_gpu()
@@ -301,7 +303,7 @@ def _plain_contest(sizes: tuple[int, int, int], dtype: str, majors: tuple[str, s
 
 
 def _contest_of(variant: Tunable) -> _Contest:
-    """Products of `scaled_matmul` or `grouped_matmul`."""
+    """Products of `scaled_matmul` or `grouped_matmul`, and gated ones."""
     return _Contest(variant.operands, variant.call, variant.by_torch(), variant.off)
 
 

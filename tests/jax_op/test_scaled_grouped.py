@@ -201,7 +201,7 @@ REFUSED = [
     (lambda: scaled_matmul(EIGHT, scales(M, 1), EIGHT), TensorError, r"a and b have shapes \(130, 16\)"),
     (lambda: scaled_matmul(EIGHT, scales(M, 1), EIGHT.T, recipe_a="BlockWise1x32"), OperandError, "capability 10.0"),
     (lambda: scaled_matmul(EIGHT, scales(M, 1), EIGHT.T, bias=normal(M)[:5]), TensorError, r"bias has shape \(5,\)"),
-    (lambda: scaled_matmul(EIGHT, scales(M, 1), EIGHT.T, activation="swiglu"), OperandError, "activation 'swiglu'"),
+    (lambda: scaled_matmul(EIGHT, scales(M, 1), EIGHT.T, activation="reglu"), OperandError, "activation 'reglu'"),
     (lambda: jax.grad(lambda s: scaled_matmul(EIGHT, s, EIGHT.T, out_dtype="float32").sum())(scales(M, 1)),
      OperandError, "no derivative"),
     (lambda: grouped_matmul(X, Y, OFFSETS[1:]), OperandError, r"offsets is int32 of shape \(4,\): .* \(5,\)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 import subprocess
 import sys
 from typing import Any
@@ -18,6 +19,8 @@ from layoutgemm import operators
 from layoutgemm.kernels.epilogue.chain import Epilogue
 from layoutgemm.operators.api import missing_name
 from layoutgemm.operators.epilogues import finish_for
+from layoutgemm.operators.hopper import running
+from layoutgemm.torch_op.scaled_grouped import grouped as groups_of_torch
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 TARGETS = ("80", "86", "90a", "100a", "120a")
@@ -155,6 +158,37 @@ def test_operands_that_need_a_copy_are_refused() -> None:
     (operator,) = ours(args)
     assert ours(made) == []
     assert "copies nothing" in str(operator._supports(made, ops.TargetSm("90a")).error)
+
+
+@pytest.mark.parametrize("along", "mnk")
+def test_ends_are_read_where_they_lie(along: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launched plan is the operator's own. Its ends are the caller's tensor, so nothing is allocated."""
+    args = grouped(along)
+    (operator,) = ours(args)
+    seen: list[Any] = []
+
+    def launched(keeping: Any, plan: Any, a: Any, b: Any, tables: Any, operands: Any, out: Any) -> Any:
+        seen.append((plan, tables["ends"]))
+        return out
+
+    monkeypatch.setattr(groups_of_torch, "launch", launched)
+    monkeypatch.setattr(groups_of_torch, "on_gpu", lambda index: True)
+    operator.launch(operator.tensors(args, running))
+    (plan, ends) = seen[0]
+    assert plan == operator.plan and ends is args.offsets.tensor.runtime_tensor
+
+
+def test_ends_that_would_be_copied_or_converted_are_refused() -> None:
+    args = grouped("k")
+    (operator,) = ours(args)
+    for ends, text in (
+        (torch.tensor([100, 0, 200, 0, 256, 0], dtype=torch.int32)[::2], "offs: stride 2, .*copies nothing"),
+        (torch.tensor([100, 200, 256], dtype=torch.int16), "offs is torch.int16"),
+    ):
+        given = [x.tensor.runtime_tensor for x in (args.A, args.B, args.out)]
+        wrong = ops.IndexPtrGroupedGemmArguments(*given, torch.float32, ends, "k")
+        assert ours(wrong) == []
+        assert re.search(text, str(operator._supports(wrong, ops.TargetSm("90a")).error))
 
 
 def test_an_epilogue_is_what_its_source_says() -> None:

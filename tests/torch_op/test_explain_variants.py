@@ -63,7 +63,7 @@ def test_groups_say_their_kernel() -> None:
     assert weight.kernel == along.kernel and (weight.copies, weight.workspace) == ((), 0)
     assert "whose ends along K the kernel reads; 86 of K a group on average: tiles of" in weight.why
     padded = explain_matmul(a.T, torch.empty(256, 384, dtype=BF16), offs=OFFSETS[1:])
-    assert padded.copies[0].startswith("offs: the kernel reads where groups begin") and padded.workspace == 16
+    assert (padded.copies, padded.workspace) == ((), 0)
     single = explain_matmul(a.T, torch.empty(256, 384, dtype=BF16), offsets=OFFSETS[[0, 3]])
     assert single.kernel.startswith("Sm90Plan 512x384x256") and single.workspace == 0
     batch, counts = torch.empty(3, 64, 512, dtype=BF16), torch.tensor([1, 2, 3])

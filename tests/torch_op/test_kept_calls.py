@@ -5,6 +5,7 @@ Counts, not times: CPU tensors are taken for a GPU's, and launches compute nothi
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +15,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, matmul, quantized_matmul, scaled_matmul
 from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.torch_op import guards
 from layoutgemm.torch_op.quantized import api as packed_api
 from layoutgemm.torch_op.quantized import kept as packed_kept
 from layoutgemm.torch_op.scaled_grouped import api, kept
@@ -147,7 +152,7 @@ def test_a_second_call_makes_few_calls_more_than_matmul(name: str, monkeypatch: 
         counts = {}
         for each in ("matmul", name):
             run = getattr(given, each)
-            run(), run()
+            run(), run(), run()
             counts[each] = calls_of(run)
         # `find` itself; a view that the test makes, and whose argument says the groups; a transposed result's memory
         own = {"masked": 4, "columns": 5, "along_k": 2}.get(name, 1)
@@ -234,7 +239,8 @@ def test_refusals_stay_once_a_launch_is_kept(
 ) -> None:
     given = Tensors()
     with bare_launches(monkeypatch) as noted:
-        given.scaled(), given.scaled(out=given.out), given.grouped(), given.grouped(out=given.out)
+        for _ in range(3):  # the third call is found by a guard
+            given.scaled(), given.scaled(out=given.out), given.grouped(), given.grouped(out=given.out)
         noted.arguments.clear()
         with pytest.raises(error, match=said):
             call(given)
@@ -247,7 +253,7 @@ def test_scales_at_an_odd_address_are_refused_once_kept(monkeypatch: pytest.Monk
     raw = torch.zeros(SIZE * 4 + 4, dtype=torch.uint8)
     odd = torch.frombuffer(raw.numpy(), dtype=F32, count=SIZE, offset=1).view(SIZE, 1)
     with bare_launches(monkeypatch) as noted:
-        given.scaled(), given.scaled()
+        given.scaled(), given.scaled(), given.scaled()
         noted.arguments.clear()
         with pytest.raises(OperandError, match="scale_a starts at"):
             scaled_matmul(given.a, odd, given.b, given.scale_b)
@@ -257,9 +263,87 @@ def test_scales_at_an_odd_address_are_refused_once_kept(monkeypatch: pytest.Monk
 def test_a_negated_operand_is_not_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     given = Tensors()
     with bare_launches(monkeypatch) as noted:
-        given.grouped(), given.grouped()
+        given.grouped(), given.grouped(), given.grouped()
         grouped_matmul(torch._neg_view(given.x), given.experts, given.offsets)
         assert noted.arguments[-1][0] != given.x.data_ptr() == noted.arguments[-2][0]
+
+
+class Seen(TorchFunctionMode):
+    """A mode that sees functions."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class SeenOperators(TorchDispatchMode):
+    """A mode that sees operators."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Own(torch.Tensor):
+    """A class of its own."""
+
+
+CHANGES: dict[str, tuple[Callable[[Tensors], Any], Callable[[], Any]]] = {
+    "nothing": (lambda given: None, contextlib.nullcontext),
+    "a mode of functions": (lambda given: None, Seen),
+    "a mode of operators": (lambda given: None, SeenOperators),
+    "autocast": (lambda given: None, lambda: torch.autocast("cpu", BF16)),
+    "forward derivatives": (lambda given: None, torch.autograd.forward_ad.dual_level),
+    "a gradient": (lambda given: given.x.requires_grad_(), contextlib.nullcontext),
+    "a gradient, not recorded": (lambda given: given.x.requires_grad_(), torch.no_grad),
+    "a class of its own": (lambda given: setattr(given, "x", given.x.as_subclass(Own)), contextlib.nullcontext),
+    "another type": (lambda given: vars(given).update(x=given.x.half(), experts=given.experts.half()),
+                     contextlib.nullcontext),
+    "other strides": (lambda given: setattr(given, "x", given.x.T.contiguous().T), contextlib.nullcontext),
+    "an odd address": (lambda given: setattr(given, "x", torch.ones(SIZE * SIZE + 1).bfloat16()[1:].view(SIZE, SIZE)),
+                       contextlib.nullcontext),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_guard_holds_for_the_same_call_alone(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards of torch's compiler decide which launch is made again: each change is another call."""
+    given, taken = Tensors(), []
+    real = kept._again
+    with bare_launches(monkeypatch):
+        for _ in range(3):
+            given.grouped()
+        assert sum(map(len, kept.SEEN.values())) == 1
+        monkeypatch.setattr(kept, "_again", lambda *x: taken.append(x) or real(*x))
+        vary, region = CHANGES[change]
+        vary(given)
+        with (
+            region(),
+            contextlib.suppress(RuntimeError, OperandError),
+        ):  # a class goes to the dispatcher
+            given.grouped()
+        again = [x for x in taken if real(*x) is not None]
+        assert len(again) == (change == "nothing")
+        kept.READY.clear()
+        assert kept.SEEN == {}
+
+
+def test_a_torch_without_guards_finds_calls_by_their_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    monkeypatch.setattr(guards, "_class", None)
+    with bare_launches(monkeypatch) as noted:
+        for _ in range(4):
+            given.grouped(), given.packed_weights()
+        assert len(noted.arguments) == 8 and not kept.SEEN and not packed_kept.SEEN
+
+
+def test_a_guard_made_without_gradients_does_not_hold_where_they_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    given.experts = torch.nn.Parameter(given.experts)
+    with bare_launches(monkeypatch) as noted:
+        with torch.no_grad():
+            for _ in range(4):
+                given.grouped()
+        assert len(noted.arguments) == 4 and sum(map(len, kept.SEEN.values())) == 1
+        assert given.grouped().requires_grad
 
 
 @pytest.mark.parametrize("change", ["rows", "stride", "type", "bias", "gradient", "weights"])
@@ -268,8 +352,8 @@ def test_another_product_with_packed_weights_is_not_taken_for_a_kept_one(
 ) -> None:
     given = Tensors()
     with bare_launches(monkeypatch) as noted:
-        given.packed_with_bias()
-        given.packed_with_bias()
+        for _ in range(3):
+            given.packed_with_bias()
         kept_before = len(packed_kept.READY)
         assert kept_before == 1
         if change == "rows":

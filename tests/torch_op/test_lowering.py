@@ -16,6 +16,7 @@ from torch._inductor.utils import run_and_get_code
 from layoutgemm import (
     QuantizedFormat,
     QuantizedWeight,
+    Sm90Config,
     fp8_matmul,
     grouped_matmul,
     matmul,
@@ -23,7 +24,9 @@ from layoutgemm import (
     quantized_matmul,
     scaled_matmul,
 )
-from layoutgemm.torch_op.compiled import lowering
+from layoutgemm.torch_op.compiled import direct, lowering
+from layoutgemm.torch_op.prepared import config_text
+from layoutgemm.torch_op.scaled_grouped import kept
 
 CALL = re.compile(r"(\w+ = )?(layoutgemm_direct|torch\.ops\.layoutgemm)\.")
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -82,6 +85,59 @@ def test_generated_code_calls_it_directly(name: str) -> None:
     assert torch.equal(got, function(*inputs))
     (line,) = lines
     assert line.startswith(f"layoutgemm_direct.{name.split()[0]}(") and "out=" in line
+
+
+NO_GROUP = {
+    "rows": (normal(24, 64), normal(2, 40, 64).mT, {}),
+    "gated rows": (normal(24, 64), normal(2, 40, 64).mT, {"activation": "swiglu"}),
+    "rows with a bias": (normal(24, 64), normal(2, 40, 64).mT, {"bias": BIAS}),
+    "columns of one row": (normal(2, 1, 64), normal(64, 24), {}),
+    "no K": (normal(24, 0), normal(2, 0, 40), {}),
+    "no groups": (normal(24, 64), normal(0, 64, 40), {}),
+}
+
+
+@pytest.mark.parametrize("name", NO_GROUP)
+def test_what_is_in_no_group_is_zero_on_each_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator and direct calls into memory give the zeros of a new result."""
+    a, b, options = NO_GROUP[name]
+    ends = OFFS[: max(a.ndim == 3, b.shape[0] if b.ndim == 3 else 0) * 2]
+    want = grouped_matmul(a, b, offs=ends, **options)
+    last = int(ends[-1]) if len(ends) else 0
+    left = want[..., last:] if a.ndim == 3 else want[last:]
+    assert left.numel() and not left.any()
+    named = {"bias": options.get("bias"), "activation": options.get("activation")}
+    operator = torch.ops.layoutgemm.grouped_matmul(a, b, ends, "offs", **named)
+    assert torch.equal(operator, want)
+    out = torch.full_like(want, float("nan"))
+    tensors = ("groups", *["bias"] * ("bias" in options))
+    direct.grouped_matmul(
+        a, b, ends, *[options[x] for x in tensors[1:]], out=out, said="offs", activation=options.get("activation"),
+        recipe_a="", recipe_b="", use_fast_accum=True, config="", tensors=tensors,
+    )  # fmt: skip
+    assert torch.equal(out, want)
+    kept = torch.full_like(want, 7.0)
+    grouped_matmul(a, b, offs=ends, out=kept, **options)
+    assert bool(((kept[..., last:] if a.ndim == 3 else kept[last:]) == 7).all())
+
+
+@pytest.mark.dsl
+def test_a_direct_call_launches_one_kernel_and_clears_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice: the long way and kept. The last rows are in no group."""
+    from tests.torch_op.test_operator import emulated, integers
+
+    small = config_text(Sm90Config((64, 64), consumers=1, stages=2, loader="warp"))
+    options = {"said": "offs", "activation": None, "recipe_a": "", "recipe_b": "", "use_fast_accum": True,
+               "config": small, "tensors": ("groups",)}  # fmt: skip
+    a, b = integers(24, 64), integers(2, 40, 64).mT
+    want = grouped_matmul(a, b, offs=OFFS)
+    with emulated(monkeypatch) as calls:
+        monkeypatch.setattr(torch.Tensor, "zero_", None)  # no other launch zeroes
+        for turn in (1, 2):
+            out = torch.full_like(want, float("nan"))
+            direct.grouped_matmul(a, b, OFFS, out=out, **options)
+            assert torch.equal(out, want) and len(calls) == turn
+            monkeypatch.setattr(kept, "launch_of", None)
 
 
 SEVERAL: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {

@@ -126,7 +126,7 @@ def test_one_kernel_and_the_copies_are_explained() -> None:
     assert how.copies == ("b[1]: copied row-major, no lines that tensor copies read",)
     how = explain_matmul(A, (X.T.contiguous().T, Y), combine="silu")
     assert how.copies == ("b[1]: copied col-major, row-major, unlike others",)
-    with pytest.raises(OperandError, match="given without combine"):
+    with pytest.raises(OperandError, match="given without epilogue or combine"):
         explain_matmul(A, X, given={})
 
 

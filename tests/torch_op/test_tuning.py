@@ -325,7 +325,25 @@ SCALED = tunable(512, 256, 512, "e4m3", "k", "k", "BlockWise1x128", "BlockWise12
 GROUPED = tunable(512, 256, 512, "bf16", "k", "k", None, None, 4)
 
 
-@pytest.mark.parametrize("variant", [SCALED, GROUPED], ids=["scaled", "grouped"])
+GATED = [
+    tunable(512, 256, 512, "bf16", "k", "k", None, None, None, "swiglu"),
+    tunable(512, 256, 512, "bf16", "k", "k", None, None, 4, "geglu"),
+    tunable(512, 256, 512, "e4m3", "k", "k", "BlockWise1x128", "BlockWise128x128", None, "swiglu"),
+    tunable(512, 256, 512, "e4m3", "k", "k", "BlockWise1x128", "BlockWise128x128", 4, "swiglu"),
+]
+GATED_IDS = ["gated", "gated groups", "gated, scaled", "gated groups, scaled"]
+
+
+@pytest.fixture
+def an_h200(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The current GPU, for candidates."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    return torch
+
+
+@pytest.mark.usefixtures("an_h200")
+@pytest.mark.parametrize("variant", [SCALED, GROUPED, *GATED], ids=["scaled", "grouped", *GATED_IDS])
 def test_variants_have_candidates_that_differ(variant: Any) -> None:
     found = list(variant.candidates())
     assert len(found) == len(set(found)) > 20
@@ -355,9 +373,83 @@ def test_variants_take_what_was_measured() -> None:
         assert explain().why.endswith("measured by layoutgemm.tune") and "cluster 2x1" in explain().kernel
 
 
+@pytest.mark.parametrize("variant", GATED, ids=GATED_IDS)
+def test_gated_products_take_what_was_measured(variant: Any) -> None:
+    """And not what was measured of the product without the gate, or with another."""
+    torch = pytest.importorskip("torch")
+    from layoutgemm import explain_matmul
+
+    config = Sm90Config((64, 128), consumers=1, loader="warp", cluster=(2, 1))
+    kind = torch.bfloat16 if variant.dtype == "bf16" else torch.float8_e4m3fn
+    front = () if variant.experts is None else (4,)
+    a, b = torch.empty(512, 512, dtype=kind), torch.empty(*front, 512, 512, dtype=kind).mT
+    given = {} if variant.recipes is None else {"scale_a": torch.ones(512, 4), "scale_b": torch.ones(*front, 4, 4)}
+    given |= {"offsets": torch.tensor([0, 1, 2, 3, 512])} if front else {}
+
+    def explained() -> str:
+        found = explain_matmul(a, b, activation=variant.activation, **given)
+        assert "gated by" in found.kernel and "torch gates" not in found.kernel
+        return found.why if "cluster 2x1" in found.kernel else ""
+
+    plain, other = replace(variant, activation=None), replace(variant, activation="geglu")
+    other = other if variant.activation == "swiglu" else replace(variant, activation="swiglu")
+    for wrong in (plain, other):
+        assert tuned.store(GPU, tuned.key_of(wrong.sizes, *wrong.name), Sm90Choice(config), {}) is not None
+        assert "measured" not in explained()
+    assert tuned.store(GPU, tuned.key_of(variant.sizes, *variant.name), Sm90Choice(config), {}) is not None
+    assert explained().endswith("measured by layoutgemm.tune")
+
+
+def test_tune_measures_a_gated_product_and_keeps_it(an_h200: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With times of the test's own: the last candidate is the fastest."""
+    from layoutgemm import explain_matmul
+
+    seen: list[Any] = []
+
+    def measured(problem: Any, contest: Any, choices: Any, *others: Any) -> Any:
+        seen.extend(choices)
+        return {choice: 1.0 / (1 + place) for place, choice in enumerate(choices)}, [], float("nan")
+
+    monkeypatch.setattr(tuning, "_tunable_gpu", lambda: (Places(), GPU))
+    monkeypatch.setattr(tuning, "_measure", measured)
+    found = tune(512, 256, 512, activation="swiglu", most=6, progress=lambda text: None)
+    assert found.choice == seen[-1] and len(seen) == 6 and found.kept is not None
+    a, b = an_h200.empty(512, 512).bfloat16(), an_h200.empty(512, 512).bfloat16().T
+    assert explain_matmul(a, b, activation="swiglu").why == "measured by layoutgemm.tune"
+    assert explain_matmul(a, b[:, :256]).why != "measured by layoutgemm.tune"
+
+
+def test_few_rows_of_a_gated_product_have_narrow_tiles(an_h200: Any) -> None:
+    few = tunable(16, 14336, 4096, "bf16", "k", "k", None, None, None, "swiglu")
+    assert {choice.config.tile for choice in list(few.candidates())[:12]} >= {(64, 32), (64, 64), (64, 224)}
+
+
+@pytest.mark.usefixtures("an_h200")
+@pytest.mark.parametrize("variant", GATED, ids=GATED_IDS)
+def test_a_gated_product_is_called_and_judged(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU: the call that is timed gives the product, and that with gate and up exchanged is wrong."""
+    torch = pytest.importorskip("torch")
+    for name in ("randn", "rand", "tensor", "empty"):
+        made = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *x, made=made, device=None, **more: made(*x, **more))
+    torch.manual_seed(0)
+    on = replace(variant, m=64).operands()
+    replace(variant, m=64).call(on, None)
+    assert on.out.shape == (64, 256) and on.b.shape[-1] == 512 and variant.by_torch() is None
+    off = replace(variant, m=64).off
+    assert off(on) <= 1
+    turned = {"b": on.b.roll(256, -1), "scales": {name: x.roll(2, -2) for name, x in on.scales.items()}}
+    turned["scales"] |= {"scale_a": on.scales["scale_a"]} if on.scales else {}
+    replace(variant, m=64).call(on._replace(**turned), None)
+    assert off(on) > 1
+
+
 @pytest.mark.parametrize(
     "given, text",
     [
+        ({"activation": "relu"}, "activation 'relu': gates are tuned, 'swiglu', 'geglu'"),
+        ({"activation": "swiglu", "b_major": "mn"}, "a gated product's kernel reads a K-major B"),
+        ({"activation": "swiglu", "dtype": "f32"}, "dtype 'f32'"),
         ({"groups": 0}, "groups = 0: an int of at least 1"), ({"groups": True}, "groups = True"),
         ({"recipe_b": "BlockWise128x128"}, "recipe_b without a recipe_a"),
         ({"recipe_a": "RowWise", "dtype": "e4m3"}, "recipe_a RowWise: what is tuned takes scales of BlockWise1x128"),

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import OperandError, TensorError
+from ...torch_op.scaled_grouped.epilogue import why_unfinished
 from ..matmul import array_of, type_name
 from ..product import check_finish, stored_as
-from ..reference import ACTIVATIONS
+from ..reference import activated
 from .described import (
     ALONG_K,
     FLOAT8,
@@ -52,6 +53,8 @@ def scaled_matmul(
     scale_b  float32, or None: (N, K blocks), or (N / 128, K blocks); (1, N), (N, 1) or (N,); one element
     recipe_a, recipe_b, use_fast_accum  as `layoutgemm.scaled_matmul` has them
     bias     float32, bfloat16 or float16, (N,); activation one of relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
+    activation  also a gate, "swiglu" or "geglu": b is [gate | up], and the result act(a @ gate) * (a @ up) has half of
+             b's columns. scale_b and bias are of all of b's; they come before the gate
 
     On the CPU jax computes in float32 and rounds once. Works under jit, vmap and on meshes, where rows, columns and
     batch may be sharded, but not blocks of 128. No gradients, as of all products of 8 bits.
@@ -79,7 +82,7 @@ def scaled_matmul(
         fast=bool(use_fast_accum),
     )  # fmt: skip
     product, operands = _with_scales(product, [left, right], scale_a, scale_b, recipe_a, recipe_b)
-    return _finished(product, operands, bias, activation, [product.result[-1:]])
+    return _finished(product, operands, bias, activation, [(product.columns,)])
 
 
 def grouped_matmul(
@@ -109,6 +112,8 @@ def grouped_matmul(
     scale_a   of float8 and groups of rows: (rows, K blocks of 128), (rows, 1), (rows,) or one element; scale_b (groups,
               N, K blocks), (groups, N / 128, K blocks), (groups, 1, N), (groups, N, 1), (groups, N) or one element
     bias      of groups of rows: (N,), or (groups, N) for one of each group. In the kernel, as the activation
+    activation  of groups of rows also a gate, "swiglu" or "geglu": b is [gate | up] of each group, and the result has
+              half of its columns; bias and scale_b are of all. In one kernel for transpose_b=True and for float8
     out_dtype default a's type; bfloat16 for float8
 
     Differentiable for bfloat16 and float16 in reverse mode, any number of times. vmap computes one product after
@@ -140,7 +145,7 @@ def grouped_matmul(
     if groups is None:
         for name, x in (("scale_a", scale_a), ("bias", bias), ("activation", activation)):
             if x is not None:
-                raise OperandError(f"{name}: groups of K take none, groups of rows do")
+                raise OperandError(why_unfinished(ALONG_K, name))
         if str(left.dtype) in FLOAT8:
             raise OperandError(f"groups of K of {left.dtype}: wgmma reads 8-bit operands with K contiguous alone")
         left, right = left if transpose_a else left.T, right.T if transpose_b else right
@@ -153,7 +158,7 @@ def grouped_matmul(
     operands = [left, right, ends]
     if scale_a is not None:
         product, operands = _with_scales(product, operands, scale_a, scale_b, recipe_a, recipe_b)
-    n = product.result[-1]
+    n = product.columns
     return _finished(product, operands, bias, activation, [(n,), (count, n)])
 
 
@@ -179,7 +184,7 @@ def _finished(
     added = None if bias is None else array_of("bias", bias)
     said = None if added is None else (str(added.dtype), tuple(added.shape))
     check_bias(said, shapes)
-    name = check_finish(None, activation, None, product.types[2])
+    name = check_finish(None, activation, product.columns, product.types[2])
     return _differentiable(replace(product, bias=said, activation=name), *operands, added)
 
 
@@ -197,7 +202,7 @@ def _product(product: Described, *operands: jax.Array) -> jax.Array:
 
 
 def _forward(product: Described, *operands: jax.Array) -> tuple[jax.Array, _Kept]:
-    """The product, and what its gradients need: with an activation, the sums in float32."""
+    """The product, and what its gradients need: with an activation or a gate, the sums in float32."""
     if product.types[0] in FLOAT8:
         raise OperandError(
             f"a is {product.types[0]} and b is {product.types[1]}: products of 8-bit types have no derivative; "
@@ -207,14 +212,14 @@ def _forward(product: Described, *operands: jax.Array) -> tuple[jax.Array, _Kept
         return _product(product, *operands), (operands, None)
     wide = replace(product, types=(*product.types[:2], "float32"), activation=None)
     sums = _product(wide, *operands)
-    return ACTIVATIONS[product.activation](sums).astype(product.types[2]), (operands, sums)
+    return activated(sums, product.activation).astype(product.types[2]), (operands, sums)
 
 
 def _backward(product: Described, kept: _Kept, grad: jax.Array) -> tuple[jax.Array | None, ...]:
     operands, sums = kept
     given = dict(zip(product.names, operands, strict=True))
     if sums is not None:
-        _, pull = jax.vjp(ACTIVATIONS[str(product.activation)], sums)
+        _, pull = jax.vjp(functools.partial(activated, activation=str(product.activation)), sums)
         (grad,) = pull(grad.astype(jnp.float32))
     found: dict[str, jax.Array | np.ndarray] = {"offsets": np.zeros(given["offsets"].shape, jax.dtypes.float0)}
     if product.bias is not None:

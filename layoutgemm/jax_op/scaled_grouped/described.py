@@ -6,7 +6,8 @@
     rows     (rows, K)          (groups, K, N); turned (.., N, K)    (rows, N)
     K        (lines, M)         (lines, N)                           (groups, M, N)
 
-The last form multiplies A^T by B over the lines of each group: it is the gradient of a group's matrix.
+The last form multiplies A^T by B over the lines of each group: it is the gradient of a group's matrix. Of the others
+b may be [gate | up], of twice the result's columns.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ...errors import OperandError, TensorError
+from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.problem import Ints
 from ...torch_op.scaled_grouped.recipes import SQUARE, Recipes, ScaledOperand, Scales, recipe_text, recipes_of
-from ..product import BIASES
+from ..product import BIASES, gate_of
 
 PLAIN, ROWS, ALONG_K = "plain", "rows", "K"
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -40,7 +42,7 @@ class Described:
     scales      shapes of the scales of a and b; None for a missing one
     fast        whether sums of row-wise and tensor-wise scales stay in the tensor core
     bias        type and shape of the bias, or None
-    activation  a name, or None
+    activation  a name, or None; a gate's scales of b and bias are of all columns of b
     """
 
     form: str
@@ -57,11 +59,21 @@ class Described:
     activation: str | None = None
 
     @property
+    def gate(self) -> str | None:
+        """The function of a gate, or None."""
+        return gate_of(self.activation)
+
+    @property
+    def columns(self) -> int:
+        """Columns of b: with a gate twice the result's."""
+        return self.b[-2 if self.turned else -1]
+
+    @property
     def sizes(self) -> tuple[int, int, int, int]:
         """M, N, K, and the batch or the groups: of groups of rows M is that of all, and K of all along it."""
         if self.form == ALONG_K:
             return self.a[1], self.b[1], self.a[0], self.groups
-        n, k = self.b[-2:] if self.turned else self.b[-2:][::-1]
+        n, k = self.columns // (1 if self.gate is None else HALVES), self.b[-1 if self.turned else -2]
         return self.a[-2], n, k, self.groups if self.form == ROWS else prod(self.a[:-2])
 
     @property
@@ -78,7 +90,7 @@ class Described:
         return ("a", "b", *[name for name, x in zip(names, given, strict=True) if x is not None])
 
     def without_finish(self) -> Described:
-        """The sums alone, in float32."""
+        """The sums of all columns alone, in float32."""
         return replace(self, types=(*self.types[:2], "float32"), bias=None, activation=None)
 
 
@@ -87,8 +99,8 @@ def recipes_for(
 ) -> Recipes:
     """The recipes of the scales of a product. Raises OperandError or TensorError, naming the scales."""
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
-    m, n, k, _ = product.sizes
-    front_b = product.b[:-2]
+    m, _, k, _ = product.sizes
+    n, front_b = product.columns, product.b[:-2]
     of_a = ScaledOperand("a", product.a[:-2], m, -(-k // DEPTH))
     found = recipes_of(of_a, scale_a, names[0], ScaledOperand("b", front_b, n, -(-k // DEPTH)), scale_b, names[1])
     if product.form == ROWS and found.a == SQUARE and m > 1:

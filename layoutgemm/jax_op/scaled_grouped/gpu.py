@@ -19,16 +19,25 @@ from ...dtypes import dtype
 from ...errors import OperandError
 from ...kernels.compile.compiler import kernel_of
 from ...kernels.derive import padded_leading
-from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import Placed, words_of
 from ...kernels.plan import MAX_WORDS
 from ...kernels.sm90.along_k import AlongK
-from ...kernels.sm90.choose.scaled_grouped import along_k_config, scaled_config, usual_config
+from ...kernels.sm90.choose.occupancy import Places
+from ...kernels.sm90.choose.scaled_grouped import (
+    along_k_config,
+    gated_config,
+    read_each_column,
+    scaled_config,
+    usual_config,
+)
+from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import mainloop_of
 from ...kernels.sm90.plan import Sm90Plan
 from ...torch_op.problem import Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
-from ...torch_op.scaled_grouped.recipes import TENSOR
+from ...torch_op.scaled_grouped.epilogue import epilogue_of
+from ...torch_op.scaled_grouped.recipes import Recipes
 from ...torch_op.solver import solve
 from ..gpu import Target, called, copied, lines_of, target
 from ..product import C_NAMES, NAMES
@@ -54,37 +63,34 @@ def multiply(product: Described, *operands: jax.Array) -> jax.Array:
     if 0 in (*product.result, product.sizes[2], *product.b):  # an empty sum is 0
         if 0 in product.result or 0 in product.b[:1]:
             return jnp.zeros(product.result, product.types[2])
-        return finished(product, jnp.zeros(product.result, jnp.float32), given)
+        return finished(product, jnp.zeros(product.without_finish().result, jnp.float32), given)
+    if product.gate is not None and not product.turned and dtype(NAMES[product.types[1]]).bits > 8:
+        sums = product.without_finish()  # a gated product's kernel reads a K-major b, which 8 bits are copied to
+        return finished(product, multiply(sums, *[given[name] for name in sums.names]), given)
     in_mainloop = product.recipes is None or product.recipes.in_mainloop or not product.fast
-    if product.form == PLAIN and not in_mainloop:
+    if product.form == PLAIN and not in_mainloop and product.gate is None:
         return _solved(product, given, on)
     return _planned(product, given, on)
 
 
 def epilogue_for(product: Described) -> Epilogue:
-    """The epilogue: the scales that the main loop leaves, bias, activation.
+    """The epilogue: the scales that the main loop leaves, bias, and an activation but for a gate.
 
-    >>> from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
     >>> product = Described(PLAIN, (8, 16), (16, 8), ("float8_e4m3fn",) * 3, recipes=Recipes("RowWise", "TensorWise"),
     ...                     scales=((8, 1), (1,)))
     >>> [type(step).__name__ for step in epilogue_for(product).steps]
     ['VectorScale', 'Scale']
     """
-    steps: list[Step] = []
-    if product.recipes is not None and not product.recipes.in_mainloop:
-        for name, axis, recipe in (("scale_a", "m", product.recipes.a), ("scale_b", "n", product.recipes.b)):
-            if recipe:
-                steps.append(Scale(name, device=True) if recipe == TENSOR else VectorScale(axis, "f32", name))
-    if product.bias is not None:
-        steps.append(Bias("n", C_NAMES[product.bias[0]]))
-    if product.activation is not None:
-        steps.append(Activation(product.activation))
-    return Epilogue(*steps)
+    bias = None if product.bias is None else C_NAMES[product.bias[0]]
+    return epilogue_of(product.recipes or Recipes("", ""), bias, product.activation)
 
 
 @functools.lru_cache(1024)
-def plan_of(product: Described) -> Sm90Plan:
-    """The plan of a product that has a kernel of its own. Raises PlanError."""
+def plan_of(product: Described, places: Places) -> Sm90Plan:
+    """The plan of a product that has a kernel of its own. Raises PlanError.
+
+    places  of the GPU
+    """
     m, n, k, batch = product.sizes
     a, b, c = NAMES[product.types[0]], NAMES[product.types[1]], C_NAMES[product.types[2]]
     recipes, epilogue = product.recipes, epilogue_for(product) or None
@@ -99,19 +105,24 @@ def plan_of(product: Described) -> Sm90Plan:
         scales = recipes.groups if recipes.in_mainloop else None if product.fast else ()
     types = a, f"{b}:{'col' if product.turned or dtype(b).bits == 8 else 'row'}", c
     loop = None if scales is None else mainloop_of(scales)
+    ragged, sums = None, 1 if product.gate is None else HALVES
     if product.form == ROWS:
         ragged = Ragged.of(batch, _INTS[str(product.offsets)])
-        config = usual_config((m, n, k, batch), types, scales)
-        return Sm90Plan.derive(
-            m, n, k, batch=batch, a=a, b=types[1], c=c, config=config, ragged=ragged, mainloop=loop, epilogue=epilogue
-        )
-    config = scaled_config(m, n, k, batch=batch, each_column=scales is not None and scales[1:] == (1,), c=c)
-    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=types[1], c=c, config=config, mainloop=loop, epilogue=epilogue)
+        config = usual_config((m, n, k, batch), types, scales, sums)
+    elif scales is None:
+        config, _ = gated_config((m, n, k, batch), types, str(product.gate), places)
+    else:
+        each = read_each_column(scales, n, sums)
+        config = scaled_config(m, n, k, batch=batch, each_column=each, c=c, sums=sums)
+    return Sm90Plan.derive(
+        m, n, k, batch=batch, a=a, b=types[1], c=c, config=config, ragged=ragged, mainloop=loop, epilogue=epilogue,
+        gated=product.gate,
+    )  # fmt: skip
 
 
 def _planned(product: Described, given: _Given, on: Target) -> jax.Array:
     """One launch of the product's own plan."""
-    plan = plan_of(product)
+    plan = plan_of(product, on.places)
     m, n, _, batch = product.sizes
     a, b = given["a"], given["b"]
     if product.form != ALONG_K and plan.b.order == ("row" if product.turned else "col"):
@@ -167,13 +178,13 @@ def words_for(plan: Sm90Plan, product: Described, pointers: Mapping[str, Any]) -
 
 def _placed(product: Described, epilogue: Epilogue, pointers: Mapping[str, Any]) -> dict[str, Placed]:
     """An epilogue's operands: each matrix of a batch, or group, has its own vector, or all share one."""
-    m, n, _, batch = product.sizes
+    m, _, _, batch = product.sizes
     found = {}
     for operand in epilogue.given:
         shape = product.bias[1] if operand.name == "bias" and product.bias is not None else None
         shape = product.scales[operand.name == "scale_b"] if shape is None else shape
         assert shape is not None
-        size = {"m": m, "n": n}.get(operand.axes, 0)
+        size = {"m": m, "n": product.columns}.get(operand.axes, 0)  # a gate's are of all columns of b
         several = batch > 1 and operand.axes != "" and _count(shape) > size
         found[operand.name] = Placed(pointers[operand.name], 0, size if several else 0)
     return found

@@ -6,7 +6,8 @@
     m            cut, with a scale of each     whole: groups end       cut
                  row; whole with 128x128       anywhere
     n            cut, with a scale of each     as plain                cut
-                 column; whole with 128x128
+                 column; whole with 128x128,
+                 and with a gate
     k            whole: scales are of its      cut without scales:     whole: groups end
                  blocks                        psum of float32 sums    anywhere
     groups       -                             whole                   whole
@@ -17,7 +18,7 @@ Nothing here imports jax.
 from __future__ import annotations
 
 from ...torch_op.scaled_grouped.recipes import BLOCK, ROW, TENSOR
-from ..shardings import Labels
+from ..shardings import WHOLE, Labels
 from .described import ALONG_K, PLAIN, ROWS, Described
 
 
@@ -30,7 +31,8 @@ def labels_of(product: Described) -> Labels:
     if product.form == ALONG_K:
         return Labels((("k", "m"), ("k", "n"), ("o",)), ("e", "m", "n"))
     front = ("l",) * (len(product.a) - 2)
-    of_b = (*(("e",) if product.form == ROWS else front), *(("n", "k") if product.turned else ("k", "n")))
+    columns, of_c = ("n", "n") if product.gate is None else WHOLE
+    of_b = (*(("e",) if product.form == ROWS else front), *((columns, "k") if product.turned else ("k", columns)))
     found = [(*front, "m", "k"), of_b]
     if product.offsets is not None:
         found.append(("o",))
@@ -38,15 +40,15 @@ def labels_of(product: Described) -> Labels:
         if shape is not None:
             found.append(_of_scales(product, side, shape, front))
     if product.bias is not None:
-        found.append((*(("e",) * (len(product.bias[1]) - 1)), "n"))
-    return Labels(tuple(found), (*front, "m", "n"))
+        found.append((*(("e",) * (len(product.bias[1]) - 1)), columns))
+    return Labels(tuple(found), (*front, "m", of_c))
 
 
 def _of_scales(product: Described, side: int, shape: tuple[int, ...], front: tuple[str, ...]) -> tuple[str, ...]:
     """Factors of one operand's scales; dimensions that nothing cuts have names of their own."""
     assert product.recipes is not None
     own = tuple([f"{'st'[side]}{i}" for i in range(len(shape))])
-    recipe, line = product.recipes[side], "mn"[side]
+    recipe, line = product.recipes[side], ("m", "n" if product.gate is None else WHOLE[0])[side]
     if side and product.form == ROWS:
         front = ("e",)
     if recipe == TENSOR or recipe not in (BLOCK, ROW):
@@ -70,4 +72,6 @@ def cut(product: Described) -> tuple[str, ...]:
     found = [line for line, recipe in zip("mn", recipes, strict=True) if recipe in by_row]
     if product.form == ROWS:
         found = [line for line in found if line == "n"] + ["k"] * (product.recipes is None)
+    if product.gate is not None:
+        found = [line for line in found if line != "n"]
     return (*(("l",) if product.form == PLAIN else ()), *found)

@@ -20,6 +20,17 @@ def load_word(address: Int64, *, loc: object = None, ip: object = None) -> Int32
     return assembly("ld.global.b32 $0, [$1];", "=r,l,~{memory}", [Int64(address)], [Int32], loc=loc, ip=ip)[0]
 
 
+def load_first(address: Int64, entry: Int32, groups: Int32, size: int, ends: bool) -> Int32:
+    """The first line of a group, from global memory; beyond the last group, where that ends.
+
+    size  bytes of a number: of offsets, or with `ends` of the groups' ends, before which a 0 is not stored
+    """
+    at = cutlass.min(entry, groups)
+    if not ends:
+        return load_word(address + Int64(at) * size)
+    return choose(entry > 0, load_word(address + Int64(cutlass.max(at - 1, 0)) * size), 0)
+
+
 @dsl_user_op
 def load_long(address: Int64, *, loc: object = None, ip: object = None) -> Int64:
     """ld.global of 64 bits as an integer; the address is a multiple of 8."""

@@ -4,7 +4,7 @@ A is column-major and B row-major: a group begins at any line of either. Where g
 The tiles of C are those of a batch, group after group; each tile has as many K tiles as its group needs:
 
     a table in shared memory, made by every block at its start
-        starts[e]    offsets[e], from 0 to K: the group's first line
+        starts[e]    offsets[e], or ends[e - 1] behind a 0, from 0 to K: the group's first line
     K tiles          of lines starts[e] to starts[e + 1] - 1: enough to cover them, and `least_k_tiles` or more
 
 K tiles are counted from the group's end. The last of them reaches into the lines of the group before, and a TMA load
@@ -39,7 +39,7 @@ from ...errors import PlanError
 from ...report import Check
 from ..numbers import W
 from ..plan import MAX_COORDINATE, present
-from .grouped import START, GroupEnds, capacity_for, check_ends, checked_numbers
+from .grouped import START, GroupEnds, capacity_for, check_ends, checked_numbers, offsets_of
 from .multicast import with_copies
 
 if TYPE_CHECKING:
@@ -55,16 +55,29 @@ class AlongK(GroupEnds):
 
     capacity  groups that the table has room for, a power of two
     offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to K, none below the one before it
+    ends      `groups` ends of that type in place of offsets: the first group begins at line 0, the last may end early
 
-    >>> AlongK.of(8), AlongK.of(100, "i64").bytes
-    (AlongK(capacity=64, offsets='i32'), 528)
+    >>> AlongK.of(8), AlongK.of(100, "i64").bytes, AlongK.of(8, ends=True).words
+    (AlongK(capacity=64, offsets='i32', ends=False), 528, ('ends',))
     """
+
+    ends: bool = False
 
     @classmethod
     @checked(PlanError)
-    def of(cls, groups: int, offsets: str = "i32") -> AlongK:
+    def of(cls, groups: int, offsets: str = "i32", ends: bool = False) -> AlongK:
         """Room for so many groups. Raises PlanError for any other number of groups."""
-        return cls(capacity_for(groups), offsets)
+        return cls(capacity_for(groups), offsets, ends)
+
+    @property
+    def name(self) -> str:
+        """The array in global memory that says where groups end."""
+        return "ends" if self.ends else "offsets"
+
+    @checked(PlanError)
+    def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The numbers as a kernel reads them, from what `take` gives."""
+        return numbers[1:] if self.ends else numbers
 
     @property
     def missing(self) -> str:
@@ -73,16 +86,20 @@ class AlongK(GroupEnds):
 
     @checked(PlanError)
     def numbers(self, groups: int) -> int:
-        """Offsets of so many groups."""
-        return groups + 1
+        """Offsets or ends of so many groups."""
+        return groups + (not self.ends)
 
     @checked(PlanError)
     def take(self, offsets: object, sizes: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
         """NumPy offsets as int64; raises OperandError for others than the plan's, or that are no groups of K.
 
         sizes  M, N, K and the groups
+
+        Of ends the offsets are given.
         """
         found = checked_numbers(self.name, offsets, self.offsets, self.numbers(sizes[3]))
+        if self.ends:
+            return offsets_of(found, sizes[2], "columns, K")
         check_ends(found, sizes[2], "columns")
         return found
 

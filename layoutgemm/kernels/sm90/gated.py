@@ -25,6 +25,7 @@ from .operands.combined import Combined
 
 HALF = "half"  # the dimension of a tensor map: 0 for the gate's columns of B, 1 for those that it multiplies
 HALVES = 2
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # activations of the gates of gated products, by their names
 T = TypeVar("T")
 
 

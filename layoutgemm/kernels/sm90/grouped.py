@@ -178,11 +178,8 @@ class Ragged(GroupEnds):
         """
         found, rows = checked_numbers(self.name, numbers, self.offsets, self.numbers(sizes[3])), sizes[0]
         if self.ends:
-            found = np.concatenate([np.zeros(1, np.int64), found])
-            if (steps := np.diff(found) < 0).any() or found[-1] > rows:
-                at = int(np.argmax(steps)) if steps.any() else len(found) - 2
-                raise OperandError(f"ends[{at}] = {found[at + 1]}: they are 0 to A's {rows} rows, in order")
-        elif not self.masked:
+            return offsets_of(found, rows, "rows")
+        if not self.masked:
             check_ends(found, rows, "rows")
         elif (outside := (found < 0) | (found > rows)).any():
             at = int(np.argmax(outside))
@@ -307,6 +304,19 @@ def checked_numbers(name: str, numbers: object, kind: str, count: int) -> npt.ND
     if found.dtype.name != want or found.shape != (count,):
         raise OperandError(f"{name} is {found.dtype} of shape {found.shape}: it takes {want} of ({count},)")
     return found.astype(np.int64)
+
+
+def offsets_of(ends: npt.NDArray[np.int64], size: int, things: str) -> npt.NDArray[np.int64]:
+    """The offsets of groups with these ends. Raises OperandError, with the first wrong one, for no groups' ends.
+
+    >>> offsets_of(np.array([3, 5]), 8, "rows").tolist()
+    [0, 3, 5]
+    """
+    found = np.concatenate([np.zeros(1, np.int64), ends])
+    if (steps := np.diff(found) < 0).any() or found[-1] > size:
+        at = int(np.argmax(steps)) if steps.any() else len(found) - 2
+        raise OperandError(f"ends[{at}] = {found[at + 1]}: they are 0 to A's {size} {things}, in order")
+    return found
 
 
 def check_ends(offsets: npt.NDArray[np.int64], size: int, things: str) -> None:

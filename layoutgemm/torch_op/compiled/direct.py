@@ -14,8 +14,11 @@ from ..library import configured
 from ..quantized.launch import quantized_product, scale_recipe
 from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api
-from ..scaled_grouped.operators import plain_config
+from ..scaled_grouped.grouped import grouped_product
+from ..scaled_grouped.kept import Keeping, find
+from ..scaled_grouped.operators import checked_grouped, plain_config
 from ..scaled_grouped.recipes import BLOCK
+from ..scaled_grouped.scaled import ScaledFinish
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, config: str, allow_tf32: bool | None) -> None:
@@ -62,13 +65,17 @@ def grouped_matmul(
 ) -> None:  # fmt: skip
     """The product of groups into `out`; rows in no group are zeros, as those of a new result are."""
     given = dict(zip(tensors, others))
-    groups = {said: given.pop("groups")} if "groups" in given else {}
-    if said == "offs" and b.ndim == 3:
-        out.zero_()
-    _api.grouped_matmul(
-        a, b, **groups, **given, activation=activation, out=out, out_dtype=out.dtype, recipe_a=recipe_a or None,
-        recipe_b=recipe_b or None, use_fast_accum=use_fast_accum, config=plain_config(config),
-    )  # fmt: skip
+    groups, scale_a, scale_b = given.get("groups"), given.get("scale_a"), given.get("scale_b")
+    finish = ScaledFinish(given.get("bias"), activation, use_fast_accum)
+    key: tuple[object, ...] = ()
+    if groups is not None:
+        options = "new", said, config, recipe_a, recipe_b, activation, use_fast_accum
+        key, found = find(a, b, groups, scale_a, (scale_b, finish.bias), out, options)
+        if found is not None:
+            return
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out.dtype, recipe_a, recipe_b)
+    chosen, keeping = plain_config(config), Keeping(key)
+    grouped_product(call, a, b, groups, scale_a, scale_b, finish, chosen, out, keeping, clears=True)
 
 
 def quantized_matmul(

@@ -130,9 +130,7 @@ def computed(x: torch.Tensor, asked: Asked, key: Key = ()) -> tuple[torch.Tensor
 def computed_into(x: torch.Tensor, asked: Asked, values: torch.Tensor | None, scales: torch.Tensor) -> torch.Tensor:
     """The values of a checked tensor: a new tensor, or written to `values`; and its scales to `scales`."""
     made, index = kept_shapes(tuple(x.shape), asked), x.get_device()
-    in_place = scales.stride() == made.scales[1] and (
-        values is None or (values.stride() == made.values[1] and values.data_ptr() % VECTOR_BYTES == 0)
-    )
+    in_place = scales.stride() == made.scales[1] and (values is None or writes_in_place(values, asked))
     if not (in_place and _by_kernel(x, asked)):
         found, of_scales = computed(x, asked)
         scales.copy_(of_scales)
@@ -152,6 +150,12 @@ def computed_into(x: torch.Tensor, asked: Asked, values: torch.Tensor | None, sc
             return values.narrow(-1, 0, made.columns) if made.columns else values
         kept.write(x.data_ptr(), values, scales, index)
     return values
+
+
+def writes_in_place(values: torch.Tensor, asked: Asked) -> bool:
+    """True if the kernel can write these values where they lie."""
+    strides = kept_shapes(tuple(values.shape), asked).values[1]
+    return values.stride() == strides and values.data_ptr() % VECTOR_BYTES == 0
 
 
 def _by_kernel(x: torch.Tensor, asked: Asked) -> bool:

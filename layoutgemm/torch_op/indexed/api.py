@@ -15,8 +15,10 @@ from ..prepared import config_text
 from ..scaled_grouped.kept import find
 from ..scaled_grouped.scaled import check_config
 from .operators import CHECK_INDEXED
-from .product import IndexedOperands, check_indexed, indexed_product, placed, scattered
+from .product import IndexedOperands, check_indexed, indexed_product, placed
+from .torch_rows import scattered
 
+ONE_VECTOR = (False, True, True, True, True)  # `rows` alone is given: whether each vector is not
 _NO_OPERATOR = (
     "rows of a batch: no gradients, torch.compile, torch.func or modes; groups by offsets= have them, and so has a "
     "product of torch.take_along_dim(a, rows[..., None], 1)"
@@ -53,13 +55,13 @@ def indexed_matmul(
     key: tuple[object, ...] = ()
     first = given.rows if given.rows is not None else given.out_rows
     if isinstance(first, torch.Tensor):
-        names = tuple(given.named)
-        rest = tuple(x for x in given[2:] if x is not None and x is not first)
-        weights_last = given.row_weights is None
-        rest = rest if weights_last else (*[x for x in rest if x is not given.row_weights], given.row_weights)
-        key, found = find(
-            given.a, given.b, first, None, rest, out, ("indexed", names, activation, out_dtype, config, copy_rows)
-        )
+        a, b, rows, out_rows, weights, offsets, counts = given
+        names = rows is None, out_rows is None, weights is None, offsets is None, counts is None
+        rest: tuple[torch.Tensor | None, ...] = ()
+        if names != ONE_VECTOR:  # in the order in which a launch takes them
+            rest = (out_rows if rows is not None else None, offsets, counts, weights)
+        options = "indexed", names, activation, out_dtype, config, copy_rows
+        key, found = find(a, b, first, None, rest, out, options)
         if found is not None:
             return found
     check_config(config)

@@ -19,9 +19,11 @@ from ...kernels.sm90.plan import Sm90Plan
 from ..checks import differentiated, has_tangent, needs_dispatcher
 from ..operands.several import Combine, as_lines, checked_call, computed
 from ..prepared import Config, choice_of, gpu, on_gpu
+from ..scaled_grouped.grouped import INTS
 from ..scaled_grouped.kept import require_hopper
 from ..types import C_NAMES, NAMES
-from .product import INDICES, IndexedOperands, check_indexed, selected
+from .product import IndexedOperands, check_indexed
+from .torch_rows import of_rows, selected
 
 _WAY_OUT = "give combine= the rows that torch.index_select makes"
 
@@ -42,8 +44,7 @@ def combined_rows(
     if isinstance(b, (tuple, list)) and b:
         check_indexed(IndexedOperands(a, b[0], rows), None, None, out_dtype)
     m = rows.shape[0]
-    some = a[:1].expand(m, -1) if a.shape[0] else a.new_zeros(1, a.shape[1]).expand(m, -1)  # of the rows' shape
-    _, matrices, how, numbers, kind = checked_call(some, b, combine, given, out, config, out_dtype, None)
+    _, matrices, how, numbers, kind = checked_call(of_rows(a, rows), b, combine, given, out, config, out_dtype, None)
     if differentiated(a, *matrices) or any(has_tangent(x) for x in (a, *matrices)):
         raise TensorError(f"combine= with rows= has no derivatives: {_WAY_OUT}")
     with torch.no_grad():
@@ -58,7 +59,7 @@ def combined_rows(
         order = "row" if placed[0].stride(-1) == 1 and placed[0].stride(0) != 1 else "col"
         types = NAMES[a.dtype], f"{NAMES[placed[0].dtype]}:{order}", C_NAMES[kind]
         sizes = m, placed[0].shape[1], a.shape[1], a.shape[0]
-        plan = plan_of(sizes, types, INDICES[rows.dtype], how, choice_of(config), gpu(a.get_device())[0])
+        plan = plan_of(sizes, types, INTS[rows.dtype], how, choice_of(config), gpu(a.get_device())[0])
         further = dict(zip(plan.further, placed[1:], strict=True))
         read = {"rows": rows.contiguous(), **further, **numbers}
         result: torch.Tensor = run_given(plan, a, placed[0], read, out).c

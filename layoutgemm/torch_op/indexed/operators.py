@@ -7,7 +7,8 @@ With g the gradient of the product's rows, and u = g @ B^T, which gathers g from
 
     dA[rows[i]] += row_weights[i] * u[i]     dB = A[rows]^T @ (row_weights * g)     d row_weights[i] = u[i] . A[rows[i]]
 
-They are products, too, and have derivatives of their own. A product with an activation has none.
+They are products, too, and have derivatives of their own. An activation or a gate that is recorded is torch's own,
+of the product's rows in order; weights and `out_rows` follow.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import torch
 
 from ...errors import OperandError, TensorError
 from ..autograd.products import dense
+from ..bias_activation import by_autograd
 from ..checks import has_tangent, refuse_derivatives
 from ..compiled.traced import checking_operator
 from ..library import dispatched, with_autograd
+from ..reference import rounded
 from ..scaled_grouped.operators import differentiable, plain_config
-from .product import IndexedOperands, added, check_indexed, indexed_product, selected
+from .product import IndexedCall, IndexedOperands, check_indexed, indexed_product
+from .torch_rows import added, scattered, selected
 
 _WAY_OUT = "use torch.no_grad(), or give its detach()"
 Vector: TypeAlias = "torch.Tensor | None"
@@ -125,18 +129,32 @@ def _recorded(
     activation: str | None, out_dtype: torch.dtype | None, config: str = "", copy_rows: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets)
-    check_indexed(given, None, activation, out_dtype)
+    call = check_indexed(given, None, activation, out_dtype)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise OperandError("row indices: torch.func takes no operator's derivative, and these products have no other")
     if any(has_tangent(x) for x in given.named.values()):
         raise TensorError("row indices have no forward derivatives: give unpack_dual(x).primal of each tensor")
-    if a.dtype.itemsize == 1 or activation is not None:
-        why = "with an activation has none; apply torch's own" if activation is not None else "of 8 bits has none"
-        refuse_derivatives(given.named, f"a product {why}; or {_WAY_OUT}")
+    if a.dtype.itemsize == 1:
+        refuse_derivatives(given.named, f"a product of 8 bits has none; {_WAY_OUT}")
+    if activation is not None:
+        return _finished_by_torch(given, call, config, copy_rows)
     value: torch.Tensor = _IndexedProduct.apply(
         a, b, rows, out_rows, row_weights, offsets, out_dtype, config, copy_rows
     )
     return value
+
+
+def _finished_by_torch(given: IndexedOperands, call: IndexedCall, config: str, copy_rows: bool | None) -> torch.Tensor:
+    """The product with an activation or a gate by torch: before a gate in the result's type, as by `matmul`."""
+    a, b, rows, out_rows, weights, offsets, _ = given
+    if rows is None:
+        rows, copy_rows = torch.arange(a.shape[0], device=a.device), None
+    kind = call.kind if call.gate is not None and call.kind.itemsize == 2 else torch.float32
+    value = _IndexedProduct.apply(a, b, rows, None, None, offsets, kind, config, copy_rows)
+    value = by_autograd(value, str(call.activation))
+    value = value if weights is None else value * weights[:, None]
+    value = rounded(value, call.kind)
+    return value if out_rows is None else scattered(value.new_zeros(call.shape), out_rows, value)
 
 
 with_autograd("indexed_matmul", _recorded)

@@ -26,14 +26,14 @@ from ..prepared import gpu, on_gpu
 from ..problem import half
 from ..reference import exact, rounded
 from ..scaled_grouped.gated import why_by_torch
-from ..scaled_grouped.grouped import COUNTS, OFFSETS, check_values
+from ..scaled_grouped.grouped import COUNTS, INTS, OFFSETS, check_values
 from ..scaled_grouped.kept import NOT_KEPT, Keeping, launch, require_hopper
 from ..scaled_grouped.scaled import FP8
 from ..types import C_NAMES, NAMES
 from .plans import WEIGHTS, IndexedShape, plan_of
+from .torch_rows import scattered, selected
 
 MULTIPLIED = (torch.bfloat16, torch.float16, *FP8)
-INDICES = {torch.int32: "i32", torch.int64: "i64"}
 
 
 class IndexedOperands(NamedTuple):
@@ -134,11 +134,11 @@ def _check_shapes(given: IndexedOperands) -> None:
         if getattr(given, name) is not None:
             raise OperandError(f"{name}: the rows of a batch are gathered alone; groups by offsets= take {name}")
     rows, wanted = given.rows, (b.shape[0],)
-    if rows is None or rows.ndim != 2 or rows.shape[0] != b.shape[0] or rows.dtype not in INDICES:
+    if rows is None or rows.ndim != 2 or rows.shape[0] != b.shape[0] or rows.dtype not in INTS:
         of = "None" if rows is None else f"{rows.dtype} of shape {list(rows.shape)}"
         raise OperandError(f"rows is {of}: int32 or int64 of [{b.shape[0]}, M], rows of each matrix's product")
     counts = given.counts
-    if counts is not None and (counts.dtype not in INDICES or tuple(counts.shape) != wanted):
+    if counts is not None and (counts.dtype not in INTS or tuple(counts.shape) != wanted):
         of = f"{counts.dtype} of shape {list(counts.shape)}"
         raise OperandError(f"counts is {of}: int32 or int64 of {list(wanted)}, the rows of each group that there are")
 
@@ -146,7 +146,7 @@ def _check_shapes(given: IndexedOperands) -> None:
 def _check_vectors(given: IndexedOperands) -> None:
     m = given.m
     for name, x in (("rows", None if given.batched else given.rows), ("out_rows", given.out_rows)):
-        if x is not None and (x.dtype not in INDICES or x.ndim != 1 or x.shape[0] != m):
+        if x is not None and (x.dtype not in INTS or x.ndim != 1 or x.shape[0] != m):
             of = f"{x.dtype} of shape {list(x.shape)}"
             raise OperandError(f"{name} is {of}: int32 or int64 of {[m]}, a row for each row of the product")
     weights = given.row_weights
@@ -156,7 +156,7 @@ def _check_vectors(given: IndexedOperands) -> None:
     offsets = given.offsets
     if offsets is not None:
         wanted = given.b.shape[0] + 1
-        if offsets.dtype not in INDICES or offsets.ndim != 1 or offsets.shape[0] != wanted:
+        if offsets.dtype not in INTS or offsets.ndim != 1 or offsets.shape[0] != wanted:
             of = f"{offsets.dtype} of shape {list(offsets.shape)}"
             raise OperandError(f"offsets is {of}: int32 or int64 of {[wanted]}, where each group begins, and the end")
         if wanted < 2:
@@ -264,7 +264,7 @@ def _one_matrix(
 def shape_of(call: IndexedCall, given: IndexedOperands) -> IndexedShape:
     """All of a call that decides on its plan."""
     a, b = given.a, given.b
-    kinds = tuple((name, INDICES[x.dtype]) for name, x in given.named.items() if x.dtype in INDICES)
+    kinds = tuple((name, INTS[x.dtype]) for name, x in given.named.items() if x.dtype in INTS)
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{_order_of(b)}", C_NAMES[call.kind]
     sizes = given.m, call.shape[-1], a.shape[-1], a.shape[-2], call.shape[-2]
     activation = call.activation if call.gate is None else None
@@ -310,51 +310,6 @@ def counted(given: IndexedOperands) -> torch.Tensor:
     """A mask of the rows of each matrix that are computed."""
     assert given.counts is not None
     return torch.arange(given.m, device=given.a.device) < given.counts.unsqueeze(-1)
-
-
-# As in the kernel, an index outside reads zeros and writes nothing: torch's own functions end a GPU's context there.
-
-
-def _inside(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A mask of indices inside of so many rows, as a column, and clamped ones."""
-    return ((indices >= 0) & (indices < rows)).unsqueeze(-1), indices.clamp(0, rows - 1).long()
-
-
-def selected(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """The rows of x that indices name, zeros for those outside.
-
-    >>> selected(torch.tensor([[1.0], [2.0]]), torch.tensor([1, -1, 2])).tolist()
-    [[2.0], [0.0], [0.0]]
-    """
-    inside, named = _inside(indices, x.shape[0])
-    return torch.where(inside, x.index_select(0, named), 0)
-
-
-def added(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """x with each of the rows added to the one that its index names; those outside are dropped.
-
-    >>> added(torch.zeros(2, 1), torch.tensor([1, 2, 1]), torch.tensor([[1.0], [2.0], [3.0]])).tolist()
-    [[0.0], [4.0]]
-    """
-    inside, named = _inside(indices, x.shape[0])
-    return x.index_add(0, named, torch.where(inside, rows, 0))
-
-
-def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """`into`, with rows copied to where their indices say; those outside are dropped.
-
-    >>> scattered(torch.zeros(2, 1), torch.tensor([1, 2]), torch.tensor([[1.0], [2.0]])).tolist()
-    [[0.0], [1.0]]
-    """
-    if 0 in (*into.shape, rows.shape[0]):
-        return into
-    inside, _ = _inside(indices, into.shape[0])
-    # The product's row of each row of `into`, by one place more, for all that are outside.
-    numbers = torch.arange(rows.shape[0], device=into.device)
-    sources = numbers.new_full((into.shape[0] + 1,), -1)
-    sources.index_copy_(0, torch.where(inside.squeeze(-1), indices, into.shape[0]).long(), numbers)
-    source = sources[:-1]
-    return into.copy_(torch.where((source >= 0).unsqueeze(-1), rows.index_select(0, source.clamp(min=0)), into))
 
 
 def _empty(call: IndexedCall, given: IndexedOperands, out: torch.Tensor | None) -> torch.Tensor:

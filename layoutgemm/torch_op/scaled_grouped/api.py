@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, overload
 
 import torch
@@ -21,6 +22,7 @@ from ..checks import (
 from ..compiled.traced import check_kinds, named, refusal, refuse
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
+from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
@@ -175,8 +177,7 @@ def _quantized(
     scales = None
     bias = finish.bias
     try:
-        shape = (*a.shape[:-1], b.shape[-1] // finish.halves)
-        scales = memory_beside(a, *kept_shapes(shape, AS_QUANTIZE).scales, torch.float32)
+        scales = memory_beside(a, *_scales_of(a.shape, b.shape[-1], finish.activation), torch.float32)
         others = (scales,) if bias is None else (bias, scales)
         chosen = "quantized", out_dtype, config, recipe_a, recipe_b, out_recipe, *finish[1:], bias is None
         key, found = find(a, b, scale_a, scale_b, others, out, chosen)
@@ -197,6 +198,13 @@ def _quantized(
         return (c if out is None else out.copy_(c)), scales
     assert scales is not None
     return scaled_product(call, a, scale_a, b, scale_b, finish, config, out, key, scales), scales
+
+
+@lru_cache(1024)
+def _scales_of(a: tuple[int, ...], columns: int, activation: str | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of the scales of a result."""
+    shape = (*a[:-1], columns // ScaledFinish(None, activation).halves)
+    return kept_shapes(shape, AS_QUANTIZE).scales
 
 
 def _traced_scaled(
@@ -298,7 +306,8 @@ def grouped_matmul(
     config    the kernel's configuration; of groups of columns, that of the transposed product
     rows, out_rows, row_weights   of groups of rows with `offsets`, as for `matmul`: groups are of the product's rows.
               Row i reads row rows[i] of a, and is row out_rows[i] of the result. With `counts`, or of a batch, `rows`
-              alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a
+              alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
+              or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
@@ -318,13 +327,12 @@ def grouped_matmul(
     [1.0, 0.0, 2.0]
     """
     if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
-        untaken = {"offs": offs, "expected_rows": expected_rows, "scale_a": scale_a, "scale_b": scale_b,
-                   "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias}  # fmt: skip
-        given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
-        return indexed_matmul(
-            given, activation=activation, out=out, out_dtype=out_dtype, config=config, others=untaken,
-            copy_rows=copy_rows,
-        )  # fmt: skip
+        return _with_rows(a, b, {
+            "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
+            "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
+            "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config,
+            "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
+        }, rows)  # fmt: skip
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -366,6 +374,20 @@ def grouped_matmul(
             a, b, groups, said, scale_a, scale_b, call.kind, *names, text, *finish
         )
     return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
+
+
+def _with_rows(
+    a: torch.Tensor, b: torch.Tensor, given: Options, rows: torch.Tensor | None
+) -> torch.Tensor:  # fmt: skip
+    """The product with row indices; `given` has the other arguments by name."""
+    if rows is not None and takes_copied_rows(given):
+        return grouped_rows(a, b, rows, given, grouped_matmul)
+    names = "offs", "expected_rows", "scale_a", "scale_b", "recipe_a", "recipe_b", "bias"
+    operands = IndexedOperands(a, b, rows, given["out_rows"], given["row_weights"], given["offsets"], given["counts"])
+    return indexed_matmul(
+        operands, activation=given["activation"], out=given["out"], out_dtype=given["out_dtype"],
+        config=given["config"], others={name: given[name] for name in names}, copy_rows=given["copy_rows"],
+    )  # fmt: skip
 
 
 def _recorded_alone(a: torch.Tensor, b: torch.Tensor, groups: object, *others: object) -> bool:

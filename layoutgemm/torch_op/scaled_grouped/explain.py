@@ -8,19 +8,26 @@ from typing import Any
 
 import torch
 
+from ...dtypes import dtype, f32
 from ...errors import OperandError
-from ...kernels.derive import OperandPlan, padded_leading
-from ...kernels.run.tensor_maps import tma_operand
+from ...kernels.derive import padded_leading
+from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
+from ...kernels.run.epilogue_operands import indexed_rows
+from ...kernels.run.tensor_maps import lines_of
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import finish_of
 from ..explanation import Explanation, gated_after
+from ..fp8.launch import AS_QUANTIZE, shapes_of, writes_in_place
+from ..indexed.torch_rows import of_rows
 from ..launch import plan_of as plan_of_solution
 from ..prepared import NO_FINISH, problem_at
 from ..solver import solve, why_unfused
 from ..types import C_NAMES, NAMES
+from .epilogue import SCALE_C
 from .gated import why_by_torch
 from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated, why_not_along_k
 from .grouped import epilogue_of_call as epilogue_of_groups
@@ -28,7 +35,7 @@ from .grouped import plan_of as plan_of_groups
 from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
 from .recipes import Recipes, as_vector
-from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, vectors_of
+from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
 
 _ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
 _INT32 = 4
@@ -37,12 +44,36 @@ _INT32 = 4
 def explain_scaled(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
     out: torch.Tensor | None, out_dtype: torch.dtype | None, recipes: tuple[object, object], config: Any,
+    out_recipe: object = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel `scaled_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
     check_config(config)
-    call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *recipes)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *recipes, out_recipe)
     require_hopper(a.get_device(), "scaled_matmul")
+    if 0 not in (*call.shape, *a.shape) and call.quantizes and not quantizes_in_kernel(call, a, finish, config):
+        return _then_quantized(call, a, scale_a, b, scale_b, finish, out, config)
     return _scaled(call, a, scale_a, b, scale_b, finish, out, config)
+
+
+def _then_quantized(
+    call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+) -> Explanation:  # fmt: skip
+    """A product in float32, which a kernel of its own quantises."""
+    wide = call._replace(kind=torch.float32, quantizes=False)
+    found = _scaled(wide, a, scale_a, b, scale_b, finish, None, config)
+    lines = prod(call.shape[:-1])
+    between = lines * padded_leading(f32, call.shape[-1]) * f32.bytes
+    made = [(f"the product: float32 between two kernels, {between} bytes", between)]
+    if out is not None and not writes_in_place(out, AS_QUANTIZE._replace(dtype=call.kind)):
+        pitch = padded_leading(dtype(C_NAMES[call.kind]), call.shape[-1])
+        beside = lines * (pitch + 4 * -(-call.shape[-1] // BLOCK_OF_C))
+        made.append((f"out: strides {tuple(out.stride())}: quantised beside it, then copied, {beside} bytes", beside))
+    return replace(
+        found, kernel=f"{found.kernel}; then a kernel quantises it", launches=found.launches + 1,
+        why=f"two kernels are estimated faster, or none does both; {found.why}",
+        copies=(*found.copies, *[text for text, _ in made]), workspace=found.workspace + sum(size for _, size in made),
+    )  # fmt: skip
 
 
 def _scaled(
@@ -65,6 +96,9 @@ def _scaled(
         return _of_plan(plan, a, b, out, reason, copies)
     if finish.bias is not None:
         vectors["bias"] = finish.bias
+    if call.quantizes:
+        shape, strides = shapes_of(call.shape, AS_QUANTIZE).scales
+        vectors[SCALE_C] = torch.empty_strided(shape, strides, dtype=torch.float32, device="meta")
     made = finish_of(epilogue_for(call, finish), vectors, call.shape)
     found = solve(problem_at(a, b, call.kind, config, out, made))
     names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[call.kind]
@@ -93,7 +127,7 @@ def _of_plan(
     plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, why: str, copies: list[tuple[str, int]]
 ) -> Explanation:
     """The explanation of a plan's one launch."""
-    copies = [*copies, *_copied(plan.a, a), *_copied(plan.b, b)]
+    copies = [*copies, *_copied(plan, "A", a), *_copied(plan, "B", b)]
     if out is not None:
         lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
         size = out.element_size()
@@ -105,11 +139,12 @@ def _of_plan(
     return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
 
 
-def _copied(operand: OperandPlan, x: torch.Tensor) -> list[tuple[str, int]]:
+def _copied(plan: Sm90Plan, name: str, x: torch.Tensor) -> list[tuple[str, int]]:
     """Why an operand is copied, and the copy's bytes; nothing where TMA reads it in place."""
     try:
-        tma_operand(operand, x, [], False)
+        lines_of(plan, name, x, [], False)
     except OperandError as error:
+        operand = plan.a if name == "A" else plan.b
         rows, extent = (x if operand.order == "row" else x.mT).shape[-2:]
         made = prod(x.shape[:-2]) * rows * padded_leading(operand.dtype, extent) * operand.dtype.bytes
         return [(str(error).partition("; copy=True")[0], made)]
@@ -122,12 +157,18 @@ def _copied(operand: OperandPlan, x: torch.Tensor) -> list[tuple[str, int]]:
 def explain_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None,
-    recipes: tuple[object, object], config: Any, expected_rows: int | None = None,
+    recipes: tuple[object, object], config: Any, expected_rows: int | None = None, rows: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
-    """Which kernel `grouped_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
+    """Which kernel `grouped_matmul` takes for these tensors, why, and what it copies. Raises as that does.
+
+    rows  of A that are copied first; scale_a is that of the chosen rows
+    """
     check_config(config)
-    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
+    read = a if rows is None else of_rows(a, rows)
+    call = checked_grouped(read, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
     require_hopper(a.get_device(), "grouped_matmul")
+    if rows is not None:
+        return _of_rows(call, a, b, groups, scale_a, scale_b, finish, out, config, rows)
     if expected_rows is not None:
         config = expected_config(call, a, b, expected_rows, finish)
         found = _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
@@ -140,6 +181,7 @@ def explain_grouped(
 def _grouped(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+    rows: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
     if call.form == COLUMNS:
         recipes = None if call.recipes is None else Recipes(call.recipes.b, call.recipes.a)
@@ -164,22 +206,34 @@ def _grouped(
         for name, rank in ranks.items():
             one = {name: vectors[name]} if name in vectors else {}
             copies += _copied_vectors(call.recipes, scales, rank, one)
-    if call.said == ENDS and call.form == ALONG_K:
-        size = (call.experts + 1) * groups.element_size()
-        copies.append((f"{call.said}: the kernel reads where groups begin, with a zero before the ends", size))
-    elif not groups.is_contiguous():
+    if not groups.is_contiguous():
         rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
         copies.append((rule, groups.nbytes))
     if finish.gate is not None and (by_torch := why_by_torch(b)):
         wide = ungated(call, b, torch.float32)
-        found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config)
+        found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config, rows)
         return gated_after(found, by_torch, call.shape)
     if call.form != "rows" and call.experts == 1:
         a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
         out = None if out is None else out[0]
-    plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None)
+    plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None, rows)
+    if rows is not None:
+        copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
     what = {MASKED: "counts of rows", ALONG_K: "ends along K"}.get(call.form, "ends")
     return _of_plan(plan, a, b, out, f"one launch for all groups, whose {what} the kernel reads; {why}", copies)
+
+
+def _of_rows(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+    rows: torch.Tensor,
+) -> Explanation:  # fmt: skip
+    """The same with rows of A by index, which are copied first."""
+    found = _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config, rows)
+    if found == _ZEROS or scale_a is None or scale_a.shape[:1] != rows.shape:
+        return found
+    of_scales = f"scale_a: torch gathers {rows.shape[0]} chosen rows, {scale_a.nbytes} bytes"
+    return replace(found, copies=(*found.copies, of_scales), workspace=found.workspace + scale_a.nbytes)
 
 
 def _batches(

@@ -8,6 +8,10 @@
     (E, M, K)     (E, K, N)     none           (E, M, N)    C[e] = A[e] @ B[e]                       matmul
     (E, rows, K)  (E, K, N)     counts         (E, rows, N) C[e, :count] = A[e, :count] @ B[e]       the grouped kernel
 
+Rows or columns that are in no group, from the last of `offs` on, are zeros in a new result and stay in the caller's
+`out`, on each path. The kernel writes these zeros, or leaves them. Masked rows that do not count are never written: a
+new result has anything there. `offsets` and groups along K leave nothing out, so an empty group's C is zeros.
+
 Rows, and masked ones, may be gated: see `gated`. The derivatives of the first three forms are among them: with dC in
 place of C, dA = dC @ B^T and dB = A^T @ dC. The result of the second form is column-major, as the transpose of the
 first form's.
@@ -33,7 +37,9 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
@@ -41,11 +47,13 @@ from ..bias_activation import by_torch
 from ..checks import check_activation, stored_as
 from ..compute import gated_product, product
 from ..epilogue import epilogue_product
+from ..indexed.torch_rows import gathered
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
+from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
-from .kept import NOT_KEPT, Keeping, behind_zero, find, launch, require_hopper
+from .kept import NOT_KEPT, Keeping, find, launch, require_hopper
 from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
@@ -56,7 +64,6 @@ from .scaled import (
     check_addresses,
     check_bias,
     derived,
-    epilogue_of,
     finished_by_torch,
     line,
     scaled_product,
@@ -66,6 +73,7 @@ from .scaled import (
 )
 
 ROWS, COLUMNS, ALONG_K, BATCH, MASKED = "rows", "columns", "K", "batch", "masked"
+INTS = {torch.int32: "i32", torch.int64: "i64"}  # types of groups and of row indices
 _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
 
@@ -138,7 +146,7 @@ def check_grouped(
     check_activation(finish.activation)
     if form in (COLUMNS, ALONG_K) and (finish.bias is not None or finish.activation is not None):
         name = "bias" if finish.bias is not None else "activation"
-        raise OperandError(f"{name}: groups of {form} take none, groups of rows do")
+        raise OperandError(why_unfinished(form, name))
     front = (experts,) if a.ndim == b.ndim else ()
     shape = (*front, a.shape[-2], finish.columns(b))
     check_bias(finish.bias, [(b.shape[-1],), (experts, b.shape[-1])])
@@ -252,11 +260,17 @@ def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: ScaledFinish = NO_FINISH,
     config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: Keeping = NOT_KEPT,
+    rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """The product, computed now: a new tensor, in which rows of no group are zeros on the CPU, or `out`.
+    """The product, computed now: a new tensor, or `out`.
 
     keeping  how the launch is kept
+    rows     of groups of rows on a GPU: those of A that are copied first
+    clears   `out` is a new result's memory: rows of no group become zeros
     """
+    clears = clears or out is None
+    if rows is not None and (0 in (*call.shape, *a.shape, call.experts) or not on_gpu(a.get_device())):
+        a, rows = gathered(a, rows), None
     if call.form == COLUMNS:
         transposed = call._replace(form=ROWS, shape=call.shape[::-1])
         if call.recipes is not None:
@@ -264,23 +278,25 @@ def grouped_product(
             scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
         into = None if out is None else out.mT
         turned = keeping._replace(turned=True)
-        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into, turned)
+        value = grouped_product(
+            transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into, turned, clears=clears
+        )
         return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
     if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b):
-        return _gated_by_torch(call, a, b, groups, finish, config, out)
+        return _gated_by_torch(call, a, b, groups, finish, config, out, rows, clears)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
-        return _nothing(call, groups, finish, a.device, out)
+        return _nothing(call, groups, finish, a.device, out, clears)
     if not on_gpu(a.get_device()):
-        return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out)
+        return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out.zero_() if clears and out is not None else out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
     if call.form == ALONG_K and (why := why_not_along_k(a, call)):
         raise OperandError(why)
     if call.form != ROWS and call.experts == 1:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
-    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping)
+    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping, rows, clears)
 
 
 def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCall:
@@ -290,31 +306,34 @@ def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCal
 
 def _gated_by_torch(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish,
-    config: Sm90Config | None, out: torch.Tensor | None,
+    config: Sm90Config | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """The product of all columns in float32, gated by torch; rows in no group stay."""
+    """The product of all columns in float32, gated by torch."""
     every = ungated(call, b, torch.float32)
-    wide = grouped_product(every, a, b, groups, None, None, finish._replace(activation=None), config)
-    value = finished(call, wide, groups, finish._replace(bias=None))
+    plain = finish._replace(activation=None)
+    wide = grouped_product(every, a, b, groups, None, None, plain, config, rows=rows)
+    return _stored(call, finished(call, wide, groups, finish._replace(bias=None)), groups, out, clears)
+
+
+def _stored(
+    call: GroupedCall, value: torch.Tensor, groups: torch.Tensor | None, out: torch.Tensor | None, clears: bool
+) -> torch.Tensor:
+    """A value with zeros in no group, as the result; unless `clears`, `out` keeps its own there."""
     if out is None:
-        return value
-    if call.leaves_rows and groups is not None:
+        return value.to(call.kind)
+    if call.leaves_rows and groups is not None and not clears:
         value = torch.where(in_groups(call.shape, call.said, groups), value, out)
     return out.copy_(value)
 
 
 def _nothing(
     call: GroupedCall, groups: torch.Tensor | None, finish: ScaledFinish, device: torch.device,
-    out: torch.Tensor | None,
+    out: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
     """Empty sums are 0, and bias and activation follow."""
     value = torch.zeros((*call.shape[:-1], call.shape[-1] * finish.halves), dtype=torch.float32, device=device)
     value = finished(call, value, groups, finish) if call.experts else value[..., : call.shape[-1]]
-    if out is None:
-        return value.to(call.kind)
-    if call.leaves_rows and groups is not None:
-        value = torch.where(in_groups(call.shape, call.said, groups), value, out)
-    return out.copy_(value)
+    return _stored(call, value, groups, out, clears)
 
 
 def finished(call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish) -> torch.Tensor:
@@ -410,9 +429,10 @@ def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
-    keeping: Keeping,
+    keeping: Keeping, rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Groups of rows, masked ones, or along K, by their kernel; of K it reads ends behind a zero."""
+    """Groups of rows, masked ones, or along K, by their kernel."""
+    chosen_rows = {} if rows is None else {"rows": rows.contiguous()}
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
     vectors: dict[str, torch.Tensor] = {}
     lying = True
@@ -422,42 +442,42 @@ def _by_kernel(
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
-    padded = call.said == ENDS and call.form == ALONG_K
-    numbers = behind_zero(groups) if padded else groups.contiguous()
+    numbers = groups.contiguous()
     if not lying:
         keeping = NOT_KEPT
-    elif keeping.key and padded:
-        keeping = keeping._replace(ends=True)
+    elif rows is not None:
+        keeping = keeping if numbers is groups and chosen_rows["rows"] is rows else NOT_KEPT
     elif not keeping.key or numbers is not groups:  # known by what the kernel reads
-        options = call.form, call.said, call.kind, call.recipes, finish[1:], config
+        options = call.form, call.said, call.kind, call.recipes, finish[1:], config, clears
         others = () if scale_b is None and finish.bias is None else (scale_b, finish.bias)
         key, found = find(a, b, numbers, scale_a, others, out, options)
         if found is not None:
             return found
         keeping = Keeping(key)
-    plan, _ = plan_of(call, a, b, numbers, finish, config, call.said == ENDS, out is None)
+    plan, _ = plan_of(call, a, b, numbers, finish, config, call.said == ENDS, clears, rows)
     assert plan.groups is not None
-    return launch(keeping, plan, a, b, {plan.groups.name: numbers, **given}, vectors, out)
+    return launch(keeping, plan, a, b, {**chosen_rows, plan.groups.name: numbers, **given}, vectors, out)
 
 
 def plan_of(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: ScaledFinish,
-    config: Sm90Config | None, ends: bool = False, clears: bool = False,
+    config: Sm90Config | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of a product by kernel, and why this configuration.
 
-    ends    of groups of rows `numbers` are ends, without the zero in front
+    ends    `numbers` are ends, without the zero in front
     clears  and rows behind the last one become zeros
+    rows    of A that are copied first, or None for all in order
     """
     if call.form == ALONG_K:
-        return _plan_along_k(call, a, b, numbers, finish, config)
-    (m, k), n, masked = a.shape[-2:], call.shape[-1], call.form == MASKED
+        return _plan_along_k(call, a, b, numbers, finish, config, ends)
+    (m, n), k, masked = call.shape[-2:], a.shape[-1], call.form == MASKED
     types, scales = _types_and_scales(call, a, b, finish)
-    kind = "i32" if numbers.dtype == torch.int32 else "i64"
-    ragged = Ragged.of(call.experts, kind, masked, ends, ends and clears)
+    ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
     sizes = m, n, k, call.experts
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.halves)
-    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), finish.gate), why
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.gate)
+    indexed = None if rows is None else IndexedRows(RowIndices(a.shape[0], INTS[rows.dtype]), copy=True)
+    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), finish.gate, indexed), why
 
 
 def _types_and_scales(
@@ -479,7 +499,7 @@ def expected_config(call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: i
 
 def _plan_along_k(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, finish: ScaledFinish,
-    config: Sm90Config | None,
+    config: Sm90Config | None, ends: bool,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of groups along K, and why this configuration."""
     sizes = a.shape[0], b.shape[1], a.shape[1], call.experts
@@ -490,7 +510,7 @@ def _plan_along_k(
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
         lines = -(-sizes[2] // sizes[3])
         why = f"{lines} of K a group on average: tiles of {tile} in clusters of {cluster} are estimated fastest"
-    groups = AlongK.of(call.experts, "i32" if offsets.dtype == torch.int32 else "i64")
+    groups = AlongK.of(call.experts, INTS[offsets.dtype], ends)
     return derived(sizes, types, None, config, groups, epilogue_of_call(call, finish)), why
 
 
@@ -502,13 +522,14 @@ def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None, masked: bool = False, sums: int = 1,
+    config: Sm90Config | None, masked: bool = False, gate: str | None = None,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
 
     sizes  M, N, K and the groups; of masked groups M is each one's
-    sums   of an element of C: 2 of a gated product, which is not measured
+    gate   the function of a gate, or None
     """
+    sums = 1 if gate is None else HALVES
     if config is not None:
         return config, "given by the caller"
     if masked:
@@ -516,7 +537,7 @@ def chosen(
         config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums)
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
-    found = None if sums > 1 else tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales))
+    found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate))
     if found is not None:
         return found.config, "measured by layoutgemm.tune"
     config = usual_config(sizes, types, scales, sums)
@@ -524,13 +545,15 @@ def chosen(
     return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
 
 
-def ragged_name(types: tuple[str, str, str], scales: tuple[int, ...] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def ragged_name(
+    types: tuple[str, str, str], scales: tuple[int, ...] | None, gate: str | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Types and orders by which a tuned grouped product is kept.
 
     >>> ragged_name(("bf16", "bf16:col", "bf16"), None)
     (('bf16 groups', 'bf16', 'bf16'), ('row', 'col', 'row'))
     """
-    (first, *rest), orders = tuned_name(types, scales or ())
+    (first, *rest), orders = tuned_name(types, scales or (), gate)
     return (f"{first} groups", *rest), orders
 
 
@@ -541,7 +564,7 @@ def _on_cpu(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Each group in float64, rounded once; rows of no group are left."""
+    """Each group in float64, rounded once; `out` keeps its rows of no group."""
     assert groups is not None
     c = torch.zeros(call.shape, dtype=call.kind) if out is None else out
     values, recipes = groups.tolist(), call.recipes or Recipes("", "")

@@ -27,6 +27,7 @@ from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..epilogue import placed_of
+from ..guards import KeptCalls, guarded
 from ..launch import Direct, Prepared, empty_on_gpu, raw_stream, span
 from ..prepared import mark_written, target
 from ..problem import StridedOperand, contiguous_strides
@@ -40,12 +41,10 @@ class Keeping(NamedTuple):
 
     key     of the call's own tensors, or () for a call that cannot be kept
     turned  the launch computes the transpose: B^T @ A^T with the scales of each
-    ends    the groups are ends along K: the kernel reads them behind a zero
     """
 
     key: Key
     turned: bool = False
-    ends: bool = False
 
 
 NOT_KEPT = Keeping(())
@@ -71,7 +70,7 @@ class KeptLaunch:
     columns  of the result, where it is made wider: its rows have a pitch that TMA stores to; else 0
     spans    bytes from first to last element: of each tensor that is read, and of C
     third    bits that are 0 in the address of the third tensor, and `mask` in those of all behind it that are read
-    turned, ends  as `Keeping` has them
+    turned   as `Keeping` has it
     zeros    whether a new result is zero where the kernel stores nothing
     copied   what is copied before the launch, or None
     memory   bytes of A's rows that the launch itself copies first: memory of its own, whose address is the last
@@ -87,18 +86,18 @@ class KeptLaunch:
     third: int
     mask: int
     turned: bool
-    ends: bool
     zeros: bool
     copied: CopiedOperands | None
     memory: int = 0
     special: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        more = self.turned or self.ends or self.zeros or self.copied is not None
+        more = self.turned or self.zeros or self.copied is not None
         self.special = more or bool(self.columns or self.memory)
 
 
-READY: dict[Key, KeptLaunch] = {}
+READY: KeptCalls[KeptLaunch] = KeptCalls()
+SEEN = READY.seen
 MAX_READY = 4096  # beyond, all go
 FIRST_GPU = 0  # of the indices of devices; below are CPUs
 _WORD, _PAIRS = 3, 15  # a table's numbers are read one at a time, an epilogue's vectors in pairs too
@@ -117,13 +116,67 @@ def find(
     others         whatever else is read, with None for what is not; () for nothing
     options        whatever else of the call decides on the kernel
 
-    One expression reads each tensor's facts: a loop over four tensors takes twice the time.
+    A guard finds a call that was made twice before. Else one expression reads each tensor's facts: a loop over four
+    tensors takes twice the time.
     """
-    if (
-        not (type(a) in PLAIN and type(b) in PLAIN and type(third) in PLAIN)
-        or modes_of_functions() or modes_of_dispatch() or _autocast() or transforms()
-        or _forward._current_level >= 0 or tracing_state() is not None
-    ):  # fmt: skip
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None:
+        return (), None
+    given: tuple[torch.Tensor, ...] = (a, b, third) if fourth is None else (a, b, third, fourth)
+    form: tuple[bool, ...] = (a is b, fourth is None, third is fourth, out is None)
+    if others:
+        form = (*form, *[x is None for x in others])
+        given = (*given, *[x for x in others if x is not None])
+    tensors = given
+    if form[0] or form[2]:  # a guard wants different objects
+        tensors = (*(given[1:2] if form[0] else given[:2]), *(given[2:3] if form[2] else given[2:4]), *given[4:])
+    if out is not None:
+        tensors = (*tensors, out)
+    try:
+        short: Key = (options, a.shape, b.shape, form)
+        for guard in SEEN.get(short, ()):
+            if guard.holds(tensors):
+                found = _again(guard.kept, given, a, b, out)
+                if found is not None:
+                    return (), found
+                break
+    except (AttributeError, TypeError):  # no tensors, or a configuration without a hash
+        return (), None
+    key, found = _by_facts(a, b, third, fourth, others, out, options)
+    if found is not None:
+        guarded(SEEN, short, tensors, READY[key], MAX_READY)
+    return key, found
+
+
+def _again(
+    kept: KeptLaunch, given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The result of a kept launch for tensors that a guard holds for; None where an address is another."""
+    index, low = kept.direct.device, 0
+    addresses: tuple[int, ...]
+    if len(given) == 3:
+        addresses = at_a, at_b, at_third = a.data_ptr(), b.data_ptr(), given[2].data_ptr()
+    elif len(given) == 4:
+        addresses = at_a, at_b, at_third, low = a.data_ptr(), b.data_ptr(), given[2].data_ptr(), given[3].data_ptr()
+    else:
+        addresses = tuple([x.data_ptr() for x in given])
+        at_a, at_b, at_third, *rest = addresses
+        for at in rest:
+            low |= at
+    if (at_a | at_b) & 15 or at_third & kept.third or low & kept.mask or _current_device() != index:
+        return None
+    if out is not None or kept.special:
+        return _special(kept, addresses, a, b, out, index)
+    c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
+    kept.direct.launch((c.data_ptr(), *addresses), raw_stream(index))
+    return c
+
+
+def _by_facts(
+    a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None, others: Others,
+    out: torch.Tensor | None, options: Key,
+) -> tuple[Key, torch.Tensor | None]:  # fmt: skip
+    """`find` by a key of all facts of the tensors."""
+    if not (type(a) in PLAIN and type(b) in PLAIN and type(third) in PLAIN) or _autocast() or transforms():
         return (), None
     try:
         index, recording = a.get_device(), _grad_enabled()
@@ -164,7 +217,7 @@ def find(
     if kept is None or _current_device() != index or (at_a | at_b) & 15 or at_third & kept.third or low & kept.mask:
         return key, None
     if out is not None or kept.special:
-        return key, _special(kept, addresses, a, b, third, out, index)
+        return key, _special(kept, addresses, a, b, out, index)
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
     kept.direct.launch((c.data_ptr(), *addresses), raw_stream(index))
     return key, c
@@ -191,9 +244,8 @@ def _facts(others: Others, index: int, recording: bool) -> tuple[Key, list[int],
 
 
 def _special(
-    kept: KeptLaunch, addresses: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor,
-    out: torch.Tensor | None, index: int,
-) -> torch.Tensor | None:  # fmt: skip
+    kept: KeptLaunch, addresses: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, index: int
+) -> torch.Tensor | None:
     """The result of a kept launch at these addresses; None where its output would be refused."""
     if out is None:
         c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
@@ -214,11 +266,9 @@ def _special(
                 return None
         mark_written((out,))
     if kept.copied is not None:
-        read = _copies(kept.copied, a, b, kept.turned)  # live until the launch, as `padded` does
+        # Copies live until the launch; the allocator keeps the order of a stream.
+        read = _copies(kept.copied, a, b, kept.turned)
         addresses = (*[at if x is None else x.data_ptr() for x, at in zip(read, addresses)], *addresses[2:])
-    if kept.ends:
-        padded = behind_zero(groups)  # lives until it is launched; the allocator keeps the order of a stream
-        addresses = (*addresses[:2], padded.data_ptr(), *addresses[3:])
     if kept.memory:
         rows = empty_on_gpu((kept.memory,), (1,), torch.uint8)  # likewise
         addresses = (*addresses, rows.data_ptr())
@@ -244,11 +294,6 @@ def memory_beside(
     if index >= FIRST_GPU and index == _current_device():
         return empty_on_gpu(shape, strides, kind)
     return torch.empty_strided(shape, strides, dtype=kind, device=x.device)
-
-
-def behind_zero(ends: torch.Tensor) -> torch.Tensor:
-    """The offsets of groups with these ends."""
-    return torch.constant_pad_nd(ends, (1, 0))
 
 
 def require_hopper(index: int, what: str) -> None:
@@ -282,7 +327,7 @@ def launch(
     a, b, index = resolved(a.detach()), resolved(b.detach()), a.get_device()
     with torch.cuda.device(a.device):
         made = launch_of(plan, a, b, out, True, words)
-        if made.late and out is not None and plan.ragged is not None:
+        if made.late and out is not None and plan.ragged is not None and not plan.ragged.clears:
             made.c.copy_(out)  # rows in no group stay
         first = len(made.arguments) - len(words)
         read = {**tables, **operands}
@@ -378,7 +423,6 @@ def _keep(
         spans,
         *masks,
         keeping.turned,
-        keeping.ends,
         zeros,
         copied,
         memory,

@@ -20,22 +20,20 @@ import numpy as np
 import torch
 
 from ...errors import OperandError, TensorError
-from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Quantize, Scale, Step, VectorScale
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
-from ...kernels.fp8.plan import LEAST
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
-from ...kernels.sm90.choose.rules import choose
 from ...kernels.sm90.choose.scaled_grouped import (
+    gated_config,
     quantized_gate_config,
     quantizes_apart,
     read_each_column,
     scaled_config,
-    usual_config,
-    whole_stores,
 )
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.indexed.rows import IndexedRows
 from ...kernels.sm90.mainloop import DEPTH, mainloop_of
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
@@ -47,11 +45,11 @@ from ..prepared import gpu, on_gpu, prepare
 from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
+from .epilogue import SCALE_C, epilogue_of
 from .kept import MAX_READY, Keeping, Key, find, keep, launch, require_hopper
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-SCALE_C = "scale_c"  # the epilogue's operand
 _FLOAT_BYTES = 4
 LEAST_SEGMENT = 16  # columns that share a scale at least, of tiles of 256: a thread has registers for its scales then
 
@@ -167,7 +165,8 @@ def scaled_product(
     key      by which the launch is kept, or ()
     scale_c  written: the scales of a result that is quantised
     """
-    if call.quantizes and not _quantizes_in_kernel(call, a, finish, config):
+    in_kernel = on_gpu(a.get_device()) and quantizes_in_kernel(call, a, finish, config)
+    if call.quantizes and not in_kernel:
         assert scale_c is not None and scale_c.shape == (*call.shape[:-1], -(-call.shape[-1] // BLOCK_OF_C))
         wide = call._replace(kind=torch.float32, quantizes=False)
         made = scaled_product(wide, a, scale_a, b, scale_b, finish, config)
@@ -287,17 +286,17 @@ def line(x: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
-def _quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None) -> bool:
+def quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None) -> bool:
     """True if the product's kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
 
     A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns. And
     for few rows two kernels are faster.
     """
-    if 0 in (*call.shape, *a.shape) or not on_gpu(index := a.get_device()):
+    if 0 in (*call.shape, *a.shape):
         return False
     if config is None:
         m, n, k, batch = call.shape[-2], call.shape[-1], a.shape[-1], a.shape[0] if a.ndim == 3 else 1
-        places = gpu(index)[0].multiprocessors
+        places = gpu(a.get_device())[0].multiprocessors
         if quantizes_apart(m, n, k, batch=batch, sums=finish.halves, multiprocessors=places):
             return False
     each_column = call.recipes.in_mainloop and call.recipes.groups[1:] == (1,)
@@ -306,31 +305,6 @@ def _quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish
         fits = config is None or config.tile[1] % (finish.halves * BLOCK_OF_C) == 0
         return fits and not (each_column or narrow)
     return config is not None or not each_column
-
-
-@lru_cache(maxsize=256)
-def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None, quantized: str | None = None) -> Epilogue:
-    """The epilogue of a product: the scales that the main loop leaves, a bias of that type, an activation.
-
-    activation  a gate is none of its steps: those before it are of each sum
-    quantized   the type of a result with scales of its own
-
-    >>> [type(step).__name__ for step in epilogue_of(Recipes("RowWise", "TensorWise"), "bf16", "relu").steps]
-    ['VectorScale', 'Scale', 'Bias', 'Activation']
-    """
-    steps: list[Step] = []
-    if not recipes.in_mainloop:
-        for name, axis, recipe in (("scale_a", "m", recipes.a), ("scale_b", "n", recipes.b)):
-            if recipe:
-                steps.append(Scale(name, device=True) if recipe == TENSOR else VectorScale(axis, "f32", name))
-    if bias is not None:
-        steps.append(Bias("n", bias))
-    sums = len(steps) if activation in GATES else 0
-    if activation is not None and activation not in GATES:
-        steps.append(Activation(activation))
-    if quantized is not None:
-        steps.append(Quantize(SCALE_C, BLOCK_OF_C, quantized, LEAST, "col"))
-    return Epilogue(*steps, sums=sums)
 
 
 def epilogue_for(call: ScaledCall, finish: ScaledFinish) -> Epilogue:
@@ -352,44 +326,36 @@ def plan_of(
         config = quantized_gate_config(*sizes)
         why = f"gated and quantised: tiles of {'x'.join(map(str, config.tile))}"
     elif groups is None:
-        config, why = _gated_config(sizes, types, str(finish.gate), index, config)
+        config, why = gated_choice(sizes, types, str(finish.gate), index, config)
     else:
         columns = BLOCK_OF_C if call.quantizes else 1
-        config, why = chosen(sizes, types, groups, index, config, columns, finish.halves)
+        config, why = chosen(sizes, types, groups, index, config, columns, finish.gate)
     return derived(sizes, types, groups, config, None, epilogue_for(call, finish), finish.gate), why
 
 
-def _gated_config(
+def gated_choice(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, index: int, config: Sm90Config | None
 ) -> tuple[Sm90Config, str]:
-    """The configuration of a gated product whose sums stay in the tensor core, and why.
-
-    That of `matmul`'s gated product; of a batch, that of groups of as many rows.
-    """
+    """The configuration of a gated product whose sums stay in the tensor core, and why."""
     if config is not None:
         return config, "given by the caller"
-    m, n, k, batch = sizes
-    if batch > 1:
-        config = usual_config((m * batch, n, k, batch), types, None, HALVES)
-        return config, f"{m} rows a matrix, gated: tiles of {'x'.join(map(str, config.tile))}"
-    choice, why = choose(m, n, k, a=types[0], multiprocessors=gpu(index)[0], gated=gate)
-    return whole_stores(choice.config, types[2], HALVES), why
+    return gated_config(sizes, types, gate, gpu(index)[0])
 
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
-    config: Sm90Config | None, columns: int = 1, sums: int = 1,
+    config: Sm90Config | None, columns: int = 1, gate: str | None = None,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a promoted product, and why: the caller's, the measured one, or the estimate.
 
     columns  of C that a CTA stores: a multiple of so many
-    sums     of an element of C: 2 of a gated product, which is not measured
+    gate     the function of a gate, or None
     """
     if config is not None:
         return config, "given by the caller"
-    measured = bool(groups) and sums == 1
-    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups)) if measured else None
-    if found is not None and found.config.tile[1] // found.config.split % columns == 0:
+    sums = 1 if gate is None else HALVES
+    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate)) if groups else None
+    if found is not None and found.config.tile[1] // found.config.split // sums % columns == 0:
         return found.config, "measured by layoutgemm.tune"
     m, n, k, batch = sizes
     each = read_each_column(groups, n, sums)
@@ -398,26 +364,33 @@ def chosen(
     return config, f"estimated fastest of scaled products: tiles of {tile}{parts} (scaled_grouped_h100.json)"
 
 
-def tuned_name(types: tuple[str, str, str], groups: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def tuned_name(
+    types: tuple[str, str, str], groups: tuple[int, ...], gate: str | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Types and orders by which a tuned product with scales is kept.
+
+    gate  the function of a gate, or None
 
     >>> tuned_name(("e4m3", "e4m3:col", "bf16"), (1, 128))
     (('e4m3/1', 'e4m3/128', 'bf16'), ('row', 'col', 'row'))
     """
     names = [name.partition(":")[0] for name in types]
     scaled = [f"{name}/{group}" for name, group in zip(names, groups)]
-    return (*scaled, *names[len(scaled) :]), ("row", types[1].partition(":")[2] or "row", "row")
+    kept = tuned_store.gated_types((*scaled, *names[len(scaled) :]), gate)
+    return kept, ("row", types[1].partition(":")[2] or "row", "row")
 
 
 @lru_cache(maxsize=1024)
 def derived(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
     ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None, gate: str | None = None,
+    indexed: IndexedRows | None = None,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a product.
 
     ragged  groups of rows, or along K
     gate    the function of a gate; N is C's columns
+    indexed which rows of A are copied first
     groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
     """
     m, n, k, batch = sizes
@@ -425,4 +398,4 @@ def derived(
     loop = None if groups is None else mainloop_of(groups)
     name = "along_k" if isinstance(ragged, AlongK) else "ragged"
     more: dict[str, Any] = {"mainloop": loop, name: ragged, "epilogue": epilogue or None, "gated": gate}
-    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, **more)
+    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, indexed=indexed, **more)

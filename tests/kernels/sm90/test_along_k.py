@@ -86,12 +86,19 @@ def test_in_other_orders_of_events(form: str, policy: Policy) -> None:
     assert np.array_equal(plan.c.dtype.decode(found), want)
 
 
-def launched(offsets: tuple[int, ...], k: int, config: Sm90Config, unread: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The bits of C of each group, and of the operands' NumPy product; lines `unread` of both are NaN."""
+def launched(
+    offsets: tuple[int, ...], k: int, config: Sm90Config, unread: list[int], ends: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The bits of C of each group, and of the operands' NumPy product; lines `unread` of both are NaN.
+
+    ends  whether the kernel reads the offsets without the first
+    """
     from layoutgemm.kernels.run.emulated import emulate_launch
 
     groups = len(offsets) - 1
-    plan = Sm90Plan.derive(M, N, k, batch=groups, a="bf16:col", b="bf16:row", config=config, along_k=AlongK.of(groups))
+    plan = Sm90Plan.derive(
+        M, N, k, batch=groups, a="bf16:col", b="bf16:row", config=config, along_k=AlongK.of(groups, ends=ends)
+    )
     rng = np.random.default_rng(3)
     a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((k, M), (k, N)))
     a[unread], b[unread] = np.nan, np.inf
@@ -105,7 +112,7 @@ def launched(offsets: tuple[int, ...], k: int, config: Sm90Config, unread: list[
         for e, (first, end) in enumerate(pairwise(np.clip(offsets, 0, k))):
             want[e, :M, :N] = plan.c.dtype.encode(a[first:end].T @ b[first:end])
     sizes = (M, N, k, groups, *leading, N + 8, 0, 0, (M + 1) * (N + 8), 2)
-    done = emulate_launch(plan, (*bits, c, *sizes, np.asarray(offsets, np.int32), *[0] * 15), progress=False)
+    done = emulate_launch(plan, (*bits, c, *sizes, np.asarray(offsets[ends:], np.int32), *[0] * 15), progress=False)
     assert not done.findings, done.report()
     return c, want
 
@@ -118,6 +125,32 @@ def test_no_group_reads_lines_of_another(config: Sm90Config) -> None:
     offsets = (3, 70, 70, 71, 135)
     c, want = launched(offsets, 150, config, [*range(3), *range(135, 150)])
     assert np.array_equal(c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_ends_are_read_behind_a_zero() -> None:
+    """Two groups are empty, and the last lines are in no group and NaN."""
+    c, want = launched((0, 0, 70, 70, 135), 150, LOADER, [*range(135, 150)], ends=True)
+    assert np.array_equal(c, want)
+
+
+def test_ends_are_checked_and_executed() -> None:
+    plan, a, b, offsets, want = problem("loader")
+    groups = AlongK.of(len(offsets) - 1, ends=True)
+    made = Sm90Plan.derive(M, N, plan.k, batch=plan.batch, a="bf16:col", b="bf16:row", c=plan.c.dtype,
+                           config=LOADER, along_k=groups)  # fmt: skip
+    made.check().require()
+    assert np.array_equal(made.run(a, b, given={"ends": offsets[1:]}, device="reference").c, want)
+    turned = offsets[1:].copy()
+    turned[3] = 20
+    for wrong, text in (
+        ({}, "ends is missing: where the groups of K begin and end, 8 numbers"),
+        ({"ends": turned}, r"ends\[3\] = 20: they are 0 to A's 298 columns, K, in order"),
+        ({"ends": offsets[1:] + 1}, r"ends\[7\] = 299"),
+    ):
+        with pytest.raises(OperandError, match=text):
+            made.run(a, b, given=wrong, device="reference")
 
 
 @needs_dsl

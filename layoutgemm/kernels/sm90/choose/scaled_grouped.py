@@ -19,6 +19,7 @@ from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
 from .large_m import ManyRows
 from .occupancy import Places
+from .rules import choose
 
 MODEL = cost_model("promoted", "h100")
 KINDS = {"one": 0, "few": 1, "full": 2}  # of kernels, and their places in the model's `start` and `memory`
@@ -372,6 +373,26 @@ def usual_config(
     k_bytes, wide = k * dtype(types[0].partition(":")[0]).bytes, dtype(types[2]).bits == 32
     found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
     return whole_stores(found, types[2], sums)
+
+
+def gated_config(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, places: Places
+) -> tuple[Sm90Config, str]:
+    """The configuration of a gated product without scales in its main loop, and why.
+
+    That of `matmul`'s gated product; of a batch, that of groups of as many rows.
+
+    sizes  M, N, K and the batch; N is C's columns
+
+    >>> gated_config((64, 2048, 4096, 1), ("e4m3", "e4m3:col", "bf16"), "silu", Places())[0].tile
+    (64, 32)
+    """
+    m, n, k, batch = sizes
+    if batch > 1:
+        config = usual_config((m * batch, n, k, batch), types, None, HALVES)
+        return config, f"{m} rows a matrix, gated: tiles of {'x'.join(map(str, config.tile))}"
+    choice, why = choose(m, n, k, a=types[0], multiprocessors=places, gated=gate)
+    return whole_stores(choice.config, types[2], HALVES), why
 
 
 def whole_stores(config: Sm90Config, c: str, sums: int) -> Sm90Config:

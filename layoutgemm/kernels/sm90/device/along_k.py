@@ -21,7 +21,7 @@ from cutlass import Int32, Int64
 
 from ....atoms import TmaPlan
 from ...dsl import bridge
-from ...dsl.tables import load_word, load_word_shared
+from ...dsl.tables import load_first, load_word_shared
 from ...plan import present
 from ..along_k import k_tiles_of, load_extents, load_place
 from ..grouped import ENTRY_BYTES
@@ -54,7 +54,7 @@ class Sm90AlongKKernel(Sm90FusedKernel):
         for i in cutlass.range_constexpr(-(-along_k.entries // plan.threads)):
             entry = i * plan.threads + thread
             if entry < along_k.entries:
-                offset = load_word(job.given.offsets + Int64(cutlass.min(entry, batch)) * along_k.offset_bytes)
+                offset = load_first(getattr(job.given, along_k.name), entry, batch, along_k.offset_bytes, along_k.ends)
                 held = cutlass.max(cutlass.min(offset, job.k), 0)
                 bridge.store_shared(self.entry(job, entry), (held,))
         bridge.block_sync()

@@ -23,7 +23,7 @@ from ....atoms.copy.base import WARP
 from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
-from ...dsl.tables import WordReads, choose, load_word, load_word_shared
+from ...dsl.tables import WordReads, choose, load_first, load_word, load_word_shared
 from ...dsl.warp import VECTOR_BYTES
 from ...plan import present, tile_count
 from ...store import WARP_ROWS, WARPS_OF_GROUP
@@ -111,13 +111,11 @@ class RaggedTiles:
     def number(self, job: bridge.Carried, entry: Int32, batch: Int32) -> Int32:
         """An entry of the first table, from global memory."""
         ragged = self.plan.groups
-        at = cutlass.min(entry, batch - 1 if ragged.masked else batch)
-        if ragged.ends:
-            at = cutlass.max(at - 1, 0)
-        found = load_word(getattr(job.given, ragged.name) + Int64(at) * ragged.offset_bytes)
-        if ragged.masked:
-            return choose(entry < batch, cutlass.max(cutlass.min(found, job.m), 0), 0)
-        return choose(entry > 0, found, 0) if ragged.ends else found
+        address = getattr(job.given, ragged.name)
+        if not ragged.masked:
+            return load_first(address, entry, batch, ragged.offset_bytes, ragged.ends)
+        found = load_word(address + Int64(cutlass.min(entry, batch - 1)) * ragged.offset_bytes)
+        return choose(entry < batch, cutlass.max(cutlass.min(found, job.m), 0), 0)
 
     @cute.jit
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:

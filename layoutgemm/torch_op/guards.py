@@ -1,0 +1,77 @@
+"""Guards of kept calls: one call in C says that tensors are as those of an earlier call.
+
+torch's compiler guards its code by the same class: classes of the tensors, dispatch keys (devices, layouts, autocast,
+functorch and Python modes, negation), types, shapes, strides, and whether each requires a gradient. Tensors of one call
+are different objects. A torch without the class guards nothing, and calls are found by their longer keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+
+Key = tuple[object, ...]
+T = TypeVar("T")
+MAX_GUARDS = 4  # of one key: calls that differ in strides, types or classes alone
+_class = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+_grad_enabled = torch.is_grad_enabled
+
+
+class Guard(NamedTuple, Generic[T]):
+    """A kept call.
+
+    check    whether tensors are as those of the call
+    records  whether one of them requires a gradient: the call was made where none is recorded
+    kept     whatever was kept of it
+    """
+
+    check: Callable[..., bool]
+    records: bool
+    kept: T
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """True for tensors like those of the call, if no derivative is recorded."""
+        return self.check(*tensors) and not (self.records and _grad_enabled())
+
+
+class KeptCalls(dict[Key, T]):
+    """Kept calls by their keys; `seen` has guards of those that were found again, by shorter keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[Key, list[Guard[T]]] = {}
+
+    def clear(self) -> None:
+        """Drop all, guards too."""
+        super().clear()
+        self.seen.clear()
+
+
+def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.Tensor], kept: T, most: int) -> None:
+    """Guard a call that was found by its longer key: `key` is the shorter one.
+
+    most  keys in `seen`; beyond, all go
+
+    >>> seen, x, y = {}, torch.ones(2), torch.ones(3)
+    >>> guarded(seen, ("a call",), [x, y], "kept", 8)
+    >>> [guard.holds([z, y]) for guard in seen[("a call",)] for z in (x.clone(), x[:1], x.double(), x.view(1, 2))]
+    [True, False, False, False]
+    """
+    if _class is None:
+        return
+    try:
+        made = _class(
+            *tensors, dynamic_dims_sizes=[list(x.shape) for x in tensors],
+            dynamic_dims_strides=[list(x.stride()) for x in tensors],
+        )  # fmt: skip
+        if not made.check(*tensors):
+            return
+    except (TypeError, RuntimeError, AttributeError, SystemError):  # another version's class
+        return
+    if len(seen) >= most:
+        seen.clear()
+    found = seen.setdefault(key, [])
+    if len(found) < MAX_GUARDS:
+        found.append(Guard(made.check, any(x.requires_grad for x in tensors), kept))

@@ -1,0 +1,64 @@
+"""Rows by index that torch's own functions read, add and scatter.
+
+As in the kernels, an index outside reads zeros and writes nothing: torch's functions end a GPU's context there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def _inside(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mask of indices inside of so many rows, as a column, and clamped ones."""
+    clamped = indices.clamp(0, rows - 1)
+    return (clamped == indices).unsqueeze(-1), clamped
+
+
+def selected(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The rows of x that indices name, zeros for those outside.
+
+    >>> selected(torch.tensor([[1.0], [2.0]]), torch.tensor([1, -1, 2])).tolist()
+    [[2.0], [0.0], [0.0]]
+    """
+    inside, named = _inside(indices, x.shape[0])
+    return torch.where(inside, x.index_select(0, named), 0)
+
+
+def added(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """x with each of the rows added to the one that its index names; those outside are dropped.
+
+    >>> added(torch.zeros(2, 1), torch.tensor([1, 2, 1]), torch.tensor([[1.0], [2.0], [3.0]])).tolist()
+    [[0.0], [4.0]]
+    """
+    inside, named = _inside(indices, x.shape[0])
+    return x.index_add(0, named, torch.where(inside, rows, 0))
+
+
+def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`into`, with rows copied to where their indices say; those outside are dropped.
+
+    >>> scattered(torch.zeros(2, 1), torch.tensor([1, 2]), torch.tensor([[1.0], [2.0]])).tolist()
+    [[0.0], [1.0]]
+    """
+    if 0 in (*into.shape, rows.shape[0]):
+        return into
+    inside, _ = _inside(indices, into.shape[0])
+    # The product's row of each row of `into`, by one place more, for all that are outside.
+    numbers = torch.arange(rows.shape[0], device=into.device)
+    sources = numbers.new_full((into.shape[0] + 1,), -1)
+    sources.index_copy_(0, torch.where(inside.squeeze(-1), indices, into.shape[0]).long(), numbers)
+    source = sources[:-1]
+    return into.copy_(torch.where((source >= 0).unsqueeze(-1), rows.index_select(0, source.clamp(min=0)), into))
+
+
+def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """A's chosen rows, zeros for indices outside; 8 bits as integers, which all of torch's kernels take."""
+    if a.dtype.itemsize > 1:
+        return selected(a, rows)
+    return selected(a.view(torch.uint8), rows).view(a.dtype)
+
+
+def of_rows(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """A tensor of the chosen rows' shape, without memory of its own."""
+    some = a[:1] if a.shape[0] else a.new_zeros(1, a.shape[1])
+    return some.expand(rows.shape[0], -1)
