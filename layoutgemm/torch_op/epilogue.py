@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -68,6 +68,15 @@ def check_fit(
     for name, x in (("a", a), ("b", b)):
         if x.ndim < 2:
             raise OperandError(f"{name} is a vector: an epilogue follows a product of matrices, or of a batch of them")
+    shapes = shapes_of(a.shape, b.shape)
+    check_result(epilogue, given, kind, shapes.result, out)
+    return shapes
+
+
+def check_result(
+    epilogue: Epilogue, given: Tensors, kind: torch.dtype, shape: tuple[int, ...], out: torch.Tensor | None
+) -> None:
+    """Raise OperandError or TensorError for operands, or a result's type, that an epilogue does not have."""
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}, and an epilogue computes in float32: say out_dtype=torch.float32")
     if out is not None and not epilogue.stores_c:
@@ -77,13 +86,50 @@ def check_fit(
         raise OperandError(
             f"the product is {kind}, and Quantize gives {quantize.dtype}: out_dtype={TYPES[quantize.dtype]}"
         )
-    shapes = shapes_of(a.shape, b.shape)
     for operand in epilogue.given:
         if operand.host:
             host_number(operand.name, given[operand.name], operand.dtype.name == "i32")
         else:
-            _check_operand(operand, given[operand.name], shapes.result)
-    return shapes
+            _check_operand(operand, given[operand.name], shape)
+
+
+class GivenOperands(NamedTuple):
+    """What a call gives to its epilogue, by name: all, and the tensors that are read and written."""
+
+    every: Tensors
+    read: dict[str, torch.Tensor]
+    written: dict[str, torch.Tensor]
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that are read, then those that are written."""
+        return {**self.read, **self.written}
+
+
+def given_operands(
+    epilogue: object, given: Mapping[str, Any] | None, bias: torch.Tensor | None = None, activation: str | None = None
+) -> tuple[Epilogue, GivenOperands]:
+    """A call's epilogue and its operands. Raises OperandError for others, and for a bias or an activation beside it."""
+    if epilogue is None:
+        raise OperandError("given holds an epilogue's operands, and there is no epilogue")
+    if bias is not None or activation is not None:
+        name = "bias" if bias is not None else "activation"
+        raise OperandError(f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter")
+    if given is not None and not isinstance(given, Mapping):
+        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name")
+    operands = dict(given or {})
+    check_epilogue(epilogue, {name: type(x) for name, x in operands.items()})
+    assert isinstance(epilogue, Epilogue)
+    read = {x.name: operands[x.name] for x in epilogue.given if not (x.host or x.written)}
+    return epilogue, GivenOperands(operands, read, {x.name: operands[x.name] for x in epilogue.given if x.written})
+
+
+NO_DERIVATIVE = "call it under torch.no_grad(), or give its detach(); bias= and activation= have one"
+NOT_COMPILED = "epilogue= is a launch of its own, not under torch.compile; bias= and activation= are"
+NOT_DISPATCHED = (
+    "epilogue= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or tensor "
+    "subclasses; bias= and activation= are"
+)
 
 
 def epilogue_product(
@@ -99,7 +145,7 @@ def epilogue_product(
     shapes = check_fit(a, b, kind, epilogue, given, out)
     with torch.no_grad():
         if 0 in shapes.result:
-            _of_nothing(epilogue, given)
+            reduce_nothing(epilogue, given)
             empty = shapes.result if epilogue.stores_c else (0,)
             return torch.empty(empty, dtype=kind, device=a.device) if out is None else out
         if not on_gpu(a.get_device()):
@@ -158,7 +204,7 @@ def solutions(
         yield from solutions(a[i], b[i], c[i], own, epilogue, kind, config)
 
 
-def _of_nothing(epilogue: Epilogue, given: Tensors) -> None:
+def reduce_nothing(epilogue: Epilogue, given: Tensors) -> None:
     """The reductions of a C without elements, where they have places: the results of no element at all."""
     for step in epilogue.reductions:
         if not step.ordered or step.each is not None:
@@ -213,11 +259,15 @@ def by_reference(
     >>> by_reference(x, x, torch.float32, Epilogue(Bias()), {"bias": torch.tensor([1.0, 2.0])}).tolist()
     [[2.0, 2.0], [1.0, 3.0]]
     """
+    return reference_of(multiply(a, b, torch.float32), kind, epilogue, given)
+
+
+def reference_of(sums: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors) -> torch.Tensor:
+    """The same of float32 sums."""
 
     def array(x: torch.Tensor, shape: Sequence[int]) -> Any:
         return x.detach().resolve_neg().float().reshape(shape).numpy()
 
-    sums = multiply(a, b, torch.float32)
     values = {}
     before = {step.name: given[step.name].clone() for step in epilogue.reductions if not step.ordered}
     for operand in epilogue.given:

@@ -13,7 +13,7 @@ from ..kernels.run.operand_checks import check_operands
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
-from .epilogue import check_epilogue, check_fit, solutions, spread
+from .epilogue import check_fit, given_operands, solutions, spread
 from .explanation import Explanation, gated_after
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
@@ -137,20 +137,21 @@ def _with_epilogue(
     """The explanation of `matmul` with an epilogue: its partial results are workspace."""
     if epilogue is None:
         raise OperandError("given without epilogue or combine: there is nothing that reads it")
-    operands = dict(given or {})
-    check_epilogue(epilogue, {name: type(x) for name, x in operands.items()})
-    tensors = {name: x for name, x in operands.items() if isinstance(x, torch.Tensor)}
-    check_operands({"a": a, "b": b, **tensors}, {} if out is None else {"out": out})
+    steps, found_operands = given_operands(epilogue, given)
+    operands = found_operands.every
+    check_operands(
+        {"a": a, "b": b, **found_operands.read}, {**found_operands.written, **({} if out is None else {"out": out})}
+    )
     check_types(a, b, True)
     kind = output_type(a, b, out_dtype)
-    shapes = check_fit(a, b, kind, epilogue, operands, out)
+    shapes = check_fit(a, b, kind, steps, operands, out)
     if out is not None:
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
         return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
     c = torch.empty(shapes.result, dtype=kind, device="meta") if out is None else out
-    parts = spread(a, b, c, epilogue, operands)
-    found = [one for part in parts for one in solutions(*part, epilogue, kind, config)]
+    parts = spread(a, b, c, steps, operands)
+    found = [one for part in parts for one in solutions(*part, steps, kind, config)]
     names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
     copied = [[0 if copy is None else copy.bytes(name) for copy, name in zip(one.copies, names)] for one in found]
     partial = [partial_results(one) for one in found]

@@ -45,7 +45,7 @@ from .checks import (
 )
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
-from .epilogue import check_epilogue, epilogue_product
+from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, epilogue_product, given_operands
 from .indexed.api import indexed_matmul
 from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
@@ -507,30 +507,15 @@ def _with_epilogue(
     if type(a) is tuple:
         raise OperandError(_OF_PAIRS)
     if _is_compiling():
-        refuse("epilogue= is a launch of its own, not under torch.compile; bias= and activation= are")
-    if epilogue is None:
-        raise OperandError("given holds an epilogue's operands, and there is no epilogue")
-    if bias is not None or activation is not None:
-        name = "bias" if bias is not None else "activation"
-        raise OperandError(f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter")
-    if given is not None and not isinstance(given, Mapping):
-        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name")
-    operands = dict(given or {})
-    check_epilogue(epilogue, {name: type(x) for name, x in operands.items()})
-    read = {x.name: operands[x.name] for x in epilogue.given if not (x.host or x.written)}
-    written = {x.name: operands[x.name] for x in epilogue.given if x.written}
+        refuse(NOT_COMPILED)
+    steps, operands = given_operands(epilogue, given, bias, activation)
     into = _written(out)
-    check_operands({"a": a, "b": b, **read}, {**written, **into})
+    check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
     choice_of(config)
     a, b, kind = check_call(a, b, None, out_dtype, allow_tf32)
     if out is not None:
         check_out(out, product_shape(a, b), kind, {"a": a, "b": b})
-    tensors = {**read, **written}
-    every = {"a": a, "b": b, **tensors, **into}
-    refuse_derivatives(every, "call it under torch.no_grad(), or give its detach(); bias= and activation= have one")
-    if needs_dispatcher(a, b, out, *tensors.values()):
-        raise OperandError(
-            "epilogue= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or "
-            "tensor subclasses; bias= and activation= are"
-        )
-    return epilogue_product(a, b, kind, epilogue, operands, config, out)
+    refuse_derivatives({"a": a, "b": b, **operands.tensors, **into}, NO_DERIVATIVE)
+    if needs_dispatcher(a, b, out, *operands.tensors.values()):
+        raise OperandError(NOT_DISPATCHED)
+    return epilogue_product(a, b, kind, steps, operands.every, config, out)

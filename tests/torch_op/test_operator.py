@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
@@ -35,6 +36,7 @@ from layoutgemm.torch_op.indexed import product as torch_indexed
 from layoutgemm.torch_op.problem import Problem, StridedOperand, contiguous_strides, shapes_of
 from layoutgemm.torch_op.scaled_grouped import grouped as torch_grouped
 from layoutgemm.torch_op.scaled_grouped import kept as torch_kept
+from layoutgemm.torch_op.scaled_grouped import own_epilogue
 from layoutgemm.torch_op.scaled_grouped import scaled as torch_scaled
 from layoutgemm.torch_op.solver import solve
 
@@ -347,7 +349,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
                 kinds[kind].from_address(address).value
                 for kind, address in zip(self.plan.parameters.values(), addresses[:count], strict=True)
             ]
-            held = [torch_emulated.memory_at(value, kept) for value in values[:3]]
+            nothing = np.zeros(0, np.uint8)  # in place of a C that is not stored
+            held = [torch_emulated.memory_at(value, kept) if value else nothing for value in values[:3]]
             calls.append((values, ctypes.c_uint64.from_address(addresses[count]).value))
             words = [torch_emulated.memory_at(word, kept) if word > 1 << 32 else word for word in values[14:]]
             few = [2] if len(values) > 13 else []  # blocks, of a kernel that takes their number
@@ -375,7 +378,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
     monkeypatch.setattr(torch_kept, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     torch_kept.READY.clear()
-    for module in (torch_compute, torch_epilogue, torch_scaled, torch_grouped, torch_indexed):
+    for module in (torch_compute, torch_epilogue, torch_scaled, torch_grouped, torch_indexed, own_epilogue):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
     monkeypatch.setattr(torch_op, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())

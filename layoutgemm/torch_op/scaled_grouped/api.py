@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, overload
 
 import torch
 
+from ...errors import OperandError
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.kept import recorder
@@ -20,6 +23,7 @@ from ..checks import (
     transforms,
 )
 from ..compiled.traced import check_kinds, named, refusal, refuse
+from ..epilogue import NOT_COMPILED
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
@@ -39,6 +43,7 @@ from .operators import (
     grouped_gradients,
     recorded_type,
 )
+from .own_epilogue import Scaled, with_epilogue
 from .recipes import recipe_text
 from .scaled import APART, ScaledFinish, check_config, scaled_product
 
@@ -63,6 +68,8 @@ def scaled_matmul(
     out_dtype: torch.dtype | None = torch.bfloat16,
     out_recipe: None = None,
     config: Sm90Config | None = None,
+    epilogue: Epilogue | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> torch.Tensor: ...
 
 
@@ -100,6 +107,8 @@ def scaled_matmul(
     out_dtype: torch.dtype | None = torch.bfloat16,
     out_recipe: object = None,
     config: Sm90Config | None = None,
+    epilogue: Epilogue | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """activation(A @ B + bias) of 8-bit floats, each with its scales.
 
@@ -126,6 +135,8 @@ def scaled_matmul(
              kernel, but for a scale of each column of b and 128 of K, and a gate whose columns are no multiple of 16:
              float32 and `quantize` follow
     config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
+    epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.Epilogue`, behind the scales
+    given    what it reads and writes, by name, as for `matmul`. A launch of its own: not under torch.compile
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
@@ -141,6 +152,13 @@ def scaled_matmul(
     >>> scaled_matmul(a, rows, b, columns, recipe_a="RowWise", recipe_b="RowWise").tolist()
     [[128.0, 256.0, 384.0], [512.0, 1024.0, 1536.0]]
     """
+    if epilogue is not None or given is not None:
+        if _is_traced():
+            refuse(NOT_COMPILED)
+        if out_recipe is not None:
+            raise OperandError("out_recipe and epilogue: one or the other; Quantize() is a step of the latter")
+        finish, of = ScaledFinish(bias, activation, bool(use_fast_accum)), Scaled(a, scale_a, b, scale_b)
+        return with_epilogue(of, epilogue, given, (recipe_a, recipe_b), finish, out, out_dtype, config)
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options, out_recipe)

@@ -351,6 +351,16 @@ def launch(
     return c
 
 
+def launch_once(plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, words: Sequence[int]) -> None:
+    """Launch a plan into C, of whose words the caller knows all. Nothing is kept."""
+    index = a.get_device()
+    with torch.cuda.device(a.device):
+        made = launch_of(plan, a, b, c, True, tuple(words))
+        Direct(compile_plan(plan), made.arguments, (), index, plan).launch((), raw_stream(index))
+        if made.late and plan.epilogue.stores_c:
+            c.copy_(made.c)
+
+
 def _order(names: Sequence[str]) -> list[int]:
     """Places of a call's tensors among those of its transposed product.
 

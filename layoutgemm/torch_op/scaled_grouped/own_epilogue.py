@@ -1,0 +1,157 @@
+"""Products with scales, and an epilogue of the caller's own: a launch of its own, as `matmul`'s with an epilogue is.
+
+scales                    applied by
+------------------------  -----------------------------------------------------------------
+of blocks                 the promoted main loop
+of rows, of tensors       the epilogue's first steps, `scale_a` and `scale_b`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import lcm
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
+from ...kernels.run.epilogue_operands import words_of_tensors
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.plan import Sm90Config
+from ..checks import needs_dispatcher, refuse_derivatives
+from ..epilogue import (
+    NO_DERIVATIVE,
+    NOT_DISPATCHED,
+    GivenOperands,
+    check_result,
+    epilogue_product,
+    finish_of,
+    given_operands,
+    reduce_nothing,
+    reference_of,
+)
+from ..prepared import mark_written, on_gpu
+from ..types import C_NAMES, NAMES
+from .epilogue import epilogue_of
+from .kept import launch_once, require_hopper
+from .operators import checked_scaled
+from .recipes import recipe_text
+from .scaled import ScaledCall, ScaledFinish, check_config, chosen, derived, sums, vectors_of
+
+_OF_SCALES = ("scale_a", "scale_b")
+
+
+class Scaled(NamedTuple):
+    """Operands with their scales."""
+
+    a: torch.Tensor
+    scale_a: torch.Tensor
+    b: torch.Tensor
+    scale_b: torch.Tensor | None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All by name."""
+        return {name: x for name, x in self._asdict().items() if x is not None}
+
+    @property
+    def scales(self) -> dict[str, torch.Tensor]:
+        """The scales by name."""
+        return {name: x for name, x in self.tensors.items() if name in _OF_SCALES}
+
+
+def with_epilogue(
+    of: Scaled, epilogue: object, given: Mapping[str, Any] | None, recipes: tuple[object, object],
+    finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product; without elements, of shape (0,), where the epilogue stores no C.
+
+    Raises OperandError, TensorError or PlanError before anything is written, naming the operand.
+
+    >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+    >>> one = torch.ones(2, 128).to(torch.float8_e4m3fn)
+    >>> largest = torch.empty(2)
+    >>> steps, found = Epilogue(RowReduce("max")), {"row_max": largest}
+    >>> of = Scaled(one, torch.tensor([[1.0], [0.5]]), one.T, None)
+    >>> with_epilogue(of, steps, found, ("", ""), ScaledFinish(), None, torch.bfloat16, None).tolist(), largest.tolist()
+    ([[128.0, 128.0], [64.0, 64.0]], [128.0, 64.0])
+    """
+    steps, operands = given_operands(epilogue, given, finish.bias, finish.activation)
+    if taken := [name for name in operands.every if name in _OF_SCALES]:
+        raise OperandError(f"an operand of the epilogue is named {taken[0]}, as the scales are")
+    check_config(config)
+    names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
+    call = checked_scaled(of.a, of.scale_a, of.b, of.scale_b, finish, out, out_dtype, *names)
+    into = {} if out is None else {"out": out}
+    check_operands({**of.tensors, **operands.read}, {**operands.written, **into})
+    check_result(steps, operands.every, call.kind, call.shape, out)
+    refuse_derivatives({**of.tensors, **operands.tensors, **into}, NO_DERIVATIVE)
+    if needs_dispatcher(*of.tensors.values(), out, *operands.tensors.values()):
+        raise OperandError(NOT_DISPATCHED)
+    with torch.no_grad():
+        return _computed(call, of, steps, operands, finish.fast, out, config)
+
+
+def _computed(
+    call: ScaledCall, of: Scaled, epilogue: Epilogue, operands: GivenOperands, fast: bool, out: torch.Tensor | None,
+    config: Sm90Config | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product of operands that have been checked."""
+    a, b = of.a, of.b
+    if 0 in call.shape:
+        reduce_nothing(epilogue, operands.every)
+        return torch.empty(call.shape if epilogue.stores_c else (0,), dtype=call.kind) if out is None else out
+    if not on_gpu(a.get_device()) or 0 in a.shape:
+        if on_gpu(a.get_device()):  # an empty sum is 0, and the epilogue follows
+            front = a.shape[:-1]
+            zeros = a.new_zeros(*front, 16).bfloat16(), b.new_zeros(*b.shape[:-2], 16, b.shape[-1]).bfloat16()
+            return epilogue_product(*zeros, call.kind, epilogue, operands.every, None, out)
+        wide = sums(call.recipes, a, of.scale_a, b, of.scale_b) if a.shape[-1] else torch.zeros(call.shape)
+        value = reference_of(wide.float(), call.kind, epilogue, operands.every)
+        if not epilogue.stores_c:
+            return value.new_empty(0)
+        return value if out is None else out.copy_(value)
+    require_hopper(a.get_device(), "scaled_matmul")
+    vectors, _ = vectors_of(call.recipes, dict.fromkeys(of.scales, a.ndim), of.scales)
+    first = epilogue_of(call.recipes, None, None).steps
+    whole = Epilogue(*first, *epilogue.steps, stores_c=epilogue.stores_c)
+    every = {**vectors, **operands.every}
+    if not call.recipes.in_mainloop and fast:
+        return epilogue_product(a, b, call.kind, whole, every, config, out)
+    return _promoted(call, of, whole, every, out, config)
+
+
+def _promoted(
+    call: ScaledCall, of: Scaled, epilogue: Epilogue, given: dict[str, Any], out: torch.Tensor | None,
+    config: Sm90Config | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product by a promoted main loop, on a GPU."""
+    a, b, index = of.a.resolve_neg(), of.b.resolve_neg(), of.a.get_device()
+    given = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    batch = a.shape[0] if a.ndim == 3 else 1
+    sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
+    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
+    groups = call.recipes.groups if call.recipes.in_mainloop else ()
+    columns = lcm(*[step.each or 1 for step in epilogue.reductions], *[step.each for step in _quantizing(epilogue)])
+    config, _ = chosen(sizes, types, groups, index, config, columns)
+    finish = finish_of(epilogue, given, call.shape)
+    assert finish.epilogue is not None
+    plan = derived(sizes, types, groups, config, None, finish.epilogue)
+    written = [given[operand.name] for operand in epilogue.given if operand.written]
+    mark_written([*written, *([] if out is None else [out])])
+    partial = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=a.device)
+    own = list(finish.words[: len(finish.epilogue.words)])
+    if plan.partials:
+        own[-1] = partial.data_ptr()
+    tables = of.scales if call.recipes.in_mainloop else {}
+    c = out
+    if c is None:  # of a C that is not stored only shape and strides are known
+        c = torch.empty(call.shape, dtype=call.kind, device=a.device if epilogue.stores_c else "meta")
+    launch_once(plan, a, b, c, (*own, *words_of_tensors(plan, tables, a.device))[:MAX_WORDS])
+    return c if epilogue.stores_c else a.new_empty(0, dtype=call.kind)
+
+
+def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:
+    """The step that quantises the result, if there is one."""
+    return () if epilogue.quantizes is None else (epilogue.quantizes,)
