@@ -76,7 +76,7 @@ def check_fit(
 def check_result(
     epilogue: Epilogue, given: Tensors, kind: torch.dtype, shape: tuple[int, ...], out: torch.Tensor | None
 ) -> None:
-    """Raise OperandError or TensorError for operands, or a result's type, that an epilogue does not have."""
+    """Raise OperandError or TensorError for operands or a result that an epilogue does not have."""
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}, and an epilogue computes in float32: say out_dtype=torch.float32")
     if out is not None and not epilogue.stores_c:
@@ -94,7 +94,7 @@ def check_result(
 
 
 class GivenOperands(NamedTuple):
-    """What a call gives to its epilogue, by name: all, and the tensors that are read and written."""
+    """A call's operands of its epilogue by name: all, and the tensors that are read and written."""
 
     every: Tensors
     read: dict[str, torch.Tensor]
@@ -107,7 +107,10 @@ class GivenOperands(NamedTuple):
 
 
 def given_operands(
-    epilogue: object, given: Mapping[str, Any] | None, bias: torch.Tensor | None = None, activation: str | None = None
+    epilogue: object,
+    given: Mapping[str, object] | None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
 ) -> tuple[Epilogue, GivenOperands]:
     """A call's epilogue and its operands. Raises OperandError for others, and for a bias or an activation beside it."""
     if epilogue is None:

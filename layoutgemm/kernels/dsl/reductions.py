@@ -78,7 +78,7 @@ class BlockReductions:
         """Combine the elements that wait with their line's tuple."""
         elements = self.waiting.pop(key)
         inside, math = [at.inside(step.axes) for _, at in elements], self.block.math
-        own = typed(step.reduction, step.reduction.tuple_of(elements, inside, math))
+        own = typed(step.reduction, step.reduction.tuple_of(elements, inside))
         if key in self.found:
             own = typed(step.reduction, step.reduction.combined(self.found[key][2], own, math))
         self.found[key] = step, elements[-1][1], own

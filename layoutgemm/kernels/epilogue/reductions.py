@@ -12,21 +12,32 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...errors import PlanError
 from . import tracing
 from .numpy_math import Math
-from .tracing import Expression
+from .tracing import Expression, Operations, Symbol
+
+Value = Any  # a number: NumPy's, or a register
 
 LOWEST = -3.4028234663852886e38  # the least finite float32
 NO_INDEX = 2**31 - 1  # above all indices
 INFINITY = math.inf
+MOST = "most"  # the largest x of several elements, as a term reads it
 MOST_COMPONENTS = 4
 _SAMPLES = (-3.0, -0.5, 0.0, 1.0, 2.5, 7.0)
 _CLOSE = 1e-4  # relative: sums in another order round otherwise
+
+
+class Place(Protocol):
+    """An element's row and column, and the operations on its value."""
+
+    i: Value
+    j: Value
+    math: Value
 
 
 @dataclass(frozen=True)
@@ -42,10 +53,10 @@ class About:
     merged: str
 
     @classmethod
-    def traced(cls, term: Callable[..., Any], merged: str) -> About:
+    def traced(cls, term: Callable[..., Symbol], merged: str) -> About:
         """term: (x, i, j, ops, most) -> the element's term."""
-        most = tracing.Symbol(("given", "most"), "float")
-        found = tracing.called(term, ("x", "i", "j", "ops", "most"), (*tracing.element(), tracing.Operations(), most))
+        most = Symbol(("given", MOST), "float")
+        found = tracing.called(term, ("x", "i", "j", "ops", MOST), (*tracing.element(), tracing.Operations(), most))
         return cls(tracing.as_value(found).expression, merged)
 
 
@@ -142,11 +153,12 @@ class Reduction:
         """An element's tuple; `at` as for a step's `apply`."""
         return [tracing.evaluate(expression, x, at) for expression in self.lift]
 
-    def tuple_of(self, elements: Sequence[tuple[Any, Any]], inside: Sequence[Any], math: Any) -> list[Any]:
+    def tuple_of(self, elements: Sequence[tuple[Value, Place]], inside: Sequence[object]) -> list[Value]:
         """The tuple of an element (x, at), or of several at once by `about`.
 
         inside  of each, whether it is an element of C: others leave the tuple
         """
+        math = elements[0][1].math
         if self.about is None or len(elements) == 1:
             ((x, at),), (counts,) = elements, inside
             return [
@@ -155,7 +167,7 @@ class Reduction:
         values = [math.where(counts, x, -INFINITY) for counts, (x, _) in zip(inside, elements, strict=True)]
         most = _by_halves(math.largest, [math.constant(self.identity[0]), *values])
         terms = [
-            tracing.evaluate(self.about.term, x, _About(math, at, most))
+            tracing.evaluate(self.about.term, x, _About(at, {MOST: most}))
             for x, (_, at) in zip(values, elements, strict=True)
         ]
         return [most, _by_halves(getattr(math, self.about.merged), terms)]
@@ -254,15 +266,12 @@ class _Tuples:
         return self.values[name[0]][int(name[1:])]
 
 
-class _About:
+class _About(tracing.Values):
     """An element's place, and the largest x of its group."""
 
-    def __init__(self, math: Any, at: Any, most: Any):
-        self.math, self.i, self.j, self.most = math, at.i, at.j, most
-
-    def read(self, name: str) -> Any:
-        """The largest x, the only operand."""
-        return self.most
+    def __init__(self, at: Place, values: Mapping[str, object]):
+        super().__init__(values, at.math)
+        self.i, self.j = at.i, at.j
 
 
 @dataclass(frozen=True)
@@ -288,7 +297,7 @@ def _close(x: Sequence[Any], y: Sequence[Any]) -> bool:
     )
 
 
-def _by_halves(operation: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
+def _by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
     """Values combined in a tree: the operations of a level do not wait for each other."""
     if len(values) == 1:
         return values[0]
@@ -338,12 +347,12 @@ def _exponentials(a: Any, b: Any, ops: Any) -> tuple[Any, Any]:
     return most, ops.where(a[0] < b[0], a[1] * factor + b[1], b[1] * factor + a[1])
 
 
-def _about_most(x: Any, i: Any, j: Any, ops: Any, most: Any) -> Any:
+def _about_most(x: Symbol, i: Symbol, j: Symbol, ops: Operations, most: Symbol) -> Symbol:
     """exp(x - most). Of an infinite largest value the sum is infinite, as its logarithm is, and not NaN."""
     return ops.exp(x - ops.where(most < math.inf, most, 0.0))
 
 
-def _index_of_most(x: Any, i: Any, j: Any, ops: Any, most: Any) -> Any:
+def _index_of_most(x: Symbol, i: Symbol, j: Symbol, ops: Operations, most: Symbol) -> Symbol:
     """The index of a largest value, or of NaN, which no value equals."""
     return ops.where(x == most, j, ops.where(x == x, NO_INDEX, j))
 

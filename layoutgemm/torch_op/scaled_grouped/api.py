@@ -69,7 +69,7 @@ def scaled_matmul(
     out_recipe: None = None,
     config: Sm90Config | None = None,
     epilogue: Epilogue | None = None,
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> torch.Tensor: ...
 
 
@@ -108,7 +108,7 @@ def scaled_matmul(
     out_recipe: object = None,
     config: Sm90Config | None = None,
     epilogue: Epilogue | None = None,
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """activation(A @ B + bias) of 8-bit floats, each with its scales.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import lcm
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,6 +24,7 @@ from ..epilogue import (
     NO_DERIVATIVE,
     NOT_DISPATCHED,
     GivenOperands,
+    Tensors,
     check_result,
     epilogue_product,
     finish_of,
@@ -62,7 +63,7 @@ class Scaled(NamedTuple):
 
 
 def with_epilogue(
-    of: Scaled, epilogue: object, given: Mapping[str, Any] | None, recipes: tuple[object, object],
+    of: Scaled, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
     finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product; without elements, of shape (0,), where the epilogue stores no C.
@@ -74,8 +75,10 @@ def with_epilogue(
     >>> largest = torch.empty(2)
     >>> steps, found = Epilogue(RowReduce("max")), {"row_max": largest}
     >>> of = Scaled(one, torch.tensor([[1.0], [0.5]]), one.T, None)
-    >>> with_epilogue(of, steps, found, ("", ""), ScaledFinish(), None, torch.bfloat16, None).tolist(), largest.tolist()
-    ([[128.0, 128.0], [64.0, 64.0]], [128.0, 64.0])
+    >>> with_epilogue(of, steps, found, (None, None), ScaledFinish(), None, torch.bfloat16, None).tolist()
+    [[128.0, 128.0], [64.0, 64.0]]
+    >>> largest.tolist()
+    [128.0, 64.0]
     """
     steps, operands = given_operands(epilogue, given, finish.bias, finish.activation)
     if taken := [name for name in operands.every if name in _OF_SCALES]:
@@ -123,7 +126,7 @@ def _computed(
 
 
 def _promoted(
-    call: ScaledCall, of: Scaled, epilogue: Epilogue, given: dict[str, Any], out: torch.Tensor | None,
+    call: ScaledCall, of: Scaled, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None,
     config: Sm90Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product by a promoted main loop, on a GPU."""
@@ -133,7 +136,8 @@ def _promoted(
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
     groups = call.recipes.groups if call.recipes.in_mainloop else ()
-    columns = lcm(*[step.each or 1 for step in epilogue.reductions], *[step.each for step in _quantizing(epilogue)])
+    quantize = 1 if epilogue.quantizes is None else epilogue.quantizes.each
+    columns = lcm(quantize, *[step.each or 1 for step in epilogue.reductions])
     config, _ = chosen(sizes, types, groups, index, config, columns)
     finish = finish_of(epilogue, given, call.shape)
     assert finish.epilogue is not None
@@ -150,8 +154,3 @@ def _promoted(
         c = torch.empty(call.shape, dtype=call.kind, device=a.device if epilogue.stores_c else "meta")
     launch_once(plan, a, b, c, (*own, *words_of_tensors(plan, tables, a.device))[:MAX_WORDS])
     return c if epilogue.stores_c else a.new_empty(0, dtype=call.kind)
-
-
-def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:
-    """The step that quantises the result, if there is one."""
-    return () if epilogue.quantizes is None else (epilogue.quantizes,)
