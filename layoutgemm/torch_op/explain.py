@@ -13,13 +13,12 @@ from ..kernels.run.operand_checks import check_operands
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
-from .epilogue import check_fit, given_operands, solutions, spread
-from .explanation import Explanation, gated_after
+from .epilogue import check_fit, given_operands
+from .explanation import Explanation, gated_after, with_steps
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
 from .launch import plan_of
-from .launch import workspace as partial_results
 from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
@@ -28,8 +27,9 @@ from .quantized.configs import PackedConfig
 from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
-from .scaled_grouped.explain import explain_grouped, explain_scaled
+from .scaled_grouped.explain import explain_grouped, explain_own_epilogue, explain_scaled
 from .scaled_grouped.grouped import check_expected, groups_of
+from .scaled_grouped.own_epilogue import ScaledFactors
 from .scaled_grouped.scaled import ScaledFinish
 from .solver import solve, why_unfused
 from .types import C_NAMES, NAMES
@@ -53,9 +53,9 @@ def explain_matmul(
 
     The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
     `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the tuple that `matmul` takes, and
-    `given` its numbers; two pairs are tuples. `epilogue` is `matmul`'s, and `given` its operands. With row indices it
-    is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s, with QuantizedExperts
-    and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
+    `given` its numbers; two pairs are tuples. `epilogue` is `matmul`'s or `scaled_matmul`'s, and `given` its operands.
+    With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s,
+    with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
 
     For CPU tensors it tells what would be done with such tensors on an H200. Of `matmul`, `activation` is looked at
     where it is one of a gated product, and `bias` is not: others change neither copies nor configuration.
@@ -101,9 +101,14 @@ def explain_matmul(
         return explain_combined(a, b, combine, given, out, config, out_dtype)  # type: ignore[arg-type]
     if TYPE_CHECKING:
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-    if given is not None or epilogue is not None:
-        return _with_epilogue(a, b, out, epilogue, given, config, out_dtype)
     groups, said = groups_of(offsets, offs, counts)
+    if given is not None or epilogue is not None:
+        if groups is not None:
+            raise OperandError("epilogue and given: grouped_matmul takes bias= and activation=")
+        if scale_a is not None:
+            of, after = ScaledFactors(a, scale_a, b, scale_b), ScaledFinish(bias, activation, use_fast_accum)
+            return explain_own_epilogue(of, epilogue, given, (recipe_a, recipe_b), after, out, out_dtype, config)
+        return _with_epilogue(a, b, out, epilogue, given, config, out_dtype)
     check_expected(expected_rows, counts, config)
     recipes, after = (recipe_a, recipe_b), ScaledFinish(bias, activation, use_fast_accum)
     if groups is not None:
@@ -149,19 +154,7 @@ def _with_epilogue(
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
         return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
-    c = torch.empty(shapes.result, dtype=kind, device="meta") if out is None else out
-    parts = spread(a, b, c, steps, operands)
-    found = [one for part in parts for one in solutions(*part, steps, kind, config)]
-    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
-    copied = [[0 if copy is None else copy.bytes(name) for copy, name in zip(one.copies, names)] for one in found]
-    partial = [partial_results(one) for one in found]
-    first = found[0]
-    copies = [f"{copy.why}, {size} bytes" for copy, size in zip(first.copies, copied[0]) if copy is not None]
-    if partial[0]:
-        copies.append(f"reductions: partial results of the tiles, {partial[0]} bytes")
-    most = max(sum(sizes) + more for sizes, more in zip(copied, partial))
-    count = sum(len(one.launches) for one in found)
-    return Explanation(str(plan_of(first)), first.why, count, tuple(copies), most)
+    return with_steps(a, b, kind, steps, operands, out, config)
 
 
 def _plain(

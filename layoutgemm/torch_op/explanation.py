@@ -6,6 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import torch
+
+from ..kernels.epilogue.chain import Epilogue
+from .epilogue import Tensors, solutions, spread
+from .launch import plan_of
+from .launch import workspace as partial_results
+from .prepared import Config
+from .types import C_NAMES, NAMES
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -48,3 +57,29 @@ def gated_after(found: Explanation, why: str, shape: Sequence[int]) -> Explanati
         found, kernel=f"{found.kernel}; then torch gates it", why=f"not in one kernel: {why}; {found.why}",
         workspace=max(found.workspace + 2 * half, 4 * half),
     )  # fmt: skip
+
+
+def with_steps(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None,
+    config: Config | None,
+) -> Explanation:  # fmt: skip
+    """A product with an epilogue, of operands that have been checked: its partial results are workspace."""
+    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    c = torch.empty(shape, dtype=kind, device="meta") if out is None else out
+    parts = spread(a, b, c, epilogue, given)
+    found = [one for part in parts for one in solutions(*part, epilogue, kind, config)]
+    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
+    copied = [[0 if copy is None else copy.bytes(name) for copy, name in zip(one.copies, names)] for one in found]
+    partial = [partial_results(one) for one in found]
+    first = found[0]
+    copies = [f"{copy.why}, {size} bytes" for copy, size in zip(first.copies, copied[0]) if copy is not None]
+    if partial[0]:
+        copies.append(partial_text(partial[0]))
+    most = max(sum(sizes) + more for sizes, more in zip(copied, partial))
+    count = sum(len(one.launches) for one in found)
+    return Explanation(str(plan_of(first)), first.why, count, tuple(copies), most)
+
+
+def partial_text(size: int) -> str:
+    """The sentence on partial results of so many bytes."""
+    return f"reductions: partial results of the tiles, {size} bytes"

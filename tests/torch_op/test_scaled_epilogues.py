@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from layoutgemm import scaled_matmul
+from layoutgemm import explain_matmul, scaled_matmul
 from layoutgemm.errors import LayoutError, OperandError
 from layoutgemm.kernels.epilogue.chain import Activation, Amax, Epilogue, Quantize, Residual, RowReduce, Scale
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
@@ -67,6 +67,16 @@ def test_exact_sums_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         each = torch.zeros(2, 20)
         got = scaled_matmul(a, of_a, b, of_b, epilogue=steps, given={"most": each}, out_dtype=F32, config=SMALL)
         assert torch.equal(got.double(), whole) and torch.equal(each.double(), whole.amax(2))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_explanations_count_what_is_allocated(name: str) -> None:
+    given, _ = scaled_case(name)
+    how = explain_matmul(**given, epilogue=STEPS, given=operands(), config=SMALL)
+    assert "scales of" in how.why and how.launches == 1
+    assert how.workspace == 70 * 4 and how.copies == (f"reductions: partial results of the tiles, {70 * 4} bytes",)
+    with pytest.raises(OperandError, match="grouped_matmul takes bias="):
+        explain_matmul(given["a"], given["b"][None], offs=torch.tensor([70]), epilogue=STEPS, given=operands())
 
 
 def test_sizes_of_zero() -> None:

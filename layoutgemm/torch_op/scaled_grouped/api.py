@@ -43,7 +43,7 @@ from .operators import (
     grouped_gradients,
     recorded_type,
 )
-from .own_epilogue import Scaled, with_epilogue
+from .own_epilogue import ScaledFactors, with_epilogue
 from .recipes import recipe_text
 from .scaled import APART, ScaledFinish, check_config, scaled_product
 
@@ -157,7 +157,7 @@ def scaled_matmul(
             refuse(NOT_COMPILED)
         if out_recipe is not None:
             raise OperandError("out_recipe and epilogue: one or the other; Quantize() is a step of the latter")
-        finish, of = ScaledFinish(bias, activation, bool(use_fast_accum)), Scaled(a, scale_a, b, scale_b)
+        finish, of = ScaledFinish(bias, activation, bool(use_fast_accum)), ScaledFactors(a, scale_a, b, scale_b)
         return with_epilogue(of, epilogue, given, (recipe_a, recipe_b), finish, out, out_dtype, config)
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -20,7 +21,7 @@ from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import finish_of
-from ..explanation import Explanation, gated_after
+from ..explanation import Explanation, gated_after, partial_text, with_steps
 from ..fp8.launch import AS_QUANTIZE, shapes_of, writes_in_place
 from ..indexed.torch_rows import of_rows
 from ..launch import plan_of as plan_of_solution
@@ -34,6 +35,7 @@ from .grouped import epilogue_of_call as epilogue_of_groups
 from .grouped import plan_of as plan_of_groups
 from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
+from .own_epilogue import ScaledFactors, behind_scales, checked, promoted_plan, promotes
 from .recipes import Recipes, as_vector
 from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
 
@@ -53,6 +55,29 @@ def explain_scaled(
     if 0 not in (*call.shape, *a.shape) and call.quantizes and not quantizes_in_kernel(call, a, finish, config):
         return _then_quantized(call, a, scale_a, b, scale_b, finish, out, config)
     return _scaled(call, a, scale_a, b, scale_b, finish, out, config)
+
+
+def explain_own_epilogue(
+    of: ScaledFactors, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
+    finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Any,
+) -> Explanation:  # fmt: skip
+    """Which kernel `scaled_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
+    call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype or torch.bfloat16, config)
+    require_hopper(of.a.get_device(), "scaled_matmul")
+    if 0 in (*call.shape, of.a.shape[-1]):
+        return _ZEROS
+    whole, every = behind_scales(call, of, steps, operands)
+    vectors = {name: x for name, x in every.items() if name in of.scales}
+    copies = _copied_vectors(call.recipes, of.scales, of.a.ndim, vectors)
+    if promotes(call, finish.fast):
+        plan, why, _ = promoted_plan(call, of.a, of.b, whole, every, config)
+        reason = "scales of K blocks are the main loop's" if call.recipes.in_mainloop else "exact sums"
+        partial = [(partial_text(plan.partial_bytes).rpartition(",")[0], plan.partial_bytes)] if plan.partials else []
+        return _of_plan(plan, of.a, of.b, out, f"{reason}; {why}", [*copies, *partial])
+    found = with_steps(of.a, of.b, call.kind, whole, every, out, config)
+    said, total = [f"{why}, {size} bytes" for why, size in copies], sum(size for _, size in copies)
+    why = f"scales of rows, columns and tensors are the epilogue's; {found.why}"
+    return replace(found, why=why, copies=(*said, *found.copies), workspace=total + found.workspace)
 
 
 def _then_quantized(

@@ -18,7 +18,7 @@ from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.plan import Sm90Config
+from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ..checks import needs_dispatcher, refuse_derivatives
 from ..epilogue import (
     NO_DERIVATIVE,
@@ -32,7 +32,7 @@ from ..epilogue import (
     reduce_nothing,
     reference_of,
 )
-from ..prepared import mark_written, on_gpu
+from ..prepared import Finish, mark_written, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
 from .kept import launch_once, require_hopper
@@ -43,7 +43,7 @@ from .scaled import ScaledCall, ScaledFinish, check_config, chosen, derived, sum
 _OF_SCALES = ("scale_a", "scale_b")
 
 
-class Scaled(NamedTuple):
+class ScaledFactors(NamedTuple):
     """Operands with their scales."""
 
     a: torch.Tensor
@@ -63,7 +63,7 @@ class Scaled(NamedTuple):
 
 
 def with_epilogue(
-    of: Scaled, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
+    of: ScaledFactors, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
     finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product; without elements, of shape (0,), where the epilogue stores no C.
@@ -74,21 +74,14 @@ def with_epilogue(
     >>> one = torch.ones(2, 128).to(torch.float8_e4m3fn)
     >>> largest = torch.empty(2)
     >>> steps, found = Epilogue(RowReduce("max")), {"row_max": largest}
-    >>> of = Scaled(one, torch.tensor([[1.0], [0.5]]), one.T, None)
+    >>> of = ScaledFactors(one, torch.tensor([[1.0], [0.5]]), one.T, None)
     >>> with_epilogue(of, steps, found, (None, None), ScaledFinish(), None, torch.bfloat16, None).tolist()
     [[128.0, 128.0], [64.0, 64.0]]
     >>> largest.tolist()
     [128.0, 64.0]
     """
-    steps, operands = given_operands(epilogue, given, finish.bias, finish.activation)
-    if taken := [name for name in operands.every if name in _OF_SCALES]:
-        raise OperandError(f"an operand of the epilogue is named {taken[0]}, as the scales are")
-    check_config(config)
-    names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
-    call = checked_scaled(of.a, of.scale_a, of.b, of.scale_b, finish, out, out_dtype, *names)
+    call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
     into = {} if out is None else {"out": out}
-    check_operands({**of.tensors, **operands.read}, {**operands.written, **into})
-    check_result(steps, operands.every, call.kind, call.shape, out)
     refuse_derivatives({**of.tensors, **operands.tensors, **into}, NO_DERIVATIVE)
     if needs_dispatcher(*of.tensors.values(), out, *operands.tensors.values()):
         raise OperandError(NOT_DISPATCHED)
@@ -96,8 +89,24 @@ def with_epilogue(
         return _computed(call, of, steps, operands, finish.fast, out, config)
 
 
+def checked(
+    of: ScaledFactors, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
+    finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
+) -> tuple[ScaledCall, Epilogue, GivenOperands]:  # fmt: skip
+    """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
+    steps, operands = given_operands(epilogue, given, finish.bias, finish.activation)
+    if taken := [name for name in operands.every if name in _OF_SCALES]:
+        raise OperandError(f"an operand of the epilogue is named {taken[0]}, as the scales are")
+    check_config(config)
+    names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
+    call = checked_scaled(of.a, of.scale_a, of.b, of.scale_b, finish, out, out_dtype, *names)
+    check_operands({**of.tensors, **operands.read}, {**operands.written, **({} if out is None else {"out": out})})
+    check_result(steps, operands.every, call.kind, call.shape, out)
+    return call, steps, operands
+
+
 def _computed(
-    call: ScaledCall, of: Scaled, epilogue: Epilogue, operands: GivenOperands, fast: bool, out: torch.Tensor | None,
+    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, operands: GivenOperands, fast: bool, out: torch.Tensor | None,
     config: Sm90Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product of operands that have been checked."""
@@ -116,36 +125,53 @@ def _computed(
             return value.new_empty(0)
         return value if out is None else out.copy_(value)
     require_hopper(a.get_device(), "scaled_matmul")
-    vectors, _ = vectors_of(call.recipes, dict.fromkeys(of.scales, a.ndim), of.scales)
-    first = epilogue_of(call.recipes, None, None).steps
-    whole = Epilogue(*first, *epilogue.steps, stores_c=epilogue.stores_c)
-    every = {**vectors, **operands.every}
-    if not call.recipes.in_mainloop and fast:
+    whole, every = behind_scales(call, of, epilogue, operands)
+    if not promotes(call, fast):
         return epilogue_product(a, b, call.kind, whole, every, config, out)
     return _promoted(call, of, whole, every, out, config)
 
 
-def _promoted(
-    call: ScaledCall, of: Scaled, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None,
-    config: Sm90Config | None,
-) -> torch.Tensor:  # fmt: skip
-    """The product by a promoted main loop, on a GPU."""
-    a, b, index = of.a.resolve_neg(), of.b.resolve_neg(), of.a.get_device()
-    given = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+def behind_scales(
+    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, operands: GivenOperands
+) -> tuple[Epilogue, Tensors]:
+    """The epilogue behind the scales that the main loop leaves, and the operands of both."""
+    vectors, _ = vectors_of(call.recipes, dict.fromkeys(of.scales, of.a.ndim), of.scales)
+    first = epilogue_of(call.recipes, None, None).steps
+    return Epilogue(*first, *epilogue.steps, stores_c=epilogue.stores_c), {**vectors, **operands.every}
+
+
+def promotes(call: ScaledCall, fast: bool) -> bool:
+    """True if the main loop adds its sums to others in float32."""
+    return call.recipes.in_mainloop or not fast
+
+
+def promoted_plan(
+    call: ScaledCall, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, given: Tensors, config: Sm90Config | None
+) -> tuple[Sm90Plan, str, Finish]:
+    """The plan of a promoted product, why this configuration, and the epilogue's words."""
     batch = a.shape[0] if a.ndim == 3 else 1
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
     groups = call.recipes.groups if call.recipes.in_mainloop else ()
     quantize = 1 if epilogue.quantizes is None else epilogue.quantizes.each
     columns = lcm(quantize, *[step.each or 1 for step in epilogue.reductions])
-    config, _ = chosen(sizes, types, groups, index, config, columns)
+    config, why = chosen(sizes, types, groups, a.get_device(), config, columns)
     finish = finish_of(epilogue, given, call.shape)
-    assert finish.epilogue is not None
-    plan = derived(sizes, types, groups, config, None, finish.epilogue)
+    return derived(sizes, types, groups, config, None, finish.epilogue), why, finish
+
+
+def _promoted(
+    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None,
+    config: Sm90Config | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product by a promoted main loop, on a GPU."""
+    a, b = of.a.resolve_neg(), of.b.resolve_neg()
+    given = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    plan, _, finish = promoted_plan(call, a, b, epilogue, given, config)
     written = [given[operand.name] for operand in epilogue.given if operand.written]
     mark_written([*written, *([] if out is None else [out])])
     partial = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=a.device)
-    own = list(finish.words[: len(finish.epilogue.words)])
+    own = list(finish.words[: len(plan.epilogue.words)])
     if plan.partials:
         own[-1] = partial.data_ptr()
     tables = of.scales if call.recipes.in_mainloop else {}
