@@ -32,7 +32,7 @@ _SAMPLES = (-3.0, -0.5, 0.0, 1.0, 2.5, 7.0)
 _CLOSE = 1e-4  # relative: sums in another order round otherwise
 
 
-class Place(Protocol):
+class ElementPlace(Protocol):
     """An element's row and column, and the operations on its value."""
 
     i: Value
@@ -153,7 +153,7 @@ class Reduction:
         """An element's tuple; `at` as for a step's `apply`."""
         return [tracing.evaluate(expression, x, at) for expression in self.lift]
 
-    def tuple_of(self, elements: Sequence[tuple[Value, Place]], inside: Sequence[object]) -> list[Value]:
+    def tuple_of(self, elements: Sequence[tuple[Value, ElementPlace]], inside: Sequence[object]) -> list[Value]:
         """The tuple of an element (x, at), or of several at once by `about`.
 
         inside  of each, whether it is an element of C: others leave the tuple
@@ -269,7 +269,7 @@ class _Tuples:
 class _About(tracing.Values):
     """An element's place, and the largest x of its group."""
 
-    def __init__(self, at: Place, values: Mapping[str, object]):
+    def __init__(self, at: ElementPlace, values: Mapping[str, object]):
         super().__init__(values, at.math)
         self.i, self.j = at.i, at.j
 

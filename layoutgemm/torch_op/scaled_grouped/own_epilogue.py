@@ -106,8 +106,8 @@ def checked(
 
 
 def _computed(
-    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, operands: GivenOperands, fast: bool, out: torch.Tensor | None,
-    config: Sm90Config | None,
+    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, operands: GivenOperands, fast: bool,
+    out: torch.Tensor | None, config: Sm90Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product of operands that have been checked."""
     a, b = of.a, of.b
