@@ -37,7 +37,7 @@ class Guard(NamedTuple, Generic[T]):
 
 
 class KeptCalls(dict[Key, T]):
-    """Kept calls by their keys; `seen` has guards of those that were found again, by shorter keys."""
+    """Kept calls by their keys; `seen` has guards of repeated calls, by shorter keys."""
 
     def __init__(self) -> None:
         super().__init__()
