@@ -22,6 +22,7 @@ from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.launcher import THREAD, Block, bind, error_name
 from ..kernels.compile.worker import Kernel
 from ..moved import old_names
+from .compiled.guards import Guard
 from .problem import Copy, Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from .solver import solve
 
@@ -90,6 +91,7 @@ class Prepared(_Loaded):
     spans     bytes that A, B and C reach over, from their first
     workspace bytes of an epilogue's partial results of one launch
     gradients launches of backward passes, where the product was recorded: see `autograd.kept`
+    seen      guards of these
     """
 
     __slots__ = (
@@ -97,6 +99,7 @@ class Prepared(_Loaded):
         "_b",
         "gradients",
         "kind",
+        "seen",
         "shape",
         "simple",
         "solution",
@@ -113,6 +116,7 @@ class Prepared(_Loaded):
         self.simple = self.solution.copies == _NO_COPIES and len(self.solution.launches) == 1
         self.tf32 = problem.a.dtype == "tf32"
         self.gradients: dict[tuple[object, ...], object] = {}
+        self.seen: dict[tuple[object, ...], list[Guard[Any]]] = {}
         self.spans = tuple([span(x) for x in (problem.a, problem.b, problem.c)])
         self.workspace = workspace(self.solution)
         self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)

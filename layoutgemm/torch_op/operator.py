@@ -20,7 +20,7 @@ from ..kernels.epilogue.chain import Epilogue
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..moved import old_names
-from .autograd.kept import kept_gradients, recorder
+from .autograd.kept import MAX_KEPT, kept_gradients, recorder
 from .autograd.products import gradients, stand_in
 from .bias_activation import ACTIVATIONS, GATES, by_autograd, scaled_by_torch
 from .checks import (
@@ -43,6 +43,7 @@ from .checks import (
     tracing_state,
     transforms,
 )
+from .compiled.guards import guarded
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, epilogue_product, given_operands
@@ -310,7 +311,11 @@ def _gradients_again(
     prepared: Prepared, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
     """The gradients by kept launches; None where torch's dispatcher has to see their products."""
-    index = grad.get_device()
+    index, short = grad.get_device(), (wants_a, wants_b)
+    if not (modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None):
+        for guard in prepared.seen.get(short, ()):
+            if guard.holds((a, b, grad)) and prepared.device == _current_device():
+                return guard.kept.run(a, b, grad, empty_on_gpu, raw_stream(index))
     if (
         not (type(grad) in PLAIN and type(a) in PLAIN and type(b) in PLAIN)
         or not (index == prepared.device == _current_device())
@@ -320,7 +325,10 @@ def _gradients_again(
     ):  # fmt: skip
         return None
     kept = kept_gradients(prepared, a, b, grad, wants_a, wants_b)
-    return None if kept is None else kept.run(a, b, grad, empty_on_gpu, raw_stream(index))
+    if kept is None:
+        return None
+    guarded(prepared.seen, short, (a, b, grad), kept, MAX_KEPT)
+    return kept.run(a, b, grad, empty_on_gpu, raw_stream(index))
 
 
 def _derived(left: torch.Tensor, right: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

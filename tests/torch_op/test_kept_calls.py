@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, matmul, quantized_matmul, scaled_matmul
 from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.torch_op import guards
+from layoutgemm.torch_op.compiled import guards
 from layoutgemm.torch_op.quantized import api as packed_api
 from layoutgemm.torch_op.quantized import kept as packed_kept
 from layoutgemm.torch_op.scaled_grouped import api, kept

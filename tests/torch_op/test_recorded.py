@@ -250,6 +250,34 @@ def test_a_graph_leaves_no_cycle(launches: HostLaunches) -> None:
         gc.enable()
 
 
+def test_gradients_of_other_forms_are_not_taken_for_guarded_ones(launches: HostLaunches) -> None:
+    """A backward pass that was made twice is found by a guard; another gradient, operand or address is another pass."""
+    x, w = leaf(integers(24, 16)), leaf(integers(16, 32))
+    plain, odd = integers(24, 32), torch.zeros(24 * 32 + 1, dtype=BF16)[1:].view(24, 32)
+    odd.copy_(plain)
+    for grad in (
+        plain,
+        plain,
+        plain,
+        integers(32, 24).t(),
+        plain[:1].expand(24, 32),
+        odd,
+        torch._neg_view(plain),
+        plain,
+    ):
+        x.grad = w.grad = None
+        matmul(x, w).backward(grad)
+        assert torch.equal(x.grad, (grad.float() @ w.detach().float().t()).bfloat16())
+        assert torch.equal(w.grad, (x.detach().float().t() @ grad.float()).bfloat16())
+    square = leaf(integers(16, 16))
+    for _ in range(4):  # one tensor twice has no guard
+        square.grad = None
+        matmul(square, square).backward(integers(16, 16))
+    exact = leaf(square.float())
+    (exact @ exact).backward(integers(16, 16).float())
+    assert torch.equal(square.grad, exact.grad.bfloat16())
+
+
 def test_a_wide_result_has_gradients_of_its_operands_type(launches: HostLaunches) -> None:
     for _ in range(2):
         x, weight, grad = leaf(integers(24, 16)), leaf(integers(32, 16)), integers(24, 32, kind=F32)

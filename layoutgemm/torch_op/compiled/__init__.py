@@ -1,6 +1,7 @@
-"""Calls under torch.compile: their checks while they are traced, and their launches in Inductor's code.
+"""Calls under torch.compile: their checks while they are traced, their launches in Inductor's code, and its guards.
 
 traced     checks, whose refusals the compiler reports with their text
 lowering   what Inductor writes for an operator: a call of a function of `direct`
 direct     these functions: products into a given tensor, without torch's dispatcher
+guards     the compiler's guards, by which eager calls find kept launches
 """

@@ -55,13 +55,15 @@ class IndexedOperands(NamedTuple):
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
-        """Those that are given, by name."""
-        return {name: x for name, x in self._asdict().items() if x is not None}
+        """Those that are given, by name; a and b always."""
+        return {name: x for name, x in self._asdict().items() if x is not None or name in ("a", "b")}
 
     @property
     def m(self) -> int:
         """Rows of the product, of each matrix of a batch."""
-        return self.a.shape[-2] if self.rows is None else self.rows.shape[-1]
+        if self.rows is None:
+            return self.a.shape[-2]
+        return self.rows.shape[-1] if self.rows.ndim else 1  # the check of the vectors refuses a scalar
 
     @property
     def batched(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import needs_dispatcher
+from ..checks import needs_dispatcher, transforms
 from ..compiled.lowering import register
 from .configs import PackedConfig, packed_text
 from .kept import Key, find
 from .launch import flat, quantized_product
-from .operators import checked_call, facts_of
+from .operators import checked_call, derivable, facts_of
 from .weights import QuantizedWeight, check_product
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
@@ -68,7 +68,9 @@ def quantized_matmul(
     facts, text = facts_of(weight.format, weight.n, weight.k), packed_text(config)
     operands = rows, weight.units, weight.scales, bias
     factors = flat(scale_x, x)
-    if needs_dispatcher(*operands, factors):
+    if not torch.compiler.is_compiling() and transforms() and x.dtype.itemsize > 1:
+        value = derivable(*operands, activation, facts, out_dtype, text, factors)
+    elif needs_dispatcher(*operands, factors):
         value = torch.ops.layoutgemm.quantized_matmul(*operands, activation, *facts, out_dtype, text, factors)
     else:
         call = checked_call(*operands, activation, facts, out_dtype, text, factors)

@@ -13,7 +13,7 @@ import torch
 import torch.autograd.forward_ad as _forward
 
 from ..checks import launched_alone, modes_of_dispatch, modes_of_functions, tracing_state
-from ..guards import KeptCalls, guarded
+from ..compiled.guards import KeptCalls, guarded
 from ..launch import Direct, empty_on_gpu, raw_stream
 from ..problem import contiguous_strides
 

@@ -147,14 +147,35 @@ class _QuantizedProduct(torch.autograd.Function):
         value: torch.Tensor = _QuantizedProduct.apply(dx, units, scales, ctx.facts, ctx.kind, ctx.config, None)
         return value
 
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
+        """Slices of x are more rows of one product."""
+        if in_dims[0] is None or in_dims[1] is not None or in_dims[2] is not None or others[-1] is not None:
+            raise OperandError("quantized_matmul is mapped and differentiated along x alone")
+        moved = x.movedim(in_dims[0], 0)
+        value = _QuantizedProduct.apply(moved.reshape(-1, moved.shape[-1]), *others)
+        return value.reshape(*moved.shape[:-1], value.shape[-1]), 0
+
 
 def _recorded(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
     activation: str | None, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
     config: str = "", scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
+    """The product as autograd records it."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise OperandError(
+            "torch.ops.layoutgemm.quantized_matmul is differentiated by torch.func, which takes no operator's "
+            "derivative: layoutgemm.quantized_matmul has it, outside of torch.compile"
+        )
+    return derivable(x, units, scales, bias, activation, (code, group, zeros, n, k), out_dtype, config, scale_x)
+
+
+def derivable(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
+    activation: str | None, facts: Facts, out_dtype: torch.dtype | None, config: str, scale_x: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
     """The product with derivatives; torch adds the bias and computes the activation."""
-    facts = code, group, zeros, n, k
     call = checked_call(x, units, scales, bias, activation, facts, out_dtype, config, scale_x)
     finishes = bias is not None or activation is not None
     kind = torch.float32 if finishes else call.kind

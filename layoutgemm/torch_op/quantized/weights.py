@@ -22,6 +22,7 @@ from ...kernels.quantized.packing import (
     units_of,
     unpack,
 )
+from ...kernels.run.operand_checks import check_operands
 from ..types import C_NAMES, TYPES
 from .configs import check_packed_config
 
@@ -208,6 +209,8 @@ def check_product(x: object, weight: object, config: object) -> None:
         raise OperandError(f"weight is a {type(weight).__qualname__}: a QuantizedWeight, as QuantizedWeight.quantize")
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"x is a {type(x).__qualname__}, not a torch tensor")
+    if not torch.compiler.is_compiling():
+        check_operands({"x": x})
     if not weight.takes(x.dtype):
         raise OperandError(f"x is {x.dtype}, and the weights are packed for {weight.activations}")
     if x.ndim == 0 or x.shape[-1] != weight.k:

@@ -201,8 +201,8 @@ def _quantized(
         key, found = find(a, b, scale_a, scale_b, others, out, chosen)
         if found is not None:
             return found, scales
-    except (RuntimeError, AttributeError, IndexError, TypeError):  # no tensors, or none that multiply: checked below
-        pass
+    except (RuntimeError, AttributeError, LookupError, TypeError, ValueError):
+        pass  # no tensors, or none that multiply: checked below
     if key and scales is not None and (apart := APART.get(key)) is not None:
         return scaled_product(apart, a, scale_a, b, scale_b, finish, config, out, key, scales), scales
     check_config(config)

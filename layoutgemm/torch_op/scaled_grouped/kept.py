@@ -26,8 +26,8 @@ from ...kernels.run.torch_tensors import check_tensors, launch_of
 from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
+from ..compiled.guards import KeptCalls, guarded
 from ..epilogue import placed_of
-from ..guards import KeptCalls, guarded
 from ..launch import Direct, Prepared, empty_on_gpu, raw_stream, span
 from ..prepared import mark_written, target
 from ..problem import StridedOperand, contiguous_strides

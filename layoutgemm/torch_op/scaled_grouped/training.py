@@ -22,7 +22,7 @@ from torch.autograd.function import FunctionCtx
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
 from ..autograd.products import dense
-from ..checks import autocast
+from ..checks import autocast, has_tangent, transforms
 from ..compiled.traced import named, refuse
 from ..fp8.api import quantize
 from .api import scaled_matmul
@@ -63,7 +63,9 @@ def fp8_matmul(
     ([128.0, 128.0, 128.0], torch.Size([3, 256]), 1.0)
     """
     if not torch.compiler.is_compiling():
-        check_operands({"a": a, "b": b, **named(bias=bias)})
+        given = {"a": a, "b": b, **named(bias=bias)}
+        check_operands(given)
+        _refuse_transforms(given)
     a, b = autocast(a, b)
     _check(a, b)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
@@ -73,6 +75,17 @@ def fp8_matmul(
     rows = a.flatten(0, -2) if b.ndim == 2 else a
     value: torch.Tensor = _Fp8Product.apply(rows, b.mT, bias, Recipes(*names), out_dtype or a.dtype, True)
     return value if value.ndim == a.ndim else value.view(*a.shape[:-1], b.shape[1])
+
+
+def _refuse_transforms(given: dict[str, torch.Tensor]) -> None:
+    """Raise OperandError under torch.func, TensorError for a tangent: the gradients are autograd's."""
+    if transforms():
+        raise OperandError(
+            "fp8_matmul under torch.func: its derivatives are backward()'s alone, and a batch is (batch, M, K)"
+        )
+    for name, x in given.items():
+        if has_tangent(x):
+            raise TensorError(f"{name} has a tangent, and fp8_matmul has none: give unpack_dual({name}).primal")
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -37,7 +37,7 @@ class Guard(NamedTuple, Generic[T]):
 
 
 class KeptCalls(dict[Key, T]):
-    """Kept calls by their keys; `seen` has guards of those that were found again, by shorter keys."""
+    """Kept calls by their keys; `seen` has guards of repeated calls, by shorter keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,14 +59,15 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
     >>> [guard.holds([z, y]) for guard in seen[("a call",)] for z in (x.clone(), x[:1], x.double(), x.view(1, 2))]
     [True, False, False, False]
     """
-    if _class is None:
+    if _class is None or seen.get(key) == []:
         return
     try:
         made = _class(
             *tensors, dynamic_dims_sizes=[list(x.shape) for x in tensors],
             dynamic_dims_strides=[list(x.stride()) for x in tensors],
         )  # fmt: skip
-        if not made.check(*tensors):
+        if not made.check(*tensors):  # one tensor twice: no call of this key is guarded
+            seen.setdefault(key, [])
             return
     except (TypeError, RuntimeError, AttributeError, SystemError):  # another version's class
         return

@@ -1,0 +1,131 @@
+"""Operands that are no tensors, empty, sparse or scalars, and torch.func: each right, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm import (
+    QuantizedFormat,
+    QuantizedWeight,
+    fp8_matmul,
+    grouped_matmul,
+    matmul,
+    quantized_matmul,
+    scaled_matmul,
+)
+from layoutgemm.errors import LayoutError, OperandError, TensorError
+
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+
+
+def normal(*shape: int, kind: Any = BF16) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(kind)
+
+
+OFFS, ROWS = torch.tensor([8, 8, 24]), torch.arange(24) % 16
+WEIGHT = QuantizedWeight.quantize(normal(48, 64, kind=torch.float32), QuantizedFormat("int4", 32))
+QUANTISED = {"out_dtype": E4M3, "out_recipe": "BlockWise1x128"}
+EIGHT = {"a": normal(24, 64, kind=E4M3), "b": normal(32, 64, kind=E4M3).T}
+SCALES = {"scale_a": torch.ones(24, 1), "scale_b": torch.ones(1, 1)}
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "matmul": (matmul, {"a": normal(24, 64), "b": normal(64, 32)}),
+    "a gate": (lambda **x: matmul(**x, activation="swiglu"), {"a": normal(24, 64), "b": normal(64, 32)}),
+    "scaled": (scaled_matmul, {**EIGHT, **SCALES}),
+    "scaled, quantised": (lambda **x: scaled_matmul(**x, **QUANTISED), {**EIGHT, **SCALES}),
+    "groups": (grouped_matmul, {"a": normal(24, 64), "b": normal(3, 64, 32), "offs": OFFS}),
+    "groups along K": (grouped_matmul, {"a": normal(16, 24), "b": normal(24, 32), "offs": OFFS}),
+    "groups of columns": (grouped_matmul, {"a": normal(3, 16, 64), "b": normal(64, 24), "offs": OFFS}),
+    "rows": (matmul, {"a": normal(16, 64), "b": normal(64, 32), "rows": ROWS}),
+    "rows scattered": (matmul, {"a": normal(24, 64), "b": normal(64, 32), "out_rows": torch.arange(24),
+                                "row_weights": torch.ones(24)}),
+    "rows of gated groups": (lambda **x: grouped_matmul(**x, activation="swiglu"),
+                             {"a": normal(16, 64), "b": normal(3, 64, 32), "rows": ROWS, "offs": OFFS}),
+    "packed": (lambda x: quantized_matmul(x, WEIGHT), {"x": normal(24, 64)}),
+    "fp8": (fp8_matmul, {"a": normal(24, 128), "b": normal(128, 128)}),
+}  # fmt: skip
+ODD: dict[str, Callable[[Any], Any]] = {
+    "None": lambda x: None, "a list": lambda x: [1.0], "a scalar": lambda x: x.flatten()[0],
+    "sparse": lambda x: x.float().to_sparse(), "complex": lambda x: x.float().to(torch.complex64),
+    "float64": lambda x: x.double(), "meta": lambda x: x.to("meta"), "no first": lambda x: x[:0],
+    "no last": lambda x: x[..., :0], "a dimension more": lambda x: x[None],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_odd_operands_are_computed_or_refused_by_name(name: str) -> None:
+    """Optional operands may be absent, and a batch is one: whatever is refused is refused by a LayoutError."""
+    call, given = CALLS[name]
+    refused = 0
+    for which, x in given.items():
+        for change in ODD.values():
+            try:
+                call(**{**given, which: change(x)})
+            except LayoutError:
+                refused += 1
+    assert refused >= 5 * len(given)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_strides_and_addresses_do_not_change_a_result(name: str) -> None:
+    call, given = CALLS[name]
+    want = call(**given)
+    for which, x in given.items():
+        turned = x.mT.contiguous().mT if x.ndim > 1 else x
+        flat = torch.zeros(x.numel() + 4, dtype=x.dtype)
+        elsewhere = flat[3 if x.dtype.itemsize > 1 else 4 : x.numel() + (3 if x.dtype.itemsize > 1 else 4)].view(
+            x.shape
+        )
+        elsewhere.copy_(x)
+        for other in (turned, elsewhere):
+            got = call(**{**given, which: other})
+            for one, two in zip(*[y if isinstance(y, tuple) else (y,) for y in (got, want)], strict=True):
+                assert torch.equal(one.float(), two.float()), which
+
+
+def test_refusals_of_row_indices_and_scalars_name_them() -> None:
+    a, b = normal(16, 64), normal(64, 32)
+    for given, text in (
+        ({"a": None}, "a is a .*NoneType"), ({"b": [1]}, "b is a .*list"),
+        ({"rows": ROWS[0]}, r"rows is torch.int64 of shape \[\]"),
+    ):  # fmt: skip
+        with pytest.raises(OperandError, match=text):
+            matmul(**{"a": a, "b": b, "rows": ROWS, **given})
+    with pytest.raises(OperandError, match=r"x is .*sparse"):
+        quantized_matmul(normal(24, 64).to_sparse(), WEIGHT)
+
+
+def test_packed_products_under_torch_func_are_those_of_autograd() -> None:
+    x, bias = normal(24, 64), torch.randn(48)
+
+    def loss(x: Any) -> Any:
+        return quantized_matmul(x, WEIGHT, bias=bias, activation="silu").float().square().sum()
+
+    leaf = x.clone().requires_grad_()
+    loss(leaf).backward()
+    assert torch.equal(torch.func.grad(loss)(x), leaf.grad) and leaf.grad.any()
+    rows = torch.vmap(lambda x: quantized_matmul(x, WEIGHT))(x)
+    assert torch.equal(rows, quantized_matmul(x, WEIGHT))
+    each = torch.vmap(torch.func.grad(loss))(x.view(24, 1, 64)).view(24, 64)
+    assert torch.allclose(each.float(), leaf.grad.float(), rtol=0.02, atol=0.02)
+    with pytest.raises(OperandError, match=r"quantized_matmul is differentiated by torch.func"):
+        facts = (WEIGHT.format.code, WEIGHT.format.group, WEIGHT.format.zeros, 48, 64)
+        torch.func.grad(
+            lambda x: torch.ops.layoutgemm.quantized_matmul(x, WEIGHT.units, WEIGHT.scales, None, None, *facts).sum()
+        )(x.float().bfloat16())
+
+
+def test_fp8_matmul_refuses_other_derivatives_by_name() -> None:
+    a, b = normal(24, 128), normal(128, 128)
+    for run in (
+        lambda: torch.func.grad(lambda x: fp8_matmul(x, b).float().sum())(a),
+        lambda: torch.vmap(lambda x: fp8_matmul(x, b))(torch.stack([a, a])),
+    ):
+        with pytest.raises(OperandError, match=r"fp8_matmul under torch.func"):
+            run()
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(TensorError, match="a has a tangent"):
+        fp8_matmul(torch.autograd.forward_ad.make_dual(a, a), b)
