@@ -12,7 +12,8 @@ register, which is harmless if the result is unused. So such a value is followed
 A move within the warp, a product and an atomic get some value, and are noted among the suspects
 (`unwritten_memory.py`): they count if a result differs with other values there. A store to global memory is a finding,
 and so are a branch and a predicate, which then take some side. Undefined addresses and other operands of instructions
-beyond arithmetic are errors. A store to shared memory leaves the bytes unwritten.
+beyond arithmetic are errors, but for addresses that the instruction does not use, as of a cp.async that reads nothing.
+A store to shared memory leaves the bytes unwritten.
 
 Generated code ignores this: arithmetic with `Undefined` raises TypeError, and the rest of that run is computed here,
 instruction by instruction. `Program.doubts` lists, when a kernel is loaded, the operations that may meet one.
@@ -248,10 +249,14 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
         if lanes != fiber.lanes and getattr(step.run, "splits", False):
             return step.run(fiber)  # it splits the lanes or does nothing: no operand is read yet
     addresses, values = _parts(ins, program)
+    unused = _unused(step, fiber, doubtful)
     kept = {}
     for at in doubtful:
         value = registers[at]
         if not program.needs[ins.pc] >> at & 1 or type(value) is not Undefined:
+            continue
+        if at in unused and not value.lanes & lanes & ~unused[at]:
+            kept[at], registers[at] = value, value.value
             continue
         if value.lanes & lanes:
             if (ins.words[0] in MOVES or ins.words[:2] == ("tcgen05", "st")) and not addresses >> at & 1:
@@ -268,6 +273,19 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
         if not step.writes >> at & 1:
             registers[at] = value
     return result
+
+
+def _unused(step: Operation, fiber: Fiber, doubtful: Iterable[int]) -> dict[int, int]:
+    """Register of an address alone -> the lanes whose address the instruction does not use.
+
+    An operation says so by its `unused`: a function that returns the operand's number and those lanes.
+    """
+    says, program = getattr(step.run, "unused", None), fiber.machine.program
+    if says is None:
+        return {}
+    number, lanes = says(fiber)
+    others = {at for n, operand in enumerate(step.ins.operands) if n != number for at in program.registers(operand)}
+    return {at: lanes for at in program.registers(step.ins.operands[number]) if at in doubtful and at not in others}
 
 
 def _parts(ins: PtxInstruction, program: Program) -> tuple[int, int]:

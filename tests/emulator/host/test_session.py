@@ -366,6 +366,32 @@ def test_operators_of_cuda_are_the_hosts() -> None:
         assert double(torch.ones(3, device="cuda")).tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("device_types", [None, "cuda"])
+def test_an_operators_body_allocates_on_the_gpu(device_types: str | None) -> None:
+    """Torch calls a body without the modes that are on; "cuda" is CPU memory there as well."""
+    seen: list[str] = []
+    with emulated_gpu():
+        name = f"layoutgemm_test::filled_{device_types}".lower()
+
+        @torch.library.custom_op(name, mutates_args={"x"}, device_types=device_types)
+        def fill(x: torch.Tensor) -> None:
+            made = torch.full((3,), 7.0, device="cuda")
+            seen.extend([str(x.device), str(made.device)])
+            x.copy_(made)
+
+        x = torch.empty(3, device="cuda")
+        fill(x)
+        assert x.tolist() == [7, 7, 7] and seen == ["cuda:0", "cuda:0"]
+
+
+def test_versions_of_cuda() -> None:
+    """A torch that was built without CUDA names the emulated driver's version within a session alone."""
+    plain = torch.version.cuda
+    with emulated_gpu():
+        assert torch.version.cuda == (plain or "13.0")
+    assert torch.version.cuda == plain
+
+
 def test_a_backward_function_sees_the_gpu() -> None:
     """Saved tensors and gradients of autograd say that they are on the GPU."""
     seen: list[str] = []

@@ -19,7 +19,7 @@ from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import granules, parts_of
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Reader, Run
-from ...ptx.values import bool_of, mask_of
+from ...ptx.values import FULL, Undefined, bool_of, mask_of
 from ...races.clocks import Stamp
 from ...races.global_bytes import Copying
 from ...races.happens_before import Knowledge, MemoryEvent
@@ -151,6 +151,14 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         groups_of(fiber, KIND).add(lanes, one, reads=False)
         return None
 
+    def unused(fiber: Fiber) -> tuple[int, int]:
+        """The source's operand, and the lanes that read none of it: compilers leave their addresses undefined."""
+        if extra is None or any(type(fiber.registers[at]) is Undefined for at in program.registers(rest[0])):
+            return 1, 0
+        count = extra(fiber)
+        return 1, mask_of(count != 0 if predicate else count == 0, FULL)
+
+    go.unused = unused  # type: ignore[attr-defined]
     return go
 
 
