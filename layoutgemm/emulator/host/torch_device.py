@@ -76,6 +76,7 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         for name, value in _answers(torch, device).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
         stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or ".".join(map(str, CUDA))))
+        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *x, **more: 0))
         stack.enter_context(mock.patch.object(torch, "Generator", _generator(torch)))
@@ -177,6 +178,8 @@ def _called(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[st
         )
     if name == "pin_memory":
         return first
+    if type(kwargs.get("device")) is int:  # a GPU's number
+        kwargs["device"] = "cuda"
     if kwargs.get("pin_memory"):
         kwargs["pin_memory"] = False
     if kwargs.get("device") is None and func in torch.utils._device._device_constructors():
@@ -424,6 +427,28 @@ class HostStream:
         return 0, self.cuda_stream
 
 
+class HostDevice:
+    """torch.cuda.device: the one GPU is the current device, within it and outside."""
+
+    idx = 0
+
+    def __init__(self, device: object = None):
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+class HostExternalStream(HostStream):
+    """The stream of a handle that another library has made."""
+
+    def __init__(self, stream_ptr: int, *args: object, **kwargs: object):
+        self.cuda_stream = int(stream_ptr)
+
+
 class HostEvent:
     """An event: the time at which it was recorded, on the host."""
 
@@ -564,6 +589,7 @@ def _answers(torch: ModuleType, device: GpuModel) -> dict[str, Any]:
     facts = SimpleNamespace(
         name=device.name, major=device.capability[0], minor=device.capability[1],
         multi_processor_count=device.multiprocessors, total_memory=device.memory,
+        max_threads_per_block=1024, shared_memory_per_block=48 << 10,
         shared_memory_per_block_optin=device.arch.smem_per_block,
         shared_memory_per_multiprocessor=device.arch.smem_per_sm, warp_size=device.arch.warp_size,
         max_threads_per_multi_processor=device.arch.threads_per_sm, L2_cache_size=device.l2,
@@ -578,10 +604,13 @@ def _answers(torch: ModuleType, device: GpuModel) -> dict[str, Any]:
     return {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": lambda: None,
         "is_initialized": lambda: True, "set_device": always(None), "synchronize": always(None),
+        "set_stream": always(None), "graph_pool_handle": always((0, 0)), "can_device_access_peer": always(True),
+        "seed": always(None), "seed_all": always(None), "initial_seed": always(0), "memory_summary": always(""),
         "get_device_capability": always(device.capability), "get_device_name": always(device.name),
         "get_device_properties": always(facts), "current_stream": always(stream),
-        "default_stream": always(stream), "Stream": HostStream, "Event": HostEvent, "stream": _nothing,
-        "device": _nothing,
+        "default_stream": always(stream), "Stream": HostStream, "ExternalStream": HostExternalStream,
+        "Event": HostEvent, "stream": _nothing,
+        "device": HostDevice,
         "empty_cache": lambda: None, "memory_allocated": always(0), "max_memory_allocated": always(0),
         "reset_peak_memory_stats": always(None), "mem_get_info": always((device.memory, device.memory)),
         "manual_seed": lambda seed: None, "manual_seed_all": lambda seed: None,  # torch.manual_seed calls them

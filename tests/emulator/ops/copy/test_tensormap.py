@@ -158,7 +158,7 @@ def test_a_map_changed_in_shared_memory(policy: Policy):
 
 
 def test_a_map_at_a_multiple_of_64_bytes():
-    """As in a structure of shared memory that aligns maps to 64 bytes, which kernels for Hopper use."""
+    """Structures in shared memory align maps to 64 bytes in some kernels for Hopper."""
     body = HEAD.replace(f"%r1, {BARRIER + 128};", f"%r1, {BARRIER + 192};") + REPLACE + PUBLISH + ACQUIRE + COPY
     assert body.count(f"%r1, {BARRIER + 192};") == 1 and BARRIER % 128 == 0
     _, buffers, want = setting()
