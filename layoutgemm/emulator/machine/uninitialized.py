@@ -164,11 +164,13 @@ def _lost(fiber: Fiber, ins: PtxInstruction, targets: list[int]) -> dict[int, Bi
             return _carried(fiber, ins, targets, carried)
     any_bit = [lacks(operand) for operand in sources]
     if ins.words[-1].endswith("x2"):
-        return dict.fromkeys(targets, _halves(any_bit, program.widths[targets[0]] // 2))
+        widths = [max([program.widths[at] for at in program.registers(one)], default=2) for one in sources]
+        return dict.fromkeys(targets, _halves(any_bit, widths, program.widths[targets[0]]))
     if name == "cvt" and len(sources) == 2 and len(targets) == 1 and ins.words[-2].endswith("x2"):
-        half = program.widths[targets[0]] // 2  # the first source goes to the upper half
-        upper, lower = (np.where(bits != 0, _ones(half), np.uint64(0)) for bits in any_bit)
-        return dict.fromkeys(targets, upper << np.uint64(half) | lower)
+        width = program.widths[targets[0]]
+        first, second = (bits != 0 for bits in any_bit)  # the first source goes to the upper half
+        upper, lower = (np.where(of, _half(width, n), np.uint64(0)) for of, n in ((first, True), (second, False)))
+        return dict.fromkeys(targets, upper | lower)
     together = sum(any_bit[1:], any_bit[0]) != 0 if any_bit else np.zeros(LANES, bool)
     if name == "setp" and len(sources) == 3 and ins.words[2] in ("and", "or"):
         together &= ~_decided(fiber, sources[2], ins.words[2] == "or") | (lacks(sources[2]) != 0)
@@ -217,14 +219,19 @@ def _carried(fiber: Fiber, ins: PtxInstruction, targets: list[int], carried: Ite
     return {at: lanes_of(copied[at]).astype(np.uint64) & _ones(program.widths[at]) for at in targets}
 
 
-def _halves(parts: list[Bits], half: int) -> Bits:
-    """Packed pairs: a half is undefined where that half of an operand is."""
+def _halves(parts: list[Bits], widths: list[int], width: int) -> Bits:
+    """Packed pairs: a half is undefined where that half of an operand is, whose register may be narrower or wider."""
     out = np.zeros(LANES, np.uint64)
-    for shift in (0, half):
-        mask = _ones(half) << np.uint64(shift)
-        for bits in parts:
-            out |= np.where(bits & mask != 0, mask, np.uint64(0))
+    for upper in (False, True):
+        mask = _half(width, upper)
+        for bits, own in zip(parts, widths, strict=True):
+            out |= np.where(bits & _half(own, upper) != 0, mask, np.uint64(0))
     return out
+
+
+def _half(width: int, upper: bool) -> np.uint64:
+    """The bits of one half of a register."""
+    return _ones(width // 2) << np.uint64(width // 2 * upper)
 
 
 def _holding(predicate: Register, negated: bool) -> int:

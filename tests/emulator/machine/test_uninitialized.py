@@ -32,6 +32,9 @@ def outcome(body: str, n: int, block: int = 64) -> tuple[str, list[int]]:
 
 ADDRESS = "sub.u32 %r10, %r8, %r8; cvt.u64.u32 %d7, %r10; add.u64 %d7, %d7, %d2;"  # the lane's own, or undefined
 LANDED = "cp.async.wait_all; bar.sync 0; ld.shared.b32 %r9, [%r28]; st.global.b32 [%d2], %r9;"
+# Two floats of 8 bits, the upper of which may have no value, as halves of 16 bits.
+NARROW = """cvt.rn.f32.u32 %f1, %r0; cvt.rn.satfinite.e4m3x2.f32 %h0, %f0, %f1; cvt.rn.f16x2.e4m3x2 %r9, %h0;
+mov.b32 {%h1, %h2}, %r9;"""
 HARMLESS = {
     "stored where it has a value": "add.u32 %r9, %r8, %r8; @!%p1 st.global.b32 [%d2], %r9;",
     "floats": "add.f32 %f1, %f0, %f0; fma.rn.f32 %f1, %f1, %f0, %f0; @!%p1 st.global.b32 [%d2], %r0;",
@@ -64,6 +67,7 @@ HARMLESS = {
     "a comparison with an and": "not.pred %p4, %p1; setp.eq.and.u32 %p2, %r8, 5, %p4; @%p2 st.global.b32 [%d2], 9;",
     "one of two packed halves": "cvt.u16.u32 %h0, %r8; cvt.u16.u32 %h1, %r0; mov.b32 %r9, {%h0, %h1};"
     "mov.b32 {%h2, %h3}, %r9; st.global.b16 [%d2+2], %h3; @!%p1 st.global.b16 [%d2], %h2;",
+    "the lower of two narrow floats": NARROW + "st.global.b16 [%d2], %h1; @!%p1 st.global.b16 [%d2+2], %h2;",
     "arithmetic of packed halves": "cvt.u16.u32 %h0, %r8; cvt.u16.u32 %h1, %r0; mov.b32 %r9, {%h0, %h1};"
     "fma.rn.bf16x2 %r10, %r9, %r9, %r9; shr.u32 %r11, %r10, 16; cvt.u16.u32 %h3, %r11; st.global.b16 [%d2+2], %h3;"
     "@!%p1 st.global.b16 [%d2], 7;",
@@ -116,6 +120,7 @@ HARMFUL = {
     "@%p3 st.global.b32 [%d2], 9;",
     "the other of two packed halves": "cvt.u16.u32 %h0, %r8; cvt.u16.u32 %h1, %r0; mov.b32 %r9, {%h0, %h1};"
     "mov.b32 {%h2, %h3}, %r9; st.global.b16 [%d2], %h2;",
+    "the upper of two narrow floats": NARROW + "st.global.b16 [%d2], %h2;",
     "bits that are shifted in": "shl.b32 %r9, %r8, 16; or.b32 %r9, %r9, 5; st.global.b32 [%d2], %r9;",
     "arithmetic across the halves": "cvt.u16.u32 %h0, %r8; cvt.u16.u32 %h1, %r0; mov.b32 %r9, {%h0, %h1};"
     "add.u32 %r10, %r9, 1; shr.u32 %r11, %r10, 16; st.global.b32 [%d2], %r11;",
