@@ -168,9 +168,10 @@ def _lost(fiber: Fiber, ins: PtxInstruction, targets: list[int]) -> dict[int, Bi
         return dict.fromkeys(targets, _halves(any_bit, widths, program.widths[targets[0]]))
     if name == "cvt" and len(sources) == 2 and len(targets) == 1 and ins.words[-2].endswith("x2"):
         width = program.widths[targets[0]]
-        first, second = (bits != 0 for bits in any_bit)  # the first source goes to the upper half
-        upper, lower = (np.where(of, _half(width, n), np.uint64(0)) for of, n in ((first, True), (second, False)))
-        return dict.fromkeys(targets, upper | lower)
+        lost = np.zeros(LANES, np.uint64)
+        for bits, upper in zip(any_bit, (True, False), strict=True):  # the first source goes to the upper half
+            lost |= np.where(bits != 0, _half(width, upper), np.uint64(0))
+        return dict.fromkeys(targets, lost)
     together = sum(any_bit[1:], any_bit[0]) != 0 if any_bit else np.zeros(LANES, bool)
     if name == "setp" and len(sources) == 3 and ins.words[2] in ("and", "or"):
         together &= ~_decided(fiber, sources[2], ins.words[2] == "or") | (lacks(sources[2]) != 0)

@@ -112,7 +112,7 @@ def test_special_registers():
 
 
 def test_blocks_of_a_launch_are_on_processors_of_their_own():
-    """Blocks have slots of a buffer by %smid, as the DSL's tensor maps in a workspace do."""
+    """Slots of a buffer are found by %smid, as the DSL does for tensor maps."""
     body = """mov.u32 %r1, %tid.x; setp.eq.u32 %p0, %r1, 0; mov.u32 %r2, %ctaid.y; mov.u32 %r3, %smid;
     mul.wide.u32 %d1, %r3, 4; add.u64 %d1, %d1, %out; @%p0 st.global.u32 [%d1], %r2;"""
     found = run(body, {"out": np.full(8, 9, np.uint32)}, block=64, grid=(2, 3, 1))
