@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ...errors import EmulatorError
 from .arguments import Place
-from .devices import GpuModel
+from .devices import CUDA, GpuModel
 from .torch_device import HostGraph
 
 # Functions that return success and nothing else: all work is done when they are called.
@@ -116,7 +116,7 @@ def _functions(kind: str, module: ModuleType, device: GpuModel, memory: DeviceMe
             "cuCtxGetDevice": answers(module.CUdevice(0)),
             "cuDevicePrimaryCtxRetain": answers(module.CUcontext(1)),
             "cuDeviceGetName": answers(device.name.encode()),
-            "cuDriverGetVersion": answers(13000),
+            "cuDriverGetVersion": answers(CUDA[0] * 1000 + CUDA[1] * 10),
             "cuStreamCreate": answers(module.CUstream(0)),
             "cuEventCreate": answers(module.CUevent(0)),
             "cuEventElapsedTime": answers(1.0),

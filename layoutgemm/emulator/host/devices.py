@@ -12,6 +12,8 @@ from pathlib import Path
 from ...arch import Arch, facts_of
 from ...arch import arch as arch_named
 
+CUDA = 13, 0  # the version of the emulated driver, and of a torch that was built without CUDA
+
 
 @dataclass(frozen=True)
 class GpuModel:

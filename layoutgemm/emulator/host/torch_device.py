@@ -17,13 +17,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ...errors import EmulatorError
 from .arguments import Place, bytes_at
+from .devices import CUDA
 from .torch_products import PRODUCTS, product, tensors_in
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in _answers(torch, device).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+        stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or ".".join(map(str, CUDA))))
+        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *x, **more: 0))
         stack.enter_context(mock.patch.object(torch, "Generator", _generator(torch)))
@@ -85,7 +88,8 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         default = torch.utils._device.DeviceContext
         stack.enter_context(mock.patch.object(default, "__torch_function__", _default_device))
         stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile(torch.profiler.profile)))
-        stack.enter_context(mock.patch.object(torch.library.Library, "impl", _of_the_cpu(torch.library.Library.impl)))
+        implement = _within(torch, _of_the_cpu(torch.library.Library.impl))
+        stack.enter_context(mock.patch.object(torch.library.Library, "impl", implement))
         backward = torch.autograd.function.BackwardCFunction
         stack.enter_context(mock.patch.object(backward, "apply", _backward(torch, gpu_mode)))
         stack.enter_context(gpu_mode())
@@ -98,7 +102,7 @@ def _default_device(
 ) -> object:  # fmt: skip
     """The default device of factories; `_called` has read it already where that mode came first."""
     kwargs, torch = dict(kwargs or {}), sys.modules["torch"]
-    first = self.device.type == "cuda" and not any(type(one).__name__ == "CudaMode" for one in _modes(torch))
+    first = self.device.type == "cuda" and not _mode_is_on(torch)
     if not first and kwargs.get("device") is None and func in torch.utils._device._device_constructors():
         kwargs["device"] = self.device
     return func(*args, **kwargs)
@@ -108,6 +112,10 @@ def _modes(torch: ModuleType) -> list[Any]:
     """The function modes of torch that are on, the latest last."""
     found: list[Any] = torch.overrides._get_current_function_mode_stack()
     return found
+
+
+def _mode_is_on(torch: ModuleType) -> bool:
+    return any(type(one).__name__ == "CudaMode" for one in _modes(torch))
 
 
 def gpu_mode() -> AbstractContextManager[Any]:
@@ -132,8 +140,7 @@ def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[objec
     def apply(self: Any, *gradients: object) -> object:
         if any(map(on_gpu, self.saved_tensors)):
             _marked(torch, gradients, True)
-        on = torch.overrides._get_current_function_mode() is not None
-        with nullcontext() if on else mode():
+        with nullcontext() if _mode_is_on(torch) else mode():
             done: object = plain(self, *gradients)
         return done
 
@@ -171,6 +178,8 @@ def _called(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[st
         )
     if name == "pin_memory":
         return first
+    if type(kwargs.get("device")) is int:  # a GPU's number
+        kwargs["device"] = "cuda"
     if kwargs.get("pin_memory"):
         kwargs["pin_memory"] = False
     if kwargs.get("device") is None and func in torch.utils._device._device_constructors():
@@ -341,6 +350,28 @@ def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
     return registered
 
 
+_KERNELS = ("", "CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")  # no wrappers of a kernel
+
+
+def _within(torch: ModuleType, register: Callable[..., Any]) -> Callable[..., Any]:
+    """Library.impl for operators in Python: their bodies read "cuda" as CPU memory, though torch turns the mode off."""
+
+    def kernel(body: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(body)
+        def run(*args: object, **kwargs: object) -> object:
+            with nullcontext() if _mode_is_on(torch) else gpu_mode():
+                return body(*args, **kwargs)
+
+        return run
+
+    @functools.wraps(register)
+    def registered(library: Any, name: Any, body: Any, key: str = "", **more: Any) -> Any:
+        wraps = str(library.ns).startswith(_OF_TORCH) or key not in _KERNELS or not isinstance(body, FunctionType)
+        return register(library, name, body if wraps else kernel(body), key, **more)
+
+    return registered
+
+
 def _generator(torch: ModuleType) -> type:
     """torch.Generator, whose device may be "cuda"."""
 
@@ -394,6 +425,28 @@ class HostStream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.cuda_stream
+
+
+class HostDevice:
+    """torch.cuda.device: the one GPU is the current device, within it and outside."""
+
+    idx = 0
+
+    def __init__(self, device: object = None):
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+class HostExternalStream(HostStream):
+    """The stream of a handle that another library has made."""
+
+    def __init__(self, stream_ptr: int, *args: object, **kwargs: object):
+        self.cuda_stream = int(stream_ptr)
 
 
 class HostEvent:
@@ -536,26 +589,34 @@ def _answers(torch: ModuleType, device: GpuModel) -> dict[str, Any]:
     facts = SimpleNamespace(
         name=device.name, major=device.capability[0], minor=device.capability[1],
         multi_processor_count=device.multiprocessors, total_memory=device.memory,
+        max_threads_per_block=1024, shared_memory_per_block=48 << 10,
         shared_memory_per_block_optin=device.arch.smem_per_block,
         shared_memory_per_multiprocessor=device.arch.smem_per_sm, warp_size=device.arch.warp_size,
         max_threads_per_multi_processor=device.arch.threads_per_sm, L2_cache_size=device.l2,
         regs_per_multiprocessor=device.arch.registers_per_sm, is_integrated=False, is_multi_gpu_board=False,
     )  # fmt: skip
+
+    def always(value: object) -> Callable[..., object]:
+        return lambda *x, **more: value
+
     stream = HostStream()
     stream.cuda_stream = 0
     return {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": lambda: None,
-        "is_initialized": lambda: True, "set_device": lambda *x: None, "synchronize": lambda *x: None,
-        "get_device_capability": lambda *x: device.capability, "get_device_name": lambda *x: device.name,
-        "get_device_properties": lambda *x: facts, "current_stream": lambda *x: stream,
-        "default_stream": lambda *x: stream, "Stream": HostStream, "Event": HostEvent, "stream": _nothing,
-        "device": _nothing,
-        "empty_cache": lambda: None, "memory_allocated": lambda *x: 0, "max_memory_allocated": lambda *x: 0,
-        "reset_peak_memory_stats": lambda *x: None, "mem_get_info": lambda *x: (device.memory, device.memory),
+        "is_initialized": lambda: True, "set_device": always(None), "synchronize": always(None),
+        "set_stream": always(None), "graph_pool_handle": always((0, 0)), "can_device_access_peer": always(True),
+        "seed": always(None), "seed_all": always(None), "initial_seed": always(0), "memory_summary": always(""),
+        "get_device_capability": always(device.capability), "get_device_name": always(device.name),
+        "get_device_properties": always(facts), "current_stream": always(stream),
+        "default_stream": always(stream), "Stream": HostStream, "ExternalStream": HostExternalStream,
+        "Event": HostEvent, "stream": _nothing,
+        "device": HostDevice,
+        "empty_cache": lambda: None, "memory_allocated": always(0), "max_memory_allocated": always(0),
+        "reset_peak_memory_stats": always(None), "mem_get_info": always((device.memory, device.memory)),
         "manual_seed": lambda seed: None, "manual_seed_all": lambda seed: None,  # torch.manual_seed calls them
         "get_rng_state": lambda *x, **more: torch.get_rng_state(),
         "set_rng_state": lambda state, *x, **more: torch.set_rng_state(state),
-        "ipc_collect": lambda: None, "_sleep": lambda cycles: None, "memory_reserved": lambda *x: 0,
+        "ipc_collect": lambda: None, "_sleep": lambda cycles: None, "memory_reserved": always(0),
         "CUDAGraph": HostGraph, "graph": _graph,
         "is_current_stream_capturing": lambda: HostGraph.capturing() is not None,
     }  # fmt: skip

@@ -140,7 +140,7 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
         "%laneid": LANE,
         "%warpid": warp,
         "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),
-        "%smid": 0,
+        "%smid": (coordinate[0] + grid[0] * (coordinate[1] + grid[1] * coordinate[2])) % MULTIPROCESSORS,
         "%nsmid": MULTIPROCESSORS,
         "%gridid": 0,
         "%cluster_ctarank": rank,

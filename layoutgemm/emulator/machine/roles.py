@@ -23,7 +23,7 @@ DOES_BY = (
     (r"tcgen05\.ld", "reads accumulators"),
     (r"ldu?\.(.*\.)?(param|const|local)(\.|$)", ""),
     (r"(atom|red)\.(.*\.)?shared", "reduces"),
-    (r"(shfl|redux)\.", "exchanges"),
+    (r"(shfl\.(sync\.)?(bfly|down|up)|redux)\.", "exchanges"),  # shfl.idx hands on one lane's value
     (r"ld\.(.*\.)?shared|ldmatrix", "reads shared"),
     (r"st\.(.*\.)?shared|stmatrix", "writes shared"),
     (r"ldu?\.", "loads"),
@@ -57,6 +57,8 @@ def role_of(opcodes: Iterable[str]) -> str:
     'multiplies + stores'
     >>> role_of(["ld.global.b32", "shfl.sync.bfly.b32", "st.shared.b32", "ld.shared.b32", "bar.sync"])
     'loads + reduces in shared memory'
+    >>> role_of(["shfl.sync.idx.b32", "st.shared.b32", "ld.shared.b32"])
+    'works in shared memory'
     >>> role_of(["mbarrier.init.shared.b64", "bar.sync"]), role_of(["bar.sync"])
     ('sets up', 'waits')
     """

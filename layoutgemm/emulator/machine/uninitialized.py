@@ -12,7 +12,8 @@ register, which is harmless if the result is unused. So such a value is followed
 A move within the warp, a product and an atomic get some value, and are noted among the suspects
 (`unwritten_memory.py`): they count if a result differs with other values there. A store to global memory is a finding,
 and so are a branch and a predicate, which then take some side. Undefined addresses and other operands of instructions
-beyond arithmetic are errors. A store to shared memory leaves the bytes unwritten.
+beyond arithmetic are errors, but for addresses that the instruction does not use, as of a cp.async that reads nothing.
+A store to shared memory leaves the bytes unwritten.
 
 Generated code ignores this: arithmetic with `Undefined` raises TypeError, and the rest of that run is computed here,
 instruction by instruction. `Program.doubts` lists, when a kernel is loaded, the operations that may meet one.
@@ -163,11 +164,14 @@ def _lost(fiber: Fiber, ins: PtxInstruction, targets: list[int]) -> dict[int, Bi
             return _carried(fiber, ins, targets, carried)
     any_bit = [lacks(operand) for operand in sources]
     if ins.words[-1].endswith("x2"):
-        return dict.fromkeys(targets, _halves(any_bit, program.widths[targets[0]] // 2))
+        widths = [max([program.widths[at] for at in program.registers(one)], default=2) for one in sources]
+        return dict.fromkeys(targets, _halves(any_bit, widths, program.widths[targets[0]]))
     if name == "cvt" and len(sources) == 2 and len(targets) == 1 and ins.words[-2].endswith("x2"):
-        half = program.widths[targets[0]] // 2  # the first source goes to the upper half
-        upper, lower = (np.where(bits != 0, _ones(half), np.uint64(0)) for bits in any_bit)
-        return dict.fromkeys(targets, upper << np.uint64(half) | lower)
+        width = program.widths[targets[0]]
+        lost = np.zeros(LANES, np.uint64)
+        for bits, upper in zip(any_bit, (True, False), strict=True):  # the first source goes to the upper half
+            lost |= np.where(bits != 0, _half(width, upper), np.uint64(0))
+        return dict.fromkeys(targets, lost)
     together = sum(any_bit[1:], any_bit[0]) != 0 if any_bit else np.zeros(LANES, bool)
     if name == "setp" and len(sources) == 3 and ins.words[2] in ("and", "or"):
         together &= ~_decided(fiber, sources[2], ins.words[2] == "or") | (lacks(sources[2]) != 0)
@@ -216,14 +220,19 @@ def _carried(fiber: Fiber, ins: PtxInstruction, targets: list[int], carried: Ite
     return {at: lanes_of(copied[at]).astype(np.uint64) & _ones(program.widths[at]) for at in targets}
 
 
-def _halves(parts: list[Bits], half: int) -> Bits:
-    """Packed pairs: a half is undefined where that half of an operand is."""
+def _halves(parts: list[Bits], widths: list[int], width: int) -> Bits:
+    """Packed pairs: a half is undefined where that half of an operand is, whose register may be narrower or wider."""
     out = np.zeros(LANES, np.uint64)
-    for shift in (0, half):
-        mask = _ones(half) << np.uint64(shift)
-        for bits in parts:
-            out |= np.where(bits & mask != 0, mask, np.uint64(0))
+    for upper in (False, True):
+        mask = _half(width, upper)
+        for bits, own in zip(parts, widths, strict=True):
+            out |= np.where(bits & _half(own, upper) != 0, mask, np.uint64(0))
     return out
+
+
+def _half(width: int, upper: bool) -> np.uint64:
+    """The bits of one half of a register."""
+    return _ones(width // 2) << np.uint64(width // 2 * upper)
 
 
 def _holding(predicate: Register, negated: bool) -> int:
@@ -248,10 +257,14 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
         if lanes != fiber.lanes and getattr(step.run, "splits", False):
             return step.run(fiber)  # it splits the lanes or does nothing: no operand is read yet
     addresses, values = _parts(ins, program)
+    unused = _unused(step, fiber, doubtful)
     kept = {}
     for at in doubtful:
         value = registers[at]
         if not program.needs[ins.pc] >> at & 1 or type(value) is not Undefined:
+            continue
+        if at in unused and not value.lanes & lanes & ~unused[at]:
+            kept[at], registers[at] = value, value.value
             continue
         if value.lanes & lanes:
             if (ins.words[0] in MOVES or ins.words[:2] == ("tcgen05", "st")) and not addresses >> at & 1:
@@ -268,6 +281,19 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
         if not step.writes >> at & 1:
             registers[at] = value
     return result
+
+
+def _unused(step: Operation, fiber: Fiber, doubtful: Iterable[int]) -> dict[int, int]:
+    """Register of an address alone -> the lanes whose address the instruction does not use.
+
+    An operation says so by its `unused`: a function that returns the operand's number and those lanes.
+    """
+    says, program = getattr(step.run, "unused", None), fiber.machine.program
+    if says is None:
+        return {}
+    number, lanes = says(fiber)
+    others = {at for n, operand in enumerate(step.ins.operands) if n != number for at in program.registers(operand)}
+    return {at: lanes for at in program.registers(step.ins.operands[number]) if at in doubtful and at not in others}
 
 
 def _parts(ins: PtxInstruction, program: Program) -> tuple[int, int]:

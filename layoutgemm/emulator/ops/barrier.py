@@ -6,6 +6,7 @@ PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -522,7 +523,7 @@ def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
         arrivals = fiber.one(count(fiber))
         if not 1 <= arrivals < 1 << 20:
             raise EmulatorError(f"mbarrier.init with count {arrivals}: it is 1 to {(1 << 20) - 1}")
-        for at in fiber.each(address(fiber)).tolist():
+        for at, lanes in Counter(fiber.each(address(fiber)).tolist()).items():
             cta, offset = block_of(fiber, int(at))
             if offset % BARRIER_BYTES or offset + BARRIER_BYTES > cta.shared.size:
                 raise EmulatorError(f"mbarrier at {offset:#x}: it is 8 bytes, 8-byte aligned, in shared memory")
@@ -530,6 +531,9 @@ def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
             if offset in live:
                 fiber.machine.problem("protocol", f"mbarrier.init of the {live[offset]}, which is live", fiber)
             live[offset] = EmulatedMbarrier(cta, offset, arrivals, fiber.epoch)
+            if lanes > 1:  # of PTX the second lane's is of a live one; they write the same bytes
+                kind = "protocol" if fiber.machine.policy.fences == "writers" else "lint"
+                fiber.machine.problem(kind, f"{lanes} lanes initialise the {live[offset]}: elect one", fiber)
             cta.scratch["events"].append(fiber.epoch)
             if fiber.machine.trace is not None:
                 fiber.machine.trace.initialised(fiber, offset)

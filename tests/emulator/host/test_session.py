@@ -366,6 +366,47 @@ def test_operators_of_cuda_are_the_hosts() -> None:
         assert double(torch.ones(3, device="cuda")).tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("device_types", [None, "cuda"])
+def test_an_operators_body_allocates_on_the_gpu(device_types: str | None) -> None:
+    """Torch calls a body without the modes that are on; "cuda" is CPU memory there as well."""
+    seen: list[str] = []
+    with emulated_gpu():
+        name = f"layoutgemm_test::filled_{device_types}".lower()
+
+        @torch.library.custom_op(name, mutates_args={"x"}, device_types=device_types)
+        def fill(x: torch.Tensor) -> None:
+            made = torch.full((3,), 7.0, device="cuda")
+            seen.extend([str(x.device), str(made.device)])
+            x.copy_(made)
+
+        x = torch.empty(3, device="cuda")
+        fill(x)
+        assert x.tolist() == [7, 7, 7] and seen == ["cuda:0", "cuda:0"]
+
+
+def test_devices_and_streams_of_other_libraries() -> None:
+    """A device's number, a stream of a handle, and torch's bookkeeping of streams."""
+    with emulated_gpu() as gpu:
+        assert str(torch.ones(2, device=0).device) == "cuda:0"
+        stream = torch.cuda.ExternalStream(7 << 12, device="cuda:0")
+        assert stream.cuda_stream == 7 << 12
+        with torch.cuda.device(0), torch.cuda.stream(stream):
+            torch.ones(2, device="cuda").record_stream(torch.cuda.current_stream(device="cuda:0"))
+        torch.cuda.synchronize(device=0)
+        torch.cuda.set_stream(stream)
+        assert isinstance(torch.cuda.device("cuda"), torch.cuda.device)
+        assert torch.cuda.get_device_properties(device=0).name == gpu.device.name
+    assert torch.cuda.ExternalStream.__module__.startswith("torch.") and "record_stream" not in vars(torch.Tensor)
+
+
+def test_versions_of_cuda() -> None:
+    """Torch without CUDA names the emulated driver's version within a session alone."""
+    plain = torch.version.cuda
+    with emulated_gpu():
+        assert torch.version.cuda == (plain or "13.0")
+    assert torch.version.cuda == plain
+
+
 def test_a_backward_function_sees_the_gpu() -> None:
     """Saved tensors and gradients of autograd say that they are on the GPU."""
     seen: list[str] = []

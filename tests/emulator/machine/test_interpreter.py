@@ -111,6 +111,14 @@ def test_special_registers():
         assert out[cy, cx, z, y, x] == ((3 * 10 + cx) * 10 + 2) * 100 + x + 8 * y + 16 * z
 
 
+def test_blocks_of_a_launch_are_on_processors_of_their_own():
+    """Slots of a buffer are found by %smid, as the DSL does for tensor maps."""
+    body = """mov.u32 %r1, %tid.x; setp.eq.u32 %p0, %r1, 0; mov.u32 %r2, %ctaid.y; mov.u32 %r3, %smid;
+    mul.wide.u32 %d1, %r3, 4; add.u64 %d1, %d1, %out; @%p0 st.global.u32 [%d1], %r2;"""
+    found = run(body, {"out": np.full(8, 9, np.uint32)}, block=64, grid=(2, 3, 1))
+    assert found["out"].tolist() == [0, 0, 1, 1, 2, 2, 9, 9] and found.kinds == []
+
+
 def test_an_unwritten_register_is_named_with_its_place():
     with pytest.raises(EmulatorError) as caught:
         run(".loc 1 41 2\nadd.u32 %r1, %r30, 1;\nst.shared.u32 [%r30], 1;\n", shared=64)

@@ -30,6 +30,11 @@ def outcome(body: str, n: int, block: int = 64) -> tuple[str, list[int]]:
     return " ".join([str(finding) for finding in done.findings]), x.tolist()
 
 
+ADDRESS = "sub.u32 %r10, %r8, %r8; cvt.u64.u32 %d7, %r10; add.u64 %d7, %d7, %d2;"  # the lane's own, or undefined
+LANDED = "cp.async.wait_all; bar.sync 0; ld.shared.b32 %r9, [%r28]; st.global.b32 [%d2], %r9;"
+# Two floats of 8 bits, the upper of which may have no value, as halves of 16 bits.
+NARROW = """cvt.rn.f32.u32 %f1, %r0; cvt.rn.satfinite.e4m3x2.f32 %h0, %f0, %f1; cvt.rn.f16x2.e4m3x2 %r9, %h0;
+mov.b32 {%h1, %h2}, %r9;"""
 HARMLESS = {
     "stored where it has a value": "add.u32 %r9, %r8, %r8; @!%p1 st.global.b32 [%d2], %r9;",
     "floats": "add.f32 %f1, %f0, %f0; fma.rn.f32 %f1, %f1, %f0, %f0; @!%p1 st.global.b32 [%d2], %r0;",
@@ -47,6 +52,13 @@ HARMLESS = {
     "@!%p1 st.global.b32 [%d2], %r9;",
     "an address of a load that is off": "cvt.u64.u32 %d7, %r8; add.u64 %d7, %d7, %x; sub.u64 %d7, %d7, 100;"
     "setp.eq.u32 %p3, %r0, 999; @%p3 ld.global.b32 %r9, [%d7];",
+    "an address of a copy of no bytes": ADDRESS + "selp.b32 %r9, 0, 4, %p1; cp.async.ca.shared.global [%r28], [%d7], 4,"
+    "%r9;" + LANDED,
+    "an address of a copy that ignores it": ADDRESS + "cp.async.ca.shared.global [%r28], [%d7], 4, %p1;" + LANDED,
+    "addresses of rows that a matrix copy does not take": "st.shared.b32 [%r28], %r0; bar.sync 0; and.b32 %r9, %r0, 31;"
+    "setp.lt.u32 %p2, %r9, 8; sub.u32 %r10, %r8, %r8; shl.b32 %r11, %r9, 4; add.u32 %r11, %r11, %r29;"
+    "@!%p2 add.u32 %r11, %r11, %r10; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r12}, [%r11];"
+    "st.global.b32 [%d2], %r12;",
     "an atomic that is off": "@!%p1 red.global.add.u32 [%d2], %r8;",
     "and with a zero": "selp.b32 %r9, 0, -1, %p1; and.b32 %r10, %r8, %r9; st.global.b32 [%d2], %r10;",
     "or with ones": "selp.b32 %r9, -1, 0, %p1; or.b32 %r10, %r8, %r9; st.global.b32 [%d2], %r10;",
@@ -55,6 +67,7 @@ HARMLESS = {
     "a comparison with an and": "not.pred %p4, %p1; setp.eq.and.u32 %p2, %r8, 5, %p4; @%p2 st.global.b32 [%d2], 9;",
     "one of two packed halves": "cvt.u16.u32 %h0, %r8; cvt.u16.u32 %h1, %r0; mov.b32 %r9, {%h0, %h1};"
     "mov.b32 {%h2, %h3}, %r9; st.global.b16 [%d2+2], %h3; @!%p1 st.global.b16 [%d2], %h2;",
+    "the lower of two narrow floats": NARROW + "st.global.b16 [%d2], %h1; @!%p1 st.global.b16 [%d2+2], %h2;",
     "arithmetic of packed halves": "cvt.u16.u32 %h0, %r8; cvt.u16.u32 %h1, %r0; mov.b32 %r9, {%h0, %h1};"
     "fma.rn.bf16x2 %r10, %r9, %r9, %r9; shr.u32 %r11, %r10, 16; cvt.u16.u32 %h3, %r11; st.global.b16 [%d2+2], %h3;"
     "@!%p1 st.global.b16 [%d2], 7;",
@@ -91,6 +104,11 @@ HARMFUL = {
     "a guard of arithmetic": "setp.lt.s32 %p2, %r8, 0; mov.b32 %r9, 1; @%p2 mov.b32 %r9, 2; st.global.b32 [%d2], %r9;",
     "an address": "and.b32 %r9, %r8, 32; cvt.u64.u32 %d7, %r9; add.u64 %d7, %d7, %x; ld.global.b32 %r9, [%d7];",
     "a shared address": "sub.u32 %r9, %r8, %r8; add.u32 %r9, %r9, %r28; st.shared.b32 [%r9], %r0;",
+    "an address of a copy": ADDRESS + "cp.async.ca.shared.global [%r28], [%d7], 4;" + LANDED,
+    "the size of a copy": "and.b32 %r9, %r8, 4; cp.async.ca.shared.global [%r28], [%d2], 4, %r9;" + LANDED,
+    "an address of a row": "sub.u32 %r10, %r8, %r8; st.shared.b32 [%r28], %r0; bar.sync 0; and.b32 %r11, %r0, 7;"
+    "shl.b32 %r11, %r11, 4; add.u32 %r11, %r11, %r29; add.u32 %r11, %r11, %r10;"
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r12, %r13, %r14, %r15}, [%r11]; st.global.b32 [%d2], %r12;",
     "an atomic's operand": "red.global.add.u32 [%d2], %r8;",
     "selp takes it": "selp.b32 %r9, %r8, 5, %p1; st.global.b32 [%d2], %r9;",
     "a shuffle from a lane without it": "shfl.sync.idx.b32 %r9, %r8, 31, 31, -1; st.global.b32 [%d2], %r9;",
@@ -102,6 +120,7 @@ HARMFUL = {
     "@%p3 st.global.b32 [%d2], 9;",
     "the other of two packed halves": "cvt.u16.u32 %h0, %r8; cvt.u16.u32 %h1, %r0; mov.b32 %r9, {%h0, %h1};"
     "mov.b32 {%h2, %h3}, %r9; st.global.b16 [%d2], %h2;",
+    "the upper of two narrow floats": NARROW + "st.global.b16 [%d2], %h2;",
     "bits that are shifted in": "shl.b32 %r9, %r8, 16; or.b32 %r9, %r9, 5; st.global.b32 [%d2], %r9;",
     "arithmetic across the halves": "cvt.u16.u32 %h0, %r8; cvt.u16.u32 %h1, %r0; mov.b32 %r9, {%h0, %h1};"
     "add.u32 %r10, %r9, 1; shr.u32 %r11, %r10, 16; st.global.b32 [%d2], %r11;",

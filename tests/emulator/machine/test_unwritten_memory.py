@@ -64,6 +64,7 @@ def test_the_arrays_are_those_of_the_first_run() -> None:
     array = np.zeros(4, np.uint8)
     memory.add("x", array)
     fills: list[int] = []
+    searched: list[bool] = []
     text = "wgmma.mma_async.sync"
 
     class Ran:
@@ -72,9 +73,11 @@ def test_the_arrays_are_those_of_the_first_run() -> None:
 
     def run(policy: Policy, watch: object) -> list[Ran]:
         fills.append(policy.fill)
+        searched.append(policy.races)
         array[:] += np.uint8(policy.fill)
         return [Ran()]
 
     (launch,) = settled(run, memory, Policy(), Watch())
     assert fills == list(FILLS) and array.tolist() == [FILLS[0]] * 4
+    assert searched == [True, False]  # races are found in the first run
     assert [str(finding)[:19] for finding in launch.findings] == ["other", "uninitialised: read"]

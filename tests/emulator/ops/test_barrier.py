@@ -184,6 +184,19 @@ def test_an_initialisation_that_came_before_a_copy_that_has_completed():
     assert found(begin.replace("SYNC", late + "SYNC").replace("INIT", "")) == []
 
 
+def test_lanes_that_initialise_one_mbarrier():
+    """A warp without elect: 32 equal inits in one instruction. A second instruction is an init of a live mbarrier."""
+    body = "mbarrier.init.shared.b64 [%r20], 1;"
+    (lint,) = run(HEAD + body, {}, block=32, shared=1024, static=64).findings
+    assert lint.kind == "lint" and "32 lanes initialise the mbarrier" in lint.message
+    assert kinds(body, block=32, policy=Policy(fences="writers")) == ["protocol"]
+    assert kinds(body.replace("mbar", "@%p0 mbar"), block=32) == []
+    each = "shl.b32 %r26, %r30, 3; add.u32 %r26, %r26, %r29; mbarrier.init.shared.b64 [%r26], 1;"
+    assert kinds(each, block=32) == []
+    assert kinds(body.replace("mbar", "@%p0 mbar") * 2, block=32) == ["protocol"]
+    assert "protocol" in kinds(body, block=64)  # of two warps
+
+
 def test_misuse_of_the_barrier_of_a_cluster():
     with pytest.raises(EmulatorError, match=r"second barrier\.cluster\.arrive"):
         cluster("barrier.cluster.arrive; barrier.cluster.arrive;")

@@ -10,6 +10,8 @@ PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", "cp.async",
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,9 +19,9 @@ from ....atoms.copy.cp_async import cp_async
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import granules, parts_of
-from ...ptx.parser import PtxInstruction
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
-from ...ptx.values import bool_of, mask_of
+from ...ptx.values import FULL, Undefined, bool_of, mask_of
 from ...races.clocks import Stamp
 from ...races.global_bytes import Copying
 from ...races.happens_before import Knowledge, MemoryEvent
@@ -151,7 +153,27 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         groups_of(fiber, KIND).add(lanes, one, reads=False)
         return None
 
+    go.unused = _unread(program, rest[0] if rest else None, extra, predicate)  # type: ignore[attr-defined]
     return go
+
+
+def _unread(
+    program: Program, count: PtxOperand | None, value: Reader | None, ignores: bool
+) -> Callable[[Fiber], tuple[int, int]]:
+    """The source's operand, and the lanes that read none of it: compilers leave their addresses undefined.
+
+    count    the operand with each lane's bytes, or where `ignores` holds, with whether they are ignored
+    """
+
+    numbers = [] if count is None else list(program.registers(count))
+
+    def unused(fiber: Fiber) -> tuple[int, int]:
+        if value is None or any(type(fiber.registers[at]) is Undefined for at in numbers):
+            return 1, 0
+        held = value(fiber)
+        return 1, mask_of(held != 0 if ignores else held == 0, FULL)
+
+    return unused
 
 
 @operation("cp.async.commit_group")

@@ -157,6 +157,7 @@ def load_matrix(program: Program, ins: PtxInstruction) -> Run:
             if register is not None:
                 registers[register] = value
 
+    go.unused = lambda fiber: (1, ~rows.mask)  # type: ignore[attr-defined]
     return go
 
 
@@ -190,6 +191,7 @@ def store_matrix(program: Program, ins: PtxInstruction) -> Run:
         cta.shared.chunks[numbers] = values.reshape(-1).view(unit)[order].view(WHOLE)
         cta.shared.full_chunks[numbers] = ALL
 
+    go.unused = lambda fiber: (0, ~rows.mask)  # type: ignore[attr-defined]
     return go
 
 

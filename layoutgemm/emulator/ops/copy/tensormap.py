@@ -86,7 +86,7 @@ def _in_shared(fiber: Fiber, ins: PtxInstruction, cta: Cta, offset: int, write: 
     """Check and record the access to a map in the block's shared memory."""
     if cta is not fiber.cta:
         raise EmulatorError(f"{ins.opcode}: the tensor map is not in the block's own shared memory")
-    cta.shared.check(np.array([_address(offset, ins.opcode)]), BYTES, ins.opcode)
+    cta.shared.check(np.arange(_address(offset, ins.opcode), offset + BYTES, ALIGN), ALIGN, ins.opcode)
     unwritten(fiber, ins, cta, np.array([offset]), READ)  # whatever the rest is, a map is the same
     fiber.machine.touch(fiber, cta, span(offset, BYTES), write, said(fiber, ins))
 

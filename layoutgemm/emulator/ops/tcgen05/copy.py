@@ -1,9 +1,10 @@
 """Copies to and from tensor memory: tcgen05.ld, st (registers of a warp), cp (shared memory).
 
 The atoms (`atoms/copy/tmem.py`) give the lane and column of each register or bit. A warp reaches its quarter of the
-lanes only. PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.cp". Code that runs on devices uses an address of the first
+lanes only. PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.cp". Code that runs on devices uses an address of another
 quarter for a warp's own quarter. NVIDIA's `1cta_mma_a_from_tmem.py` (CuTe DSL 4.8) does so in stores, DeepGEMM's
-epilogue (`sm100_store_cd.cuh`) in loads. Here that is a "lint".
+epilogue (`sm100_store_cd.cuh`) in loads, both of the first quarter. FlashInfer's decoding kernels (`mla_decode_fp8.py`,
+`hca_fp8.py`) have warp 2 of four store to lanes 0, and warp 3 to lanes 32. Here that is a "lint".
 
 A register of tcgen05.st.unpack::16b writes the low halves of two words; their upper halves do not change. tcgen05.cp
 widens elements of 4 bits to 8 with two zero bits on either side, as mma.sync has them in registers. It widens elements
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from ....atoms.copy.tmem import FORMATS, HALVED, TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
 from ....atoms.mma.sync import mma_sync
+from ....atoms.tmem.layout import LANES as TMEM_LANES
 from ....atoms.tmem.layout import WARP_LANES, WORD_BITS, warp_lanes
 from ....dtypes import DType, dtype
 from ....errors import EmulatorError
@@ -84,17 +86,18 @@ def _split(ins: PtxInstruction, at: int) -> int | None:
 
 
 def _window(fiber: Fiber, tensor: TensorMemory, places: TmemCoordinates, address: int) -> tuple[int, int]:
-    """The (lane, column) of a warp's access; lanes 0..31 of another warp are reported, and its own taken."""
+    """The (lane, column) of a warp's access; lanes of another quarter are reported, and its own taken."""
     lane, column = coordinate(address)
     own = warp_lanes(fiber.warp.number)
-    if lane < WARP_LANES <= own[0]:
+    known = range(WARP_LANES if fiber.machine.policy.fences == "writers" else TMEM_LANES)
+    if lane in known and lane not in own:
         fiber.machine.problem(
             "lint",
             f"lanes {lane}..{lane + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
             f"{own[0]}..{own[-1]}. They are taken for the warp's own, as kernels that run have it; PTX does not say so",
             fiber,
         )
-        lane += own[0]
+        lane = own[0] + lane % WARP_LANES
     if lane not in own or lane + places.lanes - 1 not in own:
         raise EmulatorError(
             f"lanes {lane}..{lane + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "

@@ -157,6 +157,17 @@ def test_a_map_changed_in_shared_memory(policy: Policy):
     assert decode(found["work"].tobytes()) == (second, at(2))
 
 
+def test_a_map_at_a_multiple_of_64_bytes():
+    """Structures in shared memory align maps to 64 bytes in some kernels for Hopper."""
+    body = HEAD.replace(f"%r1, {BARRIER + 128};", f"%r1, {BARRIER + 192};") + REPLACE + PUBLISH + ACQUIRE + COPY
+    assert body.count(f"%r1, {BARRIER + 192};") == 1 and BARRIER % 128 == 0
+    _, buffers, want = setting()
+    found = run(body, buffers, shared=SHARED + 64, block=32)
+    assert found.kinds == [] and (found["out"] == want).all()
+    with pytest.raises(EmulatorError, match="shared offset"):
+        run(body, buffers, shared=BARRIER + 256, block=32)  # the map's second half lies outside
+
+
 IN_PLACE = REPLACE.replace("shared::cta", "global").replace("[%r20]", "[%work]")
 # The lanes copy the map to global memory by ordinary stores, one of them changes it there.
 GLOBAL = "cvt.u64.u32 %d21, %r21; add.u64 %d21, %d21, %work; st.global.b32 [%d21], %r23; bar.warp.sync -1;" + IN_PLACE

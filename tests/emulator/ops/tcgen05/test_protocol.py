@@ -40,7 +40,7 @@ def test_every_kernel_here_is_clean_under_the_strict_switch():
     (
         (ALLOC, ALLOC.replace("32;", "48;"), "48 columns"),
         (ALLOC, ALLOC.replace("32;", "16;"), "16 columns"),
-        ("and.b32 %ta, %lane, 96;", "and.b32 %ta, %lane, 64;", "lanes 64..95 of tensor memory: warp 3 reaches 96..127"),
+        ("and.b32 %ta, %lane, 96;", "and.b32 %ta, %lane, 96; add.u32 %ta, %ta, 128;", "tensor memory has lanes 0..127"),
         (GIVE_UP, GIVE_UP + "  " + ALLOC + "\n", "has given up its permit"),
         (DEALLOC, DEALLOC.replace("%base, 32;", "%base, 64;"), "dealloc of 64 columns"),
         (DEALLOC, "  add.u32 %base, %base, 32;\n" + DEALLOC, "dealloc of 32 columns|is not a tensor-memory address"),
@@ -57,12 +57,17 @@ def test_misuse_is_an_error(old, new, says):
         broken(BASE, old, new, count=1)
 
 
-def test_the_first_lanes_in_an_address_are_the_warps_own():
+@pytest.mark.parametrize("mask", [0, 32, 64])
+def test_lanes_of_another_quarter_in_an_address_are_the_warps_own(mask: int):
     """As NVIDIA's and DeepGEMM's kernels have it: the results are right, and it is reported."""
-    result = BASE.run(BASE.text.replace("and.b32 %ta, %lane, 96;", "and.b32 %ta, %lane, 0;"))
+    text = BASE.text.replace("and.b32 %ta, %lane, 96;", f"and.b32 %ta, %lane, {mask};")
+    result = BASE.run(text)
     assert set(result.kinds) == {"lint"}
     assert np.array_equal(BASE.result(result), BASE.exact)
     assert "They are taken for the warp's own" in result.findings[0].message
+    if mask:  # under this policy of the first quarter alone
+        with pytest.raises(EmulatorError, match=r"of tensor memory: warp \d reaches"):
+            BASE.run(text, policy=Policy(fences="writers"))
 
 
 def test_a_leak_is_reported():
