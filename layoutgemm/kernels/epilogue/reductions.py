@@ -335,12 +335,12 @@ def _number(value: object, kind: str) -> float | int:
     return whole
 
 
-def _exponential(x: Any, i: Any, j: Any, ops: Any) -> tuple[Any, Any]:
+def _exponential(x: Symbol, i: Symbol, j: Symbol, ops: Operations) -> tuple[Symbol, Symbol]:
     """The maximum, kept finite, and the sum of exp(x - maximum) of one x: of -inf it is 0."""
     return ops.largest(x, LOWEST), ops.where(x < LOWEST, 0.0, 1.0)
 
 
-def _exponentials(a: Any, b: Any, ops: Any) -> tuple[Any, Any]:
+def _exponentials(a: Sequence[Symbol], b: Sequence[Symbol], ops: Operations) -> tuple[Symbol, Symbol]:
     """One exponential: the larger maximum's sum stays as it is. Two infinities are equal, their difference is NaN."""
     most, least = ops.largest(a[0], b[0]), ops.smallest(a[0], b[0])
     factor = ops.where(least == most, 1.0, ops.exp(least - most))
@@ -357,7 +357,7 @@ def _index_of_most(x: Symbol, i: Symbol, j: Symbol, ops: Operations, most: Symbo
     return ops.where(x == most, j, ops.where(x == x, NO_INDEX, j))
 
 
-def _first_largest(a: Any, b: Any, ops: Any) -> tuple[Any, Any]:
+def _first_largest(a: Sequence[Symbol], b: Sequence[Symbol], ops: Operations) -> tuple[Symbol, Symbol]:
     """The lower index of equal values; NaN is above all numbers, as in torch."""
     lower = ops.minimum(a[1], b[1])
     unordered = ops.where(a[0] == a[0], b[1], ops.where(b[0] == b[0], a[1], lower))
