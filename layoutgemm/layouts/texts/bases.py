@@ -18,26 +18,27 @@ from typing import NamedTuple, TypeAlias
 
 from ...arguments import DEPTH
 from ...errors import LayoutError, ParseError
+from ...regex import regex
 from ..linear import LinearLayout
 
-ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
-_OPEN = re.compile(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
+ATTRIBUTE = regex(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
+_OPEN = regex(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
 # Fields without braces, as tensor memory has them
-_BARE = re.compile(r"\s*(?:>|[A-Za-z_]\w*\s*=)")
+_BARE = regex(r"\s*(?:>|[A-Za-z_]\w*\s*=)")
 # A C++ initializer, as in Triton's own tests: LinearLayout({{S("lane"), {{0, 1}}}}, {S("dim0"), S("dim1")})
-_OF_CPP = re.compile(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+::)*LinearLayout\(\s*\{\s*\{\s*\w+\(\s*\"")
-_ALIAS = re.compile(r"#(\w+)(?!\s*[.<\w])")
-CLASS = re.compile(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+(?:\.|::))*(\w+Layout|LinearLayout\.from_bases)\(")
-_DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
-_ARROW = re.compile(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
-_ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s*=\s*\d+\s*->| is a size 1 dimension))")
-_ONE = re.compile(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
-_OUT = re.compile(r"where out dims are:\s*\[([^\]]*)\]")
-_DIM = re.compile(r"\s*([A-Za-z_]\w*)\s*\(size (\d+)\)\s*")
-_MORE = re.compile(r"\s*(?:,\s*alignment\s*=\s*\d+\s*)+(?=>)")
-_INTEGER = re.compile(r"-?\d+(?![\w.])")
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_QUOTED = re.compile(r"(['\"])(.*?)\1")
+_OF_CPP = regex(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+::)*LinearLayout\(\s*\{\s*\{\s*\w+\(\s*\"")
+_ALIAS = regex(r"#(\w+)(?!\s*[.<\w])")
+CLASS = regex(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+(?:\.|::))*(\w+Layout|LinearLayout\.from_bases)\(")
+_DICTIONARY = regex(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
+_ARROW = regex(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
+_ARROWS = regex(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s*=\s*\d+\s*->| is a size 1 dimension))")
+_ONE = regex(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
+_OUT = regex(r"where out dims are:\s*\[([^\]]*)\]")
+_DIM = regex(r"\s*([A-Za-z_]\w*)\s*\(size (\d+)\)\s*")
+_MORE = regex(r"\s*(?:,\s*alignment\s*=\s*\d+\s*)+(?=>)")
+_INTEGER = regex(r"-?\d+(?![\w.])")
+_NAME = regex(r"[A-Za-z_]\w*")
+_QUOTED = regex(r"(['\"])(.*?)\1")
 
 LINEAR = {
     "linear",
@@ -340,7 +341,7 @@ class ValueReader(TextReader):
         """The arguments of a call behind its bracket, by name."""
         out: dict[str, Value] = {}
         while self.peek() != ")":
-            found = re.compile(r"([A-Za-z_]\w*)\s*=\s*").match(self.text, self.at)
+            found = regex(r"([A-Za-z_]\w*)\s*=\s*").match(self.text, self.at)
             if found is not None:
                 name = names.get(found[1]) or re.sub(
                     r"_([a-z])", lambda x: x[1].upper(), found[1].removesuffix("_bases")
@@ -363,11 +364,11 @@ class ValueReader(TextReader):
     def end(self, close: str, *, inside: bool = False) -> None:
         """The end of the text; `inside` an attribute other entries may follow, as in `}, alignment = 16>`."""
         if inside:
-            found = re.compile(r"\s*(?:,\s*\w+\s*=\s*[\w]+\s*)*>").match(self.text, self.at)
+            found = regex(r"\s*(?:,\s*\w+\s*=\s*[\w]+\s*)*>").match(self.text, self.at)
             if found is None:
                 raise self.fail("'>'")
             self.at = found.end()
-        found = re.compile(r"\s*>?\s*(?:loc\([^\n]*\)\s*)?(?:(?:#|//|;).*)?\Z", re.DOTALL).match(self.text, self.at)
+        found = regex(r"\s*>?\s*(?:loc\([^\n]*\)\s*)?(?:(?:#|//|;).*)?\Z", re.DOTALL).match(self.text, self.at)
         if found is None:
             self.peek()
             raise ParseError("expected the end of the text", self.text, self.at)
@@ -431,7 +432,7 @@ def _arrows(text: str) -> LinearLayout:
         end = out.start()
         names, shape = _dimensions(text, out)
     bases: dict[str, Basis] = {}
-    blanks = re.compile(r"(?:\s|//|#)*")
+    blanks = regex(r"(?:\s|//|#)*")
     while True:
         skipped = blanks.match(text, at)
         at = skipped.end() if skipped is not None else at

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ...errors import ParseError
+from ...regex import regex
 from ..linear import LinearLayout
 from .amd import lanes_along_k, mfma, mfma_operand, mfma_tile, wmma, wmma_operand, wmma_tile
 from .bases import (
@@ -34,20 +35,20 @@ from .bases import (
 )
 from .parts import AttributeFields, Tile, Vectors, unit
 
-_TYPE = re.compile(
+_TYPE = regex(
     r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?"
     r"(?P<described>!tt\.tensordesc\s*<\s*)?(?:!ttg?\.memdesc\s*<|tensor\s*<|(?<=<))\s*"
     r"(?P<shape>(?:\d+\s*x\s*)+)(?P<element>!tt\.ptr<[\w, ]+>|[A-Za-z]\w*)\s*,\s*(?=#)"
 )
 # Gluon's types: <[64, 32], fp16, BlockedLayout(...)>, shared_memory_descriptor<fp16, [64, 32], ..., [2, 64, 32]>
-_GLUON_TYPE = re.compile(
+_GLUON_TYPE = regex(
     r"\s*(?:\w+\s*[:=]\s*)?(?:(?P<memory>shared|tensor)_memory_descriptor<\s*\w+\s*,\s*\[(?P<in_memory>[\d,\s]*)\]\s*,"
     r"|<\s*\[(?P<shape>[\d,\s'\"]*)\]\s*,\s*(?:pointer<\w+>|\w+)\s*,)\s*(?=\w*Layout\()"
 )
-_GLUON_REST = re.compile(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
+_GLUON_REST = regex(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
 # A line that names a layout; those without fields are passed over
-_NAMED = re.compile(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[))?[^\n]*\n\s*")
-_REST = re.compile(
+_NAMED = regex(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[))?[^\n]*\n\s*")
+_REST = regex(
     r"(?:\s*,\s*(?:#[\w.]+|mutable|(?P<whole>\d+(?:\s*x\s*\d+)*)))*\s*>(?P<outer>\s*>)?\s*(?:loc\([^\n]*\)\s*)?"
     r"(?:(?://|;)[^\n]*)?\s*\Z"
 )

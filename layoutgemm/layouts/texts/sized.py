@@ -21,6 +21,7 @@ from typing import Any
 
 from ...dtypes import dtype
 from ...errors import LayoutError, ParseError
+from ...regex import regex
 from .. import above
 from ..layout import Layout
 from ..swizzle import ComposedLayout
@@ -32,50 +33,50 @@ _LIST = r"[\[(]\s*([^\[\]()=:]*?)\s*[\])]"
 _SIZE = rf"torch\.Size\(\s*{_LIST}\s*\)"
 _HEAD = r"\s*(?:[\w.]+\s*[:=]\s*)?[\"']?"
 _PAIRS = (
-    re.compile(
+    regex(
         rf"(?:[\w.]+\s*,\s*[\w.]+(?:\(\))?\s*=\s*)?{_HEAD}\(?{_SIZE}[\s,;]*(?:[\w.]*stride(?:\(\))?\s*[=:]?\s*)?{_LIST}"
         r"(?:[\s,;]+(?:[\w.]*offset(?:\(\))?\s*[=:]?\s*)?(\d+)(?=\s*(?:[),;#]|\Z)))?"
     ),
-    re.compile(rf"\s*FakeTensor<\s*\w+\s*,\s*{_LIST}\s*,\s*{_LIST}\s*>"),
-    re.compile(rf"{_HEAD}[a-z]+\d+\w*{_LIST}{_LIST}(?=\s*[a-z]+(?::\d+)?[\"']?\s*\Z|[\"']?\s*\Z)"),
-    re.compile(
+    regex(rf"\s*FakeTensor<\s*\w+\s*,\s*{_LIST}\s*,\s*{_LIST}\s*>"),
+    regex(rf"{_HEAD}[a-z]+\d+\w*{_LIST}{_LIST}(?=\s*[a-z]+(?::\d+)?[\"']?\s*\Z|[\"']?\s*\Z)"),
+    regex(
         rf"[^\n]*?\b(?:assert_size_stride|empty_strided\w*)\(\s*(?:[A-Za-z_][\w.]*\s*,\s*)?{_LIST}\s*,\s*{_LIST}"
         r"(?=\s*(?:\)|,\s*[A-Za-z'\"]))"
     ),
-    re.compile(
+    regex(
         rf"[^\n]*?\b(?:as_strided|reinterpret_tensor)\(\s*(?:[A-Za-z_][\w.]*\s*,\s*)?{_LIST}\s*,\s*{_LIST}"
         r"(?:\s*,\s*(?:storage_offset\s*=\s*)?(\d+|[a-z]+\d+))?\s*\)"
     ),
-    re.compile(
+    regex(
         rf"(?:[^\n]*?[\s(,.])?(?:sizes?|shape)(?:\(\))?\s*[=:]?\s*(?:torch\.Size\(\s*)?{_LIST}\s*\)?[\s,;]*"
         rf"(?:\w+\s*[=:]\s*[\w.]+\s*,\s*)*(?:[a-z_]*\s*)?(?:[\w.]+\.)?strides?(?:\(\))?\s*[=:]?\s*{_LIST}"
         r"(?:\s*,\s*(?:storage_)?offset\s*[=:]\s*(-?\w+)(?=\s*(?:[,;)>}'\"]|\Z)))?"
     ),
 )
 # NumPy's words: shape and strides, the latter in bytes unless the text is DLPack's
-_STRIDES = re.compile(
+_STRIDES = regex(
     rf"\s*(?P<head>[^\n]*?)['\"]?\bshape['\"]?\s*[=:]?\s*{_LIST}(?P<between>.*?)['\"]?\bstrides['\"]?\s*[=:]?\s*(?:None|{_LIST})"
     r"(?P<rest>.*)", re.DOTALL,
 )  # fmt: skip
-_ELEMENT = re.compile(r"\b(?:itemsize['\"]?\s*[=:]?\s*(\d+)|(?:typestr|dtype)['\"]?\s*[=:(]?\s*['\"]?[<>|=]?([\w.]+))")
-_DLPACK = re.compile(r"DL\w*Tensor|dlpack|ndarray\.ndarray", re.IGNORECASE)
-_BYTE_OFFSET = re.compile(r"byte_offset\s*[=:]\s*(\d{1,18})")
+_ELEMENT = regex(r"\b(?:itemsize['\"]?\s*[=:]?\s*(\d+)|(?:typestr|dtype)['\"]?\s*[=:(]?\s*['\"]?[<>|=]?([\w.]+))")
+_DLPACK = regex(r"DL\w*Tensor|dlpack|ndarray\.ndarray", re.IGNORECASE)
+_BYTE_OFFSET = regex(r"byte_offset\s*[=:]\s*(\d{1,18})")
 _ARRAYS = ("ndarray", "array", "as_strided", "Array")
 # An integer behind the strides: an offset under another name, unless the word is unrelated to the layout
-_INTEGER_WORD = re.compile(
+_INTEGER_WORD = regex(
     r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off|[Ss]wizzle"
 )
-_MEMREF = re.compile(
+_MEMREF = regex(
     rf"\s*(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)((?:!\w+\.)?[a-z]\w*(?:<[^<>]*>)?)\s*"
     rf"(?:,\s*strided<\s*{_LIST}\s*(?:,\s*offset:\s*(-?\d+|\?))?\s*>)?"
     rf"(?:,\s*affine_map<\(([\w,\s]*)\)\s*->\s*\(([^<>]*)\)>)?\s*(?:,\s*(?:#\w+\.\w*(?:space|storage_class|descriptor_type)\w*<[^<>]*>|\d+(?:\s*:\s*i\d+)?|\"\w*\")\s*)?>"
 )
-_MEMREF_REST = re.compile(r"\s*[);,]?\s*(?:\Z|//|#|loc\()")
-_MEMREF_OPERATION = re.compile(r"\s*(?:%[\w:]+\s*=\s*)?\"?memref\.\w+\b")
+_MEMREF_REST = regex(r"\s*[);,]?\s*(?:\Z|//|#|loc\()")
+_MEMREF_OPERATION = regex(r"\s*(?:%[\w:]+\s*=\s*)?\"?memref\.\w+\b")
 # A line that names a map, and the name where a memref has it
-_NAMED_MAP = re.compile(r"(?m)^\s*(#\w+)\s*=\s*(affine_map<[^\n]*?>)\s*$")
-_MAP_NAME = re.compile(r"(?<=,)\s*(#\w+)(?=\s*[,>])")
-_MEMREF_HEAD = re.compile(r"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*(?:(?:\d+|\?)\s*x\s*)+")
+_NAMED_MAP = regex(r"(?m)^\s*(#\w+)\s*=\s*(affine_map<[^\n]*?>)\s*$")
+_MAP_NAME = regex(r"(?<=,)\s*(#\w+)(?=\s*[,>])")
+_MEMREF_HEAD = regex(r"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*(?:(?:\d+|\?)\s*x\s*)+")
 
 
 def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
@@ -106,7 +107,7 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         offset = found[4]
         at = 4
     elif (head := _MEMREF_HEAD.match(text)) is not None:
-        if (unknown := re.compile(r"[^,]*,\s*(#\w+)\s*[,>]").match(text, head.end())) is not None:
+        if (unknown := regex(r"[^,]*,\s*(#\w+)\s*[,>]").match(text, head.end())) is not None:
             raise ParseError(f"expected the line above it that says {unknown[1]}", text, unknown.start(1))
         raise ParseError("expected a memref's type, as in memref<4x8xf16, strided<[8, 1]>>", text, head.end())
     else:
