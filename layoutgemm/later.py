@@ -22,12 +22,12 @@ def named_later(
     A file is imported with the first of its names that is asked for. The package then keeps the name. Names that have
     moved away are found as `layoutgemm.moved` finds them.
 
-    >>> get, names = named_later("layoutgemm.layouts", {"algebra.divide": ("logical_divide",)})
-    >>> get("logical_divide").__module__, "logical_divide" in names()
-    ('layoutgemm.layouts.algebra.divide', True)
-    >>> get("logical_devide")
+    >>> get, names = named_later("layoutgemm.atoms", {"smem.tile": ("SmemTile", "smem_tile")})
+    >>> get("smem_tile").__module__, "smem_tile" in names()
+    ('layoutgemm.atoms.smem.tile', True)
+    >>> get("smem_tyle")
     Traceback (most recent call last):
-    AttributeError: module 'layoutgemm.layouts' has no attribute 'logical_devide'
+    AttributeError: module 'layoutgemm.atoms' has no attribute 'smem_tyle'
     """
     home_of = {name: home for home, names in homes.items() for name in names}
     old_name = old_names(package, frames=1)
