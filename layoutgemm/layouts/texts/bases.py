@@ -57,6 +57,11 @@ ARGUMENTS = {
     "LinearLayout": ("bases", "names", "shape", "surjective"),
     "_TensorMemoryLinearLayout": ("rows", "cols", "shape"),
 }
+_HELD, _STORED = ("register", "lane", "warp", "block"), ("offset", "block")
+_INPUTS = {
+    "linear": (*_HELD, "offset"), "DistributedLinearLayout": _HELD, "shared_linear": _STORED, "SharedLinearLayout": _STORED,
+}  # fmt: skip
+_NO_INPUTS = frozenset({"alignment"})  # of the buffer
 NAMES = {"reg_bases": "register", "rows": "row", "cols": "col", "out_dim_names": "names", "out_dim_sizes": "shape"}
 # Gluon's layouts that are attributes of the compiler's: its name for each, and its arguments in their order
 GLUON = {
@@ -196,9 +201,21 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
                 raise ParseError("expected (name, bases)", text, pair.at if isinstance(pair, ListValue) else pairs.at)
             found.append((pair.items[0], pair.items[1]))
         given = dict(found)
-    given = {key: value for key, value in given.items() if isinstance(value, ListValue)}
-    bases = [basis_of(text, key, value, reader.at) for key, value in given.items()]
-    return made(text, *_by_number(names, bases, shape))
+    return made(text, *_by_number(names, inputs_of(text, name, given, reader.at), shape))
+
+
+def inputs_of(text: str, name: str, given: Mapping[str, Value], at: int) -> list[Basis]:
+    """The bases of a linear layout's inputs. Raises ParseError for an input that the layout called `name` has not."""
+    known = _INPUTS.get(name)
+    bases = []
+    for key, value in given.items():
+        if key in _NO_INPUTS or value == "None":
+            continue
+        if known is not None and key not in known:
+            place = value.at if isinstance(value, (ListValue, FieldsValue, AttributeValue)) else at
+            raise ParseError(f"expected one of {', '.join(known)}, not {key}, in {name}", text, place)
+        bases.append(basis_of(text, key, value, at))
+    return bases
 
 
 class TextReader:

@@ -66,6 +66,12 @@ _ARRAYS = ("ndarray", "array", "as_strided", "Array")
 _INTEGER_WORD = regex(
     r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off|[Ss]wizzle"
 )
+# Behind sizes and strides: what would change them
+_OPERATION = regex(r"[\s)\]>'\",;]*(?:(?<=\s)o\s|[*+/%@:({\d])")
+# In the call or the dictionary of an array: a field that is not known
+_UNKNOWN_FIELD = regex(
+    r"(?<=[({,\s])(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b|byte_offset\b)[a-z_]\w*\s*=\s*-?\d"
+)
 _MEMREF = regex(
     rf"\s*(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)((?:!\w+\.)?[a-z]\w*(?:<[^<>]*>)?)\s*"
     rf"(?:,\s*strided<\s*{_LIST}\s*(?:,\s*offset:\s*(-?\d+|\?))?\s*>)?"
@@ -118,11 +124,39 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         at, offset = (3, found[3]) if len(found.groups()) > 2 else (2, None)
     if len(shape) != len(stride):
         raise ParseError(f"expected {len(shape)} strides, one a size, not {len(stride)}", text, found.start(2))
-    unread = _INTEGER_WORD.search(text, found.end())
+    unread = _unread(text, found)
     if unread is not None:
         what = "sizes and strides without a swizzle" if "wizzle" in unread[0] else "offset=, an integer"
         raise ParseError(f"expected {what}", text, unread.start())
+    _ended(text, found.end())
     return _made(text, found.start(1), shape, stride, _entry(text, found.start(at), offset, symbol_of) if offset else 0)
+
+
+def _unread(text: str, found: re.Match[str]) -> re.Match[str] | None:
+    """An integer with a name that is not read: in the call of the sizes, up to the strides, or behind them."""
+    if found.re.pattern == _MEMREF.pattern:
+        return None
+    call = max(text.rfind(sign, 0, found.start(1) - 1) for sign in "({") + 1  # the list's own sign stands next to it
+    if text[:call].endswith("Size("):
+        call = max(text.rfind(sign, 0, call - 1) for sign in "({") + 1
+    before = _INTEGER_WORD.search(text, call, found.start(1)) if call else None
+    between = _INTEGER_WORD.search(text, found.end(1), found.start(2))
+    return before or between or _INTEGER_WORD.search(text, found.end())
+
+
+def _ended(text: str, at: int) -> None:
+    """Refuse an operation on what has been read: at this place, or behind the call or dictionary around it."""
+    depth = sum(text.count(sign, 0, at) for sign in "([{") - sum(text.count(sign, 0, at) for sign in ")]}")
+    places = [at]
+    for place in range(at, len(text) if depth > 0 else at):
+        depth += (text[place] in "([{") - (text[place] in ")]}")
+        if depth == 0:
+            places.append(place + 1)
+            break
+    for place in places:
+        found = _OPERATION.match(text, place)
+        if found is not None:
+            raise ParseError("expected the end of the text", text, found.end() - 1)
 
 
 def _result(text: str) -> str:
@@ -160,6 +194,8 @@ def _mapped(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     found = _MEMREF.match(text)
     if found is None or found[6] is None:
         return None
+    if _MEMREF_REST.match(text, found.end()) is None:
+        raise ParseError("expected the end of the text, or one memref", text, found.end())
     names, sizes = [name.strip() for name in found[5].split(",")], re.findall(r"\d+|\?", found[1])
     if len(names) != len(sizes) or "?" in sizes:
         raise ParseError(f"expected a map of {len(sizes)} coordinates of known extents", text, found.start(5))
@@ -176,6 +212,9 @@ def _strides(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     found = _STRIDES.match(text)
     if found is None:
         return None
+    unknown = _UNKNOWN_FIELD.search(text, found.start("head"))
+    if unknown is not None:
+        raise ParseError("expected shape, strides, a type or byte_offset alone", text, unknown.start())
     shape = _entries(text, found, 2, symbol_of)
     if found[4] is None:
         return _made(text, found.start(2), shape, _row_major(shape), 0)
@@ -194,6 +233,7 @@ def _strides(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     unread = _INTEGER_WORD.search(text, found.start("rest"))
     if first is None and unread is not None:
         raise ParseError("expected byte_offset=, an integer", text, unread.start())
+    _ended(text, found.start("rest"))
     if dlpack is None and stated is None and gcd(*[x for x in stride if isinstance(x, int)]) != 1:
         raise ParseError(
             "expected dtype=... too, as NumPy's strides count bytes; or stride=(...) in elements", text, found.start(4)
