@@ -165,7 +165,8 @@ ADDED = [" o 3", "*2", "+1", ":1", "(3)", "{1}", " 7", ", foo = 3"]
 
 
 @pytest.mark.parametrize("text", [
-    "FixedLayout('cuda:0', torch.float16, size=[4, 8], stride=[8, 1])", "size=(4, 8), stride=(8, 1)", "sizes() = [4, 8], strides() = [8, 1]",
+    "FixedLayout('cuda:0', torch.float16, size=[4, 8], stride=[8, 1])", "size=(4, 8), stride=(8, 1)",
+    "sizes() = [4, 8], strides() = [8, 1]",
     "x.as_strided((4, 8), (8, 1))", "FakeTensor<Float16, (4, 8), (8, 1)>", "DLTensor(shape=[4, 8], strides=[8, 1])",
     "{'shape': (4, 8), 'strides': (32, 4), 'typestr': '<f4'}", "memref<4x8xf16, affine_map<(i, j) -> (i * 8 + j)>>",
 ])  # fmt: skip

@@ -59,7 +59,8 @@ ARGUMENTS = {
 }
 _HELD, _STORED = ("register", "lane", "warp", "block"), ("offset", "block")
 _INPUTS = {
-    "linear": (*_HELD, "offset"), "DistributedLinearLayout": _HELD, "shared_linear": _STORED, "SharedLinearLayout": _STORED,
+    "linear": (*_HELD, "offset"), "DistributedLinearLayout": _HELD, "shared_linear": _STORED,
+    "SharedLinearLayout": _STORED,
 }  # fmt: skip
 _NO_INPUTS = frozenset({"alignment"})  # of the buffer
 NAMES = {"reg_bases": "register", "rows": "row", "cols": "col", "out_dim_names": "names", "out_dim_sizes": "shape"}

@@ -559,8 +559,8 @@ def _tmem(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Tensor memory: (row, column) of its 128 lanes and its columns; bits that move nowhere hold no element.
 
     Of 64 rows, a warp's 16 upper lanes hold what follows: the next 64 rows, the next columns, or nothing. Further tiles
-    follow along the columns, those of rows first. Of 64 rows of each of two CTAs, the upper lanes hold the upper half of
-    the columns. Source: Triton's tensorMemoryToLinearLayout.
+    follow along the columns, those of rows first. Of 64 rows of each of two CTAs, the upper 64 lanes hold the upper
+    half of the columns. Source: Triton's tensorMemoryToLinearLayout.
     """
     given.one_split()
     given.only("blockM", "blockN", "colStride", "unpacked", "CTASplitM", "CTASplitN", "twoCTAs", "fp4Padded")

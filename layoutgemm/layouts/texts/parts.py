@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ...errors import ParseError
-from .bases import AttributeValue, ListValue, Value, basis_of, integers_of
+from .bases import AttributeValue, Value, basis_of, integers_of
 
 Vectors: TypeAlias = "list[tuple[int, ...]]"
 CLUSTER = frozenset("CTAsPerCGA CTASplitNum CTAOrder CGALayout".split())
