@@ -25,6 +25,7 @@ SM80_16x8x16_F32BF16BF16F32_TN                    an atom: see atoms.cutlass_nam
 zipped_divide((8,16):(16,1), (4,8))               an operation: its result
 tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see texts.encodings
 bf16[16,256]{1,0:T(8,128)(2,1)}   TiledLayout(...)  XLA's shapes, Mosaic's registers: see texts.tilings
+spatial(4, 8).local(2, 1)   Fragment([8] -> [4], ...)  threads of Tilus, Hidet, TileLang and CK: see texts.mappings
 torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
 """
 
@@ -52,6 +53,7 @@ from .symbols.facts import as_facts
 from .symbols.polynomial import Scalar
 from .texts.bases import TextReader, linear
 from .texts.encodings import encoded, shaped
+from .texts.mappings import mapped
 from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
@@ -221,6 +223,9 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     by_tiles = tiled(text)
     if by_tiles is not None:
         return by_tiles
+    by_threads = mapped(text)
+    if by_threads is not None:
+        return by_threads
     by_sizes = sized(text, symbol)
     if by_sizes is not None:
         return by_sizes

@@ -7,6 +7,7 @@ f32[4, 8][8, 1]cuda:0              FixedLayout('cuda:0', torch.float16, size=[4,
 assert_size_stride(buf0, (4, 8), (8, 1))    empty_strided_cuda((4, 8), (8, 1), torch.float16)
 reinterpret_tensor(buf0, (4, 8), (8, 1), 16)          x.as_strided((4, 8), (8, 1))
 FakeTensor<Float16, (4, 8), (8, 1)>                   DLTensor(shape=[4, 8], strides=[8, 1])
+T.Buffer((4, 8), "float16", strides=(8, 1))           make_naive_tensor_descriptor(make_tuple(4, 8), make_tuple(8, 1))
 {'shape': (4, 8), 'strides': (32, 4), 'typestr': '<f4'}      shape=(4, 8), strides=(32, 4), dtype=float32
 memref<4x8xf16>                    memref<4x?xf16, strided<[?, 1], offset: 64>, 3>
 memref<4x8xf16, affine_map<(d0, d1) -> (d1 * 4 + d0)>>
@@ -47,6 +48,11 @@ _PAIRS = (
         rf"[^\n]*?\b(?:as_strided|reinterpret_tensor)\(\s*(?:[A-Za-z_][\w.]*\s*,\s*)?{_LIST}\s*,\s*{_LIST}"
         r"(?:\s*,\s*(?:storage_offset\s*=\s*)?(\d+|[a-z]+\d+))?\s*\)"
     ),
+    # TVM's buffers, Composable Kernel's descriptors
+    regex(
+        rf"[^\n]*?\b(?:Buffer|match_buffer)\(\s*(?:\w+\s*,\s*)?{_LIST}\s*,\s*['\"]\w+['\"]\s*,\s*strides\s*=\s*{_LIST}"
+    ),
+    regex(rf"[^\n]*?\bmake_naive_tensor_descriptor\(\s*(?:\w+::)*make_tuple{_LIST}\s*,\s*(?:\w+::)*make_tuple{_LIST}"),
     regex(
         rf"(?:[^\n]*?[\s(,.])?(?:sizes?|shape)(?:\(\))?\s*[=:]?\s*(?:torch\.Size\(\s*)?{_LIST}\s*\)?[\s,;]*"
         rf"(?:\w+\s*[=:]\s*[\w.]+\s*,\s*)*(?:[a-z_]*\s*)?(?:[\w.]+\.)?strides?(?:\(\))?\s*[=:]?\s*{_LIST}"

@@ -54,6 +54,18 @@ _OTHERS = (
     (regex(r"\s*(?:[#%!]\w+\s*[=:]\s*)?"
                 r"([#!](?!(?:cute|cute_nvgpu|ttg?|ttng|triton_gpu|gluon|amdg|mosaic_gpu|fly)\.)\w+\.\w+\s*<)[^\n]*"),
      "an attribute of another dialect: of IR, those of cute, fly, ttg, ttng, mosaic_gpu and memref<...> are read"),
+    (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:[sr][tv](?:_[a-z]+\d*\w*)?|gl)\s*<\s*(?:\w+::)*\w+\s*,"),
+     "a tile's type of ThunderKittens; smem_tile((64, 64), 'bf16') is a tile in shared memory, wgmma(64) a fragment"),
+    (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:cutlass::)?(?:layout::)(\w+)"),
+     "a class of CUTLASS 2, which holds no extents; RowMajor of 4 x 8 is (4,8):(8,1), ColumnMajor (4,8):(1,4)"),
+    (regex(r"\s*(?:%\w+\s*:\s*)?(\[)[\d(),:\s]*\]\s*\.\s*[\[a-zA-Z]"),
+     "a tensor of Graphene; of each bracket the shape:stride is a layout"),
+    (regex(r"\s*(?:\w+::)*(tensor_descriptor|tensor_adaptor|static_distributed_tensor|tile_window\w*|tile_distribution_encoding(?=\s*\{))\s*[<{]"),
+     "an object of Composable Kernel with transforms; tile_distribution_encoding<...> is read"),
+    (regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)?((?:Shared|Global|TMemory)Layout|(?:shared|global|tmemory)_layout)\("),
+     "a layout of memory of Tilus; RegisterLayout(...) is read, and shape:stride"),
+    (regex(r"\s*(?:\w+\.)?(auto_map|row_major|column_major|strided_layout|local_layout|row_layout|column_layout)\("),
+     "a layout of data of Hidet; row_major(4, 8) is (4,8):(8,1), and spatial(4, 8).repeat(2, 1) is read"),
     (regex(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
 )  # fmt: skip
 _OTHER_TYPE = regex(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile)<")
