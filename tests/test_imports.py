@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ PACKAGE = "layoutgemm"
 
 # Lowest first: a file imports its own row and those above it in this table.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "lazy_numpy", "memo", "arch", "dtypes", "report", "moved"),
+    ("errors", "arguments", "lazy_numpy", "later", "memo", "arch", "dtypes", "regex", "report", "moved"),
     ("layouts",),
     ("atoms",),
     ("schedule",),
@@ -448,7 +449,7 @@ FOLDERS = sorted(path.name for path in (ROOT / PACKAGE).iterdir() if path.is_dir
 INNER: dict[str, tuple[int, str]] = {
     "bench/matmul.py": (3, "torch_op needs torch, whose absence is told first"),
     "cli/bench.py": (2, "bench needs torch, which no other command does"),
-    "cli/main.py": (1, "tuning needs torch, which no other command does"),
+    "cli/tune.py": (1, "tuning needs torch, which no other command does"),
     "interop/cute_writer.py": (1, "to_dsl imports the CuTe DSL, which need not be installed"),
     "pytest_plugin.py": (1, "every run of pytest loads the plugin, and few emulate"),
 }
@@ -574,6 +575,29 @@ def test_import_is_light() -> None:
     assert fresh(f"import sympy, layoutgemm, {loaded.removeprefix('import ')}") == "['sympy']"  # the probe sees
 
 
+LATER = ("atoms", "checks", "schedule", "view")  # packages whose names load their files when they are asked for
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_late_name_is_found_and_is_no_file(name: str) -> None:
+    """A file of that name would take its place once it is loaded."""
+    package = importlib.import_module(f"{PACKAGE}.{name}")
+    names = {each for homes in package._HOMES.values() for each in homes}
+    assert names == set(package.__all__) and names <= set(dir(package))
+    files = {path.stem for path in (ROOT / PACKAGE / name).iterdir()}
+    assert not names & files and all(getattr(package, each) is not None for each in names)
+    with pytest.raises(AttributeError, match=f"module '{PACKAGE}.{name}' has no attribute 'nonsense'"):
+        _ = package.nonsense
+
+
+def test_a_package_loads_one_file_for_a_name() -> None:
+    code = (
+        "import sys; from layoutgemm.{0} import {1}; print(sum(n.startswith('layoutgemm.{0}.') for n in sys.modules))"
+    )
+    assert fresh(code.format("schedule", "Linear")) == "1"
+    assert int(fresh(code.format("atoms", "smem_tile"))) <= 3
+
+
 def test_from_cute_imports_nothing_of_others() -> None:
     """It reads what it is given: neither the DSL nor torch, nor pycute's kin, is needed for another's objects."""
     code = "import sys, numpy, layoutgemm; layoutgemm.from_cute(numpy.zeros((4, 8))); "
@@ -585,4 +609,4 @@ def test_import_loads_the_algebra_alone() -> None:
     """Atoms, checks, kernels, views and NumPy come when they are named; bench_algebra times the import."""
     loaded = "{m.split('.')[1] for m in sys.modules if m.startswith('layoutgemm.')}"
     code = f"import sys, layoutgemm; print(sorted({loaded}))"
-    assert fresh(code) == "['arguments', 'dtypes', 'errors', 'layouts', 'lazy_numpy', 'moved']"
+    assert fresh(code) == "['arguments', 'dtypes', 'errors', 'layouts', 'lazy_numpy', 'moved', 'regex']"

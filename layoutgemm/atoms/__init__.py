@@ -1,54 +1,61 @@
 """Hardware as objects: matrix instructions, shared-memory tiles, descriptors and tensor copies."""
 
-from .catalog import FAMILIES, atoms
-from .copy.base import Access, CopyAtom
-from .copy.cp_async import AsyncCopy, BulkCopy, async_copies, bulk_copy, cp_async, st_async
-from .copy.feeds_mma import feeds, operand_map, row_addresses
-from .copy.ldmatrix import ldmatrix, ldmatrix_m16n8, matrix_copies, movmatrix, stmatrix
-from .copy.tmem import TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
-from .copy.vector import (
-    VectorCopy,
-    Widest,
-    load_global,
-    load_shared,
-    store_global,
-    store_shared,
-    universal_copy,
-    vector_copies,
-    widest,
-)
-from .mma.base import Container, MmaAtom, ScaleFactors
-from .mma.fma import fma
-from .mma.sync import mma_sync
-from .mma.tcgen05 import Tcgen05Atom, tcgen05_mma
-from .mma.warp_fragments import fragment
-from .mma.wgmma import wgmma
-from .smem.describe import decode, describe, diff
-from .smem.descriptor import OperandDescriptor, SmemDescriptor
-from .smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
-from .smem.operand_read import OperandRead, operand_read, tcgen05_read
-from .smem.tile import SPANS, SWIZZLES, SmemTile, as_tile, smem_atom, smem_tile, swizzle_of, widest_swizzle
-from .tiled.copy import TiledCopy
-from .tiled.derived_copies import (
-    make_cotiled_copy,
-    make_tiled_copy,
-    make_tiled_copy_A,
-    make_tiled_copy_B,
-    make_tiled_copy_C,
-    make_tiled_copy_C_atom,
-    make_tiled_copy_D,
-    make_tiled_copy_S,
-    make_tiled_copy_tv,
-    tiled_copy_of_tile,
-)
-from .tiled.mma import Fragment, TiledMma
-from .tiled.thread_map import View
-from .tma.derive import TmaCopy, TmaPlan, can_tma, tma_load, tma_reduce, tma_store
-from .tma.gather import GatherPlan, tma_gather
-from .tma.im2col import Im2colMap, Im2colPlan, tma_im2col
-from .tma.rules import TensorMap
-from .tmem.fragment import AccumulatorFragment, accumulator_fragment
-from .tmem.layout import TmemLayout
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..later import named_later
+
+if TYPE_CHECKING:
+    from .catalog import FAMILIES, atoms
+    from .copy.base import Access, CopyAtom
+    from .copy.cp_async import AsyncCopy, BulkCopy, async_copies, bulk_copy, cp_async, st_async
+    from .copy.feeds_mma import feeds, operand_map, row_addresses
+    from .copy.ldmatrix import ldmatrix, ldmatrix_m16n8, matrix_copies, movmatrix, stmatrix
+    from .copy.tmem import TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
+    from .copy.vector import (
+        VectorCopy,
+        Widest,
+        load_global,
+        load_shared,
+        store_global,
+        store_shared,
+        universal_copy,
+        vector_copies,
+        widest,
+    )
+    from .mma.base import Container, MmaAtom, ScaleFactors
+    from .mma.fma import fma
+    from .mma.sync import mma_sync
+    from .mma.tcgen05 import Tcgen05Atom, tcgen05_mma
+    from .mma.warp_fragments import fragment
+    from .mma.wgmma import wgmma
+    from .smem.describe import decode, describe, diff
+    from .smem.descriptor import OperandDescriptor, SmemDescriptor
+    from .smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
+    from .smem.operand_read import OperandRead, operand_read, tcgen05_read
+    from .smem.tile import SPANS, SWIZZLES, SmemTile, as_tile, smem_atom, smem_tile, swizzle_of, widest_swizzle
+    from .tiled.copy import TiledCopy
+    from .tiled.derived_copies import (
+        make_cotiled_copy,
+        make_tiled_copy,
+        make_tiled_copy_A,
+        make_tiled_copy_B,
+        make_tiled_copy_C,
+        make_tiled_copy_C_atom,
+        make_tiled_copy_D,
+        make_tiled_copy_S,
+        make_tiled_copy_tv,
+        tiled_copy_of_tile,
+    )
+    from .tiled.mma import Fragment, TiledMma
+    from .tiled.thread_map import View
+    from .tma.derive import TmaCopy, TmaPlan, can_tma, tma_load, tma_reduce, tma_store
+    from .tma.gather import GatherPlan, tma_gather
+    from .tma.im2col import Im2colMap, Im2colPlan, tma_im2col
+    from .tma.rules import TensorMap
+    from .tmem.fragment import AccumulatorFragment, accumulator_fragment
+    from .tmem.layout import TmemLayout
 
 __all__ = [
     "FAMILIES",
@@ -139,3 +146,136 @@ __all__ = [
     "widest",
     "widest_swizzle",
 ]
+
+# Where each name is: a file is loaded with the first of its names that is asked for.
+_HOMES = {
+    "catalog": (
+        "FAMILIES",
+        "atoms",
+    ),
+    "copy.base": (
+        "Access",
+        "CopyAtom",
+    ),
+    "copy.cp_async": (
+        "AsyncCopy",
+        "BulkCopy",
+        "async_copies",
+        "bulk_copy",
+        "cp_async",
+        "st_async",
+    ),
+    "copy.feeds_mma": (
+        "feeds",
+        "operand_map",
+        "row_addresses",
+    ),
+    "copy.ldmatrix": (
+        "ldmatrix",
+        "ldmatrix_m16n8",
+        "matrix_copies",
+        "movmatrix",
+        "stmatrix",
+    ),
+    "copy.tmem": (
+        "TmemCopyAtom",
+        "tcgen05_cp",
+        "tcgen05_ld",
+        "tcgen05_st",
+    ),
+    "copy.vector": (
+        "VectorCopy",
+        "Widest",
+        "load_global",
+        "load_shared",
+        "store_global",
+        "store_shared",
+        "universal_copy",
+        "vector_copies",
+        "widest",
+    ),
+    "mma.base": (
+        "Container",
+        "MmaAtom",
+        "ScaleFactors",
+    ),
+    "mma.fma": ("fma",),
+    "mma.sync": ("mma_sync",),
+    "mma.tcgen05": (
+        "Tcgen05Atom",
+        "tcgen05_mma",
+    ),
+    "mma.warp_fragments": ("fragment",),
+    "mma.wgmma": ("wgmma",),
+    "smem.describe": (
+        "decode",
+        "describe",
+        "diff",
+    ),
+    "smem.descriptor": (
+        "OperandDescriptor",
+        "SmemDescriptor",
+    ),
+    "smem.instruction_descriptor": (
+        "InstructionDescriptor",
+        "instruction_descriptor",
+    ),
+    "smem.operand_read": (
+        "OperandRead",
+        "operand_read",
+        "tcgen05_read",
+    ),
+    "smem.tile": (
+        "SPANS",
+        "SWIZZLES",
+        "SmemTile",
+        "as_tile",
+        "smem_atom",
+        "smem_tile",
+        "swizzle_of",
+        "widest_swizzle",
+    ),
+    "tiled.copy": ("TiledCopy",),
+    "tiled.derived_copies": (
+        "make_cotiled_copy",
+        "make_tiled_copy",
+        "make_tiled_copy_A",
+        "make_tiled_copy_B",
+        "make_tiled_copy_C",
+        "make_tiled_copy_C_atom",
+        "make_tiled_copy_D",
+        "make_tiled_copy_S",
+        "make_tiled_copy_tv",
+        "tiled_copy_of_tile",
+    ),
+    "tiled.mma": (
+        "Fragment",
+        "TiledMma",
+    ),
+    "tiled.thread_map": ("View",),
+    "tma.derive": (
+        "TmaCopy",
+        "TmaPlan",
+        "can_tma",
+        "tma_load",
+        "tma_reduce",
+        "tma_store",
+    ),
+    "tma.gather": (
+        "GatherPlan",
+        "tma_gather",
+    ),
+    "tma.im2col": (
+        "Im2colMap",
+        "Im2colPlan",
+        "tma_im2col",
+    ),
+    "tma.rules": ("TensorMap",),
+    "tmem.fragment": (
+        "AccumulatorFragment",
+        "accumulator_fragment",
+    ),
+    "tmem.layout": ("TmemLayout",),
+}
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = named_later(__name__, _HOMES)

@@ -23,6 +23,7 @@ from ..errors import LayoutError, ParseError
 from ..layouts import Layout, above
 from ..layouts.texts.bases import TextReader
 from ..layouts.texts.spelled import spelled
+from ..regex import regex
 from .copy.base import CopyAtom
 from .copy.cp_async import cp_async
 from .copy.ldmatrix import ldmatrix, ldmatrix_m16n8, movmatrix, stmatrix
@@ -41,17 +42,17 @@ _T = TypeVar("_T")
 _WRAPPERS = ("MMA_Atom", "MMA_Traits", "Copy_Atom", "Copy_Traits")
 _TILED = ("TiledMMA", "make_tiled_mma")
 _BEFORE = r"\s*(?:(?:using|constexpr|static|const|auto|typename)\s+)*(?:\w+\s*=\s*)?(?:(?:cute|cutlass)::)*"
-_HEAD = re.compile(
+_HEAD = regex(
     rf"{_BEFORE}(?=(?:{'|'.join([*_WRAPPERS, *_TILED])})\s*[<(]|(?:SM\d+::)?(?:GMMA::|BLOCKSCALED::|SPARSE::)*"
     r"(?:SM\d+_[A-Z0-9]\w*|G?MMA_64x\w+)|Universal(?:FMA|Copy)\b|DefaultCopy\b|AutoVectorizingCopy)"
 )
-_NAME = re.compile(r"(?:[A-Za-z_]\w*(?:::|\.))*([A-Za-z_]\w*)")
-_END = re.compile(r"(?:[\s;]|\{\}|\(\))*(?:(?://|#)[^\n]*)?\Z")
-_INTEGER = re.compile(r"_?(\d+)(?:[uU]?[lL]{0,2})(?![\w.])")
-_CAST = re.compile(r"\(\s*[A-Za-z_][\w:]*\s*\)\s*\d+")  # of an enumerator, as compilers print it
-_KEPT = re.compile(r"(?:Layout|Tile|Shape|Stride|tuple)\b")  # what has a layout inside
-_TYPES = re.compile(r"TF32|BF16|F64|F32|F16|E4M3|E5M2|S32|S8|U8|S4|U4|U1")
-_VECTOR = re.compile(r"(u?int|float|half|double|short|char)([248])")  # CUDA's
+_NAME = regex(r"(?:[A-Za-z_]\w*(?:::|\.))*([A-Za-z_]\w*)")
+_END = regex(r"(?:[\s;]|\{\}|\(\))*(?:(?://|#)[^\n]*)?\Z")
+_INTEGER = regex(r"_?(\d+)(?:[uU]?[lL]{0,2})(?![\w.])")
+_CAST = regex(r"\(\s*[A-Za-z_][\w:]*\s*\)\s*\d+")  # of an enumerator, as compilers print it
+_KEPT = regex(r"(?:Layout|Tile|Shape|Stride|tuple)\b")  # what has a layout inside
+_TYPES = regex(r"TF32|BF16|F64|F32|F16|E4M3|E5M2|S32|S8|U8|S4|U4|U1")
+_VECTOR = regex(r"(u?int|float|half|double|short|char)([248])")  # CUDA's
 _BITS = {"int": 32, "uint": 32, "float": 32, "half": 16, "double": 64, "short": 16, "char": 8}
 _EXAMPLE = "SM100_MMA_F16BF16_SS<half_t, half_t, float, 128, 256, UMMA::Major::K, UMMA::Major::K>"
 
@@ -68,8 +69,8 @@ class _Type(NamedTuple):
 
 
 # The DSL's operations: a title, then "  name = value" in lines
-_OPERATION = re.compile(r"(?:\s|[#>/]|\w+\s*[=:]\s)*((?:warp-level|warpgroup|tcgen05) [^\n]*MMA Operation[^\n]*)\n")
-_FIELD = re.compile(r"(?m)^[\s#/]*([A-Z][A-Za-z/ ]*?)\s*= ([^\n]+?)\s*$")
+_OPERATION = regex(r"(?:\s|[#>/]|\w+\s*[=:]\s)*((?:warp-level|warpgroup|tcgen05) [^\n]*MMA Operation[^\n]*)\n")
+_FIELD = regex(r"(?m)^[\s#/]*([A-Z][A-Za-z/ ]*?)\s*= ([^\n]+?)\s*$")
 
 
 def _printed(text: str) -> MmaAtom | None:
@@ -406,25 +407,25 @@ def _without_map(atoms: _Atoms, match: re.Match[str], found: _Type, args: Sequen
 
 
 _FORMS: tuple[tuple[re.Pattern[str], Maker], ...] = (
-    (re.compile(r"(?:SM90_|(?P<sparse>G)?MMA_)(?P<size>64x\d+x\d+)_(?P<types>[A-Z0-9]+)_(?P<source>SS|RS)(?:_TN)?"
+    (regex(r"(?:SM90_|(?P<sparse>G)?MMA_)(?P<size>64x\d+x\d+)_(?P<types>[A-Z0-9]+)_(?P<source>SS|RS)(?:_TN)?"
                 r"(?P<clamp>_SATURATE)?"), _wgmma),
-    (re.compile(r"SM\d+_(?P<size>\d+x\d+x\d+)_(?P<types>[A-Z0-9]+)_(?P<majors>[TN][TN])(?P<clamp>_SATURATE)?"
+    (regex(r"SM\d+_(?P<size>\d+x\d+x\d+)_(?P<types>[A-Z0-9]+)_(?P<majors>[TN][TN])(?P<clamp>_SATURATE)?"
                 r"(?:_(?P<bit>XOR|AND)POPC)?"), _sync),
-    (re.compile(r"SM100_MMA_(?P<kind>TF32|F16BF16|S8|F8F6F4|MXF8F6F4|MXF4NVF4|MXF4)(?P<pair>_2x1SM)?_(?P<source>SS|TS)"
+    (regex(r"SM100_MMA_(?P<kind>TF32|F16BF16|S8|F8F6F4|MXF8F6F4|MXF4NVF4|MXF4)(?P<pair>_2x1SM)?_(?P<source>SS|TS)"
                 r"(?:_SCALED)?(?P<sparse>_SPARSE)?"), _tcgen05),
-    (re.compile(r"SM103_(?P<kind>MXF4)_ULTRA(?P<pair>_2x1SM)?_(?P<source>SS)_VS(?P<sparse>_SPARSE)?"), _tcgen05),
-    (re.compile(r"SM120_(?P<size>16x8x\d+)_TN(?P<scaled>_VS)?"), _sync_120),
-    (re.compile(r"SM120_SPARSE_\w+"), _sparse),
-    (re.compile(r"SM(?:75|90)_(?P<unit>U32|U16)x(?P<count>\d)_(?P<way>LD|ST)SM_(?P<majors>[TN])"), _matrices),
-    (re.compile(r"SM100_U8x(?P<count>4|8|16)_(?P<way>LD|ST)SM_T"), _bytes_of_matrices),
-    (re.compile(r"SM100_SU(?P<bits>[46])_DU8x16_x(?P<count>\d)_LDSM_N"), _padded),
-    (re.compile(r"SM75_U32x1_MOVM_T"), lambda atoms, match, found, args: movmatrix(_element(args))),
-    (re.compile(r"SM80_CP_ASYNC_CACHE(?P<cache>ALWAYS|GLOBAL)(?P<zeros>_ZFILL)?"), _async),
-    (re.compile(r"SM100_TMEM_(?P<way>LOAD|STORE)_(?P<lanes>\d+dp\d+b)(?P<count>\d+)x(?P<packed>_16b)?"), _tmem),
-    (re.compile(rf"SM100_UTCCP_(?P<rows>{'|'.join(_ROWS)})_(?P<ctas>[12])cta"), _to_tmem),
-    (re.compile(r"SM100_(?P<way>LOAD|STORE)_256bit_CACHE_NOALLOCATION"), _wide),
-    (re.compile(r"UniversalCopy"), _universal),
-    (re.compile(r"UniversalFMA"), lambda atoms, match, found, args: fma(
+    (regex(r"SM103_(?P<kind>MXF4)_ULTRA(?P<pair>_2x1SM)?_(?P<source>SS)_VS(?P<sparse>_SPARSE)?"), _tcgen05),
+    (regex(r"SM120_(?P<size>16x8x\d+)_TN(?P<scaled>_VS)?"), _sync_120),
+    (regex(r"SM120_SPARSE_\w+"), _sparse),
+    (regex(r"SM(?:75|90)_(?P<unit>U32|U16)x(?P<count>\d)_(?P<way>LD|ST)SM_(?P<majors>[TN])"), _matrices),
+    (regex(r"SM100_U8x(?P<count>4|8|16)_(?P<way>LD|ST)SM_T"), _bytes_of_matrices),
+    (regex(r"SM100_SU(?P<bits>[46])_DU8x16_x(?P<count>\d)_LDSM_N"), _padded),
+    (regex(r"SM75_U32x1_MOVM_T"), lambda atoms, match, found, args: movmatrix(_element(args))),
+    (regex(r"SM80_CP_ASYNC_CACHE(?P<cache>ALWAYS|GLOBAL)(?P<zeros>_ZFILL)?"), _async),
+    (regex(r"SM100_TMEM_(?P<way>LOAD|STORE)_(?P<lanes>\d+dp\d+b)(?P<count>\d+)x(?P<packed>_16b)?"), _tmem),
+    (regex(rf"SM100_UTCCP_(?P<rows>{'|'.join(_ROWS)})_(?P<ctas>[12])cta"), _to_tmem),
+    (regex(r"SM100_(?P<way>LOAD|STORE)_256bit_CACHE_NOALLOCATION"), _wide),
+    (regex(r"UniversalCopy"), _universal),
+    (regex(r"UniversalFMA"), lambda atoms, match, found, args: fma(
         atoms.types(args, 1, found, "UniversalFMA<float>")[0])),
-    (re.compile(r"SM\d+_(?:TMA|BULK_COPY)_\w+|DefaultCopy|AutoVectorizingCopy\w*"), _without_map),
+    (regex(r"SM\d+_(?:TMA|BULK_COPY)_\w+|DefaultCopy|AutoVectorizingCopy\w*"), _without_map),
 )  # fmt: skip

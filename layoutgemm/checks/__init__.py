@@ -1,26 +1,33 @@
 """Checks of plans: every statement with its verdict, its method, and its first counterexample."""
 
-from .budgets import most_stages, registers, role_registers, shared_memory, shared_memory_of, tensor_memory, why_not
-from .coalescing import SectorReport, sectors
-from .pipeline.model import (
-    Buffer,
-    Cursor,
-    Mbarrier,
-    NamedBarrier,
-    Pipeline,
-    Role,
-    check_pipeline,
-    deletions,
-    register_check,
-)
-from .pipeline.patterns import cluster_ring, multistage, pingpong, ring, self_loading, tcgen05_ring
-from .pipeline.prove import Interleaving, PipelineProof
-from .pipeline.trace import TraceStep
-from .smem.access_patterns import AccessPattern, atom_access, matrix_access, thread_access, tiled_access, tma_access
-from .smem.bank_conflicts import BankReport, Phase, bank_conflicts
-from .smem.swizzle_search import PaddingAnswer, SwizzleAnswer, best_swizzle, find_padding, find_swizzle
-from .smem.tile_views import bijective_tile, read_by
-from .tensor_copies import filled_by, tiles_cover
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..later import named_later
+
+if TYPE_CHECKING:
+    from .budgets import most_stages, registers, role_registers, shared_memory, shared_memory_of, tensor_memory, why_not
+    from .coalescing import SectorReport, sectors
+    from .pipeline.model import (
+        Buffer,
+        Cursor,
+        Mbarrier,
+        NamedBarrier,
+        Pipeline,
+        Role,
+        check_pipeline,
+        deletions,
+        register_check,
+    )
+    from .pipeline.patterns import cluster_ring, multistage, pingpong, ring, self_loading, tcgen05_ring
+    from .pipeline.prove import Interleaving, PipelineProof
+    from .pipeline.trace import TraceStep
+    from .smem.access_patterns import AccessPattern, atom_access, matrix_access, thread_access, tiled_access, tma_access
+    from .smem.bank_conflicts import BankReport, Phase, bank_conflicts
+    from .smem.swizzle_search import PaddingAnswer, SwizzleAnswer, best_swizzle, find_padding, find_swizzle
+    from .smem.tile_views import bijective_tile, read_by
+    from .tensor_copies import filled_by, tiles_cover
 
 __all__ = [
     "AccessPattern",
@@ -69,3 +76,74 @@ __all__ = [
     "tma_access",
     "why_not",
 ]
+
+# Where each name is: a file is loaded with the first of its names that is asked for.
+_HOMES = {
+    "budgets": (
+        "most_stages",
+        "registers",
+        "role_registers",
+        "shared_memory",
+        "shared_memory_of",
+        "tensor_memory",
+        "why_not",
+    ),
+    "coalescing": (
+        "SectorReport",
+        "sectors",
+    ),
+    "pipeline.model": (
+        "Buffer",
+        "Cursor",
+        "Mbarrier",
+        "NamedBarrier",
+        "Pipeline",
+        "Role",
+        "check_pipeline",
+        "deletions",
+        "register_check",
+    ),
+    "pipeline.patterns": (
+        "cluster_ring",
+        "multistage",
+        "pingpong",
+        "ring",
+        "self_loading",
+        "tcgen05_ring",
+    ),
+    "pipeline.prove": (
+        "Interleaving",
+        "PipelineProof",
+    ),
+    "pipeline.trace": ("TraceStep",),
+    "smem.access_patterns": (
+        "AccessPattern",
+        "atom_access",
+        "matrix_access",
+        "thread_access",
+        "tiled_access",
+        "tma_access",
+    ),
+    "smem.bank_conflicts": (
+        "BankReport",
+        "Phase",
+        "bank_conflicts",
+    ),
+    "smem.swizzle_search": (
+        "PaddingAnswer",
+        "SwizzleAnswer",
+        "best_swizzle",
+        "find_padding",
+        "find_swizzle",
+    ),
+    "smem.tile_views": (
+        "bijective_tile",
+        "read_by",
+    ),
+    "tensor_copies": (
+        "filled_by",
+        "tiles_cover",
+    ),
+}
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = named_later(__name__, _HOMES)

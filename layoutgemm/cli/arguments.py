@@ -1,4 +1,4 @@
-"""Shared parts of the subcommands: one-line errors, help examples, layouts and tiles from text, JSON."""
+"""Shared parts of the subcommands: one-line errors, help examples, sizes from text, pictures, JSON."""
 
 from __future__ import annotations
 
@@ -10,33 +10,16 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
+from .. import view
 from ..arguments import shown
-from ..atoms import SmemTile, smem_tile
-from ..dtypes import DType
 from ..errors import LayoutError, ParseError
-from ..layouts import ComposedLayout, CoordinateTensor, Layout, LinearLayout, Swizzle, parse
-from ..layouts.listing import Listing
-from ..layouts.notation import Parsed, stated_extents
-from ..layouts.symbols.facts import Facts
-from ..view import png, save
+from .commands import COMMANDS, Commands
 
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-AnyLayout: TypeAlias = "Layout | ComposedLayout | CoordinateTensor"
-Tile: TypeAlias = "AnyLayout | SmemTile"
-LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
-STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
-FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
-
+SCRIPTS = (".py", ".ipynb")  # what `emulate` runs as a script
 MESSAGE = 1000  # characters of a message about arguments: a longer one repeats a long argument
-
-# Objects that only `show` takes, by their prefix.
-NO_TILES = dict.fromkeys(("wgmma", "mma", "tcgen05", "tiled", "copy"), "an instruction, held by threads") | {
-    "schedule": "an order of tiles"
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,12 +35,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def add(
-    commands: Commands, name: str, help_: str, examples: Sequence[str], run: Callable[[argparse.Namespace], int], *,
-    says: str = "", aliases: Sequence[str] = (),
+    commands: Commands, name: str, examples: Sequence[str], run: Callable[[argparse.Namespace], int], *, says: str = "",
 ) -> argparse.ArgumentParser:  # fmt: skip
     """Add a subcommand whose help ends with examples. The tests run each one; `# status 1` gives its exit status."""
+    command = COMMANDS[name]
+    help_ = command.help
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, aliases=list(aliases), help=help_,
+        name, aliases=list(command.aliases), help=help_,
         description=textwrap.fill(says or f"{help_[0].upper()}{help_[1:]}.", 79),
         epilog="\n".join(["examples:" if len(examples) > 1 else "example:", *(f"  {text}" for text in examples)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -65,6 +49,20 @@ def add(
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
     return parser
+
+
+def script_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and those of the script that it runs.
+
+    >>> script_arguments(["emulate", "--banks", "gemm.py", "--m", "64"])
+    (['emulate', '--banks', 'gemm.py'], ['--m', '64'])
+    >>> script_arguments(["emulate", "kernel.ptx", "--timeline"])
+    (['emulate', 'kernel.ptx', '--timeline'], [])
+    """
+    if not argv or argv[0] != "emulate":
+        return list(argv), []
+    end = next((i + 1 for i, word in enumerate(argv) if word.endswith(SCRIPTS)), len(argv))
+    return list(argv[:end]), list(argv[end:])
 
 
 def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], Mapping[str, object]]) -> None:
@@ -92,9 +90,9 @@ def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
     for file in files:
         if file is args.png and file.suffix.lower() != ".png":  # --png decides, not the name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(png(picture, dark=args.dark))
+            file.write_bytes(view.png(picture, dark=args.dark))
         else:
-            save(picture, file, dark=args.dark)
+            view.save(picture, file, dark=args.dark)
     names = {name: str(file) for name, file in (("svg", args.svg), ("png", args.png)) if file is not None}
     answer(args, lambda: "\n".join(f"written to {name}" for name in names.values()), lambda: dict(names))
     return True
@@ -103,8 +101,8 @@ def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
 def plain(value: object) -> object:
     """Numbers and tuples as JSON has them; anything else, a symbol or an array, as its text.
 
-    >>> plain((0, (1, 2))), plain(None), plain(Layout(4))
-    ([0, [1, 2]], None, '4:1')
+    >>> plain((0, (1, 2))), plain(None), plain(2j)
+    ([0, [1, 2]], None, '2j')
     """
     if isinstance(value, (tuple, list)):
         return [plain(each) for each in value]
@@ -132,6 +130,7 @@ def bounded(message: str) -> str:
 def one_line(error: Exception) -> str:
     """The error's message on one line. A parse error names the place instead of a pointer below the text.
 
+    >>> from layoutgemm.layouts import parse
     >>> try:
     ...     parse("(4,8):(8,x")
     ... except ParseError as error:
@@ -155,121 +154,3 @@ def size_pair(text: str, what: str = "sizes are written ROWSxCOLUMNS, as in 64x6
     if found is None:
         raise LayoutError(f"{shown(text)}: {what}")
     return int(found[1]), int(found[2])
-
-
-def tile_of(text: str) -> SmemTile:
-    """`smem:MNxK:TYPE[:MAJOR[:SWIZZLE]]` as a shared-memory tile. Defaults: K-major, the widest swizzle that fits.
-
-    >>> print(tile_of("smem:8x64:bf16"), tile_of("smem:64x8:f32:MN:32B"))
-    S<3,4,3>[bytes] o (8,64):(64,1) x bf16 S<1,4,3>[bytes] o ((8,8),8):((1,64),8) x f32
-    """
-    parts = text.split(":")
-    if parts[0] != "smem" or not 3 <= len(parts) <= 5:
-        raise LayoutError(f"{text!r}: a tile is written smem:MNxK:TYPE[:MAJOR[:SWIZZLE]], as in smem:64x64:bf16:K:128B")
-    extent = size_pair(parts[1], "a tile's extent is written MNxK, as in smem:64x64:bf16")
-    return plain_tile(extent, parts[2], parts[3] if len(parts) > 3 else "K", parts[4] if len(parts) > 4 else None)
-
-
-def plain_tile(
-    extent: tuple[int, int], element: DType | str, major: str, swizzle: str | None, packing: str | None = None
-) -> SmemTile:
-    """`smem_tile` with its layout coalesced mode by mode, as a user writes it."""
-    tile = smem_tile(extent, element, major, swizzle, packing)
-    return replace(tile, layout=tile.layout.coalesce((1, 1)))
-
-
-def stated(text: str, facts: Facts) -> Tile:
-    """A layout or a tile of a statement; its names are symbols under the facts.
-
-    Raises LayoutError with the expected form.
-
-    >>> print(stated("(64,M//64):(1,64)", Facts("64 | M")))
-    (64,M//64):(1,64)
-    """
-    return tile_of(text) if text.startswith("smem:") else _parsed(text, STATED, facts)
-
-
-def parsed(text: str, forms: str = FORMS, facts: Facts | tuple[()] = ()) -> Parsed:
-    """The value of a text in any notation that is read. Raises LayoutError with the expected form."""
-    try:
-        return parse(text, facts)
-    except ParseError as error:
-        raise LayoutError(f"{one_line(error)}: {forms}") from None
-
-
-def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> AnyLayout:
-    found = parsed(text, forms, facts)
-    if isinstance(found, Swizzle):
-        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{found} o 0 o (8,64):(64,1)'")
-    if isinstance(found, Listing):
-        raise LayoutError(
-            f"a listing of {', '.join(found)}: paste the line of one layout, as in LayoutA_TV: (4,2):(1,4)"
-        )
-    if isinstance(found, LinearLayout):
-        return layout_of_bases(found)
-    if not isinstance(found, Layout | ComposedLayout | CoordinateTensor):
-        raise LayoutError(f"{text} is an instruction, held by threads, and no layout: {forms}; `show` takes both")
-    return found
-
-
-def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
-    """A linear layout of Triton as a layout, under a swizzle if need be; inputs of one value are left out.
-
-    Raises LayoutError where no layout under a swizzle is it.
-    """
-    found = LinearLayout(found.columns, tuple([n for n in found.bits if n]), (), found.width, found.offset)
-    try:
-        return found.to_layout()
-    except LayoutError:
-        return found.to_composed()
-
-
-def is_buffer(text: str) -> bool:
-    """True for Triton's layout of a buffer in shared memory, offset -> element.
-
-    >>> is_buffer('{"offset": [[0, 1], [1, 0]]}'), is_buffer("(4,8):(8,1)"), is_buffer("smem:64x64:bf16")
-    (True, False, False)
-    """
-    try:
-        found = None if text.startswith("smem:") else parse(text)
-    except LayoutError:
-        return False
-    return isinstance(found, LinearLayout) and found.names[:1] == ("offset",)
-
-
-def tile_in_memory(text: str) -> Tile:
-    """`layout_of` of a tile: of a buffer of Triton, offset -> element, the inverse. Raises LayoutError.
-
-    >>> swizzled = "#ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>"
-    >>> print(tile_in_memory(f"!ttg.memdesc<64x64xf16, {swizzled}, #ttg.shared_memory>"))
-    S<3,3,3> o 0 o (64,64):(64,1)
-    """
-    found = None if text.partition(":")[0] in ("smem", *NO_TILES) else parsed(text)
-    if not isinstance(found, LinearLayout):
-        return layout_of(text)
-    if found.names[:1] != ("offset",):
-        raise LayoutError(f"{text} is held by threads, and banks are of shared memory: paste a !ttg.memdesc<...>")
-    extents = stated_extents(text)
-    if extents is None or any(bits > 0 for bits in found.bits[1:]):
-        raise LayoutError(
-            f"{text} is no buffer of one block with a shape: paste its type, !ttg.memdesc<64x64xf16, ...>"
-        )
-    to_offset = found.inverse()
-    bits = tuple([extent.bit_length() - 1 for extent in extents])
-    return layout_of_bases(LinearLayout(to_offset.columns, bits, (), to_offset.width))
-
-
-def layout_of(text: str) -> Tile:
-    """A layout, a swizzled layout or a tile from its text. Raises LayoutError with the expected form.
-
-    >>> print(layout_of("tCsA: Sw<3,4,3>_smem_ptr[16b](0x400) o (_8,_64):(_64,_1)"))
-    S<3,3,3>[16b] o 0 o (8,64):(64,1)
-    >>> print(layout_of("{'register': [[0, 1]], 'lane': [[1, 0], [2, 0]]}"))
-    (2,4):(4,1)
-    """
-    if text.startswith("smem:"):
-        return tile_of(text)
-    family = text.partition(":")[0]
-    if family in NO_TILES:
-        raise LayoutError(f"{text} is {NO_TILES[family]}, and shared memory holds tiles: {FORMS}; `show` takes both")
-    return _parsed(text, FORMS)

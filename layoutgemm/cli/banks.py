@@ -17,7 +17,9 @@ from ..layouts.notation import stated_element
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
 from ..view import access_svg, swizzle_pair_svg
-from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of, tile_in_memory
+from .arguments import add, add_picture, answer, drawn
+from .commands import Commands
+from .texts import LAYOUT_HELP, layout_of, tile_in_memory
 
 SWIZZLE_EXAMPLES = (
     'layoutgemm swizzle "(64,64):(64,1)" --element bf16',
@@ -40,7 +42,7 @@ Tile = Layout | ComposedLayout | SmemTile
 def add_swizzle(commands: Commands) -> None:
     """The subcommand swizzle."""
     parser = add(
-        commands, "swizzle", "which swizzle makes accesses to a tile free of bank conflicts", SWIZZLE_EXAMPLES, swizzle,
+        commands, "swizzle", SWIZZLE_EXAMPLES, swizzle,
         says="Searches every swizzle for one under which nothing conflicts, and proves it where none exists. Exit "
         "status: 0 found, 1 none.",
     )  # fmt: skip
@@ -52,7 +54,7 @@ def add_swizzle(commands: Commands) -> None:
 def add_banks(commands: Commands) -> None:
     """The subcommand banks."""
     parser = add(
-        commands, "banks", "the bank conflicts of accesses to a tile, with their lanes", BANKS_EXAMPLES,
+        commands, "banks", BANKS_EXAMPLES,
         banks, says="Counts the wavefronts of each access to shared memory. Exit status: 0 free, 1 conflicts.",
     )  # fmt: skip
     _arguments(parser)

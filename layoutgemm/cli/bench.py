@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TextIO
 from ..bench.method import BenchProblem
 from ..bench.outcome import DETAILS, HEAD, details, line, record
 from ..errors import LayoutError, OperandError
-from .arguments import Commands, add, failed, one_line
+from .arguments import add, failed, one_line
+from .commands import Commands
 
 if TYPE_CHECKING:
     from ..bench.matmul import Comparison
@@ -73,7 +74,7 @@ def rounds(text: str) -> int:
 def add_bench(commands: Commands) -> None:
     """The subcommand bench."""
     parser = add(
-        commands, "bench", "measure matmul on the GPU against torch.mm", EXAMPLES, bench,
+        commands, "bench", EXAMPLES, bench,
         says="Measures C = A @ B in bf16 on torch's current GPU: the kernel of layoutgemm.matmul, with the reason, "
         "against torch.mm. Operands rotate through more than 240 MB; each contender is checked against float64, then "
         "timed as a CUDA graph of some 5 ms, in an order drawn anew each round. 'x mm' is torch.mm's time over the "

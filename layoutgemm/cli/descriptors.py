@@ -35,7 +35,9 @@ from ..dtypes import DType, dtype
 from ..errors import AtomError, DescriptorError, LayoutError
 from ..layouts import Layout
 from ..view import box_svg, fields_svg
-from .arguments import Commands, add, add_picture, answer, drawn, plain_tile, size_pair
+from .arguments import add, add_picture, answer, drawn, size_pair
+from .commands import Commands
+from .texts import plain_tile
 
 DESC_EXAMPLES = (
     "layoutgemm desc 128x64 --element bf16 --major K --swizzle 128B",
@@ -68,7 +70,7 @@ def _tile_arguments(parser: argparse.ArgumentParser) -> None:
 def add_desc(commands: Commands) -> None:
     """The subcommand desc."""
     parser = add(
-        commands, "desc", "the matrix descriptor of a shared-memory tile, or the fields of a word", DESC_EXAMPLES, desc,
+        commands, "desc", DESC_EXAMPLES, desc,
         says="Derives the 64-bit word by which wgmma or tcgen05.mma finds a tile of MN x K elements in shared memory, "
         "field by field; of a word in hexadecimal, says what its fields hold.",
     )  # fmt: skip
@@ -214,7 +216,7 @@ def derived_data(
 def add_box(commands: Commands) -> None:
     """The subcommand box."""
     parser = add(
-        commands, "box", "the TMA loads that fill a shared-memory tile", BOX_EXAMPLES, box,
+        commands, "box", BOX_EXAMPLES, box,
         says="Derives the box, the instructions with their coordinates, and the bytes that the barrier expects, for a "
         "tile of ROWS x COLUMNS elements, and with --of holds a matrix against the rules of the tensor map.",
     )  # fmt: skip

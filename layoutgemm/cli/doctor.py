@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -19,11 +20,26 @@ from ..errors import LayoutError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.launcher import cuda_driver, runtime_candidates
 from ..kernels.compile.sass import find_tool
+from .arguments import add
+from .commands import Commands
 
+EXAMPLES = ("layoutgemm doctor --json  # status 1 where something is missing",)
 TESTED_DSL = "4.8.1"
 TORCH = (2, 6)
 OK, MISSING, NOTE = "ok", "missing", "note"
 ABSENT = "not installed"
+
+
+def add_doctor(commands: Commands) -> None:
+    """The subcommand doctor."""
+    add(commands, "doctor", EXAMPLES, run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine the machine and print; returns the exit status."""
+    findings = examine()
+    print(report(findings, args.json))
+    return status(findings)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from ..emulator.mutation.api import mutate_ptx
 from ..emulator.mutation.run import on_terminal
 from ..emulator.mutation.survivors import PROVEN
 from ..errors import EmulatorError, LayoutError, PtxError
-from .arguments import failed
+from .arguments import SCRIPTS, failed
+from .commands import COMMANDS, Commands
 
 ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   f32:128x64           an array of random values (standard normal, or small integers), passed by its address
@@ -41,11 +42,15 @@ examples:
 
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made, 3 the script failed by itself"""
 Argument: TypeAlias = npt.NDArray[np.generic] | Packed | TensorMapOf | bytes | int | float
-SCRIPTS = (".py", ".ipynb")
 POLICIES = {
     "late": Policy(),
     "early": Policy(loads="early", products="early", stores="early"),
 }
+
+
+def add_emulate(commands: Commands) -> None:
+    """The subcommand emulate."""
+    add_arguments(commands.add_parser("emulate", help=COMMANDS["emulate"].help))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,20 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "left without a proof that it changes nothing",
     )  # fmt: skip
     parser.set_defaults(run=run)
-
-
-def script_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and those of the script that it runs.
-
-    >>> script_arguments(["emulate", "--banks", "gemm.py", "--m", "64"])
-    (['emulate', '--banks', 'gemm.py'], ['--m', '64'])
-    >>> script_arguments(["emulate", "kernel.ptx", "--timeline"])
-    (['emulate', 'kernel.ptx', '--timeline'], [])
-    """
-    if not argv or argv[0] != "emulate":
-        return list(argv), []
-    end = next((i + 1 for i, word in enumerate(argv) if word.endswith(SCRIPTS)), len(argv))
-    return list(argv[:end]), list(argv[end:])
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from ..atoms import (
-    CopyAtom,
-    MmaAtom,
-    TiledMma,
-    cp_async,
-    ldmatrix,
-    load_shared,
-    mma_sync,
-    movmatrix,
-    stmatrix,
-    tcgen05_ld,
-    tcgen05_mma,
-    tcgen05_st,
-    wgmma,
-)
-from ..atoms.cutlass_names import named
+from .. import atoms, schedule
 from ..atoms.mma.tcgen05 import KINDS
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
-from ..layouts import Layout, Swizzle
+from ..layouts import Layout, Swizzle, above
 from ..layouts.display import Pictured
-from ..schedule import Grouped, Hilbert, Linear, Schedule
+from ..layouts.notation import may_name_atom
 from .arguments import one_line, size_pair
+
+if TYPE_CHECKING:
+    from ..atoms import CopyAtom, MmaAtom, TiledMma
+    from ..schedule import Schedule
 
 ATOMS = "wgmma:64:bf16:C, mma:m16n8k16:bf16:A"
 WRITTEN = f"an atom is written FAMILY:SIZE[:TYPE[:KIND]][:OPERAND], as in {ATOMS}, mma:m16n8k64:e2m1:mxf4:SFA"
@@ -44,13 +33,13 @@ def _wgmma(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom
         raise LayoutError(f"wgmma:{size}: its N is written as a number, as in wgmma:64:bf16:C")
     if operand == "B":
         raise LayoutError("no thread holds B of wgmma, shared memory does: show its tile, as in smem:64x16:bf16:K")
-    return wgmma(int(size), a, b, a_source="rmem" if operand == "A" else "smem")
+    return atoms.wgmma(int(size), a, b, a_source="rmem" if operand == "A" else "smem")
 
 
 def _mma(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
     if kind == "mxf4nvf4":  # the types of scale factors that NVFP4 uses
-        return mma_sync(size, a, b, kind=kind, scale="ue4m3", vector=16)
-    return mma_sync(size, a, b, kind=kind)
+        return atoms.mma_sync(size, a, b, kind=kind, scale="ue4m3", vector=16)
+    return atoms.mma_sync(size, a, b, kind=kind)
 
 
 def _tcgen05(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
@@ -65,10 +54,10 @@ def _tcgen05(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAt
         raise LayoutError(f"tcgen05:{size}:{a}:{kind}: the kinds of tcgen05.mma are {', '.join(KINDS)}")
     if kind is None:
         raise LayoutError(f"tcgen05:{size}:{a}: no kind of tcgen05.mma multiplies {a}")
-    return tcgen05_mma(kind, m, n, a, b)
+    return atoms.tcgen05_mma(kind, m, n, a, b)
 
 
-Maker = Callable[[str, str, str, str, "str | None"], MmaAtom]  # of size, types, operand, kind
+Maker: TypeAlias = "Callable[[str, str, str, str, str | None], MmaAtom]"  # of size, types, operand, kind
 FAMILIES: dict[str, Maker] = {"wgmma": _wgmma, "mma": _mma, "tcgen05": _tcgen05}
 
 
@@ -84,7 +73,7 @@ def atom_of(text: str) -> tuple[MmaAtom, str]:
     family, *rest = text.split(":")
     operand = rest.pop() if has_operand(text) else "C"
     atom = cutlass_named(text)
-    if isinstance(atom, MmaAtom):
+    if is_product(atom):
         return atom, operand.upper()
     if not 1 <= len(rest) <= 3:
         raise LayoutError(f"{text!r}: {WRITTEN}")
@@ -117,7 +106,9 @@ def has_operand(text: str) -> bool:
 
 def cutlass_named(text: str) -> CopyAtom | MmaAtom | TiledMma | None:
     """The atom of a CUTLASS name, which an operand may follow; None for another text."""
-    return named(text.rpartition(":")[0] if has_operand(text) else text)
+    name = text.rpartition(":")[0] if has_operand(text) else text
+    found: CopyAtom | MmaAtom | TiledMma | None = above.atom_named(name) if may_name_atom(name) else None
+    return found
 
 
 def is_atom(text: str) -> bool:
@@ -126,13 +117,18 @@ def is_atom(text: str) -> bool:
     >>> is_atom("wgmma:64"), is_atom("SM80_16x8x8_F32F16F16F32_TN:A"), is_atom("SM75_U32x4_LDSM_N")
     (True, True, False)
     """
-    return text.partition(":")[0] in FAMILIES or isinstance(cutlass_named(text), MmaAtom)
+    return text.partition(":")[0] in FAMILIES or is_product(cutlass_named(text))
+
+
+def is_product(found: CopyAtom | MmaAtom | TiledMma | None) -> TypeGuard[MmaAtom]:
+    """True for a matrix product; where nothing was found, no file of atoms is loaded."""
+    return found is not None and isinstance(found, atoms.MmaAtom)
 
 
 def whole_atom(text: str) -> MmaAtom:
     """An atom without operand, as in `mma:m16n8k16:bf16`. Raises LayoutError."""
     atom = cutlass_named(text)
-    if isinstance(atom, MmaAtom) and not has_operand(text):
+    if is_product(atom) and not has_operand(text):
         return atom
     family, *rest = text.split(":")
     if family not in FAMILIES or not 1 <= len(rest) <= 3 or has_operand(text):
@@ -153,7 +149,7 @@ def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
     """
     family, _, rest = text.partition(":")
     found = cutlass_named(text)
-    if found is not None and not isinstance(found, MmaAtom):
+    if found is not None and not isinstance(found, atoms.MmaAtom):
         return found, object_data(found), {}
     if family == "schedule":
         order, grid = schedule_of(rest)
@@ -168,7 +164,7 @@ def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
             raise LayoutError(f"{text!r}: {TILED}")
         if not name:
             raise LayoutError(f"{text!r}: {TILED}")
-        tiled = TiledMma(whole_atom(name), (int(sizes[1]), int(sizes[2]), int(sizes[3])))
+        tiled = atoms.TiledMma(whole_atom(name), (int(sizes[1]), int(sizes[2]), int(sizes[3])))
         return tiled, object_data(tiled), {}
     if is_atom(text):
         atom = whole_atom(text)
@@ -183,7 +179,7 @@ def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
 
 def object_data(made: CopyAtom | TiledMma) -> dict[str, object]:
     """A copy or a tiled product for programs."""
-    if isinstance(made, TiledMma):
+    if isinstance(made, atoms.TiledMma):
         return {"atom": made.atom.ptx, "tile": made.tile_mnk, "threads": made.threads}
     return {"copy": made.ptx, "src": str(made.layout_src), "dst": str(made.layout_dst)}
 
@@ -193,10 +189,10 @@ def schedule_of(text: str) -> tuple[Schedule, tuple[int, int]]:
     name, *rest = text.split(":")
     grid = size_pair(rest.pop(), "a grid is written ROWSxCOLUMNS") if rest and "x" in rest[-1] else (16, 12)
     orders: dict[str, Callable[[int], Schedule]] = {
-        "linear": lambda group: Linear(),
-        "grouped": lambda group: Grouped(group=group),
-        "serpentine": lambda group: Grouped(group=group, serpentine=True),
-        "hilbert": lambda group: Hilbert(),
+        "linear": lambda group: schedule.Linear(),
+        "grouped": lambda group: schedule.Grouped(group=group),
+        "serpentine": lambda group: schedule.Grouped(group=group, serpentine=True),
+        "hilbert": lambda group: schedule.Hilbert(),
     }
     if name not in orders or len(rest) > (name in ("grouped", "serpentine")) or not all(r.isdigit() for r in rest):
         known = "linear, grouped:GROUP, serpentine:GROUP or hilbert"
@@ -218,13 +214,13 @@ def copy_of(text: str) -> CopyAtom:
     numbers = [int(r) for r in rest if r.isdigit()]
     count = numbers[0] if numbers else 0
     forms: dict[str, tuple[int, Callable[[], CopyAtom]]] = {
-        "ldmatrix": (1 + trans, lambda: ldmatrix(count, transpose=trans)),
-        "stmatrix": (1 + trans, lambda: stmatrix(count, transpose=trans)),
-        "movmatrix": (0, movmatrix),
-        "cp_async": (1, lambda: cp_async(count)),
-        "ld": (1, lambda: load_shared(count)),
-        "tcgen05_ld": (2, lambda: tcgen05_ld(rest[0], count)),
-        "tcgen05_st": (2, lambda: tcgen05_st(rest[0], count)),
+        "ldmatrix": (1 + trans, lambda: atoms.ldmatrix(count, transpose=trans)),
+        "stmatrix": (1 + trans, lambda: atoms.stmatrix(count, transpose=trans)),
+        "movmatrix": (0, lambda: atoms.movmatrix()),
+        "cp_async": (1, lambda: atoms.cp_async(count)),
+        "ld": (1, lambda: atoms.load_shared(count)),
+        "tcgen05_ld": (2, lambda: atoms.tcgen05_ld(rest[0], count)),
+        "tcgen05_st": (2, lambda: atoms.tcgen05_st(rest[0], count)),
     }
     if name not in forms or forms[name][0] != len(rest) or (rest and not numbers):
         raise LayoutError(f"copy:{text}: a copy is one of {COPIES}")

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import LayoutError
-from .arguments import answer, tile_of
+from .arguments import answer
+from .texts import tile_of
 
 
 def add_page(parser: argparse.ArgumentParser) -> None:

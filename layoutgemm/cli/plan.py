@@ -14,7 +14,8 @@ from ..kernels.planner import plan as planned
 from ..kernels.sm90.choose.rules import choose
 from ..kernels.sm90.types import operands
 from ..report import Report
-from .arguments import Commands, add, add_picture, answer, drawn
+from .arguments import add, add_picture, answer, drawn
+from .commands import Commands
 
 EXAMPLES = (
     "layoutgemm plan 4096 4096 4096 -b bf16:col",
@@ -31,7 +32,7 @@ CHOICES = ("tile_n", "tile_k", "stages")
 def add_plan(commands: Commands) -> None:
     """The subcommand plan, and its alias explain."""
     parser = add(
-        commands, "plan", "the derivation of a GEMM and its checks", EXAMPLES, run, aliases=("explain",),
+        commands, "plan", EXAMPLES, run,
         says="Derives C[m, n] = A[m, k] @ B[k, n]: tiles, boxes, descriptors, stages, budgets, and proves them. Exit "
         "status: 0 every check holds, 1 one does not.",
     )  # fmt: skip

@@ -11,19 +11,21 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..atoms import SmemTile, TiledMma
+from .. import atoms, view
+from ..atoms import SmemTile
 from ..errors import LayoutError
 from ..layouts import Swizzle
 from ..layouts.display import table
 from ..layouts.listing import Listing
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
-from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
 from ..view.grid import UnwrappedLayout, extent, owners_of, planes_of
-from .arguments import FORMS as WRITTEN
-from .arguments import LAYOUT_HELP, AnyLayout, Commands, Tile, add, add_picture, answer, drawn, layout_of, parsed, plain
+from .arguments import add, add_picture, answer, drawn, plain
+from .commands import Commands
 from .object_names import ATOMS, FAMILIES, atom_of, cutlass_named, has_operand, is_atom, object_of
 from .pages import add_page, paged
+from .texts import FORMS as WRITTEN
+from .texts import LAYOUT_HELP, AnyLayout, Tile, layout_of, parsed
 
 EXAMPLES = (
     'layoutgemm show "(4,(2,2)):(2,(1,8))"',
@@ -52,7 +54,7 @@ FORMS = (
 def add_show(commands: Commands) -> None:
     """The subcommand show."""
     parser = add(
-        commands, "show", "a layout, a tile, an atom, a copy or an order of tiles as text, or as a picture", EXAMPLES,
+        commands, "show", EXAMPLES,
         run,
         says="Prints the offset of every coordinate of a layout (mode 0 downwards, mode 1 across); for an atom or a "
         "copy which thread holds an element in which value, as in 5:2; for an order the number of every tile; for a "
@@ -120,7 +122,9 @@ def as_options(said: str, what: str) -> str:
 
 
 def _show(args: argparse.Namespace) -> int:
-    of_products = args.what.startswith("tiled:") or is_atom(args.what) or isinstance(cutlass_named(args.what), TiledMma)
+    by_cutlass = cutlass_named(args.what)
+    of_products = args.what.startswith("tiled:") or is_atom(args.what)
+    of_products = of_products or (by_cutlass is not None and isinstance(by_cutlass, atoms.TiledMma))
     if paged(args, of_products, lambda: paged_object(args.what)):
         return 0
     found = shown(args)
@@ -186,8 +190,8 @@ def layout_shown(given: Tile, part_: dict[str, Any]) -> Shown:
 
     def draw() -> str:
         if isinstance(given, SmemTile):
-            return swizzle_svg(layout, given.slot_bits, **part_)
-        return layout_svg(layout, **part_)
+            return view.swizzle_svg(layout, given.slot_bits, **part_)
+        return view.layout_svg(layout, **part_)
 
     symbolic = bool(generators(*entries_of(layout)))
 
@@ -206,7 +210,7 @@ def layout_shown(given: Tile, part_: dict[str, Any]) -> Shown:
         if symbolic:
             return f"{layout}\nno table: some of its extents and strides are symbols; write numbers in their place"
         large = not part_ and layout.size > PRINTED
-        return head_of(layout) if large else layout_table(layout, **part_)
+        return head_of(layout) if large else view.layout_table(layout, **part_)
 
     return Shown(text, draw, data)
 
@@ -224,7 +228,7 @@ def head_of(layout: AnyLayout) -> str:
     if len(sizes) == 2:
         del counts["planes"]
     heads = {name: min(count, 1 if name == "planes" else HEAD) for name, count in counts.items()}
-    table_ = layout_table(layout, **{name: range(head) for name, head in heads.items()})
+    table_ = view.layout_table(layout, **{name: range(head) for name, head in heads.items()})
     told = ", ".join([f"{heads[name]} of {count} {name}" for name, count in counts.items()])
     *others, last = [f"--{name} FROM:TO" for name in counts]
     return f"{table_}\n{told}: {', '.join(others)} and {last} show others"
@@ -234,7 +238,9 @@ def listing_shown(listing: Listing) -> Shown:
     """A listing of a tiled MMA or copy: its values, then each layout of two modes as a table."""
 
     def text() -> str:
-        tables = [f"{name}: {layout_table(layout)}" for name, layout in listing.layouts.items() if layout.rank == 2]
+        tables = [
+            f"{name}: {view.layout_table(layout)}" for name, layout in listing.layouts.items() if layout.rank == 2
+        ]
         return "\n\n".join([str(listing), *tables])
 
     def draw() -> str:
@@ -256,8 +262,8 @@ def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> S
         }  # fmt: skip
 
     return Shown(
-        lambda: f"{atom}, {operand}: {tv_table(tv, tile, **part_)}",
-        lambda: fragment_svg(atom, operand, **part_, **colors),
+        lambda: f"{atom}, {operand}: {view.tv_table(tv, tile, **part_)}",
+        lambda: view.fragment_svg(atom, operand, **part_, **colors),
         data,
     )
 

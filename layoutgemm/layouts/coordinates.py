@@ -16,7 +16,7 @@ from .layout import Layout
 from .over_layout import OverLayout
 from .paged import Paged
 from .predicates import Predicates
-from .proofs.verdicts import Answer, between, equivalent
+from .proofs.verdicts import Answer, Verdict, between, equivalent
 
 
 class CoordinateTensor(OverLayout, PicturedLayout, Predicates, Paged):
@@ -104,8 +104,8 @@ class CoordinateTensor(OverLayout, PicturedLayout, Predicates, Paged):
         """Prove that no two coordinates share a value: the layout decides."""
         return self.layout.is_injective()
 
-    def congruent(self, other: object) -> bool:
-        """True if both shapes have one nesting; `other` is a layout or a tuple."""
+    def congruent(self, other: object) -> Verdict:
+        """Verdict: both shapes have one nesting; `other` is a layout or a tuple."""
         return self.layout.congruent(other.layout if isinstance(other, CoordinateTensor) else other)
 
     def __eq__(self, other: object) -> bool:

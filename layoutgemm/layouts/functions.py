@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 from ..arguments import refusal
 from ..errors import LayoutError
 from . import int_tuple as _t
+from . import profiles
 from .display import Pictured
 from .int_tuple import Pair, Shape, as_entries
 from .layout import Layout
 from .linear import LinearLayout
+from .proofs.verdicts import Verdict
 from .swizzle import ComposedLayout, Swizzle
 
 L = TypeVar("L")  # a layout, plain or swizzled, or a tile of one
@@ -101,32 +103,36 @@ def product_each(x: object) -> Any:
     return _t.product_each(as_entries(x, "the operand of product_each"))
 
 
-def congruent(a: object, b: object) -> bool:
-    """True if both tuples have the same nesting.
+def congruent(a: object, b: object) -> Verdict:
+    """Verdict: both tuples have the same nesting. False with the first mode that differs.
 
-    >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
-    (True, False)
+    >>> bool(congruent((4, (2, 3)), (1, (8, 9)))), congruent((4, 2), 8).reason
+    (True, '(4,2) is not congruent to 8: the whole is (4,2) and 8')
     """
-    return _t.congruent(_entries(a, "the left operand of congruent"), _entries(b, "the right operand of congruent"))
+    what = "operand of congruent"
+    return profiles.congruent(_entries(a, f"the left {what}"), _entries(b, f"the right {what}"))
 
 
-def compatible(a: object, b: object) -> bool:
-    """True if every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+def compatible(a: object, b: object) -> Verdict:
+    """Verdict: every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
 
-    >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
-    (True, True, False)
+    >>> compatible(24, (4, 6)).ok, compatible((4, 6), (4, (2, 3))).ok
+    (True, True)
+    >>> compatible((4, 6), 24).reason
+    '(4,6) is not compatible with 24: the whole is (4,6) and 24'
     """
-    return _t.compatible(_entries(a, "the left operand of compatible"), _entries(b, "the right operand of compatible"))
+    what = "operand of compatible"
+    return profiles.compatible(_entries(a, f"the left {what}"), _entries(b, f"the right {what}"))
 
 
-def weakly_congruent(a: object, b: object) -> bool:
-    """True if the nesting of `b` refines that of `a`.
+def weakly_congruent(a: object, b: object) -> Verdict:
+    """Verdict: the nesting of `b` refines that of `a`.
 
-    >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
-    (True, False)
+    >>> weakly_congruent(1, (4, 6)).ok, weakly_congruent((4, 6), 1).reason
+    (True, '(4,6) is not weakly congruent to 1: the whole is (4,6) and 1')
     """
     what = "operand of weakly_congruent"
-    return _t.weakly_congruent(_entries(a, f"the left {what}"), _entries(b, f"the right {what}"))
+    return profiles.weakly_congruent(_entries(a, f"the left {what}"), _entries(b, f"the right {what}"))
 
 
 def idx2crd(index: object, shape: object) -> Any:

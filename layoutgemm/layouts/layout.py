@@ -9,7 +9,7 @@ from typing import Any
 from ..arguments import DEPTH, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from ..lazy_numpy import np
-from . import above
+from . import above, profiles
 from . import int_tuple as _t
 from .algebra import divide as _divide
 from .algebra import inverse as _inverse
@@ -36,7 +36,7 @@ from .int_tuple import (
 from .paged import Paged
 from .predicates import Predicates
 from .proofs import verdicts as _proof
-from .proofs.verdicts import Answer
+from .proofs.verdicts import Answer, Verdict
 from .symbols.dispatch import has_symbols, symbols_in
 
 
@@ -647,11 +647,15 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """Proof that the values are 0..size-1, each once, or CounterExample."""
         return _proof.bijective(self.shape, self.stride)
 
-    def congruent(self, other: Any) -> bool:
-        """True if both shapes have one nesting; `other` is a layout or a tuple."""
+    def congruent(self, other: Any) -> Verdict:
+        """Verdict: both shapes have one nesting; `other` is a layout or a tuple.
+
+        >>> Layout((2, (3, 4))).congruent(Layout((2, 12))).reason
+        '(2,(3,4)) is not congruent to (2,12): mode 1 is (3,4) and 12'
+        """
         if isinstance(other, Layout) or getattr(other.__class__, "_swizzled", False):
-            return _t.congruent(self.shape, other.shape)
-        return _t.congruent(self.shape, _t.as_entries(other, "what a layout is congruent to"))
+            return profiles.congruent(self.shape, other.shape)
+        return profiles.congruent(self.shape, _t.as_entries(other, "what a layout is congruent to"))
 
     def __eq__(self, other: object) -> bool:
         return other.__class__ is Layout and self.shape == other.shape and self.stride == other.stride

@@ -29,7 +29,7 @@ from . import above
 from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
-from .proofs.verdicts import TWO_INDICES, CounterExample, Function, Proof, layout_of
+from .proofs.verdicts import TWO_INDICES, CounterExample, Function, Proof, Verdict, layout_of
 from .swizzle import ComposedLayout, Swizzle
 
 if TYPE_CHECKING:
@@ -329,18 +329,31 @@ class LinearLayout(Function):
             return CounterExample((0, first), self.offset, self.offset, first, said, TWO_INDICES)
         return Proof("GF(2) matrix", (), (f"{len(self.columns)} independent columns",))
 
-    def is_surjective(self) -> bool:
-        """True if every integer below 2^width is a value."""
-        return self.rank == self.width
+    def is_surjective(self) -> Verdict:
+        """Verdict: every integer below 2^width is a value. The witness is a value left out.
+
+        >>> LinearLayout((1, 2, 3)).is_surjective().ok, LinearLayout((1, 4)).is_surjective().reason
+        (True, 'the matrix reaches 2^2 of 2^3 values: 2 is none of them')
+        """
+        if self.rank == self.width:
+            return Verdict(True)
+        free = self._left_out()
+        return Verdict(
+            False, f"the matrix reaches 2^{self.rank} of 2^{self.width} values: {free} is none of them", free
+        )
+
+    def _left_out(self) -> int:
+        """A value below 2^width that no index has."""
+        powers = [1 << i for i in range(self.width)]
+        return next(v for v in powers if self.solve(v ^ self.offset) is None) ^ self.offset
 
     def is_bijective(self) -> Proof | CounterExample:
         """Prove that each integer below 2^width is one coordinate's value, or say why not."""
         distinct = self.is_injective()
         if not distinct or len(self.columns) == self.width:
             return distinct
-        free = next(v for v in (1 << i for i in range(self.width)) if self.solve(v ^ self.offset) is None)
         statement = f"of 2^{self.width} values the matrix reaches 2^{len(self.columns)}: index 0, and a value left out"
-        return CounterExample(self.coord(0), self.offset, free ^ self.offset, 0, statement, "GF(2) matrix")
+        return CounterExample(self.coord(0), self.offset, self._left_out(), 0, statement, "GF(2) matrix")
 
     @checked()
     def solve(self, value: int) -> int | None:
@@ -354,8 +367,8 @@ class LinearLayout(Function):
         (3, 1)
         """
         if not self.is_surjective():
-            free = next(v for v in (1 << i for i in range(self.width)) if self.solve(v ^ self.offset) is None)
-            raise LayoutError(f"no inverse: no index has value {free ^ self.offset}", free ^ self.offset)
+            free = self._left_out()
+            raise LayoutError(f"no inverse: no index has value {free}", free)
         return self.left_inverse()
 
     def left_inverse(self) -> LinearLayout:

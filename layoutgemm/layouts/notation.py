@@ -25,6 +25,7 @@ SM80_16x8x16_F32BF16BF16F32_TN                    an atom: see atoms.cutlass_nam
 zipped_divide((8,16):(16,1), (4,8))               an operation: its result
 tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see texts.encodings
 bf16[16,256]{1,0:T(8,128)(2,1)}   TiledLayout(...)  XLA's shapes, Mosaic's registers: see texts.tilings
+spatial(4, 8).local(2, 1)   Fragment([8] -> [4], ...)  threads of Tilus, Hidet, TileLang and CK: see texts.mappings
 torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
 """
 
@@ -37,6 +38,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from ..arguments import DEPTH, refusal
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, ParseError
+from ..regex import regex
 from . import above
 from .basis import ScaledBasis
 from .coordinates import CoordinateTensor
@@ -51,6 +53,7 @@ from .symbols.facts import as_facts
 from .symbols.polynomial import Scalar
 from .texts.bases import TextReader, linear
 from .texts.encodings import encoded, shaped
+from .texts.mappings import mapped
 from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
@@ -70,92 +73,88 @@ Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
 
 # Where the name of an atom may stand; `layoutgemm.atoms` says whether it is one
-_ATOM = re.compile(
+_ATOM = regex(
     r"\s*(?:\w+\s+)*(?:\w+\s*=\s*)?(?:\w+::)*(?:SM\d|G?MMA_|Copy_|Tiled|make_tiled|Universal|Auto|Default)"
     r"|[^\n]*MMA Operation"
 )
 _INVISIBLE = dict.fromkeys((0xFEFF, 0x200B, 0x200C, 0x200D, 0x2060, 0xA0), " ")  # what copying adds to a text
-_NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
-_TYPE_OF_INTEGER = re.compile(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
-_BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
-_FLY_BASIS = re.compile(r"\s*(-?\d+)E(\d+)(?![\w.])")  # FlyDSL's 1E0
-_UNKNOWN = re.compile(r"\s*\?(?:\{([^{}]*)\})?")
-_SWIZZLE = re.compile(
+_NUMBER = regex(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
+_TYPE_OF_INTEGER = regex(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
+_BASIS = regex(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
+_FLY_BASIS = regex(r"\s*(-?\d+)E(\d+)(?![\w.])")  # FlyDSL's 1E0
+_UNKNOWN = regex(r"\s*\?(?:\{([^{}]*)\})?")
+_SWIZZLE = regex(
     r"\s*(?:cute::)?S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\{\})?(?:\[(?:(bytes)|(\d+)b)\])?"
 )
-_CALLED_SWIZZLE = re.compile(
+_CALLED_SWIZZLE = regex(
     r"\s*\(?(?:\w+(?:\.|::))*(?:make_s|S)wizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)?(?:\{\})?(?=\s+o\s|\s*;?\s*\Z)"
 )
-_PYCUTE_SWIZZLE = re.compile(r"\s*SW_(\d+)_(\d+)_(-?\d+)(?=\s+o\s|\s*\Z)")
-_LINK = re.compile(r"\s*o\s+")
-_OFFSET = re.compile(r"\s*(?:_?(-?\d+)|\{(-?\d+)\})\s+o\s+")
-_OFFSET_NAMED = re.compile(r"\s*,\s*(?:pre)?offset\s*=\s*(-?\d+)")
+_PYCUTE_SWIZZLE = regex(r"\s*SW_(\d+)_(\d+)_(-?\d+)(?=\s+o\s|\s*\Z)")
+_LINK = regex(r"\s*o\s+")
+_OFFSET = regex(r"\s*(?:_?(-?\d+)|\{(-?\d+)\})\s+o\s+")
+_OFFSET_NAMED = regex(r"\s*,\s*(?:pre)?offset\s*=\s*(-?\d+)")
 # CuTe's pointers: ptr[32b](nil), gmem_ptr[16b](0x7f00), smem_ptr[16b](unset), tmem_[32b](0x0)
 # and sparse<2>_gmem_ptr[8b](0x7f00), smem_sparse<2>_ptr[8b](unset): 2 elements of the layout in 8 bits
-_POINTER = re.compile(
+_POINTER = regex(
     r"[\s_]*(?:(?:smem_)?sparse<(?P<sparsity>\d{1,3})>_)?(\w*ptr|\w*mem_|subbyte_iterator)\[(?P<bits>\d+)b\]\((?P<address>[^()]*)\)"
 )
 # An address that a published listing leaves out, 0x7f.. or SMEM_ADDR: it stands for the beginning of a buffer
-_LEFT_OUT = re.compile(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
-_COORDINATE = re.compile(r"\s*(?:ArithTuple(?:Iter(?:ator)?)?)?(?=\([^:\"<>\n]*\)\s*o\s)")
+_LEFT_OUT = regex(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
+_COORDINATE = regex(r"\s*(?:ArithTuple(?:Iter(?:ator)?)?)?(?=\([^:\"<>\n]*\)\s*o\s)")
 # Iterators of other things than elements: UMMA::DescriptorIterator, counting_iter(0), smem_desc<...>
-_ITERATOR = re.compile(
-    r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)"
-)
-_COUNTER = re.compile(r"\s*counting_iter\(\s*_?(-?\d+)\s*\)")
+_ITERATOR = regex(r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)")
+_COUNTER = regex(r"\s*counting_iter\(\s*_?(-?\d+)\s*\)")
 # The DSL's: ptr<f16, smem, align<16>>, raw_ptr(0x7f00: f32, generic, align<4>)
-_TYPED = re.compile(r"\s*(?:raw_)?ptr([<(])")
+_TYPED = regex(r"\s*(?:raw_)?ptr([<(])")
 # Its tensors outside a kernel: Tensor<0x00007f5c@gmem o (4,8):(8,1)>
-_AT_ADDRESS = re.compile(r"\s*Tensor<0x[0-9a-fA-F]+@\w+\s+o\s")
-_MEMREF = re.compile(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*\")")
-_TYPE = re.compile(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
-_UNREAD = re.compile(r"[^\w\s,:.!]")
-_ALIGNED = re.compile(r"align<(\d+)>")
-_CALL = re.compile(r"\s*_?(?:\w+\.)*(Layout|ComposedLayout|CoordinateTensor|Swizzle)\(")
-_ARGUMENT = re.compile(r"\s*(?:shape|stride)\s*=\s*")
-_UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
+_AT_ADDRESS = regex(r"\s*Tensor<0x[0-9a-fA-F]+@\w+\s+o\s")
+_MEMREF = regex(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*\")")
+_TYPE = regex(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
+_UNREAD = regex(r"[^\w\s,:.!]")
+_ALIGNED = regex(r"align<(\d+)>")
+_CALL = regex(r"\s*_?(?:\w+\.)*(Layout|ComposedLayout|CoordinateTensor|Swizzle)\(")
+_ARGUMENT = regex(r"\s*(?:shape|stride)\s*=\s*")
+_UNIT = regex(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
     _AT_ADDRESS,
-    re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
-    re.compile(r"\s*!fly\.(?:(?:composed_)?layout<|memref<\s*[\w.]+\s*,\s*[#\w.]+(?:<[^<>]*>)?\s*,)(?=\s*[(_\d?S])"),
-    re.compile(r"\s*tensor\((?=\w*ptr)"), re.compile(r"\s*[\"'`]"),
+    regex(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
+    regex(r"\s*!fly\.(?:(?:composed_)?layout<|memref<\s*[\w.]+\s*,\s*[#\w.]+(?:<[^<>]*>)?\s*,)(?=\s*[(_\d?S])"),
+    regex(r"\s*tensor\((?=\w*ptr)"), regex(r"\s*[\"'`]"),
 )  # fmt: skip
-_COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"")
-_SECOND_TEXT = re.compile(r"\s*\"\s*,\s*\"")
+_COORDINATES = regex(r"\s*!?(?:cute\.)?coord_tensor<\s*\"")
+_SECOND_TEXT = regex(r"\s*\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
-_CLOSED = re.compile(r"(?:\s*,\s*align<\d+>(?=>))?[\s>\"'`)]*(?:=\s*(?:\(.*|\Z)|,\s*data\s*=.*)?", re.DOTALL)
-_REMARK = re.compile(
+_CLOSED = regex(r"(?:\s*,\s*align<\d+>(?=>))?[\s>\"'`)]*(?:=\s*(?:\(.*|\Z)|,\s*data\s*=.*)?", re.DOTALL)
+_REMARK = regex(
     r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*"
     r"|(?:=>|->|\u2192)(?![^\n]*[\d)?]\s*:\s*[(_\d?-])[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
 )
 # What stands before it: the sign of a comment, a name and ':' or '=', words before a pointer
-_COMMENT = re.compile(r"(?:\s*(?://+|(?:#|\*|%+|\w{0,3}>>>?|\w{0,3}>\?\?)(?=\s)))+\s*")
-_ARROW = re.compile(r"\s*(?:->|=>|\u2192|\u21d2|=)\s*(?=[(_\d?S!])")  # before a result
-_LABEL = re.compile(
+_COMMENT = regex(r"(?:\s*(?://+|(?:#|\*|%+|\w{0,3}>>>?|\w{0,3}>\?\?)(?=\s)))+\s*")
+_ARROW = regex(r"\s*(?:->|=>|\u2192|\u21d2|=)\s*(?=[(_\d?S!])")  # before a result
+_LABEL = regex(
     r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*(?:==?>|->|[:=])\s*(?:(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])|(?=(?:Composed)?Layout\())"
 )
-_WORDS = re.compile(r"\s*[A-Za-z_][\w.,' -]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
+_WORDS = regex(r"\s*[A-Za-z_][\w.,' -]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
 # of the IR, up to the type of its result, the last one
-_OPERATION = re.compile(
+_OPERATION = regex(
     r"\s*(?:%?\w+(?::\d+)?\s*=(?=\s*\"?(?:cute|fly)\.|\s*!(?:cute|fly)\.)|CHECK[\w-]*:(?=[^\n]*(?:cute|fly)\.)|:(?=\s*\(?!(?:cute|fly)\.)|->(?=\s*!(?:cute|fly)\.))"
     r"(?:[^\n]*->\s*(?=!(?:cute|fly)\.)|[^\n]*?(?=!(?:cute|fly)\.))"
 )
-_TILED = re.compile(r"\s*(?:!\w+\s*=\s*)?!cute\.(tiled_copy|tiled_mma)<")
-_TILE = re.compile(r"\s*(?:%\w+\s*=[^\n]*?|:\s*|->\s*)?!cute\.tile<\"(\[[^\"]*\])\">\s*\)?\s*\Z")
-_TILED_FIELD = re.compile(r",\s*(\w+)\s*=\s*<\"([^\"]*)\">")
-_WORD = re.compile(r"\s*(?!o\s)[A-Za-z_]\w*\s+(?=\([^:\n]*:)")  # one word before a shape
-_SHAPE = re.compile(r"\s*(?:[\w.]+\s*[=:(]\s*)?[Ss]hape\s*[=:]?\s*(?=\()")
-_STRIDE = re.compile(r"[\s,;]*[Ss]tride\s*[=:]?\s*(?=\()")
+_TILED = regex(r"\s*(?:!\w+\s*=\s*)?!cute\.(tiled_copy|tiled_mma)<")
+_TILE = regex(r"\s*(?:%\w+\s*=[^\n]*?|:\s*|->\s*)?!cute\.tile<\"(\[[^\"]*\])\">\s*\)?\s*\Z")
+_TILED_FIELD = regex(r",\s*(\w+)\s*=\s*<\"([^\"]*)\">")
+_WORD = regex(r"\s*(?!o\s)[A-Za-z_]\w*\s+(?=\([^:\n]*:)")  # one word before a shape
+_SHAPE = regex(r"\s*(?:[\w.]+\s*[=:(]\s*)?[Ss]hape\s*[=:]?\s*(?=\()")
+_STRIDE = regex(r"[\s,;]*[Ss]tride\s*[=:]?\s*(?=\()")
 _LABELS = 4  # in a row, as in "[host] layout A: sA = (4,8):(8,1)"
-_NO_LABEL = re.compile(
-    r"\s*(?:[^\n]*\so\s+[(_\d]|S(?:w|wizzle)?<|\w*ptr[<(\[]|tensor[<(]|!cute|Layout\(|ComposedLayout\()"
-)
-_STATIC = re.compile(r"_\d")  # how CuTe's static integers begin: no name of a symbol does
-_ASSIGNED = re.compile(r"[\w. ]*=\s*(?:\{\}\s*)?")  # a name before a title
-_NAME_OF_LINE = re.compile(r"[A-Za-z_]\w*(?: (?!_?\d+\b)[\w()\[\].=,]+)*\s*")  # of a value in a listing
-_SECOND = re.compile(r"[^\n]*\so\s")  # what a swizzle is composed with
-_NOTHING = re.compile(r"_(?![\w(])")  # CuTe's Underscore: a mode without an entry
-_WIDTH = re.compile(r"[A-Za-z0-9_]+\s*\Z")
+_NO_LABEL = regex(r"\s*(?:[^\n]*\so\s+[(_\d]|S(?:w|wizzle)?<|\w*ptr[<(\[]|tensor[<(]|!cute|Layout\(|ComposedLayout\()")
+_STATIC = regex(r"_\d")  # how CuTe's static integers begin: no name of a symbol does
+_ASSIGNED = regex(r"[\w. ]*=\s*(?:\{\}\s*)?")  # a name before a title
+_NAME_OF_LINE = regex(r"[A-Za-z_]\w*(?: (?!_?\d+\b)[\w()\[\].=,]+)*\s*")  # of a value in a listing
+_SECOND = regex(r"[^\n]*\so\s")  # what a swizzle is composed with
+_NOTHING = regex(r"_(?![\w(])")  # CuTe's Underscore: a mode without an entry
+_WIDTH = regex(r"[A-Za-z0-9_]+\s*\Z")
 
 
 # Pictured: an atom or a tiled product
@@ -212,7 +211,7 @@ def read(text: str, symbol: Symbols) -> Parsed:
 def _read(text: str, symbol: Symbols) -> Parsed:
     """`read` of a text that holds a layout and what is printed around it."""
     refuse_others(bare(text))
-    if _ATOM.match(text) is not None:
+    if may_name_atom(text):
         atom: Pictured | None = above.atom_named(text)
         if atom is not None:
             return atom
@@ -224,6 +223,9 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     by_tiles = tiled(text)
     if by_tiles is not None:
         return by_tiles
+    by_threads = mapped(text)
+    if by_threads is not None:
+        return by_threads
     by_sizes = sized(text, symbol)
     if by_sizes is not None:
         return by_sizes
@@ -245,6 +247,15 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     text = bare(text)
     listed = _tiled(text, symbol) or _tile(text, symbol) or _listing(text, symbol)
     return _LayoutReader(text, symbol).all() if listed is None else listed
+
+
+def may_name_atom(text: str) -> bool:
+    """True if a text begins as the name of an atom in CUTLASS does: only then are atoms loaded to read it.
+
+    >>> may_name_atom("SM75_U32x4_LDSM_N"), may_name_atom("(4,8):(8,1)")
+    (True, False)
+    """
+    return _ATOM.match(text) is not None
 
 
 def _operation(text: str, symbol: Symbols) -> AnyLayout | CoordinateTensor | None:
@@ -299,7 +310,7 @@ def _tiled(text: str, symbol: Symbols) -> Listing | None:
             raise reader.fail("'\"'")
         end = at.end()
         at = _TILED_FIELD.match(text, end)
-    if re.compile(r"\s*>\s*(?://[^\n]*)?\Z").match(text, end) is None:
+    if regex(r"\s*>\s*(?://[^\n]*)?\Z").match(text, end) is None:
         raise ParseError("expected ',' or '>'", text, end)
     return Listing({"tiled_copy": "TiledCopy", "tiled_mma": "TiledMMA"}[found[1]], tuple(fields))
 
@@ -365,7 +376,7 @@ def parse_swizzle(text: str) -> Swizzle:
     return Swizzle.parse(text)
 
 
-_STATED = re.compile(
+_STATED = regex(
     r"(?:ptr[<(]|memref<|memory_descriptor<)\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)|\d\s*x\s*([a-z]+\d\w*)\s*[,>]"
     r"|(?:ptr|mem_)\[(\d{1,3})b\]|\b([a-z]+\d\w*)\[[\d,\s]+\](?=[\[{])"
     r"|element_?[bB]it_?[wW]idth\s*=\s*(\d{1,3})"
@@ -421,8 +432,8 @@ OPERATIONS = {
         *("nullspace", "with_shape", "tile_to_shape", "max_common_layout", "select", "group", "compose"),
     )
 } | {"composition": "compose"}
-_CALLED_OPERATION = re.compile(rf"\s*(?:cute(?:::|\.))?({'|'.join(OPERATIONS)})\s*\(")
-_SOURCE = re.compile(r"Layout\s*<|Layout\s*\(|make_|Swizzle<[^>]*>\{\}")  # C++ and the DSL: `spelled` reads them
+_CALLED_OPERATION = regex(rf"\s*(?:cute(?:::|\.))?({'|'.join(OPERATIONS)})\s*\(")
+_SOURCE = regex(r"Layout\s*<|Layout\s*\(|make_|Swizzle<[^>]*>\{\}")  # C++ and the DSL: `spelled` reads them
 _CALLED = {
     "Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3),
     "CoordinateTensor": (CoordinateTensor, 2, 2),
@@ -575,7 +586,7 @@ class _LayoutReader(TextReader):
 
     def _colon_behind_entry(self) -> bool:
         """True if the integer that stands here is a shape."""
-        return re.compile(r"_?\d+\s*:").match(self.text, self.at) is not None
+        return regex(r"_?\d+\s*:").match(self.text, self.at) is not None
 
     def memref(self) -> _Pointer | None:
         """The pointer of a memref of the IR, up to its layout; None for none."""

@@ -28,7 +28,7 @@ from .layout import Layout
 from .over_layout import OverLayout
 from .paged import Paged
 from .predicates import Predicates
-from .proofs.verdicts import Answer, CounterExample, Proof, between, equivalent, layout_of
+from .proofs.verdicts import Answer, CounterExample, Proof, Verdict, between, equivalent, layout_of
 from .symbols.dims import entry
 
 if TYPE_CHECKING:
@@ -527,9 +527,10 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, Paged, Convertible)
         """The value as a SymPy expression of the coordinates, one name for each mode: see formulas.expr."""
         return above.expression_of(self, *names)
 
-    def congruent(self, other: object) -> bool:
-        """True if both shapes have one nesting; `other` is a layout or a tuple."""
-        return bool(self.layout.congruent(other))
+    def congruent(self, other: object) -> Verdict:
+        """Verdict: both shapes have one nesting; `other` is a layout or a tuple."""
+        found: Verdict = self.layout.congruent(other)
+        return found
 
     @classmethod
     @checked(SwizzleError)

@@ -1,16 +1,60 @@
 """Tile orders: which tile each CTA computes, and when."""
 
-from .by_shard import RotatedRows, ShardByShard
-from .functions import Formula, OfLayout
-from .gpc_order import Dealt
-from .l2_reuse import Reuse, reuse
-from .listed import Banded, TileList
-from .persistent import Persistent, Segment, StreamK
-from .rotated import Rotated
-from .tile_order import Grouped, Hilbert, Linear, Schedule, visits_once
-from .triangular import Triangular
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..later import named_later
+
+if TYPE_CHECKING:
+    from .by_shard import RotatedRows, ShardByShard
+    from .functions import Formula, OfLayout
+    from .gpc_order import Dealt
+    from .l2_reuse import Reuse, reuse
+    from .listed import Banded, TileList
+    from .persistent import Persistent, Segment, StreamK
+    from .rotated import Rotated
+    from .tile_order import Grouped, Hilbert, Linear, Schedule, visits_once
+    from .triangular import Triangular
 
 __all__ = [
     "Banded", "Dealt", "Formula", "Grouped", "Hilbert", "Linear", "OfLayout", "Persistent", "Reuse", "Rotated",
     "RotatedRows", "Schedule", "Segment", "ShardByShard", "StreamK", "TileList", "Triangular", "reuse", "visits_once",
 ]  # fmt: skip
+
+# Where each name is: a file is loaded with the first of its names that is asked for.
+_HOMES = {
+    "by_shard": (
+        "RotatedRows",
+        "ShardByShard",
+    ),
+    "functions": (
+        "Formula",
+        "OfLayout",
+    ),
+    "gpc_order": ("Dealt",),
+    "l2_reuse": (
+        "Reuse",
+        "reuse",
+    ),
+    "listed": (
+        "Banded",
+        "TileList",
+    ),
+    "persistent": (
+        "Persistent",
+        "Segment",
+        "StreamK",
+    ),
+    "rotated": ("Rotated",),
+    "tile_order": (
+        "Grouped",
+        "Hilbert",
+        "Linear",
+        "Schedule",
+        "visits_once",
+    ),
+    "triangular": ("Triangular",),
+}
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = named_later(__name__, _HOMES)

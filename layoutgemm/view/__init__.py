@@ -37,8 +37,9 @@ product_html, copy_html, tile_html, swizzle_html, layout_html, tv_html. The meth
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ..later import named_later
 
 if TYPE_CHECKING:
     from layoutgemm.view.access import access_svg
@@ -97,15 +98,5 @@ _HOMES = {
     "threads": ("fragment_svg", "tv_svg"),
     "timeline": ("timeline_svg",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    """The functions, from the files that hold them."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = named_later(__name__, _HOMES)

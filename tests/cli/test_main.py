@@ -108,6 +108,40 @@ def test_runs_as_a_module(module):
     assert done.stdout.startswith("layoutgemm ")
 
 
+# Prints the loaded parts of the package that are not of every command, and libraries that take long to load.
+PARTS_LOADED = """
+import contextlib, io, sys
+from layoutgemm.cli.main import main
+
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main(sys.argv[1:])
+parts = {name.split(".")[1] for name in sys.modules if name.startswith("layoutgemm.")}
+print(*sorted(parts & {"bench", "checks", "emulator", "kernels", "torch_op"}))
+print(*sorted({"cutlass", "jax", "numpy", "sympy", "torch"} & set(sys.modules)))
+print(sum(name.startswith("layoutgemm.atoms.") for name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(("line", "parts", "libraries", "atoms"), [
+    ("--help", "", "", 0), ("--version", "", "", 0), ("bench --help", "bench", "", 0),
+    ("show (4,8):(8,1)", "", "", 8), ("prove (4,8):(8,1) (4,8):(8,1)", "", "", 8), ("show wgmma:64:bf16:C", "", "", 12),
+    ("swizzle (64,64):(64,1)", "checks", "numpy", 12), ("banks --help", "checks", "", 12), ("box 128x64", "", "", 27),
+    ("plan 4096 4096 4096", "checks kernels", "numpy", 99),
+])  # fmt: skip
+def test_a_command_loads_what_it_needs(line, parts, libraries, atoms):
+    """Start-up is most of a short command's time: none loads the files of the others."""
+    command = [sys.executable, "-c", PARTS_LOADED, *line.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded, slow, files = done.stdout.split("\n")[:3]
+    assert (loaded, slow) == (parts, libraries) and int(files) <= atoms, done.stdout
+
+
+def test_a_command_has_its_aliases_and_no_other_is_loaded():
+    only = next(a for a in make_parser("explain")._actions if isinstance(a, argparse._SubParsersAction))
+    assert "--teaching" in only.choices["plan"].format_help() and only.choices["plan"] is only.choices["explain"]
+    assert set(only.choices) == set(subcommands()) and "--svg" not in only.choices["show"].format_help()
+
+
 def test_no_command_prints_the_help(capsys):
     assert main([]) == 2
     assert "  layoutgemm demo" in capsys.readouterr().out
@@ -231,7 +265,7 @@ def test_a_missing_package_is_one_line(capsys, monkeypatch, raised, said):
     def lacks(*given):
         raise raised
 
-    monkeypatch.setattr("layoutgemm.cli.main.stated", lacks)
+    monkeypatch.setattr("layoutgemm.cli.prove.stated", lacks)
     assert said in refusal(capsys, "prove M:1 M:1")
     assert said in told(capsys, 2, "prove", "M:1", "M:1")["error"]
 

@@ -8,8 +8,8 @@ import pytest
 
 from layoutgemm import parse
 from layoutgemm.checks import bank_conflicts, matrix_access
-from layoutgemm.cli.arguments import tile_in_memory
 from layoutgemm.cli.main import main
+from layoutgemm.cli.texts import tile_in_memory
 from layoutgemm.errors import AtomError, LayoutError
 
 SWIZZLED = "#ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import layoutgemm.layouts as layouts
 from layoutgemm.errors import CoordinateError
-from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle, idx2crd
+from layoutgemm.layouts import ComposedLayout, E, Layout, LinearLayout, Swizzle, Verdict, idx2crd
+from layoutgemm.pytest_plugin import explanation, is_false_verdict
 from tests.layouts import reference as ref
 from tests.layouts.strategies import INJECTIVE, Pair, pairs, refined, seeds
 
@@ -410,3 +411,51 @@ def test_compose_and_slice_keep_the_basis() -> None:
     assert offset == (5, 0) and box(7) == (0, 7)
     quotient = identity.zipped_divide((16, 8))
     assert quotient((3, 4), (2, 5)) == (2 * 16 + 3, 5 * 8 + 4)
+
+
+# Of two tuples: the comparison, and the path to the first mode that fails and what is said of it, or None.
+COMPARED = [
+    (layouts.congruent, (1, (2, 3)), (7, (8, 9)), None), (layouts.congruent, 4, 8, None),
+    (layouts.congruent, (4, (2, 3)), (4, 6), ((1,), "(4,(2,3)) is not congruent to (4,6): mode 1 is (2,3) and 6")),
+    (layouts.congruent, (1, (2, (3, 4))), (1, (2, (3, (4, 5)))), ((1, 1, 1), "mode 1.1.1 is 4 and (4,5)")),
+    (layouts.congruent, (4, 2), (4, 2, 1), ((), "the whole is (4,2) and (4,2,1)")),
+    (layouts.compatible, 24, (4, 6), None), (layouts.compatible, (4, 6), (4, (2, 3)), None),
+    (layouts.compatible, (4, 6), (4, (2, 5)), ((1,), "mode 1 is 6 and (2,5), of size 10")),
+    (layouts.compatible, 24, (4, 5), ((), "the whole is 24 and (4,5), of size 20")),
+    (layouts.weakly_congruent, (4, 6), (4, (2, 3)), None),
+    (layouts.weakly_congruent, (4, (6, 1)), (4, 6), ((1,), "mode 1 is (6,1) and 6")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("compare", "a", "b", "difference"), COMPARED)
+def test_a_comparison_of_tuples_is_a_verdict(compare, a, b, difference) -> None:
+    found = compare(a, b)
+    assert isinstance(found, Verdict) and found.ok == bool(found) == (difference is None)
+    assert (found == True) is (found != False) is found.ok and (not found) is not found.ok  # noqa: E712
+    if difference is None:
+        assert (found.reason, found.witness) == ("", None)
+    else:
+        assert is_false_verdict(found) and explanation(found) == found.reason
+        assert found.witness == difference[0] and found.reason.endswith(difference[1])
+
+
+def test_methods_give_the_same_verdicts() -> None:
+    a, b = Layout((2, (3, 4))), Layout((2, 12))
+    for x, y in ((a, b), (Swizzle(1, 0, 1) @ a, b), (a, Swizzle(1, 0, 1) @ b)):
+        assert x.congruent(y) == layouts.congruent(a.shape, b.shape) and not x.congruent(y)
+    assert Layout.identity((2, 3)).congruent(Layout.identity((2, 3))).ok
+    assert a.congruent((2, 12)).witness == (1,) and a.congruent((5, (1, 1)))
+
+
+def test_a_verdict_is_equal_to_its_truth_alone() -> None:
+    yes, no, other = Verdict(True), Verdict(False, "why"), Verdict(False, "another")
+    assert yes == True and no == False and no != other and no == Verdict(False, "why") and yes != no  # noqa: E712
+    assert {yes: 1}[True] == 1 and hash(no) == hash(other) == hash(False) and no != "why" and yes != 1
+
+
+def test_a_value_that_a_matrix_leaves_out_is_said() -> None:
+    for columns, offset in (((1, 4), 0), ((1, 4), 2), ((1, 2, 3), 0), ((5, 2), 1)):
+        f = LinearLayout(columns, offset=offset)
+        found, values = f.is_surjective(), set(f.offsets().tolist())
+        assert found.ok == (len(values) == 1 << f.width)
+        assert found.ok or (found.witness not in values and str(found.witness) in found.reason)

@@ -158,3 +158,34 @@ def test_broken_texts_raise_only_the_errors_of_the_library() -> None:
 def test_the_element_type_that_a_text_states(text: str, element: str | None) -> None:
     found = stated_element(text)
     assert (None if found is None else found.name) == element
+
+
+# What is added to a text behind its strides, or within its call, and means something else.
+ADDED = [" o 3", "*2", "+1", ":1", "(3)", "{1}", " 7", ", foo = 3"]
+
+
+@pytest.mark.parametrize("text", [
+    "FixedLayout('cuda:0', torch.float16, size=[4, 8], stride=[8, 1])", "size=(4, 8), stride=(8, 1)",
+    "sizes() = [4, 8], strides() = [8, 1]",
+    "x.as_strided((4, 8), (8, 1))", "FakeTensor<Float16, (4, 8), (8, 1)>", "DLTensor(shape=[4, 8], strides=[8, 1])",
+    "{'shape': (4, 8), 'strides': (32, 4), 'typestr': '<f4'}", "memref<4x8xf16, affine_map<(i, j) -> (i * 8 + j)>>",
+])  # fmt: skip
+def test_nothing_behind_the_strides_is_passed_over(text: str) -> None:
+    assert str(parse(text)) == "(4,8):(8,1)"
+    for added in ADDED:
+        with pytest.raises(ParseError, match="expected"):
+            parse(text + added)
+
+
+@pytest.mark.parametrize("text", [
+    "size=(4, 8), foo = 3, stride=(8, 1)", "Layout(foo = 3, shape=(4, 8), stride=(8, 1))",
+    "FixedLayout('cuda:0', torch.float16, foo = 3, size=[4, 8], stride=[8, 1])",
+    "FixedLayout('cuda:0', torch.float16, size=[4, 8], foo = 3, stride=[8, 1])",
+    "DLTensor(foo = 3, shape=[4, 8], strides=[8, 1])", "DLTensor(shape=[4, 8], strides=[8, 1], foo = 3, byte_offset=0)",
+])  # fmt: skip
+def test_a_field_that_is_not_known_is_refused(text: str) -> None:
+    known = text.replace("foo = 3, ", "")
+    assert str(parse(known)) == "(4,8):(8,1)"
+    with pytest.raises(ParseError) as error:
+        parse(text)
+    assert text[error.value.position :].startswith("foo")

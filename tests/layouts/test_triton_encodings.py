@@ -478,3 +478,53 @@ def test_scales_in_tensor_memory_are_in_all_four_warps() -> None:
     for row, col in itertools.product(range(128), range(32)):
         j, i, more, further = col % 4, col // 4 % 2, col // 8 % 2, col // 16
         assert found(row=row, col=col) == row % 32 + 32 * i + 64 * more + 128 * (j + 4 * further)
+
+
+CLUSTERED = [  # (text, bases): combined over the blocks of a cluster as Triton combines them
+    (
+        "!ttg.memdesc<256x8xf32, #ttng.tensor_memory_encoding<blockM = 128, blockN = 8, colStride = 1, "
+        "CGALayout = [[1, 0]], twoCTAs = true>, #ttng.tensor_memory>",
+        {"row": [[1 << i, 0] for i in range(7)], "col": [[0, 1], [0, 2], [0, 4]], "block": [[128, 0]]},
+    ),
+    (
+        "!ttg.memdesc<128x8xf32, #ttng.tensor_memory_encoding<blockM = 64, blockN = 8, colStride = 1, "
+        "CGALayout = [[1, 0]], twoCTAs = true>, #ttng.tensor_memory>",
+        {"row": [*[[1 << i, 0] for i in range(6)], [0, 4]], "col": [[0, 1], [0, 2]], "block": [[64, 0]]},
+    ),
+    (
+        "!ttg.memdesc<128x16xf32, #ttng.tensor_memory_encoding<blockM = 128, blockN = 8, colStride = 1, "
+        "CGALayout = [[0, 1]]>, #ttng.tensor_memory>",
+        {"row": [[1 << i, 0] for i in range(7)], "col": [[0, 1], [0, 2], [0, 4]], "block": [[0, 8]]},
+    ),
+    (
+        "tensor<64x32xf32, #ttg.amd_mfma<{version = 3, warpsPerCTA = [1, 1], instrShape = [32, 32, 8], "
+        "isTransposed = false, CGALayout = [[1, 0]]}>>",
+        {"register": [[1, 0], [2, 0], [8, 0], [16, 0]],
+         "lane": [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [4, 0]], "warp": [], "block": [[32, 0]]},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "bases"), CLUSTERED)
+def test_tensor_memory_and_mfma_over_a_cluster(text: str, bases: dict[str, list[list[int]]]) -> None:
+    test_a_type_gives_the_bases_of_triton(text, bases)
+
+
+def test_without_a_swizzle_the_last_dimension_is_the_fastest() -> None:
+    """Triton's nvmmaSharedToLinearLayout passes over `transposed` where the width of the swizzle is 0."""
+    plain, transposed = (parse(f"!ttg.memdesc<2x16x8xf16, {nvmma(0, flag)}, #smem>") for flag in (False, True))
+    assert plain == transposed and plain.columns[:3] == (32, 64, 128)
+    assert parse(nvmma(0, True)) == parse(nvmma(0, False))
+
+
+def test_a_field_that_linear_does_not_have_is_refused() -> None:
+    """An input that is passed over would leave a layout of another tensor."""
+    for text, name in (
+        ("#ttg.linear<{register = [[0, 1]], lane = [[1, 0]], rank = 2}>", "rank"),
+        ("tensor<2x2xf16, #ttg.linear<{foo = 3, register = [[0, 1]], lane = [[1, 0]]}>>", "foo"),
+        ("#ttg.shared_linear<{offset = [[0, 1]], lane = [[1, 0]]}, alignment = 16>", "lane"),
+        ("DistributedLinearLayout([[0, 1]], [[1, 0]], [], [], shape=[2, 2], foo=[[1, 1]])", "foo"),
+    ):
+        with pytest.raises(ParseError, match=f"not {name}, in"):
+            parse(text)
+    assert parse("SharedLinearLayout([[0, 1], [1, 0]], alignment=16)").names == ("offset",)

@@ -141,10 +141,6 @@ def prove_pipeline(pipeline: Pipeline, *, fences: str = "writer", limit: int = 2
     raise AssertionError("a hazard found without merging must repeat")
 
 
-# Loops that go on come first: that they end adds to what is known (more syncs), so their states stand for the others.
-END_COST = 64
-
-
 @dataclass
 class _Node:
     """A control state at a question, with what may not be known there."""
@@ -153,7 +149,7 @@ class _Node:
     asked: tuple[int, int]  # the question, and the output tile it is about
     unknown: tuple[int, ...]
     path: object
-    cost: int  # walked in this order
+    number: int  # in the order in which the states were met
 
 
 def _explore(
@@ -163,14 +159,15 @@ def _explore(
     machine = Machine(pipeline, fences, cast=cast)
     later, period = largest_later(machine.agents), tile_period(machine.agents)
     seen: dict[object, list[_Node]] = {}
-    todo: list[tuple[int, int, bool, _Node]] = []
+    # The state met first is walked first: a later one's set grows by its walk, and is then walked once for all of it.
+    todo: list[tuple[int, bool, _Node]] = []
     waiting: set[tuple[int, bool]] = set()  # in todo: a node whose set grows before its turn is walked once
-    visits = 0
+    visits = states = 0
     always = machine.records.always
 
-    def arrive(state: State, path: object, cost: int) -> None:
+    def arrive(state: State, path: object) -> None:
         """Run to the next question and note what is new there."""
-        nonlocal visits
+        nonlocal visits, states
         visits += 1
         if visits > limit:
             raise PlanError(
@@ -184,8 +181,7 @@ def _explore(
             del state.tiles[old]
         control, unknown = key_of(machine.agents, state, later, period, always)
         before = seen.setdefault(control, [])
-        met = bool(before)
-        node = _Node(state, machine.asked, unknown, path, cost)
+        node = _Node(state, machine.asked, unknown, path, states)
         if merge and before:
             node, new = before[0], tuple(a | b for a, b in zip(before[0].unknown, unknown))
             if new == node.unknown:
@@ -195,27 +191,27 @@ def _explore(
             return
         else:
             before.append(node)
+            states += 1
         for more in (False, True):
             if (id(node), more) not in waiting:
                 waiting.add((id(node), more))
-                # Once more, an end waits for the loops that go on: its set may grow again.
-                heappush(todo, (node.cost + END_COST * (met and not more), 2 * visits + more, more, node))
+                heappush(todo, (node.number, more, node))
 
     path: object = None
     try:
-        arrive(machine.start(), None, 0)
+        arrive(machine.start(), None)
         while todo:
-            _, _, more, node = heappop(todo)
+            _, more, node = heappop(todo)
             waiting.discard((id(node), more))
             child = node.state.copy()
             set_unknown(child, node.unknown, always)
             _answer(child, *node.asked, more, pipeline.k_tiles)
             path = (node.path, more)
-            arrive(child, path, node.cost + (1 if more else END_COST))
+            arrive(child, path)
     except Hazard:
         return _answers(path)
     assert always == machine.records.always, "a control slot appeared on the way"
-    return PipelineProof(pipeline.name, sum(map(len, seen.values())), visits)
+    return PipelineProof(pipeline.name, states, visits)
 
 
 def _within(less: tuple[int, ...], more: tuple[int, ...]) -> bool:

@@ -37,9 +37,10 @@ def layout_of(x: object) -> object:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an operation: truthy when it has an answer.
+    """The verdict on an operation or a comparison: truthy when it has an answer, or holds. Equal to that bool.
 
-    Attributes: ok; reason, what the operation would raise; witness, the first coordinate that shows it.
+    Attributes: ok; reason, what the operation would raise, or what differs; witness, the first coordinate that shows
+    it, or the path to the first mode that differs.
     """
 
     ok: bool
@@ -48,6 +49,16 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return self.ok
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, bool):
+            return self.ok is other
+        return isinstance(other, Verdict) and (self.ok, self.reason, self.witness) == (
+            other.ok, other.reason, other.witness,
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash(self.ok)  # that of the bool to which it is equal
 
 
 class _Lines:

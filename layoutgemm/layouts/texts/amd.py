@@ -38,8 +38,6 @@ class _Mfma:
         width = given.fields.get("elementBitWidth", 64 if given.fields.get("elementType") == "f64" else 32)
         if width not in (32, 64) or (width == 64 and self.size != [16, 16]):
             raise given.fail("elementBitWidth = 32, or 64 for instrShape = [16, 16, ...]")
-        if any(given.cluster(len(given.extents("warpsPerCTA")))):
-            raise given.fail("no blocks of a cluster")
         self.group = 1 if width == 64 else 4  # rows in neighbouring registers
         self.warps = given.extents("warpsPerCTA")
         self.rank = len(self.warps)

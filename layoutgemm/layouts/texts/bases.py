@@ -18,26 +18,27 @@ from typing import NamedTuple, TypeAlias
 
 from ...arguments import DEPTH
 from ...errors import LayoutError, ParseError
+from ...regex import regex
 from ..linear import LinearLayout
 
-ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
-_OPEN = re.compile(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
+ATTRIBUTE = regex(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
+_OPEN = regex(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
 # Fields without braces, as tensor memory has them
-_BARE = re.compile(r"\s*(?:>|[A-Za-z_]\w*\s*=)")
+_BARE = regex(r"\s*(?:>|[A-Za-z_]\w*\s*=)")
 # A C++ initializer, as in Triton's own tests: LinearLayout({{S("lane"), {{0, 1}}}}, {S("dim0"), S("dim1")})
-_OF_CPP = re.compile(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+::)*LinearLayout\(\s*\{\s*\{\s*\w+\(\s*\"")
-_ALIAS = re.compile(r"#(\w+)(?!\s*[.<\w])")
-CLASS = re.compile(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+(?:\.|::))*(\w+Layout|LinearLayout\.from_bases)\(")
-_DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
-_ARROW = re.compile(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
-_ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s*=\s*\d+\s*->| is a size 1 dimension))")
-_ONE = re.compile(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
-_OUT = re.compile(r"where out dims are:\s*\[([^\]]*)\]")
-_DIM = re.compile(r"\s*([A-Za-z_]\w*)\s*\(size (\d+)\)\s*")
-_MORE = re.compile(r"\s*(?:,\s*alignment\s*=\s*\d+\s*)+(?=>)")
-_INTEGER = re.compile(r"-?\d+(?![\w.])")
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_QUOTED = re.compile(r"(['\"])(.*?)\1")
+_OF_CPP = regex(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+::)*LinearLayout\(\s*\{\s*\{\s*\w+\(\s*\"")
+_ALIAS = regex(r"#(\w+)(?!\s*[.<\w])")
+CLASS = regex(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+(?:\.|::))*(\w+Layout|LinearLayout\.from_bases)\(")
+_DICTIONARY = regex(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
+_ARROW = regex(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
+_ARROWS = regex(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s*=\s*\d+\s*->| is a size 1 dimension))")
+_ONE = regex(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
+_OUT = regex(r"where out dims are:\s*\[([^\]]*)\]")
+_DIM = regex(r"\s*([A-Za-z_]\w*)\s*\(size (\d+)\)\s*")
+_MORE = regex(r"\s*(?:,\s*alignment\s*=\s*\d+\s*)+(?=>)")
+_INTEGER = regex(r"-?\d+(?![\w.])")
+_NAME = regex(r"[A-Za-z_]\w*")
+_QUOTED = regex(r"(['\"])(.*?)\1")
 
 LINEAR = {
     "linear",
@@ -56,6 +57,12 @@ ARGUMENTS = {
     "LinearLayout": ("bases", "names", "shape", "surjective"),
     "_TensorMemoryLinearLayout": ("rows", "cols", "shape"),
 }
+_HELD, _STORED = ("register", "lane", "warp", "block"), ("offset", "block")
+_INPUTS = {
+    "linear": (*_HELD, "offset"), "DistributedLinearLayout": _HELD, "shared_linear": _STORED,
+    "SharedLinearLayout": _STORED,
+}  # fmt: skip
+_NO_INPUTS = frozenset({"alignment"})  # of the buffer
 NAMES = {"reg_bases": "register", "rows": "row", "cols": "col", "out_dim_names": "names", "out_dim_sizes": "shape"}
 # Gluon's layouts that are attributes of the compiler's: its name for each, and its arguments in their order
 GLUON = {
@@ -195,9 +202,21 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
                 raise ParseError("expected (name, bases)", text, pair.at if isinstance(pair, ListValue) else pairs.at)
             found.append((pair.items[0], pair.items[1]))
         given = dict(found)
-    given = {key: value for key, value in given.items() if isinstance(value, ListValue)}
-    bases = [basis_of(text, key, value, reader.at) for key, value in given.items()]
-    return made(text, *_by_number(names, bases, shape))
+    return made(text, *_by_number(names, inputs_of(text, name, given, reader.at), shape))
+
+
+def inputs_of(text: str, name: str, given: Mapping[str, Value], at: int) -> list[Basis]:
+    """The bases of a linear layout's inputs. Raises ParseError for an input that the layout called `name` has not."""
+    known = _INPUTS.get(name)
+    bases = []
+    for key, value in given.items():
+        if key in _NO_INPUTS or value == "None":
+            continue
+        if known is not None and key not in known:
+            place = value.at if isinstance(value, (ListValue, FieldsValue, AttributeValue)) else at
+            raise ParseError(f"expected one of {', '.join(known)}, not {key}, in {name}", text, place)
+        bases.append(basis_of(text, key, value, at))
+    return bases
 
 
 class TextReader:
@@ -340,7 +359,7 @@ class ValueReader(TextReader):
         """The arguments of a call behind its bracket, by name."""
         out: dict[str, Value] = {}
         while self.peek() != ")":
-            found = re.compile(r"([A-Za-z_]\w*)\s*=\s*").match(self.text, self.at)
+            found = regex(r"([A-Za-z_]\w*)\s*=\s*").match(self.text, self.at)
             if found is not None:
                 name = names.get(found[1]) or re.sub(
                     r"_([a-z])", lambda x: x[1].upper(), found[1].removesuffix("_bases")
@@ -363,11 +382,11 @@ class ValueReader(TextReader):
     def end(self, close: str, *, inside: bool = False) -> None:
         """The end of the text; `inside` an attribute other entries may follow, as in `}, alignment = 16>`."""
         if inside:
-            found = re.compile(r"\s*(?:,\s*\w+\s*=\s*[\w]+\s*)*>").match(self.text, self.at)
+            found = regex(r"\s*(?:,\s*\w+\s*=\s*[\w]+\s*)*>").match(self.text, self.at)
             if found is None:
                 raise self.fail("'>'")
             self.at = found.end()
-        found = re.compile(r"\s*>?\s*(?:loc\([^\n]*\)\s*)?(?:(?:#|//|;).*)?\Z", re.DOTALL).match(self.text, self.at)
+        found = regex(r"\s*>?\s*(?:loc\([^\n]*\)\s*)?(?:(?:#|//|;).*)?\Z", re.DOTALL).match(self.text, self.at)
         if found is None:
             self.peek()
             raise ParseError("expected the end of the text", self.text, self.at)
@@ -431,7 +450,7 @@ def _arrows(text: str) -> LinearLayout:
         end = out.start()
         names, shape = _dimensions(text, out)
     bases: dict[str, Basis] = {}
-    blanks = re.compile(r"(?:\s|//|#)*")
+    blanks = regex(r"(?:\s|//|#)*")
     while True:
         skipped = blanks.match(text, at)
         at = skipped.end() if skipped is not None else at

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ...errors import ParseError
+from ...regex import regex
 from ..linear import LinearLayout
 from .amd import lanes_along_k, mfma, mfma_operand, mfma_tile, wmma, wmma_operand, wmma_tile
 from .bases import (
@@ -28,26 +29,26 @@ from .bases import (
     ListValue,
     Value,
     ValueReader,
-    basis_of,
+    inputs_of,
     integers_of,
     made,
 )
 from .parts import AttributeFields, Tile, Vectors, unit
 
-_TYPE = re.compile(
+_TYPE = regex(
     r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?"
     r"(?P<described>!tt\.tensordesc\s*<\s*)?(?:!ttg?\.memdesc\s*<|tensor\s*<|(?<=<))\s*"
     r"(?P<shape>(?:\d+\s*x\s*)+)(?P<element>!tt\.ptr<[\w, ]+>|[A-Za-z]\w*)\s*,\s*(?=#)"
 )
 # Gluon's types: <[64, 32], fp16, BlockedLayout(...)>, shared_memory_descriptor<fp16, [64, 32], ..., [2, 64, 32]>
-_GLUON_TYPE = re.compile(
+_GLUON_TYPE = regex(
     r"\s*(?:\w+\s*[:=]\s*)?(?:(?P<memory>shared|tensor)_memory_descriptor<\s*\w+\s*,\s*\[(?P<in_memory>[\d,\s]*)\]\s*,"
     r"|<\s*\[(?P<shape>[\d,\s'\"]*)\]\s*,\s*(?:pointer<\w+>|\w+)\s*,)\s*(?=\w*Layout\()"
 )
-_GLUON_REST = re.compile(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
+_GLUON_REST = regex(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
 # A line that names a layout; those without fields are passed over
-_NAMED = re.compile(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[))?[^\n]*\n\s*")
-_REST = re.compile(
+_NAMED = regex(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[))?[^\n]*\n\s*")
+_REST = regex(
     r"(?:\s*,\s*(?:#[\w.]+|mutable|(?P<whole>\d+(?:\s*x\s*\d+)*)))*\s*>(?P<outer>\s*>)?\s*(?:loc\([^\n]*\)\s*)?"
     r"(?:(?://|;)[^\n]*)?\s*\Z"
 )
@@ -209,7 +210,7 @@ def _own_tile(text: str, attribute: AttributeValue) -> list[int]:
     if attribute.name not in _TILES:
         raise ParseError(f"expected one of {', '.join(_TILES)}, not {attribute.name}", text, attribute.at)
     tile = _TILES[attribute.name](AttributeFields(text, attribute))
-    if attribute.name in ("slice", "linear") or attribute.name.startswith("tensor_memory"):
+    if attribute.name in ("slice", "linear"):
         return tile
     for vector in _cluster(AttributeFields(text, attribute), len(tile)):
         tile = [extent << (x > 0) for extent, x in zip(tile, vector, strict=True)]
@@ -225,7 +226,7 @@ def _cluster(given: AttributeFields, rank: int) -> Vectors:
 
 
 def _linear_tile(given: AttributeFields) -> list[int]:
-    vectors = [v for key, x in given.fields.items() for v in basis_of(given.text, key, x, given.at).vectors]
+    vectors = [v for basis in inputs_of(given.text, given.name, given.fields, given.at) for v in basis.vectors]
     rank = len(vectors[0]) if vectors else 1
     if any(len(v) != rank or min(v) < 0 for v in vectors):
         raise given.fail(f"vectors of {rank} integers from 0")
@@ -303,20 +304,24 @@ def _nvmma_tile(given: AttributeFields) -> list[int]:
     rank = given.number("rank", power=False) if "rank" in given.fields else 2
     if not 2 <= rank <= RANK:
         raise given.fail(f"rank = 2 to {RANK}")
-    return [wide, 8] if given.flag("transposed") else [*[1] * (rank - 2), 8, wide]
+    if not given.flag("transposed") or not width:
+        return [*[1] * (rank - 2), 8, wide]
+    if rank > 2:
+        raise given.fail(_NVMMA_RANK)
+    return [wide, 8]
 
 
 def _bases(text: str, attribute: AttributeValue, shape: Sequence[int]) -> list[Basis]:
     """The bases of a layout over a tensor of this shape."""
     if attribute.name in ("linear", "shared_linear"):
-        own = [basis_of(text, key, x, attribute.at) for key, x in attribute.fields.items if isinstance(x, ListValue)]
+        own = inputs_of(text, attribute.name, dict(attribute.fields.items), attribute.at)
         return _fitted(text, attribute, own, shape)
     if attribute.name not in _KINDS:
         raise ParseError(
             f"expected one of {', '.join(_KINDS)}, linear, shared_linear, not {attribute.name}", text, attribute.at
         )
     given = AttributeFields(text, attribute)
-    if attribute.name == "slice" or attribute.name.startswith("tensor_memory"):
+    if attribute.name == "slice":
         found = _KINDS[attribute.name](given, shape)
     else:
         blocks = _cluster(given, len(shape))
@@ -324,6 +329,8 @@ def _bases(text: str, attribute: AttributeValue, shape: Sequence[int]) -> list[B
         for vector in blocks:
             part = [max(1, extent >> (x > 0)) for extent, x in zip(part, vector, strict=True)]
         found = _KINDS[attribute.name](given, part)
+        if not blocks and attribute.name.startswith("tensor_memory"):
+            return [Basis(name, tuple(vectors), attribute.at) for name, vectors in found.items()]
         found["block"] = [
             tuple([x * by if x * by < extent else 0 for x, by, extent in zip(v, part, shape, strict=True)])
             for v in blocks
@@ -496,9 +503,10 @@ def _nvmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     rank, packed = len(shape), 2 if given.flag("fp4Padded") else 1
     if width not in (0, 32, 64, 128) or bits > 32 or bits < 4 or (packed > 1 and (width != 128 or bits != 8)):
         raise given.fail("swizzlingByteWidth = 0, 32, 64 or 128 and elements of 4 to 32 bits, 128 and 8 of fp4Padded")
-    if rank < 2 or (given.flag("transposed") and rank > 2):
-        raise given.fail("a tensor of 2 dimensions, or more of them where transposed = false,")
-    order = [0, 1] if given.flag("transposed") else list(range(rank))[::-1]  # fastest first
+    if rank < 2 or (given.flag("transposed") and width and rank > 2):
+        raise given.fail(_NVMMA_RANK)
+    # Fastest first. Without a swizzle the flag changes nothing, as in Triton's nvmmaSharedToLinearLayout.
+    order = [0, 1] if given.flag("transposed") and width else list(range(rank))[::-1]
     box = [min(BOX, extent) for extent in shape]
     wide = 8 * width // bits if width else box[order[0]]  # with padding
     box[order[0]] = wide // packed if width else wide
@@ -513,6 +521,9 @@ def _nvmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     for dim in range(rank):
         found += [unit(dim, box[dim] << i, rank) for i in range((shape[dim] // box[dim]).bit_length() - 1)]
     return {"offset": found}
+
+
+_NVMMA_RANK = "a tensor of 2 dimensions, or more of them where transposed = false,"
 
 
 def _unpadded(column: int, packed: int) -> int:
@@ -548,9 +559,10 @@ def _tmem(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Tensor memory: (row, column) of its 128 lanes and its columns; bits that move nowhere hold no element.
 
     Of 64 rows, a warp's 16 upper lanes hold what follows: the next 64 rows, the next columns, or nothing. Further tiles
-    follow along the columns, those of rows first. Source: Triton's tensorMemoryToLinearLayout.
+    follow along the columns, those of rows first. Of 64 rows of each of two CTAs, the upper 64 lanes hold the upper
+    half of the columns. Source: Triton's tensorMemoryToLinearLayout.
     """
-    given.one_cluster()
+    given.one_split()
     given.only("blockM", "blockN", "colStride", "unpacked", "CTASplitM", "CTASplitN", "twoCTAs", "fp4Padded")
     if given.flag("fp4Padded"):
         raise given.fail("fp4Padded = false")
@@ -562,7 +574,11 @@ def _tmem(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     col: Vectors = [*[(0, 0)] * (apart.bit_length() - 1), *[(0, 1 << i) for i in range(columns.bit_length() - 1)]]
     row: Vectors = [(1 << i, 0) for i in range(rows.bit_length() - 1)]
     height, width = rows, columns
-    if rows == 64:
+    if rows == 64 and given.flag("twoCTAs"):
+        if columns < 2:
+            raise given.fail("2 columns or more with twoCTAs = true")
+        row.append(col.pop())
+    elif rows == 64:
         more = (64, 0) if shape[0] > rows else (0, columns) if shape[1] > columns else (0, 0)
         height, width = rows + more[0], columns + more[1]
         row = [*row[:4], more, *row[4:]]
@@ -576,7 +592,7 @@ def _tmem_scales(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vect
 
     Source: Triton's tensorMemoryScalesToLinearLayout; PTX ISA, "tcgen05.mma", scale factor A layout.
     """
-    given.one_cluster()
+    given.one_split()
     given.only("CTASplitM", "CTASplitN", "twoCTAs")
     if len(shape) != 2 or shape[0] < 32 or shape[1] < 4:
         raise given.fail("a tensor of 32 rows and 4 columns or more")

@@ -16,18 +16,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...errors import ParseError
+from ...regex import regex
 from ..layout import Layout
 from .bases import ListValue, Value, ValueReader, basis_of, integers_of
 
-_ATTRIBUTE = re.compile(
+_ATTRIBUTE = regex(
     r"\s*(?:#\w+\s*=\s*)?(?:(?:\w+\s*[=:]\s*)?!ttg?\.memdesc\s*<\s*(?P<shape>(?:\d+\s*x\s*)+)\w+\s*,\s*)?"
     r"#(?:ttg|triton_gpu|gluon)\.(?P<name>padded_shared)\s*<\s*(?=\[)"
 )
 # A line that names a padded layout, and a type that refers to it
-_NAMED = re.compile(r"(?m)^\s*#(\w+)\s*=\s*#(?:ttg|triton_gpu|gluon)\.padded_shared\s*<\s*(?=\[)")
-_USED = re.compile(r"!ttg?\.memdesc\s*<\s*(?P<shape>(?:\d+\s*x\s*)+)\w+\s*,\s*#(\w+)(?![\w.])[^\n]*\s*\Z")
-_CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?P<name>PaddedSharedLayout)(?P<identity>\.with_identity_for)?\(")
-_PAD = re.compile(r"\s*(\d+)\s*:\s*\+\s*(\d+)\s*")
+_NAMED = regex(r"(?m)^\s*#(\w+)\s*=\s*#(?:ttg|triton_gpu|gluon)\.padded_shared\s*<\s*(?=\[)")
+_USED = regex(r"!ttg?\.memdesc\s*<\s*(?P<shape>(?:\d+\s*x\s*)+)\w+\s*,\s*#(\w+)(?![\w.])[^\n]*\s*\Z")
+_CLASS = regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?P<name>PaddedSharedLayout)(?P<identity>\.with_identity_for)?\(")
+_PAD = regex(r"\s*(\d+)\s*:\s*\+\s*(\d+)\s*")
 _NAMES = {"interval_padding_pairs": "pairs", "cga_layout": "block", "block_bases": "block", "offset_bases": "offset"}
 _ORDERS = {True: ("pairs", "shape", "order"), False: ("pairs", "offset", "block", "shape")}
 _SYNTAX = "[interval:+padding, ...]"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ...errors import ParseError
-from .bases import AttributeValue, ListValue, Value, basis_of, integers_of
+from .bases import AttributeValue, Value, basis_of, integers_of
 
 Vectors: TypeAlias = "list[tuple[int, ...]]"
 CLUSTER = frozenset("CTAsPerCGA CTASplitNum CTAOrder CGALayout".split())
@@ -106,17 +106,17 @@ class AttributeFields:
             out += [unit(dim, 0, rank)] * ((blocks[dim] // split[dim]).bit_length() - 1)
         return out
 
-    def one_cluster(self) -> None:
-        """Refuse tensor memory of two blocks."""
+    def one_split(self) -> None:
+        """Refuse the older fields of tensor memory in a cluster: they count the CTAs among the columns."""
+        for name in ("CTASplitM", "CTASplitN"):
+            if str(self.fields.get(name, 1)) != "1":
+                raise self.fail(f"{name} = 1; of blocks in a cluster CGALayout, as in CGALayout = [[1, 0]],")
         for name in ("CTAsPerCGA", "CTASplitNum"):
             each = self.fields.get(name)
             if each is not None and set(integers_of(self.text, each, self.at)) != {1}:
-                raise self.fail(f"{name} = 1 along every dimension")
-        if isinstance(each := self.fields.get("CGALayout"), ListValue) and each.items:
-            raise self.fail("no CGALayout")
-        for name, value in (("CTASplitM", 1), ("CTASplitN", 1), ("twoCTAs", "false")):
-            if str(self.fields.get(name, value)).lower() != str(value):
-                raise self.fail(f"{name} = {value}")
+                raise self.fail(f"{name} = 1 along every dimension; of blocks in a cluster CGALayout")
+        if self.flag("twoCTAs") and self.cluster(2)[:1] != [(1, 0)]:
+            raise self.fail("twoCTAs = false, or CGALayout = [[1, 0], ...]: a pair of CTAs shares the rows,")
 
     def only(self, *names: str) -> None:
         """Refuse every other field: it would change the layout."""

@@ -7,6 +7,7 @@ f32[4, 8][8, 1]cuda:0              FixedLayout('cuda:0', torch.float16, size=[4,
 assert_size_stride(buf0, (4, 8), (8, 1))    empty_strided_cuda((4, 8), (8, 1), torch.float16)
 reinterpret_tensor(buf0, (4, 8), (8, 1), 16)          x.as_strided((4, 8), (8, 1))
 FakeTensor<Float16, (4, 8), (8, 1)>                   DLTensor(shape=[4, 8], strides=[8, 1])
+T.Buffer((4, 8), "float16", strides=(8, 1))           make_naive_tensor_descriptor(make_tuple(4, 8), make_tuple(8, 1))
 {'shape': (4, 8), 'strides': (32, 4), 'typestr': '<f4'}      shape=(4, 8), strides=(32, 4), dtype=float32
 memref<4x8xf16>                    memref<4x?xf16, strided<[?, 1], offset: 64>, 3>
 memref<4x8xf16, affine_map<(d0, d1) -> (d1 * 4 + d0)>>
@@ -21,6 +22,7 @@ from typing import Any
 
 from ...dtypes import dtype
 from ...errors import LayoutError, ParseError
+from ...regex import regex
 from .. import above
 from ..layout import Layout
 from ..swizzle import ComposedLayout
@@ -32,50 +34,61 @@ _LIST = r"[\[(]\s*([^\[\]()=:]*?)\s*[\])]"
 _SIZE = rf"torch\.Size\(\s*{_LIST}\s*\)"
 _HEAD = r"\s*(?:[\w.]+\s*[:=]\s*)?[\"']?"
 _PAIRS = (
-    re.compile(
+    regex(
         rf"(?:[\w.]+\s*,\s*[\w.]+(?:\(\))?\s*=\s*)?{_HEAD}\(?{_SIZE}[\s,;]*(?:[\w.]*stride(?:\(\))?\s*[=:]?\s*)?{_LIST}"
         r"(?:[\s,;]+(?:[\w.]*offset(?:\(\))?\s*[=:]?\s*)?(\d+)(?=\s*(?:[),;#]|\Z)))?"
     ),
-    re.compile(rf"\s*FakeTensor<\s*\w+\s*,\s*{_LIST}\s*,\s*{_LIST}\s*>"),
-    re.compile(rf"{_HEAD}[a-z]+\d+\w*{_LIST}{_LIST}(?=\s*[a-z]+(?::\d+)?[\"']?\s*\Z|[\"']?\s*\Z)"),
-    re.compile(
+    regex(rf"\s*FakeTensor<\s*\w+\s*,\s*{_LIST}\s*,\s*{_LIST}\s*>"),
+    regex(rf"{_HEAD}[a-z]+\d+\w*{_LIST}{_LIST}(?=\s*[a-z]+(?::\d+)?[\"']?\s*\Z|[\"']?\s*\Z)"),
+    regex(
         rf"[^\n]*?\b(?:assert_size_stride|empty_strided\w*)\(\s*(?:[A-Za-z_][\w.]*\s*,\s*)?{_LIST}\s*,\s*{_LIST}"
         r"(?=\s*(?:\)|,\s*[A-Za-z'\"]))"
     ),
-    re.compile(
+    regex(
         rf"[^\n]*?\b(?:as_strided|reinterpret_tensor)\(\s*(?:[A-Za-z_][\w.]*\s*,\s*)?{_LIST}\s*,\s*{_LIST}"
         r"(?:\s*,\s*(?:storage_offset\s*=\s*)?(\d+|[a-z]+\d+))?\s*\)"
     ),
-    re.compile(
+    # TVM's buffers, Composable Kernel's descriptors
+    regex(
+        rf"[^\n]*?\b(?:Buffer|match_buffer)\(\s*(?:\w+\s*,\s*)?{_LIST}\s*,\s*['\"]\w+['\"]\s*,\s*strides\s*=\s*{_LIST}"
+    ),
+    regex(rf"[^\n]*?\bmake_naive_tensor_descriptor\(\s*(?:\w+::)*make_tuple{_LIST}\s*,\s*(?:\w+::)*make_tuple{_LIST}"),
+    regex(
         rf"(?:[^\n]*?[\s(,.])?(?:sizes?|shape)(?:\(\))?\s*[=:]?\s*(?:torch\.Size\(\s*)?{_LIST}\s*\)?[\s,;]*"
         rf"(?:\w+\s*[=:]\s*[\w.]+\s*,\s*)*(?:[a-z_]*\s*)?(?:[\w.]+\.)?strides?(?:\(\))?\s*[=:]?\s*{_LIST}"
         r"(?:\s*,\s*(?:storage_)?offset\s*[=:]\s*(-?\w+)(?=\s*(?:[,;)>}'\"]|\Z)))?"
     ),
 )
 # NumPy's words: shape and strides, the latter in bytes unless the text is DLPack's
-_STRIDES = re.compile(
+_STRIDES = regex(
     rf"\s*(?P<head>[^\n]*?)['\"]?\bshape['\"]?\s*[=:]?\s*{_LIST}(?P<between>.*?)['\"]?\bstrides['\"]?\s*[=:]?\s*(?:None|{_LIST})"
     r"(?P<rest>.*)", re.DOTALL,
 )  # fmt: skip
-_ELEMENT = re.compile(r"\b(?:itemsize['\"]?\s*[=:]?\s*(\d+)|(?:typestr|dtype)['\"]?\s*[=:(]?\s*['\"]?[<>|=]?([\w.]+))")
-_DLPACK = re.compile(r"DL\w*Tensor|dlpack|ndarray\.ndarray", re.IGNORECASE)
-_BYTE_OFFSET = re.compile(r"byte_offset\s*[=:]\s*(\d{1,18})")
+_ELEMENT = regex(r"\b(?:itemsize['\"]?\s*[=:]?\s*(\d+)|(?:typestr|dtype)['\"]?\s*[=:(]?\s*['\"]?[<>|=]?([\w.]+))")
+_DLPACK = regex(r"DL\w*Tensor|dlpack|ndarray\.ndarray", re.IGNORECASE)
+_BYTE_OFFSET = regex(r"byte_offset\s*[=:]\s*(\d{1,18})")
 _ARRAYS = ("ndarray", "array", "as_strided", "Array")
 # An integer behind the strides: an offset under another name, unless the word is unrelated to the layout
-_INTEGER_WORD = re.compile(
+_INTEGER_WORD = regex(
     r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off|[Ss]wizzle"
 )
-_MEMREF = re.compile(
+# Behind sizes and strides: what would change them
+_OPERATION = regex(r"[\s)\]>'\",;]*(?:(?<=\s)o\s|[*+/%@:({\d])")
+# In the call or the dictionary of an array: a field that is not known
+_UNKNOWN_FIELD = regex(
+    r"(?<=[({,\s])(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b|byte_offset\b)[a-z_]\w*\s*=\s*-?\d"
+)
+_MEMREF = regex(
     rf"\s*(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)((?:!\w+\.)?[a-z]\w*(?:<[^<>]*>)?)\s*"
     rf"(?:,\s*strided<\s*{_LIST}\s*(?:,\s*offset:\s*(-?\d+|\?))?\s*>)?"
     rf"(?:,\s*affine_map<\(([\w,\s]*)\)\s*->\s*\(([^<>]*)\)>)?\s*(?:,\s*(?:#\w+\.\w*(?:space|storage_class|descriptor_type)\w*<[^<>]*>|\d+(?:\s*:\s*i\d+)?|\"\w*\")\s*)?>"
 )
-_MEMREF_REST = re.compile(r"\s*[);,]?\s*(?:\Z|//|#|loc\()")
-_MEMREF_OPERATION = re.compile(r"\s*(?:%[\w:]+\s*=\s*)?\"?memref\.\w+\b")
+_MEMREF_REST = regex(r"\s*[);,]?\s*(?:\Z|//|#|loc\()")
+_MEMREF_OPERATION = regex(r"\s*(?:%[\w:]+\s*=\s*)?\"?memref\.\w+\b")
 # A line that names a map, and the name where a memref has it
-_NAMED_MAP = re.compile(r"(?m)^\s*(#\w+)\s*=\s*(affine_map<[^\n]*?>)\s*$")
-_MAP_NAME = re.compile(r"(?<=,)\s*(#\w+)(?=\s*[,>])")
-_MEMREF_HEAD = re.compile(r"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*(?:(?:\d+|\?)\s*x\s*)+")
+_NAMED_MAP = regex(r"(?m)^\s*(#\w+)\s*=\s*(affine_map<[^\n]*?>)\s*$")
+_MAP_NAME = regex(r"(?<=,)\s*(#\w+)(?=\s*[,>])")
+_MEMREF_HEAD = regex(r"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*(?:(?:\d+|\?)\s*x\s*)+")
 
 
 def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
@@ -106,7 +119,7 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         offset = found[4]
         at = 4
     elif (head := _MEMREF_HEAD.match(text)) is not None:
-        if (unknown := re.compile(r"[^,]*,\s*(#\w+)\s*[,>]").match(text, head.end())) is not None:
+        if (unknown := regex(r"[^,]*,\s*(#\w+)\s*[,>]").match(text, head.end())) is not None:
             raise ParseError(f"expected the line above it that says {unknown[1]}", text, unknown.start(1))
         raise ParseError("expected a memref's type, as in memref<4x8xf16, strided<[8, 1]>>", text, head.end())
     else:
@@ -117,11 +130,39 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         at, offset = (3, found[3]) if len(found.groups()) > 2 else (2, None)
     if len(shape) != len(stride):
         raise ParseError(f"expected {len(shape)} strides, one a size, not {len(stride)}", text, found.start(2))
-    unread = _INTEGER_WORD.search(text, found.end())
+    unread = _unread(text, found)
     if unread is not None:
         what = "sizes and strides without a swizzle" if "wizzle" in unread[0] else "offset=, an integer"
         raise ParseError(f"expected {what}", text, unread.start())
+    _ended(text, found.end())
     return _made(text, found.start(1), shape, stride, _entry(text, found.start(at), offset, symbol_of) if offset else 0)
+
+
+def _unread(text: str, found: re.Match[str]) -> re.Match[str] | None:
+    """An integer with a name that is not read: in the call of the sizes, up to the strides, or behind them."""
+    if found.re.pattern == _MEMREF.pattern:
+        return None
+    call = max(text.rfind(sign, 0, found.start(1) - 1) for sign in "({") + 1  # the list's own sign stands next to it
+    if text[:call].endswith("Size("):
+        call = max(text.rfind(sign, 0, call - 1) for sign in "({") + 1
+    before = _INTEGER_WORD.search(text, call, found.start(1)) if call else None
+    between = _INTEGER_WORD.search(text, found.end(1), found.start(2))
+    return before or between or _INTEGER_WORD.search(text, found.end())
+
+
+def _ended(text: str, at: int) -> None:
+    """Refuse an operation on what has been read: at this place, or behind the call or dictionary around it."""
+    depth = sum(text.count(sign, 0, at) for sign in "([{") - sum(text.count(sign, 0, at) for sign in ")]}")
+    places = [at]
+    for place in range(at, len(text) if depth > 0 else at):
+        depth += (text[place] in "([{") - (text[place] in ")]}")
+        if depth == 0:
+            places.append(place + 1)
+            break
+    for place in places:
+        found = _OPERATION.match(text, place)
+        if found is not None:
+            raise ParseError("expected the end of the text", text, found.end() - 1)
 
 
 def _result(text: str) -> str:
@@ -159,6 +200,8 @@ def _mapped(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     found = _MEMREF.match(text)
     if found is None or found[6] is None:
         return None
+    if _MEMREF_REST.match(text, found.end()) is None:
+        raise ParseError("expected the end of the text, or one memref", text, found.end())
     names, sizes = [name.strip() for name in found[5].split(",")], re.findall(r"\d+|\?", found[1])
     if len(names) != len(sizes) or "?" in sizes:
         raise ParseError(f"expected a map of {len(sizes)} coordinates of known extents", text, found.start(5))
@@ -175,6 +218,9 @@ def _strides(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     found = _STRIDES.match(text)
     if found is None:
         return None
+    unknown = _UNKNOWN_FIELD.search(text, found.start("head"))
+    if unknown is not None:
+        raise ParseError("expected shape, strides, a type or byte_offset alone", text, unknown.start())
     shape = _entries(text, found, 2, symbol_of)
     if found[4] is None:
         return _made(text, found.start(2), shape, _row_major(shape), 0)
@@ -193,6 +239,7 @@ def _strides(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     unread = _INTEGER_WORD.search(text, found.start("rest"))
     if first is None and unread is not None:
         raise ParseError("expected byte_offset=, an integer", text, unread.start())
+    _ended(text, found.start("rest"))
     if dlpack is None and stated is None and gcd(*[x for x in stride if isinstance(x, int)]) != 1:
         raise ParseError(
             "expected dtype=... too, as NumPy's strides count bytes; or stride=(...) in elements", text, found.start(4)

@@ -13,13 +13,13 @@ cute.make_layout((4, 8), stride=(8, 1))                                     the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 from ...arguments import DEPTH
 from ...dtypes import dtype
 from ...errors import LayoutError, ParseError
+from ...regex import regex
 from ..basis import E
 from ..layout import Layout
 from ..swizzle import ComposedLayout, Swizzle
@@ -29,27 +29,25 @@ from .bases import TextReader
 _T = TypeVar("_T")
 Tuple: TypeAlias = "int | tuple[Any, ...]"
 
-_HEAD = re.compile(
+_HEAD = regex(
     r"\s*(?:(?:using|constexpr|static|const|auto|typename|with|Layout|cute::Layout)\s+)*\[?(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?"
     r"(?:const\s+)?(?=(?:\w+(?:::|\.))*"
     r"(?:(?:Layout|ComposedLayout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine)|Layout_(?:K|MN)_\w+_Atom)\s*<|tile_to_shape\s*\(|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
 )
 # Tiles of shared memory that CUTLASS names, their swizzles and the bits of a row; Source: mma_traits_sm90_gmma.hpp
-_ATOM = re.compile(r"Layout_(K|MN)_(SW128|SW64|SW32|INTER)_Atom")
+_ATOM = regex(r"Layout_(K|MN)_(SW128|SW64|SW32|INTER)_Atom")
 _SPANS = {"INTER": (0, 128), "SW32": (1, 256), "SW64": (2, 512), "SW128": (3, 1024)}
-_TYPE = re.compile(r"\s*((?:\w+::)*\w+)\s*>")
-_NAME = re.compile(r"(?:\w+(?:::|\.))*([A-Za-z]\w*)\s*([<(]?)")
-_INTEGER = re.compile(
+_TYPE = regex(r"\s*((?:\w+::)*\w+)\s*>")
+_NAME = regex(r"(?:\w+(?:::|\.))*([A-Za-z]\w*)\s*([<(]?)")
+_INTEGER = regex(
     r"(?:cute::)?(?:\((?:unsigned |signed )?(?:int|long|short|char)\)\s*)?_?(-?\d+)(?:[uU]?[lL]{0,2})(?![\w.])"
 )
 # Types of extents and strides that a program computes
-_COMPUTED = re.compile(
-    r"(?:std::)?(?:(?:unsigned|signed|long)\b\s*)*(?:int|long|unsigned|u?int\d+_t|size_t)\b(?!\s*[<(])"
-)
-_INTEGER_TYPE = re.compile(r"\s*(?:std::)?(?:unsigned\s+|signed\s+)?[a-z]\w*(?:\s+(?:int|long))*\s*,\s*")
-_END = re.compile(r"(?:\s*(?:const|&+|\*))*[\s)\]]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
-_KEYWORD = re.compile(r"(shape|stride|order|offset|inner|outer)\s*=(?!=)\s*")
-_LAYOUT = re.compile(r"\s*(?:\w+(?:::|\.))*(?:Layout\s*<|make_(?:ordered_|identity_)?layout\s*\()")
+_COMPUTED = regex(r"(?:std::)?(?:(?:unsigned|signed|long)\b\s*)*(?:int|long|unsigned|u?int\d+_t|size_t)\b(?!\s*[<(])")
+_INTEGER_TYPE = regex(r"\s*(?:std::)?(?:unsigned\s+|signed\s+)?[a-z]\w*(?:\s+(?:int|long))*\s*,\s*")
+_END = regex(r"(?:\s*(?:const|&+|\*))*[\s)\]]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
+_KEYWORD = regex(r"(shape|stride|order|offset|inner|outer)\s*=(?!=)\s*")
+_LAYOUT = regex(r"\s*(?:\w+(?:::|\.))*(?:Layout\s*<|make_(?:ordered_|identity_)?layout\s*\()")
 _TUPLES = ("Shape", "Stride", "Step", "tuple", "make_shape", "make_stride", "make_tuple", "Coord", "make_coord")
 _MAJORS = {"LayoutLeft": False, "GenColMajor": False, "LayoutRight": True, "GenRowMajor": True}
 
@@ -189,7 +187,7 @@ class _SourceReader(TextReader):
         stride: Tuple | None = None
         if self.comma():
             self.keyword()
-            major = re.compile(r"(?:\w+::)*(\w+)").match(self.text, self.at)
+            major = regex(r"(?:\w+::)*(\w+)").match(self.text, self.at)
             if major is not None and major[1] in _MAJORS:
                 self.at = major.end()
                 self.instance()
@@ -246,11 +244,11 @@ class _SourceReader(TextReader):
     def between(self) -> tuple[int | None, int]:
         """Bits of an element in shared memory, and an offset: they stand between a swizzle and its layout."""
         self.peek()
-        found = re.compile(r"(?:\w+::)*smem_ptr_flag(?:_bits\s*<\s*(\d{1,4})\s*>)?").match(self.text, self.at)
+        found = regex(r"(?:\w+::)*smem_ptr_flag(?:_bits\s*<\s*(\d{1,4})\s*>)?").match(self.text, self.at)
         if found is not None:
             self.at = found.end()
             self.instance()
-        elif _INTEGER.match(self.text, self.at) is None and not re.compile(r"(?:\w+::)*(?:Int|C)\s*<").match(
+        elif _INTEGER.match(self.text, self.at) is None and not regex(r"(?:\w+::)*(?:Int|C)\s*<").match(
             self.text, self.at
         ):
             return None, 0

@@ -8,54 +8,67 @@ from __future__ import annotations
 import re
 
 from ...errors import ParseError
+from ...regex import regex
 
 _PAIR = r"[\d)?]\s*:\s*[(_\d?-]"  # the middle of shape:stride
-PAIR = re.compile(_PAIR)
+PAIR = regex(_PAIR)
 # A layout that goes on in the next line, or in the comment there
-_GOES_ON = re.compile(r"(?:(?<= o)|(?<=[,(]))[ \t]*\n[ \t]*(?:(?://+|#|\*)[ \t]+)?")
+_GOES_ON = regex(r"(?:(?<= o)|(?<=[,(]))[ \t]*\n[ \t]*(?:(?://+|#|\*)[ \t]+)?")
 # Code before the comment that has its value
-_STATEMENT = re.compile(
+_STATEMENT = regex(
     rf"(?m)^[ \t]*[^\s#/%*][^\n]*?(?:[);}}\]][ \t]*(?://+|#)|[ \t]{{2,}}(?://+|#)(?=[ \t]))(?=[^\n]*(?:{_PAIR}))"
 )
 # A line typed at a prompt, with its value in the next
-_PROMPT = re.compile(r"(?m)^[ \t]*(?:>>>|\.\.\.|In \[\d+\]:) [^\n]*\n(?=[^\n]*\S)")
-_QUOTED = re.compile(rf"(`+)([^`\n]*(?:{_PAIR})[^`\n]*)\1")
+_PROMPT = regex(r"(?m)^[ \t]*(?:>>>|\.\.\.|In \[\d+\]:) [^\n]*\n(?=[^\n]*\S)")
+_QUOTED = regex(rf"(`+)([^`\n]*(?:{_PAIR})[^`\n]*)\1")
 # A comment's sign, a test's CHECK, a label, a name with its annotation
 _IR = r"#(?:ttg|ttng|triton_gpu|gluon)\."
-_BEFORE_TRITON = re.compile(
+_BEFORE_TRITON = regex(
     r"(?m)^[ \t]*(?://[ \t]*)?(?:CHECK[\w-]*(?:\{LITERAL\})?:[ \t]*)?(?:\w[\w ]*:[ \t]*)?"
     rf"(?=#\w+[ \t]*=[ \t]*{_IR}|{_IR}|tensor<[\dx ]+[\w!.<>]+,[ \t]*#|!ttg?\.)"
     r"|\A\s*\w+\s*:\s*(?:\w+\.)*constexpr\s*=\s*(?=(?:\w+\.)*\w+Layout\()"
 )
-_CONSTEXPR = re.compile(r"\s*constexpr\[(.*)\]\s*\Z", re.DOTALL)
+_CONSTEXPR = regex(r"\s*constexpr\[(.*)\]\s*\Z", re.DOTALL)
 # A type as a compiler's message has it
-_TYPE = re.compile(r"(?:cute::|(?<=['\u2018\"]))(?:(?:Composed)?Layout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine))\s*<")
+_TYPE = regex(r"(?:cute::|(?<=['\u2018\"]))(?:(?:Composed)?Layout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine))\s*<")
 _LATEX = "\\documentclass"  # what print_latex prints behind the layout
 
 # What is printed beside layouts, and what it is
 _OTHERS = (
-    (re.compile(r"\s*(?:tensor_value<)?vector<[\w.]+>\s+o\s"), "a vector of values, which has no strides"),
-    (re.compile(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:Shape|Stride|Step|Tile)\s*<"),
+    (regex(r"\s*(?:tensor_value<)?vector<[\w.]+>\s+o\s"), "a vector of values, which has no strides"),
+    (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:Shape|Stride|Step|Tile)\s*<"),
      "a shape or a tile alone; with strides it is Layout<Shape<_4,_8>,Stride<_8,_1>>"),
-    (re.compile(r"[^\n]*\bo\s+(\w*ptr)\s+o\s"), "a pointer without its type, as in smem_ptr[16b](unset)"),
-    (re.compile(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cute\.ptr<[^\n\"]*>)\s*\Z"),
+    (regex(r"[^\n]*\bo\s+(\w*ptr)\s+o\s"), "a pointer without its type, as in smem_ptr[16b](unset)"),
+    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cute\.ptr<[^\n\"]*>)\s*\Z"),
      "a pointer alone; !cute.memref<...> has its layout"),
-    (re.compile(r"\s*(?:#\w+\s*=\s*)?(affine_map<)[^\n]*\s*\Z"),
+    (regex(r"\s*(?:#\w+\s*=\s*)?(affine_map<)[^\n]*\s*\Z"),
      "a map without extents, as memref<4x8xf32, affine_map<(i, j) -> (i * 8 + j)>> has them"),
-    (re.compile(r"\s*(?:%\w+\s*[=:]\s*)?(!cute_nvgpu\.)[^\n]*\Z"),
+    (regex(r"\s*(?:%\w+\s*[=:]\s*)?(!cute_nvgpu\.)[^\n]*\Z"),
      "an atom's type alone; !cute.tiled_mma<...> and !cute.tiled_copy<...> have its layouts"),
-    (re.compile(r"\s*(?:[%!]\w+\s*[=:]\s*)?((?:tensor|vector)<)[\d?x]*x?[a-z]\w*>\s*\Z"),
+    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?((?:tensor|vector)<)[\d?x]*x?[a-z]\w*>\s*\Z"),
      "a tensor's sizes alone; memref<4x8xf32, strided<[8, 1]>> has strides"),
-    (re.compile(r"\s*\(?(_?-?\d+(?:@\d+)+)[\d,@_\s]*\)?\s*\Z"),
+    (regex(r"\s*\(?(_?-?\d+(?:@\d+)+)[\d,@_\s]*\)?\s*\Z"),
      "a stride alone; with its shape it is (128,64):(1@0,1@1)"),
-    (re.compile(r"\s*(?:[%!]\w+\s*[=:]\s*)?(memref<)\s*(?:\*\s*x\s*)?[a-z]\w*\s*[,>]"),
+    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(memref<)\s*(?:\*\s*x\s*)?[a-z]\w*\s*[,>]"),
      "a memref without extents"),
-    (re.compile(r"\s*(?:[#%!]\w+\s*[=:]\s*)?"
+    (regex(r"\s*(?:[#%!]\w+\s*[=:]\s*)?"
                 r"([#!](?!(?:cute|cute_nvgpu|ttg?|ttng|triton_gpu|gluon|amdg|mosaic_gpu|fly)\.)\w+\.\w+\s*<)[^\n]*"),
      "an attribute of another dialect: of IR, those of cute, fly, ttg, ttng, mosaic_gpu and memref<...> are read"),
-    (re.compile(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
+    (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:[sr][tv](?:_[a-z]+\d*\w*)?|gl)\s*<\s*(?:\w+::)*\w+\s*,"),
+     "a tile's type of ThunderKittens; smem_tile((64, 64), 'bf16') is a tile in shared memory, wgmma(64) a fragment"),
+    (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:cutlass::)?(?:layout::)(\w+)"),
+     "a class of CUTLASS 2, which holds no extents; RowMajor of 4 x 8 is (4,8):(8,1), ColumnMajor (4,8):(1,4)"),
+    (regex(r"\s*(?:%\w+\s*:\s*)?(\[)[\d(),:\s]*\]\s*\.\s*[\[a-zA-Z]"),
+     "a tensor of Graphene; of each bracket the shape:stride is a layout"),
+    (regex(r"\s*(?:\w+::)*(tensor_descriptor|tensor_adaptor|static_distributed_tensor|tile_window\w*|tile_distribution_encoding(?=\s*\{))\s*[<{]"),
+     "an object of Composable Kernel with transforms; tile_distribution_encoding<...> is read"),
+    (regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)?((?:Shared|Global|TMemory)Layout|(?:shared|global|tmemory)_layout)\("),
+     "a layout of memory of Tilus; RegisterLayout(...) is read, and shape:stride"),
+    (regex(r"\s*(?:\w+\.)?(auto_map|row_major|column_major|strided_layout|local_layout|row_layout|column_layout)\("),
+     "a layout of data of Hidet; row_major(4, 8) is (4,8):(8,1), and spatial(4, 8).repeat(2, 1) is read"),
+    (regex(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
 )  # fmt: skip
-_OTHER_TYPE = re.compile(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile)<")
+_OTHER_TYPE = regex(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile)<")
 
 
 def bare(text: str) -> str:

@@ -19,32 +19,29 @@ from math import prod
 from typing import NamedTuple, NoReturn
 
 from ...errors import LayoutError, ParseError
+from ...regex import regex
 from ..layout import Layout
 from ..swizzle import Swizzle
 from .bases import TextReader
 
-_XLA = re.compile(r"\s*(?:(?:ROOT\s+)?[%\w.-]+\s*[=:]\s*)?[a-z]+\d+\w*\[([\d,\s]+)\](?:\{([\d,\s]*)(:[^}]*)?\}|\s*\Z)")
-_TPU = re.compile(
+_XLA = regex(r"\s*(?:(?:ROOT\s+)?[%\w.-]+\s*[=:]\s*)?[a-z]+\d+\w*\[([\d,\s]+)\](?:\{([\d,\s]*)(:[^}]*)?\}|\s*\Z)")
+_TPU = regex(
     r"\s*(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:\d+\s*x\s*)+)[a-z]\w*\s*,\s*#tpu\.tiled<\s*((?:\([\d,\s]*\)\s*)+),\s*\[([\d,\s]*)\]\s*>"
     r"\s*(?:,\s*#tpu\.memory_space<\w+>\s*)?>\s*\Z"
 )
-_SHAPELESS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?:Device\w*|)Layout\(\s*major_to_minor\s*=")
-_HLO_REST = re.compile(
-    r"\s*(?:\Z|//|#|;|loc\(|%[\w.-]+\s*\Z|[a-z][\w.-]*\s*\()"
-)  # behind a type: an operation, an operand
-_TILES = re.compile(r"T((?:\(\s*\d+(?:\s*,\s*\d+)*\s*\))+)")
-_UNTILED = re.compile(r"S\(\d+\)|L\(\d+\)|E\(\d+\)")  # a memory space, the tail's alignment, bits of an element
-_MOSAIC = re.compile(
-    r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?:#mosaic_gpu\.)?(TiledLayout|WG(?:Strided|Splat)FragLayout)\s*[<(]"
-)
-_NAMED = re.compile(r"\s*<?(?:\w+\.)*(?:Layout\.(\w+)|(\w+)_LAYOUT(\w*))(?::\s*\d+>)?\s*\Z")
-_TRANSFORM = re.compile(
+_SHAPELESS = regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?:Device\w*|)Layout\(\s*major_to_minor\s*=")
+_HLO_REST = regex(r"\s*(?:\Z|//|#|;|loc\(|%[\w.-]+\s*\Z|[a-z][\w.-]*\s*\()")  # behind a type: an operation, an operand
+_TILES = regex(r"T((?:\(\s*\d+(?:\s*,\s*\d+)*\s*\))+)")
+_UNTILED = regex(r"S\(\d+\)|L\(\d+\)|E\(\d+\)")  # a memory space, the tail's alignment, bits of an element
+_MOSAIC = regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?:#mosaic_gpu\.)?(TiledLayout|WG(?:Strided|Splat)FragLayout)\s*[<(]")
+_NAMED = regex(r"\s*<?(?:\w+\.)*(?:Layout\.(\w+)|(\w+)_LAYOUT(\w*))(?::\s*\d+>)?\s*\Z")
+_TRANSFORM = regex(
     r"\s*(?:\w+\s*=\s*)?[\[(]?\s*(?:\w+\.)*(?:(Swizzle|Til(?:e|ing)|Transpose)Transform\(|#mosaic_gpu\.(swizzle|tile|transpose)<)"
 )
-_OTHER_TRANSFORM = re.compile(r"\b(?:Til(?:e|ing)|Transpose)Transform\(|#mosaic_gpu\.(?:tile|transpose)<")
-_SWIZZLE = re.compile(r"\s*(?:swizzle\s*=\s*)?(\d+)\s*[)>]\s*\Z")
-_KEY = re.compile(r"\s*(tiling|tiles|warp_dims?|lane_dims|vector_dim|shape|vec_size|times|_check_canonical)\s*=\s*")
-_WORD = re.compile(r"\s*(?:\w+\.)*(Tiling|Replicated)\s*[(<]|\s*#mosaic_gpu\.(Replicated)\s*<")
+_OTHER_TRANSFORM = regex(r"\b(?:Til(?:e|ing)|Transpose)Transform\(|#mosaic_gpu\.(?:tile|transpose)<")
+_SWIZZLE = regex(r"\s*(?:swizzle\s*=\s*)?(\d+)\s*[)>]\s*\Z")
+_KEY = regex(r"\s*(tiling|tiles|warp_dims?|lane_dims|vector_dim|shape|vec_size|times|_check_canonical)\s*=\s*")
+_WORD = regex(r"\s*(?:\w+\.)*(Tiling|Replicated)\s*[(<]|\s*#mosaic_gpu\.(Replicated)\s*<")
 _WARPS, _LANES = 4, 32  # of a warpgroup, of a warp
 # (tiles, dimensions of warps, of lanes, of the vector); Source: JAX's jax.experimental.mosaic.gpu
 _KNOWN = {
@@ -263,7 +260,7 @@ class _TupleReader(TextReader):
                     raise self.fail("',' or ')'")
             self.at += 1
             return tuple(items)
-        number = re.compile(r"-?\d{1,9}(?![\w.])(?:\s*:\s*i\d+)?").match(self.text, self.at)
+        number = regex(r"-?\d{1,9}(?![\w.])(?:\s*:\s*i\d+)?").match(self.text, self.at)
         if number is None:
             raise self.fail("an integer, or a tuple of them")
         self.at = number.end()
