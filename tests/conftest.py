@@ -50,7 +50,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Freeze the garbage collector: existing objects stay, and scanning them took 5% of a run."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(200_000, 20, 100)
     gc.enable()
 
 
