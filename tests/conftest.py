@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import needs
 
 # Threads of NumPy and torch wait by spinning: more threads than processors more than double the processors' seconds.
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -32,18 +33,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @functools.cache
 def missing_dsl() -> str | None:
     """Why tests marked `dsl` cannot run here, or None."""
-    found = importlib.util.find_spec("cutlass") is not None
-    return None if found else "the CuTe DSL is not installed (extra `dsl`, Linux only)"
+    return None if needs.found("cutlass") else needs.reason("cutlass")
 
 
 @functools.cache
 def missing_gpu() -> str | None:
     """Why tests marked `gpu` cannot run here, or None. It imports torch: ask only where such a test is reached."""
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed (extra `torch`)"
+    if not needs.found("torch"):
+        return needs.reason("torch")
     import torch
 
-    return None if torch.cuda.is_available() else "no NVIDIA GPU"
+    return None if torch.cuda.is_available() else "torch finds no NVIDIA GPU: run it on a machine with one"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

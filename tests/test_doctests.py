@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
 ROOT = Path(__file__).resolve().parents[1]
 # A module that needs one of these is skipped where it is absent; any other import that fails is a failure.
 OPTIONAL = frozenset({"cutlass", "cuda", "torch", "jax", "tvm_ffi"})
@@ -31,7 +33,7 @@ def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] in OPTIONAL:
-            pytest.skip(f"{error.name} is not installed")
+            pytest.skip(needs.reason(str(error.name)))
         raise
     report: list[str] = []
     runner = doctest.DocTestRunner()
