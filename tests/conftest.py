@@ -1,16 +1,24 @@
-"""Shared test setup: markers that skip with a reason, hypothesis profiles, golden files."""
+"""Shared test setup: markers that skip with a reason, threads, garbage collection, hypothesis, golden files."""
 
 from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import needs
+
+# Threads of NumPy and torch wait by spinning: more threads than processors more than double the processors' seconds.
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, str(max(1, (os.cpu_count() or 1) // _WORKERS)))
+# Collecting makes objects that stay: scanning them again and again took a sixth of its time.
+gc.disable()
 
 # The same examples on every run, so that a red test is red again; HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("fixed", derandomize=True, deadline=None)
@@ -25,25 +33,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @functools.cache
 def missing_dsl() -> str | None:
     """Why tests marked `dsl` cannot run here, or None."""
-    found = importlib.util.find_spec("cutlass") is not None
-    return None if found else "the CuTe DSL is not installed (extra `dsl`, Linux only)"
+    return None if needs.found("cutlass") else needs.reason("cutlass")
 
 
 @functools.cache
 def missing_gpu() -> str | None:
     """Why tests marked `gpu` cannot run here, or None. It imports torch: ask only where such a test is reached."""
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed (extra `torch`)"
+    if not needs.found("torch"):
+        return needs.reason("torch")
     import torch
 
-    return None if torch.cuda.is_available() else "no NVIDIA GPU"
+    return None if torch.cuda.is_available() else "torch finds no NVIDIA GPU: run it on a machine with one"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Freeze the garbage collector: existing objects stay, and scanning them took 5% of a run."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(200_000, 20, 100)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from docs import reference
+from tests import needs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(reference.API.glob("*.md"))
@@ -92,9 +93,9 @@ def check_search(page: Any, address: str) -> None:
 
 @pytest.mark.slow
 def test_the_built_site_has_short_pages_and_a_search(tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="extra `browser`")
+    sync_api = needs.module("playwright.sync_api")
     if importlib.util.find_spec("material") is None or importlib.util.find_spec("mkdocstrings") is None:
-        pytest.skip("mkdocs-material or mkdocstrings is not installed: extra `docs`")
+        pytest.skip("mkdocs-material or mkdocstrings is not installed: pip install 'layoutgemm[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from docs import claims, fences, percent, tables
+from tests import needs
 from tests.test_readme import SHELL, absent, blocks, command_problem, commands, run_python
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,7 +180,7 @@ def test_wrong_pages_are_found() -> None:
 @pytest.mark.parametrize("name", ["fences", "percent", "tables", "docstrings"])
 def test_examples_of_the_builders(name: str) -> None:
     if name == "docstrings":
-        pytest.importorskip("griffe")
+        needs.module("griffe")
     assert doctest.testmod(importlib.import_module(f"docs.{name}")).failed == 0
 
 
@@ -224,7 +225,7 @@ print(json.dumps(failed))
 
 def installed_by(extra: str) -> set[str]:
     """Top-level modules of what `pip install layoutgemm[extra]` brings, of the distributions that are here."""
-    requirements = pytest.importorskip("packaging.requirements")
+    requirements = needs.module("packaging.requirements")
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     waiting: list[tuple[Any, str]] = []
     for name in ("dependencies", extra):
@@ -283,7 +284,7 @@ def test_the_docs_target_installs_the_docs_extra_alone() -> None:
 @pytest.mark.slow
 def test_the_site_is_built_and_fetches_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("material") is None or importlib.util.find_spec("mkdocstrings") is None:
-        pytest.skip("mkdocs-material or mkdocstrings is not installed: extra `docs`")
+        pytest.skip("mkdocs-material or mkdocstrings is not installed: pip install 'layoutgemm[docs]'")
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from layoutgemm.moved import MODULES, NAMES
+from tests import needs
 
 PUBLIC: dict[str, list[str]] = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))
 OPTIONAL = frozenset({"cutlass", "cuda", "torch", "tvm_ffi"})
@@ -24,7 +25,7 @@ def test_every_public_name_is_found_at_its_old_path(path: str) -> None:
         missing = [name for name in PUBLIC[path] if not hasattr(module, name)]
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] in OPTIONAL:
-            pytest.skip(f"{error.name} is not installed")
+            pytest.skip(needs.reason(str(error.name)))
         raise
     assert not missing
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "playground"
 
@@ -238,7 +240,7 @@ def colors_of(page, canvas):
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="extra `browser`")
+    sync_api = needs.module("playwright.sync_api")
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None or shutil.which("npm") is None:
         pytest.skip("no Chromium or no npm on the PATH")

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
 ROOT = Path(__file__).resolve().parents[1]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Answers a message with what it imported; as the theme's worker, it awaits the import of the first message.
@@ -26,7 +28,7 @@ addEventListener("DOMContentLoaded", () => {
 
 
 def test_a_page_opened_as_a_file_has_a_worker(tmp_path):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="extra `browser`")
+    sync_api = needs.module("playwright.sync_api")
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip("no Chromium on the PATH")

@@ -13,8 +13,9 @@ import pytest
 from layoutgemm.bench import method as bench
 from layoutgemm.bench.method import BenchProblem, Load, Operands, burst, sustained
 from layoutgemm.errors import OperandError
+from tests import needs
 
-torch = pytest.importorskip("torch")
+torch = needs.module("torch")
 
 
 # Problems -------------------------------------------------------------------------------------------------------------

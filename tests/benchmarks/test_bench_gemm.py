@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks import bench_gemm, peers
 from layoutgemm.bench import outcome as bench_outcome

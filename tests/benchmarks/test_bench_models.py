@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks import bench_models
 from benchmarks.bench_models import Figure, Linear, Step, experts_forward, figures, with_our_layers
@@ -83,7 +85,7 @@ def test_without_transformers_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize("name", bench_models.MODELS)
 def test_tiny_models(name: str) -> None:
     """Logits and gradients on the CPU, of an odd batch."""
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'layoutgemm[bench-models]'")
+    needs.module("transformers")
     lines: list[str] = []
     found = figures(name, (Step("odd", 3, 7), TRAIN), ("eager",), True, 1, "cpu", "aot_eager", lines.append)
     assert all(figure.right and figure.off > 0 and figure.ratio > 0 for figure in found) and len(lines) == 2
@@ -92,7 +94,7 @@ def test_tiny_models(name: str) -> None:
 @pytest.mark.slow
 def test_the_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every step and mode that a CPU has, as the command runs them."""
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'layoutgemm[bench-models]'")
+    needs.module("transformers")
     assert bench_models.main(["--tiny", "--rounds", "1", "--json", str(tmp_path / "models.json")]) == 0
     record = json.loads((tmp_path / "models.json").read_text())
     rows = {(row["model"], row["step"], row["mode"]) for row in record["figures"]}

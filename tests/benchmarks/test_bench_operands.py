@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks import bench_operands as bench
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+needs.module("torch")
 
 from benchmarks import bench_orders
 from benchmarks.bench_orders import CHECKED, SQUARE, TIMED, Case, checked_plans, fault, tile_of

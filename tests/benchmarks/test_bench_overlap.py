@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks import bench_overlap, parallel_block
 from benchmarks.bench_overlap import ALONE, CHECKS, GATHERS, OURS, SCATTERS, SHAPES, Rank, row, share

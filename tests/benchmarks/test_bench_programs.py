@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks import bench_programs
 from benchmarks.bench_programs import PROGRAMS, Program, fault

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks.bench_quantized import (
     DEFAULT,

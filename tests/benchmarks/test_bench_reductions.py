@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+needs.module("torch")
 
 from benchmarks import bench_reductions
 from benchmarks.bench_reductions import CASES, fault

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks import peers
 from layoutgemm.bench import cublaslt
@@ -42,7 +44,7 @@ ENUMERATORS = [
 ]
 
 
-@pytest.mark.skipif(not headers(), reason="cublasLt.h is not installed")
+@pytest.mark.skipif(not headers(), reason="cublasLt.h is not installed: pip install nvidia-cublas")
 def test_numbers_are_those_of_the_installed_headers() -> None:
     folder = headers()[0]
     text = "".join(
@@ -148,7 +150,7 @@ def test_a_status_that_is_no_success_raises(lt: cublaslt.CublasLt) -> None:
 
 def test_without_a_gpu_the_peer_fails_by_name() -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+        pytest.skip("needs a machine without a GPU: it tests the error there")
     (contender,) = proposals(BenchProblem(64, 64, 64))
     assert contender.name == "cublasLt"
     with pytest.raises(Exception, match=r"CUDA|cuda|NVIDIA"):

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import needs
 from tests.micro import cuda_driver
+from tests.needs import module
 
 ROOT = Path(__file__).resolve().parents[2]
 # Program -> command lines that measure on torch's GPU, or on what the CUDA driver alone finds.
@@ -77,13 +78,13 @@ def refusal(program: str, line: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_without_a_gpu(
     program: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = module("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert refusal(program, line, capsys) == "torch finds no CUDA GPU: nothing can be measured\n"
 
 
 def test_fewer_gpus_than_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = module("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     said = refusal("bench_overlap", "--ranks 4", capsys)
@@ -105,7 +106,7 @@ def test_without_a_driver(
 def test_without_a_tool(
     program: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = module("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert refusal(program, f"{line} no-such-tool", capsys).startswith("no-such-tool is not here: ")
 
@@ -128,7 +129,7 @@ def test_programs_that_import_tests_run_from_any_folder(tmp_path: Path) -> None:
 
 
 def test_a_present_gpu_is_not_a_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = module("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda_driver, "available", lambda: None)
     assert needs.refused(needs.no_gpu(), needs.no_driver(), needs.no_tool(sys.executable)) == 0

@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks import soak_variants as soak
 

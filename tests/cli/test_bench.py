@@ -13,9 +13,10 @@ from layoutgemm.bench.method import BenchProblem
 from layoutgemm.cli.bench import ProgressLine, shapes_of
 from layoutgemm.cli.main import main
 from layoutgemm.errors import OperandError, PlanError
+from tests import needs
 from tests.cli.test_main import refusal
 
-torch = pytest.importorskip("torch")
+torch = needs.module("torch")
 
 from layoutgemm.torch_op import explain as torch_explain
 from layoutgemm.torch_op import operator as torch_op

@@ -14,6 +14,7 @@ import pytest
 from layoutgemm.cli import doctor
 from layoutgemm.cli import main as cli
 from layoutgemm.cli.doctor import MISSING, NOTE, OK, ReportLine
+from tests import needs
 
 NAMES = {"package", "driver", "torch", "GPU", "DSL", "runtime", "compiler", "SASS tools", "cache"}
 
@@ -62,7 +63,7 @@ def test_absent_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_version_of_the_dsl_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("cutlass") is None:
-        pytest.skip("the CuTe DSL is not installed")
+        pytest.skip(needs.reason("cutlass"))
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "9.9.9")
     assert found("DSL").state == NOTE and f"9.9.9; {doctor.TESTED_DSL} is the tested one" in found("DSL").found
 
@@ -81,7 +82,7 @@ def gpu(name: str, major: int, minor: int) -> Any:
     ],
 )
 def test_gpus(gpus: list[Any], states: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])

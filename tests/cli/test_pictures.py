@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from layoutgemm.cli.main import main
+from tests import needs
 
 # Command, and what its picture says.
 PICTURES = {
@@ -63,7 +64,7 @@ def test_conflicts_are_framed_lane_by_lane(tmp_path, capsys):
 
 
 def test_dark_and_png(tmp_path, capsys):
-    pytest.importorskip("resvg_py", reason="the extra png is not installed")
+    needs.module("resvg_py")
     svg, png = tmp_path / "a.svg", tmp_path / "b.image"
     assert main(["show", "(4,8):(8,1)", "--svg", str(svg), "--png", str(png), "--dark"]) == 0
     assert capsys.readouterr().out == f"written to {svg}\nwritten to {png}\n"

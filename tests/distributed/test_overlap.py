@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 if not torch.distributed.is_available():
     pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
 
@@ -330,7 +331,7 @@ def test_a_wait_that_ended_names_rank_and_flag(monkeypatch: pytest.MonkeyPatch) 
             rank.space.require_alive()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs CUDA's bindings")
+@pytest.mark.skipif(not needs.found("cuda"), reason=needs.reason("cuda"))
 def test_stream_memory_operations_exist() -> None:
     from cuda.bindings import driver
 

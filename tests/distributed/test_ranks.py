@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,12 @@ from layoutgemm.errors import DeadlockError, EmulatorError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.sm90.shards import Gathered, Scattered, check_division
 from layoutgemm.schedule import ShardByShard
+from tests import needs
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import Ranks, gathered, scaled, scattered
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 # Rows of a shard are no whole tiles of A; C has a ragged edge along N.
 GATHER = {"tile": (128, 64), "stages": 3}

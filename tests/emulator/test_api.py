@@ -19,6 +19,7 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from layoutgemm.pytest_plugin import emulate_or_fail
+from tests import needs
 from tests.emulator.run_ptx import module
 from tests.test_pytest_plugin import plugin_options
 
@@ -335,7 +336,7 @@ def test_a_compiled_function(copies: dict[bool, Any]) -> None:
 
 @pytest.mark.dsl
 def test_torch_tensors(copies: dict[bool, Any]) -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     a, b = torch.randn(40, 72).to(torch.float16), torch.zeros(40, 72, dtype=torch.float16)
     assert layoutgemm.emulate(copies[True], a, b).ok
     assert torch.equal(a, b)

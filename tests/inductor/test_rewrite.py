@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 import torch._inductor.config as config
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -19,6 +19,7 @@ from layoutgemm.errors import SwizzleError
 from layoutgemm.interop import from_cute, tensor_layout, to_module
 from layoutgemm.interop.dsl_layouts import Symbols, layout_of, memref
 from layoutgemm.layouts.proofs.prove import prove
+from tests import needs
 from tests.layouts.strategies import pairs
 
 
@@ -112,7 +113,7 @@ def test_numpy_strides_are_elements() -> None:
 
 
 def test_torch_strides() -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     x = torch.zeros(4, 6, 8).bfloat16()
     assert from_cute(x) == Layout((4, 6, 8), (48, 8, 1))
     assert from_cute(x.permute(2, 0, 1)[::2]) == Layout((4, 4, 6), (2, 48, 8))

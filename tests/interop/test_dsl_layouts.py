@@ -23,6 +23,7 @@ from layoutgemm.atoms import (
 )
 from layoutgemm.interop import cute_context, from_cute, tensor_layout, to_cute
 from layoutgemm.layouts import CoordinateTensor, ScaledBasis
+from tests import needs
 from tests.layouts.strategies import pairs, random_pair
 
 pytestmark = pytest.mark.dsl
@@ -187,7 +188,7 @@ def test_tensors_outside_a_trace() -> None:
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Results of from_cute inside @cute.jit, for run-time tensors and integers."""
-    pytest.importorskip("cutlass")
+    needs.module("cutlass")
     seen: dict[str, Any] = {}
 
     @cute.kernel

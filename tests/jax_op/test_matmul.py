@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax", reason="jax is not installed: pip install jax")
+from tests import needs
+
+jax = needs.module("jax")
 jnp = jax.numpy
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.jax import matmul
@@ -182,7 +184,7 @@ def test_refusals_name_the_operand(call: Any, error: type[Exception], said: str)
 
 
 def test_symbolic_sizes_are_refused() -> None:
-    export = pytest.importorskip("jax.export")
+    export = needs.module("jax.export")
     (m,) = export.symbolic_shape("m")
     x = jax.ShapeDtypeStruct((m, 8), jnp.bfloat16)
     with pytest.raises(TensorError, match="compiled for known sizes, and m is none"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 
 import pytest
@@ -18,6 +17,7 @@ from layoutgemm.kernels import (
 from layoutgemm.kernels.epilogue.chain import Bias
 from layoutgemm.kernels.run.torch_tensors import OperandPath
 from layoutgemm.kernels.verbs import named
+from tests import needs
 
 KINDS = {"sm80": Sm80Plan, "sm90": Sm90Plan, "sm100": Sm100Plan, "teaching": TeachingPlan}
 VERBS = {
@@ -54,7 +54,7 @@ def test_no_plan_names_code_of_another_architecture(folder: str) -> None:
     assert all(path.startswith(f"{folder}.device.") for path in kernels)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="device code needs the CuTe DSL")
+@needs.DSL
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_names_its_kernel(name: str) -> None:
     kernel = named(PLANS[name].device_kernel)

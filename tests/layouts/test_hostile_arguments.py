@@ -23,6 +23,7 @@ from layoutgemm.layouts import ComposedLayout, CounterExample, E, Layout, Linear
 from layoutgemm.layouts.notation import parse
 from layoutgemm.layouts.proofs.prove import bijective, covers, disjoint, injective, prove
 from layoutgemm.layouts.symbols.dims import ceil_div, dims
+from tests import needs
 
 L = Layout((4, 8), (8, 1))
 M = dim("hostile_rows", multiple_of=8)
@@ -295,7 +296,7 @@ def _instead(x: tuple[Any, ...], i: int, value: Any) -> Any:
 
 
 def test_the_size_of_torch_is_a_tuple() -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     size = torch.Size((4, 8))
     assert Layout(size) == Layout((4, 8)) and functions.size(size) == functions.product(size) == 32
     assert L.compose(torch.Size((2, 4))) == L.compose((2, 4)) and L.coalesce(size) == L.coalesce((4, 8))

@@ -17,6 +17,7 @@ from layoutgemm.layouts.notation import MAX_TEXT
 from layoutgemm.layouts.proofs.prove import prove
 from layoutgemm.layouts.proofs.verdicts import TWO_INDICES
 from layoutgemm.schedule import Grouped
+from tests import needs
 
 # What CuTe, the CuTe DSL and pycute print -> what it is here.
 PASTED = {
@@ -162,7 +163,7 @@ def test_offsets_that_64_bits_do_not_hold_are_refused() -> None:
 
 
 def test_plain_converts_integers_and_lists_and_nothing_else() -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     assert plain(torch.Size([4, 8])) == (4, 8) and plain(torch.Size([4, 8])).__class__ is tuple
     for same in (True, 1.0, "4", None, [1.5], [object], np.bool_(True), np.float32(2)):
         assert plain(same) is same

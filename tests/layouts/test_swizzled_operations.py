@@ -11,6 +11,7 @@ from layoutgemm import ComposedLayout, Layout, Swizzle, dim, smem_tile
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import CounterExample, LinearLayout, Proof, Undecided, append, group_modes, prepend, select
 from layoutgemm.layouts.proofs.prove import prove
+from tests import needs
 
 SEEDS = range(60)
 
@@ -222,7 +223,7 @@ def test_a_layout_does_not_cover_more_offsets_than_it_has_coordinates() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_closed_forms(seed: int) -> None:
     tile = some_tile(seed)
-    sympy = pytest.importorskip("sympy")
+    sympy = needs.module("sympy")
     names = [f"c{i}" for i in range(tile.rank)]
     form = tile.expr(*names)
     call = sympy.lambdify(names, form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pickle
 import re
 import subprocess
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
-ops = pytest.importorskip("cutlass.operators", reason="pip install nvidia-cutlass-operators")
+from tests import needs
+
+torch = needs.module("torch")
+ops = needs.module("cutlass.operators")
 
 from layoutgemm import operators
 from layoutgemm.kernels.epilogue.chain import Epilogue
@@ -301,10 +304,12 @@ def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPat
 
 def test_torchs_autotuning_finds_the_operator_first() -> None:
     """The query of torch's NVGEMM backend, for dense products: ours is the first without a fusible epilogue."""
-    cache = pytest.importorskip("torch._inductor.codegen.nv_universal_gemm.kernel_cache")
+    cache = pytest.importorskip(
+        "torch._inductor.codegen.nv_universal_gemm.kernel_cache", reason="needs torch 2.14 or later"
+    )
     if not hasattr(cache, "get_kernel_by_name_via_args"):
-        pytest.skip("torch asks for operators by their arguments from 2.14 on")
-    backend = pytest.importorskip("torch._inductor.codegen.nv_universal_gemm.nv_universal_gemm")
+        pytest.skip("torch asks for operators by their arguments from 2.14 on: needs torch 2.14 or later")
+    backend = importlib.import_module("torch._inductor.codegen.nv_universal_gemm.nv_universal_gemm")
     for args in (dense(4096, 4096, 4096), dense(16, 512, 1024), dense(256, 256, 256, 3), dense(64, 64, 64, kind=FP8)):
         [found] = cache.partition_compatible_kernels(args, 90, lambda metadata: 0, 1, candidate_source="args")
         first = found[0]

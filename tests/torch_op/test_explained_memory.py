@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests import needs
+
+torch = needs.module("torch")
 
 from layoutgemm import QuantizedFormat, QuantizedWeight, quantize, quantized_matmul
 from layoutgemm.errors import LayoutError
@@ -98,7 +99,7 @@ def test_a_bias_has_a_gradient_and_x_has_none() -> None:
             quantized_matmul(given[0], weight, scale_x=given[1])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@needs.DSL
 @pytest.mark.dsl
 def test_the_launch_writes_what_the_cpu_computes() -> None:
     fmt = QuantizedFormat("int4")
@@ -145,7 +146,7 @@ def test_groups_of_rows_have_their_experts_weights_and_their_own_scales() -> Non
     assert torch.equal(compiled(x, offsets), quantized_matmul(x, weights.expert(1), scale_x=one))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@needs.DSL
 @pytest.mark.dsl
 def test_the_launch_of_experts_writes_what_the_cpu_computes() -> None:
     weights, (x, scale) = experts_of(QuantizedFormat("int4")), quantize(torch.randn(11, 128), "RowWise")

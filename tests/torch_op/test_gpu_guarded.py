@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from layoutgemm import grouped_matmul, matmul, scaled_matmul
 from tests.torch_op.guarded import guarded

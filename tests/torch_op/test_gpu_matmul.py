@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from layoutgemm.errors import OperandError, TensorError
+from tests import needs
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+torch = needs.module("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 if torch.cuda.is_available():
@@ -345,7 +346,7 @@ def test_graphs() -> None:
 
 def test_another_device_than_the_current_one() -> None:
     if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
+        pytest.skip("needs two GPUs")
     a, b = integers(200, 128, device="cuda:1"), integers(128, 136, device="cuda:1")
     assert torch.cuda.current_device() == 0
     for _ in range(2):

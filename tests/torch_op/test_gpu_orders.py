@@ -8,8 +8,9 @@ import pytest
 
 from layoutgemm import matmul
 from layoutgemm.schedule import Triangular
+from tests import needs
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+torch = needs.module("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests import needs
+
+torch = needs.module("torch")
 
 from layoutgemm import QuantizedFormat, QuantizedWeight, quantize, quantized_matmul
 from layoutgemm.kernels.sm90.config import Sm90Config

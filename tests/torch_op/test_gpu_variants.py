@@ -11,8 +11,9 @@ import layoutgemm
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, Custom, Epilogue, Scale
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from tests import needs
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+torch = needs.module("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 CONFIGS = {

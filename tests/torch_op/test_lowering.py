@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from torch._inductor import config as inductor
 from torch._inductor.utils import run_and_get_code

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 import torch.autograd.forward_ad as forward
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks.soak_cases import Case, cases, draw, fault, kernel_of, tensors
 from benchmarks.soak_refusals import Refusal, refusals
@@ -135,7 +137,7 @@ def test_float32_needs_leave(tf32: Any) -> None:
 def test_torch_s_newer_setting_of_tf32() -> None:
     """In a process of its own: once it is used, the older one cannot be read."""
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        pytest.skip("torch 2.9 has it first")
+        pytest.skip("torch.backends.cuda.matmul.fp32_precision needs torch 2.9 or later")
     code = (
         "import torch, layoutgemm\n"
         "x = torch.eye(4)\n"

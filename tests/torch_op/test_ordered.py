@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests import needs
+
+torch = needs.module("torch")
 
 import layoutgemm
 from layoutgemm import Sm90Config, Sm90Plan

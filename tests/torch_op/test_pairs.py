@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests import needs
+
+torch = needs.module("torch")
 
 import layoutgemm
 from layoutgemm.errors import OperandError, TensorError

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from layoutgemm import quantize, scaled_matmul
 from layoutgemm.emulator.api import emulate_host
@@ -20,7 +21,7 @@ from layoutgemm.torch_op.emulated import memory_at
 from layoutgemm.torch_op.fp8 import api, launch
 from layoutgemm.torch_op.fp8.reference import quantized
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 BF16, F32, E4M3, E5M2 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2
 BLOCK, SQUARE, ROW, TENSOR = "BlockWise1x128", "BlockWise128x128", "RowWise", "TensorWise"
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.util
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests import needs
+
+torch = needs.module("torch")
 
 from layoutgemm import (
     QuantizedFormat,
@@ -156,7 +157,7 @@ def test_the_plan_has_what_the_call_asks_for() -> None:
     assert readable(torch.randn(4, 104).bfloat16()[:, :96]).stride() == (104, 1)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@needs.DSL
 @pytest.mark.dsl
 def test_the_launch_writes_what_the_cpu_computes() -> None:
     fmt = QuantizedFormat("int8")
@@ -183,7 +184,7 @@ def test_the_launch_writes_what_the_cpu_computes() -> None:
     assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=1e-2)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@needs.DSL
 @pytest.mark.dsl
 def test_the_launch_by_mma_sync_writes_what_the_cpu_computes() -> None:
     fmt = QuantizedFormat("int8")
@@ -334,7 +335,7 @@ def test_experts_that_do_not_fit_are_refused() -> None:
         QuantizedExperts.of([weights.expert(0), weight_of(QuantizedFormat("int8"))])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@needs.DSL
 @pytest.mark.dsl
 def test_the_launch_of_experts_writes_what_the_cpu_computes() -> None:
     weights, x = experts_of(QuantizedFormat("int8")), torch.randn(7, 128).bfloat16()

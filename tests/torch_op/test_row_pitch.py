@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from benchmarks.soak_cases import Case, draw, tensors
 from layoutgemm import explain_matmul, matmul

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from layoutgemm import grouped_matmul, scaled_matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests import needs
+
+torch = needs.module("torch")
 
 import layoutgemm
 from layoutgemm.errors import OperandError, TensorError

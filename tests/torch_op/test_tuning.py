@@ -27,6 +27,7 @@ from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.scaled_grouped.tunable import tunable
 from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.tuning import candidates, name_of, tune
+from tests import needs
 
 GPU = "NVIDIA H200"
 CHOICE = Sm90Choice(Sm90Config((128, 64), consumers=1, loader="warp", cluster=(1, 2)))
@@ -288,7 +289,7 @@ def test_what_others_could_have_written_is_none() -> None:
 
 
 def test_refusals() -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     with pytest.raises(OperandError, match="m = 0"):
         tune(0, 1, 1)
     with pytest.raises(OperandError, match="'bf16' or 'f16'"):
@@ -357,7 +358,7 @@ def test_variants_have_candidates_that_differ(variant: Any) -> None:
 
 
 def test_variants_take_what_was_measured() -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     from layoutgemm import explain_matmul
 
     config = Sm90Config((64, 64), consumers=1, loader="warp", cluster=(2, 1))
@@ -467,7 +468,7 @@ def test_variants_that_mean_nothing_are_refused(given: dict[str, Any], text: str
 
 def test_measuring_ranks_and_reports_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a device and times of the test's own."""
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     fast, slow, wrong, refused = (Sm90Choice(Sm90Config((64, n), consumers=1)) for n in (64, 128, 192, 256))
     times = {"torch": 3.0, "0": 2.0, "1": 4.0}
 

@@ -37,6 +37,7 @@ from layoutgemm.layouts.display import Pictured, picture, table
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from layoutgemm.view.canvas import DARK
 from layoutgemm.view.raster import dark_svg
+from tests import needs
 
 PLAN = TeachingPlan.derive(200, 136, 72)
 OBJECTS: dict[str, Callable[[], Any]] = {
@@ -166,7 +167,7 @@ def test_dark_for_good(tmp_path: Path) -> None:
 
 
 def test_png(tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py", reason="the extra png is not installed")
+    needs.module("resvg_py")
     file = tmp_path / "picture.png"
     assert Layout((4, 8)).svg(file) == file
     svg = Layout((4, 8)).svg()

@@ -245,8 +245,7 @@ def _machine_code(kernel: object, arch: str, parameters: Mapping[str, str], symb
             options=options,
         )
         runtime_library()  # exporting links the kernel's host half against its symbols
-        function.export_to_c(folder, "exported", symbol)
-        content = (Path(folder) / "exported.o").read_bytes()
+        content = function.dump_to_object(symbol)
         return {
             _PTX: function.__ptx__.encode(),
             _CUBIN: bytes(function.__cubin__),

@@ -418,9 +418,10 @@ def promotion_check(plan: Sm90Plan) -> Check:
     threads, values = np.arange(plan.mma.threads)[:, None], np.arange(count)[None, :]
     i, j = np.broadcast_arrays(*plan.mma.coords_C(threads, values))
     witness = "" if plan.tile[2] == loop.depth else f"a k tile of {plan.tile[2]} elements, K blocks of {loop.depth}"
+    numbers = numbers_read(plan)
     for table in loop.tables:
         part, extent = plan.numbers.part(table.name), plan.tile["mn".index(table.axis)]
-        first = np.asarray([numbers_read(plan)[key_of(plan, table, 0, v)][2] for v in range(count)])
+        first = np.asarray([numbers[key_of(plan, table, 0, v)][2] for v in range(count)])
         own, read = (i, i[:, first]) if table.axis == "m" else (j, j[:, first])
         step = part.width if table.axis == "n" or plan.aligned_rows else 1
         # Blocks of rows begin at multiples of 64 of the tile: own and read move by the same. A gated product's second
@@ -447,7 +448,7 @@ def promotion_check(plan: Sm90Plan) -> Check:
                         * (part.width < extent)
                     )
     statement = (
-        f"K blocks of {loop.depth} are k tiles; a thread reads {len(numbers_read(plan))} number(s) of "
+        f"K blocks of {loop.depth} are k tiles; a thread reads {len(numbers)} number(s) of "
         f"{', '.join(table.name for table in loop.tables) or 'no table'} for one, each that of its own row or columns"
     )
     return Check("promotion", statement, not witness, f"exhaustion ({threads.size * count} values)", witness)

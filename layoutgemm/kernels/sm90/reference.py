@@ -436,9 +436,9 @@ class _Cluster:
             inside = warp - owner * warps
             if chunk.rows is not None:
                 words = mine.reshape(32, -1, chunk.matrices, 2)
+                lanes = np.arange(8 * chunk.matrices)
                 for i in range(words.shape[1]):
-                    lanes = np.arange(8 * chunk.matrices)
-                    rows = address + np.asarray([int(chunk.rows(lane, (i, inside))) for lane in lanes]) * dtype.bytes
+                    rows = address + np.asarray(chunk.rows(lanes, (i, inside))) * dtype.bytes
                     store_matrices(smem, rows, words[:, i], dtype, store.c.order == "col")
                 continue
             thread = 32 * inside + np.arange(32)[:, None]

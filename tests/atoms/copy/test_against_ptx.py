@@ -15,6 +15,7 @@ from layoutgemm.atoms import (
     vector_copies,
 )
 from layoutgemm.atoms.copy.vector import SCOPES
+from tests import needs
 from tests.micro import copy_matrix, copy_thread
 
 PTXAS = shutil.which("ptxas")
@@ -49,7 +50,7 @@ def assembled(text, target, folder):
 @pytest.fixture(autouse=True)
 def needs_ptxas():
     if PTXAS is None:
-        pytest.skip("no ptxas in PATH (package nvidia-cuda-nvcc, or a CUDA toolkit)")
+        pytest.skip(needs.NO_PTXAS)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -14,6 +14,7 @@ from layoutgemm.atoms.mma.block_scales import provider, selectors
 from layoutgemm.atoms.mma.warp_fragments import fragment, run_of
 from layoutgemm.atoms.targets import TARGETS, since
 from layoutgemm.errors import AtomError
+from tests import needs
 from tests.atoms.mma.ptx_fragments import MULTIPLICANDS, place
 from tests.micro import mma_sync as micro
 
@@ -203,7 +204,7 @@ def test_only_the_family_is_derived():
 def assembler() -> str:
     found = shutil.which("ptxas")
     if found is None:
-        pytest.skip("ptxas is not on the path: install the CUDA toolkit to compare with it")
+        pytest.skip(needs.NO_PTXAS)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 from pathlib import Path
@@ -16,12 +15,13 @@ from layoutgemm.atoms.smem.descriptor import derive
 from layoutgemm.atoms.smem.instruction_descriptor import CODES
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import AtomError, DescriptorError
+from tests import needs
 from tests.oracle.runner import ask
 
 PROGRAM = Path(__file__).parents[2] / "oracle" / "dsl_descriptors.py"
 pytestmark = [
     pytest.mark.dsl,
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="the CuTe DSL is not installed"),
+    needs.DSL,
 ]
 KIND_OF = {"f16": "f16", "bf16": "f16", "tf32": "tf32", "e4m3": "f8f6f4", "e5m2": "f8f6f4", "i8": "i8", "u8": "i8"}
 KIND_OF |= {"e2m1": "mxf4"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +16,12 @@ import pytest
 from layoutgemm.checks import bank_conflicts
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.compile.sass import disassemble
+from tests import needs
 from tests.checks.smem import bank_model as model
 from tests.micro import banks as micro
 
 
-@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
+@needs.PTXAS
 def test_the_microkernels_assemble_and_keep_every_access(tmp_path: Path) -> None:
     (tmp_path / "banks.ptx").write_text(micro.module(), encoding="utf-8")
     done = subprocess.run(

@@ -12,6 +12,7 @@ import pytest
 from layoutgemm.emulator.host.arguments import ArgumentMemory, Array, Packed, array_of
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.errors import EmulatorError
+from tests import needs
 
 
 def arrays(**values: Any) -> ArgumentMemory:
@@ -74,7 +75,7 @@ def test_tensors_elsewhere_are_refused() -> None:
 
 
 def test_torch_tensors() -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     x = torch.zeros(6, 10, dtype=torch.bfloat16)[:, 2:]
     found = array_of(x)
     at = x.data_ptr()
@@ -109,7 +110,7 @@ def test_elements_narrower_than_a_byte() -> None:
 
 
 def test_torch_packs_two_of_e2m1_in_a_byte() -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     if not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("this torch has no float4_e2m1fn_x2")
     x = torch.zeros(4, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
@@ -230,7 +231,7 @@ def kinds(ffi: bool, x: Any, t: Any) -> dict[str, tuple[Any, tuple[Any, ...], li
 @pytest.mark.dsl
 @pytest.mark.parametrize("ffi", [False, True])
 def test_every_kind_of_argument_is_taken_or_named(ffi: bool, tmp_path: Path) -> None:
-    cute, torch = pytest.importorskip("cutlass.cute"), pytest.importorskip("torch")
+    cute, torch = needs.module("cutlass.cute"), needs.module("torch")
     from layoutgemm import emulate
     from layoutgemm.emulator.host.dsl_calls import watch
 
@@ -253,7 +254,7 @@ def test_every_kind_of_argument_is_taken_or_named(ffi: bool, tmp_path: Path) -> 
 @pytest.mark.dsl
 def test_a_function_that_was_compiled_unwatched_is_called_all_the_same(tmp_path: Path) -> None:
     """Its types before lowering are not known: those of the machine say how its arguments are packed."""
-    pytest.importorskip("cutlass.cute")
+    needs.module("cutlass.cute")
     import cutlass.cute as cute
     from cutlass import Int32
     from cutlass.cute.runtime import from_dlpack, make_fake_stream

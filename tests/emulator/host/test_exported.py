@@ -14,10 +14,11 @@ import pytest
 from layoutgemm import emulate, emulated_gpu
 from layoutgemm.emulator.host.exported import MAGIC, exported_in, machine_code
 from layoutgemm.errors import EmulatorError
+from tests import needs
 
-pytest.importorskip("cutlass", reason="needs the dsl extra")
+needs.module("cutlass")
 pytestmark = pytest.mark.dsl
-needs_ffi = pytest.mark.skipif(importlib.util.find_spec("tvm_ffi") is None, reason="needs apache-tvm-ffi")
+needs_ffi = pytest.mark.skipif(not needs.found("tvm_ffi"), reason=needs.reason("tvm_ffi"))
 ROWS, COLUMNS = 3, 40
 
 KERNELS = """

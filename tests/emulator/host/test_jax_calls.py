@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from layoutgemm import emulated_gpu
+from tests import needs
 
-pytest.importorskip("jax", reason="JAX is not installed")
-pytest.importorskip("cutlass", reason="needs the dsl extra")
+needs.module("jax")
+needs.module("cutlass")
 
 # In a process of its own: the script imports JAX within the emulated GPU, as a user's does.
 SCRIPT = """

@@ -20,6 +20,7 @@ from layoutgemm.emulator.host.types import TensorMode, parameter_of
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.machine.tensor_map import decode
 from layoutgemm.errors import EmulatorError
+from tests import needs
 
 MATRIX = "!llvm.struct<(ptr<1>, struct<(struct<(i32, i32)>, i64)>)>"
 TYPES = {"a": MATRIX, "b": "!llvm.struct<(ptr, struct<(struct<()>, struct<()>)>)>", "n": "i32", "alpha": "f32"}
@@ -92,7 +93,7 @@ def test_a_descriptor_of_packed_elements_counts_elements() -> None:
 
 @pytest.mark.dsl
 def test_a_cute_tensor_of_four_bits() -> None:
-    cutlass = pytest.importorskip("cutlass")
+    cutlass = needs.module("cutlass")
     from cutlass.cute.runtime import from_dlpack
 
     cute = from_dlpack(np.zeros((8, 64), np.int8), assumed_align=16)
@@ -312,7 +313,7 @@ def test_ptx_has_to_be_kept(small: Any) -> None:
 
     made = cute.compile(small.Twice(), dynamic(np.zeros(64, np.float32)), options="--gpu-arch sm_90a")
     if isinstance(made.__ptx__, str):
-        pytest.skip("this environment keeps PTX always")
+        pytest.skip("CUTE_DSL_KEEP_PTX is set: unset it")
     with pytest.raises(EmulatorError, match="--keep-ptx"):
         CompiledFunction.of(made)
 

@@ -11,6 +11,7 @@ import pytest
 from layoutgemm.cli.main import main
 from layoutgemm.emulator.host.ranks import Ranks
 from layoutgemm.errors import EmulatorError
+from tests import needs
 
 
 def test_ranks_meet_in_turns() -> None:
@@ -129,8 +130,8 @@ dist.destroy_process_group()
 def test_kernels_of_two_ranks_wait_for_each_other(
     count: int, how: str, status: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("cutlass")
+    needs.module("torch")
+    needs.module("cutlass")
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     modules = sys.modules["__main__"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -20,9 +19,10 @@ from layoutgemm.dtypes import dtype
 from layoutgemm.emulator.host.cuda_calls import DeviceMemory
 from layoutgemm.emulator.host.devices import GpuModel
 from layoutgemm.errors import EmulatorError, PlanError
+from tests import needs
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+torch = needs.module("torch")
+needs_dsl = needs.DSL
 
 SCRIPT = """
 import sys

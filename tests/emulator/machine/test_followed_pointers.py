@@ -8,6 +8,7 @@ import pytest
 from layoutgemm import emulate_ptx
 from layoutgemm.emulator.api import ORDERS, Orders
 from layoutgemm.errors import EmulatorError
+from tests import needs
 from tests.emulator.run_ptx import module
 
 # Lane i adds 1 to the word at table[i] + offset, and gives what was there.
@@ -54,7 +55,7 @@ def test_lanes_follow_pointers_of_their_own() -> None:
 def test_arrays_of_lists_and_objects() -> None:
     held = Holder(np.array([5], np.uint32))
     assert follow([address(held.arrays[0])]) == [5]
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     tensors = [torch.tensor([20, 21], dtype=torch.int32), torch.tensor([30], dtype=torch.int32)]
     assert follow([one.data_ptr() for one in tensors]) == [20, 30] and tensors[0].tolist() == [21, 21]
 

@@ -216,7 +216,7 @@ def judged(name: str) -> tuple[Judge, dict[str, str]]:
     """The mutants' judge of an example, and its survivors; skips where another compiler made other instructions."""
     example = example_or_skip(name)
     if (version := survivors.read()[name]["dsl"]) != dsl_version():
-        pytest.skip(f"survivors are listed for version {version} of the DSL")
+        pytest.skip(f"survivors are listed for one DSL: pip install nvidia-cutlass-dsl=={version}")
     return Judge(example), survivors.listed(name)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from layoutgemm.emulator.ptx.forms import PtxForm, form_of, forms_of, names
+from tests import needs
 
 PTXAS = shutil.which("ptxas")
 REGISTERS = {1: "p", 8: "b", 16: "h", 32: "r", 64: "d", 128: "q"}
@@ -53,7 +54,7 @@ def refused_by_ptxas(lines: list[str], target: str, folder: Path) -> dict[int, s
     return {int(line) - 6: why for line, why in re.findall(r"line (\d+); error\s*: (.*)", said)}
 
 
-@pytest.mark.skipif(PTXAS is None, reason="ptxas, of the CUDA toolkit, is not on PATH")
+@needs.PTXAS
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 def test_ptxas_takes_the_forms_of_the_table_and_no_others(target: str, tmp_path: Path):
     """Every spelling for every target, and neighbours of it: a word left out, doubled or exchanged for another."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 
@@ -12,10 +10,11 @@ from layoutgemm.errors import OperandError
 from layoutgemm.kernels.epilogue.arrays import Arrays
 from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, Custom, Epilogue, Residual, Scale
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from tests import needs
 
 M, N, K = 72, 44, 40
 CONFIG = Sm90Config((64, 32), consumers=1, stages=2)
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
+needs_dsl = needs.DSL
 
 
 def integers(shape: tuple[int, ...], seed: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import replace
 from typing import Any
@@ -38,12 +37,11 @@ from layoutgemm.kernels.epilogue.parameters import Placed, words_of
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 from layoutgemm.kernels.sm100.plan import Sm100Plan
+from tests import needs
 
 F32 = dtype("f32")
 SMALL = Sm90Config((64, 64), consumers=1)
-needs_dsl = pytest.mark.skipif(
-    importlib.util.find_spec("cutlass") is None, reason="the CuTe DSL is not installed: pip install 'layoutgemm[dsl]'"
-)
+needs_dsl = needs.DSL
 
 
 def numbers(shape: Any, seed: int) -> np.ndarray:

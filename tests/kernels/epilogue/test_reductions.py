@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,11 +36,10 @@ from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm100.plan import Sm100Plan
+from tests import needs
 
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
-needs_dsl = pytest.mark.skipif(
-    importlib.util.find_spec("cutlass") is None, reason="the CuTe DSL is not installed: pip install 'layoutgemm[dsl]'"
-)
+needs_dsl = needs.DSL
 
 
 def numbers(shape: Any, seed: int) -> np.ndarray:
@@ -319,7 +317,7 @@ def test_the_same_bits_in_every_order_of_threads() -> None:
 
 
 def test_torch_rounds_quantised_values_as_the_reference_does() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = needs.module("torch")
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)) * torch.logspace(-12, 9, 64)[:, None]
     x[3] = 0
     found = Epilogue(Quantize()).reference(x.numpy())

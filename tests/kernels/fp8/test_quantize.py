@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+from tests import needs
+
+torch = needs.module("torch")
 
 from layoutgemm.emulator.api import ORDERS, emulate_host
 from layoutgemm.errors import PlanError
@@ -20,7 +21,7 @@ from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from layoutgemm.torch_op.fp8.reference import quantized
 from layoutgemm.torch_op.types import TYPES
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 RECIPES = {1: "BlockWise1x128", 128: "BlockWise128x128", 0: "RowWise"}
 FORMS = {  # plan, batch, m, k
     "blocks": (QuantizePlan("bf16", "e4m3", 1), 2, 35, 272),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,12 @@ from layoutgemm.atoms import as_tile
 from layoutgemm.emulator.api import ORDERS
 from layoutgemm.errors import EmulatorError
 from layoutgemm.layouts import Layout
+from tests import needs
 
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 # One block; K unlike M and N; every edge ragged, several blocks; fewer k tiles than stages.
 SIZES = ((64, 64, 256), (64, 192, 32), (130, 133, 77), (70, 10, 5))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
-import shutil
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,12 @@ import pytest
 
 from layoutgemm.emulator.api import ORDERS
 from layoutgemm.errors import EmulatorError, PlanError
+from tests import needs
 
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 
 # program, which of its levels -> instructions of the machine code: operand copies of a stage times the places that ask

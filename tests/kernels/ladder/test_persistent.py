@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import shutil
 import textwrap
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.kernels.sm90.pipeline_model import Hopper
 from layoutgemm.kernels.store_ring import StoreRing
 from layoutgemm.schedule import Grouped, Linear, Persistent, reuse
+from tests import needs
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = {int(path.name[7:9]): path for path in sorted((ROOT / "kernels").glob("hopper_*.py"))}
@@ -35,7 +35,7 @@ WAYS_OUT = {
     12: {"STG": 0, "STS": 0, "STSM": 28, "UTMASTG": 8},
 }
 dsl = pytest.mark.dsl
-emulated = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
+emulated = needs.C_COMPILER
 
 
 @cache

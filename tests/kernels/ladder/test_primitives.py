@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +14,11 @@ import pytest
 from layoutgemm.dtypes import bf16
 from layoutgemm.errors import EmulatorError
 from layoutgemm.kernels.ladder.primitives import Regions, emulate, right
+from tests import needs
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 FOLDER = Path(__file__).parents[3] / "kernels"
 

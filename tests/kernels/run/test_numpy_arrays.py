@@ -8,8 +8,9 @@ import pytest
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import TeachingPlan, error_bound
 from layoutgemm.kernels.run.torch_tensors import gpu_for
+from tests import needs
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+torch = needs.module("torch")
 
 
 def arrays(m=8, n=16, k=24, kind=np.float32):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from typing import Any
 
 import numpy as np
@@ -11,14 +9,15 @@ import pytest
 
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import Sm80Plan, Sm90Config, Sm90Plan, Sm100Plan, TeachingPlan
+from tests import needs
 
 M, N, K = 72, 40, 136
 A, B = (np.random.default_rng(i).integers(-3, 4, s).astype(np.float32) for i, s in enumerate(((M, K), (K, N))))
 CONFIG = {Sm90Plan: {"config": Sm90Config((64, 64), consumers=1, loader="warp")}}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)")
-@pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang")
+@needs.DSL
+@needs.C_COMPILER
 @pytest.mark.parametrize(
     ("plan", "role"),
     [

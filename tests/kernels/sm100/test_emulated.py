@@ -7,8 +7,6 @@ device of this architecture has run any of it.
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -20,13 +18,14 @@ from layoutgemm.emulator.api import ORDERS, emulate_host
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.sm100.plan import MMA_WARP, Sm100Config
+from tests import needs
 from tests.kernels.sm90.table import Product
 from tests.kernels.sm90.test_emulated import emulate
 from tests.kernels.sm100.table import LATER, QUICK, TABLE, one
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 STRICT = replace(ORDERS[0], tensor_strict=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,13 @@ from layoutgemm.errors import OperandError
 from layoutgemm.kernels.compile.compiler import kernel_facts
 from layoutgemm.kernels.epilogue.chain import Activation, Amax, Aux, Bias, Clamp, Epilogue, Scale
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
+from tests import needs
 from tests.kernels.epilogue.test_chain import EVERYTHING, emulate, numbers
 from tests.kernels.sm100.table import one, pair
 
 pytestmark = [
     pytest.mark.dsl,
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
+    needs.DSL,
 ]
 LINEAR = Epilogue(Bias(), Aux("bf16"), Activation("relu"), Amax())
 FORMS: dict[str, tuple[Sm100Config, str, int, Epilogue]] = {

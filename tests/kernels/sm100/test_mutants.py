@@ -5,8 +5,6 @@ By one block and by a pair, on small tiles with one worker, so that tensor memor
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from functools import lru_cache
 
 import pytest
@@ -17,11 +15,12 @@ from layoutgemm.emulator.mutation.run import LaunchCase, sample
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
+from tests import needs
 from tests.kernels.sm90.test_mutants import case, unproven
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 FORMS = {"one block": Sm100Config((128, 64), stages=3), "a pair": Sm100Config((256, 64), stages=3)}
 # k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than accumulators. The last of each

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import Sm100Config, Sm100Plan
 from layoutgemm.kernels.orders import stored_elements
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 
 
 @pytest.mark.parametrize("device", ["reference", pytest.param("emulator", marks=[needs_dsl, pytest.mark.dsl])])

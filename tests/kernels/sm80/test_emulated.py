@@ -6,8 +6,6 @@ stay.
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,12 @@ import pytest
 from layoutgemm.emulator.api import ORDERS, Emulation
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import EmulatorError
+from tests import needs
 from tests.kernels.sm80.table import FIRST, LATER, TABLE, Product
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
+from tests import needs
 from tests.kernels.sm80.table import TABLE, Product
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+torch = needs.module("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 KINDS = {"bf16": "bfloat16", "f16": "float16", "tf32": "float32", "i8": "int8", "u8": "uint8",
          "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}  # fmt: skip

@@ -5,8 +5,6 @@ Three forms on small tiles, of sizes with fewer k tiles than the ring has stages
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from functools import lru_cache
 
 import numpy as np
@@ -18,11 +16,12 @@ from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
+from tests import needs
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 FORMS = {
     "ring": ("sm_80", Sm80Config((64, 64), 32, 3, (2, 2))),

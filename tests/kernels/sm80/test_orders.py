@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 
@@ -11,9 +9,10 @@ from layoutgemm.errors import PlanError
 from layoutgemm.kernels import Sm80Config, Sm80Plan
 from layoutgemm.kernels.orders import stored_elements
 from layoutgemm.schedule import Linear, Rotated
+from tests import needs
 
 SMALL = Sm80Config((64, 32), warps=(2, 1), stages=3)
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 DEVICES = ["reference", pytest.param("emulator", marks=[needs_dsl, pytest.mark.dsl])]
 
 

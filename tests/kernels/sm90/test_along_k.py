@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,9 +18,10 @@ from layoutgemm.kernels.sm90 import along_k as module
 from layoutgemm.kernels.sm90 import reference
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted
+from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 LOADER = Sm90Config((64, 64), consumers=1, stages=3, loader="warp")
 SELF = replace(LOADER, loader="self")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,8 +21,9 @@ from layoutgemm.kernels.sm90.gated import Gated
 from layoutgemm.kernels.sm90.operands.combined import Combined, side_by_side
 from layoutgemm.kernels.sm90.shards import Gathered
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
 SIZES = (72, 88, 136)  # ragged along each
 TWO = Combined.of(lambda g, u, ops: ops.maximum(g, 0.0) * u)

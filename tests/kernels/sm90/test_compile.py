@@ -368,6 +368,6 @@ def test_a_launch_without_a_gpu_says_so() -> None:
     from cuda.bindings import runtime
 
     if runtime.cudaGetDeviceCount()[1]:
-        pytest.skip("there is a GPU here")
+        pytest.skip("needs a machine without a GPU: it tests the error there")
     with pytest.raises(PlanError, match="needs an NVIDIA GPU"):
         derive(stages=1).compile().launch(16, 16, 16, 64, 64, 64, 64, 64, 64)

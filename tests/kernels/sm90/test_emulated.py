@@ -6,9 +6,7 @@ stay. What the compiler made of each form is looked at as well.
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -24,11 +22,12 @@ from layoutgemm.kernels.run.hardware_model import unwritten
 from layoutgemm.kernels.sm90.choose.rules import choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.schedule import Dealt
+from tests import needs
 from tests.kernels.sm90.table import LATER, TABLE, Product
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +16,10 @@ from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config
 from layoutgemm.kernels.sm90.gated import Gated, as_one_matrix
 from layoutgemm.kernels.sm90.grouped import Ragged
+from tests import needs
 from tests.kernels.sm90.other_orders import SOON, stored_in_order
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
 SIZES = (72, 88, 136)  # ragged along each: 88 columns are a tile of 32 and a part of one, twice
 FORMS = {

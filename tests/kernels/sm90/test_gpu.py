@@ -19,9 +19,10 @@ from layoutgemm.errors import OperandError
 from layoutgemm.kernels import GemmPlan, error_bound
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
+from tests import needs
 from tests.kernels.sm90.table import TABLE, small
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+torch = needs.module("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "e4m3": torch.float8_e4m3fn,

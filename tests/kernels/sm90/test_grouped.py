@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -18,9 +17,10 @@ from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.sm90.grouped import Ragged, store_place, tables
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.operands.combined import Combined
+from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 SMALL = Sm90Config((64, 64), consumers=1, stages=3)
 SIZES = (0, 70, 0, 1, 64, 0, 0, 33, 15, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -27,9 +25,10 @@ from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.sm90.mainloop import Promoted
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
-needs_cc = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
+needs_dsl = needs.DSL
+needs_cc = needs.C_COMPILER
 SMALL = Sm90Config((64, 64), consumers=1, stages=3, loader="warpgroup")
 PAIR = Sm90Config((128, 64), stages=3, loader="warpgroup", cluster=(2, 1))
 TURNS = Sm90Config((64, 40), schedule="pingpong", loader="warpgroup", stages=3)

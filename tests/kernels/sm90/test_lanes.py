@@ -7,8 +7,6 @@ race, except in the first round, whose buffer no store has used yet. A kernel of
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +19,13 @@ from layoutgemm.emulator.mutation.run import LaunchCase, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.derive import padded_leading
+from tests import needs
 from tests.kernels.sm90.table import TABLE, Product
 from tests.kernels.sm90.test_emulated import emulate
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 QUICK = ("pingpong", "K in 2 parts of two blocks", "f32 rows")
 STRICT = replace(ORDERS[0], lanes="strict")

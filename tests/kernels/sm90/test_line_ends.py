@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from layoutgemm.emulator.machine.launch import Policy
 from layoutgemm.errors import EmulatorError
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
+from tests import needs
 
 SMALL = Sm90Config((64, 64), consumers=1)
 
@@ -35,8 +35,8 @@ def test_the_plans_statement_of_row_ends(c: str, m: int, n: int, beyond: int) ->
     assert (direct.bytes_beyond_line, direct.beyond_line) == (0, "")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)")
-@pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang")
+@needs.DSL
+@needs.C_COMPILER
 @pytest.mark.parametrize("store", ["tma", "direct"])
 def test_the_kernels_writes_at_row_ends(store: str) -> None:
     """Rows of 61 in a matrix of 80 columns: 61 to 63 are the kernel's, and reported, or stay as they are."""
@@ -64,9 +64,9 @@ def test_the_kernels_writes_at_row_ends(store: str) -> None:
 def test_a_run_owns_its_pitch(c: str, device: str) -> None:
     """Both executors write what the hardware writes, and look that nothing lies further on."""
     if device == "emulator":
-        pytest.importorskip("cutlass")
+        needs.module("cutlass")
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            pytest.skip("needs a C compiler: gcc or clang")
+            pytest.skip("no C compiler on PATH: install gcc or clang")
     m, n, k = 67, 61, 72
     plan = Sm90Plan.derive(m, n, k, b="bf16:col", c=c, config=SMALL)
     rng = np.random.default_rng(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +15,10 @@ from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.sm90.grouped import Ragged, tables, without_groups
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 SMALL = Sm90Config((64, 64), consumers=1, stages=3)
 COUNTS = (0, 70, 1, 64, 0, 90, 15)

@@ -6,8 +6,6 @@ loader warpgroup in a multicast cluster, and pingpong. The fourth is split-K by 
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from functools import lru_cache
 
 import numpy as np
@@ -20,10 +18,11 @@ from layoutgemm.emulator.mutation.run import LaunchCase, MutantOutcome, sample
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
+from tests import needs
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 FORMS = {
     "self": Sm90Config((128, 128), stages=3),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -20,11 +18,12 @@ from layoutgemm.kernels.sm90.along_k import AlongK
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
+from tests import needs
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 LOOP = Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, Table("sa", "m"), Table("sb", "n", 64))
 # Rows, or rows of each group; columns; K: edges along each, fewer k tiles than stages and more, more tiles than blocks.

@@ -17,6 +17,7 @@ from layoutgemm.kernels.sm90.choose.occupancy import SIZES, Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.schedule import Dealt
+from tests import needs
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -35,7 +36,7 @@ def test_fewer_places_than_multiprocessors() -> None:
 
 def test_a_persistent_kernel_has_as_many_clusters_as_find_a_place() -> None:
     """An H200 holds 30 clusters of four blocks, not 33: three would start after others end."""
-    launch = pytest.importorskip("layoutgemm.torch_op.launch", reason="torch is not installed: pip install torch")
+    launch = pytest.importorskip("layoutgemm.torch_op.launch", reason=needs.reason("torch"))
     for cluster, wanted in (((1, 1), 132), ((2, 1), 66), ((2, 2), 30), ((2, 4), 15)):
         choice = Sm90Choice(Sm90Config((128, 128), cluster=cluster))
         solution = SimpleNamespace(kernel=SimpleNamespace(choice=choice))
@@ -56,7 +57,7 @@ def test_one_function_counts_the_clusters_of_a_launch() -> None:
 
 @pytest.mark.parametrize("answer", [(66, 39, 30, 15), (57, 33, 25, 12), (0, 0, 0, 0), None])
 def test_a_gpu_is_asked_for_its_clusters(answer: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    torch = needs.module("torch")
 
     def asked(index: int) -> tuple[int, ...]:
         if answer is None:
@@ -84,7 +85,7 @@ class Launched(Exception):
 
 def run_of(name: str) -> tuple[Any, Any, int]:
     """A plan, what launches it, and the blocks of its clusters."""
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    torch = needs.module("torch")
     from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Plan, Sm100Config, Sm100Plan
     from layoutgemm.kernels.run.torch_tensors import launch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +17,10 @@ from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Banded, Formula, Grouped, Linear, Rotated, Triangular
+from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 ONE = Sm90Config((64, 64), consumers=1, stages=3, loader="warp")
 SELF = replace(ONE, loader="self")

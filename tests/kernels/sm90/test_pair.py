@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,8 +22,9 @@ from layoutgemm.kernels.sm90.operands.pair import pair_check
 from layoutgemm.kernels.sm90.shards import Gathered
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.schedule import Linear, Rotated
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
 SIZES = (72, 88, 136)  # ragged along each
 FORMS: dict[str, tuple[str, str, str, int, Sm90Config]] = {

@@ -24,6 +24,7 @@ from layoutgemm.kernels.sm90.multicast import Sharing
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from layoutgemm.kernels.sm90.smem import Exchange
 from layoutgemm.schedule import Persistent
+from tests import needs
 from tests.kernels.plan_mutants import Stuck, outcome, values, with_chunk
 from tests.kernels.sm90.table import LATER, TABLE, small
 
@@ -516,7 +517,7 @@ def test_nan_and_infinity_pass_through() -> None:
 
 
 def test_torch_tensors_on_the_cpu() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = needs.module("torch")
     plan = derive(8, 16, 32, a="e4m3", b="e4m3:col", c="e5m2", batch=2)
     a, b, want = values(plan)
     x, y = (torch.from_numpy(v).to(torch.float8_e4m3fn) for v in (a, b))
@@ -532,7 +533,7 @@ def test_torch_tensors_on_the_cpu() -> None:
 
 def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
     """The strides of a GPU run, without a GPU: nothing here is launched."""
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = needs.module("torch")
     from layoutgemm.kernels.run.tensor_maps import target, tma_operand
     from layoutgemm.kernels.run.torch_tensors import check_out
 

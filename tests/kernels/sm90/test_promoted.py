@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,9 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
 from layoutgemm.kernels.compile.cache import facts_of
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table, numbers_read
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
 M, N, K = 200, 136, 328  # ragged along each; three K blocks of 128, the last of 72
 
@@ -244,7 +244,7 @@ def test_refusals() -> None:
     ):
         with pytest.raises(OperandError, match=text):
             plan.run(a, b, given=given)
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = needs.module("torch")
     with pytest.raises(OperandError, match=r"a is a torch tensor on cpu: .* takes CUDA tensors"):
         plan.run(torch.ones(a.shape), torch.ones(b.shape), given=tables)
     with pytest.raises(OperandError, match="given = sa, sb: the plan reads a and b alone"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,9 +30,10 @@ from layoutgemm.kernels.sm90.indexed.row_copy import RowCopy, copied_shape
 from layoutgemm.kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.operands.combined import Combined
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
-needs_cc = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
+needs_dsl = needs.DSL
+needs_cc = needs.C_COMPILER
 SELF = Sm90Config((64, 64), consumers=1, stages=3)
 GATHERS = replace(SELF, loader="warpgroup")
 COPIED = IndexedRows(RowIndices(50), copy=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,11 @@ from layoutgemm.kernels.run.hardware_model import unwritten
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 from layoutgemm.kernels.sm90.types import INPUTS, operands
+from tests import needs
 from tests.kernels.sm90.table import TABLE, small
 
-dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)")
-emulated = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
+dsl = needs.DSL
+emulated = needs.C_COMPILER
 
 
 def derive(a: str, b: str, c: str | None = None, m: int = 64, n: int = 32, k: int = 64, **config: Any) -> Sm90Plan:
@@ -181,7 +180,7 @@ def test_integers_are_given_as_such() -> None:
 
 
 def test_torch_tensors() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = needs.module("torch")
     plan = derive("i8", "u8:col")
     a, b = torch.full((64, 64), -2, dtype=torch.int8), torch.full((64, 32), 200, dtype=torch.uint8)
     result = plan.run(a, b, device="reference")
@@ -195,7 +194,7 @@ def test_torch_tensors() -> None:
 
 
 def test_operands_that_are_not_k_major_are_copied() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    torch = needs.module("torch")
     from layoutgemm.kernels.run.tensor_maps import tma_operand
 
     for name, kind in (("tf32", torch.float32), ("u8", torch.uint8)):

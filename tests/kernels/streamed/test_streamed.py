@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +21,9 @@ from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, 
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.streamed.choose import MOST_ROWS, streamed_config
 from layoutgemm.kernels.streamed.operands import StreamedRows, StreamedWeights
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 INT4 = QuantizedFormat("int4", 128)
 # Format, x, (out features, rows, in features), configuration, C, architecture
 FORMS: dict[str, tuple[QuantizedFormat, str, tuple[int, int, int], StreamedConfig, str, str]] = {

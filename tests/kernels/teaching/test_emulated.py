@@ -6,8 +6,6 @@ every sum is exact. One run in the emulator's order that lands everything late i
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -20,10 +18,11 @@ from layoutgemm.emulator.mutation.run import LaunchCase, Survey, sample, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels import TeachingPlan
+from tests import needs
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 # One k tile, fewer than the stages, as many, more; edges along M, N and K.
 SIZES = ((64, 64, 64), (70, 66, 100), (64, 130, 192), (33, 64, 328))

@@ -5,8 +5,9 @@ import pytest
 
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels import TeachingPlan
+from tests import needs
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+torch = needs.module("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 M, N, K = 72, 136, 200

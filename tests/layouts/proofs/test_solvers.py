@@ -9,6 +9,7 @@ import pytest
 
 from layoutgemm import Layout, dims, prove
 from layoutgemm.layouts import CounterExample, Proof
+from tests import needs
 
 M, N = dims("M N")
 
@@ -39,7 +40,7 @@ def text_value(layout: Layout, flat: Any, names: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_z3_finds_no_size_that_refutes_a_proof(seed: int) -> None:
-    z3 = pytest.importorskip("z3")
+    z3 = needs.module("z3")
     rng = random.Random(seed)
     a = some(rng)
     b = a.coalesce() if rng.random() < 0.3 else some(rng)
@@ -90,7 +91,7 @@ def as_map(isl: Any, layout: Layout) -> Any:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_isl_agrees_on_equality_injectivity_and_images(seed: int) -> None:
-    isl = pytest.importorskip("islpy")
+    isl = needs.module("islpy")
     rng = random.Random(seed)
 
     def one() -> Layout:

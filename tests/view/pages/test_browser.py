@@ -6,7 +6,6 @@ Lit cells are counted in the pixels of the picture: what is lit is a hole in the
 from __future__ import annotations
 
 import functools
-import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from layoutgemm.atoms import TiledMma, ldmatrix, mma_sync, smem_tile, tcgen05_mma, wgmma
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from layoutgemm.layouts import Layout, Swizzle
+from tests import needs
 
 LEFT, TOP = 46, 32  # of the cells within a picture
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -39,8 +39,8 @@ PIXELS = """name => {
 
 @functools.cache
 def missing() -> str | None:
-    if importlib.util.find_spec("playwright") is None:
-        return "playwright is not installed (extra `browser`)"
+    if not needs.found("playwright"):
+        return needs.reason("playwright")
     if not any(map(shutil.which, BROWSERS)):
         return f"no Chromium on the PATH ({', '.join(BROWSERS)}); Debian: apt-get install chromium"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +18,9 @@ from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, 
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm80.quantized.choose import packed_config
 from layoutgemm.kernels.sm80.quantized.operand import Sm80PackedOperand
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 INT4 = QuantizedFormat("int4", 128)
 # Format, A, (rows, out features, in features), configuration, C
 FORMS = {

@@ -5,9 +5,6 @@ Sizes have more K tiles than the ring has stages, as many, and fewer, with edges
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-
 import numpy as np
 import pytest
 
@@ -19,11 +16,12 @@ from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
+from tests import needs
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
-    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+    needs.DSL,
+    needs.C_COMPILER,
 ]
 SIZES = ((20, 136, 448), (13, 64, 64), (33, 70, 320), (17, 200, 128))
 WEIGHTS = QuantizedFormat("int4", 64)

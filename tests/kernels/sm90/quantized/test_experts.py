@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,8 +16,9 @@ from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.quantized import experts as experts_of
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 INT4 = QuantizedFormat("int4", 128)
 # Format, activations, out and in features, offsets, configuration
 FORMS = {

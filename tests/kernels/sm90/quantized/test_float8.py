@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +24,9 @@ from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.pipeline_model import Hopper
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 INT4, ZEROS = QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True)
 FORMATS = [INT4, ZEROS, QuantizedFormat("int4"), MXFP4, QuantizedFormat("e4m3"), MXFP8]
 FEW = {"store": "direct", "loader": "warp"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +18,9 @@ from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
 from layoutgemm.kernels.sm90.quantized.warp_products import WarpProducts, warp_checks
+from tests import needs
 
-needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_dsl = needs.DSL
 INT4 = QuantizedFormat("int4", 128)
 FEW = {"store": "direct", "loader": "warp"}
 # Format, activations, (out features, rows, in features), configuration

@@ -1,0 +1,60 @@
+"""Needs of tests beyond pytest, with the reasons of skips: each says what to install.
+
+A test that needs the DSL alone is marked `@pytest.mark.dsl`; `needs.DSL` is for files where other tests do not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from typing import Any
+
+import pytest
+
+# A module, or the first part of its name -> how to install it.
+HOW = {
+    "cuda": "pip install 'layoutgemm[dsl]' (Linux)",
+    "cutlass": "pip install 'layoutgemm[dsl]' (Linux)",
+    "cutlass.operators": "pip install 'layoutgemm[operators]' (Linux)",
+    "griffe": "pip install 'layoutgemm[docs]'",
+    "islpy": "pip install islpy",
+    "jax": "pip install 'layoutgemm[jax]'",
+    "packaging": "pip install packaging",
+    "playwright": "pip install 'layoutgemm[browser]'",
+    "resvg_py": "pip install 'layoutgemm[png]'",
+    "sympy": "pip install sympy",
+    "torch": "pip install 'layoutgemm[torch]'",
+    "transformers": "pip install 'layoutgemm[bench-models]'",
+    "triton": "pip install triton (Linux)",
+    "tvm_ffi": "pip install 'layoutgemm[dsl]' (Linux)",
+    "z3": "pip install z3-solver",
+}
+
+
+def reason(name: str) -> str:
+    """The reason of a skip where a module is absent: its name, and how to install it.
+
+    >>> reason("torch.fx")
+    "torch.fx is not installed: pip install 'layoutgemm[torch]'"
+    """
+    first = name.partition(".")[0]
+    how = HOW.get(name) or HOW.get(first, f"pip install {first}")
+    return f"{name} is not installed: {how}"
+
+
+def module(name: str) -> Any:
+    """The imported module; skips the test, or the file that is being collected, where it is absent."""
+    return pytest.importorskip(name, reason=reason(name))
+
+
+def found(name: str) -> bool:
+    """True if the top-level module is installed; imports nothing."""
+    return importlib.util.find_spec(name) is not None
+
+
+DSL = pytest.mark.skipif(not found("cutlass"), reason=reason("cutlass"))
+C_COMPILER = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler on PATH: install gcc or clang"
+)
+NO_PTXAS = "ptxas is not on PATH: pip install nvidia-cuda-nvcc and add its bin folder, or install the CUDA toolkit"
+PTXAS = pytest.mark.skipif(shutil.which("ptxas") is None, reason=NO_PTXAS)

@@ -1,0 +1,36 @@
+"""The reasons of skips: each says what to install, and tests take them from one place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import needs
+
+ROOT = Path(__file__).resolve().parents[1]
+# A call with one string: pytest's own reason says that an import failed, not what to do.
+BARE = re.compile(r"importorskip\(\s*[\"'][\w.]+[\"']\s*\)")
+
+
+def test_every_extra_that_a_reason_names_exists() -> None:
+    """Read as text: Python 3.10 has no reader of TOML."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    tables = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    extras = set(re.findall(r"^([\w-]+) = \[", tables, flags=re.MULTILINE))
+    named = set(re.findall(r"layoutgemm\[([\w-]+)\]", " ".join(needs.HOW.values())))
+    assert named and named <= extras
+
+
+def test_an_absent_module_skips_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(needs.HOW, "no_such", "pip install no-such")
+    with pytest.raises(pytest.skip.Exception, match=r"no_such\.part is not installed: pip install no-such"):
+        needs.module("no_such.part")
+    assert needs.reason("other.part") == "other.part is not installed: pip install other"
+
+
+def test_no_test_skips_by_a_bare_import() -> None:
+    assert BARE.search('torch = pytest.importorskip("torch")')
+    bare = [str(p) for p in (ROOT / "tests").rglob("*.py") if BARE.search(p.read_text(encoding="utf-8"))]
+    assert bare in ([], [__file__])
