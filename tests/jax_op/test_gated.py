@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax", reason="jax is not installed: pip install jax")
+from tests import needs
+
+jax = needs.module("jax")
 jnp = jax.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 

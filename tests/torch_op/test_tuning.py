@@ -338,7 +338,7 @@ GATED_IDS = ["gated", "gated groups", "gated, scaled", "gated groups, scaled"]
 @pytest.fixture
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The current GPU, for candidates."""
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     return torch
 
@@ -377,7 +377,7 @@ def test_variants_take_what_was_measured() -> None:
 @pytest.mark.parametrize("variant", GATED, ids=GATED_IDS)
 def test_gated_products_take_what_was_measured(variant: Any) -> None:
     """And not what was measured of the product without the gate, or with another."""
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     from layoutgemm import explain_matmul
 
     config = Sm90Config((64, 128), consumers=1, loader="warp", cluster=(2, 1))
@@ -429,7 +429,7 @@ def test_few_rows_of_a_gated_product_have_narrow_tiles(an_h200: Any) -> None:
 @pytest.mark.parametrize("variant", GATED, ids=GATED_IDS)
 def test_a_gated_product_is_called_and_judged(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU: the call that is timed gives the product, and that with gate and up exchanged is wrong."""
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     for name in ("randn", "rand", "tensor", "empty"):
         made = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *x, made=made, device=None, **more: made(*x, **more))
