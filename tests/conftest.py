@@ -14,9 +14,10 @@ from hypothesis import settings
 from tests import needs
 
 # Threads of NumPy and torch wait by spinning: more threads than processors more than double the processors' seconds.
-_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_variable, str(max(1, (os.cpu_count() or 1) // _WORKERS)))
+# A worker inherits what the first process sets, and that one does not know of workers yet: it sets nothing.
+if _WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(_variable, str(max(1, (os.cpu_count() or 1) // _WORKERS)))
 # Collecting makes objects that stay: scanning them again and again took a sixth of its time.
 gc.disable()
 

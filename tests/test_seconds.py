@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.seconds import PARTS, Clock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,3 +59,11 @@ def test_the_table_counts_what_was_emulated(tmp_path: Path, workers: int) -> Non
     assert f"in {f'{workers} workers' if workers else 'one process'}:" in done.stdout
     assert {part: int(words[1]) for part, words in rows.items()} == {"load": 1, "run": 1}
     assert rows.keys() <= PARTS.keys()
+
+
+def test_a_worker_has_its_share_of_the_processors() -> None:
+    """Threads beyond it wait by spinning. torch reads the variable when it is imported, which is after conftest."""
+    torch = needs.module("torch")
+    share = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    assert torch.get_num_threads() <= int(os.environ.get("OMP_NUM_THREADS", share))
+    assert "PYTEST_XDIST_WORKER_COUNT" not in os.environ or "OMP_NUM_THREADS" in os.environ
