@@ -97,7 +97,7 @@ def fragment_of(plan: GemmPlan, **options: Any) -> str:
 
 
 def packed_svg(name: str, order: PackedOrder, **options: Any) -> str:
-    """Which thread holds each packed weight of a unit, and in which code of its words."""
+    """Which thread holds each packed weight of a unit, and as which value."""
     code, word, thread, vector = order.codes
     parts = [thread, Layout((code.shape, word.shape, vector.shape), (code.stride, word.stride, vector.stride))]
     held = Layout(tuple(part.shape for part in parts), tuple(part.stride for part in parts))
