@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+_CODE = re.compile(r"`([^`]+)`")  # in a caption
 _WHEN = re.compile(r"<!-- when (\S+) -->\n(.*?)<!-- end -->\n?", flags=re.DOTALL)
 _FENCE = re.compile(r"^```(picture|generated)(?: +([^\n]*))?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 _PYTHON = re.compile(r"^```(?:python|py|pycon)\b[^\n]*\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -92,12 +93,13 @@ def evaluate(code: str) -> Any:
 
 
 def figure(svg: str, caption: str, keep: Keep) -> str:
-    """HTML that shows a picture, with its caption."""
+    """HTML that shows a picture, with its caption, which may hold code between backticks."""
     if not svg.startswith("<svg"):
         raise ValueError(f"a picture is an SVG document, not {svg[:40]!r}")
     said = html.escape(caption, quote=True)
-    below = f"<figcaption>{said}</figcaption>" if caption else ""
-    alt = said or "picture"
+    shown = _CODE.sub(r"<code>\1</code>", said)
+    below = f"<figcaption>{shown}</figcaption>" if caption else ""
+    alt = said.replace("`", "") or "picture"
     return f'<figure class="picture"><img src="{keep(svg)}" alt="{alt}" loading="lazy">{below}</figure>'
 
 

@@ -177,6 +177,12 @@ def test_wrong_pages_are_found() -> None:
             wrong.CLAIMS = before
 
 
+def test_a_caption_shows_code_as_code() -> None:
+    made = fences.figure("<svg/>", 'see `desc "a"` <now>', lambda svg: "p.svg")
+    assert "<figcaption>see <code>desc &quot;a&quot;</code> &lt;now&gt;</figcaption>" in made
+    assert 'alt="see desc &quot;a&quot; &lt;now&gt;"' in made
+
+
 @pytest.mark.parametrize("name", ["fences", "percent", "tables", "docstrings"])
 def test_examples_of_the_builders(name: str) -> None:
     if name == "docstrings":

@@ -47,6 +47,12 @@ def test_cells_share_names_and_give_a_result_a_statement():
     assert second[1]["holds"] is False and "gives 8 and 1" in second[1]["text"]
 
 
+def test_a_comparison_says_what_differs():
+    false, true = (lines[0] for lines in answers("congruent((4, (2, 3)), (4, 6))", "compatible(24, (4, 6))"))
+    assert false["holds"] is False and false["text"].endswith("mode 1 is (2,3) and 6")
+    assert true["holds"] is True and true["text"] == "holds"
+
+
 def test_an_error_ends_its_cell_and_no_other():
     first, second = answers("Layout((4,2),(1,8)).compose(Layout((2,2),(1,3)))\n1", "2 + 2")
     assert len(first) == 1 and first[0]["error"].startswith("CompositionError: cannot compose")

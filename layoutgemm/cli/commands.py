@@ -52,6 +52,7 @@ COMMANDS: dict[str, Command] = {
         Command("tune", "tune", "measure configurations of a product on the GPU and keep the fastest"),
         Command("bench", "bench", "measure matmul on the GPU against torch.mm"),
         Command("doctor", "doctor", "check GPU, driver, packages and cache"),
+        Command("completion", "completion", "the script by which a shell completes commands and options"),
         Command("demo", "demo", "derive, check, compile and run one GEMM, and draw its fragment map"),
     )
 }  # fmt: skip

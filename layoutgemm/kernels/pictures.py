@@ -7,10 +7,13 @@ from typing import Any
 from .. import view
 from ..atoms.tmem.layout import WARP_LANES
 from ..errors import PlanError
+from ..layouts import Layout
 from ..layouts.display import picture, table
 from ..schedule import Linear
 from ..view.smem_map import Region
 from .plan import GemmPlan
+from .quantized.formats import UNIT_K, UNIT_ROWS
+from .quantized.order import PackedOrder
 from .sm80.store import BUFFERS
 from .sm100.store import load_of
 from .streamed.plan import StreamedPlan
@@ -21,8 +24,8 @@ PICTURES = {
     "product": "A, B and C of one instruction",
     "smem": "what lies where in shared memory, by stage",
     "order": "the order in which the tiles of C are visited",
-    "a": "A's tile in shared memory, by banks",
-    "b": "B's tile in shared memory, by banks",
+    "a": "A's tile in shared memory, by banks; of packed weights, which thread holds each",
+    "b": "B's tile in shared memory, by banks; of packed weights, which thread holds each",
 }
 MOST_TILES = 64  # of a grid drawn, along each dimension
 
@@ -48,9 +51,10 @@ def plan_svg(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
         )
     if of == "order":
         return view.schedule_svg(order_of(plan), grid_of(plan), **options)
-    if of == "a" and getattr(plan, "weights", None) is not None:
-        return str(plan.a.packing.codes.svg(**options))
-    return str((plan.a if of == "a" else plan.b).smem.svg(**options))
+    operand = plan.a if of == "a" else plan.b
+    if (order := getattr(operand, "packing", None)) is not None:
+        return packed_svg(operand.name, order, **options)
+    return str(operand.smem.svg(**options))
 
 
 @table.register(GemmPlan)
@@ -70,9 +74,10 @@ def plan_table(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
         return view.product_table(plan.mma)
     if of == "fragment":
         return f"{plan.mma}, C: {view.tv_table(plan.mma.layout('C'), plan.mma.tile_of('C'), **options)}"
-    if of == "a" and getattr(plan, "weights", None) is not None:
-        return str(plan.a.packing.codes)
-    tile = (plan.a if of == "a" else plan.b).smem
+    operand = plan.a if of == "a" else plan.b
+    if (order := getattr(operand, "packing", None)) is not None:
+        return str(order.codes)
+    tile = operand.smem
     return view.swizzle_table(tile.composed, tile.slot_bits, **options)
 
 
@@ -89,6 +94,15 @@ def check_name(of: str, plan: GemmPlan | None = None) -> None:
 def fragment_of(plan: GemmPlan, **options: Any) -> str:
     """The accumulator's fragment map: which thread holds an element in which value."""
     return view.fragment_svg(plan.mma, "C", **options)
+
+
+def packed_svg(name: str, order: PackedOrder, **options: Any) -> str:
+    """Which thread holds each packed weight of a unit, and as which value."""
+    code, word, thread, vector = order.codes
+    parts = [thread, Layout((code.shape, word.shape, vector.shape), (code.stride, word.stride, vector.stride))]
+    held = Layout(tuple(part.shape for part in parts), tuple(part.stride for part in parts))
+    title = f"{name}, packed {order.format}: the codes of a unit of {UNIT_ROWS}x{UNIT_K}"
+    return view.tv_svg(held, (UNIT_ROWS, UNIT_K), **{"title": title, "thread": 0, **options})
 
 
 def tmem_load_svg(plan: Any, **_: Any) -> str:

@@ -182,12 +182,11 @@ class Canvas:
         """The document: it shrinks to the width of a notebook cell, never grows, and is dark in a dark page.
 
         Colours are attributes, which every renderer knows; a style sheet changes those of the roles. (`block-size` is
-        `height`
-        to a browser; converters such as CairoSVG take `height:auto` for zero.) Ids come from the content: several
-        pictures fit
-        in one page, and equal pictures are equal text.
+        `height` to a browser; converters such as CairoSVG take `height:auto` for zero.) Ids come from the content:
+        several pictures fit in one page, and equal pictures are equal text.
         """
         body = "\n".join(self.parts)
+        paper = f'<rect width="100%" height="100%" {paint("paper")}/>'
         mark = f"{zlib.crc32((title + body).encode()):08x}"
         width, height = math.ceil(width), math.ceil(height)  # a part of a pixel would be half transparent in a PNG
         return Picture(
@@ -196,6 +195,6 @@ class Canvas:
             f'style="max-width:100%;block-size:auto">\n'
             f'<title id="title-{mark}">{escape(title)}</title>\n'
             f'<desc id="desc-{mark}">{escape(" ".join(description))}</desc>\n'
-            f"<style>{DARK}{{{dark_rules()}}}</style>\n"
-            f'<rect width="100%" height="100%" {paint("paper")}/>\n{body}\n</svg>\n'
+            f"<style>{DARK}{{{dark_rules(paper + body)}}}</style>\n"
+            f"{paper}\n{body}\n</svg>\n"
         )

@@ -24,6 +24,7 @@ ROLES = {
     "paper": (PAPER, "#15171C"),
     "idle": ("#C9CDD3", "#6B727C"),  # time that passes without work
     "track": (EMPTY, "#262A31"),  # where something could be; carries no text
+    "halo": ("none", "#F2F2F2"),  # below an outline in ink that lies on the paper in places
     "empty": (EMPTY, "#A3A8AF"),  # a cell that holds nothing; carries dark text
 }
 
@@ -76,13 +77,14 @@ def contrast(a: str, b: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def dark_rules() -> str:
-    """The style sheet of a dark page: what each role becomes, as a fill (`.lgf-role`) and as a stroke (`.lgs-role`).
+def dark_rules(body: str) -> str:
+    """The style sheet of a dark page: what each role in the picture becomes, as a fill and as a stroke.
 
-    >>> dark_rules()[:41]
-    '.lgf-ink{fill:#F2F2F2}.lgs-ink{stroke:#F2'
+    >>> dark_rules('<rect class="lgf-paper"/><path class="lgs-ink"/>')
+    '.lgs-ink{stroke:#F2F2F2}.lgf-paper{fill:#15171C}'
     """
-    return "".join(f".lgf-{role}{{fill:{dark}}}.lgs-{role}{{stroke:{dark}}}" for role, (_, dark) in ROLES.items())
+    classes = [(f"lg{what[0]}-{role}", what, dark) for role, (_, dark) in ROLES.items() for what in ("fill", "stroke")]
+    return "".join(f".{name}{{{what}:{dark}}}" for name, what, dark in classes if f'class="{name}"' in body)
 
 
 def paint(color: str, what: str = "fill") -> str:

@@ -325,6 +325,7 @@ class Panel:
                 for x, y, length, across in segments
             )
             name = f"{self.zone_name} {zone}"
+            canvas.shape(path, f'{paint("halo", "stroke")} stroke-width="4" fill="none"')
             canvas.shape(path, f'data-{self.zone_name}="{zone}" stroke="{INK}" stroke-width="2.5" fill="none"', name)
             down, across = [y for _, y, _, _ in segments], [x for x, _, _, _ in segments]
             r0, r1, c0, c1 = min(down), max(down), min(across), max(across)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -328,3 +329,30 @@ def test_a_closed_pipe_is_no_verdict():
     child.stdout.close()
     assert child.wait(60) == 141 and child.stderr.read() == b""
     child.stderr.close()
+
+
+def completed(script: str, *words: str) -> list[str]:
+    """The proposals of bash for the last word."""
+    line = " ".join(map(shlex.quote, words))
+    ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _layoutgemm; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_commands_options_and_choices(capsys):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert completed(script, "layoutgemm", "s") == ["show", "swizzle"]
+    assert completed(script, "layoutgemm", "plan", "--te") == ["--teaching"]
+    assert completed(script, "layoutgemm", "explain", "--tile") == ["--tile-n", "--tile-k"]
+    assert completed(script, "layoutgemm", "desc", "128x64", "--swizzle", "6") == ["64B"]
+    assert completed(script, "layoutgemm", "completion", "f") == ["fish"]
+    assert set(completed(script, "layoutgemm", "")) >= set(subcommands())
+
+
+def test_completion_of_other_shells(capsys):
+    assert main(["completion", "zsh"]) == 0 and capsys.readouterr().out.startswith("autoload -Uz bashcompinit")
+    script = told(capsys, 0, "completion", "fish")["script"]
+    assert "-n __fish_use_subcommand -f -a show -d " in script
+    assert "-n '__fish_seen_subcommand_from desc' -l major -x -a 'K MN'" in script

@@ -31,8 +31,10 @@ from layoutgemm.atoms import (
 from layoutgemm.emulator.machine.timeline import Span, Timeline, TimelineRow
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Sm80Plan, Sm90Plan, Sm100Plan, TeachingPlan
-from layoutgemm.kernels.pictures import PICTURES, regions_of
+from layoutgemm.kernels.pictures import PICTURES, plan_table, regions_of
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.plan import Sm90Config
+from layoutgemm.kernels.streamed.plan import StreamedPlan
 from layoutgemm.layouts.display import Pictured, picture, table
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from layoutgemm.view.canvas import DARK
@@ -214,3 +216,32 @@ def test_a_picture_is_whole_pixels_wide() -> None:
     """A fraction of a pixel would be a half transparent seam in a PNG."""
     for svg in (Grouped(group=4).svg(grid=(12, 8)), Layout((4, 8)).svg(), ldmatrix(4).svg()):
         assert re.match(r'<svg [^>]*width="\d+" height="\d+" viewBox="0 0 \d+ \d+"', svg)
+
+
+def test_packed_weights_are_drawn_by_the_threads_that_hold_them() -> None:
+    """On sm_90a they are A, on sm_80 B: its picture was that of a tile, which packed weights are not."""
+    weights = QuantizedFormat("int4", 128)
+    hopper = Sm90Plan.derive(1024, 64, 1024, weights=weights)
+    ampere = Sm80Plan.derive(1024, 64, 1024, weights=weights)
+    for plan, of in ((hopper, "a"), (ampere, "b"), (StreamedPlan.derive(4096, 1, 4096, weights=weights), "a")):
+        operand = plan.a if of == "a" else plan.b
+        svg = plan.svg(of=of)
+        assert f"{operand.name}, packed int4 in groups of 128: the codes of a unit of 64x128" in svg
+        codes, seen = operand.packing.codes, 0
+        code, word = int(codes[0].size), int(codes[1].size)
+        for row, first, cells in re.findall(r"<title>m (\d+), n (\d+)(?: to \d+)?: (T[^<]*)</title>", svg):
+            for column, cell in enumerate(cells.split(" | "), int(first)):
+                thread, value = map(int, re.fullmatch(r"T(\d+) V(\d+)", cell).groups())  # type: ignore[union-attr]
+                found = codes(value % code, value // code % word, thread, value // (code * word))
+                assert found == int(row) + 64 * column, (row, column, cell)
+                seen += 1
+        assert seen == 64 * 128
+        assert str(operand.packing.codes) in plan_table(plan, of)
+    assert "banks" in ampere.svg(of="a") and "banks" in hopper.svg(of="b")
+
+
+def test_outlines_have_a_light_edge_on_a_dark_page() -> None:
+    """Ink is not seen on dark paper, where an outline leaves the colours."""
+    svg = tcgen05_mma("f16", 64, 64, "bf16").svg(tmem=True)
+    assert svg.count('stroke="none" class="lgs-halo"') == 4 and ".lgs-halo{stroke:#F2F2F2}" in svg
+    assert "halo" not in Layout((4, 8)).svg()

@@ -50,6 +50,10 @@ class Verdict:
     def __bool__(self) -> bool:
         return self.ok
 
+    def explain(self) -> str:
+        """The reason, or "holds"."""
+        return "holds" if self.ok else self.reason
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, bool):
             return self.ok is other

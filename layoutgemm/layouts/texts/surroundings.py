@@ -55,7 +55,7 @@ _OTHERS = (
                 r"([#!](?!(?:cute|cute_nvgpu|ttg?|ttng|triton_gpu|gluon|amdg|mosaic_gpu|fly)\.)\w+\.\w+\s*<)[^\n]*"),
      "an attribute of another dialect: of IR, those of cute, fly, ttg, ttng, mosaic_gpu and memref<...> are read"),
     (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:[sr][tv](?:_[a-z]+\d*\w*)?|gl)\s*<\s*(?:\w+::)*\w+\s*,"),
-     "a tile's type of ThunderKittens; smem_tile((64, 64), 'bf16') is a tile in shared memory, wgmma(64) a fragment"),
+     "a tile's type of ThunderKittens; smem_tile((64, 64), 'bf16', 'K') is one in shared memory, wgmma(64) a fragment"),
     (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:cutlass::)?(?:layout::)(\w+)"),
      "a class of CUTLASS 2, which holds no extents; RowMajor of 4 x 8 is (4,8):(8,1), ColumnMajor (4,8):(1,4)"),
     (regex(r"\s*(?:%\w+\s*:\s*)?(\[)[\d(),:\s]*\]\s*\.\s*[\[a-zA-Z]"),
