@@ -204,12 +204,22 @@ class _Atoms:
         for pattern, make in _FORMS:
             match = pattern.fullmatch(found.name)
             if match is not None:
+                self.no_others(make, found, given)
                 return self.made(lambda: make(self, match, found, (*found.args, *given)), found.at)  # noqa: B023
         raise self.fail(
             "the name of an atom, as in SM80_16x8x16_F32BF16BF16F32_TN, SM90_64x128x16_F32BF16BF16_SS, "
             "SM75_U32x4_LDSM_N",
             found.at,
         )
+
+    def no_others(self, make: object, found: _Type, given: Sequence[_Type | int | str]) -> None:
+        """Refuse arguments that would be passed over."""
+        if make in _BARE and found.args:
+            raise self.fail(f"{found.name} without arguments", found.at)
+        if make is _sync and given:
+            raise self.fail(f"MMA_Atom<{found.name}> without further arguments", found.at)
+        if make in _BARE and (len(given) > 1 or any(not isinstance(x, _Type) for x in given)):
+            raise self.fail(f"one type of elements, as in Copy_Atom<{found.name}, half_t>", found.at)
 
     def made(self, make: Callable[[], _T], at: int) -> _T:
         try:
@@ -359,6 +369,9 @@ def _bytes_of_matrices(
 def _padded(atoms: _Atoms, match: re.Match[str], found: _Type, args: Sequence[_Type | int | str]) -> CopyAtom:
     form = {"4": "m8n16.b8x16.b4x16_p64", "6": "m8n16.b8x16.b6x16_p32"}[match["bits"]]
     return ldmatrix(int(match["count"]), form, element=_element(args))
+
+
+_BARE = (_sync, _matrices, _bytes_of_matrices, _padded)  # of names that have no arguments of their own
 
 
 def _async(atoms: _Atoms, match: re.Match[str], found: _Type, args: Sequence[_Type | int | str]) -> CopyAtom:

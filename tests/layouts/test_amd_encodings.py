@@ -126,7 +126,7 @@ def test_gluon_and_the_compiler_name_the_same_layouts(gluon: str, attribute: str
         (mfma([64, 4, 4], [1, 1]), "isTransposed = true"),
         (mfma([16, 16, 16], [1, 1], version=7), "version = 1 to 4"),
         (mfma([32, 32, 8], [1, 1], ", elementBitWidth = 64"), "elementBitWidth = 32, or 64"),
-        (mfma([32, 32, 8], [1, 1], ", CGALayout = [[1, 0]]"), "no blocks of a cluster"),
+        (mfma([32, 32, 8], [1, 1], ", CGALayout = [[1, 1]]"), "one a power of two, not [1, 1]"),
         (mfma([32, 32, 8], [1, 1], ", swizzled = 4"), "not swizzled"),
         (mfma([32, 32, 8], [2]), "of 2 or 3 dimensions"),
         (f"tensor<4x32x32xf32, {mfma([32, 32, 8], [1, 1])}>", "a tensor of 2 dimensions"),

@@ -524,7 +524,24 @@ def test_a_field_that_linear_does_not_have_is_refused() -> None:
         ("tensor<2x2xf16, #ttg.linear<{foo = 3, register = [[0, 1]], lane = [[1, 0]]}>>", "foo"),
         ("#ttg.shared_linear<{offset = [[0, 1]], lane = [[1, 0]]}, alignment = 16>", "lane"),
         ("DistributedLinearLayout([[0, 1]], [[1, 0]], [], [], shape=[2, 2], foo=[[1, 1]])", "foo"),
+        ('LinearLayout({"register": [[0, 1]], "lane": [[1, 0]]}, {"dim0": 2, "dim1": 2}, foo=3)', "foo"),
     ):
         with pytest.raises(ParseError, match=f"not {name}, in"):
             parse(text)
     assert parse("SharedLinearLayout([[0, 1], [1, 0]], alignment=16)").names == ("offset",)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("#ttg.padded_shared<[128:+4] {order = [1, 0], shape = [32, 128], foo = 3}>", "not foo, in padded_shared"),
+    ("PaddedSharedLayout.with_identity_for([[128, 4]], [32, 128], [1, 0], foo=[1])", "not foo, in padded_shared"),
+    ("#ttg.padded_shared<[128:+4, 128:+8] {order = [1, 0], shape = [32, 128]}>", "each interval once"),
+    ("BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0], [[1, 0]], 7)", "CGALayout alone, without CTASplitNum"),
+    ("SM80_16x8x16_F32BF16BF16F32_TN<3>", "SM80_16x8x16_F32BF16BF16F32_TN without arguments"),
+    ("MMA_Atom<SM80_16x8x16_F32BF16BF16F32_TN, half_t>", "without further arguments"),
+    ("SM75_U32x4_LDSM_N<uint128_t>", "SM75_U32x4_LDSM_N without arguments"),
+    ("Copy_Atom<SM75_U32x4_LDSM_N, half_t, 3>", "one type of elements"),
+    ("torch.Size([4, 8]), (8, 1), -3", "expected the end of the text"),
+])  # fmt: skip
+def test_an_argument_that_would_be_passed_over_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ParseError, match=re.escape(expected)):
+        parse(text)

@@ -177,6 +177,9 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
     else:
         given = dict(reader.fields(0).items)
         reader.end("}>", inside=True)
+    known = (*ARGUMENTS.get(name, ()), "requireSurjective")
+    if name.startswith("LinearLayout") and (wrong := next((key for key in given if key not in known), "")):
+        raise ParseError(f"expected one of {', '.join(known)}, not {wrong}, in {name}", text, reader.at)
     if given.get("shape") in ("true", "false"):  # C++'s third argument
         given.pop("shape")
     if "shape" in given:

@@ -110,6 +110,10 @@ def _layout(place: _Place, pairs: Sequence[tuple[int, int]], given: dict[str, Va
 
     whole  the buffer's shape where its type is there, else []
     """
+    if unknown := [name for name in given if name not in ("order", "shape", "offset", "block")]:
+        raise place.fail(f"one of order, shape, offset, block, not {unknown[0]},")
+    if len({interval for interval, _ in pairs}) < len(pairs):
+        raise place.fail(f"each interval once, not {', '.join(f'{a}:+{b}' for a, b in pairs)},")
     for interval, padding in pairs:
         if interval < 1 or interval & (interval - 1) or padding < 1:
             raise place.fail(f"an interval that is a power of two and a padding from 1, not {interval}:+{padding},")

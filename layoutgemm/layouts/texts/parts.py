@@ -84,6 +84,8 @@ class AttributeFields:
     def cluster(self, rank: int) -> Vectors:
         """The bases of the blocks of a cluster, in units of a block's part."""
         if "CGALayout" in self.fields:
+            if both := sorted(CLUSTER & set(self.fields) - {"CGALayout"}):
+                raise self.fail(f"CGALayout alone, without {', '.join(both)},")
             vectors = basis_of(self.text, "CGALayout", self.fields["CGALayout"], self.at).vectors
             for vector in vectors:
                 if len(vector) != rank or sum(1 for x in vector if x) > 1 or any(x < 0 or x & (x - 1) for x in vector):

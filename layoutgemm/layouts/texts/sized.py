@@ -73,7 +73,7 @@ _INTEGER_WORD = regex(
     r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off|[Ss]wizzle"
 )
 # Behind sizes and strides: what would change them
-_OPERATION = regex(r"[\s)\]>'\",;]*(?:(?<=\s)o\s|[*+/%@:({\d])")
+_OPERATION = regex(r"[\s)\]>'\",;]*(?:(?<=\s)o\s|[*+/%@:({\d]|-\s*\d)")
 # In the call or the dictionary of an array: a field that is not known
 _UNKNOWN_FIELD = regex(
     r"(?<=[({,\s])(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b|byte_offset\b)[a-z_]\w*\s*=\s*-?\d"

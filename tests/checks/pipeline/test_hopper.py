@@ -304,7 +304,11 @@ def test_stores_that_another_block_counts() -> None:
         assert isinstance(found, Interleaving) and found.kind in kinds, (found.kind, kinds)
 
 
-def test_states_are_walked_about_once() -> None:
-    """Each state has two answers. Sixteen stages in a cluster of 2x4 took 2185 runs when ends of loops came last."""
-    found = Hopper(16, LANDS, loader=1, cluster=(2, 4)).cases()[0].prove()
+@pytest.mark.parametrize("form", [
+    Hopper(16, LANDS, loader=1, cluster=(2, 4)),  # 2185 runs where loops end last
+    Hopper(5, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, early=1, cluster=(2, 1)),
+])  # fmt: skip
+def test_states_are_walked_about_once(form: Hopper) -> None:
+    """Each state has two answers: two runs a state are the fewest."""
+    found = form.cases()[0].prove()
     assert isinstance(found, PipelineProof) and found.runs < 3 * found.states, found
