@@ -119,7 +119,7 @@ def test_every_size_has_a_kernel_that_carries_the_steps(sizes: tuple[int, int, i
 
 
 def test_rows_are_reduced_in_their_places() -> None:
-    """The transposed product would be chosen by a hair, and reduces the columns of its kernel."""
+    """The transposed product is ahead by a hair, but reduces columns."""
     m, n, k = 4096, 256, 7168
     operand = [StridedOperand(*layout, "bf16") for layout in (((m, k), (k, 1)), ((k, n), (1, k)), ((m, n), (n, 1)))]
     swapped = [
