@@ -106,25 +106,32 @@ class GivenOperands(NamedTuple):
         return {**self.read, **self.written}
 
 
-def given_operands(
-    epilogue: object,
-    given: Mapping[str, object] | None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> tuple[Epilogue, GivenOperands]:
-    """A call's epilogue and its operands. Raises OperandError for others, and for a bias or an activation beside it."""
+def checked_epilogue(epilogue: object, given: type, kinds: Mapping[str, type], beside: Sequence[str]) -> Epilogue:
+    """A call's epilogue. Raises OperandError for another, for other operands, and for arguments that it stands for.
+
+    given   the class of what holds the operands, and `kinds` theirs, by name
+    beside  names of such arguments that are given: "bias", "activation"
+    """
     if epilogue is None:
         raise OperandError("given holds an epilogue's operands, and there is no epilogue")
-    if bias is not None or activation is not None:
-        name = "bias" if bias is not None else "activation"
+    for name in beside:
         raise OperandError(f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter")
-    if given is not None and not isinstance(given, Mapping):
-        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name")
-    operands = dict(given or {})
-    check_epilogue(epilogue, {name: type(x) for name, x in operands.items()})
+    if given is not type(None) and not issubclass(given, Mapping):
+        raise OperandError(f"given is a {given.__qualname__}; it is a dict, the epilogue's operands by name")
+    check_epilogue(epilogue, kinds)
     assert isinstance(epilogue, Epilogue)
-    read = {x.name: operands[x.name] for x in epilogue.given if not (x.host or x.written)}
-    return epilogue, GivenOperands(operands, read, {x.name: operands[x.name] for x in epilogue.given if x.written})
+    return epilogue
+
+
+def given_operands(
+    epilogue: object, given: Mapping[str, object] | None, beside: Sequence[str] = ()
+) -> tuple[Epilogue, GivenOperands]:
+    """A call's epilogue and its operands, checked as `checked_epilogue` does."""
+    every: Tensors = dict(given) if isinstance(given, Mapping) else {}
+    steps = checked_epilogue(epilogue, type(given), {name: type(x) for name, x in every.items()}, beside)
+    return steps, GivenOperands(
+        every, *[{name: every[name] for name in names} for names in (steps.reads, steps.writes)]
+    )
 
 
 NO_DERIVATIVE = "call it under torch.no_grad(), or give its detach(); bias= and activation= have one"

@@ -46,7 +46,7 @@ from .checks import (
 from .compiled.guards import guarded
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
-from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, epilogue_product, given_operands
+from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, GivenOperands, checked_epilogue, epilogue_product
 from .indexed.api import indexed_matmul
 from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
@@ -516,7 +516,10 @@ def _with_epilogue(
         raise OperandError(_OF_PAIRS)
     if _is_compiling():
         refuse(NOT_COMPILED)
-    steps, operands = given_operands(epilogue, given, bias, activation)
+    every: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+    beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
+    steps = checked_epilogue(epilogue, type(given), {name: type(x) for name, x in every.items()}, beside)
+    operands = GivenOperands(every, *[{name: every[name] for name in names} for names in (steps.reads, steps.writes)])
     into = _written(out)
     check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
     choice_of(config)

@@ -159,6 +159,16 @@ class Epilogue:
         )
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the operands in memory that the steps read."""
+        return tuple(given.name for given in self.given if not (given.host or given.written))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of those that they write."""
+        return tuple(given.name for given in self.given if given.written)
+
+    @property
     def words(self) -> tuple[str, ...]:
         """Names of the kernel's parameters that carry them, and the workspace of partial results last."""
         return (*[word for given in self.given for word in given.words], *[WORKSPACE] * bool(self.partials))

@@ -53,16 +53,18 @@ def find(
     """
     vectors = [v for v in (scales, scale_x, bias) if v is not None]
     short: Key = ()
+    again: KeptProduct | None = None
     if not (modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None):
         try:
             short = options, x.shape, scales is None, scale_x is None, bias is None
             for guard in SEEN.get(short, ()):
                 if guard.holds((x, units, *vectors)):
-                    c = _again(guard.kept, x, units, scale_x, vectors)
-                    if c is not None:
-                        return (), c
-        except (AttributeError, TypeError):  # no tensors, or a configuration without a hash
+                    again = guard.kept
+                    break
+        except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
             return (), None
+        if again is not None and (c := _again(again, x, units, scale_x, vectors)) is not None:
+            return (), c
     key, kept = _by_facts(x, units, scales, bias, options, scale_x)
     if kept is None or (c := _again(kept, x, units, scale_x, vectors)) is None:
         return key, None

@@ -131,16 +131,17 @@ def find(
         tensors = (*(given[1:2] if form[0] else given[:2]), *(given[2:3] if form[2] else given[2:4]), *given[4:])
     if out is not None:
         tensors = (*tensors, out)
+    kept: KeptLaunch | None = None
     try:
         short: Key = (options, a.shape, b.shape, form)
         for guard in SEEN.get(short, ()):
             if guard.holds(tensors):
-                found = _again(guard.kept, given, a, b, out)
-                if found is not None:
-                    return (), found
+                kept = guard.kept
                 break
-    except (AttributeError, TypeError):  # no tensors, or a configuration without a hash
+    except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
         return (), None
+    if kept is not None and (found := _again(kept, given, a, b, out)) is not None:
+        return (), found
     key, found = _by_facts(a, b, third, fourth, others, out, options)
     if found is not None:
         guarded(SEEN, short, tensors, READY[key], MAX_READY)

@@ -94,7 +94,8 @@ def checked(
     finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
 ) -> tuple[ScaledCall, Epilogue, GivenOperands]:  # fmt: skip
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
-    steps, operands = given_operands(epilogue, given, finish.bias, finish.activation)
+    beside = [name for name in ("bias", "activation") if getattr(finish, name) is not None]
+    steps, operands = given_operands(epilogue, given, beside)
     if taken := [name for name in operands.every if name in _OF_SCALES]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as the scales are")
     check_config(config)
