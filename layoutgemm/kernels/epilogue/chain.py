@@ -165,7 +165,7 @@ class Epilogue:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Names of those that they write."""
+        """Names of the operands that the steps write."""
         return tuple(given.name for given in self.given if given.written)
 
     @property
