@@ -13,6 +13,7 @@ from .epilogue import Tensors, solutions, spread
 from .launch import plan_of
 from .launch import workspace as partial_results
 from .prepared import Config
+from .problem import shapes_of
 from .types import C_NAMES, NAMES
 
 
@@ -64,8 +65,7 @@ def with_steps(
     config: Config | None,
 ) -> Explanation:  # fmt: skip
     """A product with an epilogue, of operands that have been checked: its partial results are workspace."""
-    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    c = torch.empty(shape, dtype=kind, device="meta") if out is None else out
+    c = torch.empty(shapes_of(a.shape, b.shape).result, dtype=kind, device="meta") if out is None else out
     parts = spread(a, b, c, epilogue, given)
     found = [one for part in parts for one in solutions(*part, epilogue, kind, config)]
     names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]

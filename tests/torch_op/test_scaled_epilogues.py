@@ -69,6 +69,15 @@ def test_exact_sums_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         each = torch.zeros(2, 20)
         got = scaled_matmul(a, of_a, b, of_b, epilogue=steps, given={"most": each}, out_dtype=F32, config=SMALL)
         assert torch.equal(got.double(), whole) and torch.equal(each.double(), whole.amax(2))
+        one = [x[:1] for x in (a, of_a, b, of_b)]  # a plan of a batch of one has no batch
+        each, out = torch.zeros(1, 20), torch.zeros(1, 20, 40)
+        assert scaled_matmul(*one, epilogue=steps, given={"most": each}, out=out, out_dtype=F32, config=SMALL) is out
+        assert torch.equal(out.double(), whole[:1]) and torch.equal(each.double(), whole[:1].amax(2))
+        alone = Epilogue(RowReduce("max", "most"), stores_c=False)
+        assert scaled_matmul(*one, epilogue=alone, given={"most": each.zero_()}, config=SMALL).shape == (0,)
+        assert torch.equal(each.double(), whole[:1].amax(2))
+        how = explain_matmul(a[:1], b[:1], scale_a=of_a[:1], scale_b=of_b[:1], epilogue=steps, given={"most": each})
+        assert "K blocks of 128 promoted" in how.kernel
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -92,7 +101,9 @@ def test_sizes_of_zero() -> None:
 def test_refusals_name_the_operand() -> None:
     given, _ = scaled_case("rows")
     rows = Epilogue(RowReduce("sum", "sums"))
+    recorded = Epilogue(Residual("f32", beta=None))
     for text, epilogue, own, more in (
+        ("d requires grad, and .*torch.no_grad", recorded, {"d": torch.zeros(70, 48, requires_grad=True)}, {}),
         ("bias and epilogue", rows, {"sums": torch.zeros(70)}, {"bias": torch.zeros(48)}),
         ("out_recipe and epilogue", rows, {"sums": torch.zeros(70)}, {"out_recipe": "BlockWise1x128"}),
         ("no epilogue", None, {"sums": torch.zeros(70)}, {}),

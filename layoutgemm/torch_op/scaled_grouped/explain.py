@@ -35,7 +35,7 @@ from .grouped import epilogue_of_call as epilogue_of_groups
 from .grouped import plan_of as plan_of_groups
 from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
-from .own_epilogue import ScaledFactors, behind_scales, checked, promoted_plan, promotes
+from .own_epilogue import ScaledFactors, behind_scales, checked, of_one, promoted_plan, promotes
 from .recipes import Recipes, as_vector
 from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
 
@@ -62,10 +62,13 @@ def explain_own_epilogue(
     finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Any,
 ) -> Explanation:  # fmt: skip
     """Which kernel `scaled_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
-    call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype or torch.bfloat16, config)
+    call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
     require_hopper(of.a.get_device(), "scaled_matmul")
     if 0 in (*call.shape, of.a.shape[-1]):
         return _ZEROS
+    if of.one:
+        call, of, operands = of_one(call, of, steps, operands)
+        out = None if out is None else out[0]
     whole, every = behind_scales(call, of, steps, operands)
     vectors = {name: x for name, x in every.items() if name in of.scales}
     copies = _copied_vectors(call.recipes, of.scales, of.a.ndim, vectors)

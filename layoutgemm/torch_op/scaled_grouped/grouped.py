@@ -54,7 +54,7 @@ from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
 from .kept import NOT_KEPT, Keeping, find, launch, require_hopper
-from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
+from .recipes import SQUARE, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
     NO_FINISH,
@@ -66,6 +66,7 @@ from .scaled import (
     derived,
     finished_by_torch,
     line,
+    of_group,
     scaled_product,
     sums,
     tuned_name,
@@ -384,7 +385,7 @@ def _one_group(
 ) -> torch.Tensor:  # fmt: skip
     """One masked group, or one along K: its plan has no batch."""
     recipes = call.recipes or Recipes("", "")
-    scale_a, scale_b = [_of_group(x, of, 0) for x, of in zip(scales, recipes, strict=True)]
+    scale_a, scale_b = [of_group(x, of, 0) for x, of in zip(scales, recipes, strict=True)]
     if finish.bias is not None and finish.bias.ndim > 1:
         finish = finish._replace(bias=finish.bias[0])
     inner = call._replace(shape=call.shape[1:])
@@ -570,7 +571,7 @@ def _on_cpu(
     values, recipes = groups.tolist(), call.recipes or Recipes("", "")
     if call.form == MASKED:
         for e, count in enumerate(values):
-            scales = [_of_group(x, of, e) for x, of in ((scale_a, recipes.a), (scale_b, recipes.b))]
+            scales = [of_group(x, of, e) for x, of in ((scale_a, recipes.a), (scale_b, recipes.b))]
             c[e, :count] = _finished_group(call, _sums(call, a[e], b[e], *scales)[:count], finish, e)
         return c
     for e, (first, end) in enumerate(pairwise(values if call.said == OFFSETS else [0, *values])):
@@ -578,7 +579,7 @@ def _on_cpu(
         if call.form == ALONG_K:
             c[e] = rounded(exact(a[:, part], b[part]), call.kind)
         elif end > first:
-            scales = [_of_group(scale_a, recipes.a, part), _of_group(scale_b, recipes.b, e)]
+            scales = [of_group(scale_a, recipes.a, part), of_group(scale_b, recipes.b, e)]
             c[part] = _finished_group(call, _sums(call, a[part], b[e], *scales), finish, e)
     return c
 
@@ -587,11 +588,6 @@ def _finished_group(call: GroupedCall, wide: torch.Tensor, finish: ScaledFinish,
     """A group's bias and activation on its sums in float64, rounded once."""
     bias = finish.bias if finish.bias is None or finish.bias.ndim < 2 else finish.bias[e]
     return finished_by_torch(wide, bias, finish, call.kind)
-
-
-def _of_group(x: torch.Tensor | None, recipe: str, group: int | slice) -> torch.Tensor | None:
-    """A group's share of an operand's scales; one element is of all groups."""
-    return x if x is None or recipe == TENSOR else x[group]
 
 
 def _sums(

@@ -21,7 +21,6 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ..checks import needs_dispatcher, refuse_derivatives
 from ..epilogue import (
-    NO_DERIVATIVE,
     NOT_DISPATCHED,
     GivenOperands,
     Tensors,
@@ -36,9 +35,9 @@ from ..prepared import Finish, mark_written, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
 from .kept import launch_once, require_hopper
-from .operators import checked_scaled
+from .operators import WAY_OUT, checked_scaled
 from .recipes import recipe_text
-from .scaled import ScaledCall, ScaledFinish, check_config, chosen, derived, sums, vectors_of
+from .scaled import ScaledCall, ScaledFinish, check_config, chosen, derived, of_group, sums, vectors_of
 
 _OF_SCALES = ("scale_a", "scale_b")
 
@@ -55,6 +54,11 @@ class ScaledFactors(NamedTuple):
     def tensors(self) -> dict[str, torch.Tensor]:
         """All by name."""
         return {name: x for name, x in self._asdict().items() if x is not None}
+
+    @property
+    def one(self) -> bool:
+        """True for a batch of one."""
+        return self.a.ndim == 3 and self.a.shape[0] == 1
 
     @property
     def scales(self) -> dict[str, torch.Tensor]:
@@ -81,12 +85,29 @@ def with_epilogue(
     [128.0, 64.0]
     """
     call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
-    into = {} if out is None else {"out": out}
-    refuse_derivatives({**of.tensors, **operands.tensors, **into}, NO_DERIVATIVE)
+    refuse_derivatives(operands.tensors, WAY_OUT)
     if needs_dispatcher(*of.tensors.values(), out, *operands.tensors.values()):
         raise OperandError(NOT_DISPATCHED)
     with torch.no_grad():
-        return _computed(call, of, steps, operands, finish.fast, out, config)
+        if not of.one:
+            return _computed(call, of, steps, operands, finish.fast, out, config)
+        matrices, into = of_one(call, of, steps, operands), None if out is None else out[0]
+        c = _computed(matrices[0], matrices[1], steps, matrices[2], finish.fast, into, config)
+        return out if out is not None else c.unsqueeze(0) if steps.stores_c else c
+
+
+def of_one(
+    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, operands: GivenOperands
+) -> tuple[ScaledCall, ScaledFactors, GivenOperands]:
+    """The product of a batch of one as that of its matrices: such a plan has no batch."""
+    scale_a, scale_b = of_group(of.scale_a, call.recipes.a, 0), of_group(of.scale_b, call.recipes.b, 0)
+    every = dict(operands.every)
+    for operand in epilogue.given:
+        if operand.axes and every[operand.name].ndim > len(operand.axes):
+            every[operand.name] = every[operand.name][0]
+    made = GivenOperands(every, *[{name: every[name] for name in names} for names in (epilogue.reads, epilogue.writes)])
+    assert scale_a is not None
+    return call._replace(shape=call.shape[1:]), ScaledFactors(of.a[0], scale_a, of.b[0], scale_b), made
 
 
 def checked(
@@ -114,7 +135,8 @@ def _computed(
     a, b = of.a, of.b
     if 0 in call.shape:
         reduce_nothing(epilogue, operands.every)
-        return torch.empty(call.shape if epilogue.stores_c else (0,), dtype=call.kind) if out is None else out
+        shape = call.shape if epilogue.stores_c else (0,)
+        return torch.empty(shape, dtype=call.kind, device=a.device) if out is None else out
     if not on_gpu(a.get_device()) or 0 in a.shape:
         if on_gpu(a.get_device()):  # an empty sum is 0, and the epilogue follows
             front = a.shape[:-1]

@@ -183,8 +183,7 @@ def scaled_product(
         return _into(out, finished_by_torch(wide, beside(finish.bias), finish, call.kind))
     require_hopper(a.get_device(), "scaled_matmul")
     if a.ndim == 3 and a.shape[0] == 1:
-        pairs = (scale_a, call.recipes.a), (scale_b, call.recipes.b)
-        scales = [x if x is None or recipe == TENSOR else x[0] for x, recipe in pairs]
+        scales = [of_group(x, of, 0) for x, of in ((scale_a, call.recipes.a), (scale_b, call.recipes.b))]
         inner = call._replace(shape=call.shape[1:])
         if finish.bias is not None and finish.bias.ndim > 1:
             finish = finish._replace(bias=finish.bias[0])
@@ -215,6 +214,15 @@ def scaled_product(
         names = [name if name in vectors else "" for name in epilogue.words]
         keep(key, prepare(a, b, call.kind, config, out, made), names, made.words, (a, b, *vectors.values()), c)
     return c
+
+
+def of_group(x: torch.Tensor | None, recipe: str, group: int | slice) -> torch.Tensor | None:
+    """A group's, or a matrix's, share of an operand's scales; one element is of all.
+
+    >>> of_group(torch.ones(2, 3), "RowWise", 0).shape, of_group(torch.ones(1), "TensorWise", 0).shape
+    (torch.Size([3]), torch.Size([1]))
+    """
+    return x if x is None or recipe == TENSOR else x[group]
 
 
 def beside(bias: torch.Tensor | None) -> torch.Tensor | None:
