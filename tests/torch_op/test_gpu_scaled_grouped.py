@@ -15,6 +15,7 @@ torch = needs.module("torch")
 
 from layoutgemm import grouped_matmul, scaled_matmul
 from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.epilogue.chain import Amax, Epilogue, Residual, RowReduce, Scale
 from layoutgemm.torch_op.scaled_grouped import kept
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
@@ -92,6 +93,23 @@ def test_recipes(recipes: tuple[str, str], fast: bool) -> None:
         got = scaled_matmul(a, sa, b, sb, bias=bias, activation="relu", out_dtype=F32, use_fast_accum=fast)
         finished = (want + bias.double()).relu()
         assert off(got, finished, most + bias.abs().double(), k, fast and not blocks) <= 1, (m, n, k)
+
+
+@pytest.mark.parametrize("recipes", PAIRS, ids=["-".join(pair) for pair in PAIRS])
+def test_an_epilogue_of_the_user_s_own(recipes: tuple[str, str]) -> None:
+    """Reductions see the values that C stores: those of an f32 C are compared to the bit."""
+    epilogue = Epilogue(Scale("half"), Residual("f32", beta=None), RowReduce("max", "most"), Amax())
+    for m, n, k in SIZES[1:]:
+        a, b = eight(m, n, k)
+        sa, sb = scales(recipes[0], "a", m, k), scales(recipes[1], "b", n, k)
+        left, right = a.double() * wide(recipes[0], "a", sa, m, k), b.double() * wide(recipes[1], "b", sb, n, k)
+        d = torch.randn(m, n, device="cuda")
+        for fast in (True, False):
+            own = {"half": 0.5, "d": d, "most": torch.empty(m, device="cuda"), "amax": torch.zeros(1, device="cuda")}
+            got = scaled_matmul(a, sa, b, sb, out_dtype=F32, epilogue=epilogue, given=own, use_fast_accum=fast)
+            want, most = 0.5 * (left @ right) + d.double(), left.abs() @ right.abs() + d.double().abs()
+            assert off(got, want, most, k, fast and not recipes[0].startswith("Block")) <= 1, (m, n, k)
+            assert torch.equal(own["most"], got.amax(1)) and own["amax"].item() == got.abs().amax().item()
 
 
 @pytest.mark.parametrize("recipe", ["RowWise", "BlockWise1x128"])
