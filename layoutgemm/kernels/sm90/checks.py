@@ -153,6 +153,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         promoted=plan.mainloop is not None,
         column_parts=product_of(plan)[2],
         numbers=bool(plan.numbers.parts),
+        bulk_numbers=plan.numbers.bulk_bytes if plan.numbers_warp is not None else 0,
         packed=plan.a.product_groups(plan.blocks) if plan.weights is not None else 0,
         apart=plan.a.sums if plan.sums_apart else 0,
         by_warps=plan.products is not None,
