@@ -19,9 +19,11 @@ def selected(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
     >>> selected(torch.tensor([[1.0], [2.0]]), torch.tensor([1, -1, 2])).tolist()
     [[2.0], [0.0], [0.0]]
+    >>> selected(torch.tensor([1.0, 2.0]), torch.tensor([1, -1])).tolist()
+    [2.0, 0.0]
     """
     inside, named = _inside(indices, x.shape[0])
-    return torch.where(inside, x.index_select(0, named), 0)
+    return torch.where(inside if x.ndim > 1 else inside.squeeze(-1), x.index_select(0, named), 0)
 
 
 def added(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
