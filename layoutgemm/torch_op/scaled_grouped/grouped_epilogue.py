@@ -76,7 +76,7 @@ from .own_epilogue import ScaledFactors, behind_scales, with_epilogue
 from .recipes import Recipes, recipe_text
 from .scaled import NO_FINISH, ScaledFinish, check_config, of_group
 
-_TAKEN = ("scale_a", "scale_b", "offsets", "ends", "counts", "rows", "a_rows", COPIED)
+_OF_ROWS = ("rows", "a_rows", COPIED)
 
 
 class GroupedFactors(NamedTuple):
@@ -106,6 +106,12 @@ class GroupedFactors(NamedTuple):
     def scales(self) -> dict[str, torch.Tensor]:
         """The scales by name."""
         return named(scale_a=self.scale_a, scale_b=self.scale_b)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of a kernel's parameters that an operand of the epilogue cannot have."""
+        groups = {ENDS: "ends"}.get(self.said, self.said)
+        return (groups, *self.scales, *_OF_ROWS * (self.rows is not None))
 
 
 class Checked(NamedTuple):
@@ -204,7 +210,7 @@ def checked_groups(
     finish, out = asked.finish, asked.out
     beside = [name for name in ("bias", "activation") if getattr(finish, name) is not None]
     steps, operands = given_operands(epilogue, given, beside)
-    if taken := [name for name in operands.every if name in _TAKEN]:
+    if taken := [name for name in operands.every if name in of.words]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as one of the product is")
     check_config(asked.config)
     check_operands({**of.tensors, **operands.read}, {**operands.written, **named(out=out)})
