@@ -25,6 +25,7 @@ from layoutgemm.kernels.epilogue.chain import (
     RowReduce,
     Scale,
 )
+from tests.torch_op.epilogue_fuzz import faults
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 from tests.torch_op.test_scaled_kernels import powers, spread
 
@@ -40,7 +41,7 @@ STEPS = Epilogue(
 FEW = Epilogue(
     Residual("f32", beta=None), ColumnReduce("sum", "total"), Amax()
 )  # scales of blocks leave few parameters
-PLAIN = ("offs", "offsets", "counts", "K", "batch", "rows")
+PLAIN = ("offs", "offsets", "counts", "K", "batch", "rows", "counts, rows", "counts, rows of one")
 SCALED = ("tensors", "by row", "blocks", "counts, by row", "counts, blocks", "rows, by row")
 EMULATED = ("offs", "K")
 
@@ -75,7 +76,12 @@ class Case:
             left, right = left * of_a.double()[..., None], right * of_b.double()[:, None]
         elif name == "tensors":
             of_a, of_b = torch.tensor([0.5]), torch.tensor([2.0])
-        self.given = {"a": a, "b": b}
+        if "counts, rows" in name:
+            rows = torch.randint(0, M, (4, M), dtype=torch.int32)
+            a = a[0] if name.endswith("one") else a
+            self.given = {"rows": rows}
+            left = torch.stack([x[i.long()] for x, i in zip(a.double().expand(4, M, K), rows)])
+        self.given |= {"a": a, "b": b}
         if of_a is not None:
             self.given |= {"scale_a": of_a, "scale_b": of_b, "out_dtype": F32}
         if masked:
@@ -250,6 +256,12 @@ def test_every_size_has_a_tile_for_groups_of_columns() -> None:
             assert told.kernel.startswith("Sm90Plan")
 
 
+@pytest.mark.dsl
+@pytest.mark.slow
+def test_random_epilogues_are_those_of_the_cpu() -> None:
+    assert list(faults(0, 12)) == []
+
+
 def test_refusals_name_the_operand() -> None:
     made = Case("offs")
     rows = Epilogue(RowReduce("sum", "sums"))
@@ -277,8 +289,12 @@ def test_refusals_name_the_operand() -> None:
         ("shares memory with offs", rows, {"sums": ENDS.repeat(40).view(torch.float32)[:M]}, {}),
         ("epilogue: groups of columns take none, groups of rows do", Epilogue(Activation("relu")), {}, columns),
         ("out_rows and epilogue: .*takes rows= alone", rows, sums, {"out_rows": torch.arange(M)}),
-        ("counts: a product with row indices", rows, sums,
+        (r"rows is torch.int64 of shape \[70\]: int32 or int64 of \[4, M\]", rows, sums,
          {"counts": ENDS, "offs": None, "rows": torch.arange(M)}),
+        ("out_rows: masked groups of rows by index take none", rows, sums,
+         {"counts": ENDS, "offs": None, "rows": torch.zeros(4, M).long(), "out_rows": torch.arange(M)}),
+        (r"rows\[1\] = 70: a has 70 rows", rows, sums, {"rows": torch.arange(M) + torch.arange(M).eq(1) * 69}),
+        ("a has no rows, and rows has 70 indices", rows, sums, {"rows": torch.arange(M), "a": made.given["a"][:0]}),
     ):  # fmt: skip
         given = {**made.given, **more}
         if "shares" in text:

@@ -61,6 +61,10 @@ def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def of_rows(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """A tensor of the chosen rows' shape, without memory of its own."""
-    some = a[:1] if a.shape[0] else a.new_zeros(1, a.shape[1])
-    return some.expand(rows.shape[0], -1)
+    """A tensor of the chosen rows' shape, without memory of its own.
+
+    >>> of_rows(torch.zeros(5, 8), torch.zeros(2, 3).long()).shape
+    torch.Size([2, 3, 8])
+    """
+    some = a[..., :1, :] if a.shape[-2] else a.new_zeros(1, a.shape[-1])
+    return some.expand(*rows.shape, -1)

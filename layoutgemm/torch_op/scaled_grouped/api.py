@@ -329,7 +329,7 @@ def grouped_matmul(
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.Epilogue`. Of all forms but
-              columns; with `rows`, of groups by offsets or offs
+              columns; with `rows`, of groups of rows and, without scales, of masked groups
     given     what it reads and writes, by name, as for `matmul`. Of groups of rows a vector along N is (N,), or
               (experts, N) for one of each group, and columns are reduced to (experts, N). Rows of no group are in no
               reduction and are not written. A launch of its own: not under torch.compile

@@ -288,7 +288,9 @@ def explain_grouped_epilogue(
     out = asked.out if asked.out is None or made.call.shape == call.shape else asked.out[0]
     found = grouped_launch(one, out is None and one.steps.stores_c)
     plan = found.plan
+    a = of.a
     if of.rows is not None:
+        a = a.expand(*of.b.shape[:-2], *a.shape[-2:]) if of.rows.ndim == 2 else a
         copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
         if of.scale_a is not None and of.scale_a.shape[:1] == of.rows.shape:
             copies.append((f"scale_a: torch gathers {of.rows.shape[0]} chosen rows", of.scale_a.nbytes))
@@ -297,7 +299,7 @@ def explain_grouped_epilogue(
     why = found.why
     if asked.expected_rows is not None:
         why = f"expected_rows = {asked.expected_rows}: tiles of {'x'.join(map(str, plan.config.tile))}"
-    return _of_plan(plan, of.a, of.b, out, f"{_one_launch(call.form)}; {why}", copies)
+    return _of_plan(plan, a, of.b, out, f"{_one_launch(call.form)}; {why}", copies)
 
 
 def _of_rows(

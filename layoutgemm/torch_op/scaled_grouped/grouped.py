@@ -481,7 +481,7 @@ def plan_of(
     ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
     sizes = m, n, k, call.experts
     config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.gate, epilogue.columns)
-    indexed = None if rows is None else IndexedRows(RowIndices(a.shape[0], INTS[rows.dtype]), copy=True)
+    indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]), copy=True)
     return derived(sizes, types, scales, config, ragged, epilogue, finish.gate, indexed), why
 
 

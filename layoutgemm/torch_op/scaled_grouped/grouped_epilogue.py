@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...errors import OperandError
+from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.epilogue.numpy_math import Math
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
@@ -58,6 +58,7 @@ from .grouped import (
     BATCH,
     COLUMNS,
     ENDS,
+    INTS,
     MASKED,
     OFFSETS,
     ROWS,
@@ -83,7 +84,8 @@ class GroupedFactors(NamedTuple):
     """Operands in groups, with the scales of both.
 
     groups  offsets, ends or counts, as `said` names them
-    rows    of a that are read, each the next of the product's; scale_a is that of the product's rows
+    rows    of a that are read, each the next of the product's; scale_a is that of the product's rows. Of masked groups
+            (groups, M), rows of each group's matrix, or of one for all
     """
 
     a: torch.Tensor
@@ -106,6 +108,23 @@ class GroupedFactors(NamedTuple):
     def scales(self) -> dict[str, torch.Tensor]:
         """The scales by name."""
         return named(scale_a=self.scale_a, scale_b=self.scale_b)
+
+    def named_rows(self) -> list[torch.Tensor]:
+        """The rows of a that count, of all groups or of each masked one, on the CPU."""
+        assert self.rows is not None
+        if self.rows.ndim == 1:
+            return [self.rows]
+        assert self.groups is not None
+        return [lines[:count] for lines, count in zip(self.rows, self.groups.tolist(), strict=True)]
+
+    def gathered(self) -> GroupedFactors:
+        """The same with the chosen rows as a matrix, or as one for each group."""
+        if self.rows is None:
+            return self
+        if self.rows.ndim == 1:
+            return self._replace(a=gathered(self.a, self.rows), rows=None)
+        each = self.a.expand(self.b.shape[0], *self.a.shape[-2:])
+        return self._replace(a=torch.stack([gathered(x, i) for x, i in zip(each, self.rows, strict=True)]), rows=None)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -161,19 +180,37 @@ def grouped_call(
     """
     groups, said = groups_of(options.get("offsets"), options.get("offs"), options.get("counts"))
     scale_a = options["scale_a"]
-    if rows is not None:
+    if rows is not None and options.get("counts") is not None:
+        _check_masked_rows(a, b, rows, options)
+    elif rows is not None:
         groups, said, scale_a = checked_rows(a, rows, options)
     else:
         for name in ("out_rows", "row_weights", "copy_rows"):
             if options.get(name) is not None:
                 raise OperandError(f"{name} and epilogue: a grouped product with an epilogue takes rows= alone")
-        check_expected(options.get("expected_rows"), options.get("counts"), options["config"])
+    check_expected(options.get("expected_rows"), options.get("counts"), options["config"])
     finish = ScaledFinish(options["bias"], options["activation"], bool(options["use_fast_accum"]))
     asked = GroupedOptions(
         finish, (options["recipe_a"], options["recipe_b"]), options["out"], options["out_dtype"], options["config"],
         options.get("expected_rows"),
     )  # fmt: skip
     return GroupedFactors(a, b, groups, said, scale_a, options["scale_b"], rows), asked
+
+
+def _check_masked_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, options: Options) -> None:
+    """Raise OperandError or TensorError for row indices that are not those of masked groups."""
+    for name in ("out_rows", "row_weights", "scale_a", "scale_b"):
+        if options.get(name) is not None:
+            raise OperandError(f"{name}: masked groups of rows by index take none")
+    if options.get("copy_rows") is False:
+        raise OperandError("copy_rows: False, and rows of masked groups are copied first")
+    check_operands({"a": a, "b": b, "rows": rows})
+    if b.ndim != 3 or a.ndim not in (2, 3) or (a.ndim == 3 and a.shape[0] != b.shape[0]):
+        shapes = f"{list(a.shape)} and {list(b.shape)}"
+        raise TensorError(f"a and b have shapes {shapes}: (groups, rows, K), or (rows, K) for all, and (groups, K, N)")
+    if rows.dtype not in INTS or rows.ndim != 2 or rows.shape[0] != b.shape[0]:
+        of = f"{rows.dtype} of shape {list(rows.shape)}"
+        raise OperandError(f"rows is {of}: int32 or int64 of [{b.shape[0]}, M], rows of each group's product")
 
 
 def grouped_with_epilogue(
@@ -216,6 +253,8 @@ def checked_groups(
     check_operands({**of.tensors, **operands.read}, {**operands.written, **named(out=out)})
     a, b = autocast(of.a, of.b)
     of, finish = of._replace(a=a, b=b), finish._replace(bias=None, activation=None)
+    if of.rows is not None and of.rows.numel() and not a.shape[-2]:
+        raise OperandError(f"a has no rows, and rows has {of.rows.numel()} indices")
     read = a if of.rows is None else of_rows(a, of.rows)
     names = recipe_text("recipe_a", asked.recipes[0]), recipe_text("recipe_b", asked.recipes[1])
     scales = of.scale_a, of.scale_b
@@ -223,11 +262,12 @@ def checked_groups(
     if call.form == COLUMNS:
         raise OperandError(why_unfinished("columns", "epilogue"))
     if of.rows is not None and of.rows.device.type == "cpu":
-        check_inside("rows", of.rows.numpy(), a.shape[0], "a")
+        for lines in of.named_rows():
+            check_inside("rows", lines.numpy(), a.shape[-2], "a")
     made = Checked(call, of, steps, operands, asked.config, finish.fast)
     check_result(steps, operands.every, call.kind, call.shape, out, made.joined)
     if asked.expected_rows is not None:
-        made = made._replace(config=expected_config(call, a, b, asked.expected_rows, finish))
+        made = made._replace(config=expected_config(call, read, b, asked.expected_rows, finish))
     return made
 
 
@@ -256,7 +296,7 @@ def _computed(made: Checked, out: torch.Tensor | None) -> torch.Tensor:
             return torch.empty(0, dtype=call.kind, device=device)
         return torch.zeros(call.shape, dtype=call.kind, device=device) if out is None else out
     if of.rows is not None and (0 in of.a.shape or not on_gpu(of.a.get_device())):
-        made = made._replace(of=of._replace(a=gathered(of.a, of.rows), rows=None))
+        made = made._replace(of=of.gathered())
     if not on_gpu(of.a.get_device()):
         return _on_cpu(made, out)
     require_hopper(of.a.get_device(), "grouped_matmul")
@@ -344,9 +384,10 @@ def of_one_group(made: Checked) -> Checked:
     recipes = call.recipes or Recipes("", "")
     scales = [of_group(x, name, 0) for x, name in zip((of.scale_a, of.scale_b), recipes, strict=True)]
     a, b = [x if x.ndim == 2 else x[0] for x in (of.a, of.b)]
+    rows = of.rows if of.rows is None else of.rows[0]
     return made._replace(
-        call=call._replace(shape=call.shape[1:]), of=of._replace(a=a, b=b, scale_a=scales[0], scale_b=scales[1]),
-        operands=operands_of_one(made.steps, made.operands),
+        call=call._replace(shape=call.shape[1:]), operands=operands_of_one(made.steps, made.operands),
+        of=of._replace(a=a, b=b, scale_a=scales[0], scale_b=scales[1], rows=rows),
     )  # fmt: skip
 
 
@@ -385,7 +426,7 @@ def grouped_launch(made: Checked, clears: bool) -> GroupedLaunch:
         finish.epilogue,
     )  # fmt: skip
     assert plan.groups is not None
-    named_rows = {} if of.rows is None else {"rows": of.rows.contiguous()}
+    named_rows = {} if of.rows is None else {"rows": of.rows.contiguous().view(-1)}
     return GroupedLaunch(plan, why, finish, every, {**named_rows, plan.groups.name: numbers, **tables})
 
 
@@ -393,6 +434,8 @@ def _launched(made: Checked, out: torch.Tensor | None, new: bool) -> torch.Tenso
     """The product by its kernel; without elements where no C is stored."""
     call, of, steps = made.call, made.of, made.steps
     a, b = of.a.resolve_neg(), of.b.resolve_neg()
+    if of.rows is not None and of.rows.ndim == 2:
+        a = a.expand(b.shape[0], *a.shape[-2:])
     scales = {name: x.resolve_neg() for name, x in of.scales.items()}
     made = made._replace(of=of._replace(a=a, b=b, **scales))
     found = grouped_launch(made, new and steps.stores_c)
