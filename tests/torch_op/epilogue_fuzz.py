@@ -1,4 +1,4 @@
-"""Random epilogues of groups by their kernels, in the emulator, compared with the same call on the CPU to the bit.
+"""Random epilogues of groups: their kernels, in the emulator, give the CPU's bits.
 
 `faults(seed, count)` draws any form, sizes, types, scales that the epilogue applies, steps, and memory of operands.
 What a kernel has too few parameters for is refused, and counts as no fault.

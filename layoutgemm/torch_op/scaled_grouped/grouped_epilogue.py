@@ -109,8 +109,9 @@ class GroupedFactors(NamedTuple):
         """The scales by name."""
         return named(scale_a=self.scale_a, scale_b=self.scale_b)
 
-    def named_rows(self) -> list[torch.Tensor]:
-        """The rows of a that count, of all groups or of each masked one, on the CPU."""
+    @property
+    def counted_rows(self) -> list[torch.Tensor]:
+        """The row indices that count, on the CPU: of all groups, or of each masked one."""
         assert self.rows is not None
         if self.rows.ndim == 1:
             return [self.rows]
@@ -262,7 +263,7 @@ def checked_groups(
     if call.form == COLUMNS:
         raise OperandError(why_unfinished("columns", "epilogue"))
     if of.rows is not None and of.rows.device.type == "cpu":
-        for lines in of.named_rows():
+        for lines in of.counted_rows:
             check_inside("rows", lines.numpy(), a.shape[-2], "a")
     made = Checked(call, of, steps, operands, asked.config, finish.fast)
     check_result(steps, operands.every, call.kind, call.shape, out, made.joined)
