@@ -47,7 +47,7 @@ BEHIND = 5  # rows of no group
 
 
 def full(value: float, *shape: int) -> Any:
-    return torch.full(shape, value, device="cuda")
+    return torch.full(shape, float(value), device="cuda")
 
 
 def operands(steps: Epilogue, shape: tuple[int, ...], experts: int) -> dict[str, Any]:
