@@ -6,6 +6,9 @@
 
 A place is a row (of a reduction to rows) or a column, a line the columns of a tile, or the rows of a warp. Lines are
 combined in their order by threads that have places beside each other, so that reads of a line are contiguous.
+
+Groups of rows of one matrix begin at any row, and each has columns of its own. Rows s to t of group e have the lines
+s // 16 + e to s // 16 + e + ceil((t - s) / 16) - 1. They end before those of group e + 1: M // 16 + groups in all.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,29 +77,52 @@ class Partial:
 
     step   the reduction: of axis "m" one place a row, of axis "n" one a column
     span   columns, or rows, of C that one partial result is of
+    joined groups of rows are those of one matrix of C
     """
 
     step: Reducing
     span: int
+    joined: bool = False
 
     @property
     def components(self) -> int:
         """Numbers of a tuple."""
         return len(self.step.reduction.kinds)
 
-    def extents(self, m: W, n: W) -> tuple[W, W]:
-        """Lines and places, for a C of m rows and n columns."""
+    def extents(self, m: W, n: W, groups: W) -> tuple[W, W]:
+        """Lines and places, for a C of m rows and n columns; `groups` of joined rows."""
+        if self.joined and self.step.axes == "n":
+            return m // self.span + groups, n
         reduced, kept = (n, m) if self.step.axes == "m" else (m, n)
         return tile_count(reduced, self.span), kept
 
+    def line(self, row: W, group: W) -> W:
+        """The line of a warp's columns. `row`: the first of its rows, which are a group's."""
+        return row // self.span + group if self.joined else row // self.span
 
-def partials_of(epilogue: Epilogue, columns: int) -> tuple[Partial, ...]:
-    """The partial results of an epilogue, stored so many columns at a time."""
-    return tuple(Partial(step, columns if step.axes == "m" else WARP_ROWS) for step in epilogue.partials)
+    def lines_of_group(self, start: W, end: W, group: W) -> tuple[W, W]:
+        """First line and end of a group's columns.
+
+        start, end  its first row among those of all groups, and the one behind its last
+
+        >>> from layoutgemm.kernels.epilogue.chain import ColumnReduce
+        >>> sums = Partial(ColumnReduce(), WARP_ROWS, joined=True)
+        >>> [sums.lines_of_group(*rows) for rows in ((0, 17, 0), (17, 17, 1), (17, 33, 2))], sums.extents(33, 8, 3)
+        ([(0, 2), (2, 2), (3, 4)], (5, 8))
+        """
+        first = self.line(start, group)
+        return first, first + tile_count(end - start, self.span)
 
 
-def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any) -> Any:
+def partials_of(epilogue: Epilogue, columns: int, joined: bool = False) -> tuple[Partial, ...]:
+    """The partial results of an epilogue, stored so many columns at a time; of `joined` groups of rows, or none."""
+    return tuple(Partial(step, columns if step.axes == "m" else WARP_ROWS, joined) for step in epilogue.partials)
+
+
+def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any, groups: Any = 1) -> Any:
     """Words of the partial results of one matrix; sizes as Python's or traced 64-bit integers.
+
+    groups  of joined rows, which are those of one matrix
 
     >>> from layoutgemm.kernels.epilogue.chain import RowReduce
     >>> words_of_matrix(partials_of(Epilogue(RowReduce("softmax")), 128), 100, 300)
@@ -103,7 +130,7 @@ def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any) -> Any:
     """
     total = m * 0
     for partial in partials:
-        lines, places = partial.extents(m, n)
+        lines, places = partial.extents(m, n, groups)
         total += lines * places * partial.components
     return total
 
@@ -139,7 +166,7 @@ def refuse_reductions(epilogue: Epilogue, arch: str) -> None:
 
 def reductions_check(plan: Sm90Plan) -> Check:
     """Each element is combined once into the tuple of its row or column."""
-    mma, witness = plan.stored, ""
+    mma, witness = plan.stored, _lines_met(plan)
     used = [step.axes for step in plan.epilogue.reductions if step.axes]
     used += ["m"] * (plan.epilogue.quantizes is not None)
     values = np.array(plan.stored_values(0) if plan.half is None else range(mma.accumulator_registers))
@@ -149,9 +176,27 @@ def reductions_check(plan: Sm90Plan) -> Check:
         f"{lanes_of(mma, axis)} hold a {'row' if axis == 'm' else 'column'}" for axis in sorted(set(used))
     )
     statement = f"lanes {lanes}; each element is combined once" if used else "all lanes are combined once"
+    if plan.joined_rows and plan.partials:
+        statement += "; columns of groups have lines of their own"
     if plan.partials:
         statement += f"; partial results take {plan.partial_bytes} bytes"
     return Check("reductions", statement, not witness, f"exhaustion ({WARP * len(values)} elements)", witness)
+
+
+def _lines_met(plan: Sm90Plan) -> str:
+    """The first line of columns that two groups share, or a warp misses; or ""."""
+    for partial in [partial for partial in plan.partials if partial.joined and partial.step.axes == "n"]:
+        span = partial.span
+        for start, rows, after in product(range(2 * span), range(2 * span + 2), range(span + 1)):
+            end = start + rows
+            first, stop = partial.lines_of_group(start, end, 3)
+            written = [partial.line(row, 3) for row in range(start, end, span)]
+            if written != list(range(first, stop)):
+                return f"rows {start} to {end} of group 3: warps write lines {written}, not {first} to {stop}"
+            following, last = partial.lines_of_group(end, end + after, 4)
+            if stop > following or last > partial.extents(end + after, 1, 5)[0]:
+                return f"rows {start} to {end}, then {after} more: lines {first} to {stop}, {following} to {last}"
+    return ""
 
 
 def _uncovered(mma: MmaAtom, axis: str, values: np.ndarray) -> str:

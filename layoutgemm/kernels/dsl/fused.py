@@ -42,12 +42,14 @@ class FusedBlock:
     place    first row, first column and matrix of the accumulator's tile
     thread   in the warpgroup
     part     of the accumulator's columns, that are stored at a time
+    end      row behind the last that the steps write and reduce, or None for C's
     """
 
     def __init__(
-        self, plan: _StoredPlan, job: bridge.Carried, place: tuple[Int32, Int32, Int32], thread: Int32, part: int = 0
-    ):
-        self.part = part
+        self, plan: _StoredPlan, job: bridge.Carried, place: tuple[Int32, Int32, Int32], thread: Int32, part: int = 0,
+        end: Int32 | None = None,
+    ):  # fmt: skip
+        self.part, self.end = part, job.m if end is None else end
         self.epilogue: Epilogue = plan.epilogue
         self.plan, self.job, self.thread = plan, job, thread
         self.row, self.column, self.matrix = place
@@ -184,7 +186,7 @@ class Neighbours:
 
     def inside(self, e: int) -> Boolean:
         """True if one of the two is an element of C."""
-        return (self.i < self.block.job.m) & (self.j + e < self.block.job.n)
+        return (self.i < self.block.end) & (self.j + e < self.block.job.n)
 
     def flush(self) -> None:
         """Store what the steps have written for both."""
@@ -224,10 +226,10 @@ class Element:
 
     def inside(self, axes: str) -> Boolean:
         """True if a reduction to these axes takes the element: those beyond C along them are results of no line."""
-        job = self.pair.block.job
+        block = self.pair.block
         if axes == "m":
-            return self.j < job.n
-        return self.i < job.m if axes == "n" else self.pair.inside(self.e)
+            return self.j < block.job.n
+        return self.i < block.end if axes == "n" else self.pair.inside(self.e)
 
     def reduce(self, step: Reducing, x: Float32) -> None:
         """Take x into the reduction of its row or column."""

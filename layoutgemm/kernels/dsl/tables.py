@@ -31,6 +31,18 @@ def load_first(address: Int64, entry: Int32, groups: Int32, size: int, ends: boo
     return choose(entry > 0, load_word(address + Int64(cutlass.max(at - 1, 0)) * size), 0)
 
 
+def group_entry(ragged: Any, address: Int64, entry: Int32, groups: Int32, rows: Int32) -> Int32:
+    """An entry of the table of groups of rows, from global memory: the group's first row, or the rows that count.
+
+    ragged  a plan's Ragged
+    rows    of A, or of each masked group
+    """
+    if not ragged.masked:
+        return load_first(address, entry, groups, ragged.offset_bytes, ragged.ends)
+    found = load_word(address + Int64(cutlass.min(entry, groups - 1)) * ragged.offset_bytes)
+    return choose(entry < groups, cutlass.max(cutlass.min(found, rows), 0), 0)
+
+
 @dsl_user_op
 def load_long(address: Int64, *, loc: object = None, ip: object = None) -> Int64:
     """ld.global of 64 bits as an integer; the address is a multiple of 8."""

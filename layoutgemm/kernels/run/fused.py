@@ -52,7 +52,8 @@ def run_fused(
     check_arrays(plan, a, b, out)
     more = {name: given[name] for name in _beside(plan) if name in given}
     rest = {name: value for name, value in given.items() if name not in more}
-    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes)
+    groups = plan.batch if isinstance(plan, Sm90Plan) and plan.joined_rows else 0
+    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups)
     words = besides.words
     if isinstance(plan, Sm90Plan) and _beside(plan):
         words = (*words[: len(plan.epilogue.words)], *words_of_arrays(plan, given_of(plan, more)))[:MAX_WORDS]

@@ -15,7 +15,7 @@ from layoutgemm import Sm90Config, Sm90Plan
 from layoutgemm.atoms import wgmma
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import AlongK, Promoted, Ragged, Table
+from layoutgemm.kernels import Promoted, Table
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.arrays import Arrays
 from layoutgemm.kernels.epilogue.chain import (
@@ -184,9 +184,6 @@ def test_plans_without_such_kernels_are_refused() -> None:
     refused("Quantize gives e4m3, and c is bf16", Epilogue(Quantize(each=64)))
     refused("Quantize gives e4m3, and c is e5m2", Epilogue(Quantize(each=64)), c="e5m2")
     refused("takes integers|an epilogue computes in f32", Epilogue(RowReduce()), a="i8", b="i8:col")
-    refused("rows or K are those of groups|a tile reaches into", Epilogue(RowReduce()), batch=2, ragged=Ragged.of(2))
-    grouped = {"a": "bf16:col", "b": "bf16:row", "along_k": AlongK.of(2), "batch": 2}
-    refused("those of groups", Epilogue(RowReduce()), config=replace(SMALL, loader="warp"), **grouped)
     for step in (RowReduce(), RowReduce("sum", ordered=False), ColumnReduce(), Quantize()):
         with pytest.raises(PlanError, match=f"{type(step).__name__} is a step of sm_90a's kernel.*sm_100a"):
             Sm100Plan.derive(64, 64, 64, b="bf16:col", epilogue=Epilogue(step))

@@ -291,6 +291,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
         # 2. Where this block begins: integer divisions, while the others arrive.
         job = self.job_of(shared, (rank, part, warp, blocks), (m, n, k), (c, ldc, stride_c), words)
+        if const_expr(plan.joined_rows and bool(plan.partials)):  # their places hang on the number of groups
+            job = job.extended(groups=batch)
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
         maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
         first = plan.dealt.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
