@@ -21,7 +21,9 @@ from ..ptx.values import Value, compact, mask_of
 from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
 from .deadlock_causes import cluster_causes, mbarrier_causes, named_causes
-from .memory import FENCED, WAITED, block_of, said
+from .flags import fence as flag_fence
+from .flags import fenced, waited
+from .memory import block_of, said
 from .registry import by_mask, known, operation
 
 PASSED = object()  # marks a fiber that a barrier released while it waited
@@ -302,8 +304,8 @@ def cluster_arrive(program: Program, ins: PtxInstruction) -> Run:
         fiber.warp.scratch["arrived"] = barrier.generation
         if relaxed:
             cluster.ledger.release_inits(fiber, barrier.knows)
-            if FENCED in fiber.warp.scratch:
-                barrier.knows.merge(fiber.warp.scratch[FENCED])
+            if (handed := fenced(fiber, True)) is not None:
+                barrier.knows.merge(handed)
         else:
             cluster.ledger.release(fiber, barrier.knows)
         barrier.arrived += fiber.lanes.bit_count()
@@ -577,8 +579,6 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
         if relaxed:
             ledger.renew(fiber)
             ledger.release_inits(fiber, handed)
-            if FENCED in fiber.warp.scratch:
-                handed.merge(fiber.warp.scratch[FENCED])
             tensor = fiber.warp.scratch.get(HANDED)
         else:
             ledger.release(fiber, handed)
@@ -592,6 +592,8 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             if state is not None:
                 states.append(barrier.phase | barrier.pending << PHASE_BITS)
             barrier.knows.merge(handed)
+            if relaxed and (more := fenced(fiber, barrier.cta is not fiber.cta)) is not None:
+                barrier.knows.merge(more)
             if tensor is not None:
                 barrier.tensor.merge(tensor)
             if barrier.cta is not fiber.cta:
@@ -664,7 +666,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
             if not relaxed:
                 ledger.acquire(fiber, barrier.sealed)
             else:
-                fiber.warp.scratch.setdefault(WAITED, ledger.knowledge()).merge(barrier.sealed)
+                waited(fiber)[0].merge(barrier.sealed)
             if relaxed or barrier.tensor_sealed.seen:
                 told = fiber.warp.scratch.setdefault(RELAXED, ledger.knowledge())
                 told.merge(barrier.tensor_sealed)
@@ -701,19 +703,9 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     if "proxy" in words and "alias" not in words:
         raise ValueError(f"{ins.opcode} is not known here")
 
-    acquires, wide = "release" not in words, not {"cta", "cluster"} & words
-
-    def go(fiber: Fiber) -> None:
-        # What relaxed waits have seen is acquired; a relaxed arrive after it hands on earlier accesses.
-        ledger = fiber.cta.cluster.ledger
-        if acquires and (waited := fiber.warp.scratch.pop(WAITED, None)) is not None:
-            ledger.acquire(fiber, waited)
-        if wide:
-            ledger.gpu_fence(fiber, acquires)
-        fenced = fiber.warp.scratch[FENCED] = ledger.knowledge()
-        ledger.release(fiber, fenced)
-
-    return go
+    acquires, releases = "release" not in words, "acquire" not in words
+    far, wide = "cta" not in words, not {"cta", "cluster"} & words
+    return lambda fiber: flag_fence(fiber, acquires, releases, far, wide)
 
 
 def _proxy_fence(words: set[str]) -> Run:

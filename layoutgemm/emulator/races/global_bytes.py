@@ -107,7 +107,8 @@ class GlobalWatch:
         self.numbers: dict[tuple[Stamp, int], int] = {}  # (turn, pc) -> number
         self.pages: dict[int, WatchedPage] = {}
         self.coarse: dict[int, WatchedPage] = {}  # of copies of whole units
-        self.flags: dict[int, Clocks] = {}  # a word's address -> what its releases hand on
+        # A word's address -> what its releases hand on, and the warp that stored it last, if any.
+        self.flags: dict[int, tuple[Clocks, object]] = {}
         self.sources: dict[object, int] = {}  # an mbarrier, or a warp's engine and lanes -> source
         self.turns: dict[int, int] = {}  # of the sources beside warps
 
@@ -117,18 +118,23 @@ class GlobalWatch:
         self.turns[source] = turn = turn or self.turns.get(source, 0) + 1
         return source, turn
 
-    def release(self, clocks: Clocks, addresses: Addresses) -> None:
-        """Hand on what is known of global memory at these words."""
-        if clocks is not NO_CLOCKS:
-            for at in set(addresses.tolist()):
-                self.flags[at] = self.flags.get(at, NO_CLOCKS).merged(clocks)
+    def release(self, clocks: Clocks, addresses: Addresses, stored: object = None) -> None:
+        """Hand on what is known of global memory at these words.
+
+        stored  the warp whose store ends what other warps handed on there; None: an atomic operation adds to it
+        """
+        for at in set(addresses.tolist()):
+            before, by = self.flags.get(at, (NO_CLOCKS, None))
+            if stored is not None and by is not stored:
+                before, by = NO_CLOCKS, stored
+            self.flags[at] = before.merged(clocks), by
 
     def told(self, addresses: Addresses) -> Clocks:
         """Return the clocks that were handed on at these words."""
         out = NO_CLOCKS
         for at in set(addresses.tolist()):
             if at in self.flags:
-                out = out.merged(self.flags[at])
+                out = out.merged(self.flags[at][0])
         return out
 
     def access(
