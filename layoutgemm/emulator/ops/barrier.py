@@ -464,7 +464,8 @@ def barriers_of(cta: Cta) -> dict[int, EmulatedMbarrier]:
 def _mbarriers_left(cta: Cta) -> None:
     """Report phases that began and have not ended: a count is wrong, or a producer's last acquire armed the barrier.
 
-    PTX asks nothing of an mbarrier at the end; what is still under way to it is a finding of its own.
+    PTX asks nothing of an mbarrier at the end; what is still under way to it is a finding of its own. Bytes that came
+    and that no expect_tx announced are one, too: a wait for them may have ended before.
     """
     machine = cta.cluster.machine
     for barrier in cta.scratch["mbarriers"].values():
@@ -472,7 +473,10 @@ def _mbarriers_left(cta: Cta) -> None:
         if arrived or barrier.bytes:
             left = f"{arrived} of {barrier.count} arrivals" + f" and {barrier.bytes} bytes out" * bool(barrier.bytes)
             said = f"the {barrier} is left in a phase with {left}"
-            if machine.policy.fences == "writers":
+            if barrier.bytes < 0:
+                more = f"{-barrier.bytes} bytes came that no expect_tx announced, so a wait may end before they come"
+                machine.problem("exit", f"{said}: {more}", cta=cta)
+            elif machine.policy.fences == "writers":
                 machine.problem("exit", said, cta=cta)
             else:
                 ask = f"{said}. PTX says nothing of it; Policy(fences={'writers'!r}) makes this a finding"

@@ -317,7 +317,7 @@ def _touch_global(
     fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str,
     strong: bool = False, same: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes".
+    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes" or "adds to".
 
     same  of a write, whether memory holds what it writes
     """
@@ -325,26 +325,29 @@ def _touch_global(
     if any_of(wrong):
         bad = int(addresses[wrong != 0][0])
         raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
-    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong, does != "changes")
+    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong, does in ("reads", "writes"))
     if race is not None:
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
     watch = fiber.machine.global_watch
-    if watch is not None and not strong:
+    # Locks and maxima are built of other atomic operations than sums, with ordinary reads that may come too early.
+    if watch is not None and (does in ("writes", "adds to") or not strong):
         where = addresses[:1] if len(addresses) > 1 and not any_of(addresses != addresses[0]) else addresses
-        found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same if does == "writes" else None)
+        same_bytes = None if does == "reads" else same
+        found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same_bytes, None, strong)
         if found is not None:
             fiber.machine.conflict(found, fiber)
 
 
 def copies_global(
-    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, copying: Copying, writes: bool
-) -> None:
-    """Check and record a copy's access to global memory: `size` bytes at each address."""
+    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, copying: Copying, writes: bool,
+    strong: bool = False,
+) -> None:  # fmt: skip
+    """Check and record a copy's access to global memory: `size` bytes at each address; strong: a reduction."""
     watch = fiber.machine.global_watch
     if watch is not None and len(addresses):
         same = _never if writes else None
-        found = watch.access(fiber, ins.pc, said(fiber, ins), addresses, size, same, copying)
+        found = watch.access(fiber, ins.pc, said(fiber, ins), addresses, size, same, copying, strong)
         if found is not None:
             fiber.machine.conflict(found, fiber)
 
@@ -563,9 +566,10 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
         if cta is None:
-            _touch_global(fiber, ins, offsets, total, lanes, "changes", True)
+            _touch_global(fiber, ins, offsets, total, lanes, "adds to" if name == "add" else "changes", True)
         else:
             cta.shared.check(offsets, total, ins.opcode)
+            unwritten(fiber, ins, cta, offsets, total, suspect=True)
             _touch_strongly(fiber, ins, form, cta, offsets, total, lanes, "st.shared")
         flags = offsets if cta is None else offsets + (cta.rank << RANK_SHIFT)
         tell(fiber, form.flag, flags, cta is None)

@@ -82,6 +82,8 @@ def test_uninitialised_shared_memory():
     found = go("setp.ne.u32 %p0, %r30, 3; @%p0 st.shared.u32 [%r28], %r30; ld.shared.u32 %r0, [%r28];")
     assert found.kinds == ["uninitialised"] and "0x430" in found.findings[0].message
     assert go("setp.ne.u32 %p0, %r30, 3; @%p0 st.shared.u32 [%r28], %r30; @%p0 ld.shared.u32 %r0, [%r28];").kinds == []
+    assert go("atom.shared.add.u32 %r0, [%r28], 1;").kinds == ["uninitialised"]
+    assert go("st.shared.u32 [%r28], 0; red.shared.add.u32 [%r28], 1;").kinds == []
 
 
 def test_races_of_ordinary_accesses():

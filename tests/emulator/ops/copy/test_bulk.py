@@ -237,6 +237,11 @@ def test_red_async():
     )
     result = go(body, grid=2, cluster=2)
     assert result["out"][:4].view(np.uint32)[0] == 1000 + 31 * 16
+    assert "uninitialised" not in result.kinds
+    fresh = go(body.replace("@%p0 st.shared.u32 [%r29], 1000;", ""), grid=2, cluster=2)
+    assert set(fresh.kinds) == {"uninitialised"} and "reduces shared offset" in fresh.findings[0].message
+    unannounced = go(body.replace("128;", "64;"), grid=2, cluster=2)
+    assert {"exit"} == set(unannounced.kinds) and "64 bytes came that no expect_tx" in unannounced.findings[0].message
 
 
 @pytest.mark.parametrize(
