@@ -15,7 +15,7 @@ from ...errors import EmulatorError
 from ...moved import old_names
 from ..machine.deadlocks import STATES, fibers, warps
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
-from ..ptx.parser import PtxInstruction
+from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Reader, Run
 from ..ptx.values import Value, compact, mask_of
 from ..races.happens_before import Knowledge, MemoryEvent
@@ -24,7 +24,7 @@ from .deadlock_causes import cluster_causes, mbarrier_causes, named_causes
 from .flags import fence as flag_fence
 from .flags import fenced, waited
 from .memory import block_of, said
-from .registry import by_mask, known, operation
+from .registry import by_mask, constant, known, operation
 
 PASSED = object()  # marks a fiber that a barrier released while it waited
 # In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
@@ -131,6 +131,12 @@ def _recount(fiber: Fiber, count: int) -> None:
             _complete(fiber.cta, number, barrier)
 
 
+def _within(operand: PtxOperand, low: int, top: int, step: int = 1) -> None:
+    """Refuse a constant outside of a range, or not a multiple of `step`."""
+    if operand.kind == "number" and not (low <= (number := constant(operand)) <= top and number % step == 0):
+        raise ValueError(f"{operand.text} is not {low} to {top}" + f", a multiple of {step}" * (step > 1))
+
+
 @operation("bar.sync", "bar.arrive", "bar.cta.sync", "bar.cta.arrive", "barrier.sync", "barrier.arrive",
            "barrier.cta.sync", "barrier.cta.arrive")  # fmt: skip
 def named_barrier(program: Program, ins: PtxInstruction) -> Run:
@@ -138,6 +144,9 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
     known(ins, "sync", "arrive", "cta", "aligned")
     number = program.value(ins.operands[0])
     threads = program.value(ins.operands[1]) if len(ins.operands) > 1 else None
+    _within(ins.operands[0], 0, NAMED - 1)
+    if len(ins.operands) > 1:
+        _within(ins.operands[1], 32, 1024, 32)
     waits = "sync" in ins.words
     aligned = ins.words[0] == "bar" or "aligned" in ins.words
 

@@ -548,8 +548,6 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     operands = ins.operands[2 if returns else 1 : -1 if HINT in ins.words else None]  # the last is a cache policy
     values = [program.sources(operand, form.kind) for operand in operands]
     lanes_of, after = taken(program, ins), ins.pc + 1
-    if form.kind == "b128" and name not in ("cas", "exch"):
-        raise ValueError(f"{name} of 128 bits")
     if len(values) != (2 if name == "cas" else 1):
         raise ValueError(f"{name} with {len(values)} values")
     for operand in [*ins.operands[: 1 if returns else 0], *operands]:

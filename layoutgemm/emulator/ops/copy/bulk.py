@@ -323,8 +323,6 @@ def reduce_bulk(program: Program, ins: PtxInstruction) -> Run:
     name = next(word for word in _REDUCTIONS if word in words)
     combine = _combine(name, ins.words[-1])
     if ins.words[4:6] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
-        if ins.words[-1] not in ("u32", "s32", "u64", "s64", "b32", "b64"):
-            raise ValueError(f"{ins.words[-1]} is not reduced in shared memory")
         return _between_blocks(program, ins, combine)
     if ins.words[4:6] == ("global", "shared::cta") and "bulk_group" in words:
         return _outward(program, ins, combine, None, 3 + ("L2::cache_hint" in words))
@@ -384,7 +382,7 @@ def reduce_async(program: Program, ins: PtxInstruction) -> Run:
     """red.async: an operation on the shared memory of a block, whose mbarrier counts the bytes."""
     kind, scope = ins.words[-1], ("relaxed", "cluster", "shared::cluster")
     words = known(ins, "async", *scope, "mbarrier::complete_tx::bytes", *_REDUCTIONS, kind)
-    if "mbarrier::complete_tx::bytes" not in words or kind not in ("u32", "s32", "u64", "b32"):
+    if "mbarrier::complete_tx::bytes" not in words or kind not in ("u32", "s32", "u64", "s64", "b32"):
         raise ValueError(f"{ins.opcode} is not known here")
     name = next(word for word in _REDUCTIONS if word in words)
     return _remote_store(program, ins, 1, kind, _combine(name, kind))
