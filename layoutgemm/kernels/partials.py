@@ -10,14 +10,13 @@ combined in their order by threads that have places beside each other, so that r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..atoms import MmaAtom
 from ..atoms.copy.base import WARP
 from ..errors import PlanError
 from ..layouts import Layout
@@ -28,16 +27,36 @@ from .numbers import W
 from .plan import tile_count
 from .store import WARP_ROWS
 
-if TYPE_CHECKING:
-    from .sm90.plan import Sm90Plan
-
 WORD_BYTES = 4  # of a component: f32 or i32
 FINISH_PLACES, FINISH_LINES = 32, 16  # threads of a block of the second launch: places, and parts of the lines
 _MAPS = {"m": (1, 0), "n": (0, 1)}  # (row, column) -> the coordinate of that axis
 
 
+class _Fragment(Protocol):
+    """A map (lane, value) -> (row, column): an instruction's accumulators, or those of a warp."""
+
+    @property
+    def shape_mnk(self) -> tuple[int, int, int]: ...
+    @property
+    def layout_C(self) -> Layout: ...
+    @property
+    def coords_C(self) -> Callable[..., Any]: ...
+    def __hash__(self) -> int: ...
+
+
+class _Reduced(Protocol):
+    """A plan whose epilogue may reduce C."""
+
+    @property
+    def epilogue(self) -> Epilogue: ...
+    @property
+    def partials(self) -> tuple[Partial, ...]: ...
+    @property
+    def partial_bytes(self) -> int: ...
+
+
 @cache
-def lanes_of(mma: MmaAtom | None, axis: str) -> Layout:
+def lanes_of(mma: _Fragment | None, axis: str) -> Layout:
     """The lanes that hold lane 0's row (axis "m") or column ("n"), as a layout.
 
     It is the nullspace of the map from lanes to rows; lanes of any other row are those, exclusive-or the row's first.
@@ -55,7 +74,7 @@ def lanes_of(mma: MmaAtom | None, axis: str) -> Layout:
 
 
 @cache
-def exchanges_of(mma: MmaAtom | None, axis: str) -> tuple[int, ...]:
+def exchanges_of(mma: _Fragment | None, axis: str) -> tuple[int, ...]:
     """The exclusive-or distances of the exchanges between such lanes.
 
     >>> from layoutgemm.atoms import wgmma
@@ -89,9 +108,9 @@ class Partial:
         return tile_count(reduced, self.span), kept
 
 
-def partials_of(epilogue: Epilogue, columns: int) -> tuple[Partial, ...]:
-    """The partial results of an epilogue, stored so many columns at a time."""
-    return tuple(Partial(step, columns if step.axes == "m" else WARP_ROWS) for step in epilogue.partials)
+def partials_of(epilogue: Epilogue, columns: int, rows: int = WARP_ROWS) -> tuple[Partial, ...]:
+    """The partial results of an epilogue: of so many columns at a time, and of a warp's rows."""
+    return tuple(Partial(step, columns if step.axes == "m" else rows) for step in epilogue.partials)
 
 
 def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any) -> Any:
@@ -108,13 +127,18 @@ def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any) -> Any:
     return total
 
 
-def check_reductions(epilogue: Epilogue, columns: int, c: str) -> None:
-    """Raise PlanError for groups of columns that a store cuts, or another type of C."""
+def check_reductions(epilogue: Epilogue, columns: int, c: str, lane_columns: int = 8) -> None:
+    """Raise PlanError for groups of columns that a store cuts, or another type of C.
+
+    lane_columns  columns of which the lanes of a row hold all, and no others
+    """
     for name, each in [(step.name, step.each) for step in (*epilogue.reductions, *_quantizing(epilogue))]:
         if each is not None and columns % each:
             raise PlanError(f"{name}: each = {each} columns, and a tile is stored {columns} columns at a time")
-        if each is not None and each % 8:
-            raise PlanError(f"{name}: each = {each}: a multiple of 8 columns, those that lanes of a row share")
+        if each is not None and each % lane_columns:
+            raise PlanError(
+                f"{name}: each = {each}: a multiple of {lane_columns} columns, those that lanes of a row share"
+            )
     quantize = epilogue.quantizes
     if quantize is not None and quantize.dtype != c:
         raise PlanError(f"{quantize.name}: Quantize gives {quantize.dtype}, and c is {c}")
@@ -137,12 +161,14 @@ def refuse_reductions(epilogue: Epilogue, arch: str) -> None:
         raise PlanError(f"stores_c=False is for sm_90a's kernel, and this is one for {arch}")
 
 
-def reductions_check(plan: Sm90Plan) -> Check:
-    """Each element is combined once into the tuple of its row or column."""
-    mma, witness = plan.stored, ""
+def reductions_check(plan: _Reduced, mma: _Fragment, values: Sequence[int]) -> Check:
+    """Each element is combined once into the tuple of its row or column.
+
+    mma     the map of the accumulators, of which a warp combines these values
+    """
+    witness = ""
     used = [step.axes for step in plan.epilogue.reductions if step.axes]
     used += ["m"] * (plan.epilogue.quantizes is not None)
-    values = np.array(plan.stored_values(0) if plan.half is None else range(mma.accumulator_registers))
     for axis in sorted(set(used)):
         witness = witness or _uncovered(mma, axis, values)
     lanes = ", ".join(
@@ -154,11 +180,11 @@ def reductions_check(plan: Sm90Plan) -> Check:
     return Check("reductions", statement, not witness, f"exhaustion ({WARP * len(values)} elements)", witness)
 
 
-def _uncovered(mma: MmaAtom, axis: str, values: np.ndarray) -> str:
+def _uncovered(mma: _Fragment, axis: str, values: Sequence[int]) -> str:
     """The first element combined into another line, or not once; or ""."""
-    lanes = np.arange(WARP)[:, None]
-    rows, columns = (np.broadcast_to(x, (WARP, len(values))) for x in mma.coords_C(lanes, values[None, :]))
-    own = rows if axis == "m" else columns
+    lanes = np.arange(WARP)
+    places = [mma.coords_C(lanes, v)[axis == "n"] for v in values]
+    own = np.stack([np.broadcast_to(np.asarray(x), (WARP,)) for x in places], axis=1)
     group = [0]
     for distance in exchanges_of(mma, axis):
         group += [lane ^ distance for lane in group]

@@ -23,7 +23,6 @@ from ...dtypes import f32
 from ..epilogue.chain import Quantize, Reducing, Reduction
 from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, Partial, exchanges_of, words_of_matrix
 from ..plan import WORKSPACE, present, tile_count
-from ..store import WARP_ROWS
 from . import bridge
 from . import math as element
 from .tables import load_word_shared
@@ -141,7 +140,7 @@ class BlockReductions:
         if step.axes == "m":
             line, place, inside = block.column // partial.span + block.part, at.i, at.i < block.job.m
         else:
-            line, place, inside = block.row // WARP_ROWS + block.thread // WARP, at.j, at.j < block.job.n
+            line, place, inside = block.row // partial.span + block.thread // WARP, at.j, at.j < block.job.n
         first = partials_address(block.job.given, block.plan.partials, number, block.matrix, (m, n))
         address = first + (Int64(line) * places + place) * WORD_BYTES
         inside = inside & (line < Int32(lines)) & self.leads(step.axes)  # the last columns, or warps, may lie beyond C
@@ -191,11 +190,21 @@ def partials_address(
     return getattr(given, WORKSPACE) + words * WORD_BYTES
 
 
+def launch_finish(plan: Any, words: Sequence[Int64], sizes: tuple[Int32, Int32, Int32], stream: bridge.Stream) -> None:
+    """Host side: a launch for each reduction of which tiles have partial results.
+
+    words  the plan's, in order;   sizes   m, n and matrices
+    """
+    for number in range(len(plan.partials)):
+        FinishKernel(plan, number).launch(dict(zip(plan.words, words, strict=True)), sizes, stream)
+
+
 class FinishKernel:
     """The second launch: one reduction's partial results combined, its results stored."""
 
     def __init__(self, plan: Any, number: int):
         self.plan, self.number = plan, number
+        self.overlaps = "griddepcontrol" in plan.arch.features  # starts while the product's last blocks end
         self.partial: Partial = plan.partials[number]
         self.math = element.ElementMath(exact=True)
 
@@ -207,7 +216,7 @@ class FinishKernel:
             grid=(tile_count(places, FINISH_PLACES) * batch, 1, 1),
             block=(FINISH_PLACES * FINISH_LINES, 1, 1),
             smem=self.shared_bytes,
-            use_pdl=True,
+            use_pdl=self.overlaps,
             stream=stream,
         )
 
@@ -230,8 +239,9 @@ class FinishKernel:
         first = cutlass.min(thread // FINISH_PLACES * run, lines)
         end = cutlass.min(first + run, lines)
         shared = cutlass.memory.SmemAllocator().allocate(self.shared_bytes, 16).toint() + thread * WORD_BYTES
-        bridge.allow_next_kernel()
-        bridge.wait_for_previous_kernel()
+        if const_expr(self.overlaps):
+            bridge.allow_next_kernel()
+            bridge.wait_for_previous_kernel()
 
         start = partials_address(given, self.plan.partials, self.number, matrix, (Int64(m), Int64(n)))
         start += Int64(cutlass.min(place, places - 1)) * WORD_BYTES
@@ -280,4 +290,4 @@ class FinishKernel:
             element.store_value(address, bits_of(_KINDS[kind](value)), kept, place < places)
 
 
-__all__ = ["BlockReductions", "FinishKernel"]
+__all__ = ["BlockReductions", "launch_finish"]

@@ -98,7 +98,7 @@ def _run(
         raise PlanError(f"{plan.shards.name} is of several GPUs: it runs through layoutgemm.distributed")
     if isinstance(plan, (Sm80Plan, Sm90Plan, StreamedPlan)) and plan.weights is not None:
         return run_quantized(plan, a, b, given or {}, out, device, copy)
-    if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
+    if isinstance(plan, (Sm80Plan, Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)
     if isinstance(plan, Sm90Plan) and plan.triangles is not None and isinstance(a, np.ndarray):

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ...errors import PlanError
 from ..derive import Given, Operand
 from ..epilogue.chain import Epilogue
 from ..operand_orders import Choice
@@ -108,14 +107,14 @@ class Sm80Choice(Choice):
         >>> Sm80Choice(Sm80Config(), swapped=True).plan(16, 4096, 64, a="bf16:row", b="bf16:col", c="bf16:col").a.order
         'row'
         """
-        if epilogue:
-            raise PlanError("this kernel has no epilogue of a caller's own")
         a_ = Operand.parse(a)
         b_ = Operand.parse(a_.dtype if b is None else b)
         a_, b_, c_ = self.operands(a_, b_, None if c is None else Operand.parse(c))
         if self.swapped:
-            m, n = n, m
-        return Sm80Plan.derive(m, n, k, arch=self.arch, a=a_, b=b_, c=c_, batch=batch, config=self.config)
+            m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
+        return Sm80Plan.derive(
+            m, n, k, arch=self.arch, a=a_, b=b_, c=c_, batch=batch, config=self.config, epilogue=epilogue
+        )
 
     @property
     def persistent(self) -> bool:

@@ -165,10 +165,11 @@ def test_lanes_follow_from_the_fragment_map() -> None:
 
 def test_a_wrong_exchange_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Sm90Plan.derive(64, 64, 64, config=SMALL, epilogue=Epilogue(RowReduce(), ColumnReduce()))
-    assert reductions_check(plan)
+    values = range(plan.mma.accumulator_registers)
+    assert reductions_check(plan, plan.mma, values)
     for wrong, text in (((4, 8), "value 0 of lanes 0 and 4 is of"), ((1,), "two groups of lanes"), ((1, 1), "twice")):
         monkeypatch.setattr("layoutgemm.kernels.partials.exchanges_of", lambda mma, axis, wrong=wrong: wrong)
-        found = reductions_check(plan)
+        found = reductions_check(plan, plan.mma, values)
         assert not found and text in found.witness
 
 

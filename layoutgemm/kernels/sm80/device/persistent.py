@@ -21,6 +21,7 @@ from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
+from ...dsl.reductions import launch_finish
 from ...plan import tile_count
 from .gemm import Copies, Loads, Sm80GemmKernel, keep, next_stage
 
@@ -35,17 +36,19 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
     ) -> None:  # fmt: skip
         """Host side: launch at most `workers` blocks; the batch is one matrix. See `TileEntry.start`."""
         plan = self.plan
-        m, n, k, _ = sizes
+        m, n, k, batch = sizes
         across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
         blocks = cutlass.min(plan.order.count(across, cutlass.min), workers)
-        self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"]).launch(
+        self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"], tuple(words)).launch(
             grid=(blocks, 1, 1), stream=stream, **self.launch_options()
         )
+        launch_finish(plan, words, (m, n, batch), stream)
 
     @cute.kernel
     def persistent_kernel(
-        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64
-    ) -> None:
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64,
+        words: tuple,
+    ) -> None:  # fmt: skip
         """Device side: one block of a persistent grid."""
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -94,7 +97,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
             m0, n0 = self.corner(tile, grid)
             corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
             bridge.warp_sync()
-            self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *corner)
+            self.store(sums, shared, (warp, lane), c, ldc, (m, n, k), (*corner, Int32(0)), words)
             tile += workers
         bridge.wait_copies(0)
 
