@@ -21,7 +21,7 @@ from .derive import Given, Operand
 from .epilogue.chain import Epilogue
 from .orders import Order, columns_of_order, diagonal_pattern
 from .plan import GemmPlan
-from .sm80.choose import choose_sm80
+from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate, spare_of_sums
 from .sm90.gated import combination
@@ -103,7 +103,7 @@ def plan(
     if kind is Sm100Config:
         return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order)
     if chosen is None:
-        chosen = _for_ampere(m, n, k, batch, target, a, c)
+        chosen = holding_groups(_for_ampere(m, n, k, batch, target, a, c) or Sm80Config(), epilogue)
     return Sm80Plan.derive(
         m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order
     )

@@ -26,7 +26,7 @@ from ..kernels.run.torch_tensors import launch_of
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Plan
 from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives
-from .prepared import Config, choice_of, fuses, mark_written, on_gpu
+from .prepared import Config, choice_of, mark_written, on_gpu, target
 from .reference import multiply
 from .types import NAMES, TYPES
 
@@ -63,7 +63,7 @@ def ordered_product(
             "order= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or "
             "tensor subclasses"
         )
-    if on_gpu(a.get_device()) and not fuses(a.get_device()):
+    if on_gpu(a.get_device()) and target(a.get_device())[0] != "sm_90a":
         raise OperandError(f"{a.device}: order= needs compute capability 9.0")
     ready = _plan_for(a, b, kind, order, choice)
     plan = ready.plan

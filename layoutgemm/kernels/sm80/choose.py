@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import lcm
 
 from ...arch import Arch
 from ...arch import arch as arch_named
@@ -58,6 +59,24 @@ def choose_sm80(
     if stmatrix and target.smem_per_block >= shared_bytes(deep):
         return deep, f"128x256x64: {tiles} tiles, persistent"
     return flat, f"128x256x32: {tiles} tiles, persistent"
+
+
+def holding_groups(config: Sm80Config, epilogue: Epilogue | None) -> Sm80Config:
+    """The configuration, or one whose warps hold the groups of columns that an epilogue reduces.
+
+    A row's group is combined by the lanes of one warp. Groups wider than a tile are `check_reductions`' to refuse.
+
+    >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+    >>> by_groups = holding_groups(Sm80Config((128, 128)), Epilogue(RowReduce("sum", each=128)))
+    >>> by_groups.tile, by_groups.warps
+    ((64, 128), (4, 1))
+    """
+    groups = [step.each for step in epilogue.reductions if step.each is not None] if epilogue else []
+    columns = lcm(*groups)
+    if not (config.tile[1] // config.warps[1]) % columns:
+        return config
+    width = lcm(columns, 2 * ROUND_ROWS)
+    return Sm80Config((64, width), None, 3, (4, 1), 8, align=config.align) if width <= _LARGE[1] else config
 
 
 def shared_bytes(config: Sm80Config, bytes_: int = 2, bytes_c: int = 4) -> int:

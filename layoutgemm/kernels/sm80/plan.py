@@ -46,6 +46,7 @@ from .store import BUFFERS, Sm80Store
 
 ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 LOADS = ("cp.async", "tma")
+STORED_FLOATS = ("f32", "bf16", "f16")  # types of C
 ALIGNMENTS = (16, 8, 4, 2, 1)
 MAX_BATCH = 65535  # of a grid's y and z: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 _INSTRUCTIONS = {"bf16": "m16n8k16", "f16": "m16n8k16", "tf32": "m16n8k8",
@@ -385,8 +386,7 @@ def _output(c: Given | None, a: Operand, atom: MmaAtom, epilogue: Epilogue) -> O
     whole = atom.c_dtype.name == "i32"
     default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
     spec = Operand.parse(default if c is None else c)
-    floats = ("f32", "bf16", "f16")
-    known = ("i32", *floats * bool(epilogue)) if whole else floats
+    known = ("i32", *STORED_FLOATS * bool(epilogue)) if whole else STORED_FLOATS
     if spec.dtype.name not in known:
         raise PlanError(f"c is {spec.dtype}; of {a.dtype} inputs this kernel stores {', '.join(known)}")
     if spec.order != "row":
