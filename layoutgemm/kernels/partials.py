@@ -148,19 +148,6 @@ def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:
     return () if epilogue.quantizes is None else (epilogue.quantizes,)
 
 
-def refuse_reductions(epilogue: Epilogue, arch: str) -> None:
-    """Raise PlanError for an architecture whose kernels have no reductions but a maximum of all."""
-    for step in (*epilogue.partials, *_quantizing(epilogue)):
-        raise PlanError(f"{step.name}: {type(step).__name__} is a step of sm_90a's kernel, and this is one for {arch}")
-    for step in epilogue.reductions:
-        if step.axes or step.each:
-            raise PlanError(
-                f"{step.name}: {type(step).__name__} is a step of sm_90a's kernel, and this is one for {arch}"
-            )
-    if not epilogue.stores_c:
-        raise PlanError(f"stores_c=False is for sm_90a's kernel, and this is one for {arch}")
-
-
 def reductions_check(plan: _Reduced, mma: _Fragment, values: Sequence[int]) -> Check:
     """Each element is combined once into the tuple of its row or column.
 

@@ -22,7 +22,7 @@ from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, formula_for
-from ..partials import refuse_reductions
+from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
     MAX_TILES,
@@ -30,6 +30,7 @@ from ..plan import (
     GemmPlan,
     PersistentPlan,
     StoreSmemMap,
+    check_epilogue,
     check_fields,
     check_sizes,
     fitting_stages,
@@ -37,7 +38,8 @@ from ..plan import (
     stage_depth,
     tile_count,
 )
-from ..store import StorePlan
+from ..store import StoreChunk, StorePlan
+from .fragment import TileRows
 from .store import derive_store
 
 BLOCK_ROWS = LANES  # of C that one block holds: one to a lane of tensor memory
@@ -200,9 +202,10 @@ class Sm100Plan(PersistentPlan):
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)
-        refuse_reductions(epilogue, "sm_100a")
         arch = arch_named("sm_100a")
         a_spec, b_spec, c_spec = _typed(a, b, c)
+        check_epilogue(epilogue, c_spec)
+        check_reductions(epilogue, config.tile[1], c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
         (tile_m, tile_n), blocks = config.tile, config.blocks
         kind = _KINDS[a_spec.dtype.name]
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
@@ -255,6 +258,44 @@ class Sm100Plan(PersistentPlan):
     def both(self) -> int | None:
         """The mask of a pair's blocks, to which the products' completion is told; None for a block alone."""
         return (1 << self.blocks) - 1 if self.blocks > 1 else None
+
+    @property
+    def fragment(self) -> TileRows:
+        """The map of a warp's part of an accumulator."""
+        return TileRows(self.store)
+
+    @property
+    def partials(self) -> tuple[Partial, ...]:
+        """The partial results of the epilogue's reductions: of a tile's columns, and of a warp's rows."""
+        return partials_of(self.epilogue, self.tile[1], WARP_LANES)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of device memory of these."""
+        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory that a call needs beyond its operands: those of partial results."""
+        return self.partial_bytes
+
+    @property
+    def loads_whole_rows(self) -> bool:
+        """True if the epilogue sees a tile's rows as a whole: they are reduced, quantised, or not stored."""
+        along = any(step.axes or step.each for step in self.epilogue.reductions)
+        return along or self.epilogue.quantizes is not None or not self.epilogue.stores_c
+
+    def columns_before(self, chunk: StoreChunk) -> int:
+        """Columns that are loaded before a chunk of an accumulator is stored: its own, and those it has a scale with.
+
+        >>> from layoutgemm.kernels.epilogue.chain import Quantize
+        >>> wide, scaled = Sm100Config((128, 128)), Epilogue(Quantize())
+        >>> plan = Sm100Plan.derive(128, 128, 64, c="e4m3", config=wide, epilogue=scaled)
+        >>> plan.columns_before(plan.fragment.chunks[0])
+        128
+        """
+        quantize = self.epilogue.quantizes
+        return rounded_up(chunk.column + chunk.width, 1 if quantize is None else quantize.each)
 
     @property
     def tiles(self) -> tuple[int, int]:

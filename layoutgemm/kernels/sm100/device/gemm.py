@@ -40,6 +40,7 @@ from cutlass import Int32, Int64, const_expr
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
 from ...dsl.entry import GemmEntry
+from ...dsl.reductions import launch_finish
 from ...plan import tile_count
 from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
 from .epilogue import Sm100Epilogue
@@ -67,7 +68,8 @@ class Sm100GemmKernel(GemmEntry):
         used = 2 if plan.batch > 1 else 1
         map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
         map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
-        maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in plan.store.maps]
+        stored = plan.store.maps if plan.epilogue.stores_c else ()
+        maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in stored]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
         across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
         tiles = plan.order.schedule.count(across, cutlass.min) * batch
@@ -80,6 +82,7 @@ class Sm100GemmKernel(GemmEntry):
             use_pdl=plan.config.overlap,
             stream=stream,
         )
+        launch_finish(plan, words, (m, n, batch), stream)
 
     @cute.kernel
     def kernel(

@@ -6,17 +6,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric
 
 from ...dsl import bridge
-from ...dsl.fused import FusedBlock
+from ...dsl.fused import FusedBlock, PartPlan
 from ..fragment import WarpFragment
 from ..plan import Sm80Plan
-
-
-class WarpSums:
-    """The parts of a plan that `FusedBlock` needs, for one warp: its `mma` is the map of all of its accumulators."""
-
-    def __init__(self, plan: Sm80Plan):
-        self.epilogue, self.c, self.batch, self.partials = plan.epilogue, plan.c, plan.batch, plan.partials
-        self.mma = plan.fragment
 
 
 class _Numbered:
@@ -43,7 +35,7 @@ def finished(
     job = bridge.Carried(m=sizes[0], n=sizes[1], given=given)
     fragment = plan.fragment
     count = fragment.accumulator_registers
-    block = FusedBlock(WarpSums(plan), job, place, lane)
+    block = FusedBlock(PartPlan(plan, fragment), job, place, lane)
     values = block.values(_Numbered(sums, fragment), 0, count)
     block.finish()
     done = cute.make_rmem_tensor(count, Float32) if plan.mma.c_dtype.kind == "int" else sums
