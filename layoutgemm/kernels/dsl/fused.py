@@ -38,7 +38,7 @@ class _StoredPlan(Protocol):
 class PartPlan:
     """A plan as `FusedBlock` sees it, whose accumulators lie otherwise: by the map of one warp's part of C."""
 
-    def __init__(self, plan: Any, mma: Any):
+    def __init__(self, plan: _StoredPlan, mma: object):
         self.epilogue: Epilogue = plan.epilogue
         self.c: Operand = plan.c
         self.batch: int = plan.batch

@@ -7,7 +7,7 @@ says so.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def lines_of_bits(operand: Lines, value: np.ndarray) -> np.ndarray:
 
 def run_on_cpu(
     plan: Sm80Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, device: str, why: str, copy: bool,
-    words: tuple[Any, ...] = (),
+    words: tuple[object, ...] = (),
 ) -> GemmResult:  # fmt: skip
     """Run the NumPy executor ("reference"), or the emulator, on arrays that have been checked.
 

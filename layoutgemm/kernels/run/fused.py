@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def run_fused(
 
 
 def _on_cpu(
-    plan: Plan, a: np.ndarray, b: np.ndarray, device: str, why: str, copy: bool, words: tuple[Any, ...]
+    plan: Plan, a: np.ndarray, b: np.ndarray, device: str, why: str, copy: bool, words: tuple[object, ...]
 ) -> GemmResult:
     """The compiled kernel in the emulator, on arrays that have been checked."""
     if isinstance(plan, Sm80Plan):

@@ -1,12 +1,12 @@
-"""A warp's part of an accumulator in tensor memory, as an epilogue of whole rows sees it."""
+"""A warp's part of an accumulator in tensor memory, for epilogues of whole rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ...atoms.tmem.layout import WARP_LANES
 from ...layouts import Layout
+from ..numbers import W
 from ..store import StoreChunk, StorePlan
 from .store import load_of
 
@@ -45,7 +45,7 @@ class TileRows:
         """The map of lanes, each a row, and of values, each a column."""
         return Layout((WARP_LANES, self.accumulator_registers))
 
-    def coords_C(self, lane: Any, value: int) -> tuple[Any, Any]:
+    def coords_C(self, lane: W, value: int) -> tuple[W, W]:
         """Row and column of a lane's value, by the load's map."""
         chunk = next(chunk for chunk in self.chunks if chunk.first_value <= value < chunk.first_value + chunk.values)
         row, column = load_of(chunk).tmem(lane, value - chunk.first_value)

@@ -7,9 +7,9 @@ neighbours at once. A round of 16 rows comes before the next one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ...layouts import Layout
+from ..numbers import W
 from .store import Sm80Store
 
 
@@ -62,7 +62,7 @@ class WarpFragment:
         column, inside = divmod(register, self.store.mma.accumulator_registers)
         return self.store.mma.accumulator_registers * (block + self.blocks[0] * column) + inside
 
-    def coords_C(self, lane: Any, value: int) -> tuple[Any, Any]:
+    def coords_C(self, lane: W, value: int) -> tuple[W, W]:
         """Row and column of a lane's value."""
         block, register = self.place(value)
         row, column = self.store.place(lane, register)
