@@ -11,6 +11,7 @@ from layoutgemm.errors import OperandError
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from tests import needs
 from tests.kernels.sm80.table import TABLE, Product
+from tests.kernels.sm80.test_fused import FORMS, equals_numpy
 
 torch = needs.module("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
@@ -45,6 +46,14 @@ def test_exact(name: str) -> None:
     first, second = (plan.run(a, b).c for _ in range(2))
     assert torch.equal(first.cpu().double(), want.to(first.dtype).double())
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", list(FORMS))
+def test_epilogues_and_reductions_equal_numpys(name: str) -> None:
+    of = replace(FORMS[name], arch=here())
+    if of.config.loads == "tma" and here() == "sm_80":
+        pytest.skip("tensor copies exist from sm_90 on")
+    equals_numpy(of, "cuda")
 
 
 @pytest.mark.parametrize("size", [(1024, 1024, 1024), (1000, 1032, 1104), (4096, 512, 2048)])
