@@ -6,6 +6,7 @@ says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,17 +39,19 @@ def lines_of_bits(operand: Lines, value: np.ndarray) -> np.ndarray:
 
 def run_on_cpu(
     plan: Sm80Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, device: str, why: str, copy: bool,
-    words: tuple[object, ...] = (),
+    words: tuple[object, ...] = (), given: Mapping[str, object] | None = None,
 ) -> GemmResult:  # fmt: skip
     """Run the NumPy executor ("reference"), or the emulator, on arrays that have been checked.
 
     copy   of operands is the tensor maps' matter: lines of any pitch are taken
-    words  the launch's last arguments, of a plan with an epilogue
+    words  the launch's last arguments, of a plan that `takes_words`
+    given  values of those that the order of tiles reads
     """
     bits = lines_of_bits(plan.a, a), lines_of_bits(plan.b, b)
     kind = np.float32 if plan.c.dtype.kind == "float" else np.int32
     if device == "reference":
-        c = plan.does("execute")(plan, *bits, progress=progress_line())
+        ordered = {} if given is None else {"given": given}
+        c = plan.does("execute")(plan, *bits, progress=progress_line(), **ordered)
         return GemmResult(np.asarray(c, kind), "NumPy executor", why)
     padded = [padded_lines(op, x, plan.config.align[i]) for i, (op, x) in enumerate(zip((plan.a, plan.b), bits))]
     (lines_a, lda), (lines_b, ldb) = padded

@@ -16,8 +16,8 @@ from ...errors import OperandError
 from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
-from ..orders import clusters_of_plan, given_names, order_values
-from ..plan import present
+from ..orders import clusters_of_plan, given_names, order_values, schedule_of
+from ..plan import GemmPlan, present
 from ..sm90.indexed.row_copy import copied_bytes
 from ..sm90.plan import Sm90Plan
 from .arrays import check_numpy_type, check_shape, global_matrix
@@ -164,12 +164,12 @@ def rows_memory(plan: Sm90Plan, device: torch.device) -> torch.Tensor | None:
     return torch.empty(copied_bytes(plan), dtype=torch.uint8, device=device)
 
 
-def order_words(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) -> tuple[int, ...]:
+def order_words(plan: GemmPlan, given: Mapping[str, Any], device: torch.device) -> tuple[int, ...]:
     """The words of the plan's order on a GPU; a list that the order makes itself is kept there.
 
     A caller's list is a CUDA tensor of int32, row + 2**16 * column each, and is not looked at.
     """
-    schedule = plan.order.schedule
+    schedule = schedule_of(plan)
     if isinstance(schedule, TileList):
         if schedule.schedule is None:
             tiles: Any = given.get("tiles")

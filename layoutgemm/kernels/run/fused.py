@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import OperandError
 from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
+from ..orders import schedule_of
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
@@ -47,8 +48,8 @@ def run_fused(
             f"the plan has an epilogue ({names}), which run() executes on NumPy arrays, on a GPU or in the emulator; "
             "for tensors call layoutgemm.matmul(a, b, epilogue=, given=)"
         )
-    if isinstance(plan, Sm90Plan) and plan.order.schedule.words:
-        names = ", ".join(plan.order.schedule.words)
+    if words_of_order := schedule_of(plan).words:
+        names = ", ".join(words_of_order)
         raise OperandError(f"the plan has an epilogue, and its order reads {names}: run() executes either alone")
     if out is not None and not plan.epilogue.stores_c:
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")

@@ -21,7 +21,7 @@ from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
-from ..orders import Order, formula_for
+from ..orders import Order, unmirrored
 from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
@@ -33,6 +33,7 @@ from ..plan import (
     check_epilogue,
     check_fields,
     check_sizes,
+    check_words,
     fitting_stages,
     rounded_up,
     stage_depth,
@@ -187,8 +188,7 @@ class Sm100Plan(PersistentPlan):
         c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs,
                          f32 for tf32)
         epilogue         what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`
-        order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`: one with a formula, since
-                         the kernel has no parameters for a list or a rank
+        order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`, but for "symmetric"
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -215,6 +215,7 @@ class Sm100Plan(PersistentPlan):
         store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers).of_batch(batch)
         stages = _stages(a_plan, b_plan, store, config)
         schedule = _schedule(order, config, (m, n, batch))
+        check_words((*epilogue.words, *schedule.words))
         return cls(
             m=m,
             n=n,
@@ -303,9 +304,19 @@ class Sm100Plan(PersistentPlan):
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property
+    def reads_more(self) -> bool:
+        """True if the kernel takes words: it has an epilogue, or an order of tiles that reads some."""
+        return bool(self.epilogue) or bool(self.order.schedule.words)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles."""
+        return (*self.epilogue.words, *self.order.schedule.words)
+
+    @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
-        return "sm100.device.fused:Sm100FusedKernel" if self.epilogue else "sm100.device.gemm:Sm100GemmKernel"
+        return "sm100.device.fused:Sm100FusedKernel" if self.reads_more else "sm100.device.gemm:Sm100GemmKernel"
 
     def __str__(self) -> str:
         many = f"{self.stages} stages, {self.accumulators} accumulator(s)"
@@ -356,7 +367,7 @@ def _schedule(order: Order | None, config: Sm100Config, sizes: tuple[int, int, i
     across = -(-m // config.tile[0]), -(-n // config.tile[1])
     if (tiles := across[0] * across[1] * batch) > MAX_TILES:
         raise PlanError(f"{across[0]} * {across[1]} * {batch} = {tiles} tiles: a tile's number goes up to {MAX_TILES}")
-    return formula_for(order, Grouped(config.along, config.group), config.tile, across, "sm_100a's kernel")
+    return unmirrored(order, Grouped(config.along, config.group), config.tile, across, "sm_100a's kernel")
 
 
 def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store: StorePlan) -> Sm100Smem:

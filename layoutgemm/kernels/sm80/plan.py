@@ -21,7 +21,7 @@ from ...schedule import Grouped, Schedule
 from ..derive import Given, Operand
 from ..epilogue.chain import Epilogue
 from ..numbers import W
-from ..orders import Order, formula_for
+from ..orders import Order, unmirrored
 from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
@@ -32,6 +32,7 @@ from ..plan import (
     StoreSmemMap,
     check_epilogue,
     check_fields,
+    check_words,
     parameters_with,
     rounded_up,
     stage_depth,
@@ -153,16 +154,21 @@ class Sm80Plan(GemmPlan):
     def parameters(self) -> dict[str, str]:
         """The launch parameters, name -> kind, in order; `workers` bounds a persistent grid.
 
-        With an epilogue or packed weights sixteen words follow, the first the epilogue's.
+        Sixteen words follow where it `takes_words`: the epilogue's, the order's, then anything.
         """
-        if self.weights is not None or self.epilogue:
+        if self.takes_words:
             return parameters_with(self.words)
         return PERSISTENT_PARAMETERS if self.config.persistent else BATCH_PARAMETERS
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the epilogue's 64-bit parameters."""
-        return self.epilogue.words
+        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles."""
+        return (*self.epilogue.words, *self.order.words)
+
+    @property
+    def takes_words(self) -> bool:
+        """True if the kernel has parameters for an epilogue, or for an order of tiles that reads some."""
+        return self.weights is not None or bool(self.epilogue) or bool(self.order.words)
 
     @property
     def partials(self) -> tuple[Partial, ...]:
@@ -216,8 +222,7 @@ class Sm80Plan(GemmPlan):
         c        f32, bf16 or f16 of float inputs (default: the inputs' type where it has 16 bits, else f32), i32 of
                  integer ones, and these floats behind an epilogue; row-major
         batch    matrices
-        order    the order of tiles, of all or some of them, as for `Sm90Plan.derive`: one with a formula, since the
-                 kernel has no parameters for a list or a rank
+        order    the order of tiles, of all or some of them, as for `Sm90Plan.derive`, but for "symmetric"
         weights  B is packed weights of that format, of n output features: a is bf16 or f16, b the same and "col"
         epilogue what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`; with
                  packed weights `weights.epilogue(*steps, axis="n")`
@@ -262,12 +267,13 @@ class Sm80Plan(GemmPlan):
         across = -(-m // config.tile[0]), -(-n // config.tile[1])
         if (tiles := across[0] * across[1]) > MAX_COORDINATE:
             raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
-        schedule = formula_for(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
+        schedule = unmirrored(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
         made = cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue,
         )  # fmt: skip
+        check_words(made.words)
         check_reductions(epilogue, b_plan.warp_extent, c_spec.dtype.name, made.fragment.lane_columns)
         return made
 
@@ -321,11 +327,11 @@ class Sm80Plan(GemmPlan):
         if self.weights is not None:
             return "sm80.device.quantized:Sm80QuantizedKernel"
         if self.config.loads == "tma":
-            return "sm80.device.fused:Sm120FusedKernel" if self.epilogue else "sm80.device.gemm_tma:Sm120GemmKernel"
+            return "sm80.device.fused:Sm120FusedKernel" if self.takes_words else "sm80.device.gemm_tma:Sm120GemmKernel"
         if self.config.persistent:
             fused = "sm80.device.fused:Sm80FusedPersistentKernel"
-            return fused if self.epilogue else "sm80.device.persistent:Sm80PersistentKernel"
-        return "sm80.device.fused:Sm80FusedKernel" if self.epilogue else "sm80.device.gemm:Sm80GemmKernel"
+            return fused if self.takes_words else "sm80.device.persistent:Sm80PersistentKernel"
+        return "sm80.device.fused:Sm80FusedKernel" if self.takes_words else "sm80.device.gemm:Sm80GemmKernel"
 
     def __str__(self) -> str:
         head = self.described(f" {self.arch.name}")

@@ -34,6 +34,7 @@ from cutlass import Float32, Int32, Int64, Numeric, const_expr
 from ...dsl import ampere, bridge
 from ...dsl.entry import TileEntry
 from ...dsl.reductions import launch_finish
+from ...dsl.tables import reads_of
 from ...plan import tile_count
 from ..operand import Sm80Operand, byte_selector
 from ..plan import Sm80Plan
@@ -81,7 +82,7 @@ class Sm80GemmKernel(TileEntry):
         m, n, k, batch = sizes
         pitch, stride = ([pitches[name][i] for name in "abc"] for i in range(2))
         grid_of_tiles = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
-        blocks = plan.order.count(grid_of_tiles, cutlass.min)
+        blocks = plan.order.count(grid_of_tiles, cutlass.min, reads_of(plan.order, plan.words, words))
         grid = (blocks, 1, batch if const_expr(plan.batch > 1) else 1)
         self.kernel(*matrices, m, n, k, *pitch, *stride, tuple(words)).launch(
             grid=grid, stream=stream, **self.launch_options()
@@ -132,7 +133,7 @@ class Sm80GemmKernel(TileEntry):
 
         # 1. The tile of C that this block owns; where its threads copy from and to, where its lanes read.
         grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
-        row, column = plan.order.tile(block, grid, cutlass.min)
+        row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))
         m0, n0 = row * plan.tile[0], column * plan.tile[1]
         shared = bridge.SharedMemory(plan.smem).base
         copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k)

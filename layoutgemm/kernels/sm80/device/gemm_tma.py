@@ -27,6 +27,7 @@ from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
 from ...dsl.reductions import launch_finish
+from ...dsl.tables import reads_of
 from ...plan import present, tile_count
 from .gemm import Loads, Sm80GemmKernel, keep
 
@@ -48,7 +49,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
         map_a = bridge.encode_tensor_map(present(plan.a.tma), a, extents, *pitches["a"][:used])
         map_b = bridge.encode_tensor_map(present(plan.b.tma), b, extents, *pitches["b"][:used])
         grid_of_tiles = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
-        blocks = plan.order.count(grid_of_tiles, cutlass.min)
+        blocks = plan.order.count(grid_of_tiles, cutlass.min, reads_of(plan.order, plan.words, words))
         self.tensor_kernel(map_a, map_b, c, m, n, k, *pitches["c"], tuple(words)).launch(
             grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1), stream=stream, **self.launch_options()
         )
@@ -85,7 +86,8 @@ class Sm120GemmKernel(Sm80GemmKernel):
                 bridge.barrier_init(shared.full(s), 1)
             bridge.barriers_visible()
         bridge.block_sync()
-        row, column = plan.order.tile(block, (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])), cutlass.min)
+        grid = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))
         origin = row * plan.tile[0], column * plan.tile[1], matrix
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
