@@ -167,7 +167,7 @@ class Sm80Plan(GemmPlan):
 
     @property
     def takes_words(self) -> bool:
-        """True if the kernel has parameters for an epilogue, or for an order of tiles that reads some."""
+        """True if the kernel has parameters for an epilogue, or an order's words."""
         return self.weights is not None or bool(self.epilogue) or bool(self.order.words)
 
     @property

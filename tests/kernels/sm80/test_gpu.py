@@ -59,13 +59,10 @@ def test_an_order_reads_a_list_or_numbers(form: str) -> None:
 
 def test_an_order_of_tensors_reads_a_list() -> None:
     a, b = (torch.randint(-3, 4, shape, device="cuda").bfloat16() for shape in ((136, 72), (72, 100)))
-    for order, given in (
-        ("hilbert", {}),
-        ("list", {"tiles": torch.tensor([1 + 2 * 65536, 0], dtype=torch.int32).cuda()}),
-    ):
-        plan = Sm80Plan.derive(
-            136, 100, 72, arch=here(), c="f32", config=Sm80Config((64, 32), warps=(2, 1)), order=order
-        )
+    tiles = torch.tensor([1 + 2 * 65536, 0], dtype=torch.int32).cuda()
+    config = Sm80Config((64, 32), warps=(2, 1))
+    for order, given in (("hilbert", {}), ("list", {"tiles": tiles})):
+        plan = Sm80Plan.derive(136, 100, 72, arch=here(), c="f32", config=config, order=order)
         out = torch.full((136, 100), 7.0, device="cuda")
         plan.run(a, b, out=out, given=given)
         want = a.float() @ b.float()
