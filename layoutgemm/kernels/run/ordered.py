@@ -1,4 +1,4 @@
-"""Plans of mma.sync and of Blackwell in an order that reads a list or numbers."""
+"""Runs of Ampere and Blackwell plans whose order reads a list or numbers."""
 
 from __future__ import annotations
 
