@@ -115,7 +115,7 @@ def test_words_of_a_launch() -> None:
 
 @pytest.fixture
 def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of CPU tensors run the mma.sync kernel as on a GPU of compute capability 8.6."""
+    """Calls of CPU tensors run as on a GPU of compute capability 8.6."""
     from layoutgemm.kernels.run.emulated import emulate_launch
 
     kept: list[Any] = []

@@ -19,9 +19,8 @@ from ..streamed.plan import StreamedPlan
 from ..verbs import named
 from .arrays import check_arrays, check_matrices
 from .cpu import run_on_cpu
-from .epilogue_operands import execute_given, given_of, words_of_arrays
+from .epilogue_operands import execute_given, given_of, run_ordered, words_of_arrays
 from .fused import run_fused
-from .ordered import run_ordered
 from .partial import is_partial, stored_into
 from .quantized import run_quantized
 from .records import recorded
