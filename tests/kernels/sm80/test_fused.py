@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from layoutgemm.kernels.epilogue.chain import (
     Scale,
 )
 from layoutgemm.kernels.sm80.choose import Sm80Choice
+from layoutgemm.kernels.sm80.fragment import WarpFragment
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from tests import needs
 from tests.kernels.epilogue.test_chain import EVERYTHING, numbers
@@ -126,10 +128,25 @@ def test_a_wrong_number_of_an_accumulator_is_seen() -> None:
     assert any(check.name == "epilogue" for check in plan.check())
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("coords_C", lambda self, lane, v: (lane // 4 + 8 * (v // 16), 2 * (lane % 4) + v % 2), "has 8 values"),
+        ("coords_C", lambda self, lane, v: (40 + lane, v), "value 0 lies outside of the warp's 32x32"),
+        ("register", lambda self, v: v // 2, "values 0..31 are not the 32 accumulators, each once"),
+    ],
+)
+def test_a_wrong_map_of_a_warp_is_seen(name: str, wrong: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Sm80Plan.derive(64, 64, 64, config=SMALL, epilogue=Epilogue(Bias()))
+    monkeypatch.setattr(WarpFragment, name, wrong)
+    (failure,) = plan.check().failures
+    assert failure.name == "epilogue" and re.search(said, failure.witness)
+
+
 def test_lanes_of_a_row_and_of_a_column_are_the_instructions() -> None:
     for a, b in (("bf16", "bf16:col"), ("i8:col", "i8"), ("tf32:col", "tf32")):
         plan = Sm80Plan.derive(64, 64, 64, a=a, b=b, c="f32", config=SMALL, epilogue=COLUMNS)
-        found = [check.statement for check in plan.check() if check.name == "reductions"]
+        found = [check.statement for check in plan.check().require() if check.name == "reductions"]
         rows = sum(partial.components for partial in plan.partials if partial.step.axes == "m")
         columns = sum(partial.components for partial in plan.partials if partial.step.axes == "n")
         assert plan.partial_bytes == 4 * (rows * 64 * 2 + columns * 64 * 2) == plan.workspace
