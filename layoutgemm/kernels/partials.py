@@ -13,15 +13,14 @@ s // 16 + e to s // 16 + e + ceil((t - s) / 16) - 1. They end before those of gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..atoms import MmaAtom
 from ..atoms.copy.base import WARP
 from ..errors import PlanError
 from ..layouts import Layout
@@ -32,16 +31,36 @@ from .numbers import W
 from .plan import tile_count
 from .store import WARP_ROWS
 
-if TYPE_CHECKING:
-    from .sm90.plan import Sm90Plan
-
 WORD_BYTES = 4  # of a component: f32 or i32
 FINISH_PLACES, FINISH_LINES = 32, 16  # threads of a block of the second launch: places, and parts of the lines
 _MAPS = {"m": (1, 0), "n": (0, 1)}  # (row, column) -> the coordinate of that axis
 
 
+class _Fragment(Protocol):
+    """A map (lane, value) -> (row, column): an instruction's accumulators, or those of a warp."""
+
+    @property
+    def shape_mnk(self) -> tuple[int, int, int]: ...
+    @property
+    def layout_C(self) -> Layout: ...
+    @property
+    def coords_C(self) -> Callable[..., Any]: ...
+    def __hash__(self) -> int: ...
+
+
+class _Reduced(Protocol):
+    """A plan whose epilogue may reduce C."""
+
+    @property
+    def epilogue(self) -> Epilogue: ...
+    @property
+    def partials(self) -> tuple[Partial, ...]: ...
+    @property
+    def partial_bytes(self) -> int: ...
+
+
 @cache
-def lanes_of(mma: MmaAtom | None, axis: str) -> Layout:
+def lanes_of(mma: _Fragment | None, axis: str) -> Layout:
     """The lanes that hold lane 0's row (axis "m") or column ("n"), as a layout.
 
     It is the nullspace of the map from lanes to rows; lanes of any other row are those, exclusive-or the row's first.
@@ -59,7 +78,7 @@ def lanes_of(mma: MmaAtom | None, axis: str) -> Layout:
 
 
 @cache
-def exchanges_of(mma: MmaAtom | None, axis: str) -> tuple[int, ...]:
+def exchanges_of(mma: _Fragment | None, axis: str) -> tuple[int, ...]:
     """The exclusive-or distances of the exchanges between such lanes.
 
     >>> from layoutgemm.atoms import wgmma
@@ -114,9 +133,12 @@ class Partial:
         return first, first + tile_count(end - start, self.span)
 
 
-def partials_of(epilogue: Epilogue, columns: int, joined: bool = False) -> tuple[Partial, ...]:
-    """The partial results of an epilogue, stored so many columns at a time; of `joined` groups of rows, or none."""
-    return tuple(Partial(step, columns if step.axes == "m" else WARP_ROWS, joined) for step in epilogue.partials)
+def partials_of(epilogue: Epilogue, columns: int, rows: int = WARP_ROWS, joined: bool = False) -> tuple[Partial, ...]:
+    """The partial results of an epilogue: of so many columns at a time, and of a warp's rows.
+
+    joined  groups of rows are those of one matrix
+    """
+    return tuple(Partial(step, columns if step.axes == "m" else rows, joined) for step in epilogue.partials)
 
 
 def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any, groups: Any = 1) -> Any:
@@ -135,13 +157,18 @@ def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any, groups: Any = 1
     return total
 
 
-def check_reductions(epilogue: Epilogue, columns: int, c: str) -> None:
-    """Raise PlanError for groups of columns that a store cuts, or another type of C."""
+def check_reductions(epilogue: Epilogue, columns: int, c: str, lane_columns: int = 8) -> None:
+    """Raise PlanError for groups of columns that a store cuts, or another type of C.
+
+    lane_columns  columns of which the lanes of a row hold all, and no others
+    """
     for name, each in [(step.name, step.each) for step in (*epilogue.reductions, *_quantizing(epilogue))]:
         if each is not None and columns % each:
             raise PlanError(f"{name}: each = {each} columns, and a tile is stored {columns} columns at a time")
-        if each is not None and each % 8:
-            raise PlanError(f"{name}: each = {each}: a multiple of 8 columns, those that lanes of a row share")
+        if each is not None and each % lane_columns:
+            raise PlanError(
+                f"{name}: each = {each}: a multiple of {lane_columns} columns, those that lanes of a row share"
+            )
     quantize = epilogue.quantizes
     if quantize is not None and quantize.dtype != c:
         raise PlanError(f"{quantize.name}: Quantize gives {quantize.dtype}, and c is {c}")
@@ -151,39 +178,28 @@ def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:
     return () if epilogue.quantizes is None else (epilogue.quantizes,)
 
 
-def refuse_reductions(epilogue: Epilogue, arch: str) -> None:
-    """Raise PlanError for an architecture whose kernels have no reductions but a maximum of all."""
-    for step in (*epilogue.partials, *_quantizing(epilogue)):
-        raise PlanError(f"{step.name}: {type(step).__name__} is a step of sm_90a's kernel, and this is one for {arch}")
-    for step in epilogue.reductions:
-        if step.axes or step.each:
-            raise PlanError(
-                f"{step.name}: {type(step).__name__} is a step of sm_90a's kernel, and this is one for {arch}"
-            )
-    if not epilogue.stores_c:
-        raise PlanError(f"stores_c=False is for sm_90a's kernel, and this is one for {arch}")
+def reductions_check(plan: _Reduced, mma: _Fragment, values: Sequence[int]) -> Check:
+    """Each element is combined once into the tuple of its row or column.
 
-
-def reductions_check(plan: Sm90Plan) -> Check:
-    """Each element is combined once into the tuple of its row or column."""
-    mma, witness = plan.stored, _lines_met(plan)
+    mma     the map of the accumulators, of which a warp combines these values
+    """
+    witness = _lines_met(plan)
     used = [step.axes for step in plan.epilogue.reductions if step.axes]
     used += ["m"] * (plan.epilogue.quantizes is not None)
-    values = np.array(plan.stored_values(0) if plan.half is None else range(mma.accumulator_registers))
     for axis in sorted(set(used)):
         witness = witness or _uncovered(mma, axis, values)
     lanes = ", ".join(
         f"{lanes_of(mma, axis)} hold a {'row' if axis == 'm' else 'column'}" for axis in sorted(set(used))
     )
     statement = f"lanes {lanes}; each element is combined once" if used else "all lanes are combined once"
-    if plan.joined_rows and plan.partials:
+    if any(partial.joined for partial in plan.partials):
         statement += "; columns of groups have lines of their own"
     if plan.partials:
         statement += f"; partial results take {plan.partial_bytes} bytes"
     return Check("reductions", statement, not witness, f"exhaustion ({WARP * len(values)} elements)", witness)
 
 
-def _lines_met(plan: Sm90Plan) -> str:
+def _lines_met(plan: _Reduced) -> str:
     """The first line of columns that two groups share, or a warp misses; or ""."""
     for partial in [partial for partial in plan.partials if partial.joined and partial.step.axes == "n"]:
         span = partial.span
@@ -199,11 +215,11 @@ def _lines_met(plan: Sm90Plan) -> str:
     return ""
 
 
-def _uncovered(mma: MmaAtom, axis: str, values: np.ndarray) -> str:
+def _uncovered(mma: _Fragment, axis: str, values: Sequence[int]) -> str:
     """The first element combined into another line, or not once; or ""."""
-    lanes = np.arange(WARP)[:, None]
-    rows, columns = (np.broadcast_to(x, (WARP, len(values))) for x in mma.coords_C(lanes, values[None, :]))
-    own = rows if axis == "m" else columns
+    lanes = np.arange(WARP)
+    places = [mma.coords_C(lanes, v)[axis == "n"] for v in values]
+    own = np.stack([np.broadcast_to(np.asarray(x), (WARP,)) for x in places], axis=1)
     group = [0]
     for distance in exchanges_of(mma, axis):
         group += [lane ^ distance for lane in group]

@@ -34,7 +34,7 @@ from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import Placed, host_number, words_of
 from ..kernels.plan import present
 from ..moved import old_names
-from .prepared import Config, Finish, fuses, mark_written, on_gpu, prepare, problem_at
+from .prepared import Config, Finish, mark_written, on_gpu, prepare, problem_at
 from .problem import Shapes, Solution, shapes_of
 from .reference import multiply, rounded
 from .solver import solve
@@ -178,8 +178,6 @@ def epilogue_product(
             if not epilogue.stores_c:
                 return value.new_empty(0)
             return value if out is None else out.copy_(value)
-        if not fuses(a.get_device()):
-            raise OperandError(f"{a.device}: epilogue= needs compute capability 9.0; bias= and activation= do not")
         if shapes.k == 0:  # an empty sum is 0, and the epilogue follows
             a, b = a.new_zeros(*a.shape[:-1], 16), b.new_zeros(*b.shape[:-2], 16, b.shape[-1])
         c = out

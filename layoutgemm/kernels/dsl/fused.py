@@ -35,6 +35,17 @@ class _StoredPlan(Protocol):
     def partials(self) -> tuple[Partial, ...]: ...
 
 
+class PartPlan:
+    """A plan as `FusedBlock` sees it, whose accumulators lie otherwise: by the map of one warp's part of C."""
+
+    def __init__(self, plan: _StoredPlan, mma: object):
+        self.epilogue: Epilogue = plan.epilogue
+        self.c: Operand = plan.c
+        self.batch: int = plan.batch
+        self.partials: tuple[Partial, ...] = plan.partials
+        self.mma = mma
+
+
 class FusedBlock:
     """One block of 64 rows on its way out: the epilogue's values that were read for it, and what it has found.
 

@@ -23,7 +23,6 @@ from ...dtypes import f32
 from ..epilogue.chain import Quantize, Reducing, Reduction
 from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, Partial, exchanges_of, words_of_matrix
 from ..plan import WORKSPACE, present, tile_count
-from ..store import WARP_ROWS
 from . import bridge
 from . import math as element
 from .tables import choose, group_entry, load_word_shared
@@ -143,7 +142,7 @@ class BlockReductions:
             line, place, inside = block.column // partial.span + block.part, at.i, at.i < block.end
         else:
             warp, place = block.thread // WARP, at.j
-            row = block.row + warp * WARP_ROWS
+            row = block.row + warp * partial.span
             line, inside = partial.line(row, block.matrix), (at.j < block.job.n) & (row < block.end)
         matrix = Int32(0) if partial.joined else block.matrix
         first = partials_address(block.job.given, block.plan.partials, number, matrix, (m, n), Int64(groups))
@@ -196,11 +195,21 @@ def partials_address(
     return getattr(given, WORKSPACE) + words * WORD_BYTES
 
 
+def launch_finish(plan: Any, words: Sequence[Int64], sizes: tuple[Int32, Int32, Int32], stream: bridge.Stream) -> None:
+    """Host side: a launch for each reduction of which tiles have partial results.
+
+    words  the plan's, in order;   sizes   m, n and matrices
+    """
+    for number in range(len(plan.partials)):
+        FinishKernel(plan, number).launch(dict(zip(plan.words, words, strict=True)), sizes, stream)
+
+
 class FinishKernel:
     """The second launch: one reduction's partial results combined, its results stored."""
 
     def __init__(self, plan: Any, number: int):
         self.plan, self.number = plan, number
+        self.overlaps = "griddepcontrol" in plan.arch.features  # starts while the product's last blocks end
         self.partial: Partial = plan.partials[number]
         self.math = element.ElementMath(exact=True)
 
@@ -213,7 +222,7 @@ class FinishKernel:
             grid=(tile_count(places, FINISH_PLACES) * matrices, 1, 1),
             block=(FINISH_PLACES * FINISH_LINES, 1, 1),
             smem=self.shared_bytes,
-            use_pdl=True,
+            use_pdl=self.overlaps,
             stream=stream,
         )
 
@@ -233,8 +242,9 @@ class FinishKernel:
         across = tile_count(places, FINISH_PLACES)
         matrix, place = block // across, block % across * FINISH_PLACES + thread % FINISH_PLACES
         shared = cutlass.memory.SmemAllocator().allocate(self.shared_bytes, 16).toint() + thread * WORD_BYTES
-        bridge.allow_next_kernel()
-        bridge.wait_for_previous_kernel()
+        if const_expr(self.overlaps):
+            bridge.allow_next_kernel()
+            bridge.wait_for_previous_kernel()
 
         own, stop, last = self.lines_of(given, matrix, (m, batch), lines, places)
         run = tile_count(stop - own, FINISH_LINES)
@@ -310,4 +320,4 @@ class FinishKernel:
             element.store_value(address, bits_of(_KINDS[kind](value)), kept, place < last)
 
 
-__all__ = ["BlockReductions", "FinishKernel"]
+__all__ = ["BlockReductions", "launch_finish"]

@@ -111,7 +111,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     if plan.shards is not None:
         checks += shard_checks(plan)
     if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
-        checks.append(reductions_check(plan))
+        values = plan.stored_values(0) if plan.half is None else range(plan.stored.accumulator_registers)
+        checks.append(reductions_check(plan, plan.stored, values))
     if plan.store is None:
         checks.append(neighbours_check(plan))
     else:

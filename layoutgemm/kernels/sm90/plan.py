@@ -501,7 +501,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def partials(self) -> tuple[Partial, ...]:
         """The partial results of the epilogue's reductions."""
-        return partials_of(self.epilogue, self.columns_at_a_time, self.joined_rows)
+        return partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
 
     @property
     def partial_bytes(self) -> int:
