@@ -371,11 +371,6 @@ def _symbols(given: object) -> Symbols:
     return as_facts(given).__getitem__
 
 
-def parse_swizzle(text: str) -> Swizzle:
-    """A swizzle from its notation."""
-    return Swizzle.parse(text)
-
-
 _STATED = regex(
     r"(?:ptr[<(]|memref<|memory_descriptor<)\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)|\d\s*x\s*([a-z]+\d\w*)\s*[,>]"
     r"|(?:ptr|mem_)\[(\d{1,3})b\]|\b([a-z]+\d\w*)\[[\d,\s]+\](?=[\[{])"

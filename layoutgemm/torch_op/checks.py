@@ -122,12 +122,6 @@ def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> No
         )
 
 
-def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
-    """Raise TensorError or OperandError unless a and b are tensors that a kernel multiplies."""
-    check_operands({"a": a, "b": b})
-    check_types(a, b, allow_tf32)
-
-
 def check_matrices(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
     """Raise TensorError or OperandError unless a kernel multiplies two matrices, or batches of them."""
     check_types(a, b, allow_tf32)

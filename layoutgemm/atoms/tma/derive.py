@@ -33,7 +33,6 @@ from .box import Choice, Digit, Leaf, MapDimension, digits_of, leaves_of, plans_
 from .multicast import multicast_mask, shared_out
 from .plan import TmaCopy, TmaPlan
 from .rules import (
-    DRIVER_SWIZZLE,
     FORMATS,
     L2_PROMOTION,
     MAX_DIM,
@@ -424,7 +423,6 @@ def derive(tile: SmemTile, dims: tuple[str, str], operation: str = "load") -> Tm
 
 
 __all__ = [
-    "DRIVER_SWIZZLE",
     "MAX_DIM",
     "MAX_STRIDE",
     "MODES",

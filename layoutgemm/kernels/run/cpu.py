@@ -40,11 +40,6 @@ def run_on_cpu(
     return GemmResult(c, "emulator" if device == "emulator" else "NumPy executor", why, tuple(copies))
 
 
-def run_reference(plan: GemmPlan, a: np.ndarray, b: np.ndarray, why: str, copy: bool) -> GemmResult:
-    """Run the NumPy executor on arrays that have been checked."""
-    return run_on_cpu(plan, a, b, "reference", why, copy)
-
-
 def progress_line(every: float = 2.0) -> Any:
     """A progress callback: a line to stderr every two seconds, none for short runs."""
     start = last = time.monotonic()

@@ -11,7 +11,6 @@ happen to continue each other, the integer operation may print the same function
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ...errors import CompositionError, LayoutError
@@ -44,10 +43,6 @@ def has_symbols(*entries: object) -> bool:
 
 def _text(pair: Pair) -> str:
     return f"{show_tuple(pair[0])}:{show_tuple(pair[1])}"
-
-
-def _or(needs: Iterable[str]) -> str:
-    return " or ".join(dict.fromkeys(needs)) or "other modes"
 
 
 # ---------------------------------------------------------------- composition

@@ -425,16 +425,6 @@ def _shifted(p: P, flips: tuple[int, ...]) -> Terms:
     return out
 
 
-def le(p: Scalar, q: Scalar) -> bool:
-    """True only when p <= q at every value."""
-    return ge0(q - p)
-
-
-def lt(p: Scalar, q: Scalar) -> bool:
-    """True only when p < q at every value."""
-    return ge0(q - p - 1)
-
-
 class Relation:
     """An inequality between two entries, as a fact for `Facts` or as a question.
 

@@ -40,7 +40,6 @@ from .recipes import Recipes, as_vector
 from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
 
 _ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
-_INT32 = 4
 
 
 def explain_scaled(
