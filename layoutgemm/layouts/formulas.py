@@ -124,7 +124,7 @@ def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tupl
     if shape is not None and extents:
         raise LayoutError("extents are given by a shape or by keyword, not both")
     if isinstance(formula, str):
-        tree = _parse(formula)
+        tree = expression(formula, "no formula")
         if shape is not None:
             extents = _named(shape, _variables(tree, shape), formula)
         return lambda **v: _evaluate(tree, v, formula), _checked(extents, formula)
@@ -161,10 +161,6 @@ def _checked(extents: dict[str, object], formula: object) -> dict[str, Any]:
     if not extents:
         raise LayoutError(f"no extents for {shown(formula)}: from_expr(formula, x=128, y=64)")
     return {name: as_shape(each) for name, each in extents.items()}
-
-
-def _parse(text: str) -> ast.expr:
-    return expression(text, "no formula")
 
 
 def _free_names(tree: ast.expr) -> list[str]:

@@ -155,9 +155,9 @@ def fake_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
     return (*batch, a.shape[-2], b.shape[-1])
 
 
-def check_device(a: torch.Tensor, meta: bool = True) -> None:
+def check_device(a: torch.Tensor) -> None:
     """Raise OperandError for a device that this library does not run on."""
-    if a.device.type not in ("cuda", "cpu", *["meta"] * meta):
+    if a.device.type not in ("cuda", "cpu", "meta"):
         raise OperandError(f"a is on {a.device}; this library runs on CUDA GPUs, and on the CPU as their reference")
 
 

@@ -56,7 +56,7 @@ def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], co
     # One line has no pitch; of a batch, it is as far from the next matrix's.
     leading = padded_leading(operand.dtype, extent) if count > 1 or lines.ndim > 2 else extent
     if leading != extent:
-        refuse_or_note(operand, pitch_rule(operand, extent), f"pitch {leading}", copies, copy)
+        refuse_or_note(pitch_rule(operand, extent), f"pitch {leading}", copies, copy)
     buffer = np.zeros((*lines.shape[:-1], leading), dtype=operand.dtype.storage)
     buffer[..., :extent] = raw_bits(operand, lines)
     return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
@@ -80,7 +80,7 @@ def pitch_rule(operand: OperandPlan, leading: int) -> str:
     )
 
 
-def refuse_or_note(operand: OperandPlan, rule: str, made: str, copies: list[str], copy: bool) -> None:
+def refuse_or_note(rule: str, made: str, copies: list[str], copy: bool) -> None:
     """Raise OperandError with the rule, or note the copy that makes the operand acceptable."""
     if not copy:
         raise OperandError(f"{rule}; copy=True makes a copy with {made}")

@@ -232,7 +232,7 @@ class _Reader:
                 break
         c = self.first_carry(parts)
         if c is not None and (misfit is None or c < misfit[0]):
-            self.refuse_sum(c, bs, bd, parts)
+            self.refuse_sum(c, bs, parts)
         if misfit is not None:
             c, j, n, rest, d = misfit
             last, step = (n - 1) * d, self.value(d)
@@ -340,7 +340,7 @@ class _Reader:
             return str(value)
         return " + ".join(str(ScaledBasis(v, p)) for p, v in self.code.digits(value).items() if v) or "0"
 
-    def refuse_sum(self, c: int, bs: list[int], bd: list[int], parts: list[tuple[int, int, int]]) -> None:
+    def refuse_sum(self, c: int, bs: list[int], parts: list[tuple[int, int, int]]) -> None:
         coord, rest = [], c
         for s in bs:
             rest, i = divmod(rest, s)

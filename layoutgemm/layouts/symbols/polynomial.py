@@ -82,7 +82,7 @@ class P:
     def __eq__(self, other: object) -> bool:
         if other.__class__ is P:
             return self.terms == other.terms
-        return False if other.__class__ is int else _border_equal(self, other)
+        return False if other.__class__ is int else _border_equal(other)
 
     def __ne__(self, other: object) -> bool:
         result = self.__eq__(other)
@@ -220,9 +220,9 @@ def gen(g: int) -> Scalar:
     return G.low if G.low is not None and G.low == G.high else make({(g,): 1})
 
 
-def fresh_symbol(text: str, low: int | None = 0, high: int | None = None) -> Scalar:
+def fresh_symbol(text: str, low: int = 0) -> Scalar:
     """A new symbol, equal to no other, for a value met on the way."""
-    return gen(fresh(text, low, high))
+    return gen(fresh(text, low, None))
 
 
 def _coerced(p: P, other: Scalar, operation: str) -> Scalar:
@@ -245,7 +245,7 @@ def has_own_arithmetic(x: object, operation: str = "__rmul__") -> bool:
     return hasattr(x, operation)
 
 
-def _border_equal(p: P, other: object) -> bool:
+def _border_equal(other: object) -> bool:
     if other.__class__.__module__ == "numpy" and not getattr(other, "shape", ()):
         return False
     return NotImplemented

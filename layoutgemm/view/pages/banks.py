@@ -123,7 +123,7 @@ def _run(lanes: list[int]) -> str:
     return ", ".join(map(str, lanes))
 
 
-def byte_memory(name: str, title: str, bit: Table, bits: int, facts: tuple[Fact, ...] = ()) -> Memory:
+def byte_memory(name: str, title: str, bit: Table, bits: int) -> Memory:
     """Shared memory in which every element begins at that bit, in lines of 128 bytes."""
     told = (
         Fact("byte offset", bit // 8),
@@ -131,8 +131,7 @@ def byte_memory(name: str, title: str, bit: Table, bits: int, facts: tuple[Fact,
         Fact("bank", bit % LINE_BITS // (8 * BANK_BYTES)),
     )
     size = -(-(int(bit.max()) + bits) // LINE_BITS) * LINE_BITS
-    return Memory(f"{name} in shared memory", title, bit, bits, LINE_BITS, UNIT_BITS, size, 8 * BANK_BYTES,
-                  (*told, *facts))  # fmt: skip
+    return Memory(f"{name} in shared memory", title, bit, bits, LINE_BITS, UNIT_BITS, size, 8 * BANK_BYTES, told)
 
 
 def swizzle_figure(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +31,21 @@ from layoutgemm.kernels.teaching.plan import TeachingPlan
 from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.view.pages.banks import Meetings
 from layoutgemm.view.pages.html import page
-from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, PageMatrix, packed, unpacked
+from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, PageMatrix, packed
 from layoutgemm.view.pages.parts import layout_figure
 
 
 def data_of(html: str) -> dict:
     return json.loads(re.search(r'id="data">(.*?)</script>', html).group(1))
+
+
+def unpacked(form: dict[str, Any], extent: tuple[int, ...]) -> np.ndarray:
+    """The table of a packed form, as the page reads it: the inverse of `packed`."""
+    if "join" in form:
+        rows, columns = np.array(form["rows"])[:, None], np.array(form["columns"])
+        return rows + columns if form["join"] == "+" else rows ^ columns
+    raw = np.frombuffer(base64.b64decode(form["base64"]), f"<i{form['bytes']}")
+    return raw.astype(np.int64).reshape(extent)
 
 
 class Shown:
