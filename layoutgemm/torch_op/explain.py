@@ -14,11 +14,10 @@ from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .epilogue import check_fit, given_operands
-from .explanation import Explanation, gated_after, with_steps
+from .explanation import ZEROS, Explanation, gated_after, of_solution, with_steps
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
-from .launch import plan_of
 from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
@@ -32,7 +31,6 @@ from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.own_epilogue import ScaledFactors
 from .scaled_grouped.scaled import ScaledFinish
 from .solver import solve, why_unfused
-from .types import C_NAMES, NAMES
 
 Packed = QuantizedWeight | QuantizedExperts
 __all__ = ["Explanation", "explain_matmul"]
@@ -153,7 +151,7 @@ def _with_epilogue(
     if out is not None:
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
-        return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
+        return ZEROS
     return with_steps(a, b, kind, steps, operands, out, config)
 
 
@@ -172,7 +170,7 @@ def _plain(
     if out is not None:
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
-        return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
+        return ZEROS
     unfused = ""
     if gated is not None:
         check_gated_type(kind)
@@ -182,8 +180,5 @@ def _plain(
         kind = torch.float32
     else:
         found = solve(problem_at(a, b, kind, config, out, finish))
-    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
-    sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(found.copies, names, strict=True)]
-    copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(found.copies, sizes, strict=True) if copy])
-    told = Explanation(str(plan_of(found)), found.why, len(found.launches), copies, sum(sizes))
+    told = of_solution(found, (a.dtype, b.dtype), kind)
     return gated_after(told, unfused, shapes.result) if unfused else told
