@@ -57,6 +57,15 @@ def hue(index: int) -> str:
     return HUES[index % len(HUES)]
 
 
+def each_hue(low: int, high: int) -> int:
+    """Integers of low..high that one hue stands for: a power of two, so that all hues do.
+
+    >>> each_hue(0, 63), each_hue(0, 64)
+    (8, 16)
+    """
+    return 1 << max(0, -(-(high - low + 1) // len(HUES)) - 1).bit_length()
+
+
 def dark_rules(body: str) -> str:
     """The style sheet of a dark page: what each role in the picture becomes, as a fill and as a stroke.
 

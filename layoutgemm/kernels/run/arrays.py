@@ -87,6 +87,12 @@ def refuse_or_note(rule: str, made: str, copies: list[str], copy: bool) -> None:
     copies.append(f"{rule}: copied with {made}")
 
 
+def check_device_name(device: str | None) -> None:
+    """Raise OperandError for a device that there is not."""
+    if device not in (None, *DEVICES):
+        raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
+
+
 def check_matrices(
     plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, device: str | None
 ) -> str:
@@ -94,8 +100,7 @@ def check_matrices(
 
     Raises OperandError for a device that there is not, two kinds, and shapes that are not the plan's.
     """
-    if device not in (None, *DEVICES):
-        raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
+    check_device_name(device)
     kinds = {name: kind_of(name, value) for name, value in (("a", a), ("b", b))}
     if len(set(kinds.values())) > 1:
         raise OperandError(f"a is a {kinds['a']} and b a {kinds['b']}: give both as one kind, on one device")

@@ -115,12 +115,6 @@ def _mode(S: list[int], D: list[StrideEntry], last: int, s: int, d: int, room: l
             return None
         if room is not None:
             room[i] -= (n - 1) * d
-        if n == s:
-            if not rs:
-                return s, d * D[i]
-            rs.append(n)
-            rd.append(d * D[i])
-            return tuple(rs), tuple(rd)
         rs.append(n)
         rd.append(d * D[i])
         s //= n

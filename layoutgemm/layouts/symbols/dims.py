@@ -20,7 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...arguments import MAX_BITS, as_int, is_int, refusal, shown
 from ...errors import LayoutError, ParseError
@@ -172,17 +172,19 @@ def evaluate(node: ast.expr, symbol: Callable[[str], Scalar]) -> Scalar:
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         left, right = evaluate(node.left, symbol), evaluate(node.right, symbol)
         return operate(_BINARY[type(node.op)], node, left, right)
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "ceil_div"
-        and len(node.args) == 2
-    ):
+    if is_ceil_div(node):
         left, right = evaluate(node.args[0], symbol), evaluate(node.args[1], symbol)
         if right.__class__ is int and right == 0:
             raise _refused(node, "a division by zero")
         return ceil_div(left, right)
     raise _refused(node, "no integer expression in + - * // % ** and ceil_div")
+
+
+def is_ceil_div(node: ast.AST) -> TypeGuard[ast.Call]:
+    """True for a call of ceil_div with two arguments."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        return False
+    return node.func.id == "ceil_div" and len(node.args) == 2
 
 
 def operate(operation: Callable[[Any, Any], Scalar], node: ast.BinOp, left: Scalar, right: Scalar) -> Scalar:

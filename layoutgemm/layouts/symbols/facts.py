@@ -29,7 +29,7 @@ from ...arguments import refusal, shown
 from ...errors import ParseError
 from .. import above
 from ..int_tuple import as_nested
-from .dims import entry, evaluate, expression
+from .dims import entry, evaluate, expression, is_ceil_div
 from .dims import symbol as plain_symbol
 from .generators import GENERATORS, FactError, Key, restore
 from .generators import show as show_names
@@ -276,12 +276,7 @@ def _read(node: ast.expr, facts: Facts) -> list[Statement]:
 
 
 def _quotient(node: ast.expr) -> tuple[ast.expr, ast.expr, bool] | None:
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "ceil_div"
-        and len(node.args) == 2
-    ):
+    if is_ceil_div(node):
         return node.args[0], node.args[1], True
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv):
         return node.left, node.right, False

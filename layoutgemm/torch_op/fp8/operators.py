@@ -19,7 +19,7 @@ from ..checks import check_device, differentiated, has_tangent
 from ..compiled.traced import CHECKS, checking_operator
 from ..library import with_autograd
 from ..scaled_grouped.recipes import BLOCK, recipe_text
-from ..types import READ
+from ..types import READ, listed
 from .launch import Asked, computed, empty_results
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
@@ -52,8 +52,7 @@ def check_quantized(x: torch.Tensor) -> None:
         what = "has a tangent" if has_tangent(x) else "requires grad"
         raise TensorError(f"x {what}, and quantize has no gradient: {WAY_OUT}")
     if x.dtype not in READ:
-        known = ", ".join(str(kind).removeprefix("torch.") for kind in READ)
-        raise OperandError(f"x is {x.dtype}: quantize takes {known}")
+        raise OperandError(f"x is {x.dtype}: quantize takes {listed(READ)}")
     if x.ndim < 2:
         raise TensorError(f"x has shape {list(x.shape)}: (..., M, K), rows of K elements that are summed over")
     if addressed(x) and x.data_ptr() % x.element_size():
