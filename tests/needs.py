@@ -1,5 +1,8 @@
 """Needs of tests beyond pytest, with the reasons of skips: each says what to install.
 
+A file imports at its top. A module that needs an optional package (`layoutgemm.kernels.dsl` the DSL) is imported behind
+`needs.module`, or, where other tests of the file need no such package, inside of the test.
+
 A test that needs the DSL alone is marked `@pytest.mark.dsl`; `needs.DSL` is for files where other tests do not.
 """
 

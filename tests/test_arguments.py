@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+
+from tests import needs
+
+torch = needs.module("torch")
 
 from layoutgemm import checks, schedule
 from layoutgemm.arch import arch

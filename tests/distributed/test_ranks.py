@@ -20,6 +20,8 @@ from tests import needs
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import Ranks, gathered, scaled, scattered
 
+from layoutgemm.emulator.api import described, emulate_ptx
+
 needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 # Rows of a shard are no whole tiles of A; C has a ragged edge along N.
@@ -140,8 +142,6 @@ def test_without_the_wait_every_rank_is_wrong(kind: str) -> None:
 
 
 def test_devices_that_wait_for_each_other_are_named() -> None:
-    from layoutgemm.emulator.api import described
-
     text = """
     .version 8.0
     .target sm_80
@@ -164,8 +164,6 @@ def test_devices_that_wait_for_each_other_are_named() -> None:
 
 
 def test_multimem_is_refused_where_no_ranks_share_memory() -> None:
-    from layoutgemm.emulator.api import emulate_ptx
-
     text = """
     .version 8.1
     .target sm_90

@@ -13,6 +13,7 @@ torch = needs.module("torch")
 import torch._inductor.config as config
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import layoutgemm.inductor.registration as module
 from layoutgemm import inductor
 from layoutgemm.errors import OperandError
 from layoutgemm.inductor.rewrite import PRODUCTS, rewrite_graph
@@ -152,8 +153,6 @@ def test_a_product_without_a_kernel_is_left_to_other_choices() -> None:
 
 def test_a_torch_without_the_hook_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import ModuleType
-
-    import layoutgemm.inductor.registration as module
 
     monkeypatch.setattr(module, "HOOKS", ("no_such_hook",))
     with pytest.raises(OperandError, match=r"torch 2\..* has no torch\._inductor\.config\.no_such_hook"):

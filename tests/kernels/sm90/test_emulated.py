@@ -18,6 +18,7 @@ from layoutgemm.emulator.api import ORDERS, Emulation
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.derive import padded_leading
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.run.hardware_model import unwritten
 from layoutgemm.kernels.sm90.choose.rules import choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
@@ -33,8 +34,6 @@ pytestmark = [
 
 def emulate(product: Product, policy: Policy | None = None, seed: int = 0) -> Emulation:
     """Run a product; AssertionError when an element of C is wrong, or one beside C has changed."""
-    from layoutgemm.kernels.run.emulated import emulate_launch
-
     plan = product.plan()
     a, b, want = product.values(seed)
     (bits_a, lda, pitch_a), (bits_b, ldb, pitch_b) = product.operand(plan.a, a), product.operand(plan.b, b)

@@ -30,6 +30,7 @@ from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from layoutgemm.kernels.teaching.plan import TeachingPlan
 from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.view.pages.banks import Meetings
+from layoutgemm.view.pages.copy import notes_of
 from layoutgemm.view.pages.html import page
 from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, PageMatrix, packed
 from layoutgemm.view.pages.parts import layout_figure
@@ -361,8 +362,6 @@ def test_a_page_is_plain_json():
 
 def test_a_note_says_which_tiles_were_assumed():
     """Only of shared memory that no tile was given for."""
-    from layoutgemm.view.pages.copy import notes_of
-
     copy = ldmatrix(4)
     tile = Layout((8, 8), (8, 1))
     assumed = notes_of(copy, copy, None, None)
