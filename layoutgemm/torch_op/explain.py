@@ -89,14 +89,14 @@ def explain_matmul(
                 "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "out": out,
                 "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows}  # fmt: skip
         if rows is not None and combine is None and getattr(b, "ndim", 0) == 3 and takes_copied_rows(more):
-            return _copied_rows(a, b, rows, more, ScaledFinish(bias, activation, use_fast_accum), out_dtype, config)  # type: ignore[arg-type]
+            return _copied_rows(a, b, rows, more, ScaledFinish(bias, activation, use_fast_accum), out_dtype, config)
         untaken = {"scale_a": scale_a, "offs": offs, "expected_rows": expected_rows, "combine": combine, "given": given}
-        operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)  # type: ignore[arg-type]
+        operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
     if isinstance(a, tuple):
-        return explain_pairs(a, b, out, activation, config, out_dtype)  # type: ignore[arg-type]
+        return explain_pairs(a, b, out, activation, config, out_dtype)
     if combine is not None:
-        return explain_combined(a, b, combine, given, out, config, out_dtype)  # type: ignore[arg-type]
+        return explain_combined(a, b, combine, given, out, config, out_dtype)
     if TYPE_CHECKING:
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     groups, said = groups_of(offsets, offs, counts)

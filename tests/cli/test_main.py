@@ -337,7 +337,7 @@ def completed(script: str, *words: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not on PATH: install it")
 def test_bash_completes_commands_options_and_choices(capsys):
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out

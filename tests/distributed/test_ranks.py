@@ -50,7 +50,7 @@ def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, o
     """A shard of `rows` is some whole tiles, or not: then a tile has rows of two shards."""
     k, chunks = (192, 1) if ranks == 2 else (64, 3)
     given = Ranks(gathered(ranks * rows, 96, k, **config), ranks, chunks)
-    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
+    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)
     assert not given.wrong()
     assert not [one.report() for one in done if one.findings]
 
@@ -77,8 +77,8 @@ def test_reduce_scatter_product_is_exact(
 ) -> None:
     """From 5 K tiles on the loader counts a tile, below its consumers do: a kernel of 3 stages."""
     rows = 1024 if ranks == 2 else 256 * ranks
-    given = Ranks(scattered(rows, 88, k, c, **config), ranks, **how)  # type: ignore[arg-type]
-    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
+    given = Ranks(scattered(rows, 88, k, c, **config), ranks, **how)
+    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)
     assert not given.wrong()
     assert not [one.report() for one in done if one.findings]
 
@@ -215,7 +215,7 @@ def test_shards_in_another_order_are_a_circular_wait(monkeypatch: pytest.MonkeyP
 )
 def test_other_kernels_are_refused_by_name(shards: object, config: dict[str, object], said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        Sm90Plan.derive(512, 64, 64, config=Sm90Config(**config), shards=shards)  # type: ignore[arg-type]
+        Sm90Plan.derive(512, 64, 64, config=Sm90Config(**config), shards=shards)
 
 
 def test_rows_that_do_not_divide_are_refused() -> None:

@@ -228,14 +228,6 @@ def test_refusals_name_the_operand(call: Any, error: type[Exception], said: str)
 # -------------------------------------------------------------------------------------------------------------- meshes
 
 
-@pytest.fixture
-def mesh() -> Mesh:
-    devices = jax.devices("cpu")
-    if len(devices) < 4:
-        pytest.skip("JAX has fewer than four devices on the CPU: another test began without jax_num_cpu_devices")
-    return Mesh(np.array(devices[:4]).reshape(2, 2), ("x", "y"))
-
-
 def placed(mesh: Mesh, x: Any, *spec: Any) -> Any:
     return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
 

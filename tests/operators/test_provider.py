@@ -74,7 +74,7 @@ def built_again(operator: Any) -> Any:
     return operator.metadata.operator_class(dataclasses.replace(operator.metadata, design=design))
 
 
-def linear(accum, alpha, C):  # type: ignore[no-untyped-def]
+def linear(accum, alpha, C):
     # read, never run
     t = accum * alpha + C
     D = gelu(t) - 1  # noqa: F821
@@ -277,7 +277,7 @@ class Recorded:
     """In place of a launch on a GPU: its arguments."""
 
     def __init__(self, problem: Any, shape: Any, kind: Any, device: int) -> None:
-        self.problem, self.calls = problem, []  # type: ignore[var-annotated]
+        self.problem, self.calls = problem, []
 
     def launch(self, *given: Any) -> None:
         self.calls.append(given)

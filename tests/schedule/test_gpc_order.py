@@ -54,8 +54,8 @@ def test_the_check_sees_a_number_taken_twice(monkeypatch: pytest.MonkeyPatch) ->
 )  # fmt: skip
 def test_rounds_that_mean_nothing(rounds: object) -> None:
     with pytest.raises(PlanError, match=r"dealt = |rounds of Dealt must be a tuple of"):
-        Dealt(rounds)  # type: ignore[arg-type]
+        Dealt(rounds)
 
 
 def test_rounds_in_lists_and_in_integers_of_numpy() -> None:
-    assert Dealt([([0, np.int64(1)], np.uint8(2))]) == Dealt((((0, 1), 2),))  # type: ignore[arg-type]
+    assert Dealt([([0, np.int64(1)], np.uint8(2))]) == Dealt((((0, 1), 2),))

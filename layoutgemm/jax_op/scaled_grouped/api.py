@@ -230,7 +230,7 @@ def _backward(product: Described, kept: _Kept, grad: jax.Array) -> tuple[jax.Arr
             summed = jax.ops.segment_sum(wide, groups_of_rows(given["offsets"], wide.shape[0]), bias.shape[0])
         found["bias"] = summed.astype(bias.dtype)
     found["a"], found["b"] = gradients(product, given["a"], given["b"], given["offsets"], grad.astype(product.types[0]))
-    return tuple([found[name] for name in product.names])  # type: ignore[misc]  # integers have a tangent of no bytes
+    return tuple([found[name] for name in product.names])  # integers have a tangent of no bytes
 
 
 _product.defvjp(_forward, _backward)

@@ -146,13 +146,13 @@ class _QuantizedProduct(torch.autograd.Function):
         ctx.like = x.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         units, scales = ctx.saved_tensors
         dense = torch.ops.layoutgemm.dequantized(units, scales, ctx.like, *ctx.facts)
         return matmul(grad.to(ctx.like), dense), None, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, dx: torch.Tensor, *others: None) -> torch.Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, dx: torch.Tensor, *others: None) -> torch.Tensor:
         units, scales = ctx.saved_tensors
         value: torch.Tensor = _QuantizedProduct.apply(dx, units, scales, ctx.facts, ctx.kind, ctx.config, None)
         return value

@@ -187,7 +187,7 @@ def scaled_product(
         if finish.bias is not None and finish.bias.ndim > 1:
             finish = finish._replace(bias=finish.bias[0])
         into = [None if x is None else x[0] for x in (out, scale_c)]
-        c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, into[0], (), into[1])  # type: ignore[arg-type]
+        c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, into[0], (), into[1])
         return c.unsqueeze(0) if out is None else out
     if not key:  # a call by the operator
         others = tuple([x for x in (finish.bias, scale_c) if x is not None])

@@ -125,7 +125,7 @@ class _Fp8Product(torch.autograd.Function):
         return _product(left, right, recipes, kind, bias, fast)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         left, right = ctx.saved_tensors
         of_left, of_right, of_bias = ctx.types
         wants_left, wants_right, wants_bias = ctx.needs_input_grad[:3]

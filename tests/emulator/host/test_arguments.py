@@ -115,7 +115,7 @@ def test_elements_narrower_than_a_byte() -> None:
 def test_torch_packs_two_of_e2m1_in_a_byte() -> None:
     torch = needs.module("torch")
     if not hasattr(torch, "float4_e2m1fn_x2"):
-        pytest.skip("this torch has no float4_e2m1fn_x2")
+        pytest.skip("torch.float4_e2m1fn_x2 needs torch 2.8 or later")
     x = torch.zeros(4, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     found = array_of(x)
     assert found is not None and (found.shape, found.strides, found.bits) == ((4, 64), (64, 1), 4)

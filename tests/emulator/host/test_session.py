@@ -279,7 +279,7 @@ def test_devices_and_memory() -> None:
     memory.free(first)
     assert memory.holder(first) is None
     assert GpuModel.of("sm_120a").capability == (12, 0)
-    with pytest.raises(PlanError, match="no architecture"), emulated_gpu("sm_7"):  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="no architecture"), emulated_gpu("sm_7"):
         pass
 
 
@@ -410,7 +410,7 @@ def test_a_backward_function_sees_the_gpu() -> None:
     """Saved tensors and gradients of autograd say that they are on the GPU."""
     seen: list[str] = []
 
-    class Doubled(torch.autograd.Function):  # type: ignore[misc]
+    class Doubled(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             out = x * 2

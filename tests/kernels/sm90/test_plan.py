@@ -594,5 +594,5 @@ def test_the_budget_of_shared_memory_names_the_bytes_of_each_part(config: dict[s
     check = next(check for check in plan.check().checks if check.name == "shared memory")
     for operand in (plan.a, plan.b):
         assert f"{plan.stages} stages of {operand.name} {plan.stages * operand.smem.bytes} " in check.statement
-    gaps = int(re.search(r"barriers and gaps (\d+)", check.statement)[1])  # type: ignore[index]
+    gaps = int(re.search(r"barriers and gaps (\d+)", check.statement)[1])
     assert 2 * 8 * plan.stages <= gaps < 2 * 8 * plan.stages + 3 * 1024

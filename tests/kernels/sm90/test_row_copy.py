@@ -288,7 +288,7 @@ def test_products_without_a_kernel_are_refused(changes: dict[str, Any], message:
 
 
 @pytest.mark.parametrize("make", [
-    lambda: IndexedRows(scatter=RowIndices(5), copy=True), lambda: IndexedRows(RowIndices(5), copy=3),  # type: ignore[arg-type]
+    lambda: IndexedRows(scatter=RowIndices(5), copy=True), lambda: IndexedRows(RowIndices(5), copy=3),
     lambda: RowCopy(0), lambda: RowCopy(warps=33), lambda: IndexedRows(RowIndices(5)).row_copy,
 ])  # fmt: skip
 def test_copies_of_nothing_are_refused(make: Any) -> None:
