@@ -270,5 +270,5 @@ def test_the_number_of_a_tile_may_be_an_array() -> None:
 
 
 def test_settle_is_for_dataclasses() -> None:
-    with pytest.raises(LayoutError, match="rounds of Dealt must be a tuple of"):
-        schedule.Dealt(4)
+    with pytest.raises(LayoutError, match="rounds of GpcOrder must be a tuple of"):
+        schedule.GpcOrder(4)

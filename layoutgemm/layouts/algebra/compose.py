@@ -31,7 +31,7 @@ from typing import Any
 from ...arguments import DEPTH
 from ...errors import CompositionError
 from ...lazy_numpy import has_numpy, np
-from .. import above
+from .. import registries
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
 from ..int_tuple import Pair, Shape, Stride, StrideEntry, check_depth, coal_open, flatten, leaves, pack, show, too_deep
 from ..symbols.polynomial import Scalar
@@ -362,7 +362,7 @@ class _Reader:
     def refuse(self, reason: str, witness: int | None, mode: int | None = None) -> None:
         if witness is not None:
             reason += f"; first coordinate at which no layout fits: {witness}"
-        left, right = (above.layout_of(s, d) for s, d in (self.a, self.b))
+        left, right = (registries.layout_of(s, d) for s, d in (self.a, self.b))
         raise CompositionError(reason, witness, left, right, mode)
 
 
@@ -411,7 +411,7 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stri
                     break
                 where = ".".join(map(str, path))
                 reason = f"the right operand leads to mode {where}, which {show(ashape)} does not have"
-                left, right = above.layout_of(ashape, astride), above.layout_of(bshape, bstride)
+                left, right = registries.layout_of(ashape, astride), registries.layout_of(bshape, bstride)
                 raise CompositionError(reason, None, left, right)
             s, d = s[p], d[p]
         part = compose(s, d, bshape, component(bstride, path))

@@ -24,7 +24,7 @@ from typing import Any, TypeGuard
 
 from ...arguments import MAX_BITS, as_int, is_int, refusal, shown
 from ...errors import LayoutError, ParseError
-from .. import above
+from .. import registries
 from .generators import GENERATORS, FactError, generator
 from .polynomial import MAX_POWER, MissingFact, P, Scalar, floordiv, ge0, gen, needs_div, needs_ge, show
 
@@ -244,7 +244,7 @@ def to_sympy(x: object) -> Any:
     >>> to_sympy(dim("M", multiple_of=64) // 32 + 1)
     M/32 + 1
     """
-    return above.to_sympy(x)
+    return registries.to_sympy(x)
 
 
 def from_sympy(x: object) -> Scalar:
@@ -253,7 +253,7 @@ def from_sympy(x: object) -> Scalar:
     The symbols' own assumptions are their facts: integer is required, positive means >= 1, nonnegative >= 0, even a
     multiple of 2. Raises LayoutError for what is no integer expression, MissingFact for a quotient that is not exact.
     """
-    return above.from_sympy(x)
+    return registries.from_sympy(x)
 
 
 _given: dict[str, int] = {}

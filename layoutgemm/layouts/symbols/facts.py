@@ -27,7 +27,7 @@ from typing import Any
 
 from ...arguments import refusal, shown
 from ...errors import ParseError
-from .. import above
+from .. import registries
 from ..int_tuple import as_nested
 from .dims import entry, evaluate, expression, is_ceil_div
 from .dims import symbol as plain_symbol
@@ -110,7 +110,7 @@ class Facts:
         if hasattr(x, "with_parts"):
             return x.with_parts(self._apply)
         if hasattr(x, "stride"):
-            return above.applied(x, self._apply)
+            return registries.applied(x, self._apply)
         if hasattr(x, "path"):
             return x if x.value.__class__ is int else type(x)(self._apply(x.value), x.path)
         return self._apply(entry(x))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import CompositionError, LayoutError
-from .. import above
+from .. import registries
 from ..algebra import compose as _int_compose
 from ..algebra import inverse as _int_inverse
 from ..algebra.divide import divide as int_divide
@@ -71,7 +71,7 @@ def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair
 
 
 def _refused(refusal: MissingFact, a: Pair, b: Pair) -> CompositionError:
-    error = CompositionError(str(refusal), None, above.symbolic(*a), above.symbolic(*b))
+    error = CompositionError(str(refusal), None, registries.symbolic(*a), registries.symbolic(*b))
     error.needs = refusal.needs  # type: ignore[attr-defined]
     return error
 

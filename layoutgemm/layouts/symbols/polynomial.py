@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, final
 
 from ...arguments import MAX_BITS, as_int, is_int, refusal
 from ...errors import LayoutError
-from .. import above
+from .. import registries
 from .generators import (
     GENERATORS,
     fresh,
@@ -193,7 +193,7 @@ class P:
         return _rebuild, (tuple([(c, [GENERATORS[g].key for g in m]) for m, c in self.terms.items()]),)
 
     def _sympy_(self) -> Any:
-        return above.to_sympy(self)
+        return registries.to_sympy(self)
 
 
 def make(terms: Terms) -> Scalar:

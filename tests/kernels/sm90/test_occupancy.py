@@ -18,7 +18,7 @@ from layoutgemm.kernels.run import occupancy as device_places
 from layoutgemm.kernels.sm90.choose.occupancy import SIZES, Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
-from layoutgemm.schedule import Dealt
+from layoutgemm.schedule import GpcOrder
 from tests import needs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -144,7 +144,7 @@ def test_tiles_are_dealt_out_where_the_rounds_are_known(shape: tuple[int, int, i
     """And only there; the kernel then never begins before the one in front of it has ended."""
     choice = choose(*shape)[0]
     config, told = choice.config, choice.plan(*shape, b="bf16:col").explain()
-    assert f"taken in rounds of {Dealt(config.dealt)}" in told and "a grid of" not in told
+    assert f"taken in rounds of {GpcOrder(config.dealt)}" in told and "a grid of" not in told
     assert ("126 blocks, a tile each, by rounds" in told) == (config.launch == "tiles")
     assert config.dealt == Places().dealt(config.cluster[0] * config.cluster[1]) != ()
     assert not config.overlap and config.prefetch == 0

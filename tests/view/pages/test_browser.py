@@ -360,7 +360,7 @@ def test_a_swizzle_and_the_lanes_that_meet(show):
     assert page.lit("after") == {3 * 64 + j for j in range(8, 16)} and page.lit("before") == chunk
     assert page.page.get_attribute('figure[data-picture="after"]', "data-rivals") == "0"
     page.page.select_option("#paint", "conflicts")
-    assert "meets another lane in a bank" in page.page.inner_text("#legend")
+    assert "conflicts with another lane in a bank" in page.page.inner_text("#legend")
 
 
 def test_block_scales(show):

@@ -29,7 +29,7 @@ from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from layoutgemm.kernels.teaching.plan import TeachingPlan
 from layoutgemm.layouts import Layout, Swizzle
-from layoutgemm.view.pages.banks import Meetings
+from layoutgemm.view.pages.banks import AccessConflicts
 from layoutgemm.view.pages.copy import notes_of
 from layoutgemm.view.pages.html import page
 from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, PageMatrix, packed
@@ -370,7 +370,7 @@ def test_a_note_says_which_tiles_were_assumed():
 
 
 def test_lanes_that_meet_have_another_hue_than_those_that_do_not() -> None:
-    paint = Meetings(np.array([[0, 0, -1]]), np.array([[0, 1, -1]]), np.array([[-1, 0, -1]]), ()).paint
+    paint = AccessConflicts(np.array([[0, 0, -1]]), np.array([[0, 1, -1]]), np.array([[-1, 0, -1]]), ()).paint
     alone, met, unread = (paint.table // paint.per)[0]
     assert dict(paint.legend)[int(alone)] != dict(paint.legend)[int(met)] and unread < 0
 
