@@ -167,7 +167,7 @@ def contenders(x: Operands) -> dict[str, Callable[[], object]]:
         "ours, index_copy_": copied,
     }
     for name, config in CONFIGS.items():
-        found[f"gather {name}"] = lambda config=config: x.ours(out=x.out, rows=x.rows, config=config)  # type: ignore[misc]
+        found[f"gather {name}"] = lambda config=config: x.ours(out=x.out, rows=x.rows, config=config)
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.plan import Sm90Config
-from layoutgemm.schedule import Dealt
+from layoutgemm.schedule import GpcOrder
 from layoutgemm.torch_op.tuning import candidates as tunable
 
 NEXT = (("start", 2), ("end", 0))  # when the next kernel's blocks may come, k tiles fetched before this one's
@@ -108,7 +108,7 @@ def name_of(choice: Sm90Choice) -> str:
     parts += ["tiles"] * (config.launch == "tiles")
     parts += [config.store] * (config.store != "tma")
     parts += [f"{tuning.first}first"] * (tuning.first is not None)
-    parts += ["dealt " + str(Dealt(tuning.dealt)).replace(", ", " ")] * bool(tuning.dealt)
+    parts += ["dealt " + str(GpcOrder(tuning.dealt)).replace(", ", " ")] * bool(tuning.dealt)
     parts += ["late"] * (tuning.trigger == "end") + [tuning.l2_promotion] * (tuning.l2_promotion != "128B")
     parts += ["snake"] * tuning.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * tuning.overlap
     return " ".join(parts)

@@ -25,7 +25,7 @@ if str(ROOT) not in sys.path:
 from benchmarks import needs
 from layoutgemm.kernels.run.occupancy import BLOCK_BYTES, asked, got, launch_of
 from layoutgemm.kernels.sm90.choose.occupancy import SIZES, Places
-from layoutgemm.schedule.gpc_order import Dealt, Rounds
+from layoutgemm.schedule.gpc_order import GpcOrder, Rounds
 
 WAIT_NS = 20_000  # that a block stays, so that all others come meanwhile
 WHERE = f"""
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         faults = [fault for at in launches if (fault := held(rounds, at, options.plant))]
         failed += bool(faults)
         seen[str(blocks)] = {"rounds": rounds, "first": launches[0], "held": len(launches) - len(faults)}
-        said = f"rounds of {Dealt(rounds)} held in {len(launches) - len(faults)} of {len(launches)} launches"
+        said = f"rounds of {GpcOrder(rounds)} held in {len(launches) - len(faults)} of {len(launches)} launches"
         print(f"clusters of {blocks}: {'; '.join([said, *faults[:1]]) if rounds else 'no rounds are known'}")
         print("    places: " + " ".join(map(str, launches[0])))
     if options.json:

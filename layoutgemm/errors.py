@@ -147,9 +147,5 @@ class EmulatorError(LayoutError):
     """An emulated kernel's error, or its use of undefined behaviour in PTX. The message names the instruction."""
 
 
-class RaceError(EmulatorError):
-    """Two unordered accesses to one place, one of them a write."""
-
-
 class DeadlockError(EmulatorError):
     """A deadlock; the message lists the event that each warp waits for."""

@@ -1,5 +1,8 @@
 """Needs of tests beyond pytest, with the reasons of skips: each says what to install.
 
+A file imports at its top. A module that needs an optional package (`layoutgemm.kernels.dsl` the DSL) is imported behind
+`needs.module`, or, where other tests of the file need no such package, inside of the test.
+
 A test that needs the DSL alone is marked `@pytest.mark.dsl`; `needs.DSL` is for files where other tests do not.
 """
 
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +23,8 @@ HOW = {
     "griffe": "pip install 'layoutgemm[docs]'",
     "islpy": "pip install islpy",
     "jax": "pip install 'layoutgemm[jax]'",
+    "material": "pip install 'layoutgemm[docs]'",
+    "mkdocstrings": "pip install 'layoutgemm[docs]'",
     "packaging": "pip install packaging",
     "playwright": "pip install 'layoutgemm[browser]'",
     "resvg_py": "pip install 'layoutgemm[png]'",
@@ -29,6 +35,8 @@ HOW = {
     "tvm_ffi": "pip install 'layoutgemm[dsl]' (Linux)",
     "z3": "pip install z3-solver",
 }
+COMPILERS = ("cc", "gcc", "clang")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def reason(name: str) -> str:
@@ -52,9 +60,31 @@ def found(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+def program(names: Sequence[str], how: str) -> str:
+    """The path of the first of these programs; skips the test where none is on PATH. `how` installs one."""
+    path = next(filter(None, map(shutil.which, names)), None)
+    return pytest.skip(f"{', '.join(names)}: not on PATH; {how}") if path is None else path
+
+
+def c_compiler() -> str:
+    """The path of a C compiler; skips the test where it is absent."""
+    return program(COMPILERS, "install gcc or clang")
+
+
+def browser() -> str:
+    """The path of Chromium; skips the test where it is absent."""
+    return program(BROWSERS, "install Chromium (Debian: apt-get install chromium)")
+
+
+def site_builder() -> None:
+    """Skip the test where the site's builder is not installed."""
+    for each in ("material", "mkdocstrings"):
+        module(each)
+
+
 DSL = pytest.mark.skipif(not found("cutlass"), reason=reason("cutlass"))
 C_COMPILER = pytest.mark.skipif(
-    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler on PATH: install gcc or clang"
+    not any(map(shutil.which, COMPILERS)), reason="no C compiler on PATH: install gcc or clang"
 )
 NO_PTXAS = "ptxas is not on PATH: pip install nvidia-cuda-nvcc and add its bin folder, or install the CUDA toolkit"
 PTXAS = pytest.mark.skipif(shutil.which("ptxas") is None, reason=NO_PTXAS)

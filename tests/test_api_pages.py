@@ -8,7 +8,6 @@ import http.server
 import importlib
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +22,6 @@ from tests import needs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(reference.API.glob("*.md"))
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 UNTOLD = {"FAMILIES", "SPANS", "SWIZZLES"}  # values without a docstring
 
 
@@ -68,10 +66,7 @@ def test_a_long_page_is_found() -> None:
 
 
 def browser(playwright: Any) -> Any:
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip("no Chromium on the PATH")
-    return playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+    return playwright.chromium.launch(executable_path=needs.browser(), args=["--no-sandbox", "--disable-gpu"])
 
 
 def check_heights(page: Any, site: Path) -> None:
@@ -94,8 +89,7 @@ def check_search(page: Any, address: str) -> None:
 @pytest.mark.slow
 def test_the_built_site_has_short_pages_and_a_search(tmp_path: Path) -> None:
     sync_api = needs.module("playwright.sync_api")
-    if importlib.util.find_spec("material") is None or importlib.util.find_spec("mkdocstrings") is None:
-        pytest.skip("mkdocs-material or mkdocstrings is not installed: pip install 'layoutgemm[docs]'")
+    needs.site_builder()
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)

@@ -289,8 +289,7 @@ def test_the_docs_target_installs_the_docs_extra_alone() -> None:
 
 @pytest.mark.slow
 def test_the_site_is_built_and_fetches_nothing(tmp_path: Path) -> None:
-    if importlib.util.find_spec("material") is None or importlib.util.find_spec("mkdocstrings") is None:
-        pytest.skip("mkdocs-material or mkdocstrings is not installed: pip install 'layoutgemm[docs]'")
+    needs.site_builder()
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)

@@ -25,7 +25,7 @@ PACKAGE = "layoutgemm"
 
 # Lowest first: a file imports its own row and those above it in this table.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "lazy_numpy", "later", "memo", "arch", "dtypes", "regex", "report", "moved"),
+    ("errors", "arguments", "lazy_numpy", "lazy_names", "memo", "arch", "dtypes", "regex", "report", "moved"),
     ("layouts",),
     ("atoms",),
     ("schedule",),
@@ -43,7 +43,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}
 # Modules that a file names for a registry, which loads them when it is first asked: the arrows up, and why.
 ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
-    "layouts/above.py": (
+    "layouts/registries.py": (
         (
             "atoms.cutlass_names",
             "layouts.coordinates",

@@ -34,3 +34,9 @@ def test_no_test_skips_by_a_bare_import() -> None:
     assert BARE.search('torch = pytest.importorskip("torch")')
     bare = [str(p) for p in (ROOT / "tests").rglob("*.py") if BARE.search(p.read_text(encoding="utf-8"))]
     assert bare in ([], [__file__])
+
+
+def test_a_program_is_found_or_the_skip_says_how_to_install_it() -> None:
+    assert needs.program(["no-such-program", "python3", "python"], "").rpartition("/")[2].startswith("python")
+    with pytest.raises(pytest.skip.Exception, match="no-such-program: not on PATH; install it"):
+        needs.program(["no-such-program"], "install it")

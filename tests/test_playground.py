@@ -247,9 +247,8 @@ def colors_of(page, canvas):
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path):
     sync_api = needs.module("playwright.sync_api")
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None or shutil.which("npm") is None:
-        pytest.skip("no Chromium or no npm on the PATH")
+    program = needs.browser()
+    needs.program(["npm"], "install Node.js")
     absent = builder.build(tmp_path, distribution=str(tmp_path))
     assert set(absent) <= {"numpy", "sympy"}  # where no index can be reached
     with socket.socket() as free:

@@ -28,6 +28,8 @@ from pathlib import Path
 
 import pytest
 
+from layoutgemm.cli.main import main
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 SHELL = ("sh", "bash", "shell", "console", "powershell", "bat")
@@ -113,8 +115,6 @@ def layoutgemm(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 def help_problem(subcommand: str) -> str | None:
     """The reason why `layoutgemm SUBCOMMAND` does not exist. Its --help exits 0, an unknown one 2. Runs in this
     process, since there are many."""
-    from layoutgemm.cli.main import main
-
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

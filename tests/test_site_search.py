@@ -3,12 +3,9 @@
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests import needs
 
 ROOT = Path(__file__).resolve().parents[1]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Answers a message with what it imported; as the theme's worker, it awaits the import of the first message.
 WORKER = """
 let index;
@@ -29,9 +26,7 @@ addEventListener("DOMContentLoaded", () => {
 
 def test_a_page_opened_as_a_file_has_a_worker(tmp_path):
     sync_api = needs.module("playwright.sync_api")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip("no Chromium on the PATH")
+    program = needs.browser()
     shutil.copy(ROOT / "docs" / "iframe-worker.js", tmp_path)
     for name, text in {"worker.js": WORKER, "index.js": "self.found = [1, 2, 3];", "page.html": PAGE}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")

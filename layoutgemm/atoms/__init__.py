@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..later import named_later
+from ..lazy_names import named_later
 
 if TYPE_CHECKING:
     from .catalog import FAMILIES, atoms

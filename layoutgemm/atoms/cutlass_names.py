@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from ..arguments import DEPTH
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
-from ..layouts import Layout, above
+from ..layouts import Layout, registries
 from ..layouts.texts.bases import TextReader
 from ..layouts.texts.spelled import spelled
 from ..regex import regex
@@ -102,7 +102,7 @@ def _printed(text: str) -> MmaAtom | None:
     return atoms.made(make, at)
 
 
-@above.atom_named.register(str)
+@registries.atom_named.register(str)
 def named(text: str) -> Named | None:
     """The atom that the name of a C++ type denotes; None for a text that is no such name.
 

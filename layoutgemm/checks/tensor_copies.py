@@ -132,9 +132,9 @@ def _wanted(tile: Any, plan: TmaPlan, count: int) -> dict[Hashable, Ints]:
 
 def _moved(plan: TmaPlan, start: tuple[int, ...], keys: Iterable[Hashable]) -> dict[Hashable, Ints]:
     """The same for the elements of one box: arrays of the box's shape, innermost dimension first."""
-    steps = plan.steps or (1,) * len(plan.box)
-    shape = [-(-extent // step) for extent, step in zip(plan.box, steps, strict=True)]
-    grid = np.meshgrid(*(c + s * np.arange(n) for c, s, n in zip(start, steps, shape, strict=True)), indexing="ij")
+    shape = plan.moved
+    places = zip(start, plan.each_step, shape, strict=True)
+    grid = np.meshgrid(*(c + s * np.arange(n) for c, s, n in places), indexing="ij")
     if plan.gmem is None or plan.strides is None:
         return dict(enumerate(grid))
     out: dict[Hashable, Ints] = {key: np.zeros(shape, dtype=np.int64) for key in keys}

@@ -10,7 +10,7 @@ from .. import atoms, schedule
 from ..atoms.mma.tcgen05 import KINDS
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
-from ..layouts import Layout, Swizzle, above
+from ..layouts import Layout, Swizzle, registries
 from ..layouts.display import Pictured
 from ..layouts.notation import may_name_atom
 from .arguments import one_line, size_pair
@@ -107,7 +107,7 @@ def has_operand(text: str) -> bool:
 def cutlass_named(text: str) -> CopyAtom | MmaAtom | TiledMma | None:
     """The atom of a CUTLASS name, which an operand may follow; None for another text."""
     name = text.rpartition(":")[0] if has_operand(text) else text
-    found: CopyAtom | MmaAtom | TiledMma | None = above.atom_named(name) if may_name_atom(name) else None
+    found: CopyAtom | MmaAtom | TiledMma | None = registries.atom_named(name) if may_name_atom(name) else None
     return found
 
 

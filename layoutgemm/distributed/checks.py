@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ..errors import OperandError
 from ..kernels.run.operand_checks import check_operands
 from ..torch_op.scaled_grouped.recipes import ROW, TENSOR, Recipes
+from ..torch_op.types import listed
 
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -52,8 +53,7 @@ def product_of(
             shape = tuple(getattr(x, "shape", ()))
             raise OperandError(f"{name} is a {type(x).__name__} of shape {shape}: a matrix with rows and columns")
         if x.dtype not in KINDS:
-            known = ", ".join(str(kind).removeprefix("torch.") for kind in KINDS)
-            raise OperandError(f"{name} is {x.dtype}: {known} have a kernel")
+            raise OperandError(f"{name} is {x.dtype}: {listed(KINDS)} have a kernel")
     if a.dtype != b.dtype or a.device != b.device:
         raise OperandError(f"{name_a} is {a.dtype} on {a.device}, {name_b} {b.dtype} on {b.device}")
     if a.shape[1] != b.shape[0]:

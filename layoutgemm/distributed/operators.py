@@ -150,7 +150,7 @@ class _RowsOfRanks(torch.autograd.Function):
     """Gathered rows, or summed ones: each is the other's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: str, gathers: bool) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor, group: str, gathers: bool) -> torch.Tensor:
         ctx.group, ctx.gathers = group, gathers
         return _rows(gathers, x, group)
 
@@ -167,9 +167,7 @@ class _ShardProduct(torch.autograd.Function):
     """The product of a name, with its gradients."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, name: str, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float
-    ) -> torch.Tensor:
+    def forward(ctx: Any, name: str, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
         ctx.save_for_backward(a, b)
         ctx.way = name, group, timeout
         return _product(name, a, b, group, timeout)

@@ -11,12 +11,6 @@ from .machine.bank_counts import BankUse
 from .machine.roles import ALONE, NOTHING, PARTS
 from .ptx.parser import PtxInstruction, PtxKernel, Source
 
-KINDS = (
-    "race", "deadlock", "uninitialised", "bounds", "alignment", "protocol", "descriptor", "divergence", "edge", "lint",
-    "exit",
-)  # fmt: skip
-
-
 WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?! \()")
 PLACE = re.compile(r"CTA \(\d+, \d+, \d+\)(?: warp \d+)?")
 # What differs between findings of one line of the program: PTX lines, places, numbers, and roles of warps.

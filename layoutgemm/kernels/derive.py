@@ -19,7 +19,7 @@ from .numbers import W
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EdgeBoxes:
     """An operand's boxes along the dimension where its rows end; ints or traced integers alike.
 
     dim     "m" or "n"
@@ -45,7 +45,7 @@ class Ends:
     def last(self, extent: W) -> W:
         """Rows of the last box of a matrix with so many.
 
-        >>> ends = Ends("m", 128, 1, 128, 128, 8)
+        >>> ends = EdgeBoxes("m", 128, 1, 128, 128, 8)
         >>> ends.last(408), ends.last(512), ends.last(5)
         (24, 128, 8)
         """
@@ -68,7 +68,7 @@ class Ends:
 
         choose  (condition, yes, no) -> one of them
 
-        >>> two = Ends("n", 64, 2, 64, 128, 8)
+        >>> two = EdgeBoxes("n", 64, 2, 64, 128, 8)
         >>> [two.place(300, 256, share, either) for share in (0, 1)]  # 44 rows left, and none
         [(False, 256), (False, -64)]
         """
@@ -78,7 +78,7 @@ class Ends:
     def expected(self, extent: W, first: W, last: W, choose: Callable[[Any, Any, Any], Any]) -> W:
         """Bytes that all shares of a tile bring; `last` is `last(extent)`.
 
-        >>> two = Ends("n", 64, 2, 64, 128, 8)  # 128 rows, by two blocks
+        >>> two = EdgeBoxes("n", 64, 2, 64, 128, 8)  # 128 rows, by two blocks
         >>> [two.expected(100, first, 40, either) // 128 for first in (0, 128)]
         [104, 80]
         """
@@ -156,7 +156,7 @@ class OperandPlan:
     tma: TmaPlan
     descriptor: OperandDescriptor
     rest: TmaPlan | None = None
-    ends: Ends | None = None
+    ends: EdgeBoxes | None = None
     others: tuple[TmaPlan, ...] = ()
 
     @property

@@ -87,7 +87,7 @@ def _hopper(plan: Sm90Plan) -> Figure:
 def _by_descriptor(operand: OperandPlan, atom: MmaAtom, parts: int) -> PageMatrix:
     """An operand that the instruction reads from shared memory."""
     size = (operand.smem.extent[0] * parts, operand.smem.extent[1])
-    facts = descriptor_facts(operand.descriptor, operand.smem, atom, operand.name, size)
+    facts = descriptor_facts(operand.descriptor, operand.smem, operand.name, size)
     memory = shared_memory(operand.name, operand.smem, facts, parts)
     title = _words(size, atom, operand.name) + ", shared memory"
     return operand_matrix(operand.name, title, size, None, None, memory)

@@ -20,9 +20,8 @@ from ..checks import (
 )
 from ..checks.pipeline.prove import Interleaving
 from ..errors import PlanError
-from ..layouts.proofs.index_formulas import prove_formulas
-from ..layouts.symbols.facts import Facts
 from ..report import Check
+from ..schedule.persistent import numbered_once
 from .derive import OperandPlan, one_matrix
 from .orders import clusters_of_plan, order_check, order_proof, schedule_of
 from .plan import BARRIER_BYTES, GemmPlan, PersistentPlan, StoreSmemMap
@@ -84,13 +83,7 @@ def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "",
         answer = order_check(schedule_of(plan), clusters_of_plan(plan))
         witness = "" if answer else answer.witness
     if batched and plan.batch > 1 and not witness:
-        given = Facts()
-        tiles = given["tiles"]
-        matrix = prove_formulas(
-            lambda tile, matrix: ((tile + tiles * matrix) % tiles, (tile + tiles * matrix) // tiles),
-            lambda tile, matrix: (tile, matrix),
-            {"tile": tiles, "matrix": given["batch"]},
-        )
+        matrix = numbered_once("tiles", "batch")
         witness = "" if matrix else str(matrix)
     return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..arguments import refusal
 from ..errors import LayoutError
-from . import above
+from . import registries
 from .basis import ScaledBasis, assemble, paths_of
 from .display import PicturedLayout
 from .int_tuple import as_entries, code, leaves, show
@@ -138,7 +138,7 @@ def _sum(first: Any, value: Any, layout: Layout) -> Any:
     return first + value
 
 
-@above.coordinates_from.register(Layout)
+@registries.coordinates_from.register(Layout)
 def coordinates_from(layout: Layout, offset: object) -> CoordinateTensor | Layout:
     """The coordinates of a layout from an offset on: the layout itself for an offset of zeros."""
     first = as_entries(offset, "the offset of a CoordinateTensor")

@@ -20,7 +20,7 @@ from typing import Any
 from ..arguments import refusal, shown
 from ..errors import LayoutError, ParseError
 from ..lazy_numpy import np
-from . import above
+from . import registries
 from .basis import ScaledBasis
 from .int_tuple import Pair, Shape, as_nested, as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
@@ -39,7 +39,7 @@ from .symbols.polynomial import show as show_entry
 NAMES = ("i", "j", "k", "l")
 
 
-@above.expression_of.register(object)
+@registries.expression_of.register(object)
 def expr(layout: object, *names: str) -> Any:
     """The value of a Layout, ComposedLayout or Swizzle as a SymPy expression of its coordinates.
 
@@ -65,10 +65,10 @@ def expr(layout: object, *names: str) -> Any:
         if not isinstance(name, str) or not name.isidentifier() or name in sizes:
             wanted = "an identifier that no size is called"
             raise LayoutError(refusal(name, f"the name of a coordinate of {layout}", wanted))
-    return above.closed_form(layout, names)
+    return registries.closed_form(layout, names)
 
 
-@above.layout_of_formula.register(object)
+@registries.layout_of_formula.register(object)
 def from_expr(formula: Any, shape: Any = None, /, **extents: Any) -> Any:
     """The layout whose value is the formula, its modes the variables in order; a ComposedLayout for an offset or a XOR.
 
@@ -124,7 +124,7 @@ def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tupl
     if shape is not None and extents:
         raise LayoutError("extents are given by a shape or by keyword, not both")
     if isinstance(formula, str):
-        tree = _parse(formula)
+        tree = expression(formula, "no formula")
         if shape is not None:
             extents = _named(shape, _variables(tree, shape), formula)
         return lambda **v: _evaluate(tree, v, formula), _checked(extents, formula)
@@ -136,9 +136,9 @@ def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tupl
             free = sorted({s.name for x in parts for s in getattr(x, "free_symbols", ())})
             extents = _named(shape, free, formula)
         if isinstance(formula, tuple):
-            functions = [above.evaluator(x) for x in formula]
+            functions = [registries.evaluator(x) for x in formula]
             return lambda **v: tuple(f(**v) for f in functions), _checked(extents, formula)
-        return above.evaluator(formula), _checked(extents, formula)
+        return registries.evaluator(formula), _checked(extents, formula)
     if not callable(formula):
         raise LayoutError(refusal(formula, "a formula", "a function, a SymPy expression or a text"))
     if shape is not None:
@@ -161,10 +161,6 @@ def _checked(extents: dict[str, object], formula: object) -> dict[str, Any]:
     if not extents:
         raise LayoutError(f"no extents for {shown(formula)}: from_expr(formula, x=128, y=64)")
     return {name: as_shape(each) for name, each in extents.items()}
-
-
-def _parse(text: str) -> ast.expr:
-    return expression(text, "no formula")
 
 
 def _free_names(tree: ast.expr) -> list[str]:

@@ -567,17 +567,21 @@ def filter_zeros(shape: Shape, stride: Stride) -> Pair:
     return coalesce(tuple([s for s, _ in modes]), tuple([d for _, d in modes]))
 
 
+def modes_for(given: tuple[object, ...], shape: Any, stride: Any, what: str) -> tuple[Any, Any]:
+    """Shapes and strides of the modes that the entries of a tuple are for: an integer shape is its own only mode."""
+    n = len(shape) if shape.__class__ is tuple else 1
+    if len(given) > n:
+        raise LayoutError(f"a {what} of {len(given)} modes for {show(shape)}:{show(stride)}, which has {n}")
+    return (shape, stride) if shape.__class__ is tuple else ((shape,), (stride,))
+
+
 def by_profile(f: Callable[[Any, Any], Pair], shape: Any, stride: Any, profile: object) -> Pair:
     """`f` on every mode that an int of the profile marks; None, and modes past the profile's end, stay."""
     if profile is None:
         return shape, stride
     if profile.__class__ is not tuple:
         return f(shape, stride)
-    n = len(shape) if shape.__class__ is tuple else 1
-    if len(profile) > n:
-        raise LayoutError(f"a profile of {len(profile)} modes for {show(shape)}:{show(stride)}, which has {n}")
-    if shape.__class__ is not tuple:
-        shape, stride = (shape,), (stride,)
+    shape, stride = modes_for(profile, shape, stride, "profile")
     pairs = [by_profile(f, s, d, p) for s, d, p in zip(shape, stride, profile)]
     tail = len(profile)
     return tuple([s for s, _ in pairs]) + shape[tail:], tuple([d for _, d in pairs]) + stride[tail:]

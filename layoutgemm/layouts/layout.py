@@ -9,8 +9,8 @@ from typing import Any
 from ..arguments import DEPTH, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from ..lazy_numpy import np
-from . import above, profiles
 from . import int_tuple as _t
+from . import profiles, registries
 from .algebra import divide as _divide
 from .algebra import inverse as _inverse
 from .algebra import recast as _recast
@@ -81,7 +81,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             stride = as_stride(stride)
             check_congruent(shape, stride)
         if SYMBOLS_SEEN[0] != seen and has_symbols(shape, stride):
-            with_symbols: Layout = above.symbolic(shape, stride)
+            with_symbols: Layout = registries.symbolic(shape, stride)
             return with_symbols
         self = _object_new(cls)
         _set_shape(self, shape)
@@ -137,7 +137,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         out = tuple([x.shape for x in layouts]), as_stride(tuple([x.stride for x in layouts]))
         _t.check_depth(out[0])
         if has_symbols(*out):
-            joined: Layout = above.symbolic(*out, *layouts)
+            joined: Layout = registries.symbolic(*out, *layouts)
             return joined
         return _new(*out)
 
@@ -151,7 +151,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str(Layout.parse("tensor<ptr<f16, gmem, align<16>> o (4,8):(8,1)>"))
         '(4,8):(8,1)'
         """
-        return above.parsed(text)
+        return registries.parsed(text)
 
     @staticmethod
     def from_expr(formula: object, shape: object = None, /, **extents: object) -> Any:
@@ -163,7 +163,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> print(Layout.from_expr("16*(t//32) + (t//4)%8 + 8*(v%2)", t=128, v=2))
         ((4,8,4),2):((0,1,16),8)
         """
-        return above.layout_of_formula(formula, shape, **extents)
+        return registries.layout_of_formula(formula, shape, **extents)
 
     # ------------------------------------------------------------ properties
 
@@ -271,7 +271,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             rest, offset = self.slice(kept(i, self))
             if offset.__class__ is int and offset == 0:
                 return rest
-            return (above.coordinates_from if offset.__class__ is tuple else above.offset_by)(rest, offset)
+            return (registries.coordinates_from if offset.__class__ is tuple else registries.offset_by)(rest, offset)
         shape, stride = self.shape, self.stride
         if shape.__class__ is not tuple:
             shape, stride = (shape,), (stride,)
@@ -420,7 +420,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return other.after(self)
         other = as_tiler(other)
         if symbols_in(other):
-            return above.lifted(self).compose(other)
+            return registries.lifted(self).compose(other)
         return _made(_divide.by_mode(_divide.composed, self.shape, self.stride, other))
 
     __matmul__ = compose
@@ -439,7 +439,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             bound = 1
         elif bound.__class__ is not int or not 0 < bound < BEYOND:
             if not isinstance(bound, (tuple, list)) and symbols_in(bound):
-                return above.lifted(self).complement(bound)
+                return registries.lifted(self).complement(bound)
             bound = _recast.factor(bound, "complement (its bound)")
         return _new(*_inverse.complement(self.shape, self.stride, bound))
 
@@ -482,7 +482,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return shared
         other = as_tiler(other)
         if symbols_in(other):
-            return above.lifted(self).max_common_layout(other)
+            return registries.lifted(self).max_common_layout(other)
         return _new(*_inverse.max_common((self.shape, self.stride), _divide.tiler_pair(other)))
 
     def max_common_vector(self, other: Layout) -> Any:
@@ -498,7 +498,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         if tiler.__class__ is not int and tiler.__class__ is not Layout:
             tiler = as_tiler(tiler)
             if symbols_in(tiler):
-                with_symbols: Layout = getattr(above.lifted(self), name)(tiler)
+                with_symbols: Layout = getattr(registries.lifted(self), name)(tiler)
                 return with_symbols
         return _made(gather(split, self.shape, self.stride, tiler))
 
@@ -577,7 +577,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """
         target = as_shape(shape)
         if symbols_in(target):
-            return above.lifted(self).tile_to_shape(target, order)
+            return registries.lifted(self).tile_to_shape(target, order)
         return _made(_divide.tile_to_shape((self.shape, self.stride), target, order))
 
     # ------------------------------------------------------------ other widths of elements
@@ -622,7 +622,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> Layout(((4, 8, 4), 2), ((0, 1, 16), 8)).expr("t", "v")
         8*v + 16*(t//32) + (t//4)%8
         """
-        return above.expression_of(self, *names)
+        return registries.expression_of(self, *names)
 
     def equivalent(self, other: object) -> Answer:
         """Compare two functions of the flat index: a Proof, or the first CounterExample.
@@ -631,7 +631,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         (True, 'not equivalent: (0,1) gives 3 and 2')
         """
         if getattr(other, "_symbolic", False):
-            return above.lifted(self).equivalent(other)
+            return registries.lifted(self).equivalent(other)
         return _proof.between(_proof.equivalent(self, other), self, other)
 
     def is_injective(self) -> Answer:
@@ -677,7 +677,7 @@ _object_new = object.__new__
 _set_shape = Layout.__dict__["shape"].__set__
 _set_stride = Layout.__dict__["stride"].__set__
 _new = Layout._new
-above.layout_of.register(object)(_new)
+registries.layout_of.register(object)(_new)
 
 
 def _made(pair: Pair) -> Layout:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import MAX_BITS, as_int, checked, refusal, settle, shown
 from ..errors import CoordinateError, LayoutError
 from ..lazy_numpy import np
-from . import above
+from . import registries
 from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
@@ -576,4 +576,4 @@ def _plus(constant: int, columns: list[int], offset: int, source: object) -> tup
     return out[:-1], out[-1]
 
 
-above.matrix_of.register(object)(LinearLayout.of)
+registries.matrix_of.register(object)(LinearLayout.of)

@@ -39,7 +39,7 @@ from ..arguments import DEPTH, refusal
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, ParseError
 from ..regex import regex
-from . import above
+from . import registries
 from .basis import ScaledBasis
 from .coordinates import CoordinateTensor
 from .display import Pictured
@@ -161,7 +161,7 @@ _WIDTH = regex(r"[A-Za-z0-9_]+\s*\Z")
 Parsed: TypeAlias = "Layout | ComposedLayout | CoordinateTensor | Swizzle | LinearLayout | Listing | Pictured"
 
 
-@above.parsed.register(object)
+@registries.parsed.register(object)
 def parse(text: str, given: object = ()) -> Parsed:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
@@ -212,7 +212,7 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     """`read` of a text that holds a layout and what is printed around it."""
     refuse_others(bare(text))
     if may_name_atom(text):
-        atom: Pictured | None = above.atom_named(text)
+        atom: Pictured | None = registries.atom_named(text)
         if atom is not None:
             return atom
     text = without_labels(text)
@@ -369,11 +369,6 @@ def _symbols(given: object) -> Symbols:
     if given.__class__ is tuple and not given:
         return declared
     return as_facts(given).__getitem__
-
-
-def parse_swizzle(text: str) -> Swizzle:
-    """A swizzle from its notation."""
-    return Swizzle.parse(text)
 
 
 _STATED = regex(
@@ -610,7 +605,7 @@ class _LayoutReader(TextReader):
         """The layout that stands here, whose values are counted from the first one: a coordinate or an integer."""
         layout = self.layout()
         try:
-            from_first = above.offset_by if isinstance(first, int) else above.coordinates_from
+            from_first = registries.offset_by if isinstance(first, int) else registries.coordinates_from
             out: AnyLayout | CoordinateTensor = layout if first == 0 else from_first(layout, first)
         except LayoutError as error:
             raise ParseError(error.reason, self.text, start) from None

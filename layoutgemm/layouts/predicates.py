@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import LayoutError
-from . import above
+from . import registries
 from .proofs.verdicts import Answer, Function, Verdict
 
 
@@ -36,7 +36,7 @@ class Predicates(Function):
         >>> Layout((4, 8), (8, 1)).covers(32).ok, Layout((4, 8), (9, 1)).covers(32).coord
         (True, 8)
         """
-        return above.covering(self, tile, given)
+        return registries.covering(self, tile, given)
 
     def disjoint(self, other: object, offset: object = 0, given: object = ()) -> Answer:
         """Prove that no value is offset + a value of `other`, at every size. See prove.disjoint.
@@ -45,7 +45,7 @@ class Predicates(Function):
         >>> Layout(4, 2).disjoint(Layout(4, 2), 1).ok, Layout(4, 2).disjoint(Layout(4, 2), 4).coord
         (True, (2, 0))
         """
-        return above.apart(self, other, offset, given)
+        return registries.apart(self, other, offset, given)
 
     def can_compose(self, other: object) -> Verdict:
         """Verdict on compose(other)."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
 from ..errors import CompositionError, LayoutError, ParseError, SwizzleError
 from ..lazy_numpy import has_numpy, np
-from . import above
+from . import registries
 from .algebra.recast import factor
 from .conversion import Convertible
 from .display import Pictured, PicturedLayout
@@ -191,7 +191,7 @@ class Swizzle(Pictured, Paged, Convertible):
     @checked(SwizzleError)
     def parse(cls, text: str) -> Swizzle:
         """The inverse of str(): S<3,4,3>, with an optional unit [bytes] or [16b]."""
-        out = above.parsed(text)
+        out = registries.parsed(text)
         if not isinstance(out, Swizzle):
             raise ParseError(f"{shown(text)} is a layout and no swizzle")
         return out
@@ -403,7 +403,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, Paged, Convertible)
 
     def _inverse(self, name: str) -> AnyLayout:
         try:
-            found = getattr(above.matrix_of(self), name)()
+            found = getattr(registries.matrix_of(self), name)()
         except LayoutError as error:
             raise LayoutError(f"{name} of {self}: {error.reason}", error.witness) from None
         try:
@@ -520,12 +520,12 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, Paged, Convertible)
         >>> (Swizzle(2, 0, 2) @ Layout(5)).is_bijective().explain()
         'S<2,0,2> o 0 o 5:1 is not a bijection onto 0..4: 4 gives 5'
         """
-        found = above.injective(self)
-        return above.bijective(self) if isinstance(found, Proof) else found
+        found = registries.injective(self)
+        return registries.bijective(self) if isinstance(found, Proof) else found
 
     def expr(self, *names: str) -> Any:
         """The value as a SymPy expression of the coordinates, one name for each mode: see formulas.expr."""
-        return above.expression_of(self, *names)
+        return registries.expression_of(self, *names)
 
     def congruent(self, other: object) -> Verdict:
         """Verdict: both shapes have one nesting; `other` is a layout or a tuple."""
@@ -536,7 +536,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, Paged, Convertible)
     @checked(SwizzleError)
     def parse(cls, text: str) -> ComposedLayout:
         """The inverse of str()."""
-        out = above.parsed(text)
+        out = registries.parsed(text)
         if not isinstance(out, ComposedLayout):
             raise LayoutError(f"{shown(text)} has no swizzle and is a plain layout")
         return out
@@ -651,7 +651,7 @@ def _stays_below(right: Any, end: object) -> bool:
     return end.__class__ is int and bool(max(before.max(), after.max()) < end and before.min() >= 0)
 
 
-@above.offset_by.register(Layout)
+@registries.offset_by.register(Layout)
 def offset_by(layout: Layout, offset: object) -> ComposedLayout:
     """The layout c -> offset + layout(c), under a swizzle that moves nothing."""
     return ComposedLayout._new(Swizzle(0, 0, 0), entry(offset, "the offset of a layout"), layout)

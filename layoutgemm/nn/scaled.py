@@ -134,7 +134,7 @@ class ScaledLinear(torch.nn.Module):
         self._buffers["weight"] = self.weight.view(FLOAT8)
 
     def _save_to_state_dict(self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         scale = destination.pop(f"{prefix}weight_scale")
         if self.saves_scales:
             destination[f"{prefix}weight_scale_inv"] = scale
@@ -156,7 +156,7 @@ class ScaledLinear(torch.nn.Module):
             if given is None and weight.ndim == 2:
                 state[f"{prefix}weight"], given = quantized(weight)
             state[f"{prefix}weight_scale"] = self.weight_scale if given is None else given
-        super()._load_from_state_dict(state, prefix, *others)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state, prefix, *others)
 
     def extra_repr(self) -> str:
         """Sizes, and what is not torch.nn.Linear's default."""
@@ -186,6 +186,6 @@ class _StraightThrough(torch.autograd.Function):
         return scaled_matmul(eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, out_dtype=kind)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
         return matmul(grad, dequantized(weight, scale, grad.dtype)).to(ctx.like), None, None, None

@@ -148,7 +148,7 @@ def _asked(where: Where | str | Iterable[str] | None) -> Callable[[str, torch.nn
 def _reason(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
     """Why a layer is left, or ""."""
     if is_parametrized(layer):
-        return f"parametrized: {', '.join(layer.parametrizations)}"  # type: ignore[arg-type]
+        return f"parametrized: {', '.join(layer.parametrizations)}"
     if type(layer) is not torch.nn.Linear:
         return f"a {type(layer).__qualname__}, whose forward may be its own"
     if "forward" in layer.__dict__:

@@ -83,17 +83,20 @@ class DenseOperator(api.Operator):
             return api.Status.fail(error)
         return api.Status.success()
 
-    def _check_target(self, target_sm: api.TargetSm | None) -> None:
-        """Raise PlanError for a target of other code, or a kernel compiled only."""
+    def _check_code(self, target_sm: api.TargetSm | None) -> None:
+        """Raise PlanError for a target of other code."""
         if target_sm is not None and (code := code_for(target_sm)) != self.code:
             raise PlanError(f"target {target_sm} runs {code}, and the operator is of {self.code}")
+
+    def _check_target(self, target_sm: api.TargetSm | None) -> None:
+        """Raise PlanError for a target of other code, or a kernel compiled only."""
+        self._check_code(target_sm)
         if self.code == BLACKWELL and torch.cuda.is_available():
             raise PlanError(f"{BLACKWELL}: its kernels are compiled only, and launched nowhere yet")
 
     def _compile(self, args: api.GemmArguments, target_sm: api.TargetSm | None = None) -> api.CompiledArtifact:
         """Compile for any sizes, by metadata alone."""
-        if target_sm is not None and (code := code_for(target_sm)) != self.code:
-            raise PlanError(f"target {target_sm} runs {code}, and the operator is of {self.code}")
+        self._check_code(target_sm)
         return api.CompiledArtifact(compile_kernel(self.kernel), self, targets_of(self.code)[0])
 
     def _run(

@@ -30,7 +30,7 @@ from .design import AnyKernel, BlackwellKernel
 BLACKWELL = "sm_100a"
 
 
-class Room(NamedTuple):
+class TargetGpu(NamedTuple):
     """The GPU of a problem: its resident clusters, its name, and bytes of shared memory of a block (0: at most)."""
 
     places: Places
@@ -55,7 +55,7 @@ def code_for(asked: api.TargetSm | None) -> str:
     return code
 
 
-def room_of(code: str) -> Room:
+def room_of(code: str) -> TargetGpu:
     """The current GPU where it runs that code; else one as large as an H200."""
     if torch.cuda.is_available():
         index = torch.cuda.current_device()
@@ -64,8 +64,8 @@ def room_of(code: str) -> Room:
         except OperandError:  # a GPU for which nothing is compiled here
             runs, smem = "", 0
         if runs == code:
-            return Room(*gpu(index), smem)
-    return Room(Places(), "", 0)
+            return TargetGpu(*gpu(index), smem)
+    return TargetGpu(Places(), "", 0)
 
 
 def torch_type(operand: api.DenseTensor, name: str) -> torch.dtype:

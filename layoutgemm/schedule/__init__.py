@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..later import named_later
+from ..lazy_names import named_later
 
 if TYPE_CHECKING:
     from .by_shard import RotatedRows, ShardByShard
     from .functions import Formula, OfLayout
-    from .gpc_order import Dealt
+    from .gpc_order import GpcOrder
     from .l2_reuse import Reuse, reuse
     from .listed import Banded, TileList
     from .persistent import Persistent, Segment, StreamK
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .triangular import Triangular
 
 __all__ = [
-    "Banded", "Dealt", "Formula", "Grouped", "Hilbert", "Linear", "OfLayout", "Persistent", "Reuse", "Rotated",
+    "Banded", "Formula", "GpcOrder", "Grouped", "Hilbert", "Linear", "OfLayout", "Persistent", "Reuse", "Rotated",
     "RotatedRows", "Schedule", "Segment", "ShardByShard", "StreamK", "TileList", "Triangular", "reuse", "visits_once",
 ]  # fmt: skip
 
@@ -32,7 +32,7 @@ _HOMES = {
         "Formula",
         "OfLayout",
     ),
-    "gpc_order": ("Dealt",),
+    "gpc_order": ("GpcOrder",),
     "l2_reuse": (
         "Reuse",
         "reuse",

@@ -46,7 +46,7 @@ class TracedIndex:
         raise PlanError(f"an order's function is traced once for all tiles: its values take {_OPERATIONS} alone")
 
     __bool__ = __int__ = __index__ = __float__ = __iter__ = __len__ = _known
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _known  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _known
     __truediv__ = __rtruediv__ = __pow__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _known
 
     def __add__(self, other: object) -> TracedIndex:

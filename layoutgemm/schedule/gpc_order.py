@@ -25,7 +25,7 @@ Rounds = tuple[tuple[tuple[int, ...], int], ...]
 
 
 @dataclass(frozen=True)
-class Dealt:
+class GpcOrder:
     """Rounds in which clusters are dealt out, one after the other: (places, times), each place once in each turn.
 
     Clusters of one place take consecutive numbers, over all rounds. Those after the last round stay as they are, and so
@@ -34,7 +34,7 @@ class Dealt:
     Raises PlanError for rounds that are not pairs of places, different ints from 0 on in ascending order, and of times,
     an int of at least 1.
 
-    >>> Dealt((((0,), 1), ((1, 2, 3), 2), ((1, 3), 1))).table(10)
+    >>> GpcOrder((((0,), 1), ((1, 2, 3), 2), ((1, 3), 1))).table(10)
     [0, 1, 4, 6, 2, 5, 7, 3, 8, 9]
     """
 
@@ -51,7 +51,7 @@ class Dealt:
 
     def __str__(self) -> str:
         """
-        >>> print(Dealt((((0, 1, 2, 3), 4), ((0, 2, 3), 4))))
+        >>> print(GpcOrder((((0, 1, 2, 3), 4), ((0, 2, 3), 4))))
         0-3 x4, 0+2-3 x4
         """
 
@@ -64,7 +64,7 @@ class Dealt:
     def most(self) -> int:
         """The most clusters that come to one place.
 
-        >>> Dealt((((0, 1, 2, 3), 4), ((0, 2, 3), 4))).most
+        >>> GpcOrder((((0, 1, 2, 3), 4), ((0, 2, 3), 4))).most
         8
         """
         every = {place for places, _ in self.rounds for place in places}
@@ -112,7 +112,7 @@ class Dealt:
     def check(self) -> Check:
         """Each number below their count is taken once, by any count of clusters.
 
-        >>> print(Dealt((((0, 1, 2, 3), 4), ((0, 2, 3), 4))).check().ok)
+        >>> print(GpcOrder((((0, 1, 2, 3), 4), ((0, 2, 3), 4))).check().ok)
         True
         """
         lost = next((n for n in range(1, self.end + 2) if sorted(self.table(n)) != list(range(n))), None)

@@ -276,11 +276,15 @@ def _stream_statements() -> Iterator[tuple[str, Answer]]:
             yield f"{name}: the two kinds of workers share none", disjoint(p, q, b - a)
         whole = Proof("count", (), (f"{show(total)} of {show(units)}",)) if total == units else Undecided("the count")
         yield f"{name}: as many as there are", whole
+    yield "a unit is one K tile of one output tile", numbered_once("k_tiles", "tiles")
+
+
+def numbered_once(inner: str, outer: str) -> Answer:
+    """Proof that i + count * o, with i below count, tells i and o: for all counts, named by `inner` and `outer`."""
     given = Facts()
-    k_tiles = given["k_tiles"]
-    unit = prove_formulas(
-        lambda k, tile: ((k + k_tiles * tile) % k_tiles, (k + k_tiles * tile) // k_tiles),
-        lambda k, tile: (k, tile),
-        {"k": k_tiles, "tile": given["tiles"]},
+    count = given[inner]
+    return prove_formulas(
+        lambda i, o: ((i + count * o) % count, (i + count * o) // count),
+        lambda i, o: (i, o),
+        {"i": count, "o": given[outer]},
     )
-    yield "a unit is one K tile of one output tile", unit

@@ -38,7 +38,7 @@ _MOST = 64  # tiles of a block along either side, for each tile of `group`: a co
 _MOST_ROWS = 1024  # of a band: as for `Grouped`, a band's tiles are counted in 32 bits
 
 
-class Cut(NamedTuple):
+class GridBands(NamedTuple):
     """A grid cut into bands: 2 * half + odd whole ones, one of `height` rows, and `beyond` rows below.
 
     width    columns of the part of a diagonal block at the end of that one band
@@ -146,18 +146,18 @@ class Triangular(Schedule):
         """Tiles of a diagonal block."""
         return sum(self.block[0] - first for first in self.firsts)
 
-    def _cut(self, rows: Integer, columns: Integer, minimum: Minimum) -> Cut:
+    def _cut(self, rows: Integer, columns: Integer, minimum: Minimum) -> GridBands:
         u, v = self.block
         whole = minimum(rows // u, columns // v)
         height = minimum(rows - whole * u, u)
         width = minimum(columns - whole * v, v)
-        return Cut(whole // 2, whole % 2, height, width, rows - whole * u - height, columns)
+        return GridBands(whole // 2, whole % 2, height, width, rows - whole * u - height, columns)
 
-    def _pair(self, cut: Cut) -> Integer:
+    def _pair(self, cut: GridBands) -> Integer:
         """Tiles of two bands that are numbered together."""
         return (cut.whole - 1) * (self.block[0] * self.block[1]) + 2 * self.diagonal
 
-    def _paired(self, cut: Cut) -> Integer:
+    def _paired(self, cut: GridBands) -> Integer:
         """Tiles of all whole bands; of an odd number of them the middle one comes last."""
         middle = cut.half * (self.block[0] * self.block[1]) + self.diagonal
         return cut.half * self._pair(cut) + cut.odd * middle
@@ -169,7 +169,7 @@ class Triangular(Schedule):
             for column, first in enumerate(self.firsts)
         ]
 
-    def _last(self, cut: Cut, minimum: Minimum) -> Integer:
+    def _last(self, cut: GridBands, minimum: Minimum) -> Integer:
         """Tiles of the band that ends with the grid."""
         return cut.height * cut.whole * self.block[1] + sum(self._corner(cut.height, cut.width, minimum))
 
@@ -196,7 +196,7 @@ class Triangular(Schedule):
     def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         return self._at(number, self._cut(rows, columns, minimum), minimum)
 
-    def _at(self, number: Integer, cut: Cut, minimum: Minimum) -> Tile:
+    def _at(self, number: Integer, cut: GridBands, minimum: Minimum) -> Tile:
         """The tile of a number: in one of the paired bands, in the band that ends with the grid, or below."""
         u, v = self.block
         pair, paired = self._pair(cut), self._paired(cut)
@@ -210,7 +210,7 @@ class Triangular(Schedule):
         low, right = Grouped(group=u).tile(number - rest, under, minimum)
         return _select(below, cut.whole * u + cut.height + low, row), _select(below, right, column)
 
-    def _of_pair(self, nth: Integer, place: Integer, cut: Cut, minimum: Minimum) -> tuple[Integer, Integer]:
+    def _of_pair(self, nth: Integer, place: Integer, cut: GridBands, minimum: Minimum) -> tuple[Integer, Integer]:
         """The band of a place in a pair of bands, and the place there."""
         longer = cut.whole - 1 - nth
         end = longer * (self.block[0] * self.block[1]) + self.diagonal
@@ -276,7 +276,7 @@ class Triangular(Schedule):
         """Pair `nth` of an even, or odd, number of bands: the places are those of bands R - 1 - nth and nth."""
         given = Facts()
         nth, more = given["nth"] - 1, given["more"] - 1
-        cut = Cut(nth + 1 + more, odd, 0, 0, 0, given["columns"])
+        cut = GridBands(nth + 1 + more, odd, 0, 0, 0, given["columns"])
         per, d = self.block[0] * self.block[1], self.diagonal
         longer = cut.whole - 1 - nth
         first, second = longer * per + d, nth * per + d
@@ -287,7 +287,7 @@ class Triangular(Schedule):
             lambda x: self._of_pair(nth, first + x, cut, least), lambda x: (nth, x), {"x": second}
         )
         yield f"{name}: those from there on are band nth", of_shorter
-        middle = Cut(nth, 1, 0, 0, 0, 1)
+        middle = GridBands(nth, 1, 0, 0, 0, 1)
         of_middle = prove_formulas(lambda x: self._of_pair(nth, x, middle, least), lambda x: (nth, x), {"x": second})
         yield "the middle band of an odd number", of_middle
         whole = first + second == self._pair(cut) and self._paired(middle) - nth * self._pair(middle) == second

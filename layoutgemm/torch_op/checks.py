@@ -18,7 +18,7 @@ from ..kernels.epilogue.parameters import host_number
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import ACTIVATIONS, GATES
 from .problem import C_TYPES, broadcast, half, shapes_of
-from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, usual_type
+from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, listed, usual_type
 
 # Types of which two kinds may meet in one product.
 _MIXED = ({torch.float8_e4m3fn, torch.float8_e5m2}, {torch.int8, torch.uint8})
@@ -112,20 +112,15 @@ def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> No
     if a.dtype != b.dtype and not any({a.dtype, b.dtype} == kinds for kinds in _MIXED):
         raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
     if a.dtype not in NAMES:
-        known = ", ".join([str(kind).removeprefix("torch.") for kind in NAMES])
-        raise OperandError(f"a and b are {a.dtype}; this library multiplies {known}. torch.matmul takes {a.dtype}")
+        raise OperandError(
+            f"a and b are {a.dtype}; this library multiplies {listed(NAMES)}. torch.matmul takes {a.dtype}"
+        )
     if a.dtype == torch.float32 and not tf32_allowed(allow_tf32):
         raise OperandError(
             "a and b are float32, and the tensor cores would round them to tf32 (11 bits of significand): say "
             "allow_tf32=True, set torch.backends.cuda.matmul.allow_tf32 = True, convert them to bfloat16 or float16, "
             "or use torch.matmul"
         )
-
-
-def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
-    """Raise TensorError or OperandError unless a and b are tensors that a kernel multiplies."""
-    check_operands({"a": a, "b": b})
-    check_types(a, b, allow_tf32)
 
 
 def check_matrices(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
@@ -161,9 +156,9 @@ def fake_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
     return (*batch, a.shape[-2], b.shape[-1])
 
 
-def check_device(a: torch.Tensor, meta: bool = True) -> None:
+def check_device(a: torch.Tensor) -> None:
     """Raise OperandError for a device that this library does not run on."""
-    if a.device.type not in ("cuda", "cpu", *["meta"] * meta):
+    if a.device.type not in ("cuda", "cpu", "meta"):
         raise OperandError(f"a is on {a.device}; this library runs on CUDA GPUs, and on the CPU as their reference")
 
 
@@ -199,7 +194,7 @@ def stored_as(multiplied: torch.dtype, asked: object) -> torch.dtype:
     if asked is None:
         return usual_type(multiplied)
     if not isinstance(asked, torch.dtype) or C_NAMES.get(asked) not in possible:
-        known = ", ".join([str(TYPES[name]).removeprefix("torch.") for name in possible])
+        known = listed(TYPES[name] for name in possible)
         raise OperandError(f"out_dtype {asked}: a product of {multiplied} is stored as {known}")
     return asked
 
@@ -337,8 +332,7 @@ def check_finish(bias: torch.Tensor | None, activation: str | None, shape: Seque
         return
     known = (*READ, *WHOLE) if kind.is_floating_point else WHOLE
     if bias.dtype not in known:
-        names = ", ".join([str(one).removeprefix("torch.") for one in known])
-        raise OperandError(f"bias is {bias.dtype}; to a product that is stored as {kind} it is one of {names}")
+        raise OperandError(f"bias is {bias.dtype}; to a product that is stored as {kind} it is one of {listed(known)}")
     if bias.ndim != 1 or not shape or bias.shape[0] != shape[-1]:
         raise TensorError(f"bias of shape {list(bias.shape)} does not fit a product of shape {list(shape)}")
 

@@ -10,7 +10,7 @@ import torch
 from ..errors import OperandError
 from ..kernels.compile.worker import plan_of
 from ..kernels.run.emulated import emulate_launch
-from .launch import copied, empty_copy
+from .launch import run_staged, staged
 from .problem import Solution, arguments
 
 
@@ -24,21 +24,15 @@ def emulate(
     """
     # Elements as plain words of their width: what they mean is the kernel's business.
     plan = plan_of(solution.kernel)
-    held: list[torch.Tensor] = []
+    held = staged(solution, a, b, c)
 
     def launch(*addresses: int) -> None:
         arrays = [memory_at(at, held) for at in addresses]
         emulate_launch(plan, arguments(solution, arrays, workers, words), progress=False).raise_for_findings()
 
-    copies = solution.copies
-    read = [copied(x, copy) for x, copy in zip((a, b), copies[:2], strict=True)]
-    target = c if copies[2] is None else empty_copy(c, copies[2])
-    held += [*read, target]
-    first, sizes = [x.data_ptr() for x in held], [x.element_size() for x in held]
-    for at in solution.launches:
-        launch(*[p + o * size for p, o, size in zip(first, at, sizes, strict=True)])
-    if target is not c:
-        c.copy_(target)
+    run_staged(solution, held, launch)
+    if held[2] is not c:
+        c.copy_(held[2])
 
 
 def memory_at(address: int, held: Sequence[torch.Tensor]) -> Any:

@@ -31,7 +31,7 @@ from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, St
 from ..kernels.epilogue.chain import Given as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
-from ..kernels.epilogue.parameters import Placed, host_number, words_of
+from ..kernels.epilogue.parameters import Placed, check_names, host_number, words_of
 from ..kernels.plan import present
 from ..moved import old_names
 from .prepared import Config, Finish, mark_written, on_gpu, prepare, problem_at
@@ -53,10 +53,7 @@ def check_epilogue(epilogue: object, kinds: Mapping[str, type]) -> None:
         raise OperandError(f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
     if epilogue.flipped:
         raise OperandError("the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself")
-    names = [operand.name for operand in epilogue.given]
-    for name in (*[n for n in names if n not in kinds], *[n for n in kinds if n not in names]):
-        what = "is missing" if name in names else "is no operand of it"
-        raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
+    check_names(epilogue, kinds)
     for operand in epilogue.given:
         kind = kinds[operand.name]
         if not (operand.host or issubclass(kind, torch.Tensor)):

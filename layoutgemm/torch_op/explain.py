@@ -14,11 +14,10 @@ from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .epilogue import check_fit, given_operands
-from .explanation import Explanation, gated_after, with_steps
+from .explanation import ZEROS, Explanation, gated_after, of_solution, with_steps
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
-from .launch import plan_of
 from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
@@ -33,7 +32,6 @@ from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
 from .scaled_grouped.scaled import ScaledFinish
 from .solver import solve, why_unfused
-from .types import C_NAMES, NAMES
 
 Packed = QuantizedWeight | QuantizedExperts
 __all__ = ["Explanation", "explain_matmul"]
@@ -103,9 +101,9 @@ def explain_matmul(
         operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)  # type: ignore[arg-type]
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
     if isinstance(a, tuple):
-        return explain_pairs(a, b, out, activation, config, out_dtype)  # type: ignore[arg-type]
+        return explain_pairs(a, b, out, activation, config, out_dtype)
     if combine is not None:
-        return explain_combined(a, b, combine, given, out, config, out_dtype)  # type: ignore[arg-type]
+        return explain_combined(a, b, combine, given, out, config, out_dtype)
     if TYPE_CHECKING:
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     groups, said = groups_of(offsets, offs, counts)
@@ -162,7 +160,7 @@ def _with_epilogue(
     if out is not None:
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
-        return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
+        return ZEROS
     return with_steps(a, b, kind, steps, operands, out, config)
 
 
@@ -181,7 +179,7 @@ def _plain(
     if out is not None:
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
-        return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
+        return ZEROS
     unfused = ""
     if gated is not None:
         check_gated_type(kind)
@@ -191,8 +189,5 @@ def _plain(
         kind = torch.float32
     else:
         found = solve(problem_at(a, b, kind, config, out, finish))
-    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
-    sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(found.copies, names, strict=True)]
-    copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(found.copies, sizes, strict=True) if copy])
-    told = Explanation(str(plan_of(found)), found.why, len(found.launches), copies, sum(sizes))
+    told = of_solution(found, (a.dtype, b.dtype), kind)
     return gated_after(told, unfused, shapes.result) if unfused else told

@@ -13,7 +13,7 @@ from .epilogue import Tensors, solutions, spread
 from .launch import plan_of
 from .launch import workspace as partial_results
 from .prepared import Config
-from .problem import shapes_of
+from .problem import Solution, shapes_of
 from .types import C_NAMES, NAMES
 
 
@@ -47,6 +47,17 @@ class Explanation:
         return f"{self.kernel}{times}\n  {self.why}{copies}\n  workspace: {self.workspace} bytes"
 
 
+ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
+
+
+def of_solution(solution: Solution, read: tuple[torch.dtype, torch.dtype], kind: torch.dtype) -> Explanation:
+    """A solution in words: it reads operands of two types, and C is of type `kind`."""
+    names = NAMES[read[0]], NAMES[read[1]], C_NAMES[kind]
+    sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True)]
+    copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(solution.copies, sizes, strict=True) if copy])
+    return Explanation(str(plan_of(solution)), solution.why, len(solution.launches), copies, sum(sizes))
+
+
 def gated_after(found: Explanation, why: str, shape: Sequence[int]) -> Explanation:
     """A product of all columns in float32 that torch gates.
 
@@ -68,16 +79,11 @@ def with_steps(
     c = torch.empty(shapes_of(a.shape, b.shape).result, dtype=kind, device="meta") if out is None else out
     parts = spread(a, b, c, epilogue, given)
     found = [one for part in parts for one in solutions(*part, epilogue, kind, config)]
-    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
-    copied = [[0 if copy is None else copy.bytes(name) for copy, name in zip(one.copies, names)] for one in found]
+    told = [of_solution(one, (a.dtype, b.dtype), kind) for one in found]
     partial = [partial_results(one) for one in found]
-    first = found[0]
-    copies = [f"{copy.why}, {size} bytes" for copy, size in zip(first.copies, copied[0]) if copy is not None]
-    if partial[0]:
-        copies.append(partial_text(partial[0]))
-    most = max(sum(sizes) + more for sizes, more in zip(copied, partial))
-    count = sum(len(one.launches) for one in found)
-    return Explanation(str(plan_of(first)), first.why, count, tuple(copies), most)
+    copies = told[0].copies + ((partial_text(partial[0]),) if partial[0] else ())
+    most = max(one.workspace + more for one, more in zip(told, partial))
+    return replace(told[0], launches=sum(one.launches for one in told), copies=copies, workspace=most)
 
 
 def partial_text(size: int) -> str:

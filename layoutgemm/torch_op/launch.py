@@ -201,15 +201,25 @@ def run(
     solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, launch: Callable[[int, int, int], object]
 ) -> None:
     """Make the solution's copies, launch at each place, and copy C back."""
-    copies = solution.copies
-    read = [copied(x, copy) for x, copy in zip((a, b), copies[:2], strict=True)]
-    target = c if copies[2] is None else empty_copy(c, copies[2])
-    sizes = [x.element_size() for x in (*read, target)]
-    first = [x.data_ptr() for x in (*read, target)]
+    held = staged(solution, a, b, c)
+    run_staged(solution, held, launch)
+    if held[2] is not c:
+        c.copy_(held[2])
+
+
+def staged(solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A, B and C as the kernel reads and writes them: copies, where the solution has copies."""
+    *copies, of_c = solution.copies
+    read = [copied(x, copy) for x, copy in zip((a, b), copies, strict=True)]
+    return (*read, c if of_c is None else empty_copy(c, of_c))
+
+
+def run_staged(solution: Solution, held: Sequence[torch.Tensor], launch: Callable[[int, int, int], object]) -> None:
+    """Launch at each place of staged tensors."""
+    sizes = [x.element_size() for x in held]
+    first = [x.data_ptr() for x in held]
     for at in solution.launches:
         launch(*[p + o * size for p, o, size in zip(first, at, sizes, strict=True)])
-    if target is not c:
-        c.copy_(target)
 
 
 def copied(x: torch.Tensor, copy: Copy | None) -> torch.Tensor:

@@ -128,12 +128,12 @@ class _Product(torch.autograd.Function):
         ctx.kind = output.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         a, b = ctx.saved_tensors
         return (*gradients(a, b, ctx.needs_input_grad[:2], grad, differentiable), None, None, None)
 
     @staticmethod
-    def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:  # type: ignore[override]
+    def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
         a, b = ctx.saved_tensors
         check_derivable(a)
         if da is None or db is None:

@@ -271,7 +271,7 @@ class _RecordedProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
         made: tuple[torch.Tensor, Prepared | None, str | None],
     ) -> torch.Tensor:  # fmt: skip
@@ -284,7 +284,7 @@ class _RecordedProduct(torch.autograd.Function):
         return c
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b, rectified = ctx.saved_tensors
         prepared, stand_ins, kind_of_bias = ctx.facts
         if stand_ins is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import torch
@@ -20,6 +21,15 @@ TYPES = {name: kind for kind, name in C_NAMES.items()}
 
 READ = (torch.float32, torch.bfloat16, torch.float16)  # of a bias and of a C that an epilogue reads
 WHOLE = (torch.int32, torch.int16, torch.int8, torch.uint8)  # of a bias and of a C of integers
+
+
+def listed(kinds: Iterable[torch.dtype]) -> str:
+    """The types by name, for an error.
+
+    >>> listed(READ)
+    'float32, bfloat16, float16'
+    """
+    return ", ".join([str(kind).removeprefix("torch.") for kind in kinds])
 
 
 def usual_type(kind: torch.dtype) -> torch.dtype:

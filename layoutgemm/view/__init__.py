@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..later import named_later
+from ..lazy_names import named_later
 
 if TYPE_CHECKING:
     from layoutgemm.view.access import access_svg

@@ -71,7 +71,7 @@ def access_svg(
         lanes, conflicts = lanes_at(part, pattern, len(found.rows), *worst)
         verdict = "conflict-free" if one.conflict_free else f"{one.ways}-way conflict"
         panel, _ = bank_panel(
-            layout, grid, bits, found.rows, found.columns, lanes=lanes, conflicts=conflicts,
+            grid, bits, found.rows, found.columns, lanes=lanes, conflicts=conflicts,
             caption=f"{pattern.name}: {verdict}", tall=TALL, part=len(accesses) > 1,
         )  # fmt: skip
         pairs.append((phase_panel(part, *worst), panel))

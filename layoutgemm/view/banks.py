@@ -60,7 +60,7 @@ def swizzle_svg(
         raise LayoutError(f"bits={bits}: an element has at least one bit")
     found = offsets_of(layout, rows, columns)
     name = str(layout) if swizzle is None else f"{swizzle} o {layout}"
-    panel, grid = bank_panel(layout, found_bytes(layout, bits, swizzle, rows, columns), bits, found.rows, found.columns)
+    panel, grid = bank_panel(found_bytes(layout, bits, swizzle, rows, columns), bits, found.rows, found.columns)
     notes = [Note(field_note(panel))]
     if panel.step > 1 and len(grid) >= 8:
         notes.append(Note(phase_note(grid, panel.step, panel.axes)))
@@ -85,7 +85,6 @@ def found_bytes(
 
 
 def bank_panel(
-    layout: Drawable,
     grid: list[list[int]],
     bits: int,
     down: range,
@@ -262,14 +261,7 @@ def swizzle_pair_svg(
         verdict = "conflict-free" if report.conflict_free else f"{report.ways}-way conflict"
         what = f"{name}: {layout}" if inner is None else f"{name}: {swizzle}"
         panel, _ = bank_panel(
-            layout,
-            grid,
-            bits,
-            found.rows,
-            found.columns,
-            lanes=lanes,
-            conflicts=conflicts,
-            caption=f"{what}, {verdict}",
+            grid, bits, found.rows, found.columns, lanes=lanes, conflicts=conflicts, caption=f"{what}, {verdict}"
         )
         panels.append(panel)
     notes = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
@@ -137,6 +137,10 @@ def evaluate(layout: Drawable, *coord: Iterable[int]) -> list[Offset]:
     return numbers(spread(layout(*map(np.array, lists))))
 
 
+def _of_integers(layout: object) -> TypeGuard[Layout]:
+    return isinstance(layout, Layout) and all(type(x) is int for x in leaves((layout.shape, layout.stride)))
+
+
 def _sums(layout: object, coord: Sequence[list[int]]) -> list[Offset] | None:
     """The values of a layout of integers, with or without swizzles: a table for each mode. None for another."""
     if isinstance(layout, ComposedLayout):
@@ -145,7 +149,7 @@ def _sums(layout: object, coord: Sequence[list[int]]) -> list[Offset] | None:
             return None
         offset = layout.offset
         return cast("list[Offset]", layout.swizzle.each([x + offset for x in cast("list[int]", inside)]))
-    if not isinstance(layout, Layout) or not all(type(x) is int for x in leaves((layout.shape, layout.stride))):
+    if not _of_integers(layout):
         return None
     modes = [layout] if len(coord) == 1 else [layout[k] for k in range(layout.rank)]
     if len(modes) != len(coord):
@@ -356,7 +360,7 @@ def _rows(
         if inside is None or not isinstance(offset, int):
             return None
         return tuple([tuple(layout.swizzle.each([x + offset for x in row])) for row in inside])
-    if not isinstance(layout, Layout) or not all(type(x) is int for x in leaves((layout.shape, layout.stride))):
+    if not _of_integers(layout):
         return None
     if layout.rank == 1:
         return (tuple([layout(c) for c in columns]),)
@@ -402,6 +406,13 @@ def planes_of(
     return out
 
 
+def thread_value(tv: Drawable) -> tuple[int, int]:
+    """The numbers of threads and values. Raises LayoutError for a layout that has not two modes."""
+    if not isinstance(tv.shape, tuple) or len(tv.shape) != 2:
+        raise LayoutError(f"{tv} is not a thread-value layout: that has two modes, threads and values")
+    return extent(tv.shape[0]), extent(tv.shape[1])
+
+
 def owners_of(
     tv: Drawable, tile: Sequence[int], rows: range | None = None, columns: range | None = None, thread: int = 0
 ) -> Owners:
@@ -411,9 +422,7 @@ def owners_of(
     Raises LayoutError if it has not two modes, leaves the tile, or would need more than MAX_CELLS cells.
     """
     m_extent, n_extent = [as_int(extent, "an extent of the tile", least=1) for extent in tile]
-    if not isinstance(tv.shape, tuple) or len(tv.shape) != 2:
-        raise LayoutError(f"{tv} is not a thread-value layout: that has two modes, threads and values")
-    threads, values = extent(tv.shape[0]), extent(tv.shape[1])
+    threads, values = thread_value(tv)
     if not 0 <= thread < threads:
         raise LayoutError(f"{tv} has threads 0 to {threads - 1}: there is no thread {thread}")
     rows, columns = pick(rows, m_extent, "rows"), pick(columns, n_extent, "columns")

@@ -57,24 +57,13 @@ def hue(index: int) -> str:
     return HUES[index % len(HUES)]
 
 
-def luminance(color: str) -> float:
-    """Relative luminance, 0 (black) to 1 (white), as WCAG 2.2 defines it.
+def each_hue(low: int, high: int) -> int:
+    """Integers of low..high that one hue stands for: a power of two, so that all hues do.
 
-    >>> luminance("#FFFFFF")
-    1.0
+    >>> each_hue(0, 63), each_hue(0, 64)
+    (8, 16)
     """
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in rgb(color))]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(a: str, b: str) -> float:
-    """Contrast ratio of two colours, 1 to 21 (WCAG 2.2; text wants 4.5, small text better 7).
-
-    >>> round(contrast("#000000", "#FFFFFF"))
-    21
-    """
-    dark, light = sorted((luminance(a), luminance(b)))
-    return (light + 0.05) / (dark + 0.05)
+    return 1 << max(0, -(-(high - low + 1) // len(HUES)) - 1).bit_length()
 
 
 def dark_rules(body: str) -> str:

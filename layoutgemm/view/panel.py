@@ -445,15 +445,6 @@ def borders(zones: Sequence[Sequence[int]]) -> dict[int, list[tuple[int, int, in
     return out
 
 
-def boundary(mask: Sequence[Sequence[bool]]) -> list[tuple[int, int, int, bool]]:
-    """The borders of the marked places, as (column, row, length, whether it runs across).
-
-    >>> boundary([[True, True], [True, True]])
-    [(0, 0, 2, True), (0, 2, 2, True), (0, 0, 2, False), (2, 0, 2, False)]
-    """
-    return borders([[0 if marked else -1 for marked in row] for row in mask]).get(0, [])
-
-
 def runs(values: Sequence[object]) -> list[tuple[int, int]]:
     """Maximal runs of equal neighbours, as half-open ranges.
 

@@ -18,7 +18,7 @@ from layoutgemm.view.grid import (
     coordinates_of,
     planes_of,
 )
-from layoutgemm.view.palette import HUES, hue
+from layoutgemm.view.palette import HUES, each_hue, hue
 from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, CellTexts, Label, Panel
 from layoutgemm.view.sheet import APART, Legend, Note, Sheet
 
@@ -152,7 +152,7 @@ def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
     every = [keys_of(row) for _, plane in planes for row in plane.values]
     lowest, highest = min(map(min, every)), max(map(max, every))
     if group is None:
-        group = 1 << max(0, -(-(highest - lowest + 1) // len(HUES)) - 1).bit_length()
+        group = each_hue(lowest, highest)
     if group < 1:
         raise LayoutError(f"group={group}: a colour stands for at least one offset")
     base, count = lowest // group, highest // group - lowest // group + 1

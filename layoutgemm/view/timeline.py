@@ -15,7 +15,6 @@ from ..arguments import checked
 
 WIDTH, HEIGHT, PITCH = 1000.0, 18.0, 24.0
 LANE, MAX_TRACKS = 8.0, 16  # pixels that one more thing at once takes; as many as are told apart
-TICK = 11.0
 # Kind of span -> (colour, letter, meaning). Letters stand in the spans that have room, so that colour is never alone.
 KINDS = {
     "load": (hue(0), "L", "copied to shared memory"),

@@ -13,6 +13,7 @@ import pytest
 
 from layoutgemm import Layout
 from layoutgemm.atoms import MmaAtom, mma_sync, wgmma
+from layoutgemm.dtypes import dtype
 from tests.atoms.mma.test_sync import refused
 from tests.atoms.model_gpu import ModelGpu
 from tests.micro import values
@@ -122,8 +123,6 @@ def test_wgmma_kernels_assemble(program: Any) -> None:
 
 
 def test_encodings() -> None:
-    from layoutgemm.dtypes import dtype
-
     assert values.encode(dtype("e4m3"), [1, -2, 3]).tolist() == [0x38, 0xC0, 0x44]
     assert values.encode(dtype("e5m2"), [1, -2]).tolist() == [0x3C, 0xC0]
     assert values.encode(dtype("e2m1"), [1, 2, 3, 4, 6, -6]).tolist() == [2, 4, 5, 6, 7, 15]

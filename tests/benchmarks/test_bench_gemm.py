@@ -15,6 +15,8 @@ from tests import needs
 torch = needs.module("torch")
 
 from benchmarks import bench_gemm, peers
+from layoutgemm.bench import machine
+from layoutgemm.bench import method as bench
 from layoutgemm.bench import outcome as bench_outcome
 from layoutgemm.bench.method import BenchProblem, Contender
 from layoutgemm.bench.outcome import DeviceLost, Measured, Method, Outcome, line, measure
@@ -229,9 +231,6 @@ def test_the_program_from_end_to_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All of `main` but the GPU: the closing table, the JSON, the exit status."""
-    from layoutgemm.bench import machine
-    from layoutgemm.bench import method as bench
-
     device = ModelDevice()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(machine, "facts", lambda: {"gpu": "a model"})
@@ -253,9 +252,6 @@ def test_the_exit_status_is_that_of_the_device_not_of_a_word(
     says: str, lost: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A device that is lost after the first shape; a note that says "broken" of one that is not."""
-    from layoutgemm.bench import machine
-    from layoutgemm.bench import method as bench
-
     device, run = ModelDevice(), bench_gemm.run
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(machine, "facts", dict)

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
+needs.module("torch")
+
 from benchmarks.bench_gemm import SHAPES
 from benchmarks.choice_record import Standing, Tried, load, standing
 from benchmarks.configurations import random_shapes

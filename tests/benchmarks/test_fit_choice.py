@@ -8,6 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import needs
+
+needs.module("torch")
+
 from benchmarks import fit_choice
 from benchmarks.choice_record import Timed, Tried, load, save
 from benchmarks.configurations import candidates, random_shapes

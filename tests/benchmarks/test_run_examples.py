@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import run_examples
 from benchmarks.run_examples import LIST, RECORD, SKIP, STATES, Example, Outcome, examples, last_error, outcome, run
 
 
@@ -61,8 +62,6 @@ def test_only_a_launch_and_a_passed_check_are_right() -> None:
 
 def test_a_run_ends_by_itself_or_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script runs as a copy where sizes are replaced; one that takes too long is killed."""
-    from benchmarks import run_examples
-
     monkeypatch.setattr(run_examples, "LIST", tmp_path / "list.json")
     (tmp_path / "one.py").write_text("import sys, time\ntime.sleep(100)\nassert sys.argv[1] == 'x', sys.argv\n")
     short = Example("layoutgemm", "one.py", "sm_90a", "x", replace=[("100", "0")])
@@ -74,8 +73,6 @@ def test_a_run_ends_by_itself_or_at_the_limit(tmp_path: Path, monkeypatch: pytes
 
 def test_a_script_finds_what_the_one_before_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second does not run if the first one fails."""
-    from benchmarks import run_examples
-
     monkeypatch.setattr(run_examples, "LIST", tmp_path / "list.json")
     (tmp_path / "first.py").write_text("open('made', 'w').write('3')\n")
     (tmp_path / "second.py").write_text("assert open('made').read() == '3'\n")

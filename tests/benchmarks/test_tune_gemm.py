@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
+needs.module("torch")
+
 from benchmarks.choice_record import Standing, Timed, Tried, load, report, save, standing
 from benchmarks.configurations import candidates, name_of, random_shapes
 from benchmarks.tune_gemm import key_of, main, race

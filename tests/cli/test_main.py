@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+import layoutgemm
 from layoutgemm.cli.main import main, make_parser
+from layoutgemm.kernels.sm90.choose.rules import choose
 
 
 def test_demo_derives_checks_runs_and_draws(tmp_path, capsys):
@@ -92,8 +94,6 @@ def test_demo_for_programs(capsys, tmp_path):
 
 
 def test_tune_for_programs(capsys, monkeypatch):
-    from layoutgemm.kernels.sm90.choose.rules import choose
-
     tune = importlib.import_module("layoutgemm.torch_op.tuning")
     choice, _ = choose(512, 512, 512)
     found = tune.Tuning(choice, 1e-6, 2e-6, 3e-6, ((choice, 1e-6),), ((choice, "wrong"),), None)
@@ -182,8 +182,6 @@ def test_the_package_without_torch():
 
 
 def test_a_misspelt_name_is_nearly_found():
-    import layoutgemm
-
     with pytest.raises(AttributeError) as missing:
         _ = layoutgemm.wgma
     assert (missing.value.name, missing.value.obj) == ("wgma", layoutgemm) and "wgmma" in dir(layoutgemm)
@@ -339,7 +337,7 @@ def completed(script: str, *words: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not on PATH: install it")
 def test_bash_completes_commands_options_and_choices(capsys):
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out

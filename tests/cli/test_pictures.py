@@ -8,6 +8,7 @@ import pytest
 
 from layoutgemm.cli.main import main
 from tests import needs
+from tests.cli.test_main import PTX
 
 # Command, and what its picture says.
 PICTURES = {
@@ -79,8 +80,6 @@ def test_a_plan_prints_its_drawing_as_text(capsys):
 
 
 def test_the_emulator_draws_its_timeline(tmp_path, capsys):
-    from tests.cli.test_main import PTX
-
     (tmp_path / "kernel.ptx").write_text(PTX)
     file = tmp_path / "timeline.svg"
     assert main(["emulate", str(tmp_path / "kernel.ptx"), "--arg", "f32:32=range", "--svg", str(file)]) == 0

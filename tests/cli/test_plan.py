@@ -8,6 +8,7 @@ from layoutgemm.cli.main import main
 from layoutgemm.kernels import Sm90Plan
 from layoutgemm.kernels.planner import plan as planned
 from layoutgemm.kernels.sm90.choose.rules import choose
+from layoutgemm.report import Check, Report
 from tests.cli.test_main import refusal
 
 
@@ -29,8 +30,6 @@ def test_explain_is_an_alias_of_plan(capsys):
 
 
 def test_a_check_that_fails_is_the_status(capsys, monkeypatch):
-    from layoutgemm.report import Check, Report
-
     monkeypatch.setattr(Sm90Plan, "check", lambda self: Report((Check("planted", "1 = 2", False, "arithmetic"),)))
     assert main(["plan", "64", "64", "64", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False

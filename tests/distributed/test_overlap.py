@@ -117,7 +117,7 @@ class Rank:
         handle = Handle(0, memories)
         self.space = workspaces.Workspace(handle, memories[0], flags, chunks, record, nothing, 3.0, name)
         self.arguments: tuple[int, ...] = ()
-        self.space.events = 1, 2  # type: ignore[misc]
+        self.space.events = 1, 2
         monkeypatch.setattr(calls, "of_device", lambda _: Places(132))
         monkeypatch.setattr(calls, "compile_plan", lambda plan: None)
         for module in (calls, gathered_rows):
@@ -228,7 +228,7 @@ def test_rows_go_around_the_ring_of_ranks(monkeypatch: pytest.MonkeyPatch) -> No
     plan = shard_plans.gather_choice(512, 128, 64, ranks=4, transfer=Transfer(1)).plan
     memories = [torch.zeros(4096 + 512 * 64 * 2, dtype=torch.uint8) for _ in range(4)]
     record = torch.zeros(4, dtype=torch.int32)
-    space = workspaces.Workspace(Handle(1, memories), memories[1], 4, 1, record, None, 3.0, "")  # type: ignore[arg-type]
+    space = workspaces.Workspace(Handle(1, memories), memories[1], 4, 1, record, None, 3.0, "")
     sends, shard = list(sends_of_rows(space, RankRows.of(plan, 1))), 128 * 64 * 2
     assert [send.destination - memories[0].data_ptr() for send in sends[:3]] == [4096 + i * shard for i in (1, 2, 3)]
     assert [send.of_rows for send in sends[:3]] == [True, False, False] and sends[3].nbytes == 0

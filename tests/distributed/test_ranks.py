@@ -20,6 +20,8 @@ from tests import needs
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import Ranks, gathered, scaled, scattered
 
+from layoutgemm.emulator.api import described, emulate_ptx
+
 needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 # Rows of a shard are no whole tiles of A; C has a ragged edge along N.
@@ -48,7 +50,7 @@ def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, o
     """A shard of `rows` is some whole tiles, or not: then a tile has rows of two shards."""
     k, chunks = (192, 1) if ranks == 2 else (64, 3)
     given = Ranks(gathered(ranks * rows, 96, k, **config), ranks, chunks)
-    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
+    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)
     assert not given.wrong()
     assert not [one.report() for one in done if one.findings]
 
@@ -75,8 +77,8 @@ def test_reduce_scatter_product_is_exact(
 ) -> None:
     """From 5 K tiles on the loader counts a tile, below its consumers do: a kernel of 3 stages."""
     rows = 1024 if ranks == 2 else 256 * ranks
-    given = Ranks(scattered(rows, 88, k, c, **config), ranks, **how)  # type: ignore[arg-type]
-    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
+    given = Ranks(scattered(rows, 88, k, c, **config), ranks, **how)
+    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)
     assert not given.wrong()
     assert not [one.report() for one in done if one.findings]
 
@@ -140,8 +142,6 @@ def test_without_the_wait_every_rank_is_wrong(kind: str) -> None:
 
 
 def test_devices_that_wait_for_each_other_are_named() -> None:
-    from layoutgemm.emulator.api import described
-
     text = """
     .version 8.0
     .target sm_80
@@ -164,8 +164,6 @@ def test_devices_that_wait_for_each_other_are_named() -> None:
 
 
 def test_multimem_is_refused_where_no_ranks_share_memory() -> None:
-    from layoutgemm.emulator.api import emulate_ptx
-
     text = """
     .version 8.1
     .target sm_90
@@ -217,7 +215,7 @@ def test_shards_in_another_order_are_a_circular_wait(monkeypatch: pytest.MonkeyP
 )
 def test_other_kernels_are_refused_by_name(shards: object, config: dict[str, object], said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        Sm90Plan.derive(512, 64, 64, config=Sm90Config(**config), shards=shards)  # type: ignore[arg-type]
+        Sm90Plan.derive(512, 64, 64, config=Sm90Config(**config), shards=shards)
 
 
 def test_rows_that_do_not_divide_are_refused() -> None:

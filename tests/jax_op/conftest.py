@@ -8,8 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+
+from tests import needs
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 try:
@@ -26,7 +30,7 @@ else:
 def device(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests marked gpu run on JAX's GPU, all others on the CPU."""
     if jax is None:
-        pytest.skip("jax is not installed: pip install jax")
+        pytest.skip(needs.reason("jax"))
     if request.node.get_closest_marker("gpu") is None:
         with jax.default_device(jax.devices("cpu")[0]):
             yield
@@ -37,3 +41,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("JAX finds no NVIDIA GPU: pip install 'jax[cuda13]'")
     with jax.default_device(gpu):
         yield
+
+
+@pytest.fixture
+def mesh() -> Any:
+    """Four devices on the CPU, two by two, with the axes x and y."""
+    devices = jax.devices("cpu")
+    if len(devices) < 4:
+        pytest.skip("JAX has fewer than four devices on the CPU: another test began without jax_num_cpu_devices")
+    return jax.sharding.Mesh(np.array(devices[:4]).reshape(2, 2), ("x", "y"))

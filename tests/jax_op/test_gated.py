@@ -117,12 +117,8 @@ def test_vmap_is_a_batch_or_one_product_after_another() -> None:
 
 
 @pytest.mark.parametrize("spec", [("x", None, None), (None, "x", None), ("y", None, "x"), (None, None, ("x", "y"))])
-def test_any_sharding_gives_the_same_product(spec: Any) -> None:
+def test_any_sharding_gives_the_same_product(spec: Any, mesh: Mesh) -> None:
     """Rows and K stay sharded; columns of [gate | up] are gathered."""
-    devices = jax.devices("cpu")
-    if len(devices) < 4:
-        pytest.skip("JAX has fewer than four devices on the CPU: another test began without jax_num_cpu_devices")
-    mesh = Mesh(np.array(devices[:4]).reshape(2, 2), ("x", "y"))
     m, k, n = spec
 
     def placed(x: Any, *names: Any) -> Any:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.jax import grouped_matmul, scaled_matmul
-from layoutgemm.jax_op.scaled_grouped.described import Described
+from layoutgemm.jax_op.scaled_grouped.product import ScaledProduct
 from layoutgemm.jax_op.scaled_grouped.sharded import cut, labels_of
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -228,14 +228,6 @@ def test_refusals_name_the_operand(call: Any, error: type[Exception], said: str)
 # -------------------------------------------------------------------------------------------------------------- meshes
 
 
-@pytest.fixture
-def mesh() -> Mesh:
-    devices = jax.devices("cpu")
-    if len(devices) < 4:
-        pytest.skip("JAX has fewer than four devices on the CPU: another test began without jax_num_cpu_devices")
-    return Mesh(np.array(devices[:4]).reshape(2, 2), ("x", "y"))
-
-
 def placed(mesh: Mesh, x: Any, *spec: Any) -> Any:
     return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
@@ -289,7 +281,7 @@ def test_a_sharded_k_of_groups_is_reduced_before_bias_and_activation(mesh: Mesh)
 
 
 def test_factors_have_names() -> None:
-    plain = Described("plain", (2, M, K), (2, N, K), (E4M3,) * 3, True, scales=((2, M, 3), (2, 2, 3)))
+    plain = ScaledProduct("plain", (2, M, K), (2, N, K), (E4M3,) * 3, True, scales=((2, M, 3), (2, 2, 3)))
     assert cut(plain) == ("l", "m", "n") and labels_of(plain.__class__("K", (8, 4), (8, 5), (E4M3,) * 3)).result == (
         "e",
         "m",

@@ -17,7 +17,7 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.jax import grouped_matmul, scaled_matmul
 from layoutgemm.jax_op import gpu as plain_gpu
 from layoutgemm.jax_op.scaled_grouped import gpu, reference
-from layoutgemm.jax_op.scaled_grouped.described import Described
+from layoutgemm.jax_op.scaled_grouped.product import ScaledProduct
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
 
@@ -64,7 +64,7 @@ def test_a_bias_of_each_group_is_another_call(monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setattr(gpu, "target", lambda: plain_gpu.Target())
     for shape in ((40,), (3, 40)):
-        product = Described("rows", (50, 72), (3, 72, 40), (BF16,) * 3, False, "int32", 3, bias=(F32, shape))
+        product = ScaledProduct("rows", (50, 72), (3, 72, 40), (BF16,) * 3, False, "int32", 3, bias=(F32, shape))
         gpu.multiply(product, small(50, 72, kind=BF16), small(3, 72, 40, kind=BF16), OFFSETS, small(*shape, kind=F32))
     assert keys[0] != keys[1]
 
@@ -80,41 +80,41 @@ def powers(*shape: int, seed: int = 0) -> Any:
 
 CASES = {
     "rows of groups, a pitch of its own": (
-        Described("rows", (50, 72), (3, 72, 41), (BF16, BF16, F32), False, "int32", 3, bias=(F32, (3, 41))),
+        ScaledProduct("rows", (50, 72), (3, 72, 41), (BF16, BF16, F32), False, "int32", 3, bias=(F32, (3, 41))),
         [small(50, 72, kind=BF16), small(3, 72, 41, kind=BF16), OFFSETS, small(3, 41, kind=F32)],
     ),
     "rows of groups with scales": (
-        Described("rows", (50, 144), (3, 48, 144), (E4M3, E4M3, F32), True, "int32", 3, Recipes(BLOCK, SQUARE),
+        ScaledProduct("rows", (50, 144), (3, 48, 144), (E4M3, E4M3, F32), True, "int32", 3, Recipes(BLOCK, SQUARE),
                   ((50, 2), (3, 1, 2))),
         [small(50, 144, kind=E4M3), small(3, 48, 144, kind=E4M3), OFFSETS, powers(50, 2), powers(3, 1, 2)],
     ),
     "gated rows of groups": (
-        Described("rows", (50, 72), (3, 80, 72), (BF16, BF16, F32), True, "int32", 3, bias=(F32, (3, 80)),
+        ScaledProduct("rows", (50, 72), (3, 80, 72), (BF16, BF16, F32), True, "int32", 3, bias=(F32, (3, 80)),
                   activation="swiglu"),
         [small(50, 72, kind=BF16), small(3, 80, 72, kind=BF16), OFFSETS, small(3, 80, kind=F32)],
     ),
     "a gated batch with scales of blocks": (
-        Described("plain", (2, 40, 144), (2, 96, 144), (E4M3, E4M3, F32), True, recipes=Recipes(BLOCK, SQUARE),
+        ScaledProduct("plain", (2, 40, 144), (2, 96, 144), (E4M3, E4M3, F32), True, recipes=Recipes(BLOCK, SQUARE),
                   scales=((2, 40, 2), (2, 1, 2)), activation="geglu"),
         [small(2, 40, 144, kind=E4M3), small(2, 96, 144, kind=E4M3), powers(2, 40, 2), powers(2, 1, 2)],
     ),
     "gated rows and columns": (
-        Described("plain", (2, 40, 144), (2, 96, 144), (E4M3, E4M3, F32), True, recipes=Recipes(ROW, ROW),
+        ScaledProduct("plain", (2, 40, 144), (2, 96, 144), (E4M3, E4M3, F32), True, recipes=Recipes(ROW, ROW),
                   scales=((2, 40, 1), (2, 1, 96)), bias=(F32, (96,)), activation="swiglu"),
         [small(2, 40, 144, kind=E4M3), small(2, 96, 144, kind=E4M3), powers(2, 40, 1), powers(2, 1, 96),
          small(96, kind=F32)],
     ),
     "groups of K": (
-        Described("K", (50, 72), (50, 40), (BF16, BF16, BF16), False, "int32", 3),
+        ScaledProduct("K", (50, 72), (50, 40), (BF16, BF16, BF16), False, "int32", 3),
         [small(50, 72, kind=BF16), small(50, 40, kind=BF16), OFFSETS],
     ),
     "a batch with scales of blocks": (
-        Described("plain", (2, 40, 144), (2, 48, 144), (E4M3, E4M3, BF16), True, recipes=Recipes(BLOCK, BLOCK),
+        ScaledProduct("plain", (2, 40, 144), (2, 48, 144), (E4M3, E4M3, BF16), True, recipes=Recipes(BLOCK, BLOCK),
                   scales=((2, 40, 2), (2, 48, 2))),
         [small(2, 40, 144, kind=E4M3), small(2, 48, 144, kind=E4M3), powers(2, 40, 2), powers(2, 48, 2)],
     ),
     "rows and columns, by matmul's kernel": (
-        Described("plain", (2, 40, 144), (2, 48, 144), (E4M3, E4M3, BF16), True, recipes=Recipes(ROW, ROW),
+        ScaledProduct("plain", (2, 40, 144), (2, 48, 144), (E4M3, E4M3, BF16), True, recipes=Recipes(ROW, ROW),
                   scales=((2, 40, 1), (2, 1, 48)), bias=(F32, (48,)), activation="relu"),
         [small(2, 40, 144, kind=E4M3), small(2, 48, 144, kind=E4M3), powers(2, 40, 1), powers(2, 1, 48),
          small(48, kind=F32)],

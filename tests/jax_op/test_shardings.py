@@ -21,14 +21,6 @@ from layoutgemm.jax_op.shardings import axes_of, labels_of
 ONE = [(None, None), ("x", None), (None, "x"), (("x", "y"), None), ("x", "y"), ("y", "x")]
 
 
-@pytest.fixture
-def mesh() -> Mesh:
-    devices = jax.devices("cpu")
-    if len(devices) < 4:
-        pytest.skip("JAX has fewer than four devices on the CPU: another test began without jax_num_cpu_devices")
-    return Mesh(np.array(devices[:4]).reshape(2, 2), ("x", "y"))
-
-
 def placed(mesh: Mesh, spec: Any, *shape: int, seed: int = 0) -> Any:
     x = np.random.default_rng((seed, *shape)).standard_normal(shape, np.float32)
     return jax.device_put(jnp.asarray(x), NamedSharding(mesh, PartitionSpec(*spec)))

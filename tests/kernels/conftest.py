@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.kernels.oracles import ORACLE
 
 
@@ -31,9 +31,7 @@ def cache_of_this_run(folder_of_this_run: Path) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """recorder.c as a shared library: a CUDA runtime that writes down what it is asked for."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("running the host half needs a C compiler (cc, gcc or clang) to build tests/oracle/recorder.c")
+    compiler = needs.c_compiler()
     library = tmp_path_factory.mktemp("recorder") / "recorder.so"
     # -Bsymbolic: its own names win over those of a real runtime in the process
     command = [compiler, "-shared", "-fPIC", "-O1", "-Wl,-Bsymbolic", "-o", str(library), str(ORACLE / "recorder.c")]

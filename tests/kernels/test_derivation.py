@@ -80,7 +80,7 @@ class Unnamed:
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("no answer")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def nested(depth: int) -> Any:
@@ -168,10 +168,10 @@ def test_the_numbers_of_an_order_fit_into_32_bits(name: str, schedule: Any) -> N
 def test_the_words_of_an_operand_and_an_order() -> None:
     for order in (None, 3.0, "diag", "", ["row"]):
         with pytest.raises(PlanError, match=r"order of (a matrix is 'row' or 'col'|Operand must be a string)"):
-            Operand(dtype("bf16"), order)  # type: ignore[arg-type]
+            Operand(dtype("bf16"), order)
     for value in (1, "x", None, float("nan")):
         with pytest.raises(PlanError, match="serpentine of Grouped must be True or False"):
-            Grouped("M", 2, serpentine=value)  # type: ignore[arg-type]
+            Grouped("M", 2, serpentine=value)
 
 
 @pytest.mark.parametrize(
@@ -246,9 +246,9 @@ def test_the_teaching_kernel_is_for_hopper() -> None:
 def test_invalid_configurations_are_refused() -> None:
     for config in (3, "x", {}, (128, 128), Sm90Config):
         with pytest.raises(PlanError, match=r"config of TeachingPlan\.derive must be a TeachingConfig or "):
-            TeachingPlan.derive(64, 64, 64, config=config)  # type: ignore[arg-type]
+            TeachingPlan.derive(64, 64, 64, config=config)
         with pytest.raises(PlanError, match=r"config of plan must be a Sm80Config or a Sm90Config or "):
-            planned(64, 64, 64, config=config)  # type: ignore[arg-type]
+            planned(64, 64, 64, config=config)
 
 
 CONFIGS: dict[str, Any] = {"first": TeachingConfig, "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config}

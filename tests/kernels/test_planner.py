@@ -76,7 +76,7 @@ def test_configurations_epilogues_and_gates_reach_the_kernel() -> None:
     assert plan(64, 64, 64, config=Sm80Config((64, 64), 64, 3, (2, 2))).arch.name == "sm_80"
     assert plan(64, 64, 64, arch="hopper", config=Sm80Config((64, 64), 64, 3, (2, 2))).arch.name == "sm_90a"
     for arch in ("ampere", "hopper", "blackwell", (12, 0)):
-        assert plan(64, 64, 64, arch=arch, epilogue=Epilogue(Bias())).epilogue  # type: ignore[attr-defined]
+        assert plan(64, 64, 64, arch=arch, epilogue=Epilogue(Bias())).epilogue
     assert plan(64, 64, 64, b="bf16:col", gated="silu").check()
 
 

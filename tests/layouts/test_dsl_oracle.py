@@ -6,7 +6,6 @@ divide, tiles that do not overlap, compositions that do not carry. Anything else
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 from collections import Counter
@@ -19,7 +18,7 @@ import pytest
 from layoutgemm.layouts import Layout
 from tests.layouts import reference as ref
 from tests.layouts.strategies import random_pair, random_shape, random_stride
-from tests.oracle.runner import OracleUnavailable, ask
+from tests.oracle.runner import OracleUnavailable, ask, ask_dsl
 
 PROGRAM = Path(__file__).parents[1] / "oracle" / "dsl_algebra.py"
 
@@ -177,14 +176,9 @@ def questions() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def oracle() -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    if importlib.util.find_spec("cutlass") is None:
-        pytest.skip("the CuTe DSL is not installed: pip install 'layoutgemm[dsl]' (Linux) to compare with it")
     asked = questions()
     lines = [{"id": q["id"], "op": q["op"], "args": [encode(a) for a in q["arguments"]]} for q in asked]
-    try:
-        return asked, ask([sys.executable, str(PROGRAM)], lines)
-    except OracleUnavailable as why:
-        pytest.skip(f"the CuTe DSL is installed but does not start here: {why}")
+    return asked, ask_dsl(PROGRAM, lines)
 
 
 @pytest.mark.dsl

@@ -131,7 +131,7 @@ REGISTERS = [
 
 
 @pytest.mark.parametrize(("text", "tile", "where"), REGISTERS)
-def test_registers_of_mosaic(text: str, tile: tuple[int, int], where) -> None:  # type: ignore[no-untyped-def]
+def test_registers_of_mosaic(text: str, tile: tuple[int, int], where) -> None:
     found = parse(text)
     assert found[0].size == 128
     for thread, value in itertools.product(range(128), range(found[1].size)):

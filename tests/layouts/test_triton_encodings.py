@@ -106,7 +106,7 @@ FOUND = [
 def test_a_type_gives_the_bases_of_triton(text: str, bases: dict[str, list[list[int]]]) -> None:
     found = Layout.parse(text)
     assert isinstance(found, LinearLayout)
-    shape = tuple(map(int, re.findall(r"(\d+)x", text[re.search(r"(memdesc|tensor)<\d", text).start() :])))  # type: ignore[union-attr]
+    shape = tuple(map(int, re.findall(r"(\d+)x", text[re.search(r"(memdesc|tensor)<\d", text).start() :])))
     rank = len(next(vector for vectors in bases.values() for vector in vectors))
     flat = Layout(shape[:rank])
     assert set(bases) | {"block"} == set(found.names)

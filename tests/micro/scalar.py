@@ -148,7 +148,7 @@ def _bits(kind: str) -> int:
         return 1
     if kind.endswith("x2"):
         return 64 if kind == "f32x2" else 32
-    return max(8 if kind == "b8" else 16, int(re.search(r"\d+", kind)[0]))  # type: ignore[index]
+    return max(8 if kind == "b8" else 16, int(re.search(r"\d+", kind)[0]))
 
 
 def _register(kind: str, name: str, rng: random.Random) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layoutgemm.atoms import MmaAtom
+from layoutgemm.atoms.mma.block_scales import provider
 from layoutgemm.dtypes import DType
 
 # Exponent bits, stored mantissa bits and exponent bias of the floats: IEEE 754, and the OCP formats of 8, 6 and 4 bits.
@@ -121,8 +122,6 @@ def unpack(atom: MmaAtom, operand: str, registers: npt.NDArray[np.uint32]) -> np
 def pack_scales(atom: MmaAtom, operand: str, factors: npt.NDArray[np.int64], byte_id: int, thread_id: int) -> Any:
     """[case, row, block] factors -> [case, lane, 1] metadata registers. Only the bytes that the selectors read are
     set."""
-    from layoutgemm.atoms.mma.block_scales import provider
-
     assert atom.scale is not None
     registers = np.zeros((len(factors), 32, 1), dtype=np.uint32)
     bits = encode(atom.scale.dtype, factors).astype(np.uint32)

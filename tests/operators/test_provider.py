@@ -18,10 +18,13 @@ from tests import needs
 torch = needs.module("torch")
 ops = needs.module("cutlass.operators")
 
+import layoutgemm
 from layoutgemm import operators
+from layoutgemm.errors import OperandError
 from layoutgemm.kernels.epilogue.chain import Epilogue
+from layoutgemm.operators import dense as module
 from layoutgemm.operators.api import missing_name
-from layoutgemm.operators.epilogues import finish_for
+from layoutgemm.operators.epilogues import finish_for, step_of
 from layoutgemm.operators.hopper import running
 from layoutgemm.torch_op.scaled_grouped import grouped as groups_of_torch
 
@@ -71,7 +74,7 @@ def built_again(operator: Any) -> Any:
     return operator.metadata.operator_class(dataclasses.replace(operator.metadata, design=design))
 
 
-def linear(accum, alpha, C):  # type: ignore[no-untyped-def]
+def linear(accum, alpha, C):
     # read, never run
     t = accum * alpha + C
     D = gelu(t) - 1  # noqa: F821
@@ -99,8 +102,6 @@ def test_one_operator_a_problem(target: str, batch: tuple[int, ...]) -> None:
 
 
 def test_the_kernel_is_that_of_matmul() -> None:
-    import layoutgemm
-
     args = dense(4096, 4096, 4096)
     (operator,) = ours(args)
     a, b = torch.empty(4096, 4096, dtype=BF16, device="meta"), torch.empty(4096, 4096, dtype=BF16, device="meta").mT
@@ -213,9 +214,6 @@ def test_an_epilogue_is_what_its_source_says() -> None:
     ],
 )
 def test_an_epilogue_that_no_kernel_has_is_refused(source: str, part: str) -> None:
-    from layoutgemm.errors import OperandError
-    from layoutgemm.operators.epilogues import step_of
-
     with pytest.raises(OperandError, match=part):
         step_of(source, [])
 
@@ -229,8 +227,6 @@ def test_an_epilogue_that_no_kernel_has_is_refused(source: str, part: str) -> No
     ],
 )
 def test_an_epilogue_operand_that_does_not_fit_is_refused(given: dict[str, Any], part: str) -> None:
-    from layoutgemm.errors import OperandError
-
     args = fused(linear, **given)
     with pytest.raises(OperandError, match=part):
         finish_for(args)
@@ -283,15 +279,13 @@ class Recorded:
     """In place of a launch on a GPU: its arguments."""
 
     def __init__(self, problem: Any, shape: Any, kind: Any, device: int) -> None:
-        self.problem, self.calls = problem, []  # type: ignore[var-annotated]
+        self.problem, self.calls = problem, []
 
     def launch(self, *given: Any) -> None:
         self.calls.append(given)
 
 
 def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from layoutgemm.operators import dense as module
-
     monkeypatch.setattr(module, "Prepared", Recorded)
     monkeypatch.setattr(module, "_current_device", lambda: 0)
     args = fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16))

@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests import needs
 
 
 class OracleUnavailable(RuntimeError):
@@ -51,3 +57,13 @@ def ask(
             raise OracleUnavailable(f"{command} crashed {crashes} times; last on {rest[0]}:\n{errors[-2000:]}")
         left = rest[1:]
     return replies
+
+
+def ask_dsl(program: Path, questions: Sequence[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """The answers of a program that asks the CuTe DSL; skips the test where that is absent, or does not start."""
+    if not needs.found("cutlass"):
+        pytest.skip(needs.reason("cutlass"))
+    try:
+        return ask([sys.executable, str(program)], questions)
+    except OracleUnavailable as why:
+        pytest.skip(f"the CuTe DSL is installed but does not start here: {why}")

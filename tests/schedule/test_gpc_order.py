@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layoutgemm.errors import PlanError
-from layoutgemm.schedule import Dealt
+from layoutgemm.schedule import GpcOrder
 from layoutgemm.schedule.gpc_order import Rounds
 
 PLACES = st.sets(st.integers(0, 12), min_size=1, max_size=9).map(lambda found: tuple(sorted(found)))
@@ -17,7 +17,7 @@ ROUNDS = st.lists(st.tuples(PLACES, st.integers(1, 9)), max_size=4).map(tuple)
 
 @given(ROUNDS, st.integers(1, 300))
 def test_each_number_is_taken_once(rounds: Rounds, count: int) -> None:
-    assert sorted(Dealt(rounds).table(count)) == list(range(count))
+    assert sorted(GpcOrder(rounds).table(count)) == list(range(count))
 
 
 @given(ROUNDS, st.data())
@@ -32,15 +32,15 @@ def test_one_place_takes_consecutive_numbers(rounds: Rounds, data: st.DataObject
         order = sorted(range(min(count, len(at))), key=lambda nth: (at[nth], nth))
         for number, nth in enumerate(order):
             expected[nth] = number
-    assert Dealt(rounds).table(count) == expected
+    assert GpcOrder(rounds).table(count) == expected
 
 
 def test_the_check_sees_a_number_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """And names the first count that shows it."""
-    assert Dealt((((0, 1), 4), ((1, 2), 4))).check().ok
-    right = Dealt.number
-    monkeypatch.setattr(Dealt, "number", lambda self, nth, count, minimum=min: right(self, nth // 2, count, minimum))
-    check = Dealt((((0, 1), 2),)).check()
+    assert GpcOrder((((0, 1), 4), ((1, 2), 4))).check().ok
+    right = GpcOrder.number
+    monkeypatch.setattr(GpcOrder, "number", lambda self, nth, count, minimum=min: right(self, nth // 2, count, minimum))
+    check = GpcOrder((((0, 1), 2),)).check()
     assert not check.ok and check.witness == "2 clusters take [0, 0]"
 
 
@@ -53,9 +53,9 @@ def test_the_check_sees_a_number_taken_twice(monkeypatch: pytest.MonkeyPatch) ->
     ids=str,
 )  # fmt: skip
 def test_rounds_that_mean_nothing(rounds: object) -> None:
-    with pytest.raises(PlanError, match=r"dealt = |rounds of Dealt must be a tuple of"):
-        Dealt(rounds)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"dealt = |rounds of GpcOrder must be a tuple of"):
+        GpcOrder(rounds)
 
 
 def test_rounds_in_lists_and_in_integers_of_numpy() -> None:
-    assert Dealt([([0, np.int64(1)], np.uint8(2))]) == Dealt((((0, 1), 2),))  # type: ignore[arg-type]
+    assert GpcOrder([([0, np.int64(1)], np.uint8(2))]) == GpcOrder((((0, 1), 2),))

@@ -40,4 +40,4 @@ def test_bad_places_are_refused() -> None:
     with pytest.raises(PlanError, match="3 rows of tiles in 2 shards"):
         ShardByShard(Linear()).table((3, 2), 0, 2)
     with pytest.raises(PlanError):
-        RotatedRows((3, 2))  # type: ignore[arg-type]
+        RotatedRows((3, 2))

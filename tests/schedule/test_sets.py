@@ -56,7 +56,7 @@ def test_triangular_is_proven_for_every_grid(half: str, tile: tuple[int, int]) -
 class _Broken(Triangular):
     """Its shorter bands begin a tile too late."""
 
-    def _of_pair(self, nth, place, cut, minimum):  # type: ignore[no-untyped-def]
+    def _of_pair(self, nth, place, cut, minimum):
         band, inside = super()._of_pair(nth, place, cut, minimum)
         return band, inside + 1 - minimum(1, band)
 
@@ -65,7 +65,7 @@ class _TooFew(Triangular):
     """Its diagonal blocks lack a tile."""
 
     @property
-    def firsts(self) -> tuple[int, ...]:  # type: ignore[override]
+    def firsts(self) -> tuple[int, ...]:
         return tuple(first + 1 for first in super().firsts)
 
 
@@ -85,7 +85,7 @@ def test_triangular_refuses() -> None:
         ({"tile_shape": (128, 256), "mirror": True}, "a symmetric product needs square tiles"),
     ):
         with pytest.raises(PlanError, match=said):
-            Triangular(**{"group": 1, **bad})  # type: ignore[arg-type]
+            Triangular(**{"group": 1, **bad})
     with pytest.raises(PlanError, match="of tiles of some size"):
         Triangular().count((2, 2))
 
@@ -127,7 +127,7 @@ def test_a_function_equal_to_a_proven_order_is_proven_for_every_grid_and_others_
     ],
 )
 def test_a_wrong_function_is_refused_with_the_first_tile(function: object, said: str) -> None:
-    check = order_check(Formula.of(function), (4, 6))  # type: ignore[arg-type]
+    check = order_check(Formula.of(function), (4, 6))
     assert not check and said in check.witness
 
 
@@ -138,13 +138,13 @@ def test_a_wrong_function_is_refused_with_the_first_tile(function: object, said:
         (lambda t, rows, columns: (t / rows, 0), "take"),
         (lambda t, rows, columns: (t, 0) if t < rows else (0, t), "traced once"),
         (lambda t, rows, columns: (t % 2.5, 0), "32-bit integers"),
-        (lambda t, rows, columns: (t % undefined, 0), "raised NameError"),  # type: ignore[name-defined]  # noqa: F821
+        (lambda t, rows, columns: (t % undefined, 0), "raised NameError"),  # noqa: F821
         (lambda t, rows, columns: (t + (1 << 31), 0), "32-bit integers"),
     ],
 )
 def test_functions_that_compute_something_else_are_refused(function: object, said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        Formula.of(function)  # type: ignore[arg-type]
+        Formula.of(function)
 
 
 def test_a_function_of_some_tiles_is_held_to_its_set() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from layoutgemm.kernels.run.occupancy import got
+
 _MAPPED: list[Any] = []  # for the process's life: a kernel may still run
 
 
@@ -24,8 +26,6 @@ def guarded(values: torch.Tensor, side: str) -> torch.Tensor:
     side  "start" or "end"
     """
     from cuda.bindings import driver
-
-    from layoutgemm.kernels.run.occupancy import got
 
     prop = driver.CUmemAllocationProp()
     prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED

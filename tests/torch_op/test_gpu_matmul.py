@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
+import layoutgemm
+from layoutgemm.dtypes import f32
 from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.kernels.epilogue import chain as steps
 from tests import needs
 
 torch = needs.module("torch")
+
+from layoutgemm import explain_matmul, matmul
+from layoutgemm.torch_op import bias_activation as torch_finish
+from layoutgemm.torch_op import choose as torch_choice
+from layoutgemm.torch_op import solver as torch_solver
+from layoutgemm.torch_op.prepared import forget
+
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
-
-if torch.cuda.is_available():
-    import layoutgemm
-    from layoutgemm import explain_matmul, matmul
-    from layoutgemm.torch_op import bias_activation as torch_finish
-    from layoutgemm.torch_op import choose as torch_choice
-    from layoutgemm.torch_op import solver as torch_solver
-    from layoutgemm.torch_op.prepared import forget
-
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -476,12 +477,9 @@ OWN = [*FUSED, ((3, 40, 72), (3, 72, 80)), ((40, 72), (3, 72, 81)), ((2, 3, 33, 
 @pytest.mark.parametrize("shapes", OWN)
 def test_an_epilogue_of_the_user_s_own(shapes: Any) -> None:
     """Every kind of operand, compared with CPU tensors; small integers make both exact."""
-    from layoutgemm.dtypes import dtype
-    from layoutgemm.kernels.epilogue import chain as steps
-
     a, b = (integers(*shape) for shape in shapes)
     *batch, m, n = torch.matmul(a.float(), b.float()).shape
-    upper = steps.Custom.of(lambda x, i, j, ops, g: ops.where(j >= i, x * g, x), steps.Given("g", "mn", dtype("f32")))
+    upper = steps.Custom.of(lambda x, i, j, ops, g: ops.where(j >= i, x * g, x), steps.Given("g", "mn", f32))
     epilogue = steps.Epilogue(
         steps.Scale(), steps.Residual(), steps.Bias("n", "bf16"), steps.Bias("m", name="rows"), steps.Aux(), upper,
         steps.Amax(), steps.Activation("relu"),

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from layoutgemm import matmul
-from layoutgemm.schedule import Triangular
 from tests import needs
 
 torch = needs.module("torch")
+
+from layoutgemm import matmul
+from layoutgemm.schedule import Triangular
+
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import layoutgemm
-from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, Custom, Epilogue, Scale
-from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from tests import needs
 
 torch = needs.module("torch")
+
+import layoutgemm
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels import Sm90Config, Sm90Plan
+from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, Custom, Epilogue, Scale
+from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from layoutgemm.torch_op.scaled_grouped import kept
+
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 CONFIGS = {
@@ -179,8 +183,6 @@ def test_plans_that_read_more_run_on_arrays() -> None:
 
 def test_a_launch_is_kept_for_tensors_of_the_same_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call writes addresses alone; whatever else differs goes the long way, and is checked there."""
-    from layoutgemm.errors import LayoutError
-    from layoutgemm.torch_op.scaled_grouped import kept
 
     def operands(seed: int, m: int = 200, n: int = 256, k: int = 384) -> tuple[Any, Any, Any, Any]:
         torch.manual_seed(seed)
@@ -232,8 +234,6 @@ def test_a_launch_is_kept_for_tensors_of_the_same_shapes(monkeypatch: pytest.Mon
 
 
 def test_a_grouped_launch_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from layoutgemm.torch_op.scaled_grouped import kept
-
     a, b, offsets = grouped(torch.bfloat16, (64, 0, 192, 100), "col")
     want = layoutgemm.grouped_matmul(a, b, offsets)
     other = torch.tensor([0, 100, 200, 256, 356], device="cuda", dtype=torch.int32)

@@ -14,6 +14,8 @@ from layoutgemm import Sm90Config, grouped_matmul
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config
 from layoutgemm.torch_op.scaled_grouped import kept
+from layoutgemm.torch_op.scaled_grouped.grouped import check_grouped, expected_config
+from layoutgemm.torch_op.scaled_grouped.scaled import NO_FINISH
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 from tests.torch_op.test_scaled_kernels import OFFSETS, experts, powers, spread
 
@@ -189,9 +191,6 @@ def test_no_kernel_along_k_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_expected_rows_choose_tiles_alone() -> None:
-    from layoutgemm.torch_op.scaled_grouped.grouped import check_grouped, expected_config
-    from layoutgemm.torch_op.scaled_grouped.scaled import NO_FINISH
-
     a, b = torch.randn(3, 512, 256).bfloat16(), torch.randn(3, 256, 64).bfloat16()
     counts = torch.tensor([5, 0, 512], dtype=torch.int32)
     call = check_grouped(a, b, counts, "counts", None, None, None, ("", ""))

@@ -21,9 +21,12 @@ torch = needs.module("torch")
 from benchmarks.soak_cases import Case, cases, draw, fault, kernel_of, tensors
 from benchmarks.soak_refusals import Refusal, refusals
 from layoutgemm import Sm90Config, explain_matmul, gemm, matmul
+from layoutgemm.emulator.api import emulate_host
+from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels.compile.launcher import Block, Launcher
 from layoutgemm.kernels.run import tensor_maps
+from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.torch_op import bias_activation as torch_finish
@@ -322,10 +325,6 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
 
     edges  whether a store may not end a line at the next multiple of 16 bytes
     """
-    from layoutgemm.emulator.api import emulate_host
-    from layoutgemm.emulator.machine.interpreter import Policy
-    from layoutgemm.kernels.run.emulated import linked
-
     calls: list[Any] = []
 
     class Emulated:

@@ -444,6 +444,6 @@ def test_a_streamed_configuration_passes_through_the_operator() -> None:
     plan = streamed_plan_of(call, 3, "bf16", None, 132, "sm_90a", 232448)
     assert plan is not None and plan.config == config
     with pytest.raises(LayoutError, match="config is a int: an Sm90Config, a StreamedConfig, or None to choose"):
-        quantized_matmul(x, weight, config=3)  # type: ignore[arg-type]
+        quantized_matmul(x, weight, config=3)
     with pytest.raises(LayoutError, match="groups of rows are not streamed"):
         experts_plan(call, 2, 3, "bf16", "i32")

@@ -78,7 +78,7 @@ def test_recipes_are_their_definitions(recipes: tuple[str, str], front: tuple[in
 def test_names_are_torchs() -> None:
     kinds = getattr(torch.nn.functional, "ScalingType", None)
     if kinds is None:
-        pytest.skip("torch before 2.10 has no ScalingType")
+        pytest.skip("ScalingType needs torch 2.10 or later")
     a, b = operands()
     for x, y in PAIRS:
         sa, sb = scales(x, "a"), scales(y, "b")
@@ -287,7 +287,7 @@ def test_sizes_change_without_a_new_compilation() -> None:
 def test_torchs_names_and_an_output_under_the_compiler() -> None:
     kinds = getattr(torch.nn.functional, "ScalingType", None)
     if kinds is None:
-        pytest.skip("torch before 2.10 has no ScalingType")
+        pytest.skip("ScalingType needs torch 2.10 or later")
     torch._dynamo.reset()
     out = torch.zeros(M, N, dtype=BF16)
 

@@ -14,6 +14,11 @@ from typing import Any
 
 import pytest
 
+from tests import needs
+
+torch = needs.module("torch")
+
+from layoutgemm import explain_matmul
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
@@ -27,7 +32,6 @@ from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.scaled_grouped.tunable import tunable
 from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.tuning import candidates, name_of, tune
-from tests import needs
 
 GPU = "NVIDIA H200"
 CHOICE = Sm90Choice(Sm90Config((128, 64), consumers=1, loader="warp", cluster=(1, 2)))
@@ -289,7 +293,6 @@ def test_what_others_could_have_written_is_none() -> None:
 
 
 def test_refusals() -> None:
-    torch = needs.module("torch")
     with pytest.raises(OperandError, match="m = 0"):
         tune(0, 1, 1)
     with pytest.raises(OperandError, match="'bf16' or 'f16'"):
@@ -338,7 +341,6 @@ GATED_IDS = ["gated", "gated groups", "gated, scaled", "gated groups, scaled"]
 @pytest.fixture
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The current GPU, for candidates."""
-    torch = needs.module("torch")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     return torch
 
@@ -358,9 +360,6 @@ def test_variants_have_candidates_that_differ(variant: Any) -> None:
 
 
 def test_variants_take_what_was_measured() -> None:
-    torch = needs.module("torch")
-    from layoutgemm import explain_matmul
-
     config = Sm90Config((64, 64), consumers=1, loader="warp", cluster=(2, 1))
     a, b = torch.empty(512, 512, dtype=torch.float8_e4m3fn), torch.empty(256, 512, dtype=torch.float8_e4m3fn).mT
     scales = {"scale_a": torch.ones(512, 4), "scale_b": torch.ones(2, 4)}
@@ -377,9 +376,6 @@ def test_variants_take_what_was_measured() -> None:
 @pytest.mark.parametrize("variant", GATED, ids=GATED_IDS)
 def test_gated_products_take_what_was_measured(variant: Any) -> None:
     """And not what was measured of the product without the gate, or with another."""
-    torch = needs.module("torch")
-    from layoutgemm import explain_matmul
-
     config = Sm90Config((64, 128), consumers=1, loader="warp", cluster=(2, 1))
     kind = torch.bfloat16 if variant.dtype == "bf16" else torch.float8_e4m3fn
     front = () if variant.experts is None else (4,)
@@ -403,8 +399,6 @@ def test_gated_products_take_what_was_measured(variant: Any) -> None:
 
 def test_tune_measures_a_gated_product_and_keeps_it(an_h200: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With times of the test's own: the last candidate is the fastest."""
-    from layoutgemm import explain_matmul
-
     seen: list[Any] = []
 
     def measured(problem: Any, contest: Any, choices: Any, *others: Any) -> Any:
@@ -429,7 +423,6 @@ def test_few_rows_of_a_gated_product_have_narrow_tiles(an_h200: Any) -> None:
 @pytest.mark.parametrize("variant", GATED, ids=GATED_IDS)
 def test_a_gated_product_is_called_and_judged(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU: the call that is timed gives the product, and that with gate and up exchanged is wrong."""
-    torch = needs.module("torch")
     for name in ("randn", "rand", "tensor", "empty"):
         made = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *x, made=made, device=None, **more: made(*x, **more))
@@ -468,7 +461,6 @@ def test_variants_that_mean_nothing_are_refused(given: dict[str, Any], text: str
 
 def test_measuring_ranks_and_reports_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a device and times of the test's own."""
-    torch = needs.module("torch")
     fast, slow, wrong, refused = (Sm90Choice(Sm90Config((64, n), consumers=1)) for n in (64, 128, 192, 256))
     times = {"torch": 3.0, "0": 2.0, "1": 4.0}
 

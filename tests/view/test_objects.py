@@ -231,7 +231,7 @@ def test_packed_weights_are_drawn_by_the_threads_that_hold_them() -> None:
         code, word = int(codes[0].size), int(codes[1].size)
         for row, first, cells in re.findall(r"<title>m (\d+), n (\d+)(?: to \d+)?: (T[^<]*)</title>", svg):
             for column, cell in enumerate(cells.split(" | "), int(first)):
-                thread, value = map(int, re.fullmatch(r"T(\d+) V(\d+)", cell).groups())  # type: ignore[union-attr]
+                thread, value = map(int, re.fullmatch(r"T(\d+) V(\d+)", cell).groups())
                 found = codes(value % code, value // code % word, thread, value // (code * word))
                 assert found == int(row) + 64 * column, (row, column, cell)
                 seen += 1

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from layoutgemm.view.palette import EMPTY, FAINT, HUES, INK, PAPER, ROLES, contrast, lighter, rgb
+from layoutgemm.view.palette import EMPTY, FAINT, HUES, INK, PAPER, ROLES, lighter, rgb
 from layoutgemm.view.threads import ODD
 
 # Viénot, Brettel and Mollon, "Digital video colourmaps for checking the legibility of displays by dichromats" (1999).
@@ -28,6 +28,18 @@ def lab(color: str, sight: np.ndarray) -> np.ndarray:
     xyz = to_xyz @ linear / np.array([0.9505, 1.0, 1.089])
     f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def luminance(color: str) -> float:
+    """Relative luminance, 0 (black) to 1 (white), as WCAG 2.2 defines it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in rgb(color))]
+    return float(np.dot((0.2126, 0.7152, 0.0722), linear))
+
+
+def contrast(a: str, b: str) -> float:
+    """Contrast ratio of two colours, 1 to 21 (WCAG 2.2; text wants 4.5, small text better 7)."""
+    dark, light = sorted((luminance(a), luminance(b)))
+    return (light + 0.05) / (dark + 0.05)
 
 
 def closest(colors: tuple[str, ...], sight: np.ndarray) -> float:

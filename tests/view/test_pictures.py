@@ -391,12 +391,12 @@ def test_several_accesses_fit_a_screen(read: Read) -> None:
 def test_a_part_of_a_tile_is_where_lanes_start() -> None:
     tile = Layout((64, 64), (64, 1))
     grid = [[2 * tile(i, j) for j in range(64)] for i in range(64)]
-    panel, part = bank_panel(tile, grid, 16, range(64), range(64), lanes={(20, 8): 3, (33, 0): 4}, part=True)
+    panel, part = bank_panel(grid, 16, range(64), range(64), lanes={(20, 8): 3, (33, 0): 4}, part=True)
     assert panel.rows == range(16, 40) and part == grid[16:40] and panel.caption == ", i = 16 to 39 of 64"
     named = {(label.row, label.column) for label in panel.labels if label.lines[1] in ("lane 3", "lane 4")}
     assert named == {(4, 8), (17, 0)} and (4, 15) in panel.marked and panel.says is not None
     assert panel.says(4, 8) == "offset 1288, byte 2576, bank 4"
-    whole, _ = bank_panel(tile, grid, 16, range(64), range(64), lanes={(0, 0): 3, (63, 0): 4}, part=True)
+    whole, _ = bank_panel(grid, 16, range(64), range(64), lanes={(0, 0): 3, (63, 0): 4}, part=True)
     assert whole.rows == range(64) and whole.caption == ""
 
 

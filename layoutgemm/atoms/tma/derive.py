@@ -29,11 +29,10 @@ from ...layouts import ComposedLayout, Layout, Verdict
 from ...layouts.int_tuple import leaves as flat_entries
 from ...layouts.symbols.dims import dim
 from ..smem.tile import SmemTile
-from .box import Choice, Digit, Leaf, MapDimension, digits_of, leaves_of, plans_of, walk_of
+from .box import Choice, Leaf, digits_of, leaves_of, plans_of, walk_of
 from .multicast import multicast_mask, shared_out
 from .plan import TmaCopy, TmaPlan
 from .rules import (
-    DRIVER_SWIZZLE,
     FORMATS,
     L2_PROMOTION,
     MAX_DIM,
@@ -353,7 +352,8 @@ def _plan(request: Request, shared: _Shared, candidate: Choice) -> TmaPlan:
         instructions=tuple(copies), steps=steps if any(step != 1 for step in steps) else (),
         extents=tmap.extents, strides=tmap.strides, operation=request.operation, reduction=request.reduction,
         format=tmap.format, l2_promotion=tmap.l2_promotion, oob_fill=tmap.oob_fill,
-        starts=_starts(request.gmem, dims), stages=shared.stages, stage_bytes=shared.stage_stride * bits // 8,
+        starts=tuple(digits_of(mode, dims) for mode in range(request.gmem.rank)),
+        stages=shared.stages, stage_bytes=shared.stage_stride * bits // 8,
         conditions=_conditions(tmap), gmem=request.gmem, smem=request.smem,
         tile=shared.tile if request.tile is None else _tuple(request.tile),
     )  # fmt: skip
@@ -375,10 +375,6 @@ def _check_addresses(plan: TmaPlan) -> None:
             f"{plan.alignment}",
             rule="shared address",
         )
-
-
-def _starts(gmem: Layout, dims: Sequence[MapDimension]) -> tuple[tuple[Digit, ...], ...]:
-    return tuple(digits_of(mode, dims) for mode in range(gmem.rank))
 
 
 def _conditions(tmap: TensorMap) -> tuple[str, ...]:
@@ -424,7 +420,6 @@ def derive(tile: SmemTile, dims: tuple[str, str], operation: str = "load") -> Tm
 
 
 __all__ = [
-    "DRIVER_SWIZZLE",
     "MAX_DIM",
     "MAX_STRIDE",
     "MODES",

@@ -27,8 +27,7 @@ def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
         return plan
     if plan.operation != "load":
         raise TmaError(f"a {plan.operation} is not multicast", rule="multicast")
-    steps = plan.steps or (1,) * len(plan.box)
-    moved = [-(-extent // step) for extent, step in zip(plan.box, steps, strict=True)]
+    steps, moved = plan.each_step, list(plan.moved)
     pitch = _pitches(plan)
     cut = blocks // gcd(len(plan.instructions), blocks)
     left, offsets = cut, [((0,) * len(moved), 0)]
@@ -77,8 +76,7 @@ def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
 def _pitches(plan: TmaPlan) -> list[int]:
     """Bits of shared memory between the box's elements along each dimension; a swizzled row is a span."""
     mode, bits = MODES[plan.swizzle], plan.kind.smem_bits
-    steps = plan.steps or (1,) * len(plan.box)
-    moved = [-(-extent // step) for extent, step in zip(plan.box, steps, strict=True)]
+    moved = plan.moved
     out, pitch = [bits], max(moved[0] * bits, 8 * mode.span if mode.bits else 0)
     for extent in moved[1:]:
         out.append(pitch)

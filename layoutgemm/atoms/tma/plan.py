@@ -96,8 +96,8 @@ class TmaPlan(Pictured):
     def over(self, extents: Sequence[Integer], strides: Sequence[Integer]) -> TensorMap:
         """The tensor map of these extents (elements) and strides (bytes, without the first)."""
         return TensorMap(
-            self.dtype, tuple(extents), tuple(strides), self.box, self.steps or (1,) * len(self.box), self.swizzle,
-            self.format, self.l2_promotion, self.oob_fill,
+            self.dtype, tuple(extents), tuple(strides), self.box, self.each_step, self.swizzle, self.format,
+            self.l2_promotion, self.oob_fill,
         )  # fmt: skip
 
     @property
@@ -107,6 +107,16 @@ class TmaPlan(Pictured):
         if self.extents is None or self.strides is None:
             raise TmaError("the plan was derived without a global layout: give extents and strides to over()")
         return self.over(self.extents, self.strides)
+
+    @property
+    def each_step(self) -> tuple[int, ...]:
+        """The traversal stride of every dimension of the box."""
+        return self.steps or (1,) * len(self.box)
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """Elements that one instruction moves along each dimension, as of `TensorMap`."""
+        return self._box_map.moved
 
     @property
     def _box_map(self) -> TensorMap:
@@ -318,10 +328,9 @@ class TmaPlan(Pictured):
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        steps = self.steps or (1,) * len(self.box)
         box = ", ".join(
             f"{dim} {extent}" + (f" in steps of {step}" if step > 1 else "")
-            for dim, extent, step in zip(self.dims, self.box, steps, strict=True)
+            for dim, extent, step in zip(self.dims, self.box, self.each_step, strict=True)
         )
         count = f"{len(self.instructions)} instruction{'s' if len(self.instructions) > 1 else ''}"
         yield f"box ({box}) of {self.dtype}, swizzle {self.swizzle}, {self.box_bytes} bytes, {count}"

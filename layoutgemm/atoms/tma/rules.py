@@ -4,6 +4,10 @@ A tensor map describes a global tensor and the box that one instruction moves. T
 instruction adds the coordinates of the box, a shared-memory address and a barrier. Everything that the hardware refuses
 is a `Rule` here, with the text that says so; `broken` holds a map against all of them.
 
+Not derived: stores and reductions of pixel columns (im2col_no_offs), and im2col along W alone (sm_100). Neither are
+the layouts NC/8HWC8 and NC/16HWC16 of interleaved channels. Of the modes, "128B, atom 32B flip 8B" exchanges 8-byte
+halves, and no source states the pattern of "128B, atom 64B".
+
 Sources: [DRIVER] CUDA Driver API, cuTensorMapEncodeTiled; [PTX] PTX ISA, the section named; [GUIDE] CUDA Programming
 Guide, "Asynchronous data copies using the Tensor Memory Accelerator"; [CUTE] NVIDIA/cutlass, the header named.
 """
@@ -88,15 +92,6 @@ _RULES = (
 )  # fmt: skip
 RULES: dict[str, Rule] = {rule.name: rule for rule in _RULES}
 
-# What tensor copies can do and this module does not derive.
-LEFT_OUT = {
-    "im2col_no_offs": "stores and reductions of pixel columns; loads are in `atoms.tma.im2col`",
-    "im2col wide": "im2col along W only (cuTensorMapEncodeIm2colWide), sm_100",
-    "interleave": "the NC/8HWC8 and NC/16HWC16 layouts of 16- and 32-byte channel groups",
-    "128B, atom 32B flip 8B": "exchanges 8-byte halves, which no Swizzle of the algebra says",
-    "128B, atom 64B": "its pattern is not written where it could be read",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Mode:
@@ -130,7 +125,6 @@ MODES = {
     "128B": Mode(3, 3, 4, 3, 128, _ALL),
     "128B, atom 32B": Mode(4, 2, 5, 2, 128, ("sm_100a",)),
 }
-DRIVER_SWIZZLE = {name: mode.driver for name, mode in MODES.items()}
 
 
 def mode_of(swizzle: Swizzle, bits: int) -> str:

@@ -314,19 +314,21 @@ class Barriers:
             self.arrive(state, agent, act.barrier, act.at, cta, count * times, 0, state.sets[agent.index], event)
         return GO
 
-    def _arrive_expect(self, state: State, agent: Agent, act: ArriveExpect) -> int:
-        times = agent.count * (WARP if act.by == "lanes" else 1)
+    def _expected(self, state: State, agent: Agent, act: ArriveExpect | Expect) -> tuple[int, int, int]:
+        """The barrier of the own CTA, its times, and the bytes of each."""
         size = self.mbarriers[act.barrier].bytes if act.bytes is None else act.bytes
-        number = self._number(state, agent, act.barrier, act.at, agent.cta)
+        times = agent.count * (WARP if act.by == "lanes" else 1)
+        return self._number(state, agent, act.barrier, act.at, agent.cta), times, size
+
+    def _arrive_expect(self, state: State, agent: Agent, act: ArriveExpect) -> int:
+        number, times, size = self._expected(state, agent, act)
         event = self._log(state, agent, lambda: f"arrives at {self.labels[number]}, expecting {size} bytes")
         know = state.sets[agent.index]
         self.arrive(state, agent, act.barrier, act.at, agent.cta, times, times * size, know, event)
         return GO
 
     def _expect(self, state: State, agent: Agent, act: Expect) -> int:
-        times = agent.count * (WARP if act.by == "lanes" else 1)
-        size = self.mbarriers[act.barrier].bytes if act.bytes is None else act.bytes
-        number = self._number(state, agent, act.barrier, act.at, agent.cta)
+        number, times, size = self._expected(state, agent, act)
         self._usable(state, agent, number, False, "expects bytes at")
         self._log(state, agent, lambda: f"expects {size} bytes at {self.labels[number]}")
         self._known_phase(state, agent, number, state.sets[agent.index], "expects bytes at")

@@ -356,6 +356,12 @@ class Machine:
             ]
         return found
 
+    def _own_spots(
+        self, state: State, agent: Agent, act: TmaStore | CpAsync | CpAsyncArrive | Read, kind: _Kind
+    ) -> list[_Spot]:
+        """The place of an action in the own CTA's buffer."""
+        return self._spots(state, agent, act, (act.buffer,), act.at, ((agent.cta, 1),), kind)
+
     def _spot(self, agent: Agent, buffer: str, stage: int, cta: int, kind: _Kind) -> _Spot:
         own = self.buffers[buffer]
         place = Place(buffer, cta, stage, agent.index if own.space in PRIVATE else -1)
@@ -464,7 +470,7 @@ class Machine:
 
     def _tma_store(self, state: State, agent: Agent, act: TmaStore) -> int:
         kind = _Kind(False, None, ASYNC, "bulk", "TMA store of ")
-        spots = self._spots(state, agent, act, (act.buffer,), act.at, ((agent.cta, 1),), kind)
+        spots = self._own_spots(state, agent, act, kind)
         event = self._log(state, agent, lambda: f"issues the TMA store of {_names(spots)}")
         slots = self._access(state, agent, spots, event, lambda spot: self._taken(state, agent, spot, True))
         self._issue(state, agent, BULK, slots)
@@ -472,7 +478,7 @@ class Machine:
 
     def _cp_async(self, state: State, agent: Agent, act: CpAsync) -> int:
         kind = _Kind(True, self._part(agent, "warp"), GENERIC, "cp.async", "cp.async into ")
-        spots = self._spots(state, agent, act, (act.buffer,), act.at, ((agent.cta, 1),), kind)
+        spots = self._own_spots(state, agent, act, kind)
         event = self._log(state, agent, lambda: f"issues cp.async of its share of {_names(spots)}")
         self.records.check(state, spots[0].reach, state.sets[agent.index])
         self._issue(state, agent, CP_ASYNC, self._record(state, spots, event))
@@ -482,7 +488,7 @@ class Machine:
 
     def _cp_async_arrive(self, state: State, agent: Agent, act: CpAsyncArrive) -> int:
         kind = _Kind(True, self._part(agent, "warp"), GENERIC, "", "cp.async into ")
-        spots = self._spots(state, agent, act, (act.buffer,), act.at, ((agent.cta, 1),), kind)
+        spots = self._own_spots(state, agent, act, kind)
         event = self._log(state, agent, lambda: f"issues cp.async into {_names(spots)}, and arrives when they land")
         self.records.check(state, spots[0].reach, state.sets[agent.index])
         slots = self._record(state, spots, event)
@@ -518,7 +524,7 @@ class Machine:
         return GO
 
     def _read(self, state: State, agent: Agent, act: Read) -> int:
-        spots = self._spots(state, agent, act, (act.buffer,), act.at, ((agent.cta, 1),), _READ)
+        spots = self._own_spots(state, agent, act, _READ)
         event = self._log(state, agent, lambda: f"reads {_names(spots)}")
         self.records.check(state, spots[0].reach, state.sets[agent.index])
         slots = self._record(state, spots, event)

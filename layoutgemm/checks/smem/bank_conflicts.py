@@ -344,8 +344,7 @@ def ways_of(addresses: IntArray, width: int) -> IntArray:
     """(phase, lane) byte addresses, -1 for none -> wavefronts of each phase: different words of its busiest bank."""
     words = addresses[:, :, None] // BANK_BYTES + np.arange(max(1, width // BANK_BYTES))
     ordered = np.sort(np.where((addresses >= 0)[:, :, None], words, -1).reshape(len(addresses), -1), axis=1)
-    fresh = ordered >= 0  # the first of each word
-    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    fresh = _first_of_equals(ordered)
     bank = ordered % BANKS + BANKS * np.arange(len(addresses))[:, None]
     counts = np.bincount(bank[fresh], minlength=len(addresses) * BANKS)
     return counts.reshape(len(addresses), BANKS).max(1).astype(np.int64)
@@ -397,7 +396,11 @@ def _minima(addresses: IntArray, width: int) -> IntArray:
 
 def distinct(values: IntArray) -> IntArray:
     """The number of different values >= 0 in each row."""
-    ordered = np.sort(values, axis=1)
-    fresh = ordered >= 0
-    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    return fresh.sum(1).astype(np.int64)
+    return _first_of_equals(np.sort(values, axis=1)).sum(1).astype(np.int64)
+
+
+def _first_of_equals(ordered: IntArray) -> npt.NDArray[np.bool_]:
+    """True for the first of equal values >= 0 in each sorted row."""
+    first = ordered >= 0
+    first[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    return first

@@ -299,7 +299,7 @@ def _loaded_ffi_function() -> Any:
     """The DSL's class of functions with TVM-FFI, for those that have no machine code."""
     from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunction
 
-    class LoadedFfiFunction(TVMFFIJitCompiledFunction):  # type: ignore[misc]
+    class LoadedFfiFunction(TVMFFIJitCompiledFunction):
         # TVM-FFI compares handles, and those of all such functions are null.
         __eq__ = object.__eq__
         __hash__ = object.__hash__

@@ -323,7 +323,7 @@ def _moved(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwarg
 def _profile(plain: type) -> type:
     """torch.profiler.profile without the activities of a GPU, which has no counters here."""
 
-    class HostProfile(plain):  # type: ignore[misc,valid-type]
+    class HostProfile(plain):
         def __init__(self, *args: Any, activities: Any = None, **kwargs: Any):
             super().__init__(*args, activities=None, **kwargs)
 
@@ -375,7 +375,7 @@ def _within(torch: ModuleType, register: Callable[..., Any]) -> Callable[..., An
 def _generator(torch: ModuleType) -> type:
     """torch.Generator, whose device may be "cuda"."""
 
-    class HostGenerator(torch.Generator):  # type: ignore[misc,name-defined]
+    class HostGenerator(torch.Generator):  # type: ignore[name-defined]
         def __new__(cls, device: object = "cpu") -> Any:
             return super().__new__(cls, device="cpu")
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, ClassVar
 from ...layouts.display import Pictured
 from ..ptx.parser import PtxInstruction
 from ..races.happens_before import MemoryEvent
-from .roles import PARTS
 
 if TYPE_CHECKING:
     from .interpreter import Cluster, Fiber
@@ -33,7 +32,6 @@ KINDS = {
     "load": "L", "store": "S", "mma": "M", "copy": "C", "read": "r", "write": "w", "accumulators": "a", "arrive": "^",
     "wait": ".", "atomic": "x", "setup": "i",
 }  # fmt: skip
-ROLES = PARTS
 BLANK = " "
 ENGINES = {"load": "copy engine, loads", "store": "copy engine, stores"}
 

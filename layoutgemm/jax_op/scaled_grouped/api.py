@@ -14,18 +14,18 @@ from ...torch_op.scaled_grouped.epilogue import why_unfinished
 from ..matmul import array_of, type_name
 from ..product import check_finish, stored_as
 from ..reference import activated
-from .described import (
+from .primitive import multiply
+from .product import (
     ALONG_K,
     FLOAT8,
     PLAIN,
     ROWS,
-    Described,
+    ScaledProduct,
     check_bias,
     check_offsets,
     check_operands,
     recipes_for,
 )
-from .primitive import multiply
 from .reference import groups_of_rows
 
 _Kept = tuple[tuple[jax.Array, ...], "jax.Array | None"]
@@ -77,7 +77,7 @@ def scaled_matmul(
     ):
         order = "(N, K)" if transpose_b else "(K, N)"
         raise TensorError(f"a and b have shapes {left.shape} and {right.shape}: (M, K) and {order}, or as many of both")
-    product = Described(
+    product = ScaledProduct(
         PLAIN, tuple(left.shape), tuple(right.shape), _types(left, right, out_dtype), bool(transpose_b),
         fast=bool(use_fast_accum),
     )  # fmt: skip
@@ -149,10 +149,10 @@ def grouped_matmul(
         if str(left.dtype) in FLOAT8:
             raise OperandError(f"groups of K of {left.dtype}: wgmma reads 8-bit operands with K contiguous alone")
         left, right = left if transpose_a else left.T, right.T if transpose_b else right
-        product = Described(ALONG_K, tuple(left.shape), tuple(right.shape), types, offsets=kind, groups=count)
+        product = ScaledProduct(ALONG_K, tuple(left.shape), tuple(right.shape), types, offsets=kind, groups=count)
         return _differentiable(product, left, right, ends, None)
     left = left.T if transpose_a else left
-    product = Described(
+    product = ScaledProduct(
         ROWS, tuple(left.shape), tuple(right.shape), types, bool(transpose_b), kind, count, fast=bool(use_fast_accum)
     )
     operands = [left, right, ends]
@@ -167,8 +167,9 @@ def _types(a: jax.Array, b: jax.Array, out_dtype: object) -> tuple[str, str, str
 
 
 def _with_scales(
-    product: Described, operands: list[jax.Array], scale_a: object, scale_b: object, recipe_a: object, recipe_b: object
-) -> tuple[Described, list[jax.Array]]:
+    product: ScaledProduct, operands: list[jax.Array], scale_a: object, scale_b: object, recipe_a: object,
+    recipe_b: object,
+) -> tuple[ScaledProduct, list[jax.Array]]:  # fmt: skip
     """The product with its scales checked, and the operands with them."""
     given = [array_of(name, x) for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None]
     of_a, of_b = given[0], given[1] if len(given) > 1 else None
@@ -178,8 +179,9 @@ def _with_scales(
 
 
 def _finished(
-    product: Described, operands: list[jax.Array], bias: object, activation: object, shapes: list[tuple[int, ...]]
-) -> jax.Array:
+    product: ScaledProduct, operands: list[jax.Array], bias: object, activation: object,
+    shapes: list[tuple[int, ...]],
+) -> jax.Array:  # fmt: skip
     """The product with bias and activation, checked."""
     added = None if bias is None else array_of("bias", bias)
     said = None if added is None else (str(added.dtype), tuple(added.shape))
@@ -188,7 +190,7 @@ def _finished(
     return _differentiable(replace(product, bias=said, activation=name), *operands, added)
 
 
-def _differentiable(product: Described, *operands: jax.Array | None) -> jax.Array:
+def _differentiable(product: ScaledProduct, *operands: jax.Array | None) -> jax.Array:
     result: jax.Array = _compiled(product, *[x for x in operands if x is not None])
     return result
 
@@ -197,11 +199,11 @@ def _differentiable(product: Described, *operands: jax.Array | None) -> jax.Arra
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(product: Described, *operands: jax.Array) -> jax.Array:
+def _product(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
     return multiply(product, *operands)
 
 
-def _forward(product: Described, *operands: jax.Array) -> tuple[jax.Array, _Kept]:
+def _forward(product: ScaledProduct, *operands: jax.Array) -> tuple[jax.Array, _Kept]:
     """The product, and what its gradients need: with an activation or a gate, the sums in float32."""
     if product.types[0] in FLOAT8:
         raise OperandError(
@@ -215,7 +217,7 @@ def _forward(product: Described, *operands: jax.Array) -> tuple[jax.Array, _Kept
     return activated(sums, product.activation).astype(product.types[2]), (operands, sums)
 
 
-def _backward(product: Described, kept: _Kept, grad: jax.Array) -> tuple[jax.Array | None, ...]:
+def _backward(product: ScaledProduct, kept: _Kept, grad: jax.Array) -> tuple[jax.Array | None, ...]:
     operands, sums = kept
     given = dict(zip(product.names, operands, strict=True))
     if sums is not None:
@@ -230,7 +232,7 @@ def _backward(product: Described, kept: _Kept, grad: jax.Array) -> tuple[jax.Arr
             summed = jax.ops.segment_sum(wide, groups_of_rows(given["offsets"], wide.shape[0]), bias.shape[0])
         found["bias"] = summed.astype(bias.dtype)
     found["a"], found["b"] = gradients(product, given["a"], given["b"], given["offsets"], grad.astype(product.types[0]))
-    return tuple([found[name] for name in product.names])  # type: ignore[misc]  # integers have a tangent of no bytes
+    return tuple([found[name] for name in product.names])  # integers have a tangent of no bytes
 
 
 _product.defvjp(_forward, _backward)
@@ -238,7 +240,7 @@ _compiled = jax.jit(_product, static_argnums=0)
 
 
 def gradients(
-    product: Described, a: jax.Array, b: jax.Array, offsets: jax.Array, grad: jax.Array
+    product: ScaledProduct, a: jax.Array, b: jax.Array, offsets: jax.Array, grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The gradients of both operands by grouped products, for the result's gradient in a's type.
 
@@ -248,12 +250,12 @@ def gradients(
 
     def rows(left: jax.Array, right: jax.Array, turned: bool) -> jax.Array:
         shapes = tuple(left.shape), tuple(right.shape)
-        made = Described(ROWS, *shapes, (kind,) * 3, turned, product.offsets, product.groups)
+        made = ScaledProduct(ROWS, *shapes, (kind,) * 3, turned, product.offsets, product.groups)
         return _product(made, left, right, offsets)
 
     def along(left: jax.Array, right: jax.Array) -> jax.Array:
         shapes = tuple(left.shape), tuple(right.shape)
-        made = Described(ALONG_K, *shapes, (kind,) * 3, offsets=product.offsets, groups=product.groups)
+        made = ScaledProduct(ALONG_K, *shapes, (kind,) * 3, offsets=product.offsets, groups=product.groups)
         return _product(made, left, right, offsets)
 
     if product.form == ALONG_K:

@@ -1,6 +1,6 @@
 """A product with scales or of groups on the GPU: its plan, launched by `cutlass.jax.cutlass_call`.
 
-    Described --plan_of--> Sm90Plan --multiply--> copies as XLA operations, one call of the kernel
+    ScaledProduct --plan_of--> Sm90Plan --multiply--> copies as XLA operations, one call of the kernel
 
 Sums of row-wise and tensor-wise scales that stay in the tensor core are matmul's: a Problem, solved, with an epilogue.
 Rows of C are made as long as a TMA store needs them, and cut afterwards.
@@ -41,14 +41,14 @@ from ...torch_op.scaled_grouped.recipes import Recipes
 from ...torch_op.solver import solve
 from ..gpu import Target, called, copied, lines_of, target
 from ..product import C_NAMES, NAMES
-from .described import ALONG_K, PLAIN, ROWS, Described
+from .product import ALONG_K, PLAIN, ROWS, ScaledProduct
 from .reference import finished
 
 _INTS = {"int32": "i32", "int64": "i64"}
 _Given = Mapping[str, Any]
 
 
-def multiply(product: Described, *operands: jax.Array) -> jax.Array:
+def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
     """The product by a kernel, operands in the order of its names: what `primitive` lowers to on a GPU.
 
     Raises OperandError on GPUs without such kernels, PlanError without the CuTe DSL and its `cutlass.jax`.
@@ -73,11 +73,11 @@ def multiply(product: Described, *operands: jax.Array) -> jax.Array:
     return _planned(product, given, on)
 
 
-def epilogue_for(product: Described) -> Epilogue:
+def epilogue_for(product: ScaledProduct) -> Epilogue:
     """The epilogue: the scales that the main loop leaves, bias, and an activation but for a gate.
 
-    >>> product = Described(PLAIN, (8, 16), (16, 8), ("float8_e4m3fn",) * 3, recipes=Recipes("RowWise", "TensorWise"),
-    ...                     scales=((8, 1), (1,)))
+    >>> recipes = Recipes("RowWise", "TensorWise")
+    >>> product = ScaledProduct(PLAIN, (8, 16), (16, 8), ("float8_e4m3fn",) * 3, recipes=recipes, scales=((8, 1), (1,)))
     >>> [type(step).__name__ for step in epilogue_for(product).steps]
     ['VectorScale', 'Scale']
     """
@@ -86,7 +86,7 @@ def epilogue_for(product: Described) -> Epilogue:
 
 
 @functools.lru_cache(1024)
-def plan_of(product: Described, places: Places) -> Sm90Plan:
+def plan_of(product: ScaledProduct, places: Places) -> Sm90Plan:
     """The plan of a product that has a kernel of its own. Raises PlanError.
 
     places  of the GPU
@@ -120,7 +120,7 @@ def plan_of(product: Described, places: Places) -> Sm90Plan:
     )  # fmt: skip
 
 
-def _planned(product: Described, given: _Given, on: Target) -> jax.Array:
+def _planned(product: ScaledProduct, given: _Given, on: Target) -> jax.Array:
     """One launch of the product's own plan."""
     plan = plan_of(product, on.places)
     m, n, _, batch = product.sizes
@@ -144,7 +144,7 @@ def _planned(product: Described, given: _Given, on: Target) -> jax.Array:
 
 
 def _start(
-    kernel: Any, plan: Sm90Plan, product: Described, numbers: Sequence[int], stream: object, *tensors: Any
+    kernel: Any, plan: Sm90Plan, product: ScaledProduct, numbers: Sequence[int], stream: object, *tensors: Any
 ) -> None:
     """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
     kinds = _kinds()
@@ -159,7 +159,7 @@ def _kinds() -> dict[str, Any]:
     return {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
 
 
-def words_for(plan: Sm90Plan, product: Described, pointers: Mapping[str, Any]) -> tuple[Any, ...]:
+def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, Any]) -> tuple[Any, ...]:
     """The sixteen words of a launch: the epilogue's, the main loop's tables, the groups' offsets.
 
     pointers  addresses of the operands, by name; all are contiguous
@@ -176,7 +176,7 @@ def words_for(plan: Sm90Plan, product: Described, pointers: Mapping[str, Any]) -
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _placed(product: Described, epilogue: Epilogue, pointers: Mapping[str, Any]) -> dict[str, Placed]:
+def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, Any]) -> dict[str, Placed]:
     """An epilogue's operands: each matrix of a batch, or group, has its own vector, or all share one."""
     m, _, _, batch = product.sizes
     found = {}
@@ -198,7 +198,7 @@ def _count(shape: Sequence[int]) -> int:
 
 
 @functools.lru_cache(1024)
-def solution_of(product: Described, on: Target) -> Solution:
+def solution_of(product: ScaledProduct, on: Target) -> Solution:
     """matmul's kernel with the scales in its epilogue. Raises OperandError where no kernel exists."""
     epilogue = epilogue_for(product).in_pairs(product.sizes[1] % 2 == 0)
     kind = C_NAMES[product.types[2]]
@@ -216,7 +216,7 @@ def solution_of(product: Described, on: Target) -> Solution:
     )  # fmt: skip
 
 
-def _solved(product: Described, given: _Given, on: Target) -> jax.Array:
+def _solved(product: ScaledProduct, given: _Given, on: Target) -> jax.Array:
     """The launches of matmul's kernel."""
     found = solution_of(product, on)
     if found.copies[2] is not None:
@@ -234,7 +234,7 @@ def _solved(product: Described, given: _Given, on: Target) -> jax.Array:
 
 
 def _start_solved(
-    kernel: Any, parameters: dict[str, str], solution: Solution, product: Described, clusters: int, stream: object,
+    kernel: Any, parameters: dict[str, str], solution: Solution, product: ScaledProduct, clusters: int, stream: object,
     *tensors: Any,
 ) -> None:  # fmt: skip
     """Host side, traced: matmul's launch with the epilogue's words."""

@@ -21,18 +21,18 @@ from ...torch_op.scaled_grouped.recipes import TENSOR
 from ..primitive import MAX_PRODUCTS, partition_rule, primitive_of, spec_of
 from ..shardings import Axes
 from . import gpu, reference
-from .described import PLAIN, Described
+from .product import PLAIN, ScaledProduct
 from .sharded import cut, labels_of
 
 
-def multiply(product: Described, *operands: jax.Array) -> jax.Array:
+def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
     """The product's result, operands in the order of its names."""
     result: jax.Array = _mapped(product)(*operands)
     return result
 
 
 @functools.lru_cache(MAX_PRODUCTS)
-def _mapped(product: Described) -> Callable[..., jax.Array]:
+def _mapped(product: ScaledProduct) -> Callable[..., jax.Array]:
     """The product as a function that vmap maps."""
     shared = custom_vmap(_partitioned(product))
 
@@ -55,7 +55,7 @@ def _mapped(product: Described) -> Callable[..., jax.Array]:
     return shared
 
 
-def with_shapes(product: Described, operands: Sequence[jax.Array]) -> Described:
+def with_shapes(product: ScaledProduct, operands: Sequence[jax.Array]) -> ScaledProduct:
     """The product of operands of other shapes."""
     shapes = {name: tuple(x.shape) for name, x in zip(product.names, operands, strict=True)}
     bias = None if product.bias is None else (product.bias[0], shapes["bias"])
@@ -64,7 +64,7 @@ def with_shapes(product: Described, operands: Sequence[jax.Array]) -> Described:
     )
 
 
-def _partitioned(product: Described) -> Callable[..., jax.Array]:
+def _partitioned(product: ScaledProduct) -> Callable[..., jax.Array]:
     """The product as a function that is partitioned over a mesh."""
     labels, may = labels_of(product), cut(product)
 

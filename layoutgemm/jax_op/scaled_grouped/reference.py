@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.scaled_grouped.recipes import ROW, SQUARE, TENSOR
 from ..reference import finish
-from .described import ALONG_K, ROWS, Described
+from .product import ALONG_K, ROWS, ScaledProduct
 
 
-def multiply(product: Described, *operands: jax.Array) -> jax.Array:
+def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
     """The product by jax, operands in the order of its names."""
     given = dict(zip(product.names, operands, strict=True))
     a, b = given["a"].astype(jnp.float32), given["b"].astype(jnp.float32)
@@ -28,7 +28,7 @@ def multiply(product: Described, *operands: jax.Array) -> jax.Array:
     return finished(product, sums, given)
 
 
-def finished(product: Described, sums: jax.Array, given: Mapping[str, jax.Array]) -> jax.Array:
+def finished(product: ScaledProduct, sums: jax.Array, given: Mapping[str, jax.Array]) -> jax.Array:
     """Bias and activation on sums in float32, rounded once."""
     bias = given.get("bias")
     if bias is not None and bias.ndim > 1:
@@ -46,7 +46,7 @@ def groups_of_rows(offsets: jax.Array, rows: int) -> jax.Array:
 
 
 def _scaled(
-    product: Described, a: jax.Array, b: jax.Array, given: Mapping[str, jax.Array]
+    product: ScaledProduct, a: jax.Array, b: jax.Array, given: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     """The operands times their scales."""
     if product.recipes is None:

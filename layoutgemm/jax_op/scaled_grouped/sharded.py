@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from ...torch_op.scaled_grouped.recipes import BLOCK, ROW, TENSOR
 from ..shardings import WHOLE, Labels
-from .described import ALONG_K, PLAIN, ROWS, Described
+from .product import ALONG_K, PLAIN, ROWS, ScaledProduct
 
 
-def labels_of(product: Described) -> Labels:
+def labels_of(product: ScaledProduct) -> Labels:
     """The factors of a product's dimensions.
 
-    >>> labels_of(Described("rows", (8, 4), (3, 4, 5), ("bfloat16",) * 3, offsets="int32", groups=3)).rule
+    >>> labels_of(ScaledProduct("rows", (8, 4), (3, 4, 5), ("bfloat16",) * 3, offsets="int32", groups=3)).rule
     'm k, e k n, o -> m n'
     """
     if product.form == ALONG_K:
@@ -44,7 +44,7 @@ def labels_of(product: Described) -> Labels:
     return Labels(tuple(found), (*front, "m", of_c))
 
 
-def _of_scales(product: Described, side: int, shape: tuple[int, ...], front: tuple[str, ...]) -> tuple[str, ...]:
+def _of_scales(product: ScaledProduct, side: int, shape: tuple[int, ...], front: tuple[str, ...]) -> tuple[str, ...]:
     """Factors of one operand's scales; dimensions that nothing cuts have names of their own."""
     assert product.recipes is not None
     own = tuple([f"{'st'[side]}{i}" for i in range(len(shape))])
@@ -59,10 +59,10 @@ def _of_scales(product: Described, side: int, shape: tuple[int, ...], front: tup
     return (*front, *[line if place == at else own[place] for place in range(len(front), len(shape))])
 
 
-def cut(product: Described) -> tuple[str, ...]:
+def cut(product: ScaledProduct) -> tuple[str, ...]:
     """The factors that a mesh may cut.
 
-    >>> cut(Described("K", (8, 4), (8, 5), ("bfloat16",) * 3, offsets="int32", groups=3))
+    >>> cut(ScaledProduct("K", (8, 4), (8, 5), ("bfloat16",) * 3, offsets="int32", groups=3))
     ('m', 'n')
     """
     if product.form == ALONG_K:

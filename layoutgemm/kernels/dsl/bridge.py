@@ -39,7 +39,6 @@ from .copies import (
     prefetch_share,
     send_tile,
     store_tile,
-    wait_stores,
     wait_stores_read,
 )
 from .registers import (
@@ -93,7 +92,6 @@ from .warp import (
     load_matrices,
     load_vector,
     multiply_warp,
-    shuffle,
     wait_copies,
 )
 from .wgmma import Wgmma, WgmmaOperand, matrix_descriptor
@@ -204,7 +202,6 @@ __all__ = [
     "send",
     "send_tile",
     "shared_writes_visible",
-    "shuffle",
     "split_pair",
     "store_element",
     "store_matrices",
@@ -218,7 +215,6 @@ __all__ = [
     "unrolled",
     "wait_copies",
     "wait_for_previous_kernel",
-    "wait_stores",
     "wait_stores_read",
     "warp_sync",
 ]

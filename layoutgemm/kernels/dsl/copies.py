@@ -169,11 +169,6 @@ def wait_stores_read(pending: int) -> None:
     cute.arch.cp_async_bulk_wait_group(pending, read=True)
 
 
-def wait_stores(pending: int) -> None:
-    """Wait until all but `pending` of this thread's groups have been written to global memory."""
-    cute.arch.cp_async_bulk_wait_group(pending)
-
-
 def coordinates_of(tma: TmaPlan, origin: Mapping[str, Int32], offsets: Sequence[Int32 | int]) -> list[Int32]:
     """A box's coordinates, innermost first: the tile's origin plus the box's offsets in it."""
     return [origin[name] + step for name, step in zip(tma.dims, offsets, strict=True)]

@@ -7,9 +7,8 @@
     CopyAtom ldmatrix(count)          load_matrices               ldmatrix.sync.aligned.m8n8
     CopyAtom load_global(128)         load_vector                 ld.global.v4.b32
     MmaAtom mma_sync(...)             multiply_warp               mma.sync.aligned
-    Dealing                           shuffle                     shfl.sync.idx
 
-Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "mma", "shfl.sync".
+Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "mma".
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.experimental import primitives
 
 from layoutgemm.atoms import MmaAtom, SmemTile, TiledCopy
-from layoutgemm.atoms.copy.base import WARP
 from layoutgemm.errors import PlanError
 from layoutgemm.layouts import Layout
 
@@ -50,11 +48,6 @@ def copy_async(destination: cute.Pointer, address: Int64, valid: Int32) -> None:
     primitives.cp_async_shared_global(
         raw(destination), raw(source), VECTOR_BYTES, primitives.LoadCacheModifier.CG, cp_size=size
     )
-
-
-def shuffle(value: Float32, offset: Int32 | int, segment: int) -> Float32:
-    """shfl.sync.idx: the value of lane (own & segment) | (offset & ~segment). All lanes of the warp call it."""
-    return cute.arch.shuffle_sync(value, offset, mask_and_clamp=segment << 8 | WARP - 1)
 
 
 def copy_tile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,14 @@ class Placed:
     batch: int = 0
 
 
+def check_names(epilogue: Epilogue, given: Collection[str]) -> None:
+    """Raise OperandError unless these are the names of the epilogue's operands."""
+    names = [operand.name for operand in epilogue.given]
+    for name in (*[n for n in names if n not in given], *[n for n in given if n not in names]):
+        what = "is missing" if name in names else "is no operand of it"
+        raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
+
+
 def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: Any = None) -> tuple[Any, ...]:
     """The words, in the kernel's order: numbers and `Placed` by name, all of the epilogue's and no others.
 
@@ -44,10 +52,7 @@ def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: Any = N
     >>> words_of(Epilogue(Scale(), Bias()), {"alpha": 1.0, "bias": Placed(0x7F00)})[:3]
     (1065353216, 32512, 0)
     """
-    names = [operand.name for operand in epilogue.given]
-    for name in (*[n for n in names if n not in given], *[n for n in given if n not in names]):
-        what = "is missing" if name in names else "is no operand of it"
-        raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
+    check_names(epilogue, given)
     words: list[Any] = []
     for operand in epilogue.given:
         words.extend(_words(operand, given[operand.name]))

@@ -21,7 +21,6 @@ Expression = tuple[Any, ...]
 
 _FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid")  # of one float
 MAX_POWER = 16  # of x ** n
-_INTEGERS = ("floordiv", "mod", "and_", "or_", "xor")
 _KNOWN = (*_FLOATS, "float", "maximum", "minimum", "largest", "smallest", "where")  # what ops has
 _MAX_F32 = float.fromhex("0x1.fffffep127")
 

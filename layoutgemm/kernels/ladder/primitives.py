@@ -105,11 +105,6 @@ def emulate(name: str, kernel: Any, arrays: Mapping[str, np.ndarray], orders: in
     return done
 
 
-def compiled(name: str, kernel: Any, arrays: Mapping[str, Any]) -> CompiledGemm:
-    """The kernel's code, for those who want to look at its SASS."""
-    return Primitive(name, kernel, tuple(arrays)).compile()
-
-
 def right(name: str, have: np.ndarray, want: np.ndarray, said: str) -> None:
     """Print what was checked, or raise EmulatorError with the first element that is wrong."""
     wrong = np.argwhere(have != want)

@@ -56,7 +56,7 @@ def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], co
     # One line has no pitch; of a batch, it is as far from the next matrix's.
     leading = padded_leading(operand.dtype, extent) if count > 1 or lines.ndim > 2 else extent
     if leading != extent:
-        refuse_or_note(operand, pitch_rule(operand, extent), f"pitch {leading}", copies, copy)
+        refuse_or_note(pitch_rule(operand, extent), f"pitch {leading}", copies, copy)
     buffer = np.zeros((*lines.shape[:-1], leading), dtype=operand.dtype.storage)
     buffer[..., :extent] = raw_bits(operand, lines)
     return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
@@ -80,11 +80,17 @@ def pitch_rule(operand: OperandPlan, leading: int) -> str:
     )
 
 
-def refuse_or_note(operand: OperandPlan, rule: str, made: str, copies: list[str], copy: bool) -> None:
+def refuse_or_note(rule: str, made: str, copies: list[str], copy: bool) -> None:
     """Raise OperandError with the rule, or note the copy that makes the operand acceptable."""
     if not copy:
         raise OperandError(f"{rule}; copy=True makes a copy with {made}")
     copies.append(f"{rule}: copied with {made}")
+
+
+def check_device_name(device: str | None) -> None:
+    """Raise OperandError for a device that there is not."""
+    if device not in (None, *DEVICES):
+        raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
 
 
 def check_matrices(
@@ -94,8 +100,7 @@ def check_matrices(
 
     Raises OperandError for a device that there is not, two kinds, and shapes that are not the plan's.
     """
-    if device not in (None, *DEVICES):
-        raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
+    check_device_name(device)
     kinds = {name: kind_of(name, value) for name, value in (("a", a), ("b", b))}
     if len(set(kinds.values())) > 1:
         raise OperandError(f"a is a {kinds['a']} and b a {kinds['b']}: give both as one kind, on one device")

@@ -14,6 +14,8 @@ from .arrays import global_matrix
 from .hardware_model import GlobalMatrix
 from .result import GemmResult
 
+PROGRESS_SECONDS = 2.0  # between two lines of a long run
+
 
 def executed(
     plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix, device: str,
@@ -40,19 +42,14 @@ def run_on_cpu(
     return GemmResult(c, "emulator" if device == "emulator" else "NumPy executor", why, tuple(copies))
 
 
-def run_reference(plan: GemmPlan, a: np.ndarray, b: np.ndarray, why: str, copy: bool) -> GemmResult:
-    """Run the NumPy executor on arrays that have been checked."""
-    return run_on_cpu(plan, a, b, "reference", why, copy)
-
-
-def progress_line(every: float = 2.0) -> Any:
-    """A progress callback: a line to stderr every two seconds, none for short runs."""
+def progress_line() -> Any:
+    """A progress callback: a line to stderr every PROGRESS_SECONDS, none for short runs."""
     start = last = time.monotonic()
 
     def report(done: int, blocks: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= every and done < blocks:
+        if now - last >= PROGRESS_SECONDS and done < blocks:
             last = now
             left = (now - start) / done * (blocks - done)
             print(f"NumPy executor: block {done} of {blocks}, about {left:.0f} s left", file=sys.stderr, flush=True)

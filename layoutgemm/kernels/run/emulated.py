@@ -37,13 +37,16 @@ def emulate_plan(
     if isinstance(plan, (Sm90Plan, Sm100Plan)):
         return _emulate_persistent(plan, a, b, policy, progress, given)
     words = unwritten(plan.c.dtype, (plan.m, plan.n))
-    # A matrix of one line has no pitch; the tensor map wants one that it takes.
-    leading = [
+    sizes = (plan.m, plan.n, plan.k, *_leading(plan, a, b), plan.n)
+    return words, emulate_launch(plan, (a.bits, b.bits, words, *sizes), policy, progress)
+
+
+def _leading(plan: Plan, a: GlobalMatrix, b: GlobalMatrix) -> list[int]:
+    """The pitches of A and B. A matrix of one line has none; the tensor map wants one that it takes."""
+    return [
         padded_leading(operand.dtype, matrix.extents[0]) if matrix.extents[1] == 1 else matrix.leading
         for operand, matrix in ((plan.a, a), (plan.b, b))
     ]
-    sizes = (plan.m, plan.n, plan.k, *leading, plan.n)
-    return words, emulate_launch(plan, (a.bits, b.bits, words, *sizes), policy, progress)
 
 
 def _emulate_persistent(

@@ -43,12 +43,12 @@ def stored_into(
         if out is not None:
             check_numpy_out(plan, out)
         found = np.zeros_like(c) if out is None else out
-        np.copyto(found, c, where=np.broadcast_to(stored, c.shape))  # type: ignore[arg-type]
+        np.copyto(found, c, where=np.broadcast_to(stored, c.shape))
         return replace(result, c=found)
     import torch
 
     if out is not None:
-        check_out(plan, out, c)  # type: ignore[arg-type]
+        check_out(plan, out, c)
     mask = torch.from_numpy(np.ascontiguousarray(stored)).to(c.device)
     value = torch.where(mask, c, torch.zeros((), dtype=c.dtype, device=c.device) if out is None else out)
     if out is None:

@@ -18,11 +18,11 @@ from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..streamed.plan import StreamedPlan
 from .ampere import lines_of_bits, padded_lines
-from .arrays import check_numpy_out, check_numpy_type, check_shape, global_matrix
+from .arrays import check_device_name, check_numpy_out, check_numpy_type, check_shape, global_matrix
 from .cpu import executed, progress_line
 from .hardware_model import CLUSTERS, GlobalMatrix, unwritten, values_of
 from .occupancy import resident
-from .result import DEVICES, GemmResult
+from .result import GemmResult
 from .torch_tensors import chosen_device, require_gpu, torch_type
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def run_quantized(
     executor is asked for an epilogue.
     """
     packed, x = check_operands_of(plan, a, b, out)
-    if device not in (None, *DEVICES):
-        raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
+    check_device_name(device)
     chosen, why = chosen_device(plan, device, otherwise="emulator" if plan.epilogue else "reference")
     if plan.epilogue and chosen == "reference":
         raise PlanError("the plan has an epilogue, which the NumPy executor does not compute: device='emulator'")

@@ -72,7 +72,7 @@ def tma_operand(
     else:
         _check_maps(operand, name, lines, leading, pitch)
         return lines, leading, pitch
-    refuse_or_note(operand, rule, f"pitch {made}", copies, copy)
+    refuse_or_note(rule, f"pitch {made}", copies, copy)
     buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)
     buffer[..., :extent].copy_(lines)
     _check_maps(operand, name, buffer[..., :extent], made, rows * made)

@@ -11,7 +11,7 @@ from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import launch_registers, setmaxnreg_problem
 from ...errors import PlanError
-from ...schedule import Dealt, Grouped, Linear
+from ...schedule import GpcOrder, Grouped, Linear
 from ...schedule.gpc_order import Rounds
 from ..plan import MAX_TILES, check_fields
 from ..store import ROWS
@@ -57,7 +57,7 @@ class Sm90Tuning:
     products   of packed weights: "warpgroup" is wgmma, "warp" is mma.sync, each warp for its own 16 rows; see
                `quantized.warp_products`
     dealt      rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
-               adjacent tiles; see `schedule.Dealt`. For a kernel that starts on an idle GPU: with PDL, CTAs start
+               adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
 
     Raises PlanError, naming the field and its known values.
@@ -87,7 +87,7 @@ class Sm90Tuning:
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
             "products": PRODUCTS,
         })  # fmt: skip
-        Dealt(self.dealt)
+        GpcOrder(self.dealt)
         if self.prefetch and not self.overlap:
             raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
 

@@ -26,10 +26,10 @@ from ...atoms import TmaPlan
 from ...atoms.tma.derive import STRIDE_UNIT
 from ...dtypes import DType
 from ...report import Check
-from ..derive import Ends, OperandPlan, either
+from ..derive import EdgeBoxes, OperandPlan, either
 
 
-def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> Ends | None:
+def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> EdgeBoxes | None:
     """The edge boxes of a tile of so many rows; None if rows are not the boxes' lines.
 
     unit  elements of C that a tensor store writes together: of a box, a divisor
@@ -39,9 +39,9 @@ def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> Ends | None:
     >>> from layoutgemm.atoms.tma.multicast import shared_out
     >>> deep, flat = [derive(smem_tile((256, k), "bf16", "K"), ("k", "m")) for k in (128, 64)]
     >>> ends_of(deep, "m", 256, 8)
-    Ends(dim='m', box=256, shares=1, step=0, line=256, unit=8)
+    EdgeBoxes(dim='m', box=256, shares=1, step=0, line=256, unit=8)
     >>> ends_of(shared_out(flat, 2), "m", 256, 8)
-    Ends(dim='m', box=128, shares=2, step=128, line=128, unit=8)
+    EdgeBoxes(dim='m', box=128, shares=2, step=128, line=128, unit=8)
     """
     at = tma.dims.index(dim)
     shares = [[copy.coord_offset[at] for copy in tma.issued_by(rank)] for rank in range(tma.multicast)]
@@ -50,7 +50,7 @@ def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> Ends | None:
         return None
     if step not in (0, box) or step * (tma.multicast - 1) + box != tile or box % unit:
         return None
-    return Ends(dim, box, tma.multicast, step, tma.sent_bytes // box, unit)
+    return EdgeBoxes(dim, box, tma.multicast, step, tma.sent_bytes // box, unit)
 
 
 def with_ends(operand: OperandPlan, dim: str, tile: int, c: DType, wanted: bool) -> OperandPlan:

@@ -7,7 +7,7 @@ from .config import WARPGROUP, Sm90Config
 from .multicast import Sharing
 
 
-class Sm90Meetings:
+class NamedBarriers:
     """Named barriers and sharers of a configuration; an Sm90Plan is one. Barrier 0 is the CTA's.
 
     >>> from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan

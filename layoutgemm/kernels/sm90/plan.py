@@ -18,7 +18,7 @@ from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...schedule import Dealt, OfLayout, Persistent, Schedule
+from ...schedule import GpcOrder, OfLayout, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, order_for
@@ -48,7 +48,7 @@ from .indexed.row_copy import copied_bytes
 from .indexed.rows import OUT_ROWS, IndexedRows, check_indexed, check_order
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
-from .named_barriers import Sm90Meetings
+from .named_barriers import NamedBarriers
 from .operands.combined import Combined, check_combined, side_by_side
 from .operands.pair import Pair, check_maps, check_pair, pair_of
 from .quantized.experts import check_experts
@@ -71,7 +71,7 @@ LEAST_STAGES = 2  # one group of products is in flight: its stage is released wh
 
 
 @dataclass(frozen=True)
-class Sm90Plan(Sm90Meetings, PersistentPlan):
+class Sm90Plan(NamedBarriers, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
@@ -139,9 +139,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     }
 
     @property
-    def dealt(self) -> Dealt:
+    def dealt(self) -> GpcOrder:
         """Which number of the order the nth cluster of a launch begins with."""
-        return Dealt(self.config.tuning.dealt)
+        return GpcOrder(self.config.tuning.dealt)
 
     @property
     def by_place(self) -> bool:

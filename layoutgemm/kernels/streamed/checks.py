@@ -6,7 +6,6 @@ Each check takes its numbers from the plan's own formulas, and recomputes them f
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from ...atoms.copy.base import WARP
 from ...checks import bank_conflicts, registers, shared_memory_of
@@ -24,7 +23,6 @@ from .reference import register_bytes
 
 HELD = 24  # registers of a thread beside words, fragments and sums: addresses, counters
 _GRIDS = (1, 2, 3, 108, 114, 132, 148)  # blocks: few, and the multiprocessors of GPUs
-IntArray = npt.NDArray[np.int64]
 
 
 def check_streamed(plan: StreamedPlan) -> Report:

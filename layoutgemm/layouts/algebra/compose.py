@@ -31,7 +31,7 @@ from typing import Any
 from ...arguments import DEPTH
 from ...errors import CompositionError
 from ...lazy_numpy import has_numpy, np
-from .. import above
+from .. import registries
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
 from ..int_tuple import Pair, Shape, Stride, StrideEntry, check_depth, coal_open, flatten, leaves, pack, show, too_deep
 from ..symbols.polynomial import Scalar
@@ -115,12 +115,6 @@ def _mode(S: list[int], D: list[StrideEntry], last: int, s: int, d: int, room: l
             return None
         if room is not None:
             room[i] -= (n - 1) * d
-        if n == s:
-            if not rs:
-                return s, d * D[i]
-            rs.append(n)
-            rd.append(d * D[i])
-            return tuple(rs), tuple(rd)
         rs.append(n)
         rd.append(d * D[i])
         s //= n
@@ -232,7 +226,7 @@ class _Reader:
                 break
         c = self.first_carry(parts)
         if c is not None and (misfit is None or c < misfit[0]):
-            self.refuse_sum(c, bs, bd, parts)
+            self.refuse_sum(c, bs, parts)
         if misfit is not None:
             c, j, n, rest, d = misfit
             last, step = (n - 1) * d, self.value(d)
@@ -340,7 +334,7 @@ class _Reader:
             return str(value)
         return " + ".join(str(ScaledBasis(v, p)) for p, v in self.code.digits(value).items() if v) or "0"
 
-    def refuse_sum(self, c: int, bs: list[int], bd: list[int], parts: list[tuple[int, int, int]]) -> None:
+    def refuse_sum(self, c: int, bs: list[int], parts: list[tuple[int, int, int]]) -> None:
         coord, rest = [], c
         for s in bs:
             rest, i = divmod(rest, s)
@@ -368,7 +362,7 @@ class _Reader:
     def refuse(self, reason: str, witness: int | None, mode: int | None = None) -> None:
         if witness is not None:
             reason += f"; first coordinate at which no layout fits: {witness}"
-        left, right = (above.layout_of(s, d) for s, d in (self.a, self.b))
+        left, right = (registries.layout_of(s, d) for s, d in (self.a, self.b))
         raise CompositionError(reason, witness, left, right, mode)
 
 
@@ -417,7 +411,7 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stri
                     break
                 where = ".".join(map(str, path))
                 reason = f"the right operand leads to mode {where}, which {show(ashape)} does not have"
-                left, right = above.layout_of(ashape, astride), above.layout_of(bshape, bstride)
+                left, right = registries.layout_of(ashape, astride), registries.layout_of(bshape, bstride)
                 raise CompositionError(reason, None, left, right)
             s, d = s[p], d[p]
         part = compose(s, d, bshape, component(bstride, path))

@@ -23,6 +23,7 @@ from ..int_tuple import (
     coal,
     compact,
     leaves,
+    modes_for,
     pack,
     product,
     rank,
@@ -71,14 +72,6 @@ def tiler_pair(tiler: Any) -> Pair:
     return tiler.shape, tiler.stride
 
 
-def _modes(shape: object, stride: object, tiler: tuple[object, ...]) -> Pair:
-    """Shapes and strides of the modes that a tiler divides; an integer shape is its own only mode."""
-    n = len(shape) if shape.__class__ is tuple else 1
-    if len(tiler) > n:
-        raise LayoutError(f"a tiler of {len(tiler)} modes for {show(shape)}:{show(stride)}, which has {n}")
-    return (shape, stride) if shape.__class__ is tuple else ((shape,), (stride,))
-
-
 def mode(shape: Any, stride: Any, i: int) -> Pair:
     """Mode i as (shape, stride); an integer shape is its own only mode."""
     return (shape[i], stride[i]) if shape.__class__ is tuple else (shape, stride)
@@ -99,7 +92,7 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
     if tiler is None:
         return shape, stride
     if tiler.__class__ is tuple:
-        shape, stride = _modes(shape, stride, tiler)
+        shape, stride = modes_for(tiler, shape, stride, "tiler")
         out = [by_mode(split, *mode(shape, stride, i), t) for i, t in enumerate(tiler)]
         return join(out + [mode(shape, stride, i) for i in range(len(tiler), len(shape))])
     return split(shape, stride, tiler_pair(tiler))
@@ -111,7 +104,7 @@ def zipped(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
         return (1, shape), (0, stride)
     if tiler.__class__ is tuple:
         if shape.__class__ is not tuple or len(tiler) > len(shape):
-            shape, stride = _modes(shape, stride, tiler)
+            shape, stride = modes_for(tiler, shape, stride, "tiler")
         s0, d0, s1, d1 = [], [], [], []
         for s, d, t in zip(shape, stride, tiler):
             if t.__class__ is int and 0 < t < BEYOND:  # nearly all of them

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, leaves, pack, show
+from ..int_tuple import Pair, Shape, Stride, StrideEntry, coal, coalesce, leaves, pack, show
 from ..symbols.polynomial import Scalar
 from .compose import compose
 
@@ -116,25 +116,19 @@ def right_inverse(shape: Shape, stride: Stride) -> Pair:
             w *= s
     modes.sort()
     end: Scalar = 1
-    rs: list[Scalar] = []
-    rd: list[Scalar] = []
+    chain = []
     for d, s, w in modes:
-        if d == end:
-            end = d * s
-            if rs and rs[-1] * rd[-1] == w:
-                rs[-1] *= s
-            else:
-                rs.append(s)
-                rd.append(w)
-        else:
+        if d != end:
             # A gap ends the chain. A stride below the end overlaps: then the order of the strides need not be best.
             if d < end:
-                return pack(*_longest_chain(modes))
+                chain = _longest_chain(modes)
             break
-    return pack(rs, rd)
+        end = d * s
+        chain.append((s, w))
+    return coalesce(tuple([s for s, _ in chain]), tuple([w for _, w in chain]))
 
 
-def _longest_chain(modes: list[tuple[int, int, Scalar]]) -> Modes:
+def _longest_chain(modes: list[tuple[int, int, Scalar]]) -> list[tuple[Scalar, Scalar]]:
     """The chain of modes d = 1, d = s, ... that ends highest; among equals the first by stride."""
     best: dict[Scalar, tuple[Scalar, list[tuple[Scalar, Scalar]]]] = {}
 
@@ -148,15 +142,7 @@ def _longest_chain(modes: list[tuple[int, int, Scalar]]) -> Modes:
                         best[end] = top, [(s, w)] + chain
         return best[end]
 
-    rs: list[Scalar] = []
-    rd: list[StrideEntry] = []
-    for s, w in longest(1)[1]:
-        if rs and rs[-1] * rd[-1] == w:
-            rs[-1] *= s
-        else:
-            rs.append(s)
-            rd.append(w)
-    return rs, rd
+    return longest(1)[1]
 
 
 def left_inverse(shape: Shape, stride: Stride) -> Pair:

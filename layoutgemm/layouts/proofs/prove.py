@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import LayoutError
 from ...lazy_numpy import np
-from .. import above
+from .. import registries
 from ..basis import component, has_basis, paths_of
 from ..int_tuple import Shape, Stride, as_shape, coal, leaves, product
 from ..int_tuple import show as show_tuple
@@ -48,7 +48,7 @@ EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size
 ALL_LOOKS = 1 << 21  # elements that are looked at for one question
 
 
-@above.proven.register(object)
+@registries.proven.register(object)
 def prove(a: object, b: object, given: object = ()) -> Answer:
     """Prove that two layouts are one function of the flat index, at every size.
 
@@ -96,7 +96,7 @@ def prove(a: object, b: object, given: object = ()) -> Answer:
     return _proof.between(_with_conditions(answer, (a, b), []), a, b)
 
 
-@above.injective.register(object)
+@registries.injective.register(object)
 def injective(a: Any, given: object = ()) -> Answer:
     """Prove that no two coordinates share a value, at every size: Proof, CounterExample with the two first flat indices
     that do, or Undecided naming the comparisons that are missing.
@@ -131,7 +131,7 @@ def injective(a: Any, given: object = ()) -> Answer:
     return _with_conditions(answer, (a,), used, why)
 
 
-@above.bijective.register(object)
+@registries.bijective.register(object)
 def bijective(a: object, given: object = ()) -> Answer:
     """Prove that the values are 0..size-1, each once, at every size."""
     _proof.check_layouts(a)
@@ -171,7 +171,7 @@ def bijective(a: object, given: object = ()) -> Answer:
     return _with_conditions(answer, (a,), used, why)
 
 
-@above.covering.register(object)
+@registries.covering.register(object)
 def covers(a: object, tile: object, given: object = ()) -> Answer:
     """Prove that every offset 0..size(tile)-1 is a value of the layout, at every size. `tile` is a shape or a layout.
 
@@ -222,7 +222,7 @@ def covers(a: object, tile: object, given: object = ()) -> Answer:
     return _with_conditions(answer, (a,), used)
 
 
-@above.apart.register(object)
+@registries.apart.register(object)
 def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> Answer:
     """Prove that no value of `a` is offset + a value of `b`, at every size. A CounterExample gives the two flat
     indices.

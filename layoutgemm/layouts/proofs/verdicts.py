@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from ...arguments import shown
 from ...errors import LayoutError
 from ...lazy_numpy import has_numpy, np
-from .. import above
+from .. import registries
 from ..basis import component, has_basis, paths_of
 from ..int_tuple import Modes, Shape, Stride, coal, idx2crd, leaves, show, show_coord
 from ..symbols import dispatch as symbolic_arguments
@@ -340,7 +340,7 @@ def _swizzled(a: Any, b: Any) -> Answer:
             return Proof(answer.method, answer.conditions, (f"{a.swizzle} is one to one", *answer.steps))
         return answer
     try:
-        left, right = above.matrix_of(a), above.matrix_of(b)
+        left, right = registries.matrix_of(a), registries.matrix_of(b)
     except LayoutError:
         return _by_exhaustion(a, b)
     index = left.first_difference(right)
@@ -493,7 +493,7 @@ def _distinct_in_python(
 
 
 def _shared(shape: Shape, stride: Stride, i: int, j: int) -> CounterExample:
-    value = above.layout_of(shape, stride)(i)
+    value = registries.layout_of(shape, stride)(i)
     return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", TWO_INDICES)
 
 
@@ -512,7 +512,7 @@ def bijective_values(a: Any) -> Answer:
         return distinct
     n = int(a.size)
     try:
-        matrix = above.matrix_of(a)
+        matrix = registries.matrix_of(a)
     except LayoutError:
         if n > LIMIT:
             return Undecided(f"{n} values, more than {LIMIT}, would have to be looked at")

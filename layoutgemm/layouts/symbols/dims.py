@@ -20,11 +20,11 @@ import sys
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...arguments import MAX_BITS, as_int, is_int, refusal, shown
 from ...errors import LayoutError, ParseError
-from .. import above
+from .. import registries
 from .generators import GENERATORS, FactError, generator
 from .polynomial import MAX_POWER, MissingFact, P, Scalar, floordiv, ge0, gen, needs_div, needs_ge, show
 
@@ -172,17 +172,19 @@ def evaluate(node: ast.expr, symbol: Callable[[str], Scalar]) -> Scalar:
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         left, right = evaluate(node.left, symbol), evaluate(node.right, symbol)
         return operate(_BINARY[type(node.op)], node, left, right)
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "ceil_div"
-        and len(node.args) == 2
-    ):
+    if is_ceil_div(node):
         left, right = evaluate(node.args[0], symbol), evaluate(node.args[1], symbol)
         if right.__class__ is int and right == 0:
             raise _refused(node, "a division by zero")
         return ceil_div(left, right)
     raise _refused(node, "no integer expression in + - * // % ** and ceil_div")
+
+
+def is_ceil_div(node: ast.AST) -> TypeGuard[ast.Call]:
+    """True for a call of ceil_div with two arguments."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        return False
+    return node.func.id == "ceil_div" and len(node.args) == 2
 
 
 def operate(operation: Callable[[Any, Any], Scalar], node: ast.BinOp, left: Scalar, right: Scalar) -> Scalar:
@@ -242,7 +244,7 @@ def to_sympy(x: object) -> Any:
     >>> to_sympy(dim("M", multiple_of=64) // 32 + 1)
     M/32 + 1
     """
-    return above.to_sympy(x)
+    return registries.to_sympy(x)
 
 
 def from_sympy(x: object) -> Scalar:
@@ -251,7 +253,7 @@ def from_sympy(x: object) -> Scalar:
     The symbols' own assumptions are their facts: integer is required, positive means >= 1, nonnegative >= 0, even a
     multiple of 2. Raises LayoutError for what is no integer expression, MissingFact for a quotient that is not exact.
     """
-    return above.from_sympy(x)
+    return registries.from_sympy(x)
 
 
 _given: dict[str, int] = {}

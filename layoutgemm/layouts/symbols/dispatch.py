@@ -5,7 +5,7 @@ from __future__ import annotations
 from sys import modules
 from typing import Any
 
-from .. import above
+from .. import registries
 from ..basis import ScaledBasis
 from .dims import is_sympy
 from .generators import GENERATORS
@@ -33,7 +33,7 @@ def has_symbols(shape: Any, stride: Any) -> bool:
 
 def prove(a: object, b: object) -> Any:
     """The verdict on two layouts one of which has symbols; None when neither has."""
-    return above.proven(a, b) if GENERATORS and (_with_symbols(a) or _with_symbols(b)) else None
+    return registries.proven(a, b) if GENERATORS and (_with_symbols(a) or _with_symbols(b)) else None
 
 
 def _with_symbols(x: Any) -> bool:

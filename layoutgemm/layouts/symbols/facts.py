@@ -27,9 +27,9 @@ from typing import Any
 
 from ...arguments import refusal, shown
 from ...errors import ParseError
-from .. import above
+from .. import registries
 from ..int_tuple import as_nested
-from .dims import entry, evaluate, expression
+from .dims import entry, evaluate, expression, is_ceil_div
 from .dims import symbol as plain_symbol
 from .generators import GENERATORS, FactError, Key, restore
 from .generators import show as show_names
@@ -110,7 +110,7 @@ class Facts:
         if hasattr(x, "with_parts"):
             return x.with_parts(self._apply)
         if hasattr(x, "stride"):
-            return above.applied(x, self._apply)
+            return registries.applied(x, self._apply)
         if hasattr(x, "path"):
             return x if x.value.__class__ is int else type(x)(self._apply(x.value), x.path)
         return self._apply(entry(x))
@@ -276,12 +276,7 @@ def _read(node: ast.expr, facts: Facts) -> list[Statement]:
 
 
 def _quotient(node: ast.expr) -> tuple[ast.expr, ast.expr, bool] | None:
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "ceil_div"
-        and len(node.args) == 2
-    ):
+    if is_ceil_div(node):
         return node.args[0], node.args[1], True
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv):
         return node.left, node.right, False

@@ -11,11 +11,10 @@ happen to continue each other, the integer operation may print the same function
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ...errors import CompositionError, LayoutError
-from .. import above
+from .. import registries
 from ..algebra import compose as _int_compose
 from ..algebra import inverse as _int_inverse
 from ..algebra.divide import divide as int_divide
@@ -46,10 +45,6 @@ def _text(pair: Pair) -> str:
     return f"{show_tuple(pair[0])}:{show_tuple(pair[1])}"
 
 
-def _or(needs: Iterable[str]) -> str:
-    return " or ".join(dict.fromkeys(needs)) or "other modes"
-
-
 # ---------------------------------------------------------------- composition
 
 
@@ -76,7 +71,7 @@ def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair
 
 
 def _refused(refusal: MissingFact, a: Pair, b: Pair) -> CompositionError:
-    error = CompositionError(str(refusal), None, above.symbolic(*a), above.symbolic(*b))
+    error = CompositionError(str(refusal), None, registries.symbolic(*a), registries.symbolic(*b))
     error.needs = refusal.needs  # type: ignore[attr-defined]
     return error
 

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, final
 
 from ...arguments import MAX_BITS, as_int, is_int, refusal
 from ...errors import LayoutError
-from .. import above
+from .. import registries
 from .generators import (
     GENERATORS,
     fresh,
@@ -82,7 +82,7 @@ class P:
     def __eq__(self, other: object) -> bool:
         if other.__class__ is P:
             return self.terms == other.terms
-        return False if other.__class__ is int else _border_equal(self, other)
+        return False if other.__class__ is int else _border_equal(other)
 
     def __ne__(self, other: object) -> bool:
         result = self.__eq__(other)
@@ -193,7 +193,7 @@ class P:
         return _rebuild, (tuple([(c, [GENERATORS[g].key for g in m]) for m, c in self.terms.items()]),)
 
     def _sympy_(self) -> Any:
-        return above.to_sympy(self)
+        return registries.to_sympy(self)
 
 
 def make(terms: Terms) -> Scalar:
@@ -220,9 +220,9 @@ def gen(g: int) -> Scalar:
     return G.low if G.low is not None and G.low == G.high else make({(g,): 1})
 
 
-def fresh_symbol(text: str, low: int | None = 0, high: int | None = None) -> Scalar:
+def fresh_symbol(text: str, low: int = 0) -> Scalar:
     """A new symbol, equal to no other, for a value met on the way."""
-    return gen(fresh(text, low, high))
+    return gen(fresh(text, low, None))
 
 
 def _coerced(p: P, other: Scalar, operation: str) -> Scalar:
@@ -245,7 +245,7 @@ def has_own_arithmetic(x: object, operation: str = "__rmul__") -> bool:
     return hasattr(x, operation)
 
 
-def _border_equal(p: P, other: object) -> bool:
+def _border_equal(other: object) -> bool:
     if other.__class__.__module__ == "numpy" and not getattr(other, "shape", ()):
         return False
     return NotImplemented
@@ -423,16 +423,6 @@ def _shifted(p: P, flips: tuple[int, ...]) -> Terms:
         for mm, cc in acc.items():
             out[mm] = out.get(mm, 0) + cc
     return out
-
-
-def le(p: Scalar, q: Scalar) -> bool:
-    """True only when p <= q at every value."""
-    return ge0(q - p)
-
-
-def lt(p: Scalar, q: Scalar) -> bool:
-    """True only when p < q at every value."""
-    return ge0(q - p - 1)
 
 
 class Relation:

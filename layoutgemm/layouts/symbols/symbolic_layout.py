@@ -19,8 +19,8 @@ from typing import Any
 
 from ...arguments import shown
 from ...errors import CoordinateError, LayoutError
-from .. import above
 from .. import int_tuple as _t
+from .. import registries
 from ..algebra import divide as _divide
 from ..algebra import recast as _recast
 from ..basis import ScaledBasis, as_stride, assemble, component, has_basis, paths_of
@@ -50,7 +50,7 @@ def _symbolic(shape: Shape, stride: Stride, conditions: tuple[str, ...]) -> Symb
     return self
 
 
-@above.symbolic.register(object)
+@registries.symbolic.register(object)
 def joined(shape: Shape, stride: Stride, *layouts: Layout) -> Layout:
     """A layout of checked entries, with the conditions of the given layouts."""
     check_symbols(generators(shape, stride))
@@ -254,15 +254,15 @@ class SymbolicLayout(Layout):
 
     def equivalent(self, other: object) -> Answer:
         """Prove that both are one function of the flat index, at every size."""
-        return between(above.proven(self, other), self, other)
+        return between(registries.proven(self, other), self, other)
 
     def is_injective(self) -> Answer:
         """Prove that no two coordinates share a value, at every size."""
-        return above.injective(self)
+        return registries.injective(self)
 
     def is_bijective(self) -> Answer:
         """Prove that the values are 0..size-1, each once, at every size."""
-        return above.bijective(self)
+        return registries.bijective(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and self.shape == other.shape and self.stride == other.stride
@@ -294,7 +294,7 @@ for _name in ("coalesce", "dice", "flatten", "group"):
 # ---------------------------------------------------------------- arguments
 
 
-@above.lifted.register(Layout)
+@registries.lifted.register(Layout)
 def lift(layout: Layout) -> SymbolicLayout:
     """A plain layout as one whose operations take symbols in their arguments."""
     if isinstance(layout, SymbolicLayout):
@@ -313,7 +313,7 @@ def together(*layouts: Layout) -> tuple[str, ...]:
     return tuple(strongest([c for x in layouts for c in conditions_of(x)]))
 
 
-@above.applied.register(Layout)
+@registries.applied.register(Layout)
 def applied(layout: Layout, f: Callable[[Any], object]) -> Layout:
     """The layout with every entry replaced, under the same conditions."""
     shape, stride = as_shape(f(layout.shape)), as_stride(f(layout.stride))

@@ -15,7 +15,7 @@ from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.printer import Printer
 
 from ...errors import LayoutError
-from .. import above
+from .. import registries
 from ..basis import assemble, component, paths_of
 from ..int_tuple import Shape, Stride, coal, product
 from ..proofs.digit_boxes import Box, Stuck
@@ -156,7 +156,7 @@ def _entry(p: object) -> sympy.Expr:
 # ---------------------------------------------------------------- layouts as expressions
 
 
-@above.closed_form.register(object)
+@registries.closed_form.register(object)
 def closed_form(source: Any, names: tuple[str, ...]) -> Any:
     """See formula.expr."""
     if isinstance(source, Swizzle):
@@ -284,7 +284,7 @@ def _digits(box: Box, name: str, start: int, end: int) -> sympy.Expr:
 # ---------------------------------------------------------------- expressions as formulas
 
 
-@above.evaluator.register(object)
+@registries.evaluator.register(object)
 def evaluator(expression: object) -> Callable[..., Any]:
     """A SymPy expression as a function of named variables; its other symbols are sizes."""
     expression = sympy.sympify(expression)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sympy
 
 from ...errors import LayoutError
-from .. import above
+from .. import registries
 from .dims import declared
 from .dims import symbol as entry_symbol
 from .generators import GENERATORS, generator, of_terms
@@ -71,7 +71,7 @@ def _symbol_of(g: int, root: tuple[str, int]) -> sympy.Symbol:
     return symbol(name, scale, None if G.low is None else G.low * scale, None if G.high is None else G.high * scale)
 
 
-@above.to_sympy.register(object)
+@registries.to_sympy.register(object)
 def to_sympy(x: object) -> sympy.Expr:
     """The entry in the user's symbols."""
     if x.__class__ is not P:
@@ -106,7 +106,7 @@ def _other(name: str) -> Scalar:
 # ---------------------------------------------------------------- from SymPy
 
 
-@above.from_sympy.register(object)
+@registries.from_sympy.register(object)
 def from_sympy(x: object) -> Scalar:
     """The entry that a SymPy expression means."""
     top, bottom = _read(x)

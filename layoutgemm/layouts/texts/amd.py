@@ -51,17 +51,32 @@ def mfma_tile(given: AttributeFields) -> list[int]:
     return [a * b * c for a, b, c in zip(sizes, mfma.tiles, mfma.warps, strict=True)]
 
 
+def _check_rank(given: AttributeFields, found: _Mfma | _Wmma, shape: Sequence[int]) -> None:
+    if len(shape) != found.rank:
+        raise given.fail(f"a tensor of {found.rank} dimensions")
+
+
+def _lanes_and_registers(given: AttributeFields, found: _Mfma | _Wmma, shape: Sequence[int]) -> tuple[int, int]:
+    """The dimension of the accumulator's lanes, and that of its registers."""
+    _check_rank(given, found, shape)
+    m, n = len(shape) - 2, len(shape) - 1
+    return (m, n) if found.transposed else (n, m)
+
+
+def _free(given: AttributeFields, found: _Mfma | _Wmma, shape: Sequence[int], k: int) -> int:
+    """The one of an operand's last two dimensions that is not K."""
+    _check_rank(given, found, shape)
+    return 2 * len(shape) - 3 - k
+
+
 def mfma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """The accumulator of MFMA: four rows in registers, then lanes along the columns, then lanes along the rows.
 
     Source: AMD's matrix instruction calculator.
     """
     found = _Mfma(given)
-    if len(shape) != found.rank:
-        raise given.fail(f"a tensor of {found.rank} dimensions")
-    m, n = len(shape) - 2, len(shape) - 1
-    across, along = (m, n) if found.transposed else (n, m)  # of the lanes, of the registers
-    sizes = dict(zip((m, n), found.size, strict=True))
+    across, along = _lanes_and_registers(given, found, shape)
+    sizes = dict(zip(range(len(shape) - 2, len(shape)), found.size, strict=True))
     tile = Tile(shape)
     tile.grow("register", along, found.group)
     tile.grow("lane", across, sizes[across])
@@ -73,9 +88,7 @@ def mfma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
 def mfma_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of MFMA: `kWidth` neighbours along K in registers, lanes along the other dimension, then along K."""
     found, k = _Mfma(parent), given.depth(len(shape))
-    if len(shape) != found.rank:
-        raise given.fail(f"a tensor of {found.rank} dimensions")
-    free = 2 * len(shape) - 3 - k  # the other one of the last two dimensions
+    free = _free(given, found, shape, k)
     wide = found.size[free - (len(shape) - 2)]
     tile = Tile(shape)
     tile.grow("register", k, given.number("kWidth"))
@@ -166,10 +179,7 @@ def wmma_tile(given: AttributeFields) -> list[int]:
 def wmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """The accumulator of WMMA: eight rows in registers; version 1 has alternate rows in the two halves of a warp."""
     found = _Wmma(given)
-    if len(shape) != found.rank:
-        raise given.fail(f"a tensor of {found.rank} dimensions")
-    m, n = len(shape) - 2, len(shape) - 1
-    across, along = (m, n) if found.transposed else (n, m)
+    across, along = _lanes_and_registers(given, found, shape)
     tile = Tile(shape)
     if found.version > 1:
         tile.grow("register", along, 8)
@@ -182,9 +192,7 @@ def wmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
 def wmma_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """An operand of WMMA: `kWidth` neighbours along K, then the halves of a warp, which are equal in version 1."""
     found, k = _Wmma(parent), given.depth(len(shape))
-    if len(shape) != found.rank:
-        raise given.fail(f"a tensor of {found.rank} dimensions")
-    free = 2 * len(shape) - 3 - k
+    free = _free(given, found, shape, k)
     tall = (free == len(shape) - 1) == found.transposed  # along the larger side of a 32 x 16 instruction
     tile = Tile(shape)
     tile.grow("register", k, given.number("kWidth"))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ...errors import LayoutError, ParseError
 from ...regex import regex
-from .. import above
+from .. import registries
 from ..layout import Layout
 from ..swizzle import ComposedLayout
 from .bases import TextReader, ValueReader, integers_of
@@ -300,7 +300,7 @@ def _unparsed(node: ast.expr) -> str:
 def _evaluated(text: str, at: int, formula: str, extents: dict[str, int]) -> Layout | ComposedLayout:
     """The layout of a formula. Raises ParseError where none has its values."""
     try:
-        out: Layout | ComposedLayout = above.layout_of_formula(formula, **extents)
+        out: Layout | ComposedLayout = registries.layout_of_formula(formula, **extents)
         return out
     except LayoutError as error:
         raise ParseError(f"expected a formula that is a layout: {error}", text, at) from None

@@ -23,7 +23,7 @@ from typing import Any
 from ...dtypes import dtype
 from ...errors import LayoutError, ParseError
 from ...regex import regex
-from .. import above
+from .. import registries
 from ..layout import Layout
 from ..swizzle import ComposedLayout
 from ..symbols.dims import fresh_name, parse_entry, symbol
@@ -190,7 +190,7 @@ def _made(text: str, at: int, shape: object, stride: object, first: object) -> L
     """The layout of a shape and a stride, from an offset on."""
     try:
         layout = Layout(shape, stride)
-        return layout if isinstance(first, int) and first == 0 else above.offset_by(layout, first)
+        return layout if isinstance(first, int) and first == 0 else registries.offset_by(layout, first)
     except LayoutError as error:
         raise ParseError(error.reason, text, at) from None
 
@@ -207,7 +207,7 @@ def _mapped(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         raise ParseError(f"expected a map of {len(sizes)} coordinates of known extents", text, found.start(5))
     formula = re.sub(r"\bmod\b", "%", found[6].replace("floordiv", "//"))
     try:
-        out: Layout | ComposedLayout = above.layout_of_formula(formula, **dict(zip(names, map(int, sizes))))
+        out: Layout | ComposedLayout = registries.layout_of_formula(formula, **dict(zip(names, map(int, sizes))))
         return out
     except LayoutError as error:
         raise ParseError(f"expected a map that is a layout: {error}", text, found.start(6)) from None

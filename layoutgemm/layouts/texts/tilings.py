@@ -254,10 +254,7 @@ class _TupleReader(TextReader):
             items = []
             while self.peek() != "])"[sign == "("]:
                 items.append(self.value())
-                if self.peek() == ",":
-                    self.at += 1
-                elif self.peek() not in ("]", ")"):
-                    raise self.fail("',' or ')'")
+                self.comma_or("])")
             self.at += 1
             return tuple(items)
         number = regex(r"-?\d{1,9}(?![\w.])(?:\s*:\s*i\d+)?").match(self.text, self.at)
@@ -270,6 +267,13 @@ class _TupleReader(TextReader):
         """Raise the error of the position."""
         raise self.fail(expected)
 
+    def comma_or(self, closing: str) -> None:
+        """Go past a comma, or stay at a closing bracket. Raises ParseError for anything else."""
+        if self.peek() == ",":
+            self.at += 1
+        elif self.peek() not in tuple(closing):
+            raise self.fail("',' or ')'")
+
     def arguments(self, names: Sequence[str]) -> dict[str, object]:
         """The arguments behind the bracket of a call or an attribute."""
         out: dict[str, object] = {}
@@ -281,10 +285,7 @@ class _TupleReader(TextReader):
                 self.at = self.text.find(")", self.at) if ")" in self.text[self.at :] else len(self.text)
                 continue
             out["warp_dims" if name == "warp_dim" else name] = self.value()
-            if self.peek() == ",":
-                self.at += 1
-            elif self.peek() not in (")", ">"):
-                raise self.fail("',' or ')'")
+            self.comma_or(")>")
         self.at += 1
         if self.peek():
             raise self.fail("the end of the text")

@@ -91,7 +91,7 @@ def _calls() -> tuple[Any, Any]:
     """Inductor's nodes of calls of `compiled.direct`: with one result, and with several."""
     from torch._inductor import ir
 
-    class DirectCall(ir.ExternKernelOut):  # type: ignore[misc]
+    class DirectCall(ir.ExternKernelOut):
         """A call of a function that writes to `out`."""
 
         def codegen(self, wrapper: Any) -> None:
@@ -99,7 +99,7 @@ def _calls() -> tuple[Any, Any]:
             wrapper.add_import_once(_IMPORT)
             super().codegen(wrapper)
 
-    class DirectCalls(ir.ExternKernelAlloc):  # type: ignore[misc]
+    class DirectCalls(ir.ExternKernelAlloc):
         """A call of a function that returns several tensors."""
 
         def codegen(self, wrapper: Any) -> None:

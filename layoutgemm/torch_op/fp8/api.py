@@ -20,7 +20,7 @@ from ..checks import (
 from ..compiled.traced import check_kinds, refusal, refuse
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from .launch import READY, Key, computed
-from .operators import CHECK_QUANTIZE, WAY_OUT, asked_of, check_quantized
+from .operators import CHECK_QUANTIZE, WAY_OUT, check_quantized, options_of
 
 _is_traced = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -88,7 +88,7 @@ def quantize(
                 return kept.run(at, index)
         except (RuntimeError, TypeError):  # sparse tensors have no strides, and an option may have no hash
             key = ()
-    asked = asked_of(recipe, dtype, power_of_two, scale_major)
+    asked = options_of(recipe, dtype, power_of_two, scale_major)
     check_quantized(x)
     if needs_dispatcher(x):
         return _by_operator(x, *asked)

@@ -29,7 +29,7 @@ Key = tuple[object, ...]
 _GROUPS = {BLOCK: 1, SQUARE: DEPTH, ROW: 0}
 
 
-class Asked(NamedTuple):
+class QuantizeOptions(NamedTuple):
     """A checked call.
 
     recipe, dtype  of the scales, and the values' type
@@ -43,7 +43,9 @@ class Asked(NamedTuple):
     major: str
 
 
-AS_QUANTIZE = Asked(BLOCK, torch.float8_e4m3fn, False, "mn")  # what `quantize` does unless it is told otherwise
+AS_QUANTIZE = QuantizeOptions(
+    BLOCK, torch.float8_e4m3fn, False, "mn"
+)  # what `quantize` does unless it is told otherwise
 
 
 class QuantizedShapes(NamedTuple):
@@ -58,10 +60,10 @@ class QuantizedShapes(NamedTuple):
     columns: int
 
 
-def shapes_of(shape: tuple[int, ...], asked: Asked) -> QuantizedShapes:
+def shapes_of(shape: tuple[int, ...], asked: QuantizeOptions) -> QuantizedShapes:
     """The results' shapes for x's.
 
-    >>> shapes_of((5, 200), Asked("BlockWise1x128", torch.float8_e4m3fn, False, "mn"))
+    >>> shapes_of((5, 200), QuantizeOptions("BlockWise1x128", torch.float8_e4m3fn, False, "mn"))
     QuantizedShapes(values=((5, 208), (208, 1)), scales=((5, 2), (1, 8)), columns=200)
     """
     *front, m, k = shape
@@ -108,7 +110,7 @@ READY: dict[Key, KeptQuantizer] = {}
 MAX_READY = 4096  # beyond, all go
 
 
-def computed(x: torch.Tensor, asked: Asked, key: Key = ()) -> tuple[torch.Tensor, torch.Tensor]:
+def computed(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and scales of a checked tensor, now.
 
     key  by which the launch is kept, or ()
@@ -127,7 +129,9 @@ def computed(x: torch.Tensor, asked: Asked, key: Key = ()) -> tuple[torch.Tensor
     return found
 
 
-def computed_into(x: torch.Tensor, asked: Asked, values: torch.Tensor | None, scales: torch.Tensor) -> torch.Tensor:
+def computed_into(
+    x: torch.Tensor, asked: QuantizeOptions, values: torch.Tensor | None, scales: torch.Tensor
+) -> torch.Tensor:
     """The values of a checked tensor: a new tensor, or written to `values`; and its scales to `scales`."""
     made, index = kept_shapes(tuple(x.shape), asked), x.get_device()
     in_place = scales.stride() == made.scales[1] and (values is None or writes_in_place(values, asked))
@@ -152,19 +156,19 @@ def computed_into(x: torch.Tensor, asked: Asked, values: torch.Tensor | None, sc
     return values
 
 
-def writes_in_place(values: torch.Tensor, asked: Asked) -> bool:
+def writes_in_place(values: torch.Tensor, asked: QuantizeOptions) -> bool:
     """True if the kernel can write these values where they lie."""
     strides = kept_shapes(tuple(values.shape), asked).values[1]
     return values.stride() == strides and values.data_ptr() % VECTOR_BYTES == 0
 
 
-def _by_kernel(x: torch.Tensor, asked: Asked) -> bool:
+def _by_kernel(x: torch.Tensor, asked: QuantizeOptions) -> bool:
     """True where a kernel quantises the tensor."""
     index = x.get_device()
     return bool(x.numel()) and asked.recipe in _GROUPS and on_gpu(index) and target(index)[0] == "sm_90a"
 
 
-def empty_results(x: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+def empty_results(x: torch.Tensor, asked: QuantizeOptions) -> tuple[torch.Tensor, torch.Tensor]:
     """Results with nothing in them, on x's device."""
     made = shapes_of(tuple(x.shape), asked)
     values = x.new_empty(made.values[0], dtype=asked.dtype)
@@ -172,7 +176,7 @@ def empty_results(x: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Te
     return values.narrow(-1, 0, made.columns) if made.columns else values, scales
 
 
-def _by_torch(x: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_torch(x: torch.Tensor, asked: QuantizeOptions) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference's results, with the kernel's strides."""
     values, scales = empty_results(x, asked)
     of_values, of_scales = quantized(x.detach(), *asked[:3])
@@ -191,7 +195,7 @@ def _readable(x: torch.Tensor, recipe: str) -> torch.Tensor:
         return x.contiguous().view(prod(front), m, k)
 
 
-def _prepared(x: torch.Tensor, made: QuantizedShapes, asked: Asked, index: int) -> KeptQuantizer:
+def _prepared(x: torch.Tensor, made: QuantizedShapes, asked: QuantizeOptions, index: int) -> KeptQuantizer:
     """The launch for (batch, M, K). Raises OperandError for more scales than a grid has CTAs."""
     batch, m, k = x.shape
     order = "row" if x.stride(-1) == 1 or k == 1 else "col"

@@ -19,8 +19,8 @@ from ..checks import check_device, differentiated, has_tangent
 from ..compiled.traced import CHECKS, checking_operator
 from ..library import with_autograd
 from ..scaled_grouped.recipes import BLOCK, recipe_text
-from ..types import READ
-from .launch import Asked, computed, empty_results
+from ..types import READ, listed
+from .launch import QuantizeOptions, computed, empty_results
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
 _VALUES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -28,7 +28,7 @@ _MAJORS = ("mn", "k")
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def asked_of(recipe: object, dtype: object, power_of_two: object, scale_major: object) -> Asked:
+def options_of(recipe: object, dtype: object, power_of_two: object, scale_major: object) -> QuantizeOptions:
     """The options of a call. Raises OperandError, naming the option."""
     name = recipe_text("recipe", recipe) or BLOCK
     if dtype is None:
@@ -40,7 +40,7 @@ def asked_of(recipe: object, dtype: object, power_of_two: object, scale_major: o
     if scale_major not in _MAJORS:
         raise OperandError(f"scale_major {scale_major!r}: 'mn', scales of neighbouring rows together, or 'k'")
     assert isinstance(dtype, torch.dtype) and isinstance(scale_major, str)
-    return Asked(name, dtype, power_of_two, scale_major)
+    return QuantizeOptions(name, dtype, power_of_two, scale_major)
 
 
 def check_quantized(x: torch.Tensor) -> None:
@@ -52,8 +52,7 @@ def check_quantized(x: torch.Tensor) -> None:
         what = "has a tangent" if has_tangent(x) else "requires grad"
         raise TensorError(f"x {what}, and quantize has no gradient: {WAY_OUT}")
     if x.dtype not in READ:
-        known = ", ".join(str(kind).removeprefix("torch.") for kind in READ)
-        raise OperandError(f"x is {x.dtype}: quantize takes {known}")
+        raise OperandError(f"x is {x.dtype}: quantize takes {listed(READ)}")
     if x.ndim < 2:
         raise TensorError(f"x has shape {list(x.shape)}: (..., M, K), rows of K elements that are summed over")
     if addressed(x) and x.data_ptr() % x.element_size():
@@ -65,7 +64,7 @@ def _quantize(
     x: torch.Tensor, recipe: str = BLOCK, dtype: torch.dtype | None = None, power_of_two: bool = False,
     scale_major: str = "mn",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    asked = asked_of(recipe, dtype, power_of_two, scale_major)
+    asked = options_of(recipe, dtype, power_of_two, scale_major)
     check_quantized(x)
     return computed(x, asked)
 
@@ -75,7 +74,7 @@ def _(
     x: torch.Tensor, recipe: str = BLOCK, dtype: torch.dtype | None = None, power_of_two: bool = False,
     scale_major: str = "mn",
 ) -> Pair:  # fmt: skip
-    asked = asked_of(recipe, dtype, power_of_two, scale_major)
+    asked = options_of(recipe, dtype, power_of_two, scale_major)
     check_quantized(x)
     return empty_results(x, asked)
 
@@ -97,4 +96,4 @@ def _(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *options: Any) 
 
 
 CHECK_QUANTIZE = checking_operator("check_quantize", "(Tensor x) -> ()", check_quantized)
-CHECKS["quantize"] = asked_of
+CHECKS["quantize"] = options_of

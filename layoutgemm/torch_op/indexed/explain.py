@@ -10,7 +10,7 @@ import torch
 from ...errors import OperandError
 from ...kernels.run.epilogue_operands import indexed_rows
 from ...kernels.sm90.indexed.row_copy import copied_bytes
-from ..explanation import Explanation, gated_after
+from ..explanation import ZEROS, Explanation, gated_after
 from ..scaled_grouped.gated import why_by_torch
 from .plans import plan_of, why_copied
 from .product import IndexedCall, IndexedOperands, check_indexed, shape_of, ungated
@@ -36,7 +36,7 @@ def explain_indexed(
             raise OperandError(f"{name}: a product with row indices takes none, or is not explained with it")
     call = check_indexed(given, out, activation, out_dtype)
     if 0 in (given.m, *call.shape, given.a.shape[-1]):
-        return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
+        return ZEROS
     if call.gate is not None and (why := why_by_torch(given.b)):
         every, plain = ungated(call, given)
         return gated_after(_explained(every, plain, config, copy_rows), why, call.shape)

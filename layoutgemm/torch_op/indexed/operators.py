@@ -89,7 +89,7 @@ class _IndexedProduct(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:6])
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b, rows, out_rows, weights, offsets = ctx.saved_tensors
         wants_a, wants_b, _, _, wants_weights, _ = ctx.needs_input_grad[:6]
         grad = dense(grad.to(a.dtype))

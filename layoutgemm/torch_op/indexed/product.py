@@ -26,10 +26,10 @@ from ..prepared import gpu, on_gpu
 from ..problem import half
 from ..reference import exact, rounded
 from ..scaled_grouped.gated import why_by_torch
-from ..scaled_grouped.grouped import COUNTS, INTS, OFFSETS, check_values
+from ..scaled_grouped.grouped import COUNTS, INTS, OFFSETS, check_alike, check_values
 from ..scaled_grouped.kept import NOT_KEPT, Keeping, launch, require_hopper
 from ..scaled_grouped.scaled import FP8
-from ..types import C_NAMES, NAMES
+from ..types import C_NAMES, NAMES, listed
 from .plans import WEIGHTS, IndexedShape, plan_of
 from .torch_rows import scattered, selected
 
@@ -99,10 +99,8 @@ def check_indexed(
     check_device(a)
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in MULTIPLIED:
-            known = ", ".join(str(kind).removeprefix("torch.") for kind in MULTIPLIED)
-            raise OperandError(f"{name} is {x.dtype}: a product with row indices is of {known}")
-    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= set(FP8):
-        raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
+            raise OperandError(f"{name} is {x.dtype}: a product with row indices is of {listed(MULTIPLIED)}")
+    check_alike(a, b)
     _check_shapes(given)
     check_activation(activation)
     _check_vectors(given)
@@ -267,16 +265,12 @@ def shape_of(call: IndexedCall, given: IndexedOperands) -> IndexedShape:
     """All of a call that decides on its plan."""
     a, b = given.a, given.b
     kinds = tuple((name, INTS[x.dtype]) for name, x in given.named.items() if x.dtype in INTS)
-    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{_order_of(b)}", C_NAMES[call.kind]
+    order = "row" if why_by_torch(b) else "col"  # in which the kernel reads B
+    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]
     sizes = given.m, call.shape[-1], a.shape[-1], a.shape[-2], call.shape[-2]
     activation = call.activation if call.gate is None else None
     groups, weighted, places = b.shape[0] if b.ndim == 3 else 0, given.row_weights is not None, gpu(a.get_device())[0]
     return IndexedShape(sizes, types, groups, kinds, activation, call.gate, weighted, places)
-
-
-def _order_of(b: torch.Tensor) -> str:
-    """The order in which the kernel reads B: 8-bit types with K contiguous alone."""
-    return "col" if b.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
 
 
 def _on_cpu(call: IndexedCall, given: IndexedOperands) -> torch.Tensor:

@@ -182,7 +182,7 @@ class _RecordedPairs(torch.autograd.Function):
     """The sum of two products with its gradients, those of each product."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, a: torch.Tensor, a2: torch.Tensor, b: torch.Tensor, b2: torch.Tensor, bias: torch.Tensor | None,
         kind: torch.dtype, config: Config | None,
     ) -> torch.Tensor:  # fmt: skip
@@ -191,7 +191,7 @@ class _RecordedPairs(torch.autograd.Function):
         return computed_pairs((a, a2), (b, b2), bias, None, kind, config)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph
             raise TensorError("two pairs have first derivatives alone: no create_graph=True")
         saved = ctx.saved_tensors

@@ -240,7 +240,7 @@ class _RecordedSeveral(torch.autograd.Function):
     """A product of several matrices with its gradients: products are computed again, the function's by torch."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, a: torch.Tensor, how: Combined, numbers: dict[str, float], kind: torch.dtype, config: Config | None,
         *matrices: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
@@ -249,7 +249,7 @@ class _RecordedSeveral(torch.autograd.Function):
         return computed(a, matrices, how, numbers, kind, config)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph
             raise TensorError("combine= has first derivatives alone: no create_graph=True")
         a, *matrices = ctx.saved_tensors

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ...errors import OperandError, TensorError
+from ...errors import OperandError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
@@ -27,8 +27,8 @@ from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.quantized.choose import experts_config
 from ...kernels.streamed.plan import StreamedConfig
-from ..bias_activation import GATES, by_torch
-from ..checks import check_activation, check_device, refuse_derivatives, stored_as
+from ..bias_activation import by_torch
+from ..checks import check_device, refuse_derivatives, stored_as
 from ..compiled.traced import named
 from ..launch import Direct, raw_stream
 from ..library import with_autograd
@@ -39,7 +39,7 @@ from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.scaled import check_config
 from ..types import C_NAMES, NAMES
 from .launch import QuantizedCall, arguments_of, epilogue_of, flat, in_place, readable, scale_recipe
-from .operators import Facts, facts_of, format_of
+from .operators import Facts, check_gateless, check_rows, facts_of, format_of
 from .weights import QuantizedWeight, dense_of, multiplied, packed_for
 
 _WAY_OUT = "it is for inference; give its detach()"
@@ -172,17 +172,14 @@ def checked_experts(
     check_device(x)
     fmt, (n, k) = format_of(*facts[:3]), facts[3:]
     weights = QuantizedExperts(fmt, units, scales, n, k, packed_for(x.dtype) or x.dtype)
-    if x.ndim != 2 or x.shape[1] != k:
-        raise TensorError(f"x has shape {list(x.shape)}: (rows, {k}), the weights being {n}x{k}")
+    check_rows(x, n, k)
     if offsets.dtype not in INDEX or tuple(offsets.shape) != (weights.experts + 1,):
         raise OperandError(
             f"offsets are {offsets.dtype} of shape {list(offsets.shape)}: int32 or int64 of [{weights.experts + 1}]"
         )
     if addressed(offsets) and offsets.device.type == "cpu":
         check_values(offsets.tolist(), OFFSETS, x, units[..., 0])
-    check_activation(activation)
-    if activation in GATES:
-        raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
+    check_gateless(activation)
     scale = scale_recipe(scale_x, x.shape[0], x.dtype)
     return QuantizedCall(fmt, (n, k), activation, stored_as(x.dtype, out_dtype), plain_config(config), scale)
 

@@ -58,14 +58,24 @@ def checked_call(
         refuse_derivatives({"x": x}, "use torch.no_grad(), or give its detach()")
     fmt, (n, k) = format_of(*facts[:3]), facts[3:]
     QuantizedWeight(fmt, units, scales, n, k, packed_for(x.dtype) or x.dtype)
-    if x.ndim != 2 or x.shape[1] != k:
-        raise TensorError(f"x has shape {list(x.shape)}: (rows, {k}), the weights being {n}x{k}")
-    check_activation(activation)
-    if activation in GATES:
-        raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
+    check_rows(x, n, k)
+    check_gateless(activation)
     check_bias(bias, n)
     scale = scale_recipe(scale_x, x.shape[0], x.dtype)
     return quantized_call(facts, activation, stored_as(x.dtype, out_dtype), config, scale)
+
+
+def check_rows(x: torch.Tensor, n: int, k: int) -> None:
+    """Raise TensorError unless x is rows that weights of n times k multiply."""
+    if x.ndim != 2 or x.shape[1] != k:
+        raise TensorError(f"x has shape {list(x.shape)}: (rows, {k}), the weights being {n}x{k}")
+
+
+def check_gateless(activation: str | None) -> None:
+    """Raise OperandError for an unknown activation, or a gate."""
+    check_activation(activation)
+    if activation in GATES:
+        raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
 
 
 @functools.lru_cache(1024)
@@ -136,13 +146,13 @@ class _QuantizedProduct(torch.autograd.Function):
         ctx.like = x.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         units, scales = ctx.saved_tensors
         dense = torch.ops.layoutgemm.dequantized(units, scales, ctx.like, *ctx.facts)
         return matmul(grad.to(ctx.like), dense), None, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, dx: torch.Tensor, *others: None) -> torch.Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, dx: torch.Tensor, *others: None) -> torch.Tensor:
         units, scales = ctx.saved_tensors
         value: torch.Tensor = _QuantizedProduct.apply(dx, units, scales, ctx.facts, ctx.kind, ctx.config, None)
         return value

@@ -470,7 +470,7 @@ class _RecordedGroups(torch.autograd.Function):
         return grouped_matmul(a, b, **{said: groups}, out_dtype=out_dtype, config=config)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return (*grouped_gradients(ctx, grad, _derived), None, None, None, None)
 
 

@@ -21,13 +21,12 @@ from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import finish_of
-from ..explanation import Explanation, gated_after, partial_text, with_steps
+from ..explanation import ZEROS, Explanation, gated_after, of_solution, partial_text, with_steps
 from ..fp8.launch import AS_QUANTIZE, shapes_of, writes_in_place
 from ..indexed.torch_rows import of_rows
-from ..launch import plan_of as plan_of_solution
 from ..prepared import NO_FINISH, problem_at
 from ..solver import solve, why_unfused
-from ..types import C_NAMES, NAMES
+from ..types import C_NAMES
 from .epilogue import SCALE_C
 from .gated import why_by_torch
 from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated, why_not_along_k
@@ -46,9 +45,6 @@ from .operators import checked_grouped, checked_scaled
 from .own_epilogue import ScaledFactors, behind_scales, checked, of_one, promoted_plan, promotes
 from .recipes import Recipes, as_vector
 from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
-
-_ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
-_INT32 = 4
 
 
 def explain_scaled(
@@ -73,7 +69,7 @@ def explain_own_epilogue(
     call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
     require_hopper(of.a.get_device(), "scaled_matmul")
     if 0 in (*call.shape, of.a.shape[-1]):
-        return _ZEROS
+        return ZEROS
     if of.one:
         call, of, operands = of_one(call, of, steps, operands)
         out = None if out is None else out[0]
@@ -117,7 +113,7 @@ def _scaled(
     finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     if 0 in (*call.shape, a.shape[-1]):
-        return _ZEROS
+        return ZEROS
     scales = {"scale_a": scale_a, **named(scale_b=scale_b)}
     vectors, _ = vectors_of(call.recipes, dict.fromkeys(scales, a.ndim), scales)
     copies = _copied_vectors(call.recipes, scales, a.ndim, vectors)
@@ -137,13 +133,12 @@ def _scaled(
         vectors[SCALE_C] = torch.empty_strided(shape, strides, dtype=torch.float32, device="meta")
     made = finish_of(epilogue_for(call, finish), vectors, call.shape)
     found = solve(problem_at(a, b, call.kind, config, out, made))
-    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[call.kind]
-    for copy, name in zip(found.copies, names, strict=True):
-        if copy is not None:
-            copies.append((copy.why, copy.bytes(name)))
-    said, total = tuple([f"{why}, {size} bytes" for why, size in copies]), sum(size for _, size in copies)
-    why = f"scales of rows, columns and tensors are the epilogue's; {found.why}"
-    return Explanation(str(plan_of_solution(found)), why, len(found.launches), said, total)
+    told = of_solution(found, (a.dtype, b.dtype), call.kind)
+    said = tuple([f"{why}, {size} bytes" for why, size in copies])
+    return replace(
+        told, why=f"scales of rows, columns and tensors are the epilogue's; {told.why}", copies=said + told.copies,
+        workspace=sum(size for _, size in copies) + told.workspace,
+    )  # fmt: skip
 
 
 def _copied_vectors(
@@ -210,7 +205,7 @@ def explain_grouped(
         found = _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
         tile = "x".join(map(str, config.tile))
         what = f"one launch for all groups, whose counts of rows the kernel reads; expected_rows = {expected_rows}"
-        return found if found == _ZEROS else replace(found, why=f"{what}: tiles of {tile}")
+        return found if found == ZEROS else replace(found, why=f"{what}: tiles of {tile}")
     return _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
 
 
@@ -228,7 +223,7 @@ def _grouped(
         found = _grouped(turned, b.mT, a.mT, groups, scale_b, scale_a, finish, into, config)
         return replace(found, why=f"groups of columns are rows of the transposed product; {found.why}")
     if 0 in (*call.shape, a.shape[-1], call.experts) and call.form != BATCH:
-        return _ZEROS
+        return ZEROS
     if call.form == BATCH:
         return _batches(call, a, b, scale_a, scale_b, finish, out, config)
     assert groups is not None
@@ -278,7 +273,7 @@ def explain_grouped_epilogue(
     made = checked_groups(of, epilogue, given, asked)
     require_hopper(of.a.get_device(), "grouped_matmul")
     if 0 in (*made.call.shape, made.call.experts, *made.of.a.shape):
-        return _ZEROS
+        return ZEROS
     if why := refusal_on_gpu(made):
         raise OperandError(why)
     one = of_one_group(made)
@@ -309,7 +304,7 @@ def _of_rows(
 ) -> Explanation:  # fmt: skip
     """The same with rows of A by index, which are copied first."""
     found = _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config, rows)
-    if found == _ZEROS or scale_a is None or scale_a.shape[:1] != rows.shape:
+    if found == ZEROS or scale_a is None or scale_a.shape[:1] != rows.shape:
         return found
     of_scales = f"scale_a: torch gathers {rows.shape[0]} chosen rows, {scale_a.nbytes} bytes"
     return replace(found, copies=(*found.copies, of_scales), workspace=found.workspace + scale_a.nbytes)
@@ -324,7 +319,7 @@ def _batches(
         scaled = ScaledCall(call.recipes, call.kind, call.shape)
         found = _scaled(scaled, a, scale_a, b, scale_b, finish, out, config)
     elif 0 in (*call.shape, a.shape[-1]):
-        return _ZEROS
+        return ZEROS
     else:
         made = NO_FINISH
         if finish.gate is not None:
@@ -338,8 +333,5 @@ def _batches(
             given = {} if finish.bias is None else {"bias": finish.bias}
             made = finish_of(epilogue_of_groups(call, finish), given, call.shape)
         solution = solve(problem_at(a, b, call.kind, config, out, made))
-        names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[call.kind]
-        sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True)]
-        said = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(solution.copies, sizes, strict=True) if copy])
-        found = Explanation(str(plan_of_solution(solution)), solution.why, len(solution.launches), said, sum(sizes))
+        found = of_solution(solution, (a.dtype, b.dtype), call.kind)
     return found

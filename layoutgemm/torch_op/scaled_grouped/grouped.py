@@ -51,7 +51,7 @@ from ..epilogue import epilogue_product
 from ..indexed.torch_rows import gathered
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
-from ..types import C_NAMES, NAMES
+from ..types import C_NAMES, NAMES, listed
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
 from .kept import NOT_KEPT, Keeping, find, launch, require_hopper
@@ -164,8 +164,12 @@ def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
     kinds = FP8 if scaled else (torch.bfloat16, torch.float16, *FP8)
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in kinds:
-            known = ", ".join(str(kind).removeprefix("torch.") for kind in kinds)
-            raise OperandError(f"{name} is {x.dtype}: a grouped product{' with scales' * scaled} is of {known}")
+            raise OperandError(f"{name} is {x.dtype}: a grouped product{' with scales' * scaled} is of {listed(kinds)}")
+    check_alike(a, b)
+
+
+def check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise TensorError unless both are of one type, or of 8-bit floats."""
     if a.dtype != b.dtype and not {a.dtype, b.dtype} <= set(FP8):
         raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
 

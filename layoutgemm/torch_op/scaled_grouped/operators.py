@@ -215,11 +215,11 @@ class _GroupedProduct(torch.autograd.Function):
         ctx.said, ctx.kind = inputs[3], output.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return (*grouped_gradients(ctx, grad, differentiable), None, None, None, None)
 
     @staticmethod
-    def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:  # type: ignore[override]
+    def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
         a, b, groups = ctx.saved_tensors
         parts = [(x, y) for x, y in ((da, b), (a, db)) if x is not None and y is not None]
         wide = torch.float32 if len(parts) == 2 else ctx.kind

@@ -44,7 +44,7 @@ from ..fp8.launch import AS_QUANTIZE, computed_into
 from ..prepared import gpu, on_gpu, prepare
 from ..problem import half
 from ..reference import exact
-from ..types import C_NAMES, NAMES, READ
+from ..types import C_NAMES, NAMES, READ, listed
 from .epilogue import SCALE_C, epilogue_of
 from .kept import MAX_READY, Keeping, Key, find, keep, launch, require_hopper
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
@@ -132,8 +132,7 @@ def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]]) -> 
     if bias is None:
         return
     if bias.dtype not in READ:
-        known = ", ".join(str(kind).removeprefix("torch.") for kind in READ)
-        raise OperandError(f"bias is {bias.dtype}: to a product with scales, or of groups, it is one of {known}")
+        raise OperandError(f"bias is {bias.dtype}: to a product with scales, or of groups, it is one of {listed(READ)}")
     if not any(bias.ndim == len(shape) and tuple(bias.shape) == shape for shape in shapes):
         raise TensorError(f"bias has shape {list(bias.shape)}: {' or '.join([str(list(shape)) for shape in shapes])}")
 
@@ -188,7 +187,7 @@ def scaled_product(
         if finish.bias is not None and finish.bias.ndim > 1:
             finish = finish._replace(bias=finish.bias[0])
         into = [None if x is None else x[0] for x in (out, scale_c)]
-        c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, into[0], (), into[1])  # type: ignore[arg-type]
+        c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, into[0], (), into[1])
         return c.unsqueeze(0) if out is None else out
     if not key:  # a call by the operator
         others = tuple([x for x in (finish.bias, scale_c) if x is not None])

@@ -25,6 +25,7 @@ from ..autograd.products import dense
 from ..checks import autocast, has_tangent, transforms
 from ..compiled.traced import named, refuse
 from ..fp8.api import quantize
+from ..types import listed
 from .api import scaled_matmul
 from .recipes import BLOCK, FAMILIES, ROW, SQUARE, Recipes, recipe_text
 
@@ -91,8 +92,7 @@ def _refuse_transforms(given: dict[str, torch.Tensor]) -> None:
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in _TYPES:
-            known = ", ".join(str(kind).removeprefix("torch.") for kind in _TYPES)
-            _refuse(f"{name} is {x.dtype}: fp8_matmul quantises {known}; scaled_matmul takes 8-bit floats")
+            _refuse(f"{name} is {x.dtype}: fp8_matmul quantises {listed(_TYPES)}; scaled_matmul takes 8-bit floats")
     batch = b.ndim == 3 and a.ndim == 3 and a.shape[0] == b.shape[0]
     if a.ndim < 2 or not (b.ndim == 2 or batch) or a.shape[-1] != b.shape[-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
@@ -125,7 +125,7 @@ class _Fp8Product(torch.autograd.Function):
         return _product(left, right, recipes, kind, bias, fast)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         left, right = ctx.saved_tensors
         of_left, of_right, of_bias = ctx.types
         wants_left, wants_right, wants_bias = ctx.needs_input_grad[:3]

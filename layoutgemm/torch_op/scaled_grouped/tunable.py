@@ -31,7 +31,7 @@ _LARGE_TILES = ((256, 192), (256, 208), (256, 224))  # with a gate, and without 
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
 
 
-class Set(NamedTuple):
+class OperandSet(NamedTuple):
     """Operands of one product, and where it goes."""
 
     a: Any
@@ -130,7 +130,7 @@ class Tunable:
         each = read_each_column(groups, self.n, self.sums)
         return scaled_config(self.m, self.n, self.k, each_column=each, sums=self.sums)
 
-    def operands(self) -> Set:
+    def operands(self) -> OperandSet:
         """Random normal operands on the current GPU; groups of as many rows each, or one more."""
         kind = TYPES[self.dtype]
         front = () if self.experts is None else (self.experts,)
@@ -150,9 +150,9 @@ class Tunable:
             ends = [self.m * e // self.experts for e in range(self.experts + 1)]
             offsets = torch.tensor(ends, dtype=torch.int32, device="cuda")
         out = torch.empty(self.m, self.n, dtype=usual_type(kind), device="cuda")
-        return Set(a, b.mT if self.b_major == "k" else b, scales, offsets, out)
+        return OperandSet(a, b.mT if self.b_major == "k" else b, scales, offsets, out)
 
-    def call(self, on: Set, choice: Sm90Choice | None) -> Any:
+    def call(self, on: OperandSet, choice: Sm90Choice | None) -> Any:
         """The product into its output."""
         config = None if choice is None else choice.config
         more: dict[str, Any] = {"activation": self.activation, "out": on.out, "config": config}
@@ -162,7 +162,7 @@ class Tunable:
             return matmul(on.a, on.b, **more)
         return scaled_matmul(on.a, on.scales["scale_a"], on.b, on.scales.get("scale_b"), **more)
 
-    def by_torch(self) -> Callable[[Set], Any] | None:
+    def by_torch(self) -> Callable[[OperandSet], Any] | None:
         """torch's product of the same operands without scales of blocks; None where it has none for the types.
 
         None with a gate, too: torch has no such product.
@@ -171,7 +171,7 @@ class Tunable:
             return None
         return lambda on: torch._grouped_mm(on.a, on.b, offs=on.offsets[1:])
 
-    def off(self, on: Set) -> float:
+    def off(self, on: OperandSet) -> float:
         """The largest error of a set's output, in units of the error bound."""
         a, b = on.a.double(), on.b.double()
         if self.recipes is not None:

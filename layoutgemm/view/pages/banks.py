@@ -17,11 +17,11 @@ from layoutgemm.view.pages.parts import LINE_BITS, UNIT_BITS, bank_of, bank_pain
 
 WARP = 32
 NO_LANE = -(1 << 62)  # in place of the address of a lane that takes no part
-CONFLICTS = ((0, "meets nobody"), (1, "meets another lane in a bank"))
+CONFLICTS = ((0, "no conflict"), (1, "conflicts with another lane in a bank"))
 
 
 @dataclass(frozen=True)
-class Meetings:
+class AccessConflicts:
     """The bank conflicts of one access to a tile, element by element.
 
     served   (request, phase) by its number, or -1 where no lane reads the element
@@ -42,14 +42,14 @@ class Meetings:
         return Paint("conflicts", met, 1, False, (("L", self.lane),), CONFLICTS)
 
 
-def meetings(part: Requests, access: AccessPattern, size: tuple[int, int]) -> Meetings:
+def conflicts_of(part: Requests, access: AccessPattern, size: tuple[int, int]) -> AccessConflicts:
     """The reading lane and its bank conflicts, for every element of a tile.
 
     Elements are counted down the columns. Where several requests read an element, the first of them counts.
 
     >>> from layoutgemm.checks import bank_conflicts, matrix_access
     >>> rows = matrix_access((8, 64), "bf16")
-    >>> found = meetings(bank_conflicts(Layout((8, 64), (64, 1)), rows, element="bf16").parts[0], rows, (8, 64))
+    >>> found = conflicts_of(bank_conflicts(Layout((8, 64), (64, 1)), rows, element="bf16").parts[0], rows, (8, 64))
     >>> found.facts[1].labels[found.facts[1].table[3, 0]]
     'lanes 0-7: 8 words of bank 0'
     """
@@ -81,7 +81,7 @@ def meetings(part: Requests, access: AccessPattern, size: tuple[int, int]) -> Me
         table[order[active]] = values[::-1].reshape(-1)[active, None]
         shaped.append(table.reshape(size[::-1]).T)
     facts = (Fact("read in", shaped[0], phases), Fact("meets", shaped[3], tuple(words)))
-    return Meetings(shaped[0], shaped[1], shaped[2], facts)
+    return AccessConflicts(shaped[0], shaped[1], shaped[2], facts)
 
 
 def _met(first: int, addresses: Sequence[int], width: int) -> Iterator[tuple[list[int], str]]:
@@ -123,7 +123,7 @@ def _run(lanes: list[int]) -> str:
     return ", ".join(map(str, lanes))
 
 
-def byte_memory(name: str, title: str, bit: Table, bits: int, facts: tuple[Fact, ...] = ()) -> Memory:
+def byte_memory(name: str, title: str, bit: Table, bits: int) -> Memory:
     """Shared memory in which every element begins at that bit, in lines of 128 bytes."""
     told = (
         Fact("byte offset", bit // 8),
@@ -131,8 +131,7 @@ def byte_memory(name: str, title: str, bit: Table, bits: int, facts: tuple[Fact,
         Fact("bank", bit % LINE_BITS // (8 * BANK_BYTES)),
     )
     size = -(-(int(bit.max()) + bits) // LINE_BITS) * LINE_BITS
-    return Memory(f"{name} in shared memory", title, bit, bits, LINE_BITS, UNIT_BITS, size, 8 * BANK_BYTES,
-                  (*told, *facts))  # fmt: skip
+    return Memory(f"{name} in shared memory", title, bit, bits, LINE_BITS, UNIT_BITS, size, 8 * BANK_BYTES, told)
 
 
 def swizzle_figure(
@@ -176,7 +175,7 @@ def swizzle_figure(
     tiles: tuple[Layout | ComposedLayout, ...] = (layout, after)
     for name, made, report in zip(("before", "after"), tiles, reports, strict=True):
         offset = np.asarray(made(row, column), np.int64) + 0 * row
-        met = meetings(report.parts[0], access, size)
+        met = conflicts_of(report.parts[0], access, size)
         memory = byte_memory(name, f"{made}, {_verdict(report)}", offset * bits, bits)
         paints = (bank_paint(bank_of(memory)), met.paint, holder_paint(holder, holders))
         facts = (Fact("offset", offset), *met.facts)
@@ -191,6 +190,6 @@ def _verdict(report: BankReport) -> str:
     return "conflict-free" if report.conflict_free else f"{report.ways}-way conflict"
 
 
-def with_meetings(matrix: PageMatrix, met: Meetings) -> PageMatrix:
+def with_conflicts(matrix: PageMatrix, met: AccessConflicts) -> PageMatrix:
     """A matrix in shared memory, with what an access to it meets."""
     return replace(matrix, facts=(*matrix.facts, *met.facts), paints=(*matrix.paints, met.paint), rivals=met.group)

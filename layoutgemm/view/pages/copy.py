@@ -22,7 +22,7 @@ from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
 from layoutgemm.lazy_numpy import np
 from layoutgemm.view.copy import NAMES, SPACES, grid_of, moves_tmem, place_of, places_of, tmem_places
-from layoutgemm.view.pages.banks import byte_memory, meetings, with_meetings
+from layoutgemm.view.pages.banks import byte_memory, conflicts_of, with_conflicts
 from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix, Table
 from layoutgemm.view.pages.parts import bank_of, bank_paint, holder_paint, offsets_parts, shared_memory
 
@@ -146,7 +146,7 @@ def one_side(
     if space == "smem" and given is not None and isinstance(copy, TiledCopy):
         access = tiled_access(copy, copy.tile, side)
         report = bank_conflicts(given, access, element=atom.element)
-        return with_meetings(made, meetings(report.parts[0], access, size))
+        return with_conflicts(made, conflicts_of(report.parts[0], access, size))
     return made
 
 

@@ -17,12 +17,11 @@ from typing import Any, ParamSpec
 
 from layoutgemm.atoms import CopyAtom, MmaAtom, SmemTile, TiledMma
 from layoutgemm.atoms.tiled.copy import TiledCopy
-from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import Swizzle, paged
 from layoutgemm.layouts.display import PicturedLayout
 from layoutgemm.lazy_numpy import np
 from layoutgemm.view.canvas import escape
-from layoutgemm.view.grid import Drawable, evaluate, extent
+from layoutgemm.view.grid import Drawable, evaluate, thread_value
 from layoutgemm.view.pages.banks import swizzle_figure
 from layoutgemm.view.pages.copy import copy_figure
 from layoutgemm.view.pages.model import THREADS, Figure, Holders, PageMatrix
@@ -74,10 +73,8 @@ def tv_figure(tv: Drawable, tile: Sequence[int], *, title: str | None = None) ->
     >>> "T" in tv_html(Layout(((4, 8), (2, 2)), ((32, 1), (16, 8))), (16, 8))
     True
     """
-    if not isinstance(tv.shape, tuple) or len(tv.shape) != 2:
-        raise LayoutError(f"{tv} is not a thread-value layout: that has two modes, threads and values")
+    threads, values = thread_value(tv)
     size = (int(tile[0]), int(tile[1]))
-    threads, values = extent(tv.shape[0]), extent(tv.shape[1])
     t, v = (grid.ravel() for grid in np.indices((threads, values)))
     found = evaluate(tv, t, v)
     at = np.array([x if isinstance(x, tuple) else (x % size[0], x // size[0]) for x in found], np.int64)

@@ -17,7 +17,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from math import gcd
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.lazy_numpy import np
@@ -57,20 +57,6 @@ def packed(table: Table) -> dict[str, object]:
             raw = values.astype(f"<i{width}").tobytes()
             return {"bytes": width, "base64": base64.b64encode(raw).decode()}
     raise LayoutError(f"the page holds numbers of 32 bits; {values.max()} is too large")
-
-
-def unpacked(form: dict[str, Any], extent: tuple[int, int]) -> Table:
-    """The table of a packed form, as the page reads it: the inverse of `packed`.
-
-    >>> import numpy as np
-    >>> unpacked(packed(np.array([[0, 7], [7, 1]])), (2, 2)).tolist()
-    [[0, 7], [7, 1]]
-    """
-    if "join" in form:
-        rows, columns = np.array(form["rows"])[:, None], np.array(form["columns"])
-        return rows + columns if form["join"] == "+" else rows ^ columns
-    raw = np.frombuffer(base64.b64decode(form["base64"]), f"<i{form['bytes']}")
-    return raw.astype(np.int64).reshape(extent)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from layoutgemm.atoms import SmemTile
 from layoutgemm.lazy_numpy import np
 from layoutgemm.view.grid import Drawable, Offset, evaluate, extent
 from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Planes, Table
-from layoutgemm.view.palette import HUES
+from layoutgemm.view.palette import HUES, each_hue
 from layoutgemm.view.svg import span_text
 from layoutgemm.view.threads import hue_texts
 
@@ -155,7 +155,7 @@ def offsets_parts(
         return facts, None, (Paint("coordinates", columns[0], 1, False, texts, ()),)
     offset = np.array(found, np.int64).reshape(size)
     low, high = int(offset.min()), int(offset.max())
-    per = 1 << max(0, -(-(high - low + 1) // len(HUES)) - 1).bit_length()
+    per = each_hue(low, high)
     first = low // per
     shown = range(min(high // per - first + 1, len(HUES)))
     legend = tuple((hue, span_text((first + hue) * per, per)) for hue in shown)

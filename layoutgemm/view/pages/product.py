@@ -228,12 +228,10 @@ def _descriptor_facts(tile: SmemTile, atom: MmaAtom, name: str, size: tuple[int,
         derived = derive_descriptor(tile, atom, name)
     except DescriptorError as error:
         raise LayoutError(f"no descriptor hands this tile over: {error}") from error
-    return descriptor_facts(derived, tile, atom, name, size)
+    return descriptor_facts(derived, tile, name, size)
 
 
-def descriptor_facts(
-    derived: OperandDescriptor, tile: SmemTile, atom: MmaAtom, name: str, size: tuple[int, int]
-) -> tuple[Fact, ...]:
+def descriptor_facts(derived: OperandDescriptor, tile: SmemTile, name: str, size: tuple[int, int]) -> tuple[Fact, ...]:
     """Which instruction's descriptor reaches an element: its block along K and along M or N, and its word there."""
     row, column = axes(size)
     rows = tile.extent[0] // len(derived.mn_steps)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from layoutgemm import Layout
 from layoutgemm.atoms import MmaAtom, atoms, fma, mma_sync, wgmma
-from tests.oracle.runner import OracleUnavailable, ask
+from tests.oracle.runner import ask_dsl
 
 PROGRAM = Path(__file__).parents[2] / "oracle" / "dsl_mma.py"
 VECTORS = Path(__file__).parents[2] / "vectors" / "tv_vectors.json"
@@ -47,14 +45,9 @@ def layout_of(entry: dict[str, Any]) -> Layout:
 
 @pytest.fixture(scope="module")
 def replies() -> dict[str, Any]:
-    if importlib.util.find_spec("cutlass") is None:
-        pytest.skip("the CuTe DSL is not installed: pip install 'layoutgemm[dsl]' (Linux) to compare with it")
     questions = [{"id": "classes", "op": "classes"}]
     questions += [{"id": name, "op": "rows", "class": name} for name in CLASSES]
-    try:
-        return ask([sys.executable, str(PROGRAM)], questions)
-    except OracleUnavailable as why:
-        pytest.skip(f"the CuTe DSL is installed but does not start here: {why}")
+    return ask_dsl(PROGRAM, questions)
 
 
 def ours(name: str, row: dict[str, Any]) -> MmaAtom:

@@ -10,6 +10,7 @@ import pytest
 
 from layoutgemm.atoms.smem.descriptor import SmemDescriptor, element_addresses
 from layoutgemm.dtypes import bf16
+from tests.micro import cuda_driver as driver
 from tests.micro import descriptor_read
 
 READS = json.loads((Path(__file__).parents[2] / "vectors" / "h200_operand_reads.json").read_text())["reads"]
@@ -42,8 +43,6 @@ def test_the_words_try_what_a_layout_may_ask_for() -> None:
 
 @pytest.mark.gpu
 def test_this_gpu_reads_what_the_model_reads() -> None:
-    from tests.micro import cuda_driver as driver
-
     with driver.Device() as device:
         if device.capability != (9, 0):
             pytest.skip(f"wgmma is sm_90a's; this GPU is {device.name}")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from layoutgemm import Layout
 from layoutgemm.atoms import SmemDescriptor, decode, describe, diff, smem_tile, tcgen05_read, wgmma
 from layoutgemm.atoms.smem.descriptor import SM90, SM100, Field, FieldTable, derive
 from layoutgemm.atoms.smem.instruction_descriptor import TABLES
@@ -114,8 +115,6 @@ def test_a_word_is_named_back_as_the_layouts_that_it_may_mean():
 @pytest.mark.parametrize("major, swizzle, hopper, blackwell, advance", PUBLISHED)
 def test_the_name_is_the_layout_that_the_word_was_derived_from(major, swizzle, hopper, blackwell, advance):
     """Parse the named layout with its repetitions filled in: it is the tile's layout again."""
-    from layoutgemm import Layout
-
     tile = smem_tile((128, 16) if major == "MN" else (128, 64), "bf16", major, swizzle)
     for arch, rows in (("sm_90a", 64), ("sm_100a", 128)):
         read = wgmma(64) if arch == "sm_90a" else tcgen05_read("f16", "bf16", 128)

@@ -5,9 +5,7 @@ Where the DSL is wrong the test says so: `test_the_dsl_retiles_a_permuted_fragme
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from layoutgemm.atoms.tiled.mma import TiledMma
 from layoutgemm.errors import AtomError
 from layoutgemm.layouts import Layout, ScaledBasis
 from tests.atoms.tiled.tiled_atoms import ldmatrix, stmatrix, vector, warp_mma
-from tests.oracle.runner import OracleUnavailable, ask
+from tests.oracle.runner import ask_dsl
 
 PROGRAM = Path(__file__).parents[2] / "oracle" / "dsl_tiled.py"
 EIGHTS = Layout((8, 2, 2), (1, 16, 8))
@@ -229,12 +227,7 @@ def asked() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def replies(asked: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    if importlib.util.find_spec("cutlass") is None:
-        pytest.skip("the CuTe DSL is not installed: pip install 'layoutgemm[dsl]' (Linux) to compare with it")
-    try:
-        got = ask([sys.executable, str(PROGRAM)], [{"id": name, **q} for name, (_, _, q) in asked.items()])
-    except OracleUnavailable as why:
-        pytest.skip(f"the CuTe DSL is installed but does not start here: {why}")
+    got = ask_dsl(PROGRAM, [{"id": name, **q} for name, (_, _, q) in asked.items()])
     failed = {name: reply for name, reply in got.items() if "answer" not in reply}
     assert not failed, failed
     return {name: {key: receive(v) for key, v in reply["answer"].items() if not isinstance(v, dict) or "shape" in v}

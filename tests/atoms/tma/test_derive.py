@@ -7,7 +7,7 @@ import pytest
 
 from layoutgemm import Layout
 from layoutgemm.atoms import SPANS, SWIZZLES, TmaCopy, smem_tile, tma_load
-from layoutgemm.atoms.tma.derive import DRIVER_SWIZZLE, derive
+from layoutgemm.atoms.tma.derive import derive
 from layoutgemm.atoms.tma.rules import MODES
 from layoutgemm.checks import bijective_tile, filled_by
 from layoutgemm.errors import OperandError, TmaError
@@ -37,7 +37,14 @@ def test_boxes(extent, major, swizzle, box, count):
 
 
 def test_driver_enumeration_is_not_the_descriptors():
-    assert DRIVER_SWIZZLE == {"none": 0, "32B": 1, "64B": 2, "128B": 3, "128B, atom 32B": 4}
+    numbers = {name: mode.driver for name, mode in MODES.items()}
+    assert numbers == {
+        "none": 0,
+        "32B": 1,
+        "64B": 2,
+        "128B": 3,
+        "128B, atom 32B": 4,
+    }
 
 
 def test_a_box_writes_its_rows_swizzled():

@@ -10,7 +10,7 @@ from layoutgemm import ComposedLayout, Facts, Layout, Swizzle, dims
 from layoutgemm.atoms import can_tma, smem_tile, tma_load, tma_reduce, tma_store
 from layoutgemm.atoms.tma import engine
 from layoutgemm.atoms.tma.derive import multicast_mask
-from layoutgemm.atoms.tma.rules import LEFT_OUT, MODES, RULES, broken
+from layoutgemm.atoms.tma.rules import MODES, RULES, broken
 from layoutgemm.checks import filled_by, tiles_cover
 from layoutgemm.errors import TmaError
 
@@ -263,10 +263,6 @@ def test_edges_of_boxes_that_skip_rows():
         assert start == (0, number % 2 + 64 * (number // 2))
         _, inside = engine.box_coordinates(plan.tensor_map, start)
         assert plan.inside((number, 0)) == (((0, 64), (0, int(inside[0].sum()))),)
-
-
-def test_what_is_left_out_is_named():
-    assert {"im2col_no_offs", "im2col wide"} <= set(LEFT_OUT)
 
 
 # ------------------------------------------------------------------------------------------------- random layouts

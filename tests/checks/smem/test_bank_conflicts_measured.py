@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.verify_banks import cases, predicted
 from layoutgemm.checks import bank_conflicts
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.compile.sass import disassemble
@@ -112,8 +113,6 @@ def test_the_measurement_sees_what_differs(
 
 def test_the_model_agrees_with_what_an_h200_measured() -> None:
     """Every pattern of benchmarks/results/banks_h200.json: cycles in wavefronts, within a quarter of one or 6%."""
-    from benchmarks.verify_banks import cases, predicted
-
     root = Path(__file__).resolve().parents[3]
     recorded = json.loads((root / "benchmarks/results/banks_h200.json").read_text(encoding="utf-8"))
     measured = {(row["form"], row["pattern"]): row["measured"] for row in recorded["rows"]}

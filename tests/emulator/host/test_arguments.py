@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layoutgemm import emulate
+from layoutgemm.emulator.host import dsl_calls as dsl_host
 from layoutgemm.emulator.host.arguments import ArgumentMemory, Array, Packed, array_of
+from layoutgemm.emulator.host.dsl_calls import watch
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.errors import EmulatorError
 from tests import needs
@@ -112,7 +115,7 @@ def test_elements_narrower_than_a_byte() -> None:
 def test_torch_packs_two_of_e2m1_in_a_byte() -> None:
     torch = needs.module("torch")
     if not hasattr(torch, "float4_e2m1fn_x2"):
-        pytest.skip("this torch has no float4_e2m1fn_x2")
+        pytest.skip("torch.float4_e2m1fn_x2 needs torch 2.8 or later")
     x = torch.zeros(4, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     found = array_of(x)
     assert found is not None and (found.shape, found.strides, found.bits) == ((4, 64), (64, 1), 4)
@@ -232,9 +235,6 @@ def kinds(ffi: bool, x: Any, t: Any) -> dict[str, tuple[Any, tuple[Any, ...], li
 @pytest.mark.parametrize("ffi", [False, True])
 def test_every_kind_of_argument_is_taken_or_named(ffi: bool, tmp_path: Path) -> None:
     cute, torch = needs.module("cutlass.cute"), needs.module("torch")
-    from layoutgemm import emulate
-    from layoutgemm.emulator.host.dsl_calls import watch
-
     watch()
     x, t = np.zeros(32, np.int32), torch.zeros(32, dtype=torch.int32)
     options = f"--gpu-arch sm_90a --keep-ptx --dump-dir {tmp_path}" + " --enable-tvm-ffi" * ffi
@@ -259,8 +259,6 @@ def test_a_function_that_was_compiled_unwatched_is_called_all_the_same(tmp_path:
     from cutlass import Int32
     from cutlass.cute.runtime import from_dlpack, make_fake_stream
 
-    from layoutgemm import emulate
-    from layoutgemm.emulator.host import dsl_calls as dsl_host
     from tests.emulator.kernels import call_kinds as k
 
     x = np.zeros(32, np.int32)

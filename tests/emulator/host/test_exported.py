@@ -155,7 +155,7 @@ def changed(folder: Path, tmp_path: Path, before: bytes, after: bytes) -> Path:
 
 
 def refusal(path: Path, name: str = "add", arch: str = "sm_90a", **options: Any) -> str:
-    with emulated_gpu(arch), pytest.raises(EmulatorError) as raised:  # type: ignore[arg-type]
+    with emulated_gpu(arch), pytest.raises(EmulatorError) as raised:
         getattr(load(path, **options), name)
     return str(raised.value)
 

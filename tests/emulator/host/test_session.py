@@ -16,6 +16,7 @@ from layoutgemm import emulated_gpu
 from layoutgemm.atoms.tmem.layout import scale_chunk
 from layoutgemm.cli.main import main
 from layoutgemm.dtypes import dtype
+from layoutgemm.emulator.host.arguments import array_at
 from layoutgemm.emulator.host.cuda_calls import DeviceMemory
 from layoutgemm.emulator.host.devices import GpuModel
 from layoutgemm.errors import EmulatorError, PlanError
@@ -278,7 +279,7 @@ def test_devices_and_memory() -> None:
     memory.free(first)
     assert memory.holder(first) is None
     assert GpuModel.of("sm_120a").capability == (12, 0)
-    with pytest.raises(PlanError, match="no architecture"), emulated_gpu("sm_7"):  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="no architecture"), emulated_gpu("sm_7"):
         pass
 
 
@@ -336,8 +337,6 @@ def test_addresses_of_tensors_and_graphs_in_a_notebook(tmp_path: Path, capfd: py
 
 def test_tensors_on_the_emulated_gpu_are_aligned_and_found() -> None:
     """Allocations lie at multiples of 512 bytes, and addresses lead to tensors."""
-    from layoutgemm.emulator.host.arguments import array_at
-
     with emulated_gpu():
         made = [torch.ones(n, device="cuda") for n in (3, 5, 7, 1000)] + [
             torch.ones(3).cuda(),
@@ -411,7 +410,7 @@ def test_a_backward_function_sees_the_gpu() -> None:
     """Saved tensors and gradients of autograd say that they are on the GPU."""
     seen: list[str] = []
 
-    class Doubled(torch.autograd.Function):  # type: ignore[misc]
+    class Doubled(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             out = x * 2

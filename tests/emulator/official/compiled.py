@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from layoutgemm.emulator.host.dsl_calls import types_of, watch
 from layoutgemm.kernels.compile import cache as object_cache
-from layoutgemm.kernels.compile.compiler import dsl_version
+from layoutgemm.kernels.compile.compiler import _runtime_library, dsl_version
 from tests.emulator.official import fetch
 from tests.emulator.official.examples import Constant, Example, Matrix, Number, Pointer, Scales, Sizes, Stream
 
@@ -147,9 +148,6 @@ def _argument(argument: Any, cutlass: Any) -> Any:
 def _compile(example: Example, symbol: str) -> dict[str, bytes]:
     import cutlass
     import cutlass.cute as cute
-
-    from layoutgemm.emulator.host.dsl_calls import types_of, watch
-    from layoutgemm.kernels.compile.compiler import _runtime_library
 
     path = fetch.path_of(example.path)
     assert path is not None, fetch.MISSING

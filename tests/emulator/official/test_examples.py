@@ -6,8 +6,6 @@ that a second run imports no cutlass. A few run always, the whole set is marked 
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from layoutgemm.emulator.findings import Counts
@@ -17,6 +15,7 @@ from layoutgemm.emulator.mutation.survivors import PROVEN
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.program import Program
 from layoutgemm.kernels.compile.compiler import dsl_version
+from tests import needs
 from tests.emulator.official import survivors
 from tests.emulator.official.compiled import missing
 from tests.emulator.official.examples import EXAMPLES, Example, Shape
@@ -64,8 +63,7 @@ def example_or_skip(name: str) -> Example:
     example = EXAMPLES[name]
     if (reason := missing(example)) is not None:
         pytest.skip(reason)
-    if not any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang")):
-        pytest.skip("no C compiler links the compiled host function: install gcc or clang")
+    needs.c_compiler()
     return example
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from layoutgemm.emulator.api import ORDERS, emulate_ptx
+from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.machine.memory import CtaSharedMemory, GlobalMemory, granules, span
 from layoutgemm.errors import EmulatorError, PtxError
 from tests.emulator.run_ptx import run
@@ -187,8 +189,6 @@ def test_flags_in_global_memory_order():
     sub.u32 %r28, %r28, 512; ld.shared.u32 %r0, [%r28]; END:"""
 
     def kinds(release, acquire):
-        from layoutgemm.emulator.machine.interpreter import Policy
-
         text = body.replace("RELEASE", release).replace("ACQUIRE", acquire)
         return go(text, block=64, policy=Policy(pick="random")).kinds
 
@@ -296,8 +296,6 @@ TABLE = """
 
 
 def test_pointers_in_memory_lead_to_the_arrays_of_the_callers():
-    from layoutgemm.emulator.api import ORDERS, emulate_ptx
-
     held = {"seven": np.array([7, 8], np.uint32)}
     out = np.zeros(1, np.uint32)
     table = np.array([held["seven"].ctypes.data], np.uint64)
@@ -309,8 +307,6 @@ def test_pointers_in_memory_lead_to_the_arrays_of_the_callers():
 
 
 def test_pointers_in_memory_that_lead_to_no_array_are_refused():
-    from layoutgemm.emulator.api import emulate_ptx
-
     one, out = np.array([7, 0, 0], np.uint16), np.zeros(1, np.uint32)
     table = np.array([one.ctypes.data], np.uint64)
     for at, message in ((1 << 20, "lies in no buffer"), (4, "leave one")):

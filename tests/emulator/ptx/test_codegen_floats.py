@@ -10,6 +10,7 @@ from fractions import Fraction
 import pytest
 
 from tests.emulator.ptx.lanewise import agree, evaluate
+from tests.test_dtypes import codes_of, value_of
 
 # name -> (bits, exponent bits, mantissa bits)
 FORMATS = {"f64": (64, 11, 52), "f32": (32, 8, 23), "f16": (16, 5, 10), "bf16": (16, 8, 7), "tf32": (19, 8, 10)}
@@ -363,8 +364,6 @@ def test_rounding_to_whole_floats():
 
 # Narrow formats: the values of their codes from tests/test_dtypes.py.
 def table(kind: str) -> dict[int, float]:
-    from tests.test_dtypes import codes_of, value_of
-
     return {code: value_of(kind, code) for code in codes_of(kind)}
 
 

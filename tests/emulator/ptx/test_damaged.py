@@ -144,7 +144,7 @@ def test_out_of_bounds_declarations_are_refused_with_their_line(name: str) -> No
 )  # fmt: skip
 def test_launches_that_no_gpu_takes(directives: str, arguments: dict[str, object], says: str) -> None:
     with pytest.raises(EmulatorError, match=says):
-        emulate_ptx(kernel("ret;", directives=directives), progress=False, **arguments)  # type: ignore[arg-type]
+        emulate_ptx(kernel("ret;", directives=directives), progress=False, **arguments)
 
 
 def test_a_loop_without_end_is_ended() -> None:

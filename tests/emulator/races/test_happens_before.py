@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+import layoutgemm.emulator.machine.interpreter as machine
 from layoutgemm.emulator.machine.interpreter import Policy, PtxMachine
 from layoutgemm.emulator.races.happens_before import Knowledge, Ledger, MemoryEvent, Shadow
 from tests.emulator.ops.copy import test_bulk as test_copy_bulk
 from tests.emulator.ops.copy import test_cp_async as test_copy_async
+from tests.emulator.run_ptx import run
 
 
 class Actor:
@@ -309,8 +311,6 @@ def test_kernels_are_judged_the_same_when_everything_is_forgotten_at_once(module
 
 
 def test_a_long_run_forgets():
-    from tests.emulator.run_ptx import run
-
     body = """mov.u32 %r30, %tid.x; mov.u32 %r29, fixed; setp.eq.u32 %p0, %r30, 0; mov.u32 %r28, smem;
     @%p0 mbarrier.init.shared.b64 [%r29], 64; mov.u32 %r1, 0; bar.sync 0; mad.lo.u32 %r27, %r30, 4, %r28;
     L: and.b32 %r2, %r1, 1; st.shared.u32 [%r27], %r1; mbarrier.arrive.shared.b64 _, [%r29];
@@ -323,8 +323,6 @@ def test_a_long_run_forgets():
             super().compact(fibers, also)
             lengths.append(self.next - self.base)
 
-    import layoutgemm.emulator.machine.interpreter as machine
-
     keep, compact = machine.Ledger, PtxMachine.COMPACT
     machine.Ledger, PtxMachine.COMPACT = Watched, 20
     try:
@@ -335,8 +333,6 @@ def test_a_long_run_forgets():
 
 
 def test_a_race_after_reconvergence_is_found_after_compaction(monkeypatch):
-    from tests.emulator.run_ptx import run
-
     monkeypatch.setattr(PtxMachine, "COMPACT", 1)
     import numpy as np
 

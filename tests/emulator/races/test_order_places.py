@@ -104,7 +104,7 @@ def test_an_event_of_several_instructions_names_the_one_that_conflicts() -> None
     group, fiber = two.ledger.event(True, lambda: "group"), two.fibers[0]
     group.several = True
     for name, places in (("first", 0b0011), ("second", 0b1100)):
-        what: Callable[[], str] = lambda name=name: name  # type: ignore[misc]  # noqa: E731
+        what: Callable[[], str] = lambda name=name: name  # noqa: E731
         for part in (places & 0b0101, places & 0b1010):
             assert two.shadow.access(part, False, group, fiber.knows, True, what, fiber.epoch) is None
     found = two.access(1, True, [2 * GRANULE], 32)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import layoutgemm
+from layoutgemm.emulator.host import launcher as hosts
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
@@ -23,6 +25,7 @@ from layoutgemm.kernels.compile import launcher as compile_launch
 from layoutgemm.kernels.compile import worker as compile_apart
 from layoutgemm.kernels.compile.launcher import Block, Launcher
 from layoutgemm.kernels.compile.worker import Kernel
+from layoutgemm.kernels.run.emulated import host_of
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 
@@ -83,9 +86,6 @@ def test_the_compiled_host_function_takes_a_block(compiled: Any) -> None:
     """Through the C code, on a stub of the CUDA runtime: the launch that comes out is the one of the emulator's
     call."""
     import numpy as np
-
-    from layoutgemm.emulator.host import launcher as hosts
-    from layoutgemm.kernels.run.emulated import host_of
 
     host = host_of(compiled)
     a, b, c = (np.zeros(64 * 64, np.uint16) for _ in range(3))
@@ -240,8 +240,6 @@ def test_the_callers_modules_are_imported(
     monkeypatch.setattr(compile_apart, "_START", compile_apart._START.partition("importlib.import_module")[0] + program)
     worker = compile_apart.Worker()
     import numpy
-
-    import layoutgemm
 
     assert worker._line(time.monotonic() + 60) == f"{numpy.__file__} {layoutgemm.__file__}"
     worker.close()

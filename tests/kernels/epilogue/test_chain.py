@@ -34,6 +34,7 @@ from layoutgemm.kernels.epilogue.chain import (
     VectorScale,
 )
 from layoutgemm.kernels.epilogue.parameters import Placed, words_of
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 from layoutgemm.kernels.sm100.plan import Sm100Plan
@@ -262,8 +263,6 @@ def test_equal_functions_are_one_kernel_and_others_are_not() -> None:
 # ----------------------------------------------------------------------------------------------------- in the emulator
 def emulate(plan: Sm90Plan, given: dict[str, Any], accumulator: np.ndarray, operands: tuple[Any, Any]) -> Any:
     """Run a compiled plan in the emulator: C's values and what else was written, in the plan's own coordinates."""
-    from layoutgemm.kernels.run.emulated import emulate_launch
-
     epilogue = plan.epilogue
     placed: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}

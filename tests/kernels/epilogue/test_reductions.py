@@ -34,6 +34,7 @@ from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.epilogue.parameters import Placed, words_of
 from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
 from layoutgemm.kernels.run.arrays import global_matrix
+from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from tests import needs
 
@@ -290,8 +291,6 @@ def test_values_quantised_to_the_bit(form: str) -> None:
 @needs_dsl
 @pytest.mark.dsl
 def test_the_same_bits_in_every_order_of_threads() -> None:
-    from layoutgemm.kernels.run.emulated import emulate_plan
-
     epilogue = Epilogue(RowReduce(), ColumnReduce(), stores_c=False)
     plan = Sm90Plan.derive(72, 136, 40, b="bf16:col", config=SMALL, epilogue=epilogue)
     kind, rng = plan.a.dtype, np.random.default_rng(5)

@@ -11,6 +11,7 @@ import pytest
 from layoutgemm.atoms import as_tile
 from layoutgemm.emulator.api import ORDERS
 from layoutgemm.errors import EmulatorError
+from layoutgemm.kernels.ladder import levels
 from layoutgemm.layouts import Layout
 from tests import needs
 
@@ -25,8 +26,6 @@ SIZES = ((64, 64, 256), (64, 192, 32), (130, 133, 77), (70, 10, 5))
 
 @lru_cache
 def level() -> Any:
-    from layoutgemm.kernels.ladder import levels
-
     return levels.load(KERNELS / "ampere_01_pipelined.py")[0]
 
 

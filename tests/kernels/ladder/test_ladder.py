@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from layoutgemm.checks import ring, self_loading
 from layoutgemm.emulator.api import ORDERS
 from layoutgemm.errors import EmulatorError, PlanError
+from layoutgemm.kernels.ladder import levels
+from layoutgemm.kernels.ladder import on_gpu as device_levels
 from tests import needs
 
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
@@ -38,8 +41,6 @@ SIZES = ((130, 133, 77), (72, 264, 456))
 
 @lru_cache
 def level_of(program: str, index: int = 0) -> Any:
-    from layoutgemm.kernels.ladder import levels
-
     return levels.load(KERNELS / f"{program}.py")[index]
 
 
@@ -121,8 +122,6 @@ def test_a_wrong_descriptor_is_a_wrong_result() -> None:
 
 
 def test_a_ring_that_waits_for_too_many_stands_still() -> None:
-    from layoutgemm.checks import ring
-
     level = level_of("hopper_04_warp_specialised")
     kernel = level.kernel
     broken = changed(level, "five arrivals", pipeline=ring(kernel.stages, kernel.stage_bytes, warps=5, lag=1))
@@ -131,9 +130,6 @@ def test_a_ring_that_waits_for_too_many_stands_still() -> None:
 
 
 def test_the_program_says_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    from layoutgemm.checks import self_loading
-    from layoutgemm.kernels.ladder import levels
-
     level = level_of("hopper_03_tma")
     fine = ["--emulate", "64", "128", "64"]
     assert levels.main([level], fine) == 0
@@ -146,8 +142,6 @@ def test_the_program_says_what_failed(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_file_without_levels_is_named() -> None:
-    from layoutgemm.kernels.ladder import levels
-
     with pytest.raises(PlanError, match=r"find_a_race\.py has no LEVELS"):
         levels.load(KERNELS / "find_a_race.py")
 
@@ -155,8 +149,6 @@ def test_a_file_without_levels_is_named() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("which", CODE, ids=IDS)
 def test_on_a_gpu(which: tuple[str, int]) -> None:
-    from layoutgemm.kernels.ladder import on_gpu as device_levels
-
     level = level_of(*which)
     for size in ((264, 392, 72), (1000, 1037, 1100)):
         assert device_levels.check(level, *size) <= 1

@@ -13,9 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layoutgemm.atoms import smem_tile
 from layoutgemm.checks import Interleaving, Pipeline, cluster_ring, deletions
 from layoutgemm.checks.pipeline.actions import Arrive, ForK, If, TmaLoad
+from layoutgemm.dtypes import bf16
+from layoutgemm.emulator.api import emulate_host
+from layoutgemm.emulator.host.launcher import HostFunction
 from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.errors import EmulatorError
+from layoutgemm.kernels.ladder import levels
+from layoutgemm.kernels.ladder.levels import SharedMap
+from layoutgemm.kernels.run.emulated import host_parameters
 from layoutgemm.kernels.sm90.pipeline_model import Hopper
 from layoutgemm.kernels.store_ring import StoreRing
 from layoutgemm.schedule import Grouped, Linear, Persistent, reuse
@@ -41,8 +49,6 @@ emulated = needs.C_COMPILER
 @cache
 def level(number: int, workers: int | None = None) -> Any:
     """The program's level, or the same kernel for so many clusters."""
-    from layoutgemm.kernels.ladder import levels
-
     (found,) = levels.load(PROGRAMS[number])
     if workers is None:
         return found
@@ -240,9 +246,7 @@ def test_edge_findings_depend_on_the_owner_of_the_pitch() -> None:
 @emulated
 def test_a_levels_writes_beyond_its_rows_stay_in_the_pitch(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the pitch; it is reported unless the policy owns the pitch; nothing lies further on."""
-    from layoutgemm.errors import EmulatorError
     from layoutgemm.kernels.dsl import bridge
-    from layoutgemm.kernels.ladder import levels
 
     found = compiled_level(9)
 
@@ -297,11 +301,6 @@ PLANTED = [
 @pytest.mark.parametrize("number, pattern, which", PLANTED)
 def test_missing_synchronisation_is_found(number: int, pattern: str, which: int) -> None:
     """The emulator's silence means something: each of these lines is missed when it is gone."""
-    from layoutgemm.dtypes import bf16
-    from layoutgemm.emulator.api import emulate_host
-    from layoutgemm.emulator.host.launcher import HostFunction
-    from layoutgemm.kernels.run.emulated import host_parameters
-
     found = compiled_level(number)
     compiled = found.compile()
     host = HostFunction.link(compiled.object, without(compiled.ptx, pattern, which), host_parameters(found.parameters))
@@ -315,9 +314,6 @@ def test_missing_synchronisation_is_found(number: int, pattern: str, which: int)
 
 @pytest.mark.parametrize(("stages", "buffers"), [(2, 0), (4, 2), (3, 4)])
 def test_the_parts_of_shared_memory_are_the_regions_of_its_map(stages: int, buffers: int) -> None:
-    from layoutgemm.atoms import smem_tile
-    from layoutgemm.kernels.ladder.levels import SharedMap
-
     a, c = smem_tile((128, 64), "bf16", "K"), smem_tile((64, 32), "bf16", "K")
     smem = SharedMap.of(a, a, stages, c if buffers else None, buffers)
     parts = smem.parts()

@@ -134,7 +134,7 @@ REFUSED = {
 
 def _weights(**other: object) -> QuantizedWeights:
     usual = {"codes": np.zeros((2, 128), np.uint8), "scales": np.ones((2, 1))}
-    return QuantizedWeights(QuantizedFormat("int4", 128), **{**usual, **other})  # type: ignore[arg-type]
+    return QuantizedWeights(QuantizedFormat("int4", 128), **{**usual, **other})
 
 
 @pytest.mark.parametrize("what", REFUSED)

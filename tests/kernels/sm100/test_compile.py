@@ -18,6 +18,9 @@ import pytest
 from layoutgemm.kernels.compile.sass import Sass, disassemble
 from layoutgemm.kernels.compile.sass import resources as resources_of
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
+from tests.emulator.official.compiled import compiled as compiled_example
+from tests.emulator.official.compiled import missing
+from tests.emulator.official.examples import EXAMPLES
 from tests.kernels.oracles import nvidia_map, run_program
 from tests.oracle.ptx_constants import tcgen05_uses
 
@@ -140,12 +143,9 @@ def test_no_worse_than_the_official_examples(
 def test_the_recorded_figures_are_those_of_the_examples(
     name: str, plan: Sm100Plan, products: int, instructions: int, registers: int
 ) -> None:
-    from tests.emulator.official.compiled import compiled, missing
-    from tests.emulator.official.examples import EXAMPLES
-
     if (reason := missing(EXAMPLES[name])) is not None:
         pytest.skip(reason)
-    cubin = _cubin(compiled(EXAMPLES[name]).object)
+    cubin = _cubin(compiled_example(EXAMPLES[name]).object)
     code, used = disassemble(cubin), resources_of(cubin)
     assert (code.count("UTCHMMA"), len(code.instructions), used.registers) == (products, instructions, registers)
 

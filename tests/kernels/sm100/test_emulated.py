@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from layoutgemm.emulator.api import ORDERS, emulate_host
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm100.plan import MMA_WARP, Sm100Config
 from tests import needs
 from tests.kernels.sm90.table import Product
@@ -80,8 +81,6 @@ def test_one_compile_serves_every_size(name: str) -> None:
 
 def overlap(accumulators: int) -> bool:
     """True if the second tile's products begin before the first tile's loads end."""
-    from layoutgemm.kernels.run.emulated import linked
-
     product = Product(256, 64, 64, one(64, width=16, accumulators=accumulators), workers=1)
     plan = product.plan()
     a, b, _ = product.values()

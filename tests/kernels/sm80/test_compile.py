@@ -10,6 +10,7 @@ import pytest
 from layoutgemm.atoms import mma_sync
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import PlanError
+from layoutgemm.kernels.ladder.primitives import emulate
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 
 pytestmark = pytest.mark.dsl
@@ -71,7 +72,6 @@ def test_arguments_are_the_launchs() -> None:
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_the_bridge_multiplies_16_bit_types(kind: str) -> None:
     """By `multiply_warp`, which the Ampere kernel and the ladder share: the dialect takes f16 in pairs, bf16 plain."""
-    from layoutgemm.kernels.ladder.primitives import emulate
     from tests.kernels.ladder.warp_program import OneProduct
 
     rng = np.random.default_rng(0)

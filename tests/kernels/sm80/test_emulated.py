@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.api import ORDERS, Emulation
+from layoutgemm.emulator.api import ORDERS, Emulation, emulate_host
+from layoutgemm.emulator.host.launcher import HostFunction
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import EmulatorError
+from layoutgemm.kernels.compile.compiler import _machine_code
+from layoutgemm.kernels.run.emulated import emulate_launch, host_parameters
 from tests import needs
 from tests.kernels.sm80.table import FIRST, LATER, TABLE, Product
 
@@ -41,8 +44,6 @@ def arguments(product: Product, seed: int = 0) -> tuple[Any, tuple[Any, ...], An
 
 def emulate(product: Product, policy: Policy | None = None, seed: int = 0) -> Emulation:
     """Run a product; AssertionError when an element of C is wrong, or one beside C has changed."""
-    from layoutgemm.kernels.run.emulated import emulate_launch
-
     plan, given, words, expected = arguments(product, seed)
     done = emulate_launch(plan, given, policy or ORDERS[0], progress=False)
     wrong = np.argwhere(words != expected)
@@ -98,11 +99,7 @@ LEFT_OUT = [("block_sync", 0), ("block_sync", 1), ("block_sync", 2), ("wait_copi
     ("what", "which"), [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[1] == 0)) for pair in LEFT_OUT]
 )
 def test_a_missing_barrier_is_a_race(what: str, which: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from layoutgemm.emulator.api import emulate_host
-    from layoutgemm.emulator.host.launcher import HostFunction
-    from layoutgemm.kernels.compile.compiler import _machine_code
     from layoutgemm.kernels.dsl import bridge
-    from layoutgemm.kernels.run.emulated import host_parameters
     from layoutgemm.kernels.sm80.device.gemm import Sm80GemmKernel
 
     whole, calls = getattr(bridge, what), []

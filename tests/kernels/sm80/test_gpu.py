@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from layoutgemm.errors import OperandError
+from layoutgemm.kernels.run.torch_tensors import target_here
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from tests import needs
 from tests.kernels.sm80.table import TABLE, Product
@@ -22,8 +23,6 @@ KINDS = {"bf16": "bfloat16", "f16": "float16", "tf32": "float32", "i8": "int8", 
 
 
 def here() -> str:
-    from layoutgemm.kernels.run.torch_tensors import target_here
-
     return target_here(("sm_80", "sm_90a", "sm_100a", "sm_120a"), "sm_80")
 
 

@@ -15,6 +15,7 @@ from layoutgemm.emulator.mutation.mutants import deletions
 from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
+from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from tests import needs
 
@@ -34,8 +35,6 @@ SIZES = ((72, 136, 184), (64, 64, 32), (136, 79, 160), (136, 200, 32))
 
 
 def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
-    from layoutgemm.kernels.run.emulated import linked
-
     host = linked(plan)
     rng = np.random.default_rng(m + n + k)
     a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))

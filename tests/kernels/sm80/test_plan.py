@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from layoutgemm.atoms import as_tile, smem_tile
+from layoutgemm.checks import deletions
 from layoutgemm.errors import AtomError, OperandError, PlanError
 from layoutgemm.kernels import GemmPlan
+from layoutgemm.kernels.compile.compiler import kernel_facts
 from layoutgemm.kernels.sm80.choose import shared_bytes
 from layoutgemm.kernels.sm80.operand import PARTED, ThreadAddresses, byte_selector
+from layoutgemm.kernels.sm80.pipeline import prefetching
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from layoutgemm.layouts import Layout
 from tests.kernels.sm80.table import SMALL, TABLE, Product
@@ -75,8 +78,6 @@ def test_selectors_of_prmt(late: int) -> None:
 
 
 def test_the_trace_sees_no_sizes() -> None:
-    from layoutgemm.kernels.compile.compiler import kernel_facts
-
     small = Sm80Plan.derive(64, 64, 64, b="bf16:col")
     assert kernel_facts(small) == kernel_facts(derive())
     assert kernel_facts(small) != kernel_facts(derive(config=Sm80Config(group=4)))
@@ -215,9 +216,6 @@ def test_each_check_of_tensor_copies_can_fail() -> None:
 
 
 def test_a_ring_without_its_waits_is_no_ring() -> None:
-    from layoutgemm.checks import deletions
-    from layoutgemm.kernels.sm80.pipeline import prefetching
-
     for ahead in (True, False):
         pipeline = prefetching(3, 4, ahead)
         assert pipeline.prove()

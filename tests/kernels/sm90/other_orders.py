@@ -9,6 +9,9 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.kernels import Sm90Plan
+from layoutgemm.kernels.run.arrays import global_matrix
+from layoutgemm.kernels.run.emulated import emulate_plan
+from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
 
 SOON = Policy(loads="early", stores="early", pick="random", waits="reluctant")
 LATE = Policy(products="early", lands="oldest", elect="highest")
@@ -19,10 +22,6 @@ def stored_in_order(
     plan: Sm90Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object], policy: Policy
 ) -> np.ndarray:
     """The bits of C that the compiled kernel stores; asserts that nothing is found."""
-    from layoutgemm.kernels.run.arrays import global_matrix
-    from layoutgemm.kernels.run.emulated import emulate_plan
-    from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
-
     lying = [global_matrix(operand, x, [], True) for operand, x in ((plan.a, a), (plan.b, b))]
     words = words_of_arrays(plan, given_of(plan, given)) if plan.reads_more else ()
     found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)

@@ -14,6 +14,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm90 import along_k as module
 from layoutgemm.kernels.sm90 import reference
 from layoutgemm.kernels.sm90.grouped import Ragged
@@ -93,8 +94,6 @@ def launched(
 
     ends  whether the kernel reads the offsets without the first
     """
-    from layoutgemm.kernels.run.emulated import emulate_launch
-
     groups = len(offsets) - 1
     plan = Sm90Plan.derive(
         M, N, k, batch=groups, a="bf16:col", b="bf16:row", config=config, along_k=AlongK.of(groups, ends=ends)

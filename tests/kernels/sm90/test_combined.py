@@ -161,7 +161,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Combined.of(lambda x, y: x), r"a function of \(x, y\): it takes the sums, then ops"),
     (lambda: Combined.of(lambda x, y, ops: x, 3), r"called with \(sum0, sum1, sum2, ops\)"),
     (lambda: Combined.of(lambda x, y, ops: None), "returned nothing"),
-    (lambda: Combined.of("silu"), "must be a function, not 'silu'"),  # type: ignore[arg-type]
+    (lambda: Combined.of("silu"), "must be a function, not 'silu'"),
     (lambda: Sm90Choice(SMALL, swapped=True).plan(64, 64, 64, b="bf16:col", gated=TWO), "change places"),
     (lambda: choose(64, 64, 64, batch=2, gated=TWO), "batch = 2: 2 matrices B combined"),
 ]

@@ -14,6 +14,7 @@ import pytest
 from layoutgemm.errors import AtomError, PlanError
 from layoutgemm.kernels import TeachingConfig, TeachingPlan
 from layoutgemm.kernels.compile import compiler as compiling
+from layoutgemm.kernels.compile.sass import disassemble
 from tests.kernels.oracles import nvidia_map, once, run_program
 from tests.oracle.ptx_constants import wgmma_uses
 
@@ -346,7 +347,6 @@ def test_wgmmas_that_wait_for_each_other_are_seen(monkeypatch: pytest.MonkeyPatc
     """The check for serialised wgmmas, against a kernel that waits after each of them."""
     from cutlass.cute.nvgpu import warpgroup
 
-    from layoutgemm.kernels.compile.sass import disassemble
     from layoutgemm.kernels.dsl import wgmma as bridge
 
     plan = derive(stages=1)

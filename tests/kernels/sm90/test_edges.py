@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.kernels import GemmPlan
-from layoutgemm.kernels.derive import Ends
+from layoutgemm.kernels.derive import EdgeBoxes
 from layoutgemm.kernels.sm90.edges import ends_check
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 from tests.kernels.sm90.table import TABLE, small
@@ -60,10 +60,10 @@ def test_which_operands_end_so() -> None:
         ).b,
     }
     assert {name: operand.ends for name, operand in whole.items() if operand.ends is not None} == {}
-    assert plan(70, 40).a.ends == Ends("m", 64, 1, 0, 128, 8) and plan(70, 40).a.maps == 2
-    assert plan(70, 40, cluster=(2, 1)).b.ends == Ends("n", 16, 2, 16, 128, 8)
+    assert plan(70, 40).a.ends == EdgeBoxes("m", 64, 1, 0, 128, 8) and plan(70, 40).a.maps == 2
+    assert plan(70, 40, cluster=(2, 1)).b.ends == EdgeBoxes("n", 16, 2, 16, 128, 8)
     halves_of_k = plan(70, 40, cluster=(2, 1), tile_k=128).b.ends
-    assert halves_of_k == Ends("n", 32, 2, 0, 128, 8)
+    assert halves_of_k == EdgeBoxes("n", 32, 2, 0, 128, 8)
 
 
 @pytest.mark.parametrize("cluster", [(1, 1), (1, 2)], ids=str)

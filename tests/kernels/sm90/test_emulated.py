@@ -18,10 +18,11 @@ from layoutgemm.emulator.api import ORDERS, Emulation
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.derive import padded_leading
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.run.hardware_model import unwritten
 from layoutgemm.kernels.sm90.choose.rules import choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
-from layoutgemm.schedule import Dealt
+from layoutgemm.schedule import GpcOrder
 from tests import needs
 from tests.kernels.sm90.table import LATER, TABLE, Product
 
@@ -33,8 +34,6 @@ pytestmark = [
 
 def emulate(product: Product, policy: Policy | None = None, seed: int = 0) -> Emulation:
     """Run a product; AssertionError when an element of C is wrong, or one beside C has changed."""
-    from layoutgemm.kernels.run.emulated import emulate_launch
-
     plan = product.plan()
     a, b, want = product.values(seed)
     (bits_a, lda, pitch_a), (bits_b, ldb, pitch_b) = product.operand(plan.a, a), product.operand(plan.b, b)
@@ -96,7 +95,7 @@ def test_another_order_of_events(name: str, policy: Policy) -> None:
 def test_a_kernel_takes_the_tiles_that_it_is_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
     """If all clusters get the first tile, the other tiles are missing."""
     monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", "")
-    monkeypatch.setattr(Dealt, "number", lambda self, nth, count, minimum=min: nth * 0)
+    monkeypatch.setattr(GpcOrder, "number", lambda self, nth, count, minimum=min: nth * 0)
     other = {"a grid of tiles, dealt out": (((0,), 1), ((1, 2, 3), 3)), "clusters dealt out": (((0, 1), 3),)}
     for name, rounds in other.items():
         product = TABLE[name]  # with rounds that no other test has: compiled kernels are kept in memory

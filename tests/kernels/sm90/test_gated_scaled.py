@@ -159,7 +159,7 @@ def failing(plan: Sm90Plan) -> set[str]:
 def test_numbers_of_the_wrong_columns_are_found() -> None:
     """Tables of other columns, and other columns of the same tables."""
     plan = case("between groups")[0]
-    assert [table.unit for table in plan.mainloop.tables] == [0, 8]  # type: ignore[union-attr]
+    assert [table.unit for table in plan.mainloop.tables] == [0, 8]
     assert failing(replace(plan, mainloop=mainloop_of((1, 128)))) == {"promotion"}
     witness = next(x.witness for x in replace(plan, n=84).check() if x.name == "promotion")
     assert witness == "scale_b: 84 columns, a multiple of 8"
@@ -258,4 +258,4 @@ def test_what_may_not_precede_a_gate() -> None:
         with pytest.raises(PlanError, match=text):
             make()
     kernel = Kernel(Sm90Choice(SMALL), ("e4m3:row", "e4m3:col", "bf16:row"), False, before, "silu")
-    assert kernel_of(entry_of(kernel)) == kernel and kernel_of(entry_of(kernel)).epilogue.sums == 1  # type: ignore[union-attr]
+    assert kernel_of(entry_of(kernel)) == kernel and kernel_of(entry_of(kernel)).epilogue.sums == 1

@@ -14,6 +14,10 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.run.arrays import global_matrix
+from layoutgemm.kernels.run.emulated import emulate_launch, emulate_plan
+from layoutgemm.kernels.sm90 import grouped as sm90_ragged
+from layoutgemm.kernels.sm90 import reference as sm90_reference
 from layoutgemm.kernels.sm90.grouped import Ragged, store_place, tables
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.operands.combined import Combined
@@ -130,8 +134,6 @@ def test_in_other_orders_of_events(policy: Policy) -> None:
 @pytest.mark.dsl
 def test_one_kernel_serves_all_groups_and_leaves_ungrouped_rows() -> None:
     """The same compiled kernel: fewer groups, fewer rows than C has, and a C in the middle of other lines."""
-    from layoutgemm.kernels.run.emulated import emulate_launch
-
     plan, a, b, _, _ = problem("small")
     other = Sm90Plan.derive(50, N, K, batch=3, b="bf16:col", config=SMALL, ragged=Ragged.of(3))
     assert plan.compile() is other.compile()
@@ -193,8 +195,6 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ends of groups" in failing(replace(plan, store=plain.store))
     assert failing(replace(plan, smem=replace(plan.smem, table_offset=plan.smem.empty_offset))) == {"shared map"}
     assert failing(replace(plan, smem=replace(plan.smem, total=plan.smem.table_offset + 16))) >= {"shared map"}
-    from layoutgemm.kernels.sm90 import grouped as sm90_ragged
-    from layoutgemm.kernels.sm90 import reference as sm90_reference
 
     def off_by_one(row: Any, end: Any, column: Any, minimum: Any) -> Any:
         return store_place(row, end + 1, column, minimum)
@@ -227,9 +227,6 @@ def test_an_epilogue_reads_by_group() -> None:
 @pytest.mark.dsl
 @pytest.mark.slow
 def test_a_bias_of_each_group() -> None:
-    from layoutgemm.kernels.run.arrays import global_matrix
-    from layoutgemm.kernels.run.emulated import emulate_plan
-
     _, a, b, _, _ = problem("one")
     sizes = (30, 0, 45)
     groups, offsets = len(sizes), np.cumsum([0, *sizes]).astype(np.int32)

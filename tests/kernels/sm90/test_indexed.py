@@ -347,7 +347,7 @@ def test_plans_that_do_not_exist_are_refused(changes: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize("make", [
-    lambda: IndexedRows(), lambda: RowIndices(0), lambda: RowIndices(5, "i16"), lambda: IndexedRows(gather=5),  # type: ignore[arg-type]
+    lambda: IndexedRows(), lambda: RowIndices(0), lambda: RowIndices(5, "i16"), lambda: IndexedRows(gather=5),
 ])  # fmt: skip
 def test_descriptions_of_nothing_are_refused(make: Any) -> None:
     with pytest.raises(LayoutError):

@@ -19,6 +19,7 @@ from layoutgemm.emulator.mutation.run import LaunchCase, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.derive import padded_leading
+from layoutgemm.kernels.run.emulated import linked
 from tests import needs
 from tests.kernels.sm90.table import TABLE, Product
 from tests.kernels.sm90.test_emulated import emulate
@@ -33,8 +34,6 @@ STRICT = replace(ORDERS[0], lanes="strict")
 
 def case(product: Product, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
     """A product, whose results are not looked at: `emulate` does that."""
-    from layoutgemm.kernels.run.emulated import linked
-
     plan = product.plan()
     host = linked(plan)
     a, b, want = product.values()

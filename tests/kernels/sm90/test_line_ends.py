@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
 from layoutgemm.emulator.machine.launch import Policy
 from layoutgemm.errors import EmulatorError
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from tests import needs
 
@@ -40,8 +39,6 @@ def test_the_plans_statement_of_row_ends(c: str, m: int, n: int, beyond: int) ->
 @pytest.mark.parametrize("store", ["tma", "direct"])
 def test_the_kernels_writes_at_row_ends(store: str) -> None:
     """Rows of 61 in a matrix of 80 columns: 61 to 63 are the kernel's, and reported, or stay as they are."""
-    from layoutgemm.kernels.run.emulated import emulate_launch
-
     m, n, k, pitch = 66, 61, 72, 80
     plan = Sm90Plan.derive(m, n, k, b="bf16:col", config=Sm90Config((64, 64), consumers=1, store=store))
     rng = np.random.default_rng(0)
@@ -65,8 +62,7 @@ def test_a_run_owns_its_pitch(c: str, device: str) -> None:
     """Both executors write what the hardware writes, and look that nothing lies further on."""
     if device == "emulator":
         needs.module("cutlass")
-        if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            pytest.skip("no C compiler on PATH: install gcc or clang")
+        needs.c_compiler()
     m, n, k = 67, 61, 72
     plan = Sm90Plan.derive(m, n, k, b="bf16:col", c=c, config=SMALL)
     rng = np.random.default_rng(0)

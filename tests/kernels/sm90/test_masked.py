@@ -13,6 +13,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm90.grouped import Ragged, tables, without_groups
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from tests import needs
@@ -85,8 +86,6 @@ def test_in_other_orders_of_events(policy: Policy) -> None:
 
 def launched(counts: tuple[int, ...], m: int = 90) -> tuple[np.ndarray, np.ndarray, Any]:
     """C, the expected C and the emulation; rows that do not count are NaN, and C has lines between."""
-    from layoutgemm.kernels.run.emulated import emulate_launch
-
     groups = len(counts)
     plan = Sm90Plan.derive(m, N, K, batch=groups, b="bf16:col", config=SMALL, ragged=Ragged.of(groups, masked=True))
     rng = np.random.default_rng(3)

@@ -17,6 +17,7 @@ from layoutgemm.emulator.mutation.mutants import alterations, deletions, fields
 from layoutgemm.emulator.mutation.run import EARLY, LaunchCase, MutantOutcome, sample
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
+from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from tests import needs
 
@@ -37,8 +38,6 @@ ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"),
 
 
 def case(plan: Sm90Plan, m: int, n: int, k: int, workers: int, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
-    from layoutgemm.kernels.run.emulated import linked
-
     host = linked(plan)
     rng = np.random.default_rng(m + n + k)
     a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))
@@ -100,8 +99,6 @@ def test_coordinates_of_tensor_loads_and_stores_are_changed() -> None:
 
 
 def test_mutants_of_a_compiled_function() -> None:
-    from layoutgemm.kernels.run.emulated import linked
-
     m, n, k, _ = SIZES[1]
     a, b, c = (np.zeros((rows, columns), np.uint16) for rows, columns in ((m, k), (n, k), (m, n)))
     a += 0x3F80  # ones

@@ -14,6 +14,7 @@ from layoutgemm.emulator.mutation.mutants import deletions, fields
 from layoutgemm.emulator.mutation.run import EARLY, LaunchCase, sample, unreached
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
+from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.along_k import AlongK
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
@@ -95,8 +96,6 @@ def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarra
 
 
 def case(form: str, shape: Any, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
-    from layoutgemm.kernels.run.emulated import linked
-
     plan, (a, b, *rest), want = problem(form, shape)
     host = linked(plan)
     held: dict[int, tuple[np.ndarray, ...]] = {}  # the emulator works in these arrays' own memory

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from benchmarks.verify_places import held
+from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Plan, Sm100Config, Sm100Plan
+from layoutgemm.kernels.run import ampere, tensor_maps, torch_tensors
 from layoutgemm.kernels.run import occupancy as device_places
 from layoutgemm.kernels.sm90.choose.occupancy import SIZES, Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
-from layoutgemm.schedule import Dealt
+from layoutgemm.schedule import GpcOrder
 from tests import needs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,9 +88,6 @@ class Launched(Exception):
 def run_of(name: str) -> tuple[Any, Any, int]:
     """A plan, what launches it, and the blocks of its clusters."""
     torch = needs.module("torch")
-    from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Plan, Sm100Config, Sm100Plan
-    from layoutgemm.kernels.run.torch_tensors import launch
-
     plan: Any
     if name == "three":
         config = Sm90Config((64, 96), consumers=1, cluster=(3, 1))
@@ -101,15 +100,13 @@ def run_of(name: str) -> tuple[Any, Any, int]:
     else:
         plan, blocks = Sm80Plan.derive(64, 64, 64, config=Sm80Config((64, 64), warps=(2, 2), persistent=True)), 1
     a, b = torch.zeros(plan.m, plan.k).bfloat16(), torch.zeros(plan.k, plan.n).bfloat16()
-    return plan, lambda: launch(plan, a, b, None, "", True), blocks
+    return plan, lambda: torch_tensors.launch(plan, a, b, None, "", True), blocks
 
 
 @pytest.mark.parametrize("name", ["three", "parts", "pair", "blocks"])
 def test_a_launch_of_a_plan_has_as_many_clusters_as_are_resident(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, launch, blocks = run_of(name)
     import torch
-
-    from layoutgemm.kernels.run import ampere, tensor_maps, torch_tensors
 
     def compiled(plan: Any) -> Any:
         def launched(*arguments: int, stream: int) -> None:
@@ -147,7 +144,7 @@ def test_tiles_are_dealt_out_where_the_rounds_are_known(shape: tuple[int, int, i
     """And only there; the kernel then never begins before the one in front of it has ended."""
     choice = choose(*shape)[0]
     config, told = choice.config, choice.plan(*shape, b="bf16:col").explain()
-    assert f"taken in rounds of {Dealt(config.dealt)}" in told and "a grid of" not in told
+    assert f"taken in rounds of {GpcOrder(config.dealt)}" in told and "a grid of" not in told
     assert ("126 blocks, a tile each, by rounds" in told) == (config.launch == "tiles")
     assert config.dealt == Places().dealt(config.cluster[0] * config.cluster[1]) != ()
     assert not config.overlap and config.prefetch == 0

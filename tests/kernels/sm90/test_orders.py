@@ -14,6 +14,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.orders import order_values, stored_elements
+from layoutgemm.kernels.run.hardware_model import unwritten
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Banded, Formula, Grouped, Linear, Rotated, Triangular
@@ -66,7 +67,7 @@ def problem(form: str) -> Problem:
     a, b = (rng.integers(-2, 3, (*front, *shape)).astype(np.float32) for shape in ((m, k), (k, n)))
     cut = {None: lambda x: x, "lower": np.tril, "upper": np.triu}
     if plan.triangles is not None:
-        a, b = cut[plan.triangles.a](a), cut[plan.triangles.b](b)  # type: ignore[operator]
+        a, b = cut[plan.triangles.a](a), cut[plan.triangles.b](b)
     if plan.mirror is not None:
         b = a.swapaxes(-1, -2)
     want = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(a @ b)))
@@ -87,8 +88,6 @@ def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
 @pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x not in QUICK)) for x in FORMS])
 @each_policy
 def test_compiled_kernel_is_exact_and_touches_no_other_tile(form: str, policy: Policy) -> None:
-    from layoutgemm.kernels.run.hardware_model import unwritten
-
     plan, a, b, given, want, stored = problem(form)
     found = stored_in_order(plan, a, b, given, policy)
     outside = np.broadcast_to(~stored, found.shape)

@@ -17,6 +17,8 @@ from layoutgemm.atoms import wgmma
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import GemmPlan, TeachingConfig, TeachingPlan, error_bound, plan_checks
 from layoutgemm.kernels.compile.compiler import kernel_facts
+from layoutgemm.kernels.run import tensor_maps
+from layoutgemm.kernels.run.torch_tensors import check_out
 from layoutgemm.kernels.sm90 import checks as sm90_proofs
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.explain import barriers, roles
@@ -534,19 +536,16 @@ def test_torch_tensors_on_the_cpu() -> None:
 def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
     """The strides of a GPU run, without a GPU: nothing here is launched."""
     torch = needs.module("torch")
-    from layoutgemm.kernels.run.tensor_maps import target, tma_operand
-    from layoutgemm.kernels.run.torch_tensors import check_out
-
     plan = derive(72, 136, 200, batch=3)
     copies: list[str] = []
 
     def zeros(*shape: int) -> Any:
         return torch.zeros(shape, dtype=torch.bfloat16)
 
-    lines, leading, pitch = tma_operand(plan.a, zeros(3, 72, 200), copies, False)
+    lines, leading, pitch = tensor_maps.tma_operand(plan.a, zeros(3, 72, 200), copies, False)
     assert (leading, pitch, tuple(lines.shape)) == (200, 72 * 200, (3, 72, 200))
-    assert tma_operand(plan.b, zeros(3, 136, 200).transpose(1, 2), copies, False)[1:] == (200, 136 * 200)
-    assert tma_operand(plan.a, zeros(72, 3, 200).transpose(0, 1), copies, False)[1:] == (600, 200)
+    assert tensor_maps.tma_operand(plan.b, zeros(3, 136, 200).transpose(1, 2), copies, False)[1:] == (200, 136 * 200)
+    assert tensor_maps.tma_operand(plan.a, zeros(72, 3, 200).transpose(0, 1), copies, False)[1:] == (600, 200)
     assert copies == []
     for tensor, rule in (
         (zeros(3, 72, 203)[..., :200], "leading dimension 203 elements * 2 = 406 bytes"),
@@ -555,12 +554,14 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
         (zeros(3, 200, 72).transpose(1, 2), "the plan reads it row-major, but its strides are (14400, 1, 72)"),
     ):
         with pytest.raises(OperandError, match=re.escape(rule)):
-            tma_operand(plan.a, tensor, copies, False)
-        lines, leading, pitch = tma_operand(plan.a, tensor + 1 if 0 in tensor.stride() else tensor, copies, True)
+            tensor_maps.tma_operand(plan.a, tensor, copies, False)
+        lines, leading, pitch = tensor_maps.tma_operand(
+            plan.a, tensor + 1 if 0 in tensor.stride() else tensor, copies, True
+        )
         assert (leading, pitch) == (200, 14400) and lines.shape == tensor.shape
     cpu = torch.device("cpu")
     odd = derive(72, 135, 200)
-    made, late = target(odd, None, cpu, copies, False)
+    made, late = tensor_maps.target(odd, None, cpu, copies, False)
     assert made.stride() == (136, 1) and not late
     for out, rule in (
         (zeros(72, 135), "out: leading dimension 135 elements * 2 = 270 bytes"),
@@ -568,16 +569,16 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
         (zeros(72 * 136 + 1)[1:].view(72, 136)[:, :135], "no multiple of 16 bytes, as a tensor map needs"),
     ):
         with pytest.raises(OperandError, match=re.escape(rule)):
-            target(odd, out, cpu, copies, False)
-        assert target(odd, out, cpu, copies, True)[1]
+            tensor_maps.target(odd, out, cpu, copies, False)
+        assert tensor_maps.target(odd, out, cpu, copies, True)[1]
     beside = zeros(72, 144)[:, :135]  # what follows its lines is the caller's
     with pytest.raises(OperandError, match="2 bytes beyond it are overwritten"):
-        target(odd, beside, cpu, copies, False)
+        tensor_maps.target(odd, beside, cpu, copies, False)
     fits = zeros(72, 144)[:, :136]
-    assert target(derive(72, 136, 200), fits, cpu, copies, False) == (fits, False)
+    assert tensor_maps.target(derive(72, 136, 200), fits, cpu, copies, False) == (fits, False)
     columns = derive(72, 136, 200, c="bf16:col")
-    made, late = target(columns, None, cpu, copies, False)
-    assert made.stride() == (1, 72) and target(columns, zeros(136, 72).T, cpu, copies, False)[1] is False
+    made, late = tensor_maps.target(columns, None, cpu, copies, False)
+    assert made.stride() == (1, 72) and tensor_maps.target(columns, zeros(136, 72).T, cpu, copies, False)[1] is False
     for shape in ((72, 134), (135, 72)):
         with pytest.raises(OperandError, match="out has shape"):
             check_out(odd, zeros(*shape), zeros(72, 200))
@@ -593,5 +594,5 @@ def test_the_budget_of_shared_memory_names_the_bytes_of_each_part(config: dict[s
     check = next(check for check in plan.check().checks if check.name == "shared memory")
     for operand in (plan.a, plan.b):
         assert f"{plan.stages} stages of {operand.name} {plan.stages * operand.smem.bytes} " in check.statement
-    gaps = int(re.search(r"barriers and gaps (\d+)", check.statement)[1])  # type: ignore[index]
+    gaps = int(re.search(r"barriers and gaps (\d+)", check.statement)[1])
     assert 2 * 8 * plan.stages <= gaps < 2 * 8 * plan.stages + 3 * 1024

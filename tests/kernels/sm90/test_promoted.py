@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from layoutgemm.checks.pipeline.actions import Expect, WaitGroup
+from layoutgemm.checks.pipeline.model import walk
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
 from layoutgemm.kernels.compile.cache import facts_of
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.run.arrays import global_matrix
+from layoutgemm.kernels.run.emulated import emulate_plan
+from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
+from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table, numbers_read
 from tests import needs
 
@@ -154,10 +159,6 @@ def test_bulk_copies_of_numbers_are_proven(form: str) -> None:
     ],
 )
 def test_in_other_orders_of_events(policy: Policy) -> None:
-    from layoutgemm.kernels.run.arrays import global_matrix
-    from layoutgemm.kernels.run.emulated import emulate_plan
-    from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
-
     plan, a, b, tables, want = problem("two")
     lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
     words, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words_of_arrays(plan, tables))
@@ -204,9 +205,6 @@ def test_wrong_plans_are_found() -> None:
 
 
 def test_a_promotion_that_does_not_wait_is_refuted() -> None:
-    from layoutgemm.checks.pipeline.model import walk
-    from layoutgemm.kernels.sm90.checks import pipeline_of
-
     pipeline = pipeline_of(problem("loader")[0]).cases()[0]
 
     def swap(program: Any) -> Any:

@@ -19,6 +19,7 @@ from layoutgemm.emulator.mutation.run import LaunchCase, sample
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
+from layoutgemm.kernels.compile.compiler import kernel_facts
 from layoutgemm.kernels.epilogue.chain import Epilogue, RowReduce
 from layoutgemm.kernels.run.emulated import emulate_launch, linked
 from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
@@ -256,8 +257,6 @@ def test_a_copy_that_leaves_vectors_out_fails_its_check() -> None:
 
 
 def test_one_kernel_serves_all_sizes() -> None:
-    from layoutgemm.kernels.compile.compiler import kernel_facts
-
     plan, *_ = case("batch")
     more = IndexedRows(RowIndices(9), copy=True)
     other = Sm90Plan.derive(9, 300, 640, batch=5, b="bf16:col", c="f32", config=SELF, indexed=more)
@@ -289,7 +288,7 @@ def test_products_without_a_kernel_are_refused(changes: dict[str, Any], message:
 
 
 @pytest.mark.parametrize("make", [
-    lambda: IndexedRows(scatter=RowIndices(5), copy=True), lambda: IndexedRows(RowIndices(5), copy=3),  # type: ignore[arg-type]
+    lambda: IndexedRows(scatter=RowIndices(5), copy=True), lambda: IndexedRows(RowIndices(5), copy=3),
     lambda: RowCopy(0), lambda: RowCopy(warps=33), lambda: IndexedRows(RowIndices(5)).row_copy,
 ])  # fmt: skip
 def test_copies_of_nothing_are_refused(make: Any) -> None:

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from layoutgemm.dtypes import f32, tf32
+from layoutgemm.emulator.api import emulate_host
+from layoutgemm.emulator.host.launcher import HostFunction
 from layoutgemm.errors import EmulatorError, OperandError, PlanError
 from layoutgemm.kernels import GemmPlan, error_bound
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale, VectorScale
 from layoutgemm.kernels.epilogue.parameters import Placed, words_of
+from layoutgemm.kernels.run.emulated import emulate_launch, host_parameters
 from layoutgemm.kernels.run.hardware_model import unwritten
+from layoutgemm.kernels.run.tensor_maps import tma_operand
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 from layoutgemm.kernels.sm90.types import INPUTS, operands
@@ -149,8 +153,6 @@ def test_integer_sums_as_floats() -> None:
 @emulated
 def test_integer_sums_through_an_epilogue() -> None:
     """As quantised products are: a scale for each row and one for all, applied to the sums in f32."""
-    from layoutgemm.kernels.run.emulated import emulate_launch
-
     m, n, k = 72, 48, 144
     epilogue = Epilogue(Scale(), VectorScale("m"))
     plan = Sm90Plan.derive(m, n, k, a="i8", b="u8:col", c="bf16", config=small(64, 32), epilogue=epilogue)
@@ -195,8 +197,6 @@ def test_torch_tensors() -> None:
 
 def test_operands_that_are_not_k_major_are_copied() -> None:
     torch = needs.module("torch")
-    from layoutgemm.kernels.run.tensor_maps import tma_operand
-
     for name, kind in (("tf32", torch.float32), ("u8", torch.uint8)):
         plan = derive(name, f"{name}:col", n=48)
         copies: list[str] = []
@@ -242,10 +242,6 @@ PLANTED = [
 @pytest.mark.parametrize("pattern, which, said", PLANTED)
 def test_omissions_in_the_tied_form_are_found(pattern: str, which: int, said: str) -> None:
     """The accumulator's registers are tied by hand for tf32: what orders their use is missed when it is gone."""
-    from layoutgemm.emulator.api import emulate_host
-    from layoutgemm.emulator.host.launcher import HostFunction
-    from layoutgemm.kernels.run.emulated import host_parameters
-
     plan = TABLE["tf32"].plan()
     compiled = plan.compile()
     start, end = [match.span() for match in re.finditer(pattern, compiled.ptx, re.M)][which]

@@ -18,6 +18,7 @@ from layoutgemm.emulator.mutation.run import LaunchCase, Survey, sample, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels import TeachingPlan
+from layoutgemm.kernels.run.emulated import linked
 from tests import needs
 
 pytestmark = [
@@ -29,8 +30,6 @@ SIZES = ((64, 64, 64), (70, 66, 100), (64, 130, 192), (33, 64, 328))
 
 
 def case(m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
-    from layoutgemm.kernels.run.emulated import linked
-
     plan = TeachingPlan.derive(m, n, k, a="bf16", b="bf16:col", c="f32")
     host = linked(plan)
     rng = np.random.default_rng(m + n + k)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from layoutgemm.layouts import ComposedLayout, CounterExample, Layout, Proof, Swizzle, Undecided
-from layoutgemm.layouts.proofs.digits import Stuck, maximum, minimum, rewrite
+from layoutgemm.layouts.proofs.digits import Stuck, call, maximum, minimum, rewrite
 from layoutgemm.layouts.proofs.index_formulas import first_nonzero, prove_formulas, prove_layouts, tabulate
 from layoutgemm.layouts.symbols.dims import dim
 from tests.layouts import reference as ref
@@ -86,8 +86,6 @@ def test_equal(left: Formula, right: Formula, extents: dict[str, Any]) -> None:
 
 
 def add(formula: Formula, variables: dict[str, Any], extra: Any) -> Any:
-    from layoutgemm.layouts.proofs.digits import call
-
     value = call(formula, variables)
     return tuple(v + extra for v in value) if isinstance(value, tuple) else value + extra
 

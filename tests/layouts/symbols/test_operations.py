@@ -13,7 +13,7 @@ from layoutgemm import ComposedLayout, E, Layout, Swizzle, parse
 from layoutgemm.errors import CompositionError, CoordinateError, LayoutError
 from layoutgemm.layouts.int_tuple import leaves
 from layoutgemm.layouts.proofs.prove import at
-from layoutgemm.layouts.symbols.dims import dim, dims
+from layoutgemm.layouts.symbols.dims import dim, dims, entry, from_sympy, to_sympy
 from layoutgemm.layouts.symbols.facts import Facts
 from layoutgemm.layouts.symbols.generators import FactError
 from layoutgemm.layouts.symbols.polynomial import MissingFact, P, div, valuations
@@ -395,8 +395,6 @@ def test_sympy_symbols_are_accepted_where_symbols_are():
 
 
 def test_entries_to_sympy_and_back():
-    from layoutgemm.layouts.symbols.dims import entry, from_sympy, to_sympy
-
     M, N, A = dim("M"), dim("N"), dim("A", multiple_of=64, max=4096)
     rng = random.Random(13)
     for _ in range(200):

@@ -5,8 +5,6 @@ Lit cells are counted in the pixels of the picture: what is lit is a hole in the
 
 from __future__ import annotations
 
-import functools
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from layoutgemm.layouts import Layout, Swizzle
 from tests import needs
 
 LEFT, TOP = 46, 32  # of the cells within a picture
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]  # fmt: skip
 # Of every cell of a picture, how opaque its centre is in the layer above the colours. Cells are 12 pixels or more.
@@ -37,23 +34,11 @@ PIXELS = """name => {
 }"""
 
 
-@functools.cache
-def missing() -> str | None:
-    if not needs.found("playwright"):
-        return needs.reason("playwright")
-    if not any(map(shutil.which, BROWSERS)):
-        return f"no Chromium on the PATH ({', '.join(BROWSERS)}); Debian: apt-get install chromium"
-    return None
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if (why := missing()) is not None:
-        pytest.skip(why)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        program = next(filter(None, map(shutil.which, BROWSERS)))
+    sync_api = needs.module("playwright.sync_api")
+    program = needs.browser()
+    with sync_api.sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield made
         made.close()
@@ -375,7 +360,7 @@ def test_a_swizzle_and_the_lanes_that_meet(show):
     assert page.lit("after") == {3 * 64 + j for j in range(8, 16)} and page.lit("before") == chunk
     assert page.page.get_attribute('figure[data-picture="after"]', "data-rivals") == "0"
     page.page.select_option("#paint", "conflicts")
-    assert "meets another lane in a bank" in page.page.inner_text("#legend")
+    assert "conflicts with another lane in a bank" in page.page.inner_text("#legend")
 
 
 def test_block_scales(show):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,14 +29,24 @@ from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from layoutgemm.kernels.teaching.plan import TeachingPlan
 from layoutgemm.layouts import Layout, Swizzle
-from layoutgemm.view.pages.banks import Meetings
+from layoutgemm.view.pages.banks import AccessConflicts
+from layoutgemm.view.pages.copy import notes_of
 from layoutgemm.view.pages.html import page
-from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, PageMatrix, packed, unpacked
+from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, PageMatrix, packed
 from layoutgemm.view.pages.parts import layout_figure
 
 
 def data_of(html: str) -> dict:
     return json.loads(re.search(r'id="data">(.*?)</script>', html).group(1))
+
+
+def unpacked(form: dict[str, Any], extent: tuple[int, ...]) -> np.ndarray:
+    """The table of a packed form, as the page reads it: the inverse of `packed`."""
+    if "join" in form:
+        rows, columns = np.array(form["rows"])[:, None], np.array(form["columns"])
+        return rows + columns if form["join"] == "+" else rows ^ columns
+    raw = np.frombuffer(base64.b64decode(form["base64"]), f"<i{form['bytes']}")
+    return raw.astype(np.int64).reshape(extent)
 
 
 class Shown:
@@ -350,8 +362,6 @@ def test_a_page_is_plain_json():
 
 def test_a_note_says_which_tiles_were_assumed():
     """Only of shared memory that no tile was given for."""
-    from layoutgemm.view.pages.copy import notes_of
-
     copy = ldmatrix(4)
     tile = Layout((8, 8), (8, 1))
     assumed = notes_of(copy, copy, None, None)
@@ -360,7 +370,7 @@ def test_a_note_says_which_tiles_were_assumed():
 
 
 def test_lanes_that_meet_have_another_hue_than_those_that_do_not() -> None:
-    paint = Meetings(np.array([[0, 0, -1]]), np.array([[0, 1, -1]]), np.array([[-1, 0, -1]]), ()).paint
+    paint = AccessConflicts(np.array([[0, 0, -1]]), np.array([[0, 1, -1]]), np.array([[-1, 0, -1]]), ()).paint
     alone, met, unread = (paint.table // paint.per)[0]
     assert dict(paint.legend)[int(alone)] != dict(paint.legend)[int(met)] and unread < 0
 

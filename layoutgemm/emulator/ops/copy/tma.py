@@ -43,7 +43,6 @@ from .tensormap import check_use
 Bytes = npt.NDArray[np.uint8]
 PERIOD = 1024  # bytes after which every swizzle repeats
 FAR = 1 << 24  # bytes: a tensor that begins further before its buffer is a ragged group's, behind an offset
-MASK_BITS = 16  # bits of a multicast's block mask
 LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
 # so 32 lanes add 32 times (seen in its SASS, and recorded on an H200); it issues a store once.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ....dtypes import bf16
-from ....schedule.gpc_order import Dealt, Rounds
+from ....schedule.gpc_order import GpcOrder, Rounds
 from ...plan import STAGE_BYTES_OF_K
 from ...store import ROWS
 from ..config import MAX_CLUSTER
@@ -52,7 +52,7 @@ class Estimate:
     swapped   C^T = B^T @ A^T: the tile's rows are columns of C
     pingpong  two warpgroups take tiles in turn
     split     parts of K, a cluster each
-    dealt     rounds in which the GPU deals clusters out, where tiles are taken by them: see `schedule.Dealt`
+    dealt     rounds in which the GPU deals clusters out, where tiles are taken by them: see `schedule.GpcOrder`
     """
 
     tile: tuple[int, int]
@@ -218,7 +218,7 @@ class ManyRows:
         shared = MODEL.shared if single else MODEL.shared_later
         reads = [grid[1] * shared ** (cluster[1] // 2), grid[0] * shared ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
         if launch.dealt:  # of the blocks of a place, those of the same rows or columns ask once
-            together = Dealt(self.places.dealt(1)).most
+            together = GpcOrder(self.places.dealt(1)).most
             across = min(grid[1 - weights], together)
             reads[weights] /= across
             reads[1 - weights] /= together / across

@@ -59,7 +59,7 @@ class Places:
         return max(1, self.most(next((size for size in (1, *SIZES) if size >= blocks), blocks)))
 
     def dealt(self, blocks: int) -> Rounds:
-        """The rounds in which an idle GPU deals clusters out to GPCs: see `schedule.Dealt`.
+        """The rounds in which an idle GPU deals clusters out to GPCs: see `schedule.GpcOrder`.
 
         Known of H200s, by what they have place for; () where they are not.
 

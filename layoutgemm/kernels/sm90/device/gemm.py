@@ -205,7 +205,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def most_tiles(self, m: Int32, n: Int32, batch: Int32, reads: WordReads | None) -> Int32:
         """Tiles of clusters, at most: what the host knows of their number."""
         order = self.plan.order
-        return order.schedule.count(order.clusters(self.grid_of(m, n)), cutlass.min, reads) * batch  # type: ignore[no-any-return]
+        return order.schedule.count(order.clusters(self.grid_of(m, n)), cutlass.min, reads) * batch
 
     def grid_of(self, m: Int32, n: Int32) -> tuple[Int32, Int32]:
         """Tiles along M and N."""
@@ -225,7 +225,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         k_tiles = first_tiles = tile_count(k, plan.tile[2])
         given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
         if plan.pair is not None:
-            k_tiles += tile_count(Int32(given.k2), plan.tile[2])  # type: ignore[attr-defined]
+            k_tiles += tile_count(Int32(given.k2), plan.tile[2])
         k_first, k_end = plan.part_of_k(k_tiles, part)
         count = plan.order.schedule.count((rows, columns), cutlass.min, self.reads_of(words))
         job = bridge.Carried(

@@ -163,7 +163,7 @@ class IndexedRowsKernel:
 
     def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
         """Gathered rows have no tensor map."""
-        return [] if self.plan.gathers else super().maps_of_a(a, extents, pitches)  # type: ignore[misc,no-any-return]
+        return [] if self.plan.gathers else super().maps_of_a(a, extents, pitches)  # type: ignore[misc]
 
     def maps_of_c(
         self, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]], words: Sequence[Int64]
@@ -171,12 +171,12 @@ class IndexedRowsKernel:
         """Scattered rows have none either."""
         if self.plan.scatters:
             return []
-        return super().maps_of_c(c, extents, pitches, words)  # type: ignore[misc,no-any-return]
+        return super().maps_of_c(c, extents, pitches, words)  # type: ignore[misc]
 
     @property
     def store_maps(self) -> int:
         """Tensor maps that the store uses."""
-        return 0 if self.plan.scatters else super().store_maps  # type: ignore[misc,no-any-return]
+        return 0 if self.plan.scatters else super().store_maps  # type: ignore[misc]
 
     def kernel_words(self, words: Sequence[Int64], a: Int64, lda: Int64) -> Sequence[Int64]:
         """The plan's words, then A's address and pitch."""
@@ -189,12 +189,12 @@ class IndexedRowsKernel:
         """The same, with A's address and pitch, and K."""
         *own, a, lda = words
         job = super().job_of(shared, place, sizes, c, tuple(own))  # type: ignore[misc]
-        return job.extended(a=a, lda=lda, k=sizes[2])  # type: ignore[no-any-return]
+        return job.extended(a=a, lda=lda, k=sizes[2])
 
     @property
     def mapped_operands(self) -> str:
         """The operands with tensor maps, in the order of their loads."""
-        return "B" if self.plan.gathers else super().mapped_operands  # type: ignore[misc,no-any-return]
+        return "B" if self.plan.gathers else super().mapped_operands  # type: ignore[misc]
 
     @cute.jit
     def gather_tiles(self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32) -> None:

@@ -67,15 +67,15 @@ class RowGather:
 
     def row(self, thread: W, number: int) -> W:
         """A thread's row of that number; ints, arrays or traced integers."""
-        return self._places(thread, 0, number, 0)[0]  # type: ignore[no-any-return]
+        return self._places(thread, 0, number, 0)[0]
 
     def element(self, thread: W, span: int) -> W:
         """The first element of K of a thread's vector in each row."""
-        return self._places(thread, 0, 0, span)[1]  # type: ignore[no-any-return]
+        return self._places(thread, 0, 0, span)[1]
 
     def byte(self, thread: W) -> W:
         """The byte of a thread's first vector in the tile."""
-        return self.tile.byte(self.row(thread, 0), self.element(thread, 0))  # type: ignore[no-any-return]
+        return self.tile.byte(self.row(thread, 0), self.element(thread, 0))
 
     def valid(self, left: W, minimum: Callable[..., W] = min, maximum: Callable[..., W] = max) -> W:
         """Bytes of a vector that are read, with `left` elements left in its row.

@@ -79,7 +79,7 @@ class RowCopy:
 
     def element(self, lane: W, vector: int, size: int) -> W:
         """The first element of a lane's vector in a run: lanes beside each other copy vectors beside each other."""
-        return Layout((WARP, self.vectors))(lane, vector) * (VECTOR_BYTES // size)  # type: ignore[no-any-return]
+        return Layout((WARP, self.vectors))(lane, vector) * (VECTOR_BYTES // size)
 
     @staticmethod
     def pitch(k: W, size: int) -> W:

@@ -15,6 +15,7 @@ from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack
+from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from tests import needs
 
@@ -28,8 +29,6 @@ WEIGHTS = QuantizedFormat("int4", 64)
 
 
 def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
-    from layoutgemm.kernels.run.emulated import linked
-
     host, rng = linked(plan), np.random.default_rng(m + n + k)
     a, codes = rng.integers(-2, 3, (m, k)).astype(np.float32), rng.integers(6, 11, (n, k)).astype(np.uint8)
     units = pack(QuantizedWeights(WEIGHTS, codes, np.ones((n, k // 64)))).units.reshape(-1)

@@ -29,7 +29,7 @@ OFFSETS = ("int32", "int64")
 
 
 @dataclass(frozen=True)
-class Described:
+class ScaledProduct:
     """activation(A @ B + bias), with scales or of groups.
 
     form        plain, rows or K: see the table above
@@ -89,13 +89,13 @@ class Described:
         names = ("offsets", "scale_a", "scale_b", "bias")
         return ("a", "b", *[name for name, x in zip(names, given, strict=True) if x is not None])
 
-    def without_finish(self) -> Described:
+    def without_finish(self) -> ScaledProduct:
         """The sums of all columns alone, in float32."""
         return replace(self, types=(*self.types[:2], "float32"), bias=None, activation=None)
 
 
 def recipes_for(
-    product: Described, scale_a: Scales, scale_b: Scales | None, recipe_a: object, recipe_b: object
+    product: ScaledProduct, scale_a: Scales, scale_b: Scales | None, recipe_a: object, recipe_b: object
 ) -> Recipes:
     """The recipes of the scales of a product. Raises OperandError or TensorError, naming the scales."""
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
