@@ -71,7 +71,7 @@ from .grouped import (
     plan_of,
     why_not_along_k,
 )
-from .kept import launch_once, require_hopper
+from .kept import MAX_READY, PLANS, launch_once, require_hopper
 from .operators import checked_grouped
 from .own_epilogue import ScaledFactors, behind_scales, with_epilogue
 from .recipes import Recipes, recipe_text
@@ -422,13 +422,26 @@ def grouped_launch(made: Checked, clears: bool) -> GroupedLaunch:
     every = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in every.items()}
     finish = finish_of(whole, every, call.shape, made.joined > 0)
     numbers = of.groups.contiguous()
-    plan, why = plan_of(
-        call, of.a, of.b, numbers, NO_FINISH._replace(fast=made.fast), made.config, call.said == ENDS, clears, of.rows,
-        finish.epilogue,
-    )  # fmt: skip
+    plan, why = _plan(made, numbers, clears, finish.epilogue)
     assert plan.groups is not None
     named_rows = {} if of.rows is None else {"rows": of.rows.contiguous().view(-1)}
     return GroupedLaunch(plan, why, finish, every, {**named_rows, plan.groups.name: numbers, **tables})
+
+
+def _plan(made: Checked, numbers: torch.Tensor, clears: bool, epilogue: Epilogue | None) -> tuple[Sm90Plan, str]:
+    """The plan of a product, and why this configuration: kept for the next call of its shapes, types and steps."""
+    call, of = made.call, made.of
+    facts = of.a.shape, of.a.dtype, of.b.stride(-2) == 1 and of.b.stride(-1) != 1, of.b.dtype, of.a.get_device()
+    rows = None if of.rows is None else of.rows.dtype
+    key = (call, *facts, numbers.dtype, rows, made.fast, made.config, clears, epilogue)
+    found = PLANS.get(key)
+    if found is None:
+        if len(PLANS) >= MAX_READY:
+            PLANS.clear()
+        finish, ends = NO_FINISH._replace(fast=made.fast), call.said == ENDS
+        found = plan_of(call, of.a, of.b, numbers, finish, made.config, ends, clears, of.rows, epilogue)
+        PLANS[key] = found
+    return found
 
 
 def _launched(made: Checked, out: torch.Tensor | None, new: bool) -> torch.Tensor:
