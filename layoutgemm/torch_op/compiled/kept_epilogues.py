@@ -20,7 +20,6 @@ import torch.autograd.forward_ad as _forward
 
 from ...kernels.epilogue.chain import Epilogue, Given
 from ...kernels.epilogue.parameters import number_word
-from ...kernels.plan import WORKSPACE
 from ..checks import modes_of_dispatch, modes_of_functions, tracing_state
 from ..launch import Direct, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
 from ..prepared import mark_written
@@ -37,13 +36,13 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.
 class KeptCall:
     """A launch for tensors of known shapes and strides.
 
-    direct   the launch: it takes the addresses of the tensors, of a new C, of the workspace, then words of numbers
+    direct   the launch: it takes the addresses of the tensors, of a new C, of workspaces, then words of numbers
     result   shape, strides and type of a new C; None where the caller gave one, or none is stored
     kind     of an empty result, where no C is stored; else None
     spans    bytes from first to last element, of each tensor
     written  places of those that are written
     numbers  the epilogue's operands that are numbers
-    memory   bytes of the workspace
+    memory   bytes of each workspace
     """
 
     direct: Direct
@@ -52,7 +51,7 @@ class KeptCall:
     spans: tuple[int, ...]
     written: tuple[int, ...]
     numbers: tuple[Given, ...]
-    memory: int
+    memory: tuple[int, ...]
 
 
 KEPT: KeptCalls[KeptCall] = KeptCalls()
@@ -118,9 +117,8 @@ def _again(
         values.append(c.data_ptr())
     else:
         c = tensors[0].new_empty(0, dtype=kept.kind) if out is None else out
-    if kept.memory:
-        parts = empty_on_gpu((kept.memory,), (1,), torch.uint8)  # lives until the launch: a stream keeps its order
-        values.append(parts.data_ptr())
+    workspaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in kept.memory]  # they live until the launch
+    values += [x.data_ptr() for x in workspaces]
     kept.direct.launch([*values, *numbers], raw_stream(index))
     return c
 
@@ -151,17 +149,15 @@ def _kept(
         return None
     order = [places[name] for name in [*own, *epilogue.reads, *epilogue.writes]]
     order += [places["c"]] if target is not None else []
-    memory = 0
-    if WORKSPACE in places:
-        order.append(places[WORKSPACE])
-        memory = record.memory[made.arguments[places[WORKSPACE]]]
+    workspaces = [place for place, value in enumerate(made.arguments) if value in record.memory]
+    order += workspaces
     order += [made.names.index(operand.name, len(OWN)) for operand in numbers]
     direct = Direct(made.compiled, made.arguments, order, made.device, made.what)
     result = (tuple(c.shape), tuple(c.stride()), c.dtype) if new else None
     spans = [span(StridedOperand(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size() for x in tensors]
-    return KeptCall(
-        direct, result, None if epilogue.stores_c else c.dtype, tuple(spans), tuple(writes), numbers, memory
-    )
+    kind = None if epilogue.stores_c else c.dtype
+    memory = tuple([record.memory[made.arguments[place]] for place in workspaces])
+    return KeptCall(direct, result, kind, tuple(spans), tuple(writes), numbers, memory)
 
 
 def _places(
@@ -183,12 +179,9 @@ def _places(
             found["c"] = place
         elif place >= len(OWN) and name in known and value == known[name].data_ptr():
             found[name] = place
-        elif place >= len(OWN) and name == WORKSPACE and value in record.memory:
-            found[name] = place
-        elif value >= _BEYOND:
+        elif value >= _BEYOND and value not in record.memory:
             return None
-    wanted = {*own, *operands, *(["c"] if target is not None else [])}
-    return found if wanted <= found.keys() and found.keys() <= {*wanted, WORKSPACE} else None
+    return found if found.keys() == {*own, *operands, *(["c"] if target is not None else [])} else None
 
 
 __all__ = ["KEPT", "Guard", "KeptCall", "again_or"]

@@ -1,0 +1,213 @@
+"""Calls with an epilogue that are kept: the arguments of a first call, and what is looked at again each time."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests import needs
+
+torch = needs.module("torch")
+
+from layoutgemm import grouped_matmul, matmul, scaled_matmul
+from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, ColumnReduce, Epilogue, Residual, RowReduce, Scale
+from layoutgemm.kernels.plan import WORKSPACE
+from layoutgemm.kernels.sm90.indexed.row_copy import COPIED
+from layoutgemm.torch_op import launch, operator
+from layoutgemm.torch_op.compiled import kept_epilogues
+from layoutgemm.torch_op.compiled.guards import _class
+from layoutgemm.torch_op.scaled_grouped import grouped_epilogue, own_epilogue
+from tests.torch_op.host_launches import BareLaunches, bare_launches
+
+pytestmark = [
+    pytest.mark.dsl,
+    pytest.mark.skipif(_class is None, reason="this torch has no guards in C, so nothing is kept: pip install torch"),
+]
+BF16, F32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+M, N, K, GROUPS = 128, 256, 384, 4
+Call = Callable[[], Any]
+STEPS = Epilogue(Scale("half"), Bias(), Residual("f32", beta=None), Aux("f32"), RowReduce("max", "most"), Amax())
+PLAIN = Epilogue(Scale("half"), Bias())
+
+
+def normal(*shape: int, kind: Any = BF16) -> Any:
+    return torch.randn(*shape).to(kind)
+
+
+def operands(*front: int) -> dict[str, Any]:
+    return {
+        "half": 0.5, "bias": normal(N, kind=F32), "d": normal(*front, M, N, kind=F32), "amax": torch.zeros(1),
+        "aux": torch.zeros(*front, M, N), "most": torch.zeros(*front, M),
+    }  # fmt: skip
+
+
+def dense() -> Call:
+    a, b, given = normal(M, K), normal(N, K).mT, operands()
+    return lambda: matmul(a, b, epilogue=STEPS, given=given)
+
+
+def into() -> Call:
+    a, b, out = normal(M, K), normal(K, N), torch.zeros(M, N, dtype=BF16)
+    given = {"half": float(a[0, 0]), "bias": normal(N, kind=F32)}
+    return lambda: matmul(a, b, epilogue=PLAIN, given=given, out=out)
+
+
+def transposed() -> Call:
+    """The kernel's A is the call's b."""
+    a, b, given = normal(8, K), normal(4096, K).mT, {"bias": normal(4096, kind=F32)}
+    return lambda: matmul(a, b, epilogue=Epilogue(Bias()), given=given)
+
+
+def nothing_stored() -> Call:
+    a, b, given = normal(2, M, K), normal(2, K, N), {"sums": torch.zeros(2, M)}
+    steps = Epilogue(RowReduce("sum", "sums"), stores_c=False)
+    return lambda: matmul(a, b, epilogue=steps, given=given)
+
+
+def scaled() -> Call:
+    a, b, of_a, of_b = normal(M, K, kind=E4M3), normal(N, K, kind=E4M3).mT, torch.rand(M, 3), torch.rand(2, 3)
+    steps, given = Epilogue(Scale("half"), RowReduce("max", "most")), {"half": 0.5, "most": torch.zeros(M)}
+    return lambda: scaled_matmul(a, of_a, b, of_b, epilogue=steps, given=given)
+
+
+def scaled_rows() -> Call:
+    a, b, given = normal(M, K, kind=E4M3), normal(N, K, kind=E4M3).mT, {"half": 0.5, "bias": normal(N, kind=F32)}
+    of_a, of_b = torch.rand(M, 1), torch.rand(1, N)
+    return lambda: scaled_matmul(a, of_a, b, of_b, epilogue=PLAIN, given=given)
+
+
+def groups(chosen: bool = False) -> Call:
+    a, b, given = normal(M, K), normal(GROUPS, K, N), {"sums": torch.zeros(GROUPS, N)}
+    offsets, steps = torch.tensor([0, 3, 60, 60, M], dtype=torch.int32), Epilogue(ColumnReduce("sum", "sums"))
+    rows = torch.randint(0, M, (M,), dtype=torch.int32) if chosen else None
+    return lambda: grouped_matmul(a, b, offsets, epilogue=steps, given=given, rows=rows)
+
+
+def chosen_rows() -> Call:
+    return groups(True)
+
+
+def masked() -> Call:
+    a, b, given = normal(GROUPS, M, K), normal(GROUPS, K, N), operands(GROUPS)
+    counts = torch.tensor([3, 0, M, 7], dtype=torch.int32)
+    return lambda: grouped_matmul(a, b, counts=counts, epilogue=STEPS, given=given)
+
+
+CALLS = (dense, into, transposed, nothing_stored, scaled, scaled_rows, groups, chosen_rows, masked)
+
+
+@contextlib.contextmanager
+def launches(patch: pytest.MonkeyPatch) -> Iterator[tuple[BareLaunches, list[int]]]:
+    """The launches that are made, and an entry for each call that was no kept one."""
+    first: list[int] = []
+    recorded = kept_epilogues.recorded
+
+    def counted() -> Any:
+        first.append(1)
+        return recorded()
+
+    patch.setattr(own_epilogue, "on_gpu", lambda index: True)
+    for module in (own_epilogue, grouped_epilogue):
+        patch.setattr(module, "require_hopper", lambda index, what: None)
+    patch.setattr(kept_epilogues, "recorded", counted)
+    with bare_launches(patch) as noted:
+        yield noted, first
+
+
+@pytest.mark.parametrize("made", CALLS, ids=lambda f: f.__name__)
+def test_a_kept_call_has_the_arguments_of_a_first_one(
+    made: Callable[[], Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other tensors. Only new memory is elsewhere."""
+    with launches(monkeypatch) as (noted, first):
+        of_first, call = made(), made()
+        of_first()
+        ((guard,),) = kept_epilogues.KEPT.seen.values()
+        names = guard.kept.direct._compiled.plan.parameters
+        again = call()
+        assert len(first) == 1 and len(noted.arguments) == 2
+        kept_epilogues.KEPT.clear()
+        slow = call()
+        assert len(first) == 2 and len(noted.arguments) == 3
+        before, *both = (dict(zip(names, arguments)) for arguments in noted.arguments)
+    new = {COPIED, WORKSPACE, *(["c"] if made is not into else [])}
+    assert {name for name in names if both[0][name] != both[1][name]} <= new
+    assert before["a"] != both[0]["a"] and before["b"] != both[0]["b"]
+    assert again.shape == slow.shape and again.stride() == slow.stride() and again.dtype == slow.dtype
+    assert guard.kept.memory == () or {COPIED, WORKSPACE} & set(names)
+
+
+def test_what_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = torch.zeros(4 * M * N, dtype=BF16)
+    a, b, given = normal(M, K), normal(K, N), {"half": 2.0, "bias": normal(N, kind=F32)}
+    with launches(monkeypatch) as (noted, first):
+
+        def product(given: Any = given, out: Any = None, left: Any = a, steps: Any = PLAIN) -> int:
+            """How many such calls were no kept ones, so far."""
+            matmul(left, b, epilogue=steps, given=given, out=out)
+            return len(first)
+
+        assert product() == 1 and product() == 1
+        # An equal epilogue, made anew; a number of its own each time.
+        assert product({**given, "half": 3.0}, steps=Epilogue(Scale("half"), Bias())) == 1
+        names = list(next(iter(kept_epilogues.KEPT.seen.values()))[0].kept.direct._compiled.plan.parameters)
+        assert noted.arguments[-1][names.index("half")] == 0x40400000  # 3.0
+        with pytest.raises(OperandError, match="half = 1e\\+39 is beyond float32"):
+            product({**given, "half": 1e39})
+        for wrong in ({**given, "more": 1.0}, {"half": 1.0}):
+            with pytest.raises(OperandError, match=r"is no operand of it|is missing"):
+                product(wrong)
+        # Memory that is written overlaps what is read.
+        count = product(out=room[: M * N].view(M, N))
+        assert product(out=room[M * N : 2 * M * N].view(M, N)) == count
+        inside = room[: M * K].view(M, K)
+        with pytest.raises(TensorError, match="out, which is written to, shares memory with a"):
+            product(left=inside, out=room[: M * N].view(M, N))
+        # An address that is no multiple of 16 is not that of a kept launch, nor is a gradient recorded.
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(operator, "epilogue_product", lambda *given: 1 / 0)
+            assert product() == len(first)
+            product(left=room[4 : 4 + M * K].view(M, K))
+        with pytest.raises(TensorError, match="bias requires grad"):
+            product({**given, "bias": given["bias"].clone().requires_grad_()})
+        with torch.inference_mode():
+            left = normal(M, K)
+            count = product(left=left)
+            assert product(left=left.clone()) == count
+
+
+def test_calls_that_are_more_than_a_launch_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, given = normal(M, K), normal(K, N), {"half": 2.0, "bias": normal(N, kind=F32)}
+    copied = normal(M, 2 * K)[:, ::2]  # TMA does not read such strides
+    batch = normal(3, 2, M, K).transpose(0, 1), normal(3, 2, K, N)
+    with launches(monkeypatch) as (noted, first):
+        for count in (1, 2):
+            matmul(copied, b, epilogue=PLAIN, given=given)
+            assert len(first) == count
+        matmul(a, a.mT, epilogue=Epilogue(Scale("half")), given={"half": 1.0})  # which one is the kernel's A?
+        steps, own = Epilogue(Bias("m", "f32")), {"bias": normal(2, 3, M, kind=F32)}
+        before = len(noted.arguments)
+        matmul(*batch[:1], batch[1].transpose(0, 1), epilogue=steps, given=own)
+        assert len(noted.arguments) > before + 1 and not any(kept_epilogues.KEPT.seen.values())
+
+
+def test_an_unknown_address_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here that of partial results, which nobody has noted."""
+    monkeypatch.setattr(launch, "note_workspace", lambda memory: None)
+    with launches(monkeypatch) as (_, first):
+        call = dense()
+        call()
+        call()
+        assert len(first) == 2 and not kept_epilogues.KEPT.seen
+
+
+def test_an_epilogue_goes_to_other_processes_without_its_hash() -> None:
+    steps = Epilogue(Scale("half"), Bias())
+    assert hash(steps) == hash(PLAIN) and steps.given == PLAIN.given and "_hashed" in vars(steps)
+    other = pickle.loads(pickle.dumps(steps))
+    assert other == steps and "_hashed" not in vars(other) and "given" not in vars(other)
