@@ -154,6 +154,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     patch.setattr(kept, "compile_plan", made)
     patch.setattr(kept, "FIRST_GPU", -1)
+    patch.setattr(kept_epilogues, "FIRST_GPU", -1)
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)

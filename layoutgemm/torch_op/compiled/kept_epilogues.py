@@ -24,11 +24,12 @@ from ..checks import modes_of_dispatch, modes_of_functions, tracing_state
 from ..launch import Direct, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
 from ..prepared import mark_written
 from ..problem import StridedOperand
-from .guards import Guard, KeptCalls, Key, guarded
+from .guards import KeptCalls, Key, guarded
 
 OWN = ("a", "b", "c")  # a launch's first arguments
 _BEYOND = 1 << 32  # addresses are larger, sizes and numbers smaller: what is not known and larger may be an address
 MAX_KEPT = 1024
+FIRST_GPU = 0  # of the indices of devices; below are CPUs, whose calls are no launches
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -74,21 +75,23 @@ def again_or(
         return make()
     own = {name: x for name, x in tensors.items() if x is not None}
     try:
-        read = [*own.values(), *[given[name] for name in epilogue.reads]]
-        every = [*read, *[given[name] for name in epilogue.writes]]
+        operands = {name: given[name] for name in (*epilogue.reads, *epilogue.writes)}
+        every = [*own.values(), *operands.values()]
+        if every[0].get_device() < FIRST_GPU:
+            return make()
         if out is not None:
             every.append(out)
-        short: Key = (options, epilogue, read[0].shape, read[1].shape, tuple(own), out is None)
+        short: Key = (options, epilogue, every[0].shape, every[1].shape, tuple(own), out is None)
         for guard in KEPT.seen.get(short, ()):
             if guard.holds(every):
                 found = _again(guard.kept, every, given, out)
                 return make() if found is None else found
+        call = _Call(own, epilogue, operands, out, every)
     except (AttributeError, KeyError, RuntimeError, TypeError):  # no dense tensors, or a configuration without a hash
         return make()
-    versions = [None if x.is_inference() else x._version for x in every]  # inference tensors count no writes
     with recorded() as record:
         c = make()
-    kept = _kept(record, own, epilogue, given, out, c, every, versions)
+    kept = call.kept(record, c)
     if kept is not None:
         guarded(KEPT.seen, short, every, kept, MAX_KEPT)
     return c
@@ -123,65 +126,73 @@ def _again(
     return c
 
 
-def _kept(
-    record: Recording, own: Mapping[str, torch.Tensor], epilogue: Epilogue, given: Mapping[str, Any],
-    out: torch.Tensor | None, c: torch.Tensor, tensors: Sequence[torch.Tensor], versions: Sequence[int | None],
-) -> KeptCall | None:  # fmt: skip
-    """The call that was recorded, or None for one that was more than a launch of known arguments."""
-    if len(record.launches) != 1:
-        return None
-    made = record.launches[0]
-    names = [*own, *epilogue.reads, *epilogue.writes, *(["out"] if out is not None else [])]
-    writes = [place for place, name in enumerate(names) if name in epilogue.writes or name == "out"]
-    new = out is None and epilogue.stores_c
-    once = all(
-        before is None or x._version == before + (place in writes)
-        for place, (x, before) in enumerate(zip(tensors, versions))
-    )
-    if new and (not c.is_contiguous() or (not c.is_inference() and c._version > 1)):
-        return None
-    if not once or any(x.data_ptr() & 15 for x in tensors):
-        return None
-    target = c if new else out
-    numbers = tuple([operand for operand in epilogue.given if operand.host])
-    places = _places(made, record, own, {name: given[name] for name in epilogue.reads + epilogue.writes}, target)
-    if places is None:
-        return None
-    order = [places[name] for name in [*own, *epilogue.reads, *epilogue.writes]]
-    order += [places["c"]] if target is not None else []
-    workspaces = [place for place, value in enumerate(made.arguments) if value in record.memory]
-    order += workspaces
-    order += [made.names.index(operand.name, len(OWN)) for operand in numbers]
-    direct = Direct(made.compiled, made.arguments, order, made.device, made.what)
-    result = (tuple(c.shape), tuple(c.stride()), c.dtype) if new else None
-    spans = [span(StridedOperand(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size() for x in tensors]
-    kind = None if epilogue.stores_c else c.dtype
-    memory = tuple([record.memory[made.arguments[place]] for place in workspaces])
-    return KeptCall(direct, result, kind, tuple(spans), tuple(writes), numbers, memory)
+class _Call:
+    """A call that is recorded: its tensors, and how often each has been written before.
 
-
-def _places(
-    made: RecordedLaunch, record: Recording, own: Mapping[str, torch.Tensor], operands: Mapping[str, torch.Tensor],
-    target: torch.Tensor | None,
-) -> dict[str, int] | None:  # fmt: skip
-    """The argument that is each tensor's address, by name; None if one has none, or an argument is not known.
-
-    target  C, or None where none is stored
+    own       the product's operands by name, A and B first; `operands` those of the epilogue
+    tensors   all of them in this order, and `out`
     """
-    a, b, *others = own.items()
-    known = {**dict(others), **operands}
-    addresses = {x.data_ptr(): name for name, x in (a, b)}
-    found: dict[str, int] = {}
-    for place, (name, value) in enumerate(zip(made.names, made.arguments)):
-        if place < 2 and value in addresses:  # of a transposed product A is the call's b
-            found[addresses[value]] = place
-        elif place == 2 and target is not None and value == target.data_ptr():
-            found["c"] = place
-        elif place >= len(OWN) and name in known and value == known[name].data_ptr():
-            found[name] = place
-        elif value >= _BEYOND and value not in record.memory:
+
+    def __init__(
+        self, own: Mapping[str, torch.Tensor], epilogue: Epilogue, operands: Mapping[str, torch.Tensor],
+        out: torch.Tensor | None, tensors: Sequence[torch.Tensor],
+    ):  # fmt: skip
+        self.own, self.epilogue, self.operands, self.out, self.tensors = own, epilogue, operands, out, tensors
+        names = [*own, *operands, *([] if out is None else ["out"])]
+        self.written = tuple([i for i, name in enumerate(names) if name in epilogue.writes or name == "out"])
+        # Tensors of inference mode count no writes.
+        self.versions = [None if x.is_inference() else x._version for x in tensors]
+
+    def kept(self, record: Recording, c: torch.Tensor) -> KeptCall | None:
+        """The call, or None for one that was more than a launch of known arguments. `c`: its result."""
+        new = self.out is None and self.epilogue.stores_c
+        if len(record.launches) != 1 or not self.written_once() or any(x.data_ptr() & 15 for x in self.tensors):
             return None
-    return found if found.keys() == {*own, *operands, *(["c"] if target is not None else [])} else None
+        if new and (not c.is_contiguous() or (not c.is_inference() and c._version > 1)):
+            return None
+        made, target = record.launches[0], c if new else self.out
+        places = self.places(made, record, target)
+        if places is None:
+            return None
+        numbers = tuple([operand for operand in self.epilogue.given if operand.host])
+        workspaces = [place for place, value in enumerate(made.arguments) if value in record.memory]
+        order = [places[name] for name in (*self.own, *self.operands, *(["c"] if target is not None else []))]
+        order += [*workspaces, *[made.names.index(operand.name, len(OWN)) for operand in numbers]]
+        direct = Direct(made.compiled, made.arguments, order, made.device, made.what)
+        result = (tuple(c.shape), tuple(c.stride()), c.dtype) if new else None
+        kind = None if self.epilogue.stores_c else c.dtype
+        memory = tuple([record.memory[made.arguments[place]] for place in workspaces])
+        return KeptCall(direct, result, kind, tuple(map(_span, self.tensors)), self.written, numbers, memory)
+
+    def written_once(self) -> bool:
+        """True if the call counted one write of what it writes, and none of the others: nothing else was done."""
+        now = [None if before is None else x._version - before for x, before in zip(self.tensors, self.versions)]
+        return all(count is None or count == (place in self.written) for place, count in enumerate(now))
+
+    def places(self, made: RecordedLaunch, record: Recording, target: torch.Tensor | None) -> dict[str, int] | None:
+        """The argument that is each tensor's address, by name; None if one has none, or an argument is not known.
+
+        target  C, or None where none is stored
+        """
+        a, b, *others = self.own.items()
+        known = {**dict(others), **self.operands}
+        addresses = {x.data_ptr(): name for name, x in (a, b)}
+        found: dict[str, int] = {}
+        for place, (name, value) in enumerate(zip(made.names, made.arguments)):
+            if place < 2 and value in addresses:  # of a transposed product A is the call's b
+                found[addresses[value]] = place
+            elif place == 2 and target is not None and value == target.data_ptr():
+                found["c"] = place
+            elif place >= len(OWN) and name in known and value == known[name].data_ptr():
+                found[name] = place
+            elif value >= _BEYOND and value not in record.memory:
+                return None
+        return found if found.keys() == {*self.own, *self.operands, *(["c"] if target is not None else [])} else None
 
 
-__all__ = ["KEPT", "Guard", "KeptCall", "again_or"]
+def _span(x: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last."""
+    return span(StridedOperand(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size()
+
+
+__all__ = ["KEPT", "KeptCall", "again_or"]
