@@ -517,11 +517,11 @@ def _with_epilogue(
         raise OperandError(_OF_PAIRS)
     if _is_compiling():
         refuse(NOT_COMPILED)
+    into = _written(out)
 
     def make() -> torch.Tensor:
         beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
         steps, operands = given_operands(epilogue, given, beside)
-        into = _written(out)
         check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
         choice_of(config)
         left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
