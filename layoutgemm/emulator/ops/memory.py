@@ -67,6 +67,7 @@ class AccessForm:
     space   state space, "" for generic addresses
     kind    type of an element
     count   elements of a vector
+    noncoherent  whether it reads through the cache of read-only data
     """
 
     def __init__(self, ins: PtxInstruction, extra: tuple[str, ...] = ()) -> None:
@@ -74,6 +75,7 @@ class AccessForm:
         # The examples of PTX's "red", and code in use, write the type of a vector before the operation.
         at = next((n for n in range(len(words) - 1, 0, -1) if words[n] in SIZES or words[n] in HALVES), len(words) - 1)
         self.space, self.kind, self.count = "", words.pop(at), 1
+        self.noncoherent = "nc" in ins.words
         self.strong = next((word for word in ins.words if word in STRONG_WORDS), "")
         has, atomic = {*ins.words}, ins.words[0] in ("atom", "red")
         self.flag = FlagAccess(
@@ -97,7 +99,7 @@ class PlainForm(AccessForm):
 
     def __init__(self, space: str, size: int) -> None:
         self.space, self.kind, self.count, self.bytes = space, f"b{8 * size}", 1, size
-        self.strong, self.flag = "", FlagAccess(False, False, False, True, True, False)
+        self.noncoherent, self.strong, self.flag = False, "", FlagAccess(False, False, False, True, True, False)
 
 
 def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
@@ -296,6 +298,10 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.strong:
             learn(fiber, form.flag, offsets, True)
+        watch = machine.global_watch
+        if form.noncoherent and watch is not None and (writer := watch.written_by(offsets, size)) is not None:
+            message = f"{said(fiber, ins)()} reads, as data that is read only, what {writer} wrote in this launch"
+            machine.problem("race", message, fiber, orders="ld.global without .nc reads what has been written.")
         _touch_global(fiber, ins, offsets, size, lanes, "reads", bool(form.strong))
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)

@@ -184,6 +184,18 @@ class GlobalWatch:
                 page.written = True
         return race
 
+    def written_by(self, addresses: Addresses, size: int) -> str | None:
+        """The description of an access that wrote one of these bytes in this launch, or None."""
+        for places in _places(addresses, size):
+            for pages in (self.pages, self.coarse):
+                page = pages.get(places.page)
+                for numbers in (page.writers, page.changers) if page is not None else ():
+                    written = numbers[places.units(page.shift)] if numbers is not None and page is not None else None
+                    if written is not None and (number := int(written.max(initial=0))):
+                        access = self.accesses[self.groups.get(number, (number,))[0]]
+                        return None if access is None else access.what
+        return None
+
     def _examined(
         self, fiber: Fiber, what: Callable[[], str], copying: Copying | None, places: PagePlaces,
         same: Callable[[], bool] | None, strong: bool,
