@@ -185,7 +185,7 @@ class GlobalWatch:
         return race
 
     def written_by(self, addresses: Addresses, size: int) -> str | None:
-        """The description of an access that wrote one of these bytes in this launch, or None."""
+        """The text of an access that wrote one of these bytes, or None."""
         for places in _places(addresses, size):
             for pages in (self.pages, self.coarse):
                 page = pages.get(places.page)
