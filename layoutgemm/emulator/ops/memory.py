@@ -336,7 +336,7 @@ def _touch_global(
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
     watch = fiber.machine.global_watch
-    # Locks and maxima are built of other atomic operations than sums, with ordinary reads that may come too early.
+    # Locks, counters and maxima are built of other atomic operations, with ordinary accesses that may come too early.
     if watch is not None and (does in ("writes", "adds to") or not strong):
         where = addresses[:1] if len(addresses) > 1 and not any_of(addresses != addresses[0]) else addresses
         same_bytes = None if does == "reads" else same
@@ -554,6 +554,10 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     operands = ins.operands[2 if returns else 1 : -1 if HINT in ins.words else None]  # the last is a cache policy
     values = [program.sources(operand, form.kind) for operand in operands]
     lanes_of, after = taken(program, ins), ins.pc + 1
+    # A sum whose old value nobody reads; with it, the word is a counter that tells of the others.
+    sums = name == "add" and not any(
+        needed >> one & 1 for needed in program.needs for one in targets if one is not None
+    )
     if len(values) != (2 if name == "cas" else 1):
         raise ValueError(f"{name} with {len(values)} values")
     for operand in [*ins.operands[: 1 if returns else 0], *operands]:
@@ -570,7 +574,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
         if cta is None:
-            _touch_global(fiber, ins, offsets, total, lanes, "adds to" if name == "add" else "changes", True)
+            _touch_global(fiber, ins, offsets, total, lanes, "adds to" if sums else "changes", True)
         else:
             cta.shared.check(offsets, total, ins.opcode)
             unwritten(fiber, ins, cta, offsets, total, suspect=True)

@@ -2,8 +2,8 @@
 
 The latest reader, ordinary writer and strong writers of each byte are kept. Ordinary loads and stores, cp.async, and
 bulk and tensor copies count. Strong writes (volatile, relaxed, release, atomic sums, an engine's reductions) race with
-ordinary accesses, not with each other. Strong reads, which poll, and other atomics, of which locks are built, do not
-count.
+ordinary accesses, not with each other. Strong reads, which poll, and other atomics, of which locks and counters are
+built, do not count.
 
 Two accesses are ordered if the second's thread knows the first's turn (`clocks.py`). It learns of it by the barriers of
 a block or a cluster, and by a wait for a copy. Between clusters a word of global memory is released and acquired. An

@@ -168,7 +168,9 @@ FULL = "fence.acq_rel.gpu;"
     ("add", "before", "tell", "after", "kinds"),
     [(ADD, FULL, COUNT, FULL, set()), (ADD, "", "atom.acq_rel.gpu.global.add.u32 %r3, [%flag], 1;", "", set()),
      (ADD, "", COUNT, FULL, {"race"}), (ADD, FULL, COUNT, "", {"lint"}),
-     (ADD.replace("add", "max"), "", COUNT, "", set())],  # of other atomic operations locks are built: not checked
+     (ADD.replace("add", "max"), "", COUNT, "", set()),  # of other atomic operations locks are built: not checked
+     # The last block sets the counter to zero again, as CUDA's sample of a reduction in one launch does.
+     (ADD, FULL, COUNT, FULL + "@%p2 st.global.b32 [%flag], 0;", set())],
 )  # fmt: skip
 def test_sums_by_atomic_operations(add: str, before: str, tell: str, after: str, kinds: set[str]) -> None:
     body = SUMS.format(add=add, before=before, tell=tell, after=after)
