@@ -554,7 +554,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     operands = ins.operands[2 if returns else 1 : -1 if HINT in ins.words else None]  # the last is a cache policy
     values = [program.sources(operand, form.kind) for operand in operands]
     lanes_of, after = taken(program, ins), ins.pc + 1
-    # A sum whose old value nobody reads; with it, the word is a counter that tells of the others.
+    # A sum without a use of the old value; with a use, the word is a counter that tells of the other threads.
     sums = name == "add" and not any(
         needed >> one & 1 for needed in program.needs for one in targets if one is not None
     )
