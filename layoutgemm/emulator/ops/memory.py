@@ -5,7 +5,7 @@ PTX ISA, "Data Movement and Conversion Instructions": ld, st, atom, red, mapa, i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -541,6 +541,12 @@ def updater(name: str, kind: str) -> Callable[[int, int, int], int]:
 ATOMICS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
 
 
+def _used(program: Program, targets: Sequence[int | None]) -> bool:
+    """True if an instruction reads one of these registers: a word whose old value is used is a counter."""
+    wanted = sum(1 << one for one in set(targets) if one is not None)
+    return any(needed & wanted for needed in program.needs)
+
+
 @operation("atom", "red", guards=True)
 def atomic(program: Program, ins: PtxInstruction) -> Run:
     """atom, red: read, change and write back, in the order of lanes (PTX leaves the order open)."""
@@ -554,10 +560,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     operands = ins.operands[2 if returns else 1 : -1 if HINT in ins.words else None]  # the last is a cache policy
     values = [program.sources(operand, form.kind) for operand in operands]
     lanes_of, after = taken(program, ins), ins.pc + 1
-    # A sum without a use of the old value; with a use, the word is a counter that tells of the other threads.
-    sums = name == "add" and not any(
-        needed >> one & 1 for needed in program.needs for one in targets if one is not None
-    )
+    sums = name == "add" and not _used(program, targets)
     if len(values) != (2 if name == "cas" else 1):
         raise ValueError(f"{name} with {len(values)} values")
     for operand in [*ins.operands[: 1 if returns else 0], *operands]:
