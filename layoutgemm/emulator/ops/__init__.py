@@ -15,7 +15,7 @@ from ..ptx.codegen import UNREADABLE
 from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.program import Program, Run
 from .registry import BUILDERS, GUARDS, guarded
-from .spellings import check_spelling
+from .spellings import check_spelling, check_words
 
 MODULES = (
     "barrier", "calls", "control", "launch_control", "memory", "multimem", "warp",
@@ -49,6 +49,7 @@ def build(program: Program, ins: PtxInstruction) -> Run:
             try:
                 check_spelling(ins, program.kernel.target)
                 run = builder(program, ins)
+                check_words(ins, program.kernel.target)
             except UNREADABLE as error:
                 raise PtxError(f"{ins.where}: {ins.text}: {error}") from None
             return run if ins.predicate is None or name in GUARDS else guarded(program, ins, run)

@@ -5,7 +5,7 @@ PTX ISA, "Data Movement and Conversion Instructions": ld, st, atom, red, mapa, i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ class AccessForm:
     space   state space, "" for generic addresses
     kind    type of an element
     count   elements of a vector
+    noncoherent  whether it reads through the cache of read-only data
     """
 
     def __init__(self, ins: PtxInstruction, extra: tuple[str, ...] = ()) -> None:
@@ -74,6 +75,7 @@ class AccessForm:
         # The examples of PTX's "red", and code in use, write the type of a vector before the operation.
         at = next((n for n in range(len(words) - 1, 0, -1) if words[n] in SIZES or words[n] in HALVES), len(words) - 1)
         self.space, self.kind, self.count = "", words.pop(at), 1
+        self.noncoherent = "nc" in ins.words
         self.strong = next((word for word in ins.words if word in STRONG_WORDS), "")
         has, atomic = {*ins.words}, ins.words[0] in ("atom", "red")
         self.flag = FlagAccess(
@@ -97,7 +99,7 @@ class PlainForm(AccessForm):
 
     def __init__(self, space: str, size: int) -> None:
         self.space, self.kind, self.count, self.bytes = space, f"b{8 * size}", 1, size
-        self.strong, self.flag = "", FlagAccess(False, False, False, True, True, False)
+        self.noncoherent, self.strong, self.flag = False, "", FlagAccess(False, False, False, True, True, False)
 
 
 def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
@@ -296,6 +298,10 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.strong:
             learn(fiber, form.flag, offsets, True)
+        watch = machine.global_watch
+        if form.noncoherent and watch is not None and (writer := watch.written_by(offsets, size)) is not None:
+            message = f"{said(fiber, ins)()} reads, as data that is read only, what {writer} wrote in this launch"
+            machine.problem("race", message, fiber, orders="ld.global without .nc reads what has been written.")
         _touch_global(fiber, ins, offsets, size, lanes, "reads", bool(form.strong))
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)
@@ -330,7 +336,7 @@ def _touch_global(
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
     watch = fiber.machine.global_watch
-    # Locks and maxima are built of other atomic operations than sums, with ordinary reads that may come too early.
+    # Locks, counters and maxima are built of other atomic operations, with ordinary accesses that may come too early.
     if watch is not None and (does in ("writes", "adds to") or not strong):
         where = addresses[:1] if len(addresses) > 1 and not any_of(addresses != addresses[0]) else addresses
         same_bytes = None if does == "reads" else same
@@ -535,6 +541,12 @@ def updater(name: str, kind: str) -> Callable[[int, int, int], int]:
 ATOMICS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
 
 
+def _used(program: Program, targets: Sequence[int | None]) -> bool:
+    """True if an instruction reads one of these registers: a word whose old value is used is a counter."""
+    wanted = sum(1 << one for one in set(targets) if one is not None)
+    return any(needed & wanted for needed in program.needs)
+
+
 @operation("atom", "red", guards=True)
 def atomic(program: Program, ins: PtxInstruction) -> Run:
     """atom, red: read, change and write back, in the order of lanes (PTX leaves the order open)."""
@@ -548,6 +560,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     operands = ins.operands[2 if returns else 1 : -1 if HINT in ins.words else None]  # the last is a cache policy
     values = [program.sources(operand, form.kind) for operand in operands]
     lanes_of, after = taken(program, ins), ins.pc + 1
+    sums = name == "add" and not _used(program, targets)
     if len(values) != (2 if name == "cas" else 1):
         raise ValueError(f"{name} with {len(values)} values")
     for operand in [*ins.operands[: 1 if returns else 0], *operands]:
@@ -564,7 +577,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
         if cta is None:
-            _touch_global(fiber, ins, offsets, total, lanes, "adds to" if name == "add" else "changes", True)
+            _touch_global(fiber, ins, offsets, total, lanes, "adds to" if sums else "changes", True)
         else:
             cta.shared.check(offsets, total, ins.opcode)
             unwritten(fiber, ins, cta, offsets, total, suspect=True)

@@ -218,9 +218,6 @@ _SINCE = {
 
 def check_spelling(ins: PtxInstruction, target: str) -> None:
     """Raise ValueError for a spelling, operands or a target that PTX does not have."""
-    for word in _SINCE.keys() & {*ins.words}:
-        if not reached(target, _SINCE[word]):
-            raise ValueError(f".{word} needs .target sm_{_SINCE[word]} or above")
     if ins.words[0] not in _table() or ins.opcode.startswith(_OWN):
         return
     found = _covering(ins.opcode)
@@ -231,3 +228,10 @@ def check_spelling(ins: PtxInstruction, target: str) -> None:
         raise ValueError(f"{ins.opcode} with other operands than PTX has ({kinds}; a: an address)")
     if not any(reached(target, one.target) for one in found):
         raise ValueError(f"{ins.opcode} needs .target sm_{found[0].target} or above")
+
+
+def check_words(ins: PtxInstruction, target: str) -> None:
+    """Raise ValueError for a word of a later target."""
+    for word in _SINCE.keys() & {*ins.words}:
+        if not reached(target, _SINCE[word]):
+            raise ValueError(f".{word} needs .target sm_{_SINCE[word]} or above")

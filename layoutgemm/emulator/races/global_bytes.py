@@ -2,8 +2,8 @@
 
 The latest reader, ordinary writer and strong writers of each byte are kept. Ordinary loads and stores, cp.async, and
 bulk and tensor copies count. Strong writes (volatile, relaxed, release, atomic sums, an engine's reductions) race with
-ordinary accesses, not with each other. Strong reads, which poll, and other atomics, of which locks are built, do not
-count.
+ordinary accesses, not with each other. Strong reads, which poll, and other atomics, of which locks and counters are
+built, do not count.
 
 Two accesses are ordered if the second's thread knows the first's turn (`clocks.py`). It learns of it by the barriers of
 a block or a cluster, and by a wait for a copy. Between clusters a word of global memory is released and acquired. An
@@ -183,6 +183,18 @@ class GlobalWatch:
                 page.writers[places.units(shift)] = number
                 page.written = True
         return race
+
+    def written_by(self, addresses: Addresses, size: int) -> str | None:
+        """The text of an access that wrote one of these bytes, or None."""
+        for places in _places(addresses, size):
+            for pages in (self.pages, self.coarse):
+                page = pages.get(places.page)
+                for numbers in (page.writers, page.changers) if page is not None else ():
+                    written = numbers[places.units(page.shift)] if numbers is not None and page is not None else None
+                    if written is not None and (number := int(written.max(initial=0))):
+                        access = self.accesses[self.groups.get(number, (number,))[0]]
+                        return None if access is None else access.what
+        return None
 
     def _examined(
         self, fiber: Fiber, what: Callable[[], str], copying: Copying | None, places: PagePlaces,

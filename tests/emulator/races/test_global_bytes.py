@@ -168,7 +168,9 @@ FULL = "fence.acq_rel.gpu;"
     ("add", "before", "tell", "after", "kinds"),
     [(ADD, FULL, COUNT, FULL, set()), (ADD, "", "atom.acq_rel.gpu.global.add.u32 %r3, [%flag], 1;", "", set()),
      (ADD, "", COUNT, FULL, {"race"}), (ADD, FULL, COUNT, "", {"lint"}),
-     (ADD.replace("add", "max"), "", COUNT, "", set())],  # of other atomic operations locks are built: not checked
+     (ADD.replace("add", "max"), "", COUNT, "", set()),  # of other atomic operations locks are built: not checked
+     # The last block sets the counter to zero again, as CUDA's sample of a reduction in one launch does.
+     (ADD, FULL, COUNT, FULL + "@%p2 st.global.b32 [%flag], 0;", set())],
 )  # fmt: skip
 def test_sums_by_atomic_operations(add: str, before: str, tell: str, after: str, kinds: set[str]) -> None:
     body = SUMS.format(add=add, before=before, tell=tell, after=after)
@@ -190,3 +192,13 @@ cp.async.bulk.wait_group{{how}} 0; READ: bar.sync 0; ld.global.b32 %r2, [%d1];""
 def test_a_reduction_by_a_copy_engine(first: str, space: str, how: str, races: int) -> None:
     seen = found(REDUCED.format(first=first, space=space, how=how), block=64, shared=256)
     assert len(seen) == races and {one.kind for one in seen} <= {"race"}
+
+
+def test_a_load_of_read_only_data() -> None:
+    """The cache of .nc is not coherent with writes of the launch, whatever orders them."""
+    for write in (WRITE, f"{LANE} add.s64 %d1, %a, %d31; red.global.add.u32 [%d1], 1;"):
+        assert not found(f"{write} bar.sync 0; {READ}", block=64)
+        seen = found(f"{write} bar.sync 0; {READ.replace('ld.global', 'ld.global.nc')}", block=64)
+        assert {one.kind for one in seen} == {"race"} and "as data that is read only" in seen[0].message
+    read_first = f"{LANE} add.s64 %d2, %a, %d31; ld.global.nc.b32 %r2, [%d2]; st.global.b32 [%d2], %r31;"
+    assert not found(read_first, block=64)
