@@ -1,6 +1,7 @@
 """A Llama and a BERT of transformers, unchanged, compiled by Inductor: its own choice, and with layoutgemm registered.
 
     python benchmarks/bench_inductor.py --json FILE --models llama      # on a GPU, about two minutes a model
+    python benchmarks/bench_inductor.py --steps train                   # those steps alone
     python benchmarks/bench_inductor.py --tiny                          # anywhere: small sizes, no autotuning
 
 Weights are random. Each model is compiled twice with fullgraph=True, so that a graph break is an error: as torch has
@@ -123,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default=",".join(STEPS), help="of llama, encoder")
     parser.add_argument("--tiny", action="store_true", help="small models; without a GPU on the CPU")
+    parser.add_argument("--steps", default="", help="names of steps, of prefill, decode, forward, odd, train; all")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
@@ -136,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     right = True
     for name in options.models.split(","):
         steps = TINY_STEPS if options.tiny else STEPS[name]
+        steps = tuple(step for step in steps if step.name in options.steps.split(",") or not options.steps)
         found, reports = figures(name, steps, options.tiny, options.rounds, "cuda" if on_gpu else "cpu")
         right = right and all(figure.right for figure in found)
         record["figures"] += [one.recorded for one in found]

@@ -37,6 +37,7 @@ from ..torch_op.problem import (
     code_of,
     contiguous_strides,
     shared_memory,
+    stores_fused,
     workers,
 )
 from ..torch_op.solver import solve, why_unfused
@@ -82,7 +83,8 @@ def fuses(product: Product, on: Target) -> bool:
     A gated product's kernel reads a K-major b, and takes no bias.
     """
     if product.gate is None:
-        return (product.bias is None and product.activation is None) or on.code == "sm_90a"
+        plain = product.bias is None and product.activation is None
+        return plain or stores_fused(on.code, C_NAMES[product.types[2]])
     return product.bias is None and not why_unfused(_problem(product, on, None, product.gate))
 
 

@@ -100,8 +100,8 @@ def _named(usual: Linear | Grouped) -> dict[str, Schedule]:
 
 def schedule_of(plan: Any) -> Schedule:
     """The order of a plan's tiles, without its clusters."""
-    found: Schedule = getattr(plan.order, "schedule", plan.order)
-    return found
+    order: Schedule | Persistent = plan.order
+    return order.schedule if isinstance(order, Persistent) else order
 
 
 _NOMINAL = 128  # elements along both sides of a tile, to count an order's share before the tile is chosen
@@ -145,17 +145,13 @@ def asked_order(plan: GemmPlan) -> dict[str, Schedule]:
 _ASKED = (Formula, OfLayout, Rotated, TileList, Triangular)
 
 
-def formula_for(
+def unmirrored(
     order: Order | None, usual: Grouped, tile: tuple[int, int], grid: tuple[int, int], kernel: str
 ) -> Schedule:
-    """`order_for` a kernel without words or a second store; raises PlanError for an order that needs them."""
+    """`order_for` a kernel without a second store; raises PlanError for an order that needs one."""
     if order == "symmetric" or (isinstance(order, Triangular) and order.mirror):
         raise PlanError(f"order = 'symmetric': {kernel} stores no transposed tile; order='lower' stores one triangle")
-    found = order_for(order, usual, tile, grid)
-    if found.words:
-        words = ", ".join(found.words)
-        raise PlanError(f"order = {found}: it reads {words}, and {kernel} has no parameter for it")
-    return found
+    return order_for(order, usual, tile, grid)
 
 
 @memoized(256)
@@ -242,6 +238,11 @@ def given_names(plan: GemmPlan) -> tuple[str, ...]:
     if isinstance(schedule, TileList):
         return ("tiles",) if schedule.schedule is None else ()
     return schedule.words
+
+
+def reads_on_host(schedule: Schedule, values: Mapping[str, Any]) -> OnHost | None:
+    """The values of an order's words as the order reads them; None for one without words."""
+    return OnHost(values) if schedule.words else None
 
 
 def clusters_of_plan(plan: Any) -> tuple[int, int]:

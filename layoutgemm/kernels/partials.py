@@ -6,18 +6,21 @@
 
 A place is a row (of a reduction to rows) or a column, a line the columns of a tile, or the rows of a warp. Lines are
 combined in their order by threads that have places beside each other, so that reads of a line are contiguous.
+
+Groups of rows of one matrix begin at any row, and each has columns of its own. Rows s to t of group e have the lines
+s // 16 + e to s // 16 + e + ceil((t - s) / 16) - 1. They end before those of group e + 1: M // 16 + groups in all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..atoms import MmaAtom
 from ..atoms.copy.base import WARP
 from ..errors import PlanError
 from ..layouts import Layout
@@ -28,16 +31,36 @@ from .numbers import W
 from .plan import tile_count
 from .store import WARP_ROWS
 
-if TYPE_CHECKING:
-    from .sm90.plan import Sm90Plan
-
 WORD_BYTES = 4  # of a component: f32 or i32
 FINISH_PLACES, FINISH_LINES = 32, 16  # threads of a block of the second launch: places, and parts of the lines
 _MAPS = {"m": (1, 0), "n": (0, 1)}  # (row, column) -> the coordinate of that axis
 
 
+class _Fragment(Protocol):
+    """A map (lane, value) -> (row, column): an instruction's accumulators, or those of a warp."""
+
+    @property
+    def shape_mnk(self) -> tuple[int, int, int]: ...
+    @property
+    def layout_C(self) -> Layout: ...
+    @property
+    def coords_C(self) -> Callable[..., Any]: ...
+    def __hash__(self) -> int: ...
+
+
+class _Reduced(Protocol):
+    """A plan whose epilogue may reduce C."""
+
+    @property
+    def epilogue(self) -> Epilogue: ...
+    @property
+    def partials(self) -> tuple[Partial, ...]: ...
+    @property
+    def partial_bytes(self) -> int: ...
+
+
 @cache
-def lanes_of(mma: MmaAtom | None, axis: str) -> Layout:
+def lanes_of(mma: _Fragment | None, axis: str) -> Layout:
     """The lanes that hold lane 0's row (axis "m") or column ("n"), as a layout.
 
     It is the nullspace of the map from lanes to rows; lanes of any other row are those, exclusive-or the row's first.
@@ -55,7 +78,7 @@ def lanes_of(mma: MmaAtom | None, axis: str) -> Layout:
 
 
 @cache
-def exchanges_of(mma: MmaAtom | None, axis: str) -> tuple[int, ...]:
+def exchanges_of(mma: _Fragment | None, axis: str) -> tuple[int, ...]:
     """The exclusive-or distances of the exchanges between such lanes.
 
     >>> from layoutgemm.atoms import wgmma
@@ -73,29 +96,55 @@ class Partial:
 
     step   the reduction: of axis "m" one place a row, of axis "n" one a column
     span   columns, or rows, of C that one partial result is of
+    joined groups of rows are those of one matrix of C
     """
 
     step: Reducing
     span: int
+    joined: bool = False
 
     @property
     def components(self) -> int:
         """Numbers of a tuple."""
         return len(self.step.reduction.kinds)
 
-    def extents(self, m: W, n: W) -> tuple[W, W]:
-        """Lines and places, for a C of m rows and n columns."""
+    def extents(self, m: W, n: W, groups: W) -> tuple[W, W]:
+        """Lines and places, for a C of m rows and n columns; `groups` of joined rows."""
+        if self.joined and self.step.axes == "n":
+            return m // self.span + groups, n
         reduced, kept = (n, m) if self.step.axes == "m" else (m, n)
         return tile_count(reduced, self.span), kept
 
+    def line(self, row: W, group: W) -> W:
+        """The line of a warp's columns. `row`: the first of its rows, which are a group's."""
+        return row // self.span + group if self.joined else row // self.span
 
-def partials_of(epilogue: Epilogue, columns: int) -> tuple[Partial, ...]:
-    """The partial results of an epilogue, stored so many columns at a time."""
-    return tuple(Partial(step, columns if step.axes == "m" else WARP_ROWS) for step in epilogue.partials)
+    def lines_of_group(self, start: W, end: W, group: W) -> tuple[W, W]:
+        """First line and end of a group's columns.
+
+        start, end  its first row among those of all groups, and the one behind its last
+
+        >>> from layoutgemm.kernels.epilogue.chain import ColumnReduce
+        >>> sums = Partial(ColumnReduce(), WARP_ROWS, joined=True)
+        >>> [sums.lines_of_group(*rows) for rows in ((0, 17, 0), (17, 17, 1), (17, 33, 2))], sums.extents(33, 8, 3)
+        ([(0, 2), (2, 2), (3, 4)], (5, 8))
+        """
+        first = self.line(start, group)
+        return first, first + tile_count(end - start, self.span)
 
 
-def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any) -> Any:
+def partials_of(epilogue: Epilogue, columns: int, rows: int = WARP_ROWS, joined: bool = False) -> tuple[Partial, ...]:
+    """The partial results of an epilogue: of so many columns at a time, and of a warp's rows.
+
+    joined  groups of rows are those of one matrix
+    """
+    return tuple(Partial(step, columns if step.axes == "m" else rows, joined) for step in epilogue.partials)
+
+
+def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any, groups: Any = 1) -> Any:
     """Words of the partial results of one matrix; sizes as Python's or traced 64-bit integers.
+
+    groups  of joined rows, which are those of one matrix
 
     >>> from layoutgemm.kernels.epilogue.chain import RowReduce
     >>> words_of_matrix(partials_of(Epilogue(RowReduce("softmax")), 128), 100, 300)
@@ -103,18 +152,23 @@ def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any) -> Any:
     """
     total = m * 0
     for partial in partials:
-        lines, places = partial.extents(m, n)
+        lines, places = partial.extents(m, n, groups)
         total += lines * places * partial.components
     return total
 
 
-def check_reductions(epilogue: Epilogue, columns: int, c: str) -> None:
-    """Raise PlanError for groups of columns that a store cuts, or another type of C."""
+def check_reductions(epilogue: Epilogue, columns: int, c: str, lane_columns: int = 8) -> None:
+    """Raise PlanError for groups of columns that a store cuts, or another type of C.
+
+    lane_columns  columns of which the lanes of a row hold all, and no others
+    """
     for name, each in [(step.name, step.each) for step in (*epilogue.reductions, *_quantizing(epilogue))]:
         if each is not None and columns % each:
             raise PlanError(f"{name}: each = {each} columns, and a tile is stored {columns} columns at a time")
-        if each is not None and each % 8:
-            raise PlanError(f"{name}: each = {each}: a multiple of 8 columns, those that lanes of a row share")
+        if each is not None and each % lane_columns:
+            raise PlanError(
+                f"{name}: each = {each}: a multiple of {lane_columns} columns, those that lanes of a row share"
+            )
     quantize = epilogue.quantizes
     if quantize is not None and quantize.dtype != c:
         raise PlanError(f"{quantize.name}: Quantize gives {quantize.dtype}, and c is {c}")
@@ -124,41 +178,48 @@ def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:
     return () if epilogue.quantizes is None else (epilogue.quantizes,)
 
 
-def refuse_reductions(epilogue: Epilogue, arch: str) -> None:
-    """Raise PlanError for an architecture whose kernels have no reductions but a maximum of all."""
-    for step in (*epilogue.partials, *_quantizing(epilogue)):
-        raise PlanError(f"{step.name}: {type(step).__name__} is a step of sm_90a's kernel, and this is one for {arch}")
-    for step in epilogue.reductions:
-        if step.axes or step.each:
-            raise PlanError(
-                f"{step.name}: {type(step).__name__} is a step of sm_90a's kernel, and this is one for {arch}"
-            )
-    if not epilogue.stores_c:
-        raise PlanError(f"stores_c=False is for sm_90a's kernel, and this is one for {arch}")
+def reductions_check(plan: _Reduced, mma: _Fragment, values: Sequence[int]) -> Check:
+    """Each element is combined once into the tuple of its row or column.
 
-
-def reductions_check(plan: Sm90Plan) -> Check:
-    """Each element is combined once into the tuple of its row or column."""
-    mma, witness = plan.stored, ""
+    mma     the map of the accumulators, of which a warp combines these values
+    """
+    witness = _lines_met(plan)
     used = [step.axes for step in plan.epilogue.reductions if step.axes]
     used += ["m"] * (plan.epilogue.quantizes is not None)
-    values = np.array(plan.stored_values(0) if plan.half is None else range(mma.accumulator_registers))
     for axis in sorted(set(used)):
         witness = witness or _uncovered(mma, axis, values)
     lanes = ", ".join(
         f"{lanes_of(mma, axis)} hold a {'row' if axis == 'm' else 'column'}" for axis in sorted(set(used))
     )
     statement = f"lanes {lanes}; each element is combined once" if used else "all lanes are combined once"
+    if any(partial.joined for partial in plan.partials):
+        statement += "; columns of groups have lines of their own"
     if plan.partials:
         statement += f"; partial results take {plan.partial_bytes} bytes"
     return Check("reductions", statement, not witness, f"exhaustion ({WARP * len(values)} elements)", witness)
 
 
-def _uncovered(mma: MmaAtom, axis: str, values: np.ndarray) -> str:
+def _lines_met(plan: _Reduced) -> str:
+    """The first line of columns that two groups share, or a warp misses; or ""."""
+    for partial in [partial for partial in plan.partials if partial.joined and partial.step.axes == "n"]:
+        span = partial.span
+        for start, rows, after in product(range(2 * span), range(2 * span + 2), range(span + 1)):
+            end = start + rows
+            first, stop = partial.lines_of_group(start, end, 3)
+            written = [partial.line(row, 3) for row in range(start, end, span)]
+            if written != list(range(first, stop)):
+                return f"rows {start} to {end} of group 3: warps write lines {written}, not {first} to {stop}"
+            following, last = partial.lines_of_group(end, end + after, 4)
+            if stop > following or last > partial.extents(end + after, 1, 5)[0]:
+                return f"rows {start} to {end}, then {after} more: lines {first} to {stop}, {following} to {last}"
+    return ""
+
+
+def _uncovered(mma: _Fragment, axis: str, values: Sequence[int]) -> str:
     """The first element combined into another line, or not once; or ""."""
-    lanes = np.arange(WARP)[:, None]
-    rows, columns = (np.broadcast_to(x, (WARP, len(values))) for x in mma.coords_C(lanes, values[None, :]))
-    own = rows if axis == "m" else columns
+    lanes = np.arange(WARP)
+    places = [mma.coords_C(lanes, v)[axis == "n"] for v in values]
+    own = np.stack([np.broadcast_to(np.asarray(x), (WARP,)) for x in places], axis=1)
     group = [0]
     for distance in exchanges_of(mma, axis):
         group += [lane ^ distance for lane in group]

@@ -143,6 +143,14 @@ def check_words(words: tuple[str, ...]) -> None:
         raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
 
 
+def check_epilogue(epilogue: Epilogue, c: Operand) -> None:
+    """Raise PlanError for operands named as the product's parameters, and an integer C."""
+    if same := set(epilogue.words) & set(PERSISTENT_PARAMETERS):
+        raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
+    if epilogue and c.dtype.kind != "float":
+        raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
+
+
 def parameters_with(words: tuple[str, ...]) -> dict[str, str]:
     """The launch parameters of a kernel with words of its own: sixteen words follow the others."""
     named_words = [*words, *[f"unused{i}" for i in range(len(words), MAX_WORDS)]]

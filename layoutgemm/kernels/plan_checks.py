@@ -23,7 +23,7 @@ from ..errors import PlanError
 from ..report import Check
 from ..schedule.persistent import numbered_once
 from .derive import OperandPlan, one_matrix
-from .orders import clusters_of_plan, order_check, order_proof
+from .orders import clusters_of_plan, order_check, order_proof, schedule_of
 from .plan import BARRIER_BYTES, GemmPlan, PersistentPlan, StoreSmemMap
 from .store import StorePlan, distinct_chunks
 
@@ -80,7 +80,7 @@ def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "",
     witness = witness or unlike
     answer: Any = order_proof(plan.order)
     if not answer and not witness:  # not for every grid: then the tiles of this one are looked at
-        answer = order_check(getattr(plan.order, "schedule", plan.order), clusters_of_plan(plan))
+        answer = order_check(schedule_of(plan), clusters_of_plan(plan))
         witness = "" if answer else answer.witness
     if batched and plan.batch > 1 and not witness:
         matrix = numbered_once("tiles", "batch")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from ..arch import ArchName
+from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
 from ..arguments import checked
 from ..errors import LayoutError, PlanError
@@ -21,7 +21,7 @@ from .derive import Given, Operand
 from .epilogue.chain import Epilogue
 from .orders import Order, columns_of_order, diagonal_pattern
 from .plan import GemmPlan
-from .sm80.choose import choose_sm80
+from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate, spare_of_sums
 from .sm90.gated import combination
@@ -58,7 +58,7 @@ def plan(
               type of the inputs where that has 16 bits, else the accumulator's; all row-major
     config    None: what the architecture's rule chooses for these sizes, with the operands in their places. An
               Sm80Config asks for the mma.sync kernel on any architecture
-    epilogue  what becomes of the product before it is stored, on sm_90a and sm_100a
+    epilogue  what becomes of the product before it is stored
     gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns; or a function of the sums of several matrices B
     order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
               columns as that share of the tiles has
@@ -102,11 +102,23 @@ def plan(
         raise PlanError(f"gated = {gated}: the kernel of {target.name} has no gated products")
     if kind is Sm100Config:
         return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order)
-    if epilogue is not None:
-        raise PlanError(f"epilogue = {epilogue}: the kernel of {target.name} has no epilogues")
-    if chosen is None and Operand.parse(a).dtype.bits == 16:
-        chosen, _ = choose_sm80(m, n, k, target)
-    return Sm80Plan.derive(m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, order=order)
+    if chosen is None:
+        chosen = holding_groups(_for_ampere(m, n, k, batch, target, a, c) or Sm80Config(), epilogue)
+    return Sm80Plan.derive(
+        m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order
+    )
+
+
+def _for_ampere(m: int, n: int, k: int, batch: int, target: Arch, a: Given, c: Given | None) -> Sm80Config | None:
+    """The rule's configuration for 16-bit operands as this product takes it; None, the defaults, for others.
+
+    A persistent kernel multiplies one pair of matrices, and stmatrix stores elements of 16 bits.
+    """
+    if Operand.parse(a).dtype.bits != 16:
+        return None
+    found, _ = choose_sm80(m, n, k, target)
+    narrow = Operand.parse(a if c is None else c).dtype.bits == 16
+    return replace(found, persistent=found.persistent and batch == 1, stmatrix=found.stmatrix and narrow)
 
 
 def _for_hopper(

@@ -3,7 +3,7 @@
     arguments                       operator         kernel                      targets
     ------------------------------  ---------------  --------------------------  ------------------------------------
     GemmArguments, 2D or 3D         DenseOperator    what matmul takes           80 to 89, 90a, 120a; 100a: compiled
-    GemmArguments with an epilogue  DenseOperator    the same, epilogue inside   90a; 100a: compiled
+    GemmArguments with an epilogue  DenseOperator    the same, epilogue inside   80 to 89, 90a, 120a; 100a: compiled
     GemmArguments of ScaledOperand  ScaledOperator   what scaled_matmul takes    90a
     IndexPtrGroupedGemmArguments    GroupedOperator  what grouped_matmul takes   90a
 

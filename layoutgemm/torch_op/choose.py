@@ -16,7 +16,7 @@ from ..dtypes import dtype
 from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.plan import MAX_TILES
-from ..kernels.sm80.choose import Sm80Choice, by_lines
+from ..kernels.sm80.choose import Sm80Choice, by_lines, holding_groups
 from ..kernels.sm90.choose.costs import cost_model
 from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate, spare_of_sums
 from ..kernels.sm90.config import MAX_GRID_Y, check_rows
@@ -185,8 +185,7 @@ def choose_by_lines(
     sizes, orders, names  as for `choose_kernel`
     align                 bytes that lines of A, B and C are aligned to
 
-    Raises OperandError for an epilogue, which this kernel does not have, and with the reason where no configuration can
-    be derived.
+    Raises OperandError with the reason where no configuration can be derived.
 
     >>> from layoutgemm.torch_op.problem import StridedOperand
     >>> x = StridedOperand((64, 63), (63, 1), "bf16", start=2)
@@ -195,8 +194,6 @@ def choose_by_lines(
     >>> choice.config.align
     (2, 2, 2)
     """
-    if problem.epilogue is not None:
-        raise OperandError(f"an epilogue needs sm_90a's kernel, and this is one for {problem.code} by mma.sync")
     m, n, k, batch = sizes
     swapped = orders[2] == "col"
     rows, columns, turned = (n, m, (align[1], align[0], align[2])) if swapped else (m, n, align)
@@ -206,8 +203,8 @@ def choose_by_lines(
         rows, columns, k, turned, dtype(problem.a.dtype).bytes, batch=batch, arch=problem.code,
         processors=problem.multiprocessors,
     ):  # fmt: skip
-        choice = Sm80Choice(config, problem.code, swapped)
-        bytes_, error = _shared(Kernel(choice, names, batch > 1))
+        choice = Sm80Choice(holding_groups(config, problem.epilogue), problem.code, swapped)
+        bytes_, error = _shared(Kernel(choice, names, batch > 1, problem.epilogue))
         if error is None and bytes_ <= most:
             return choice, f"the transposed product, {why}" if swapped else why
         last = last or error or OperandError(f"{bytes_} bytes of shared memory, and a block has up to {most}")

@@ -60,7 +60,7 @@ def finished_product(
     if bias is None and activation is None:
         return product(a, b, kind, config, out)
     bias = None if bias is None else bias.resolve_neg()
-    if on_gpu(a.get_device()) and fuses(a.get_device()) and b.ndim > 1 and 0 not in (*a.shape, *b.shape):
+    if on_gpu(a.get_device()) and fuses(a.get_device(), kind) and b.ndim > 1 and 0 not in (*a.shape, *b.shape):
         finish = fused(bias, activation, kind, b.shape[-1])
         if finish is not None:
             return launched(a, b, kind, config, out, finish)
@@ -73,7 +73,7 @@ def scaled_product(
     config: Config | None = None, out: torch.Tensor | None = None, in_place: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """alpha * (a @ b) + beta * c, stored as `kind`: a new tensor, or `out`; `in_place` where that is c itself."""
-    if on_gpu(a.get_device()) and fuses(a.get_device()) and 0 not in (*a.shape, *b.shape):
+    if on_gpu(a.get_device()) and fuses(a.get_device(), kind) and 0 not in (*a.shape, *b.shape):
         shape = shapes_of(a.shape, b.shape).result
         finish = fused_gemm(alpha, beta, None if c is None else c.resolve_neg(), in_place, kind, shape)
         if finish is not None:

@@ -29,11 +29,12 @@ import torch
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Step
 from ..kernels.epilogue.chain import Given as Operand
+from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import Placed, check_names, host_number, words_of
 from ..kernels.plan import present
 from ..moved import old_names
-from .prepared import Config, Finish, fuses, mark_written, on_gpu, prepare, problem_at
+from .prepared import Config, Finish, mark_written, on_gpu, prepare, problem_at
 from .problem import Shapes, Solution, shapes_of
 from .reference import multiply, rounded
 from .solver import solve
@@ -42,6 +43,7 @@ from .types import TYPES
 __getattr__ = old_names(__name__)
 
 Tensors = dict[str, Any]
+Groups = Sequence[tuple[int, int]] | Sequence[int] | None
 _COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
@@ -71,9 +73,13 @@ def check_fit(
 
 
 def check_result(
-    epilogue: Epilogue, given: Tensors, kind: torch.dtype, shape: tuple[int, ...], out: torch.Tensor | None
-) -> None:
-    """Raise OperandError or TensorError for operands or a result that an epilogue does not have."""
+    epilogue: Epilogue, given: Tensors, kind: torch.dtype, shape: tuple[int, ...], out: torch.Tensor | None,
+    joined: int = 0,
+) -> None:  # fmt: skip
+    """Raise OperandError or TensorError for operands or a result that an epilogue does not have.
+
+    joined  groups that share the rows of one C, each with columns of its own
+    """
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}, and an epilogue computes in float32: say out_dtype=torch.float32")
     if out is not None and not epilogue.stores_c:
@@ -87,7 +93,7 @@ def check_result(
         if operand.host:
             host_number(operand.name, given[operand.name], operand.dtype.name == "i32")
         else:
-            _check_operand(operand, given[operand.name], shape)
+            _check_operand(operand, given[operand.name], shape, joined)
 
 
 class GivenOperands(NamedTuple):
@@ -131,6 +137,15 @@ def given_operands(
     )
 
 
+def operands_of_one(epilogue: Epilogue, operands: GivenOperands) -> GivenOperands:
+    """The operands of a batch of one, as a product without a batch takes them."""
+    every = dict(operands.every)
+    for operand in epilogue.given:
+        if operand.axes and every[operand.name].ndim > len(operand.axes):
+            every[operand.name] = every[operand.name][0]
+    return GivenOperands(every, *[{name: every[name] for name in names} for names in (epilogue.reads, epilogue.writes)])
+
+
 NO_DERIVATIVE = "call it under torch.no_grad(), or give its detach(); bias= and activation= have one"
 NOT_COMPILED = "epilogue= is a launch of its own, not under torch.compile; bias= and activation= are"
 NOT_DISPATCHED = (
@@ -160,8 +175,6 @@ def epilogue_product(
             if not epilogue.stores_c:
                 return value.new_empty(0)
             return value if out is None else out.copy_(value)
-        if not fuses(a.get_device()):
-            raise OperandError(f"{a.device}: epilogue= needs compute capability 9.0; bias= and activation= do not")
         if shapes.k == 0:  # an empty sum is 0, and the epilogue follows
             a, b = a.new_zeros(*a.shape[:-1], 16), b.new_zeros(*b.shape[:-2], 16, b.shape[-1])
         c = out
@@ -221,13 +234,14 @@ def reduce_nothing(epilogue: Epilogue, given: Tensors) -> None:
             given[operand.name].fill_(np.asarray(value).item())
 
 
-def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...]) -> None:
+def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joined: int = 0) -> None:
     name = operand.name
     if x.dtype != TYPES[operand.dtype.name]:
         raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}")
     *batch, m, n = shape
     one = operand.shape(m, n)
-    fits = [one, (*batch, *one)] if operand.axes else [(), (1,)]
+    several = (joined, *one) if joined and operand.axes == "n" else (*batch, *one)
+    fits = [one, several] if operand.axes else [(), (1,)]
     if operand.written and operand.axes:
         fits = fits[1:]
     if tuple(x.shape) not in fits:
@@ -269,29 +283,39 @@ def by_reference(
     return reference_of(multiply(a, b, torch.float32), kind, epilogue, given)
 
 
-def reference_of(sums: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors) -> torch.Tensor:
-    """The same of float32 sums."""
+def reference_of(
+    sums: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, groups: Groups = None
+) -> torch.Tensor:
+    """The same of float32 sums.
+
+    groups  of rows, as `Epilogue.reference_of_groups` has them: rows of no group are not written
+    """
 
     def array(x: torch.Tensor, shape: Sequence[int]) -> Any:
         return x.detach().resolve_neg().float().reshape(shape).numpy()
 
     values = {}
-    before = {step.name: given[step.name].clone() for step in epilogue.reductions if not step.ordered}
     for operand in epilogue.given:
         x = given[operand.name]
         if not operand.written:
             values[operand.name] = x if operand.host else array(x, () if not operand.axes else x.shape)
     try:
-        found = epilogue.reference(sums.numpy(), **values)
+        if groups is None:
+            found = epilogue.reference(sums.numpy(), **values)
+        else:
+            found = epilogue.reference_of_groups(sums.numpy(), groups, **values)
     except PlanError as error:
         raise OperandError(str(error)) from error
-    for operand in epilogue.given:
-        if operand.written:
-            given[operand.name].copy_(torch.from_numpy(np.array(found.written[operand.name])))
-    for step in epilogue.reductions:
-        if not step.ordered:  # the caller may go on from earlier results
-            target = given[step.name]
-            target.copy_(_COMBINED[present(step.reduction.atomic)](target, before[step.name]))
+    parts = None if groups is None else parts_of(sums.shape, groups)
+    combined = {
+        step.name: _COMBINED[present(step.reduction.atomic)] for step in epilogue.reductions if not step.ordered
+    }
+    for operand in [operand for operand in epilogue.given if operand.written]:
+        target, value = given[operand.name], torch.from_numpy(np.array(found.written[operand.name]))
+        if operand.name in combined:  # the caller may go on from earlier results
+            value = combined[operand.name](value, target)
+        for part in parts if parts is not None and "m" in operand.axes else [...]:
+            target[part] = value[part].to(target.dtype)
     return rounded(torch.from_numpy(found.c.copy()), kind)
 
 
@@ -333,15 +357,16 @@ def spread(
         yield one_a, one_b, one_c, {**given, **{operand.name: x for operand, x in zip(lying, rest)}}
 
 
-def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finish:
+def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: bool = False) -> Finish:
     """The epilogue as a kernel takes it, with its parameters, for C of that shape.
 
-    shape  (M, N) or (batch, M, N)
+    shape   (M, N) or (batch, M, N)
+    joined  groups of rows share that C, each with columns of its own
 
     `given` has been checked, and its tensors have the batch in front where C has one. The word of a workspace, whose
     size follows from the kernel, is 0.
     """
-    several = len(shape) > 2 and shape[0] > 1
+    several = joined or (len(shape) > 2 and shape[0] > 1)
     placed: Tensors = {}
     orders: dict[str, str] = {}
     pairs = shape[-1] % 2 == 0

@@ -26,8 +26,9 @@ from .quantized.configs import PackedConfig
 from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
-from .scaled_grouped.explain import explain_grouped, explain_own_epilogue, explain_scaled
+from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, explain_own_epilogue, explain_scaled
 from .scaled_grouped.grouped import check_expected, groups_of
+from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
 from .scaled_grouped.scaled import ScaledFinish
 from .solver import solve, why_unfused
@@ -51,7 +52,7 @@ def explain_matmul(
 
     The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
     `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the tuple that `matmul` takes, and
-    `given` its numbers; two pairs are tuples. `epilogue` is `matmul`'s or `scaled_matmul`'s, and `given` its operands.
+    `given` its numbers; two pairs are tuples. `epilogue` is that of any of the three, and `given` its operands.
     With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s,
     with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
 
@@ -84,14 +85,20 @@ def explain_matmul(
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
     if isinstance(config, StreamedConfig):
         raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
+    more: Options = {
+        "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
+        "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
+        "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
+        "row_weights": row_weights, "copy_rows": copy_rows,
+    }  # fmt: skip
+    if combine is None and (epilogue is not None or given is not None) and _in_groups(more):
+        return explain_grouped_epilogue(*grouped_call(a, b, rows, more), epilogue, given)  # type: ignore[arg-type]
     if rows is not None or out_rows is not None:
-        more = {"offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
-                "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "out": out,
-                "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows}  # fmt: skip
         if rows is not None and combine is None and getattr(b, "ndim", 0) == 3 and takes_copied_rows(more):
-            return _copied_rows(a, b, rows, more, ScaledFinish(bias, activation, use_fast_accum), out_dtype, config)
-        untaken = {"scale_a": scale_a, "offs": offs, "expected_rows": expected_rows, "combine": combine, "given": given}
-        operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
+            return _copied_rows(a, b, rows, more)  # type: ignore[arg-type]
+        untaken = {name: more[name] for name in ("scale_a", "offs", "expected_rows")}
+        untaken |= {"combine": combine, "given": given, "epilogue": epilogue}
+        operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)  # type: ignore[arg-type]
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
     if isinstance(a, tuple):
         return explain_pairs(a, b, out, activation, config, out_dtype)
@@ -101,8 +108,6 @@ def explain_matmul(
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     groups, said = groups_of(offsets, offs, counts)
     if given is not None or epilogue is not None:
-        if groups is not None:
-            raise OperandError("epilogue and given: grouped_matmul takes bias= and activation=")
         if scale_a is not None:
             of, after = ScaledFactors(a, scale_a, b, scale_b), ScaledFinish(bias, activation, use_fast_accum)
             return explain_own_epilogue(of, epilogue, given, (recipe_a, recipe_b), after, out, out_dtype, config)
@@ -121,16 +126,20 @@ def explain_matmul(
     return _plain(a, b, out, config, out_dtype, activation)
 
 
-def _copied_rows(
-    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Options, finish: ScaledFinish,
-    out_dtype: torch.dtype | None, config: Config | None,
-) -> Explanation:  # fmt: skip
+def _in_groups(given: Options) -> bool:
+    """True if an argument says groups."""
+    return any(given[name] is not None for name in ("offsets", "offs", "counts"))
+
+
+def _copied_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Options) -> Explanation:
     """The explanation of groups of chosen rows with scales, a bias or ends."""
     groups, said, scale_a = checked_rows(a, rows, given)
+    finish = ScaledFinish(given["bias"], given["activation"], given["use_fast_accum"])
     recipes = given["recipe_a"], given["recipe_b"]
     return explain_grouped(
-        a, b, groups, said, scale_a, given["scale_b"], finish, given["out"], out_dtype, recipes, config, rows=rows
-    )
+        a, b, groups, said, scale_a, given["scale_b"], finish, given["out"], given["out_dtype"], recipes,
+        given["config"], rows=rows,
+    )  # fmt: skip
 
 
 def _with_epilogue(

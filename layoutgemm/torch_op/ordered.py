@@ -15,18 +15,22 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError
+from ..atoms.tma.rules import STRIDE_UNIT
+from ..dtypes import dtype
+from ..errors import LayoutError, OperandError
 from ..kernels import plan as plan_of
 from ..kernels.compile.compiler import CompiledGemm, compile_plan
 from ..kernels.orders import Order, given_names, order_values, stored_elements
-from ..kernels.plan import present
-from ..kernels.run.epilogue_operands import words_of_tensors
+from ..kernels.plan import MAX_WORDS, present
+from ..kernels.run.epilogue_operands import order_words, words_of_tensors
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.run.torch_tensors import launch_of
+from ..kernels.sm80.choose import by_lines
+from ..kernels.sm80.plan import Sm80Plan
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Plan
 from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives
-from .prepared import Config, choice_of, fuses, mark_written, on_gpu
+from .prepared import Config, choice_of, mark_written, on_gpu, target
 from .reference import multiply
 from .types import NAMES, TYPES
 
@@ -63,8 +67,6 @@ def ordered_product(
             "order= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or "
             "tensor subclasses"
         )
-    if on_gpu(a.get_device()) and not fuses(a.get_device()):
-        raise OperandError(f"{a.device}: order= needs compute capability 9.0")
     ready = _plan_for(a, b, kind, order, choice)
     plan = ready.plan
     _check_mirror(plan, a, b)
@@ -79,19 +81,22 @@ def ordered_product(
 
 
 def _plan_for(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, order: Order, choice: Sm90Choice | None) -> _Ready:
+    on = target(a.get_device())
+    if choice is not None and on[0] != "sm_90a":
+        raise OperandError(f"config is one of sm_90a's kernel, and {a.device} runs {on[0]}")
     if choice is not None and choice.swapped:
         raise OperandError("config is of the transposed product (swapped), and an order is of C itself")
     names = f"{NAMES[a.dtype]}:{_order_of(a, 'row')}", f"{NAMES[b.dtype]}:{_order_of(b, 'col')}", _NAMES_OF_C[kind]
     batch = a.shape[0] if a.ndim > 2 else 1
     sizes = a.shape[-2], b.shape[-1], a.shape[-1], batch
-    return _plan(sizes, names, order, None if choice is None else choice.config)
+    return _plan(sizes, names, order, None if choice is None else choice.config, on)
 
 
 @dataclass(frozen=True, eq=False)
 class _Ready:
     """A plan, compiled when it is first launched."""
 
-    plan: Sm90Plan
+    plan: Sm90Plan | Sm80Plan
 
     @cached_property
     def compiled(self) -> CompiledGemm:
@@ -99,13 +104,38 @@ class _Ready:
 
 
 @lru_cache(maxsize=1024)
-def _plan(sizes: tuple[int, int, int, int], names: tuple[str, str, str], order: Order, config: Any) -> _Ready:
+def _plan(
+    sizes: tuple[int, int, int, int], names: tuple[str, str, str], order: Order, config: Any, on: tuple[str, int]
+) -> _Ready:
+    """The plan for a GPU's code and bytes of shared memory, `on`."""
     m, n, k, batch = sizes
+    if on[0] != "sm_90a":
+        return _Ready(_by_mma_sync(sizes, names, order, on))
     found = plan_of(
         m, n, k, batch=batch, arch="sm_90a", a=names[0], b=names[1], c=names[2], order=order, config=config
     )  # fmt: skip
     assert isinstance(found, Sm90Plan)
     return _Ready(found)
+
+
+def _by_mma_sync(
+    sizes: tuple[int, int, int, int], names: tuple[str, str, str], order: Order, on: tuple[str, int]
+) -> Sm80Plan:
+    """The first plan of the mma.sync kernel that fits the GPU. Raises the first refusal where none does."""
+    m, n, k, batch = sizes
+    (a, b, c), (code, most) = names, on
+    refused: LayoutError = OperandError(f"a batch of {batch} is more than one launch of {code}'s kernel has")
+    each = dtype(a.partition(":")[0]).bytes
+    for number, (config, _) in enumerate(by_lines(m, n, k, (STRIDE_UNIT,) * 3, each, batch=batch, arch=code)):
+        try:
+            found = Sm80Plan.derive(m, n, k, arch=code, a=a, b=b, c=c, batch=batch, config=config, order=order)
+        except LayoutError as error:
+            refused = error if number == 0 else refused
+            continue
+        if found.smem.total <= most:
+            return found
+        refused = OperandError(f"{found.smem.total} bytes of shared memory, and a block of {code} has up to {most}")
+    raise refused
 
 
 def _order_of(x: torch.Tensor, k_major: str) -> str:
@@ -117,9 +147,9 @@ def _order_of(x: torch.Tensor, k_major: str) -> str:
     return other if along[other] == 1 and along[k_major] != 1 else k_major
 
 
-def _check_mirror(plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor) -> None:
+def _check_mirror(plan: Sm90Plan | Sm80Plan, a: torch.Tensor, b: torch.Tensor) -> None:
     """Raise OperandError unless b is a's transpose, of a symmetric product."""
-    if plan.mirror is None:
+    if not isinstance(plan, Sm90Plan) or plan.mirror is None:
         return
     same = a.data_ptr() == b.data_ptr() and a.stride() == b.mT.stride() and a.shape == b.mT.shape
     if not same or a.dtype != b.dtype:
@@ -131,7 +161,7 @@ def _launched(
 ) -> torch.Tensor:
     """One launch on the current stream of the operands' device."""
     plan = ready.plan
-    words = words_of_tensors(plan, given, a.device) if plan.reads_more else ()
+    words = _words(plan, given, a.device)
     if out is not None:
         mark_written((out,))
     batched = a.ndim > 2 and plan.batch == 1
@@ -150,8 +180,21 @@ def _launched(
     return c.view(plan.batch, plan.m, plan.n) if batched else c
 
 
+def _words(plan: Sm90Plan | Sm80Plan, given: dict[str, Any], device: torch.device) -> tuple[int, ...]:
+    """The sixteen words of a launch, of a kernel that takes any."""
+    if isinstance(plan, Sm90Plan):
+        return words_of_tensors(plan, given, device) if plan.reads_more else ()
+    own = order_words(plan, given, device)
+    return (*own, *[0] * (MAX_WORDS - len(own))) if plan.takes_words else ()
+
+
 def _by_reference(
-    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, out: torch.Tensor | None, given: dict[str, Any]
+    plan: Sm90Plan | Sm80Plan,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    kind: torch.dtype,
+    out: torch.Tensor | None,
+    given: dict[str, Any],
 ) -> torch.Tensor:
     """The float64 product where the plan stores it."""
     value = multiply(a, b, kind)

@@ -22,7 +22,7 @@ from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
 from .launch import Prepared
-from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, shared_memory
+from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, shared_memory, stores_fused
 from .types import C_NAMES, NAMES, usual_type
 
 Config = Sm90Config | Sm90Choice
@@ -114,9 +114,9 @@ def on_gpu(index: int) -> bool:
     return index >= 0
 
 
-def fuses(index: int) -> bool:
-    """True if the kernels of a GPU have epilogues."""
-    return target(index)[0] == "sm_90a"
+def fuses(index: int, kind: torch.dtype) -> bool:
+    """True if a GPU's kernels store results of that type behind an epilogue."""
+    return stores_fused(target(index)[0], C_NAMES[kind])
 
 
 def choice_of(config: Config | None) -> Sm90Choice | None:

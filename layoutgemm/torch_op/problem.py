@@ -20,7 +20,7 @@ from ..kernels.compile.worker import Kernel
 from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import MAX_WORDS, Activation, Bias, Epilogue, Step
 from ..kernels.sm80.choose import Sm80Choice
-from ..kernels.sm80.plan import Sm80Config
+from ..kernels.sm80.plan import STORED_FLOATS, Sm80Config
 from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
@@ -295,7 +295,10 @@ def arguments(
     """A launch's arguments, as the kernel's `parameters` name them; the epilogue's words come last."""
     choice = solution.kernel.choice
     own = choice.arguments(pointers, solution.sizes, solution.leading, solution.strides, workers)
-    return (*own, *words, *[0] * (MAX_WORDS - len(words))) if solution.kernel.takes_words else own
+    if not solution.kernel.takes_words:
+        return own
+    bound = () if choice.persistent else (workers,)  # every kernel with words has that parameter
+    return (*own, *bound, *words, *[0] * (MAX_WORDS - len(words)))
 
 
 def workers(solution: Solution, places: Places) -> int:
@@ -334,6 +337,17 @@ def code_of(capability: tuple[int, int]) -> str | None:
     ('sm_90a', 'sm_80', None)
     """
     return "sm_80" if capability[0] == 8 else {(9, 0): "sm_90a", (12, 0): "sm_120a"}.get(capability)
+
+
+def stores_fused(code: str, kind: str) -> bool:
+    """True if the kernels of a code store results of that type behind an epilogue.
+
+    Those of mma.sync store no 8-bit floats.
+
+    >>> stores_fused("sm_90a", "e4m3"), stores_fused("sm_80", "e4m3"), stores_fused("sm_80", "bf16")
+    (True, False, True)
+    """
+    return code == "sm_90a" or kind in STORED_FLOATS
 
 
 def shared_memory(capability: tuple[int, int], code: str) -> int:

@@ -94,8 +94,10 @@ def test_copies_lie_as_the_solution_says(product: Product) -> None:
     ],
     ids=str,
 )
-def test_the_call_passes_the_solutions_arguments(product: Product) -> None:
-    found = gpu.solution_of(product, TARGET)
+@pytest.mark.parametrize("on", [TARGET, gpu.Target("sm_80", 99 << 10)], ids=lambda on: on.code)
+def test_the_call_passes_the_solutions_arguments(product: Product, on: gpu.Target) -> None:
+    found = gpu.solution_of(product, on)
+    assert (found.kernel.epilogue is None) == (product.bias is None and product.activation is None)
     plan = found.kernel.plan(*found.sizes)
     seen: list[list[int]] = []
 
@@ -111,7 +113,7 @@ def test_the_call_passes_the_solutions_arguments(product: Product) -> None:
         seen.append([int(getattr(x, "value", x)) for x in values])
 
     tensors = [Tensor(0x1000 * (i + 1)) for i in range(3 if product.bias is None else 4)]
-    clusters = workers(found, TARGET.places)
+    clusters = workers(found, on.places)
     gpu._start(kernel, plan.parameters, found, [2, 2, 2], clusters, 99, *tensors)
     words = () if product.bias is None else (0x3000, 0)
     wanted = [

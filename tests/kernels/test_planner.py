@@ -10,7 +10,7 @@ import pytest
 from layoutgemm import GemmPlan, plan
 from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan, TeachingPlan
-from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Quantize
 from layoutgemm.kernels.sm90.choose.rules import choose
 
 KINDS = {"sm_80": Sm80Plan, "sm_90a": Sm90Plan, "sm_100a": Sm100Plan, "sm_120a": Sm80Plan}
@@ -59,7 +59,7 @@ def test_the_type_of_c_is_one_rule() -> None:
             "config is a Sm90Config, and the kernel of sm_80",
         ),
         ({"arch": "hopper", "config": Sm100Config()}, "the kernel of sm_90a takes a Sm90Config"),
-        ({"arch": "sm_80", "epilogue": Epilogue(Bias())}, "the kernel of sm_80 has no epilogues"),
+        ({"arch": "sm_80", "epilogue": Epilogue(Quantize(each=32))}, "Quantize gives e4m3, and c is bf16"),
         ({"arch": "sm_120a", "gated": "silu"}, "the kernel of sm_120a has no gated products"),
         ({"arch": "blackwell", "gated": "silu"}, "the kernel of sm_100a has no gated products"),
         ({"arch": "sm_75"}, "no architecture 'sm_75'"),
@@ -75,9 +75,16 @@ def test_refusals(given: dict[str, Any], message: str) -> None:
 def test_configurations_epilogues_and_gates_reach_the_kernel() -> None:
     assert plan(64, 64, 64, config=Sm80Config((64, 64), 64, 3, (2, 2))).arch.name == "sm_80"
     assert plan(64, 64, 64, arch="hopper", config=Sm80Config((64, 64), 64, 3, (2, 2))).arch.name == "sm_90a"
-    for arch in ("hopper", "blackwell"):
+    for arch in ("ampere", "hopper", "blackwell", (12, 0)):
         assert plan(64, 64, 64, arch=arch, epilogue=Epilogue(Bias())).epilogue
     assert plan(64, 64, 64, b="bf16:col", gated="silu").check()
+
+
+def test_a_batch_and_a_wide_output_have_plans_on_ampere() -> None:
+    one, three = (plan(8192, 8192, 8192, arch="sm_80", batch=batch) for batch in (1, 3))
+    assert one.config.persistent and not three.config.persistent and three.tile == one.tile
+    wide, narrow = (plan(4096, 4096, 4096, arch=(12, 0), c=c) for c in ("f32", "bf16"))
+    assert narrow.config.stmatrix and not wide.config.stmatrix
 
 
 def test_the_common_type_derives_what_the_front_door_gives() -> None:

@@ -233,9 +233,11 @@ def test_an_epilogue_operand_that_does_not_fit_is_refused(given: dict[str, Any],
     assert ours(args) == []
 
 
-def test_an_epilogue_needs_wgmma_or_tcgen05() -> None:
+def test_an_epilogue_is_in_the_kernel_of_every_target() -> None:
     args = fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16))
-    assert [len(ours(args, target)) for target in TARGETS] == [0, 0, 1, 1, 0]
+    plans = [ours(args, target)[0].metadata.design.kernel.plan(256, 256, 256, 1) for target in TARGETS]
+    assert [plan.arch.name for plan in plans] == ["sm_80", "sm_80", "sm_90a", "sm_100a", "sm_120a"]
+    assert all(plan.check() and len(plan.epilogue.given) == 2 for plan in plans)
 
 
 def test_an_api_without_a_name_is_refused_by_it() -> None:
@@ -268,7 +270,7 @@ def test_scaled_and_grouped_kernels_compile_from_metadata(args: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["90a", "100a"])
+@pytest.mark.parametrize("target", ["80", "90a", "100a", "120a"])
 def test_kernels_with_epilogues_compile_from_metadata(target: str) -> None:
     compiled(fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16)), target)
 
@@ -342,8 +344,6 @@ def test_dense_products_on_a_gpu(size: tuple[int, int, int], batch: tuple[int, .
 
 @pytest.mark.gpu
 def test_an_epilogue_on_a_gpu() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("an epilogue is fused on compute capability 9.0")
     a, b = (torch.randn(256, 256, device="cuda").bfloat16() for _ in range(2))
     bias, d = torch.randn(256, device="cuda").bfloat16(), torch.empty(256, 256, device="cuda", dtype=BF16)
     epilogue = ops.EpilogueArguments(linear, alpha=2.0, C=bias, D=d)

@@ -82,10 +82,19 @@ QUANTIZED = {"out_dtype": E4M3, "out_recipe": "BlockWise1x128"}
 NARROW = normal(N - 4, K, kind=E4M3)
 SUMS = Epilogue(Bias("n", "f32"), RowReduce("sum", "rows"), ColumnReduce("max", "columns"))
 ALONE = Epilogue(RowReduce("argmax", "best"), stores_c=False)
+OF_GROUPS = Epilogue(RowReduce("sum", "rows"), ColumnReduce("max", "columns"))
 
 
 def sums() -> dict[str, Any]:
     return {"bias": BIAS, "rows": torch.empty(M), "columns": torch.empty(N)}
+
+
+def grouped_sums() -> dict[str, Any]:
+    return {"rows": torch.empty(M), "columns": torch.empty(4, N)}
+
+
+def masked_sums() -> dict[str, Any]:
+    return {"rows": torch.empty(4, M), "columns": torch.empty(4, N)}
 
 
 def best() -> dict[str, Any]:
@@ -143,6 +152,17 @@ CASES: dict[str, tuple[Callable[..., Any], Any, Any, dict[str, Any]]] = {
     "masked groups": (grouped_matmul, BATCH, EACH, {"counts": COUNTS}),
     "groups of a batch": (grouped_matmul, BATCH, EACH, {}),
     "groups with scales": (grouped_matmul, A8, EACH8.mT, {"offsets": OFFSETS, **OF_EACH}),
+    "groups with reductions": (grouped_matmul, A, EACH, {"offs": LAST, "epilogue": OF_GROUPS, "given": grouped_sums}),
+    "groups with reductions, A and out copied": (
+        grouped_matmul, ODD, EACH, {"offs": LAST, "out": OUT, "epilogue": OF_GROUPS, "given": grouped_sums}
+    ),
+    "masked groups with reductions": (
+        grouped_matmul, BATCH, EACH, {"counts": COUNTS, "epilogue": OF_GROUPS, "given": masked_sums}
+    ),
+    "rows of groups with scales and reductions": (grouped_matmul, A8, EACH8.mT, {
+        "offs": LAST, "rows": ROWS, "epilogue": Epilogue(RowReduce("sum", "sums"), stores_c=False),
+        "given": lambda: {"sums": torch.empty(M)}, **OF_EACH,
+    }),
     "gated groups": (grouped_matmul, A, EACH.mT, {"offsets": OFFSETS, "activation": "swiglu"}),
     "gated groups by torch": (grouped_matmul, A, EACH, {"offsets": OFFSETS, "activation": "swiglu", "bias": BIAS}),
     "gated groups with scales": (grouped_matmul, A8, EACH8.mT, {"offsets": OFFSETS, "activation": "geglu", **OF_EACH}),

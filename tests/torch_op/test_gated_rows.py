@@ -176,7 +176,7 @@ def test_refusals_name_the_operand() -> None:
         ({"scale_a": torch.ones(M, 2)}, OperandError, r"scale_a has shape \[90, 2\], and a \[33, 144\]"),
         ({"scale_a": given["scale_a"].double()}, OperandError, "scale_a is torch.float64"),
         ({"offs": OFFSETS[1:]}, OperandError, "offsets and offs"),
-        ({"offsets": None}, OperandError, "rows: with scales or a bias they are of groups"),
+        ({"offsets": None}, OperandError, "rows: with scales, a bias or an epilogue they are of groups"),
         ({"a": a[None]}, TensorError, "a has 3 dimensions: row indices take"),
         ({"scale_a": given["scale_a"].clone().requires_grad_()}, TensorError, "scale_a requires grad"),
         ({"out": torch.empty(M, H, dtype=F32)}, TensorError, "Expected out tensor to have dtype"),

@@ -40,8 +40,8 @@ from layoutgemm.torch_op import solver as torch_solver
 from layoutgemm.torch_op.indexed import product as torch_indexed
 from layoutgemm.torch_op.problem import Problem, StridedOperand, contiguous_strides, shapes_of
 from layoutgemm.torch_op.scaled_grouped import grouped as torch_grouped
+from layoutgemm.torch_op.scaled_grouped import grouped_epilogue, own_epilogue
 from layoutgemm.torch_op.scaled_grouped import kept as torch_kept
-from layoutgemm.torch_op.scaled_grouped import own_epilogue
 from layoutgemm.torch_op.scaled_grouped import scaled as torch_scaled
 from layoutgemm.torch_op.solver import solve
 
@@ -379,7 +379,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
     monkeypatch.setattr(torch_kept, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     torch_kept.READY.clear()
-    for module in (torch_compute, torch_epilogue, torch_scaled, torch_grouped, torch_indexed, own_epilogue):
+    modules = torch_compute, torch_epilogue, torch_scaled, torch_grouped, torch_indexed
+    for module in (*modules, own_epilogue, grouped_epilogue):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
     monkeypatch.setattr(torch_op, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels.orders import stored_elements
 from layoutgemm.kernels.run.epilogue_operands import order_words
 from layoutgemm.schedule import Hilbert, Linear, Rotated, Triangular
+from layoutgemm.torch_op import emulated, ordered
 
 CONFIG = Sm90Config((64, 64), consumers=1, loader="warp")
 RANKS = Rotated(Linear("N"), ranks=4)
@@ -105,3 +108,68 @@ def test_words_of_a_launch() -> None:
     assert order_words(listed, {"tiles": tiles}, device) == (tiles.data_ptr(), 2)
     with pytest.raises(OperandError, match=r"tiles is torch\.int64"):
         order_words(listed, {"tiles": tiles.long()}, device)
+
+
+# ----------------------------------------------------------------------------- on GPUs without wgmma, in the emulator
+
+
+@pytest.fixture
+def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of CPU tensors run as on a GPU of compute capability 8.6."""
+    from layoutgemm.kernels.run.emulated import emulate_launch
+
+    kept: list[Any] = []
+    real = torch.Tensor.data_ptr
+
+    def seen(self: Any) -> int:
+        kept.append(self)
+        return real(self)
+
+    def compiled(plan: Any) -> Any:
+        def launch(*arguments: int, stream: int) -> None:
+            memory = [emulated.memory_at(address, kept) for address in arguments[:3]]
+            words = [emulated.memory_at(word, kept) if word > 1 << 32 else word for word in arguments[14:]]
+            given = (*memory, *arguments[3:14], *words)
+            assert len(given) == len(plan.parameters) and stream == 88
+            emulate_launch(plan, given, progress=False).raise_for_findings()
+
+        return SimpleNamespace(launch=launch)
+
+    monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
+    monkeypatch.setattr(ordered, "compile_plan", compiled)
+    monkeypatch.setattr(ordered, "on_gpu", lambda index: True)
+    monkeypatch.setattr(ordered, "target", lambda index: ("sm_80", 99 << 10))
+    monkeypatch.setattr("layoutgemm.kernels.run.ampere.resident", lambda index, blocks: 2)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: SimpleNamespace(cuda_stream=88))
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.parametrize("order", ["lower", "hilbert", RANKS, "list"], ids=str)
+def test_the_mma_sync_kernel_takes_orders(order: Any, ampere: None) -> None:
+    a, b = (torch.randint(-3, 4, shape, generator=generator).bfloat16() for shape in ((136, 40), (40, 136)))
+    whole, out = a @ b, torch.full((136, 136), 7.0).bfloat16()
+    tiles = torch.tensor([1 + 2 * 65536, 0], dtype=torch.int32)
+    given = {"rank": 3} if order is RANKS else {"tiles": tiles} if order == "list" else None
+    assert layoutgemm.matmul(a, b, order=order, given=given, out=out) is out
+    inside = torch.ones(136, 136, dtype=torch.bool)
+    tile = torch.arange(136) // 64
+    if order == "lower":
+        inside = tile[:, None] >= tile
+    elif order == "list":
+        inside = (tile[:, None] == 1) & (tile == 2) | (tile[:, None] == 0) & (tile == 0)
+    assert torch.equal(out, torch.where(inside, whole, torch.full_like(whole, 7)))
+
+
+def test_the_mma_sync_kernel_refuses_by_name(ampere: None) -> None:
+    with pytest.raises(PlanError, match="sm_80's kernel stores no transposed tile"):
+        layoutgemm.matmul(A, A.mT, order="symmetric")
+    with pytest.raises(OperandError, match="config is one of sm_90a's kernel, and cpu runs sm_80"):
+        layoutgemm.matmul(A, B, order="lower", config=CONFIG)
+    with pytest.raises(PlanError, match="c is e4m3; of bf16 inputs this kernel stores f32, bf16, f16"):
+        layoutgemm.matmul(A, B, order="lower", out_dtype=torch.float8_e4m3fn)
+    many = torch.zeros(1, 1, 1).bfloat16().expand(70000, 1, 1)
+    with pytest.raises(OperandError, match="a batch of 70000 is more than one launch of sm_80's kernel has"):
+        layoutgemm.matmul(many, many, order="hilbert")

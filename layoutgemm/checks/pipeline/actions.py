@@ -110,7 +110,7 @@ class TmaLoad:
 
     bytes    that land in each CTA reached; None takes what the barrier declares
     to       the CTAs written (multicast); the bytes are counted at the same stage of the barrier of each
-    part     "whole" buffer, or "rank": the share that carries the issuing CTA's rank
+    part     "whole" buffer, "rank": the share that carries the issuing CTA's rank, or "warp": the issuing warp's share
     signal   "own": each CTA's own barrier counts what lands in it; else the one rank whose barrier counts it all
     """
 

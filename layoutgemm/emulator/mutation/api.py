@@ -23,10 +23,11 @@ from ..host.launcher import HostFunction, HostLaunch
 from ..machine.interpreter import Launch, Policy
 from ..machine.memory import Contents, GlobalMemory
 from .mutants import Mutant, alterations, deletions, fields
-from .run import LaunchCase, ShowsProgress, Survey, sample
+from .run import EARLY, IN_TURN, LaunchCase, ShowsProgress, Survey, sample
 from .survivors import explained
+from .weakenings import weakenings
 
-ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant", elect="highest"))
+ORDERS = (IN_TURN, Policy(fences="writers", waits="reluctant", elect="highest"), EARLY)
 Progress = ShowsProgress
 
 
@@ -91,7 +92,7 @@ def _survey(
         return f"other bytes in {', '.join(different)}" if different else None
 
     def mutants() -> Iterator[Mutant]:
-        yield from itertools.chain(deletions(launch.kernel), fields(launch.kernel))
+        yield from itertools.chain(deletions(launch.kernel), weakenings(launch.kernel), fields(launch.kernel))
         yield from alterations(launch.kernel, restored())
 
     orders = [replace(order, edges=edges) for order in ORDERS]

@@ -64,8 +64,8 @@ class Mutant:
 
     def origins(self, kernel: PtxKernel) -> list[int]:
         """The pc in the original kernel for each pc of the changed kernel."""
-        edits = dict(self.edits)
-        return [ins.pc for ins in kernel.instructions for _ in edits.get(ins.pc, (ins,))]
+        edits, known = dict(self.edits), {id(ins): ins.pc for ins in kernel.instructions}
+        return [known.get(id(one), ins.pc) for ins in kernel.instructions for one in edits.get(ins.pc, (ins,))]
 
     def kernel(self, kernel: PtxKernel) -> PtxKernel:
         """The kernel with the change in it."""

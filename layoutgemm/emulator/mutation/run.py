@@ -28,6 +28,8 @@ from .trace import AccessTrace
 # A mutant may take more steps than the kernel, up to this factor and number; then it counts as endless.
 FACTOR, SLACK = 4, 20_000
 IN_TURN = Policy(fences="writers")
+# Where copies land late, a peek at an mbarrier never succeeds, and the wait behind it hides what the peek does.
+EARLY = Policy(fences="writers", loads="early", products="early", stores="early")
 
 
 @dataclass(frozen=True)

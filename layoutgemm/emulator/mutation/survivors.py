@@ -18,9 +18,11 @@ executing both and comparing their accesses and their order (`trace.py`):
     unreached no case executes the instruction: nothing is known
     unseen    the instruction is there for what the emulator does not model: nothing is known either
 
-The order of a kernel without races is the same in every schedule, so one run of each shape covers all schedules. A
-barrier that counts in another order in another schedule is reported (`ops/barrier.py`). `Explainer.partner` looks for
-the other instruction that makes a deletion redundant: with both deleted the kernel is caught.
+The order of a kernel without races is the same in every schedule that takes the same branches, so one run of each shape
+covers those. A peek at an mbarrier is a branch: mutants that concern barriers run in other orders too, with copies that
+land early among them. A barrier that counts in another order in another schedule is reported (`ops/barrier.py`).
+`Explainer.partner` looks for the other instruction that makes a deletion redundant: with both deleted the kernel is
+caught.
 """
 
 from __future__ import annotations

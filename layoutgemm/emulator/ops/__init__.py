@@ -15,6 +15,7 @@ from ..ptx.codegen import UNREADABLE
 from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.program import Program, Run
 from .registry import BUILDERS, GUARDS, guarded
+from .spellings import check_spelling
 
 MODULES = (
     "barrier", "calls", "control", "launch_control", "memory", "multimem", "warp",
@@ -46,6 +47,7 @@ def build(program: Program, ins: PtxInstruction) -> Run:
         builder = BUILDERS.get(name)
         if builder is not None:
             try:
+                check_spelling(ins, program.kernel.target)
                 run = builder(program, ins)
             except UNREADABLE as error:
                 raise PtxError(f"{ins.where}: {ins.text}: {error}") from None

@@ -15,14 +15,16 @@ from ...errors import EmulatorError
 from ...moved import old_names
 from ..machine.deadlocks import STATES, fibers, warps
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
-from ..ptx.parser import PtxInstruction
+from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Reader, Run
 from ..ptx.values import Value, compact, mask_of
 from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
 from .deadlock_causes import cluster_causes, mbarrier_causes, named_causes
-from .memory import FENCED, WAITED, block_of, said
-from .registry import by_mask, known, operation
+from .flags import fence as flag_fence
+from .flags import fenced, waited
+from .memory import block_of, said
+from .registry import by_mask, constant, known, operation
 
 PASSED = object()  # marks a fiber that a barrier released while it waited
 # In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
@@ -129,6 +131,12 @@ def _recount(fiber: Fiber, count: int) -> None:
             _complete(fiber.cta, number, barrier)
 
 
+def _within(operand: PtxOperand, low: int, top: int, step: int = 1) -> None:
+    """Refuse a constant outside of a range, or not a multiple of `step`."""
+    if operand.kind == "number" and not (low <= (number := constant(operand)) <= top and number % step == 0):
+        raise ValueError(f"{operand.text} is not {low} to {top}" + f", a multiple of {step}" * (step > 1))
+
+
 @operation("bar.sync", "bar.arrive", "bar.cta.sync", "bar.cta.arrive", "barrier.sync", "barrier.arrive",
            "barrier.cta.sync", "barrier.cta.arrive")  # fmt: skip
 def named_barrier(program: Program, ins: PtxInstruction) -> Run:
@@ -136,6 +144,9 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
     known(ins, "sync", "arrive", "cta", "aligned")
     number = program.value(ins.operands[0])
     threads = program.value(ins.operands[1]) if len(ins.operands) > 1 else None
+    _within(ins.operands[0], 0, NAMED - 1)
+    if len(ins.operands) > 1:
+        _within(ins.operands[1], 32, 1024, 32)
     waits = "sync" in ins.words
     aligned = ins.words[0] == "bar" or "aligned" in ins.words
 
@@ -302,8 +313,8 @@ def cluster_arrive(program: Program, ins: PtxInstruction) -> Run:
         fiber.warp.scratch["arrived"] = barrier.generation
         if relaxed:
             cluster.ledger.release_inits(fiber, barrier.knows)
-            if FENCED in fiber.warp.scratch:
-                barrier.knows.merge(fiber.warp.scratch[FENCED])
+            if (handed := fenced(fiber, True)) is not None:
+                barrier.knows.merge(handed)
         else:
             cluster.ledger.release(fiber, barrier.knows)
         barrier.arrived += fiber.lanes.bit_count()
@@ -462,7 +473,8 @@ def barriers_of(cta: Cta) -> dict[int, EmulatedMbarrier]:
 def _mbarriers_left(cta: Cta) -> None:
     """Report phases that began and have not ended: a count is wrong, or a producer's last acquire armed the barrier.
 
-    PTX asks nothing of an mbarrier at the end; what is still under way to it is a finding of its own.
+    PTX asks nothing of an mbarrier at the end; what is still under way to it is a finding of its own. Bytes that came
+    and that no expect_tx announced are one, too: a wait for them may have ended before.
     """
     machine = cta.cluster.machine
     for barrier in cta.scratch["mbarriers"].values():
@@ -470,7 +482,10 @@ def _mbarriers_left(cta: Cta) -> None:
         if arrived or barrier.bytes:
             left = f"{arrived} of {barrier.count} arrivals" + f" and {barrier.bytes} bytes out" * bool(barrier.bytes)
             said = f"the {barrier} is left in a phase with {left}"
-            if machine.policy.fences == "writers":
+            if barrier.bytes < 0:
+                more = f"{-barrier.bytes} bytes came that no expect_tx announced, so a wait may end before they come"
+                machine.problem("exit", f"{said}: {more}", cta=cta)
+            elif machine.policy.fences == "writers":
                 machine.problem("exit", said, cta=cta)
             else:
                 ask = f"{said}. PTX says nothing of it; Policy(fences={'writers'!r}) makes this a finding"
@@ -577,8 +592,6 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
         if relaxed:
             ledger.renew(fiber)
             ledger.release_inits(fiber, handed)
-            if FENCED in fiber.warp.scratch:
-                handed.merge(fiber.warp.scratch[FENCED])
             tensor = fiber.warp.scratch.get(HANDED)
         else:
             ledger.release(fiber, handed)
@@ -592,6 +605,8 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             if state is not None:
                 states.append(barrier.phase | barrier.pending << PHASE_BITS)
             barrier.knows.merge(handed)
+            if relaxed and (more := fenced(fiber, barrier.cta is not fiber.cta)) is not None:
+                barrier.knows.merge(more)
             if tensor is not None:
                 barrier.tensor.merge(tensor)
             if barrier.cta is not fiber.cta:
@@ -664,7 +679,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
             if not relaxed:
                 ledger.acquire(fiber, barrier.sealed)
             else:
-                fiber.warp.scratch.setdefault(WAITED, ledger.knowledge()).merge(barrier.sealed)
+                waited(fiber)[0].merge(barrier.sealed)
             if relaxed or barrier.tensor_sealed.seen:
                 told = fiber.warp.scratch.setdefault(RELAXED, ledger.knowledge())
                 told.merge(barrier.tensor_sealed)
@@ -701,19 +716,9 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     if "proxy" in words and "alias" not in words:
         raise ValueError(f"{ins.opcode} is not known here")
 
-    acquires, wide = "release" not in words, not {"cta", "cluster"} & words
-
-    def go(fiber: Fiber) -> None:
-        # What relaxed waits have seen is acquired; a relaxed arrive after it hands on earlier accesses.
-        ledger = fiber.cta.cluster.ledger
-        if acquires and (waited := fiber.warp.scratch.pop(WAITED, None)) is not None:
-            ledger.acquire(fiber, waited)
-        if wide:
-            ledger.gpu_fence(fiber, acquires)
-        fenced = fiber.warp.scratch[FENCED] = ledger.knowledge()
-        ledger.release(fiber, fenced)
-
-    return go
+    acquires, releases = "release" not in words, "acquire" not in words
+    far, wide = "cta" not in words, not {"cta", "cluster"} & words
+    return lambda fiber: flag_fence(fiber, acquires, releases, far, wide)
 
 
 def _proxy_fence(words: set[str]) -> Run:

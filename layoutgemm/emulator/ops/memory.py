@@ -37,10 +37,10 @@ from ..ptx.values import (
     s64,
 )
 from ..races import global_words as lane_words
-from ..races.clocks import NO_CLOCKS
 from ..races.global_bytes import Copying
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import Touch, conflicting, did, strong
+from .flags import FlagAccess, learn, tell
 from .local import fetch_local, is_local, store_local
 from .registry import SeveralPlaces, by_place, constant, counted, guarded, known, operation, taken
 
@@ -63,7 +63,7 @@ class AccessForm:
     """The parsed words of a load, store or atomic.
 
     strong  the word that makes a load or store a strong operation, or ""
-    atomic  whether it reads and writes as one; wide: whether its scope has more than a cluster
+    flag    its order and scope, where it is strong
     space   state space, "" for generic addresses
     kind    type of an element
     count   elements of a vector
@@ -75,9 +75,11 @@ class AccessForm:
         at = next((n for n in range(len(words) - 1, 0, -1) if words[n] in SIZES or words[n] in HALVES), len(words) - 1)
         self.space, self.kind, self.count = "", words.pop(at), 1
         self.strong = next((word for word in ins.words if word in STRONG_WORDS), "")
-        self.acquire = "acquire" in ins.words or "acq_rel" in ins.words
-        self.release = "release" in ins.words or "acq_rel" in ins.words
-        self.atomic, self.wide = False, not {"cta", "cluster"} & {*ins.words}
+        has, atomic = {*ins.words}, ins.words[0] in ("atom", "red")
+        self.flag = FlagAccess(
+            bool(has & {"release", "acq_rel"}), bool(has & {"acquire", "acq_rel"}), atomic, "cta" not in has,
+            not has & {"cta", "cluster"}, atomic or "volatile" in has,
+        )  # fmt: skip
         for word in words[1:]:
             if word in SPACES:
                 self.space = word.removesuffix("::entry").removesuffix("::func")
@@ -95,7 +97,7 @@ class PlainForm(AccessForm):
 
     def __init__(self, space: str, size: int) -> None:
         self.space, self.kind, self.count, self.bytes = space, f"b{8 * size}", 1, size
-        self.strong, self.acquire, self.release, self.atomic, self.wide = "", False, False, False, True
+        self.strong, self.flag = "", FlagAccess(False, False, False, True, True, False)
 
 
 def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
@@ -292,14 +294,16 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
             machine.counts.bytes["constant read"] += size * lanes.bit_count()
             return machine.launch.memory.read(offsets, size)
         machine.counts.bytes["global read"] += size * lanes.bit_count()
-        _learn(fiber, form, offsets, True)
+        if form.strong:
+            learn(fiber, form.flag, offsets, True)
         _touch_global(fiber, ins, offsets, size, lanes, "reads", bool(form.strong))
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)
     unwritten(fiber, ins, cta, offsets, size, suspect=True)
     _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "ld.shared")
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
-    _learn(fiber, form, offsets + (cta.rank << RANK_SHIFT), False)
+    if form.strong:
+        learn(fiber, form.flag, offsets + (cta.rank << RANK_SHIFT), False)
     return cta.shared.read(offsets, size)
 
 
@@ -313,7 +317,7 @@ def _touch_global(
     fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str,
     strong: bool = False, same: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes".
+    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes" or "adds to".
 
     same  of a write, whether memory holds what it writes
     """
@@ -321,26 +325,29 @@ def _touch_global(
     if any_of(wrong):
         bad = int(addresses[wrong != 0][0])
         raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
-    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong, does != "changes")
+    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong, does in ("reads", "writes"))
     if race is not None:
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
     watch = fiber.machine.global_watch
-    if watch is not None and not strong:
+    # Locks and maxima are built of other atomic operations than sums, with ordinary reads that may come too early.
+    if watch is not None and (does in ("writes", "adds to") or not strong):
         where = addresses[:1] if len(addresses) > 1 and not any_of(addresses != addresses[0]) else addresses
-        found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same if does == "writes" else None)
+        same_bytes = None if does == "reads" else same
+        found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same_bytes, None, strong)
         if found is not None:
             fiber.machine.conflict(found, fiber)
 
 
 def copies_global(
-    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, copying: Copying, writes: bool
-) -> None:
-    """Check and record a copy's access to global memory: `size` bytes at each address."""
+    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, copying: Copying, writes: bool,
+    strong: bool = False,
+) -> None:  # fmt: skip
+    """Check and record a copy's access to global memory: `size` bytes at each address; strong: a reduction."""
     watch = fiber.machine.global_watch
     if watch is not None and len(addresses):
         same = _never if writes else None
-        found = watch.access(fiber, ins.pc, said(fiber, ins), addresses, size, same, copying)
+        found = watch.access(fiber, ins.pc, said(fiber, ins), addresses, size, same, copying, strong)
         if found is not None:
             fiber.machine.conflict(found, fiber)
 
@@ -455,7 +462,8 @@ def put(
             return lost is None and bool((machine.launch.memory.read(offsets, size) == raw).all())
 
         _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong), holds)
-        _tell(fiber, form, offsets, True)
+        if form.strong:
+            tell(fiber, form.flag, offsets, True)
         machine.launch.memory.write(offsets, raw)
         return
     cta.shared.check(offsets, size, ins.opcode)
@@ -468,59 +476,11 @@ def put(
     machine.counts.bytes["shared write"] += raw.size
     if cta is not fiber.cta:
         cta.remote.append((fiber.epoch, said(fiber, ins)()))
-    _tell(fiber, form, offsets + (cta.rank << RANK_SHIFT), False)
+    if form.strong:
+        tell(fiber, form.flag, offsets + (cta.rank << RANK_SHIFT), False)
     cta.shared.write(offsets, raw)
     if lost is not None:
         cta.shared.forget(offsets, lost)
-
-
-# Flags: a release at an address hands on the thread's knowledge, an acquire of that address takes it. So do a fence
-# before another strong write of it, and one after a strong read (PTX ISA, "Release and Acquire Patterns").
-FENCED, WAITED = "fenced", "relaxed waits"  # in a warp's scratch: what a fence hands on; what the next one acquires
-
-
-def _tell(fiber: Fiber, form: AccessForm, addresses: npt.NDArray[np.int64], in_global: bool) -> None:
-    """Hand on at these addresses what a write releases: all of it, or what came before a fence."""
-    watch = fiber.machine.global_watch if in_global and form.strong and form.wide else None
-    if form.release:
-        release_at(fiber, addresses, watch is not None)
-        return
-    if watch is not None:
-        watch.release(fiber.knows.clocks.handed_relaxed(), addresses)
-    if form.strong and (fenced := fiber.warp.scratch.get(FENCED)) is not None:
-        flags, ledger = fiber.cta.cluster.scratch.setdefault("flags", {}), fiber.cta.cluster.ledger
-        for at in set(addresses.tolist()):
-            if at not in flags:
-                flags[at] = ledger.knowledge()
-            flags[at].merge(fenced)
-
-
-def _learn(fiber: Fiber, form: AccessForm, addresses: npt.NDArray[np.int64], in_global: bool) -> None:
-    """Take what was handed on at these addresses: now, or when a fence follows."""
-    if not form.strong:
-        return
-    ledger, flags = fiber.cta.cluster.ledger, fiber.cta.cluster.scratch.get("flags", {})
-    for at in set(addresses.tolist()):
-        if at in flags and form.acquire:
-            ledger.acquire(fiber, flags[at])
-        elif at in flags:
-            fiber.warp.scratch.setdefault(WAITED, ledger.knowledge()).merge(flags[at])
-    watch = fiber.machine.global_watch
-    if in_global and form.wide and watch is not None and (told := watch.told(addresses)) is not NO_CLOCKS:
-        knows, practice = fiber.knows, form.atomic or form.strong == "volatile"
-        knows.clocks = knows.clocks.merged(told) if form.acquire else knows.clocks.after_relaxed(told, practice)
-
-
-def release_at(fiber: Fiber, addresses: npt.NDArray[np.int64], in_global: bool = True) -> None:
-    """Hand the thread's knowledge on at these addresses."""
-    flags = fiber.cta.cluster.scratch.setdefault("flags", {})
-    ledger = fiber.cta.cluster.ledger
-    for at in set(addresses.tolist()):
-        if at not in flags:
-            flags[at] = ledger.knowledge()
-        ledger.release(fiber, flags[at])
-    if in_global and (watch := fiber.machine.global_watch) is not None:
-        watch.release(fiber.knows.clocks, addresses)
 
 
 # Atomics --------------------------------------------------------------------------------------------------------------
@@ -579,7 +539,7 @@ ATOMICS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
 def atomic(program: Program, ins: PtxInstruction) -> Run:
     """atom, red: read, change and write back, in the order of lanes (PTX leaves the order open)."""
     form = AccessForm(ins, ATOMICS)
-    form.strong, form.atomic = form.strong or "relaxed", True
+    form.strong = form.strong or "relaxed"
     name = next(word for word in ins.words if word in ATOMICS)
     update = updater(name, form.kind)
     returns = ins.words[0] == "atom"
@@ -588,8 +548,6 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     operands = ins.operands[2 if returns else 1 : -1 if HINT in ins.words else None]  # the last is a cache policy
     values = [program.sources(operand, form.kind) for operand in operands]
     lanes_of, after = taken(program, ins), ins.pc + 1
-    if form.kind == "b128" and name not in ("cas", "exch"):
-        raise ValueError(f"{name} of 128 bits")
     if len(values) != (2 if name == "cas" else 1):
         raise ValueError(f"{name} with {len(values)} values")
     for operand in [*ins.operands[: 1 if returns else 0], *operands]:
@@ -606,14 +564,15 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
         if cta is None:
-            _touch_global(fiber, ins, offsets, total, lanes, "changes", True)
+            _touch_global(fiber, ins, offsets, total, lanes, "adds to" if name == "add" else "changes", True)
         else:
             cta.shared.check(offsets, total, ins.opcode)
+            unwritten(fiber, ins, cta, offsets, total, suspect=True)
             _touch_strongly(fiber, ins, form, cta, offsets, total, lanes, "st.shared")
         flags = offsets if cta is None else offsets + (cta.rank << RANK_SHIFT)
-        _tell(fiber, form, flags, cta is None)
+        tell(fiber, form.flag, flags, cta is None)
         if returns:
-            _learn(fiber, form, flags, cta is None)
+            learn(fiber, form.flag, flags, cta is None)
         columns = [[lanewise(source(fiber), lanes).tolist() for source in group] for group in values]
         before = np.zeros((len(offsets), form.count), dtype=dtype)
         for n in range(len(offsets)):

@@ -20,7 +20,8 @@ from ..machine.interpreter import Fiber
 from ..machine.memory import GlobalMemory
 from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
-from .memory import UNSIGNED, assign, lanewise, release_at, signed_to, updater
+from .flags import release_at
+from .memory import UNSIGNED, assign, lanewise, signed_to, updater
 from .registry import operation, taken
 
 # A register of a packed type: its elements' type, and how many it has.

@@ -19,7 +19,7 @@ from ..ptx.floats import binary32
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import LANE, M32, Value, bool_of, compact, is_uniform, lanes_of, mask_of, s32
-from .registry import by_mask, known, operation
+from .registry import by_mask, constant, known, operation
 
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 
@@ -202,6 +202,8 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
     hardware; there it is a "lint".
     """
     known(ins, "inc", "dec", "sync", "aligned", "u32")
+    if problem := setmaxnreg_problem(constant(ins.operands[0])):
+        raise ValueError(f"setmaxnreg {ins.operands[0].text}: {problem}")
     wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
     facts = facts_of(program.kernel.target)
     kind = "protocol" if program.kernel.target.startswith("sm_90") else "lint"
@@ -209,8 +211,6 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> int | None:
         fiber.whole()
         cta, count = fiber.cta, fiber.one(wanted(fiber))
-        if problem := setmaxnreg_problem(count):
-            raise EmulatorError(f"setmaxnreg {count}: {problem}")
         block = fiber.machine.launch.block
         threads = block[0] * block[1] * block[2]
         if (there := -(-threads // WARP) - fiber.warp.number // GROUP * GROUP) < GROUP:

@@ -324,12 +324,16 @@ def saturated(y: Floats, low: Floats, top: Floats) -> Floats:
     return np.where(y > low, np.minimum(y, top), low)
 
 
-def scale_bits(y: Floats, up: bool) -> Value:
-    """cvt.satfinite.ue8m0x2: the exponent of the power of two below the value's size, or above it (.rp); NaN is 255."""
+def scale_bits(y: Floats, up: bool, saturates: bool) -> Value:
+    """cvt to ue8m0: the exponent of the power of two below the value's size, or above it (.rp); NaN is 255.
+
+    Beyond 2**127 it is 254 with .satfinite, and 255 without (CUDA's `__nv_cvt_float_to_e8m0`).
+    """
     with np.errstate(all="ignore"):
         fraction, exponent = np.frexp(np.abs(np.float64(y)))
-    code = np.clip(exponent - 1 + (up & (fraction > 0.5)) + 127, 0, 254)
-    code = np.where(fraction == 0, 0, np.where(np.isinf(y), 254, code))
+    top = 254 if saturates else 255
+    code = np.clip(exponent - 1 + (up & (fraction > 0.5)) + 127, 0, top)
+    code = np.where(fraction == 0, 0, np.where(np.isinf(y), top, code))
     found = np.where(np.isnan(y), 255, code).astype(np.int64)
     return found if found.ndim else int(found)
 

@@ -314,7 +314,7 @@ def form_of(opcode: str, operands: int, target: str) -> PtxForm:
     if not fitting:
         counts = " or ".join(str(len(form.operands)) for form in found)
         raise ValueError(f"{opcode} takes {counts} operands, not {operands}")
-    if not any(_reached(target, form.target) for form in fitting):
+    if not any(reached(target, form.target) for form in fitting):
         raise ValueError(f"{opcode} with {operands} operands needs .target sm_{fitting[0].target} or above")
     return fitting[0]
 
@@ -332,7 +332,7 @@ def _sorted_words(opcode: str) -> tuple[str, ...]:
     return (*sorted(word for word in words if word not in kinds), *kinds)
 
 
-def _reached(target: str, least: str) -> bool:
+def reached(target: str, least: str) -> bool:
     """True if an architecture ("sm_90a") has what `least` ("100a") asks for."""
     number = int(re.sub(r"\D", "", target) or 0)
     own = least[-1] in "ax"

@@ -56,11 +56,11 @@ class Clocks(NamedTuple):
         """These after fence.proxy.async."""
         return self._replace(crossed=self.known)
 
-    def after_fence(self, acquires: bool) -> Clocks:
-        """These after a fence of the GPU's scope; acquires: it is not a release alone."""
+    def after_fence(self, acquires: bool, releases: bool = True) -> Clocks:
+        """These after a fence of the GPU's scope; acquires, releases: it is not the other one alone."""
         known = self.told if acquires else self.known
         doubted = self.told if acquires else self.doubted
-        return Clocks(known, self.crossed, known, doubted, self.told)
+        return Clocks(known, self.crossed, known if releases else self.fenced, doubted, self.told)
 
     def handed_relaxed(self) -> Clocks:
         """The part that a relaxed write hands on."""

@@ -1,7 +1,9 @@
 """Races in global memory between the warps of one launch, and with its copy engines.
 
-The latest writer and the latest reader of each byte are kept. Ordinary loads and stores, cp.async, and bulk and tensor
-copies count. Strong accesses (atomics, volatile, relaxed, release, acquire) and an engine's reductions do not.
+The latest reader, ordinary writer and strong writers of each byte are kept. Ordinary loads and stores, cp.async, and
+bulk and tensor copies count. Strong writes (volatile, relaxed, release, atomic sums, an engine's reductions) race with
+ordinary accesses, not with each other. Strong reads, which poll, and other atomics, of which locks are built, do not
+count.
 
 Two accesses are ordered if the second's thread knows the first's turn (`clocks.py`). It learns of it by the barriers of
 a block or a cluster, and by a wait for a copy. Between clusters a word of global memory is released and acquired. An
@@ -19,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..machine.memory import GRANULE
-from .clocks import NO_CLOCKS, Clocks, Stamp
+from .clocks import NO_CLOCKS, Clock, Clocks, Stamp
 from .conflicts import FENCE, Conflict, remedy
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 PAGE_BITS = 16
 PAGE = 1 << PAGE_BITS  # bytes that are watched by one array
 MOST = 1 << 12  # pages: what lies beyond is not watched
+TOGETHER = 32  # strong writes of one place that are kept where nothing orders them
 COARSE = GRANULE.bit_length() - 1
 BETWEEN_BLOCKS = (
     "A fence and an atomic by the first's thread, or st.release, on a word that the second's thread acquires before, "
@@ -69,6 +72,7 @@ class Copying(NamedTuple):
 class WatchedPage:
     """The numbers of the latest accesses to each unit of 2**shift bytes of a page; `written`, `read`: if there are any.
 
+    changers  those of strong writes, or None
     Copies of whole units of 16 bytes have a page of their own, so that few numbers are kept of them.
     """
 
@@ -76,6 +80,13 @@ class WatchedPage:
         self.shift = shift
         self.writers, self.readers = (np.zeros(PAGE >> shift, np.int32) for _ in range(2))
         self.written = self.read = False
+        self.changers: Numbers | None = None
+
+    def changed(self) -> Numbers:
+        """The numbers of strong writes."""
+        if self.changers is None:
+            self.changers = np.zeros_like(self.writers)
+        return self.changers
 
 
 class PagePlaces:
@@ -105,9 +116,13 @@ class GlobalWatch:
         self.strict, self.flagged = strict, flagged
         self.accesses: list[GlobalAccess | None] = [None]  # by their numbers; 0: none
         self.numbers: dict[tuple[Stamp, int], int] = {}  # (turn, pc) -> number
+        self.groups: dict[int, tuple[int, ...]] = {}  # number of several strong writes -> theirs
+        self.group_numbers: dict[tuple[int, ...], int] = {}
+        self.joined: dict[tuple[int, int], int] = {}  # (of earlier ones, of a strong write) -> of both
         self.pages: dict[int, WatchedPage] = {}
         self.coarse: dict[int, WatchedPage] = {}  # of copies of whole units
-        self.flags: dict[int, Clocks] = {}  # a word's address -> what its releases hand on
+        # A word's address -> what its releases hand on, and the warp that stored it last, if any.
+        self.flags: dict[int, tuple[Clocks, object]] = {}
         self.sources: dict[object, int] = {}  # an mbarrier, or a warp's engine and lanes -> source
         self.turns: dict[int, int] = {}  # of the sources beside warps
 
@@ -117,35 +132,42 @@ class GlobalWatch:
         self.turns[source] = turn = turn or self.turns.get(source, 0) + 1
         return source, turn
 
-    def release(self, clocks: Clocks, addresses: Addresses) -> None:
-        """Hand on what is known of global memory at these words."""
-        if clocks is not NO_CLOCKS:
-            for at in set(addresses.tolist()):
-                self.flags[at] = self.flags.get(at, NO_CLOCKS).merged(clocks)
+    def release(self, clocks: Clocks, addresses: Addresses, stored: object = None) -> None:
+        """Hand on what is known of global memory at these words.
+
+        stored  the warp whose store ends what other warps handed on there; None: an atomic operation adds to it
+        """
+        for at in set(addresses.tolist()):
+            before, by = self.flags.get(at, (NO_CLOCKS, None))
+            if stored is not None and by is not stored:
+                before, by = NO_CLOCKS, stored
+            self.flags[at] = before.merged(clocks), by
 
     def told(self, addresses: Addresses) -> Clocks:
         """Return the clocks that were handed on at these words."""
         out = NO_CLOCKS
         for at in set(addresses.tolist()):
             if at in self.flags:
-                out = out.merged(self.flags[at])
+                out = out.merged(self.flags[at][0])
         return out
 
     def access(
         self, fiber: Fiber, pc: int, what: Callable[[], str], addresses: Addresses, size: int,
-        same: Callable[[], bool] | None, copying: Copying | None = None,
+        same: Callable[[], bool] | None, copying: Copying | None = None, strong: bool = False,
     ) -> Conflict | None:  # fmt: skip
         """Record an access and return its race, or None.
 
         addresses  each a multiple of `size`, a power of two
         same       of a write, whether memory holds what it writes; None: a read
         copying    of a copy that goes on after its instruction
+        strong     of a write, whether it is atomic or strong
         """
         number, coarse = self._number(fiber, pc, what, copying), copying is not None and size == GRANULE
+        source = fiber.warp.source if copying is None else copying.stamp[0]
         race: Conflict | None = None
         for places in _places(addresses, size):
             if race is None or race.lint:
-                race = self._examined(fiber, what, copying, places, same) or race
+                race = self._examined(fiber, what, copying, places, same, strong) or race
             pages, shift = (self.coarse, COARSE) if coarse else (self.pages, 0)
             page = pages.get(places.page)
             if page is None:
@@ -155,6 +177,8 @@ class GlobalWatch:
             if same is None:
                 page.readers[places.units(shift)] = number
                 page.read = True
+            elif strong:
+                self._add(page.changed(), places.units(shift), number, source, fiber.knows.clocks.known)
             else:
                 page.writers[places.units(shift)] = number
                 page.written = True
@@ -162,24 +186,59 @@ class GlobalWatch:
 
     def _examined(
         self, fiber: Fiber, what: Callable[[], str], copying: Copying | None, places: PagePlaces,
-        same: Callable[[], bool] | None,
+        same: Callable[[], bool] | None, strong: bool,
     ) -> Conflict | None:  # fmt: skip
         """The race of an access to some places of a page, or None."""
         race: Conflict | None = None
         for pages in (self.pages, self.coarse):
             page = pages.get(places.page)
-            if page is None or not (page.written or (page.read and same is not None)):
+            changed = page is not None and page.changers is not None and not strong
+            if page is None or not (page.written or changed or (page.read and same is not None)):
                 continue
             where = places.units(page.shift)
-            if page.written:
-                found = (page.writers[where], True, same is not None, where, page.shift)
+            if changed and page.changers is not None:
+                found = (page.changers[where], True, same is not None, where, page.shift)
                 race = self._race(fiber, what, copying, places.page, found, same)
+            if page.written and (race is None or race.lint):
+                found = (page.writers[where], True, same is not None, where, page.shift)
+                race = self._race(fiber, what, copying, places.page, found, same) or race
             if page.read and same is not None and (race is None or race.lint):
                 found = (page.readers[where], False, True, where, page.shift)
                 race = self._race(fiber, what, copying, places.page, found, None) or race
             if race is not None:
                 return race
         return None
+
+    def _add(self, changers: Numbers, where: slice | Numbers, number: int, source: int, known: Clock) -> None:
+        """Record a strong write beside those that it does not follow: a later read has to follow all of them."""
+        had = changers[where]
+        different = set(had.tolist()) - {0, number}
+        if not different:
+            changers[where] = number
+            return
+        new = np.full_like(had, number)
+        for old in different:
+            joined = self.joined.get((old, number))
+            if joined is None:
+                rest = [one for one in self.groups.get(old, (old,)) if self._apart(one, source, known)]
+                joined = self._group((*rest[1 - TOGETHER :], number)) if rest else number
+                self.joined[old, number] = joined
+            if joined != number:
+                new[had == old] = joined
+        changers[where] = new
+
+    def _apart(self, number: int, source: int, known: Clock) -> bool:
+        """True if an access is of another source than this, and not known."""
+        access = self.accesses[number]
+        return access is not None and access.stamp[0] != source and known.get(access.stamp[0], 0) < access.stamp[1]
+
+    def _group(self, members: tuple[int, ...]) -> int:
+        """The number of several strong writes."""
+        if members not in self.group_numbers:
+            self.group_numbers[members] = len(self.accesses)
+            self.groups[len(self.accesses)] = members
+            self.accesses.append(None)
+        return self.group_numbers[members]
 
     def _number(self, fiber: Fiber, pc: int, what: Callable[[], str], copying: Copying | None) -> int:
         warp = fiber.warp
@@ -207,8 +266,8 @@ class GlobalWatch:
         numbers, wrote, writes, where, shift = found
         first = numbers[0]
         different = np.unique(numbers).tolist() if np.count_nonzero(numbers != first) else [int(first)]
-        for number in different:
-            earlier = self.accesses[number]
+        for number, one in [(every, one) for every in different for one in self.groups.get(every, (every,))]:
+            earlier = self.accesses[one]
             if earlier is None or (lacks := self._lacks(fiber, earlier, wrote, writes, copying)) is None:
                 continue
             if same is not None and same():

@@ -366,10 +366,10 @@ class Ledger:
         """Learn all that was handed to a barrier or completed with an operation."""
         fiber.knows.merge(source)
 
-    def gpu_fence(self, fiber: Fiber, acquires: bool) -> None:
+    def gpu_fence(self, fiber: Fiber, acquires: bool, releases: bool) -> None:
         """fence of the GPU's scope: what relaxed reads told is known, and relaxed writes hand on what is known."""
         end_turn(fiber)
-        fiber.knows.clocks = fiber.knows.clocks.after_fence(acquires)
+        fiber.knows.clocks = fiber.knows.clocks.after_fence(acquires, releases)
 
     def global_fence(self, fiber: Fiber) -> None:
         """fence.proxy.async.global: earlier accesses to global memory become visible to the async proxy."""

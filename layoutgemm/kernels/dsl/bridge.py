@@ -5,13 +5,12 @@ Python values, and the functions here hand them to the DSL, which emits the inst
 experimental modules is in the bridge's files, so that a new DSL version is met here and in the kernels' control flow
 only:
 
-    bridge_types       element types, pointers, values carried through traced loops
-    bridge_copies      tensor maps, tensor loads and stores, multicast
-    bridge_sync        mbarriers, block, named and cluster barriers, fences, register counts, launch order
-    bridge_wgmma       descriptors, accumulators, wgmma
-    bridge_registers   conversions, stmatrix, stores
-    bridge_warp        cp.async, ldmatrix, mma.sync, vector loads
-    bridge_tcgen05     Blackwell's tensor memory and products; kernels import it by itself
+    types              element types, pointers, values carried through traced loops
+    copies             tensor maps, tensor loads and stores, multicast, bulk copies
+    sync               mbarriers, block, named and cluster barriers, fences, register counts, launch order
+    wgmma              descriptors, accumulators, wgmma
+    registers          conversions, stmatrix, stores
+    tcgen05            Blackwell's tensor memory and products; kernels import it by itself
 
 and this one has the block's shared memory, and all of the above under one name. Everything here runs while a kernel is
 traced, with traced values (`Int32`, `Int64`) as arguments.
@@ -32,8 +31,10 @@ from .copies import (
     cluster_mask,
     commit_stores,
     encode_tensor_map,
+    load_bytes,
     load_share,
     load_tile,
+    prefetch_bytes,
     prefetch_map,
     prefetch_share,
     send_tile,
@@ -63,6 +64,7 @@ from .sync import (
     barrier_arrive_copied,
     barrier_done,
     barrier_expect,
+    barrier_expect_more,
     barrier_init,
     barrier_wait,
     barriers_visible,
@@ -161,6 +163,7 @@ __all__ = [
     "barrier_arrive_copied",
     "barrier_done",
     "barrier_expect",
+    "barrier_expect_more",
     "barrier_init",
     "barrier_wait",
     "barriers_visible",
@@ -179,6 +182,7 @@ __all__ = [
     "from_floats",
     "give_registers",
     "keep_elements",
+    "load_bytes",
     "load_matrices",
     "load_share",
     "load_shared",
@@ -190,6 +194,7 @@ __all__ = [
     "named_sync",
     "next_in_ring",
     "number",
+    "prefetch_bytes",
     "prefetch_map",
     "prefetch_share",
     "rank_in_cluster",

@@ -1,4 +1,4 @@
-"""The bridge's copies: tensor maps, tensor loads (alone and multicast), tensor stores, and their bulk groups.
+"""The bridge's copies: tensor maps, tensor loads (alone and multicast), tensor stores, bulk groups, plain bulk copies.
 
     plan object                       function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
@@ -8,9 +8,12 @@
     TmaPlan.issued_by(rank)           prefetch_share              cp.async.bulk.prefetch.tensor
     TmaPlan.instructions              send_tile                   the same, all of it by one block
     TmaPlan.instructions              store_tile                  cp.async.bulk.tensor.global.shared::cta
+    PackedBlocks.block_copies         load_bytes                  cp.async.bulk.shared::cluster.global
+    NumberSlots.bulk_bytes            load_bytes                  the same
+    PackedBlocks.block_copies         prefetch_bytes              cp.async.bulk.prefetch.L2.global
 
-Sources: PTX ISA, "cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor", "cp.async.bulk.commit_group",
-"cp.async.bulk.wait_group"; CUDA driver API, cuTensorMapEncodeTiled.
+Sources: PTX ISA, "cp.async.bulk", "cp.async.bulk.prefetch", "cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor",
+"cp.async.bulk.commit_group", "cp.async.bulk.wait_group"; CUDA driver API, cuTensorMapEncodeTiled.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from cutlass.experimental import primitives
 from layoutgemm.atoms import TmaPlan
 from layoutgemm.atoms.tma.derive import STRIDE_UNIT
 
-from .types import TensorMap, element_type, raw
+from .types import TensorMap, assembly, element_type, raw
 
 _PROMOTIONS = {"none": "none", "64B": "l2_64b", "128B": "l2_128b", "256B": "l2_256b"}
 
@@ -193,3 +196,20 @@ def send_tile(
             [],
             multicast_mask=Int16(mask),
         )
+
+
+def load_bytes(destination: cute.Pointer, address: Int64, nbytes: int, barrier: cute.Pointer) -> None:
+    """cp.async.bulk of consecutive bytes, global to shared; `barrier` counts them.
+
+    Addresses and number are multiples of 16.
+    """
+    assembly(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+        "r,l,r,r,~{memory}",
+        [Int32(destination.toint()), Int64(address), Int32(nbytes), Int32(barrier.toint())],
+    )
+
+
+def prefetch_bytes(address: Int64, nbytes: int) -> None:
+    """cp.async.bulk.prefetch.L2 of consecutive bytes; address and number are multiples of 16."""
+    assembly("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", [Int64(address), Int32(nbytes)])

@@ -27,11 +27,6 @@ def global_reads_visible() -> None:
     assembly("fence.proxy.async.global;", "~{memory}", [])
 
 
-def prefetch_bytes(address: Int64, nbytes: int) -> None:
-    """cp.async.bulk.prefetch.L2 of consecutive bytes; address and number are multiples of 16."""
-    assembly("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", [Int64(address), Int32(nbytes)])
-
-
 def abort(record: Int64, words: Sequence[Int32]) -> None:
     """Write four words for the host, then stop the kernel: the launch ends with an error."""
     assembly(

@@ -35,6 +35,17 @@ class _StoredPlan(Protocol):
     def partials(self) -> tuple[Partial, ...]: ...
 
 
+class PartPlan:
+    """A plan as `FusedBlock` sees it, whose accumulators lie otherwise: by the map of one warp's part of C."""
+
+    def __init__(self, plan: _StoredPlan, mma: object):
+        self.epilogue: Epilogue = plan.epilogue
+        self.c: Operand = plan.c
+        self.batch: int = plan.batch
+        self.partials: tuple[Partial, ...] = plan.partials
+        self.mma = mma
+
+
 class FusedBlock:
     """One block of 64 rows on its way out: the epilogue's values that were read for it, and what it has found.
 
@@ -42,12 +53,14 @@ class FusedBlock:
     place    first row, first column and matrix of the accumulator's tile
     thread   in the warpgroup
     part     of the accumulator's columns, that are stored at a time
+    end      row behind the last that the steps write and reduce, or None for C's
     """
 
     def __init__(
-        self, plan: _StoredPlan, job: bridge.Carried, place: tuple[Int32, Int32, Int32], thread: Int32, part: int = 0
-    ):
-        self.part = part
+        self, plan: _StoredPlan, job: bridge.Carried, place: tuple[Int32, Int32, Int32], thread: Int32, part: int = 0,
+        end: Int32 | None = None,
+    ):  # fmt: skip
+        self.part, self.end = part, job.m if end is None else end
         self.epilogue: Epilogue = plan.epilogue
         self.plan, self.job, self.thread = plan, job, thread
         self.row, self.column, self.matrix = place
@@ -184,7 +197,7 @@ class Neighbours:
 
     def inside(self, e: int) -> Boolean:
         """True if one of the two is an element of C."""
-        return (self.i < self.block.job.m) & (self.j + e < self.block.job.n)
+        return (self.i < self.block.end) & (self.j + e < self.block.job.n)
 
     def flush(self) -> None:
         """Store what the steps have written for both."""
@@ -224,10 +237,10 @@ class Element:
 
     def inside(self, axes: str) -> Boolean:
         """True if a reduction to these axes takes the element: those beyond C along them are results of no line."""
-        job = self.pair.block.job
+        block = self.pair.block
         if axes == "m":
-            return self.j < job.n
-        return self.i < job.m if axes == "n" else self.pair.inside(self.e)
+            return self.j < block.job.n
+        return self.i < block.end if axes == "n" else self.pair.inside(self.e)
 
     def reduce(self, step: Reducing, x: Float32) -> None:
         """Take x into the reduction of its row or column."""

@@ -1,15 +1,13 @@
-"""The bridge's instructions of packed weights: bulk copies, conversions in words, wgmma with A in registers.
+"""The bridge's instructions of packed weights: conversions in words, wgmma with A in registers.
 
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
-    PackedBlocks.block_copies         load_bytes                  cp.async.bulk.shared::cluster.global
-    PackedBlocks.block_copies         prefetch_bytes              cp.async.bulk.prefetch.L2.global
     conversions.pairs_of              DevicePairs                 lop3, shl, shr, sub and mul of bf16x2 or f16x2, or fma
     float8.quads_of                   DevicePairs                 lop3, shr, prmt, add, sub
     sums times their scales           multiply_add                fma.rn.f32
     MmaAtom.ptx, A in registers       RegisterWgmma               wgmma.mma_async
 
-Sources: PTX ISA, "cp.async.bulk", "cp.async.bulk.prefetch", "lop3", "sub", "mul", "prmt", "fma", "wgmma.mma_async".
+Sources: PTX ISA, "lop3", "sub", "mul", "prmt", "fma", "wgmma.mma_async".
 """
 
 from __future__ import annotations
@@ -31,20 +29,6 @@ from .wgmma import Wgmma, WgmmaOperand, as_signed
 # lop3's tables of (a & b) | c and of a ^ (~b | c), from those of a, b and c: 0xF0, 0xCC, 0xAA
 _SELECT = 0xF0 & 0xCC | 0xAA
 _DIFFER = 0xF0 ^ (~0xCC & 0xFF | 0xAA)
-
-
-def load_bytes(destination: cute.Pointer, address: Int64, size: int, barrier: cute.Pointer) -> None:
-    """cp.async.bulk of `size` bytes, a multiple of 16, global to shared; they are counted on `barrier`."""
-    assembly(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
-        "r,l,r,r,~{memory}",
-        [Int32(destination.toint()), Int64(address), Int32(size), Int32(barrier.toint())],
-    )
-
-
-def prefetch_bytes(address: Int64, size: int) -> None:
-    """cp.async.bulk.prefetch of `size` bytes, a multiple of 16, into L2."""
-    assembly("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", [Int64(address), Int32(size)])
 
 
 class DevicePairs:

@@ -23,10 +23,9 @@ from ...dtypes import f32
 from ..epilogue.chain import Quantize, Reducing, Reduction
 from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, Partial, exchanges_of, words_of_matrix
 from ..plan import WORKSPACE, present, tile_count
-from ..store import WARP_ROWS
 from . import bridge
 from . import math as element
-from .tables import load_word_shared
+from .tables import choose, group_entry, load_word_shared
 
 if TYPE_CHECKING:
     from .fused import Element, FusedBlock
@@ -137,12 +136,16 @@ class BlockReductions:
         m, n = Int64(block.job.m), Int64(block.job.n)
         number = next(i for i, partial in enumerate(block.plan.partials) if partial.step.name == step.name)
         partial = block.plan.partials[number]
-        lines, places = partial.extents(m, n)
+        groups = block.job.groups if partial.joined else Int32(1)
+        lines, places = partial.extents(m, n, Int64(groups))
         if step.axes == "m":
-            line, place, inside = block.column // partial.span + block.part, at.i, at.i < block.job.m
+            line, place, inside = block.column // partial.span + block.part, at.i, at.i < block.end
         else:
-            line, place, inside = block.row // WARP_ROWS + block.thread // WARP, at.j, at.j < block.job.n
-        first = partials_address(block.job.given, block.plan.partials, number, block.matrix, (m, n))
+            warp, place = block.thread // WARP, at.j
+            row = block.row + warp * partial.span
+            line, inside = partial.line(row, block.matrix), (at.j < block.job.n) & (row < block.end)
+        matrix = Int32(0) if partial.joined else block.matrix
+        first = partials_address(block.job.given, block.plan.partials, number, matrix, (m, n), Int64(groups))
         address = first + (Int64(line) * places + place) * WORD_BYTES
         inside = inside & (line < Int32(lines)) & self.leads(step.axes)  # the last columns, or warps, may lie beyond C
         for component, value in enumerate(values):
@@ -158,7 +161,7 @@ class BlockReductions:
         """One value for each row and group of columns."""
         block = self.block
         first = at.key[1] // each * each  # the group's first column in the accumulator
-        inside = (at.i < block.job.m) & (block.column + first < block.job.n) & self.leads("m")
+        inside = (at.i < block.end) & (block.column + first < block.job.n) & self.leads("m")
         address = at.pair.address(
             given, getattr(block.job.given, given.name), at.i, block.column // each + first // each
         )
@@ -171,7 +174,7 @@ class BlockReductions:
         word = getattr(block.job.given, given.name)
         inside = self.leads(step.axes)
         if step.axes:
-            inside = inside & (at.i < block.job.m if step.axes == "m" else at.j < block.job.n)
+            inside = inside & (at.i < block.end if step.axes == "m" else at.j < block.job.n)
             word = at.pair.address(given, word, at.i, at.j)
         element.combine_value(word, values[0], present(step.reduction.atomic), inside)
 
@@ -184,11 +187,21 @@ class BlockReductions:
 
 
 def partials_address(
-    given: Any, partials: Sequence[Partial], number: int, matrix: Int32, sizes: tuple[Int64, Int64]
+    given: Any, partials: Sequence[Partial], number: int, matrix: Int32, sizes: tuple[Int64, Int64], groups: Int64
 ) -> Int64:
     """The first byte of a reduction's partial results of one matrix."""
-    words = Int64(matrix) * words_of_matrix(partials, *sizes) + words_of_matrix(partials[:number], *sizes)
+    before = words_of_matrix(partials[:number], *sizes, groups)
+    words = Int64(matrix) * words_of_matrix(partials, *sizes, groups) + before
     return getattr(given, WORKSPACE) + words * WORD_BYTES
+
+
+def launch_finish(plan: Any, words: Sequence[Int64], sizes: tuple[Int32, Int32, Int32], stream: bridge.Stream) -> None:
+    """Host side: a launch for each reduction of which tiles have partial results.
+
+    words  the plan's, in order;   sizes   m, n and matrices
+    """
+    for number in range(len(plan.partials)):
+        FinishKernel(plan, number).launch(dict(zip(plan.words, words, strict=True)), sizes, stream)
 
 
 class FinishKernel:
@@ -196,18 +209,20 @@ class FinishKernel:
 
     def __init__(self, plan: Any, number: int):
         self.plan, self.number = plan, number
+        self.overlaps = "griddepcontrol" in plan.arch.features  # starts while the product's last blocks end
         self.partial: Partial = plan.partials[number]
         self.math = element.ElementMath(exact=True)
 
     def launch(self, words: Mapping[str, Int64], sizes: tuple[Int32, Int32, Int32], stream: bridge.Stream) -> None:
         """Host side. `sizes`: m, n and matrices."""
         m, n, batch = sizes
-        _, places = self.partial.extents(m, n)
-        self.kernel(m, n, tuple(words.values())).launch(
-            grid=(tile_count(places, FINISH_PLACES) * batch, 1, 1),
+        _, places = self.partial.extents(m, n, batch)
+        matrices = Int32(1) if self.partial.joined and self.partial.step.axes == "m" else batch
+        self.kernel(m, n, batch, tuple(words.values())).launch(
+            grid=(tile_count(places, FINISH_PLACES) * matrices, 1, 1),
             block=(FINISH_PLACES * FINISH_LINES, 1, 1),
             smem=self.shared_bytes,
-            use_pdl=True,
+            use_pdl=self.overlaps,
             stream=stream,
         )
 
@@ -217,23 +232,28 @@ class FinishKernel:
         return FINISH_PLACES * FINISH_LINES * self.partial.components * WORD_BYTES
 
     @cute.kernel
-    def kernel(self, m: Int32, n: Int32, words: tuple) -> None:
-        """Device side: 32 places of one matrix; each warp combines a run of the lines."""
+    def kernel(self, m: Int32, n: Int32, batch: Int32, words: tuple) -> None:
+        """Device side: 32 places of one matrix, or group; each warp combines a run of the lines."""
         partial, reduction = self.partial, self.partial.step.reduction
         given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        lines, places = partial.extents(m, n)
+        lines, places = partial.extents(m, n, batch)
         across = tile_count(places, FINISH_PLACES)
         matrix, place = block // across, block % across * FINISH_PLACES + thread % FINISH_PLACES
-        run = tile_count(lines, FINISH_LINES)
-        first = cutlass.min(thread // FINISH_PLACES * run, lines)
-        end = cutlass.min(first + run, lines)
         shared = cutlass.memory.SmemAllocator().allocate(self.shared_bytes, 16).toint() + thread * WORD_BYTES
-        bridge.allow_next_kernel()
-        bridge.wait_for_previous_kernel()
+        if const_expr(self.overlaps):
+            bridge.allow_next_kernel()
+            bridge.wait_for_previous_kernel()
 
-        start = partials_address(given, self.plan.partials, self.number, matrix, (Int64(m), Int64(n)))
+        own, stop, last = self.lines_of(given, matrix, (m, batch), lines, places)
+        run = tile_count(stop - own, FINISH_LINES)
+        first = cutlass.min(own + thread // FINISH_PLACES * run, stop)
+        end = cutlass.min(first + run, stop)
+        if const_expr(self.plan.ragged is not None):
+            end = choose(place < last, end, first)  # rows of no group have no partial results
+        of = Int32(0) if const_expr(partial.joined) else matrix
+        start = partials_address(given, self.plan.partials, self.number, of, (Int64(m), Int64(n)), Int64(batch))
         start += Int64(cutlass.min(place, places - 1)) * WORD_BYTES
         found = tuple(typed(reduction, reduction.identity))
         for line in cutlass.range(first, end, unroll=8):  # as many loads in flight
@@ -247,7 +267,27 @@ class FinishKernel:
                 at = shared + other * FINISH_PLACES * WORD_BYTES
                 loaded = [load_word_shared(at + component * step) for component in range(partial.components)]
                 found = tuple(self.combined(found, loaded))
-            self.store(given, found, matrix, place, places)
+            self.store(given, found, matrix, place, last)
+
+    def lines_of(
+        self, given: Any, matrix: Int32, sizes: tuple[Int32, Int32], lines: Int32, places: Int32
+    ) -> tuple[Int32, Int32, Int32]:
+        """(first line, end, end of the places) of a matrix, or of a group's rows. `sizes`: m and groups."""
+        ragged: Any = getattr(self.plan, "ragged", None)
+        if ragged is None:
+            return Int32(0), lines, places
+        (m, groups), of_rows = sizes, self.partial.step.axes == "m"
+        address = getattr(given, ragged.name)
+
+        def entry(group: Int32) -> Int32:
+            return cutlass.max(cutlass.min(group_entry(ragged, address, group, groups, m), m), 0)
+
+        if of_rows:  # the last group's end, or the rows of a masked group that count
+            return Int32(0), lines, entry(matrix if ragged.masked else groups)
+        if ragged.masked:
+            return Int32(0), tile_count(entry(matrix), self.partial.span), places
+        found = self.partial.lines_of_group(entry(matrix), entry(matrix + 1), matrix)
+        return found[0], cutlass.max(found[1], found[0]), places
 
     def with_line(
         self, found: tuple[Any, ...], start: Int64, line: Int32, lines: Int32, places: Int32
@@ -267,8 +307,8 @@ class FinishKernel:
         ]
         return typed(reduction, reduction.combined(found, other, self.math))
 
-    def store(self, given: Any, found: Sequence[Any], matrix: Int32, place: Int32, places: Int32) -> None:
-        """The results of a place that is there."""
+    def store(self, given: Any, found: Sequence[Any], matrix: Int32, place: Int32, last: Int32) -> None:
+        """The results of a place before the last."""
         step = self.partial.step
         results = step.reduction.finished(found, self.math)
         for operand, value, (_, kind) in zip(step.given, results, step.reduction.results, strict=True):
@@ -277,7 +317,7 @@ class FinishKernel:
                 offset += Int64(matrix) * getattr(given, f"{operand.name}_batch")
             kept = f32 if operand.dtype.kind == "int" else operand.dtype
             address = getattr(given, operand.name) + offset * kept.bytes
-            element.store_value(address, bits_of(_KINDS[kind](value)), kept, place < places)
+            element.store_value(address, bits_of(_KINDS[kind](value)), kept, place < last)
 
 
-__all__ = ["BlockReductions", "FinishKernel"]
+__all__ = ["BlockReductions", "launch_finish"]

@@ -33,6 +33,11 @@ def barrier_expect(barrier: cute.Pointer, nbytes: int) -> None:
     cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes)
 
 
+def barrier_expect_more(barrier: cute.Pointer, nbytes: int) -> None:
+    """mbarrier.expect_tx: the promise of `nbytes` bytes more in this phase, without an arrival."""
+    cute.arch.mbarrier_expect_tx(barrier, nbytes)
+
+
 def barrier_wait(barrier: cute.Pointer, phase: Int32 | int) -> None:
     """Wait until the barrier's phase with parity `phase` (0 or 1) has completed; acquires what arrived."""
     cute.arch.mbarrier_wait(barrier, phase)

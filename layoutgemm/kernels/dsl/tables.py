@@ -5,13 +5,15 @@ Sources: PTX ISA, "ld", "selp".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
 from cutlass import Boolean, Int32, Int64
 from cutlass.cutlass_dsl import dsl_user_op
 
-from .types import assembly
+from ...schedule import Schedule
+from .types import Carried, assembly
 
 
 @dsl_user_op
@@ -29,6 +31,18 @@ def load_first(address: Int64, entry: Int32, groups: Int32, size: int, ends: boo
     if not ends:
         return load_word(address + Int64(at) * size)
     return choose(entry > 0, load_word(address + Int64(cutlass.max(at - 1, 0)) * size), 0)
+
+
+def group_entry(ragged: Any, address: Int64, entry: Int32, groups: Int32, rows: Int32) -> Int32:
+    """An entry of the table of groups of rows, from global memory: the group's first row, or the rows that count.
+
+    ragged  a plan's Ragged
+    rows    of A, or of each masked group
+    """
+    if not ragged.masked:
+        return load_first(address, entry, groups, ragged.offset_bytes, ragged.ends)
+    found = load_word(address + Int64(cutlass.min(entry, groups - 1)) * ragged.offset_bytes)
+    return choose(entry < groups, cutlass.max(cutlass.min(found, rows), 0), 0)
 
 
 @dsl_user_op
@@ -59,6 +73,11 @@ class WordReads:
     def entry(self, name: str, index: Int32) -> Int32:
         """Number `index` of the 32-bit integers in the array whose address is the word."""
         return load_word(getattr(self.given, name) + Int64(index) * 4)
+
+
+def reads_of(order: Schedule, names: Sequence[str], words: Sequence[Int64]) -> WordReads | None:
+    """The words of an order of tiles among those of a launch; None for an order without words."""
+    return WordReads(Carried(**dict(zip(names, words, strict=True)))) if order.words else None
 
 
 def choose(condition: Boolean, yes: Int32, no: Int32) -> Int32:

@@ -23,6 +23,7 @@ class Arrays:
            of a batch; values are rounded to the operand's type
 
     workspace  bytes of the plan's partial results: an array of them is a word of the launch
+    groups     of C's rows, each with vectors along N of its own where one is given for each, and where they are written
 
     Raises OperandError for an operand that is missing, is not the epilogue's, or has another shape.
 
@@ -32,7 +33,10 @@ class Arrays:
     ('0x40000000', (8,))
     """
 
-    def __init__(self, epilogue: Epilogue, shape: tuple[int, ...], given: Mapping[str, object], workspace: int = 0):
+    def __init__(
+        self, epilogue: Epilogue, shape: tuple[int, ...], given: Mapping[str, object], workspace: int = 0,
+        groups: int = 0,
+    ):  # fmt: skip
         self.epilogue = epilogue
         self._bits: dict[str, np.ndarray] = {}
         placed: dict[str, Any] = {name: value for name, value in given.items() if self._host(name)}
@@ -40,7 +44,8 @@ class Arrays:
             if operand.host or (not operand.written and operand.name not in given):
                 continue
             one = operand.shape(*shape[-2:]) or (1,)
-            several = (*shape[:-2], *one)
+            joined = (groups,) if groups and operand.axes == "n" else ()
+            several = (*shape[:-2], *joined, *one)
             if operand.written:
                 value = np.full(several if operand.axes else one, operand.start, np.float32)
             else:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import lcm
 from typing import Any
 
 import numpy as np
 
 from ...errors import PlanError
 from ..plan import MAX_WORDS, WORKSPACE
+from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of
 from .reduce import Amax, ColumnReduce, Quantize, Reducing, RowReduce
 from .reductions import REDUCTIONS, Reduction
@@ -159,6 +161,16 @@ class Epilogue:
         )
 
     @property
+    def columns(self) -> int:
+        """Columns that a tile has a multiple of: those that share a scale or a result.
+
+        >>> Epilogue(RowReduce("max", "most", each=32), Quantize()).columns, Epilogue(Bias()).columns
+        (128, 1)
+        """
+        each = [step.each or 1 for step in self.reductions]
+        return lcm(1 if self.quantizes is None else self.quantizes.each, *each)
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """Names of the operands in memory that the steps read."""
         return tuple(given.name for given in self.given if not (given.host or given.written))
@@ -229,6 +241,27 @@ class Epilogue:
         if self.sums:
             raise PlanError(f"sums = {self.sums}: steps before a gate, which `reference_of_sums` takes")
         return self._evaluated(_matrix_of(accumulator), None, given)
+
+    def reference_of_groups(
+        self, accumulator: np.ndarray, groups: Sequence[tuple[int, int]] | Sequence[int], /, **given: object
+    ) -> Outputs:
+        """The same for groups of rows: columns are reduced in each group, and a vector along N may be one for each.
+
+        groups  of (M, N) the (first row, end) of each; of (groups, M, N) the rows that count. Rows of no group are in
+                no reduction, and their own results mean nothing
+
+        Raises as `reference`, and PlanError for other groups.
+
+        >>> sums = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
+        >>> steps = Epilogue(Bias("n"), ColumnReduce("sum", "sums"))
+        >>> steps.reference_of_groups(sums, [(0, 2), (2, 2)], bias=[[0, 0], [1, 1]]).written["sums"].tolist()
+        [[4.0, 6.0], [0.0, 0.0]]
+        """
+        if self.sums:
+            raise PlanError(f"sums = {self.sums}: steps before a gate, which `reference_of_sums` takes")
+        sums = _matrix_of(accumulator)
+        at = GroupedMatrix(self, np.empty(sums.shape, np.float32), given, parts_of(sums.shape, groups))
+        return Outputs(np.broadcast_to(self.apply(sums, at), sums.shape), at.written)
 
     def reference_of_sums(
         self, accumulator: np.ndarray, gate: Callable[[Sequence[np.ndarray]], np.ndarray], **given: object

@@ -84,6 +84,10 @@ class EpilogueMatrix:
             found = step.reduction.reduce(x, axis)
         else:
             found = self._of_groups(step.reduction, x, step.each)
+        self.keep(step, found)
+
+    def keep(self, step: Reducing, found: list[Array]) -> None:
+        """A reduction's results as written operands."""
         for given, value in zip(step.given, found, strict=True):
             self.written[given.name] = value if given.dtype.kind == "int" else rounded(given, value)
 

@@ -182,14 +182,14 @@ class Reduction:
         at = _Tuples(math, {"a": a})
         return [tracing.evaluate(expression, None, at) for expression in self.finish]
 
-    def reduce(self, x: np.ndarray, axis: int | None, column: int = 0) -> list[np.ndarray]:
-        """The results over an axis of (..., M, N), or over all of it, in NumPy.
+    def reduce(self, x: np.ndarray, axis: int | None, column: int = 0, row: int = 0) -> list[np.ndarray]:
+        """The results over an axis of (..., M, N), or over all of it, in NumPy; of no element, those of the identity.
 
-        column  the number of the first one
+        column, row  the number of the first one
         """
         rows, columns = x.shape[-2:]
         i, j = np.arange(rows, dtype=np.int32)[:, None], np.arange(columns, dtype=np.int32)[None, :]
-        at = _Coordinates(i, j + np.int32(column))
+        at = _Coordinates(i + np.int32(row), j + np.int32(column))
         kinds = [np.float32 if kind == "float" else np.int32 for kind in self.kinds]
         with np.errstate(all="ignore"):
             lifted = [
@@ -206,7 +206,12 @@ class Reduction:
         ]
 
     def folded(self, values: list[np.ndarray]) -> list[np.ndarray]:
-        """Tuples along the first axis as one, by halves; the axis stays, of extent 1."""
+        """Tuples along the first axis as one, by halves; the axis stays, of extent 1. Of none it is the identity."""
+        if not len(values[0]):
+            return [
+                np.full((1, *value.shape[1:]), number, value.dtype)
+                for value, number in zip(values, self.identity, strict=True)
+            ]
         while (count := len(values[0])) > 1:
             half = count // 2
             first, second = [value[:half] for value in values], [value[half : 2 * half] for value in values]

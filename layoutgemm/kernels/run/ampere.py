@@ -6,6 +6,7 @@ says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,27 +38,35 @@ def lines_of_bits(operand: Lines, value: np.ndarray) -> np.ndarray:
 
 
 def run_on_cpu(
-    plan: Sm80Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, device: str, why: str, copy: bool
-) -> GemmResult:
-    """Run the NumPy executor ("reference"), or the emulator, on arrays that have been checked; `copy` is the maps'."""
+    plan: Sm80Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, device: str, why: str, copy: bool,
+    words: tuple[object, ...] = (), given: Mapping[str, object] | None = None,
+) -> GemmResult:  # fmt: skip
+    """Run the NumPy executor ("reference"), or the emulator, on arrays that have been checked.
+
+    copy   of operands is the tensor maps' matter: lines of any pitch are taken
+    words  the launch's last arguments, of a plan that `takes_words`
+    given  values of those that the order of tiles reads
+    """
     bits = lines_of_bits(plan.a, a), lines_of_bits(plan.b, b)
     kind = np.float32 if plan.c.dtype.kind == "float" else np.int32
     if device == "reference":
-        c = plan.does("execute")(plan, *bits, progress=progress_line())
+        ordered = {} if given is None else {"given": given}
+        c = plan.does("execute")(plan, *bits, progress=progress_line(), **ordered)
         return GemmResult(np.asarray(c, kind), "NumPy executor", why)
     padded = [padded_lines(op, x, plan.config.align[i]) for i, (op, x) in enumerate(zip((plan.a, plan.b), bits))]
     (lines_a, lda), (lines_b, ldb) = padded
     unit = max(1, plan.config.align[2] // plan.c.dtype.bytes)
     ldc = -(-plan.n // unit) * unit
-    words = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, ldc), np.int64))
-    before = words[:, :, plan.n :].copy()
-    strides = lines_a[0].size, lines_b[0].size, words[0].size
+    bits_c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, ldc), np.int64))
+    before = bits_c[:, :, plan.n :].copy()
+    strides = lines_a[0].size, lines_b[0].size, bits_c[0].size
     sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, *strides)
-    done = plan.does("emulate")(plan, (lines_a, lines_b, words, *sizes, *[WORKERS] * plan.config.persistent))
+    workers = [WORKERS] * ("workers" in plan.parameters)
+    done = plan.does("emulate")(plan, (lines_a, lines_b, bits_c, *sizes, *workers, *words))
     done.raise_for_findings()
-    if not np.array_equal(before, words[:, :, plan.n :]):
+    if not np.array_equal(before, bits_c[:, :, plan.n :]):
         raise EmulatorError(f"{plan}: elements between the lines of C were written")
-    values = np.asarray(plan.c.dtype.decode(words[:, :, : plan.n]), kind)
+    values = np.asarray(plan.c.dtype.decode(bits_c[:, :, : plan.n]), kind)
     return GemmResult(values if plan.batch > 1 else values[0], "emulator", why)
 
 
@@ -99,7 +108,7 @@ def arguments(
     """The launch's sizes, leading dimensions, pitches and, of a persistent kernel, workers."""
     ldc, pitch_c = _distances(c)
     sizes = (plan.m, plan.n, plan.k, plan.batch, a[1], b[1], ldc, a[2], b[2], pitch_c)
-    return (*sizes, resident(index, 1) * plan.config.blocks_per_sm) if plan.config.persistent else sizes
+    return (*sizes, resident(index, 1) * plan.config.blocks_per_sm) if "workers" in plan.parameters else sizes
 
 
 def _distances(lines: torch.Tensor) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,14 +16,20 @@ from ...errors import OperandError
 from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
-from ..orders import clusters_of_plan, given_names, order_values
-from ..plan import present
+from ..orders import clusters_of_plan, given_names, order_values, schedule_of
+from ..plan import GemmPlan, present
+from ..sm80.plan import Sm80Plan
 from ..sm90.indexed.row_copy import copied_bytes
 from ..sm90.plan import Sm90Plan
-from .arrays import check_numpy_type, check_shape, global_matrix
+from ..sm100.plan import Sm100Plan
+from . import ampere
+from .arrays import check_arrays, check_numpy_type, check_shape, global_matrix
 from .capture import outside_capture
-from .cpu import executed
+from .cpu import executed, run_on_cpu
 from .hardware_model import GlobalMatrix
+from .operand_checks import resolved
+from .result import GemmResult
+from .torch_tensors import check_tensors, chosen_device, launch, require_gpu, run_arrays
 
 if TYPE_CHECKING:
     import torch
@@ -164,12 +170,12 @@ def rows_memory(plan: Sm90Plan, device: torch.device) -> torch.Tensor | None:
     return torch.empty(copied_bytes(plan), dtype=torch.uint8, device=device)
 
 
-def order_words(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) -> tuple[int, ...]:
+def order_words(plan: GemmPlan, given: Mapping[str, Any], device: torch.device) -> tuple[int, ...]:
     """The words of the plan's order on a GPU; a list that the order makes itself is kept there.
 
     A caller's list is a CUDA tensor of int32, row + 2**16 * column each, and is not looked at.
     """
-    schedule = plan.order.schedule
+    schedule = schedule_of(plan)
     if isinstance(schedule, TileList):
         if schedule.schedule is None:
             tiles: Any = given.get("tiles")
@@ -189,6 +195,45 @@ def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -
 
     with outside_capture(device):
         return torch.from_numpy(schedule.list_for(grid)).to(device)
+
+
+def run_ordered(
+    plan: Sm80Plan | Sm100Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor,
+    given: Mapping[str, object], out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
+) -> GemmResult:  # fmt: skip
+    """C = A @ B in an order that reads words: `given` has those that a caller gives, by name.
+
+    Raises OperandError for others, for one that is missing or out of range, and for tensors on the CPU.
+    """
+    names = given_names(plan)
+    if extra := [name for name in given if name not in names]:
+        raise OperandError(f"given = {', '.join(extra)}: the order reads {', '.join(names) or 'no parameter'}")
+    if not isinstance(a, np.ndarray):
+        return _ordered_on_tensors(plan, a, b, given, out, device, copy)  # type: ignore[arg-type]
+    check_arrays(plan, a, b, out)
+    values = order_values(plan, given)
+    own = tuple([values[name] for name in schedule_of(plan).words])
+    words = (*own, *[0] * (MAX_WORDS - len(own)))
+    chosen, why = chosen_device(plan, device)
+    if chosen == "cuda":
+        return run_arrays(plan, a, b, why, words).into(out)  # type: ignore[arg-type]
+    if isinstance(plan, Sm80Plan):
+        return ampere.run_on_cpu(plan, a, b, chosen, why, copy, words, values).into(out)
+    return run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, values=values, words=words)).into(out)  # type: ignore[arg-type]
+
+
+def _ordered_on_tensors(
+    plan: Sm80Plan | Sm100Plan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, object],
+    out: torch.Tensor | None, device: str | None, copy: bool,
+) -> GemmResult:  # fmt: skip
+    """The same on CUDA tensors; a caller's list is one too."""
+    if not a.is_cuda or device not in (None, "cuda"):
+        raise OperandError(f"a is on {a.device}: a plan whose order reads words takes CUDA tensors, or NumPy arrays")
+    check_tensors(plan, a, b, out)
+    require_gpu(plan, a.device.index)
+    own = order_words(plan, given, a.device)
+    words = (*own, *[0] * (MAX_WORDS - len(own)))
+    return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
 
 
 def _check_tensor(name: str, value: Any, kind: str, shape: tuple[int, ...], device: torch.device, of: str) -> None:

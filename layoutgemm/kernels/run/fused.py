@@ -12,8 +12,11 @@ import numpy as np
 from ...errors import OperandError
 from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
+from ..orders import schedule_of
+from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
+from . import ampere
 from .arrays import batched, check_arrays, check_shapes
 from .cpu import executed, run_on_cpu
 from .epilogue_operands import given_of, words_of_arrays
@@ -23,9 +26,11 @@ from .torch_tensors import chosen_device, run_arrays
 if TYPE_CHECKING:
     import torch
 
+Plan = Sm80Plan | Sm90Plan | Sm100Plan
+
 
 def run_fused(
-    plan: Sm90Plan | Sm100Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, given: Mapping[str, object],
+    plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, given: Mapping[str, object],
     out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
 ) -> GemmResult:  # fmt: skip
     """C = epilogue(A @ B): `run.run_plan` for a plan with an epilogue. NumPy arrays alone.
@@ -43,8 +48,8 @@ def run_fused(
             f"the plan has an epilogue ({names}), which run() executes on NumPy arrays, on a GPU or in the emulator; "
             "for tensors call layoutgemm.matmul(a, b, epilogue=, given=)"
         )
-    if isinstance(plan, Sm90Plan) and plan.order.schedule.words:
-        names = ", ".join(plan.order.schedule.words)
+    if words_of_order := schedule_of(plan).words:
+        names = ", ".join(words_of_order)
         raise OperandError(f"the plan has an epilogue, and its order reads {names}: run() executes either alone")
     if out is not None and not plan.epilogue.stores_c:
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
@@ -52,7 +57,8 @@ def run_fused(
     check_arrays(plan, a, b, out)
     more = {name: given[name] for name in _beside(plan) if name in given}
     rest = {name: value for name, value in given.items() if name not in more}
-    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes)
+    groups = plan.batch if isinstance(plan, Sm90Plan) and plan.joined_rows else 0
+    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups)
     words = besides.words
     if isinstance(plan, Sm90Plan) and _beside(plan):
         words = (*words[: len(plan.epilogue.words)], *words_of_arrays(plan, given_of(plan, more)))[:MAX_WORDS]
@@ -60,13 +66,22 @@ def run_fused(
     if chosen == "cuda":
         result = run_arrays(plan, a, b, why, words)
     else:
-        result = run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, words=words))
+        result = _on_cpu(plan, a, b, chosen, why, copy, words)
     if not plan.epilogue.stores_c:
         return replace(result, c=None, written=besides.written())
     return replace(result.into(out), written=besides.written())
 
 
-def _beside(plan: Sm90Plan | Sm100Plan) -> tuple[str, ...]:
+def _on_cpu(
+    plan: Plan, a: np.ndarray, b: np.ndarray, device: str, why: str, copy: bool, words: tuple[object, ...]
+) -> GemmResult:
+    """The compiled kernel in the emulator, on arrays that have been checked."""
+    if isinstance(plan, Sm80Plan):
+        return ampere.run_on_cpu(plan, a, b, device, why, copy, words)
+    return run_on_cpu(plan, a, b, device, why, copy, partial(executed, words=words))
+
+
+def _beside(plan: Plan) -> tuple[str, ...]:
     """Names of operands beside the epilogue's: tables, offsets, row indices, further matrices, numbers."""
     if not isinstance(plan, Sm90Plan):
         return ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..orders import order_values, stored_elements
+from ..orders import order_values, schedule_of, stored_elements
 from ..plan import GemmPlan
 from .arrays import check_numpy_out
 from .result import GemmResult
@@ -26,10 +26,9 @@ def is_partial(plan: GemmPlan) -> bool:
     >>> [is_partial(Sm90Plan.derive(128, 128, 64, config=small, order=order)) for order in ("rows", "lower")]
     [False, True]
     """
-    order: Any = getattr(plan, "order", None)
     if getattr(plan, "scatters", False):
         return True
-    schedule = getattr(order, "schedule", order)
+    schedule = schedule_of(plan) if hasattr(plan, "order") else None
     return schedule is not None and not schedule.is_full and not getattr(schedule, "mirror", False)
 
 

@@ -26,6 +26,7 @@ from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..orders import asked_order
+from ..partials import reductions_check
 from ..plan import MOST_BYTES
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, pipelines, stages_of, tiles_of_c, tiles_of_k
 from ..store import distinct_chunks
@@ -52,7 +53,11 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
     checks += store_checks(plan)
     checks += [_barriers(plan), *(_pipelines(plan) if explored else [])]
     checks += [_shared_map(plan), _shared_memory(plan), _threads(plan)]
+    if plan.loads_whole_rows:
+        checks.append(reductions_check(plan, plan.fragment, range(plan.fragment.accumulator_registers)))
     load = max(load_of(chunk).registers for chunk in distinct_chunks(plan.store))
+    if plan.epilogue.quantizes is not None:
+        load = max(load, plan.epilogue.quantizes.each)
     checks.append(registers(plan.arch, plan.threads, {"loaded columns": load, "the epilogue's other values": HELD}))
     return checks
 

@@ -21,8 +21,8 @@ from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
-from ..orders import Order, formula_for
-from ..partials import refuse_reductions
+from ..orders import Order, unmirrored
+from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
     MAX_TILES,
@@ -30,14 +30,17 @@ from ..plan import (
     GemmPlan,
     PersistentPlan,
     StoreSmemMap,
+    check_epilogue,
     check_fields,
     check_sizes,
+    check_words,
     fitting_stages,
     rounded_up,
     stage_depth,
     tile_count,
 )
-from ..store import StorePlan
+from ..store import StoreChunk, StorePlan
+from .fragment import TileRows
 from .store import derive_store
 
 BLOCK_ROWS = LANES  # of C that one block holds: one to a lane of tensor memory
@@ -185,8 +188,7 @@ class Sm100Plan(PersistentPlan):
         c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs,
                          f32 for tf32)
         epilogue         what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`
-        order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`: one with a formula, since
-                         the kernel has no parameters for a list or a rank
+        order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`, but for "symmetric"
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -200,9 +202,10 @@ class Sm100Plan(PersistentPlan):
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)
-        refuse_reductions(epilogue, "sm_100a")
         arch = arch_named("sm_100a")
         a_spec, b_spec, c_spec = _typed(a, b, c)
+        check_epilogue(epilogue, c_spec)
+        check_reductions(epilogue, config.tile[1], c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
         (tile_m, tile_n), blocks = config.tile, config.blocks
         kind = _KINDS[a_spec.dtype.name]
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
@@ -212,6 +215,7 @@ class Sm100Plan(PersistentPlan):
         store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers).of_batch(batch)
         stages = _stages(a_plan, b_plan, store, config)
         schedule = _schedule(order, config, (m, n, batch))
+        check_words((*epilogue.words, *schedule.words))
         return cls(
             m=m,
             n=n,
@@ -257,14 +261,62 @@ class Sm100Plan(PersistentPlan):
         return (1 << self.blocks) - 1 if self.blocks > 1 else None
 
     @property
+    def fragment(self) -> TileRows:
+        """The map of a warp's part of an accumulator."""
+        return TileRows(self.store)
+
+    @property
+    def partials(self) -> tuple[Partial, ...]:
+        """The partial results of the epilogue's reductions: of a tile's columns, and of a warp's rows."""
+        return partials_of(self.epilogue, self.tile[1], WARP_LANES)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of device memory of these."""
+        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory that a call needs beyond its operands: those of partial results."""
+        return self.partial_bytes
+
+    @property
+    def loads_whole_rows(self) -> bool:
+        """True if the epilogue sees a tile's rows as a whole: they are reduced, quantised, or not stored."""
+        along = any(step.axes or step.each for step in self.epilogue.reductions)
+        return along or self.epilogue.quantizes is not None or not self.epilogue.stores_c
+
+    def columns_before(self, chunk: StoreChunk) -> int:
+        """Columns that are loaded before a chunk of an accumulator is stored: its own, and those it has a scale with.
+
+        >>> from layoutgemm.kernels.epilogue.chain import Quantize
+        >>> wide, scaled = Sm100Config((128, 128)), Epilogue(Quantize())
+        >>> plan = Sm100Plan.derive(128, 128, 64, c="e4m3", config=wide, epilogue=scaled)
+        >>> plan.columns_before(plan.fragment.chunks[0])
+        128
+        """
+        quantize = self.epilogue.quantizes
+        return rounded_up(chunk.column + chunk.width, 1 if quantize is None else quantize.each)
+
+    @property
     def tiles(self) -> tuple[int, int]:
         """The number of tiles along M and N."""
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property
+    def reads_more(self) -> bool:
+        """True if the kernel takes words: it has an epilogue, or an order of tiles that reads some."""
+        return bool(self.epilogue) or bool(self.order.schedule.words)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles."""
+        return (*self.epilogue.words, *self.order.schedule.words)
+
+    @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
-        return "sm100.device.fused:Sm100FusedKernel" if self.epilogue else "sm100.device.gemm:Sm100GemmKernel"
+        return "sm100.device.fused:Sm100FusedKernel" if self.reads_more else "sm100.device.gemm:Sm100GemmKernel"
 
     def __str__(self) -> str:
         many = f"{self.stages} stages, {self.accumulators} accumulator(s)"
@@ -315,7 +367,7 @@ def _schedule(order: Order | None, config: Sm100Config, sizes: tuple[int, int, i
     across = -(-m // config.tile[0]), -(-n // config.tile[1])
     if (tiles := across[0] * across[1] * batch) > MAX_TILES:
         raise PlanError(f"{across[0]} * {across[1]} * {batch} = {tiles} tiles: a tile's number goes up to {MAX_TILES}")
-    return formula_for(order, Grouped(config.along, config.group), config.tile, across, "sm_100a's kernel")
+    return unmirrored(order, Grouped(config.along, config.group), config.tile, across, "sm_100a's kernel")
 
 
 def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store: StorePlan) -> Sm100Smem:

@@ -8,6 +8,8 @@ failure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,8 +17,9 @@ from ...atoms.smem.descriptor import element_addresses
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
 from ...layouts import Layout
 from ...layouts.basis import component
+from ...schedule.listed import OnHost
 from ..derive import OperandPlan
-from ..orders import stored_elements
+from ..orders import reads_on_host, stored_elements
 from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedBytes, copy_boxes
 from ..store import StoreChunk
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
@@ -33,21 +36,24 @@ def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np
 
 def execute_sm100(
     plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
+    given: Mapping[str, object] | None = None,
 ) -> Values:  # fmt: skip
     """C as a float32 array, rounded to the plan's output type: (M, N) or (batch, M, N).
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile
     clusters  how many blocks, or pairs, run at a time
+    given     values of the words that the order of tiles reads
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
     c = Output(plan.c, plan.m, plan.n, plan.batch)
-    c.wanted = stored_elements(plan, {})
-    tiles = int(plan.order.schedule.count(plan.tiles)) * plan.batch
+    c.wanted = stored_elements(plan, given or {})
+    reads = reads_on_host(plan.order.schedule, given or {})
+    tiles = int(plan.order.schedule.count(plan.tiles, reads=reads)) * plan.batch
     workers, done = min(tiles, clusters), 0
     for worker in range(workers):
-        group = _Group(plan, a, b, c)
+        group = _Group(plan, a, b, c, reads)
         for step, tile in enumerate(range(worker, tiles, workers)):
             group.compute(tile, step)
             done += 1
@@ -73,16 +79,16 @@ class _PairBlock:
 class _Group:
     """The block, or the pair of blocks, that computes tile after tile."""
 
-    def __init__(self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output) -> None:
-        self.plan, self.a, self.b, self.c = plan, a, b, c
+    def __init__(self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, reads: OnHost | None) -> None:
+        self.plan, self.a, self.b, self.c, self.reads = plan, a, b, c, reads
         self.blocks = [_PairBlock(plan, rank) for rank in range(plan.blocks)]
         self.loaded = 0  # k tiles so far, over all output tiles
 
     def compute(self, tile: int, step: int) -> None:
         """Tile number `tile` of all, this group's number `step`: load, multiply, store."""
         plan, leader = self.plan, self.blocks[0]
-        matrix, number = divmod(tile, int(plan.order.schedule.count(plan.tiles)))
-        row, column = plan.order.tile(number, 0, 0, plan.tiles)
+        matrix, number = divmod(tile, int(plan.order.schedule.count(plan.tiles, reads=self.reads)))
+        row, column = plan.order.tile(number, 0, 0, plan.tiles, reads=self.reads)
         origin = {"m": row * plan.tile[0], "n": column * plan.tile[1], "l": matrix}
         which, turn = step % plan.accumulators, step // plan.accumulators & 1
         leader.acc_empty[which].wait(turn ^ 1)

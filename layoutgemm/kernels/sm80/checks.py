@@ -29,13 +29,14 @@ from ...report import Check, Report
 from ..derivation import checked
 from ..derive import one_matrix
 from ..orders import asked_order
+from ..partials import reductions_check
 from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .pipeline import proven
 from .plan import Sm80Plan
 from .quantized.checks import packed_checks
 from .store import BUFFERS
-from .store_checks import store_checks
+from .store_checks import numbered_check, store_checks
 
 HELD = 20  # registers of a thread beside accumulators and fragments: addresses of copies and loads, counters
 IntArray = npt.NDArray[np.int64]
@@ -43,8 +44,8 @@ IntArray = npt.NDArray[np.int64]
 
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
-    more = asked_order(plan) if plan.weights is None else {"weights": plan.weights, "epilogue": plan.epilogue or None}
-    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, **more)
+    more = asked_order(plan) if plan.weights is None else {"weights": plan.weights}
+    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue or None, **more)
 
 
 def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
@@ -63,6 +64,10 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
         "addresses and counters": HELD,
     }
     checks.append(registers(plan.arch, plan.threads, held, plan.config.blocks_per_sm))
+    if plan.epilogue:
+        checks.append(numbered_check(plan))
+    if plan.epilogue.reductions:
+        checks.append(reductions_check(plan, plan.fragment, range(plan.fragment.accumulator_registers)))
     return checks
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import lcm
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ...errors import PlanError
 from ..derive import Given, Operand
 from ..epilogue.chain import Epilogue
 from ..operand_orders import Choice
@@ -61,6 +61,24 @@ def choose_sm80(
     return flat, f"128x256x32: {tiles} tiles, persistent"
 
 
+def holding_groups(config: Sm80Config, epilogue: Epilogue | None) -> Sm80Config:
+    """The configuration, or one whose warps hold the groups of columns that an epilogue reduces.
+
+    A row's group is combined by the lanes of one warp. Groups wider than a tile are `check_reductions`' to refuse.
+
+    >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+    >>> by_groups = holding_groups(Sm80Config((128, 128)), Epilogue(RowReduce("sum", each=128)))
+    >>> by_groups.tile, by_groups.warps
+    ((64, 128), (4, 1))
+    """
+    groups = [step.each for step in epilogue.reductions if step.each is not None] if epilogue else []
+    columns = lcm(*groups)
+    if not (config.tile[1] // config.warps[1]) % columns:
+        return config
+    width = lcm(columns, 2 * ROUND_ROWS)
+    return Sm80Config((64, width), None, 3, (4, 1), 8, align=config.align) if width <= _LARGE[1] else config
+
+
 def shared_bytes(config: Sm80Config, bytes_: int = 2, bytes_c: int = 4) -> int:
     """Shared memory that a block takes whose tile_k and stages are given: what `Sm80Plan.smem.total` is, or more.
 
@@ -108,14 +126,14 @@ class Sm80Choice(Choice):
         >>> Sm80Choice(Sm80Config(), swapped=True).plan(16, 4096, 64, a="bf16:row", b="bf16:col", c="bf16:col").a.order
         'row'
         """
-        if epilogue:
-            raise PlanError("this kernel has no epilogue of a caller's own")
         a_ = Operand.parse(a)
         b_ = Operand.parse(a_.dtype if b is None else b)
         a_, b_, c_ = self.operands(a_, b_, None if c is None else Operand.parse(c))
         if self.swapped:
-            m, n = n, m
-        return Sm80Plan.derive(m, n, k, arch=self.arch, a=a_, b=b_, c=c_, batch=batch, config=self.config)
+            m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
+        return Sm80Plan.derive(
+            m, n, k, arch=self.arch, a=a_, b=b_, c=c_, batch=batch, config=self.config, epilogue=epilogue
+        )
 
     @property
     def persistent(self) -> bool:

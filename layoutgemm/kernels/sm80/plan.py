@@ -21,8 +21,8 @@ from ...schedule import Grouped, Schedule
 from ..derive import Given, Operand
 from ..epilogue.chain import Epilogue
 from ..numbers import W
-from ..orders import Order, formula_for
-from ..partials import Partial, refuse_reductions
+from ..orders import Order, unmirrored
+from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
@@ -30,7 +30,9 @@ from ..plan import (
     PERSISTENT_PARAMETERS,
     GemmPlan,
     StoreSmemMap,
+    check_epilogue,
     check_fields,
+    check_words,
     parameters_with,
     rounded_up,
     stage_depth,
@@ -38,12 +40,14 @@ from ..plan import (
 )
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..quantized.order import WORDS
+from .fragment import WarpFragment
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
 from .quantized.operand import Sm80PackedOperand, check_packed, packed_b
 from .store import BUFFERS, Sm80Store
 
 ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 LOADS = ("cp.async", "tma")
+STORED_FLOATS = ("f32", "bf16", "f16")  # types of C
 ALIGNMENTS = (16, 8, 4, 2, 1)
 MAX_BATCH = 65535  # of a grid's y and z: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 _INSTRUCTIONS = {"bf16": "m16n8k16", "f16": "m16n8k16", "tf32": "m16n8k8",
@@ -117,7 +121,7 @@ class Sm80Plan(GemmPlan):
 
     b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
     weights   the format of B where it is packed weights, or None; see `kernels.sm80.quantized`
-    epilogue  steps between the sums and C, of a plan with packed weights
+    epilogue  steps between the sums and C; see `kernels.epilogue`
     """
 
     m: int
@@ -150,21 +154,46 @@ class Sm80Plan(GemmPlan):
     def parameters(self) -> dict[str, str]:
         """The launch parameters, name -> kind, in order; `workers` bounds a persistent grid.
 
-        With packed weights sixteen words follow, the first the epilogue's.
+        Sixteen words follow where it `takes_words`: the epilogue's, the order's, then anything.
         """
-        if self.weights is not None:
+        if self.takes_words:
             return parameters_with(self.words)
         return PERSISTENT_PARAMETERS if self.config.persistent else BATCH_PARAMETERS
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the epilogue's 64-bit parameters."""
-        return self.epilogue.words
+        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles."""
+        return (*self.epilogue.words, *self.order.words)
+
+    @property
+    def takes_words(self) -> bool:
+        """True if the kernel has parameters for an epilogue, or an order's words."""
+        return self.weights is not None or bool(self.epilogue) or bool(self.order.words)
 
     @property
     def partials(self) -> tuple[Partial, ...]:
-        """Partial results of an epilogue's reductions: none."""
-        return ()
+        """The partial results of the epilogue's reductions: of a warp's columns, and of its rows."""
+        return partials_of(self.epilogue, self.b.warp_extent, self.a.warp_extent)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of device memory of these.
+
+        >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+        >>> Sm80Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).partial_bytes  # of eight warps of 64 columns
+        16384
+        """
+        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory that a call needs beyond its operands: those of partial results."""
+        return self.partial_bytes
+
+    @property
+    def fragment(self) -> WarpFragment:
+        """The map of a warp's accumulators."""
+        return WarpFragment(self.store, self.blocks)
 
     @classmethod
     @checked(PlanError)
@@ -191,12 +220,12 @@ class Sm80Plan(GemmPlan):
         a, b     bf16, f16, tf32 (f32 in memory, of which the instruction reads the upper 19 bits), i8, u8, and from
                  sm_89 on e4m3, e5m2; ":row" (default) or ":col". b defaults to a's type, row-major
         c        f32, bf16 or f16 of float inputs (default: the inputs' type where it has 16 bits, else f32), i32 of
-                 integer ones; row-major
+                 integer ones, and these floats behind an epilogue; row-major
         batch    matrices
-        order    the order of tiles, of all or some of them, as for `Sm90Plan.derive`: one with a formula, since the
-                 kernel has no parameters for a list or a rank
+        order    the order of tiles, of all or some of them, as for `Sm90Plan.derive`, but for "symmetric"
         weights  B is packed weights of that format, of n output features: a is bf16 or f16, b the same and "col"
-        epilogue of a plan with packed weights: `weights.epilogue(*steps, axis="n")`, None for no steps
+        epilogue what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`; with
+                 packed weights `weights.epilogue(*steps, axis="n")`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
@@ -214,11 +243,10 @@ class Sm80Plan(GemmPlan):
             others = [] if order is None else ["order"]
             check_packed(weights, (k, batch), config, (Operand.parse(a), Operand.parse(b)), epilogue, others)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
-        elif epilogue:
-            raise PlanError("epilogue without weights: this kernel has epilogues of products with packed weights alone")
-        _check_epilogue(epilogue or Epilogue(), target)
+        epilogue = Epilogue.of(epilogue)
         a_spec, b_spec, atom = _typed(a, b, target)
-        c_spec = _output(c, a_spec, atom)
+        c_spec = _output(c, a_spec, atom, epilogue)
+        check_epilogue(epilogue, c_spec)
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
@@ -239,12 +267,15 @@ class Sm80Plan(GemmPlan):
         across = -(-m // config.tile[0]), -(-n // config.tile[1])
         if (tiles := across[0] * across[1]) > MAX_COORDINATE:
             raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
-        schedule = formula_for(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
-        return cls(
+        schedule = unmirrored(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
+        made = cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
-            order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue or Epilogue(),
+            order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue,
         )  # fmt: skip
+        check_words(made.words)
+        check_reductions(epilogue, b_plan.warp_extent, c_spec.dtype.name, made.fragment.lane_columns)
+        return made
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
@@ -296,10 +327,11 @@ class Sm80Plan(GemmPlan):
         if self.weights is not None:
             return "sm80.device.quantized:Sm80QuantizedKernel"
         if self.config.loads == "tma":
-            return "sm80.device.gemm_tma:Sm120GemmKernel"
+            return "sm80.device.fused:Sm120FusedKernel" if self.takes_words else "sm80.device.gemm_tma:Sm120GemmKernel"
         if self.config.persistent:
-            return "sm80.device.persistent:Sm80PersistentKernel"
-        return "sm80.device.gemm:Sm80GemmKernel"
+            fused = "sm80.device.fused:Sm80FusedPersistentKernel"
+            return fused if self.takes_words else "sm80.device.persistent:Sm80PersistentKernel"
+        return "sm80.device.fused:Sm80FusedKernel" if self.takes_words else "sm80.device.gemm:Sm80GemmKernel"
 
     def __str__(self) -> str:
         head = self.described(f" {self.arch.name}")
@@ -318,13 +350,6 @@ def _target(arch: str | Arch) -> Arch:
 def _like(a: Given) -> Operand:
     """Packed weights as an operand, for activations of a type."""
     return Operand(Operand.parse(a).dtype, "col")
-
-
-def _check_epilogue(epilogue: Epilogue, target: Arch) -> None:
-    """Raise PlanError for steps that this kernel does not have: those that reduce."""
-    refuse_reductions(epilogue, target.name)
-    for step in epilogue.reductions:
-        raise PlanError(f"{step.name}: {type(step).__name__} reduces C, and the mma.sync kernel has no reductions")
 
 
 def _typed(a: Given, b: Given | None, target: Arch) -> tuple[Operand, Operand, MmaAtom]:
@@ -363,11 +388,11 @@ def _vectors(align: tuple[int, int, int], specs: tuple[Operand, Operand, Operand
     return [bytes_ if bytes_ >= 4 else spec.dtype.bytes for bytes_, spec in zip(align, specs, strict=True)]
 
 
-def _output(c: Given | None, a: Operand, atom: MmaAtom) -> Operand:
+def _output(c: Given | None, a: Operand, atom: MmaAtom, epilogue: Epilogue) -> Operand:
     whole = atom.c_dtype.name == "i32"
     default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
     spec = Operand.parse(default if c is None else c)
-    known = ("i32",) if whole else ("f32", "bf16", "f16")
+    known = ("i32", *STORED_FLOATS * bool(epilogue)) if whole else STORED_FLOATS
     if spec.dtype.name not in known:
         raise PlanError(f"c is {spec.dtype}; of {a.dtype} inputs this kernel stores {', '.join(known)}")
     if spec.order != "row":

@@ -7,7 +7,7 @@ registers. A wrong address, map or order gives a wrong result. Time is not model
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...atoms import MmaAtom, ldmatrix
 from ...errors import PlanError
 from ...memo import memoized
-from ..orders import stored_elements
+from ..orders import reads_on_host, stored_elements
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .plan import Sm80Plan
 from .quantized.reference import filled_stage, packed_fragments
@@ -30,21 +30,24 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def execute_sm80(
-    plan: Sm80Plan, a: np.ndarray, b: np.ndarray, progress: Callable[[int, int], None] | None = None
-) -> np.ndarray:
+    plan: Sm80Plan, a: np.ndarray, b: np.ndarray, progress: Callable[[int, int], None] | None = None,
+    given: Mapping[str, object] | None = None,
+) -> np.ndarray:  # fmt: skip
     """C as values, (M, N) or (batch, M, N), of the plan's output type.
 
     a, b      raw bits of the operands, (batch, lines, elements of a line): lines are contiguous. Packed weights are
               (1, bytes)
     progress  called with (tiles done, tiles in all)
+    given     values of the words that the order of tiles reads
     """
+    reads = reads_on_host(plan.order, given or {})
     c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, plan.n), np.int64))
     times = np.zeros(c.shape, np.uint8)
-    count, stored = int(plan.order.count(plan.tiles)), stored_elements(plan, {})
+    count, stored = int(plan.order.count(plan.tiles, reads=reads)), stored_elements(plan, given or {})
     total, wanted = plan.batch * count, 1 if stored is None else stored.astype(np.uint8)
     for number in range(total):
         matrix, block = divmod(number, count)
-        row, column = plan.order.tile(block, plan.tiles)
+        row, column = plan.order.tile(block, plan.tiles, reads=reads)
         sums = _block(plan, a[matrix], b[matrix], row * plan.tile[0], column * plan.tile[1])
         _store(plan, sums, c[matrix], times[matrix], row * plan.tile[0], column * plan.tile[1])
         if progress is not None:

@@ -54,6 +54,31 @@ def store_checks(plan: Sm80Plan) -> list[Check]:
     return [filled, *extra, drained, _banks_of_c(store), coalesced]
 
 
+def numbered_check(plan: Sm80Plan) -> Check:
+    """The epilogue's numbers of a warp's accumulators: each register once, pairs of neighbours, its part of C once."""
+    fragment, lanes = plan.fragment, np.arange(WARP)
+    rows, columns = plan.a.warp_extent, plan.b.warp_extent
+    count, witness = fragment.accumulator_registers, ""
+    if sorted(fragment.register(v) for v in range(count)) != list(range(count)):
+        witness = f"values 0..{count - 1} are not the {count} accumulators, each once"
+    times = np.zeros((rows, columns), np.int64)
+    places = [
+        tuple(np.asarray(x) + np.zeros(WARP, np.int64) for x in fragment.coords_C(lanes, v)) for v in range(count)
+    ]
+    for v, (i, j) in enumerate(places):
+        np.add.at(times, (i % rows, j % columns), 1)
+        if (i >= rows).any() or (j >= columns).any():
+            witness = witness or f"value {v} lies outside of the warp's {rows}x{columns}"
+        first = places[v - v % 2]
+        if (i != first[0]).any() or (j != first[1] + v % 2).any() or (first[1] % 2).any():
+            witness = witness or f"values {v - v % 2} and {v} are no two neighbours of a row"
+    if (times != 1).any():
+        at = tuple(int(x) for x in np.argwhere(times != 1)[0])
+        witness = witness or f"element {at} of the warp's part has {int(times[at])} values"
+    statement = f"{count} values of a lane are its accumulators, in pairs, and all of {rows}x{columns} once"
+    return Check("epilogue", statement, not witness, f"exhaustion ({rows * columns} elements)", witness)
+
+
 def _matrices(store: Sm80Store) -> Check:
     """stmatrix puts each register of the fragments where the buffer's tile has it, without conflicts."""
     assert store.matrices is not None

@@ -111,7 +111,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     if plan.shards is not None:
         checks += shard_checks(plan)
     if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
-        checks.append(reductions_check(plan))
+        values = plan.stored_values(0) if plan.half is None else range(plan.stored.accumulator_registers)
+        checks.append(reductions_check(plan, plan.stored, values))
     if plan.store is None:
         checks.append(neighbours_check(plan))
     else:
@@ -153,6 +154,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         promoted=plan.mainloop is not None,
         column_parts=product_of(plan)[2],
         numbers=bool(plan.numbers.parts),
+        bulk_numbers=plan.numbers.bulk_bytes if plan.numbers_warp is not None else 0,
         packed=plan.a.product_groups(plan.blocks) if plan.weights is not None else 0,
         apart=plan.a.sums if plan.sums_apart else 0,
         by_warps=plan.products is not None,

@@ -22,6 +22,9 @@ of bounds. Exactly the first `valid` of a warp's 16 rows are stored, for any num
 Ends in place of offsets: ends[e] is offsets[e + 1], and rows from the last end on are in no group. Consumers store
 zeros there after their tiles where the plan asks for it: rows end + w, end + w + W, ... by warp w of the W of all.
 
+Operands that an epilogue writes end with the group too, by a comparison, and reductions take its rows alone. Rows of no
+group are never written there. Columns are reduced in each group: see `kernels.partials`.
+
 Masked groups have a matrix of A and of C each, of which the first counts[e] rows count. The same table has the counts,
 0 to M each, in place of the first rows; tiles beyond a group's count have no number. C's map has the group as a fourth
 dimension.
@@ -49,7 +52,6 @@ from ..store import WARP_ROWS, StorePlan
 
 if TYPE_CHECKING:
     from ..derive import Operand
-    from ..epilogue.chain import Epilogue
     from ..sm90.config import Sm90Config
     from ..sm90.operands.combined import Combined
     from ..sm90.plan import Sm90Plan
@@ -332,9 +334,8 @@ def check_ends(offsets: npt.NDArray[np.int64], size: int, things: str) -> None:
 
 
 def check_ragged(
-    ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand, epilogue: Epilogue | None,
-    gated: Combined | None,
-) -> None:  # fmt: skip
+    ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand, gated: Combined | None
+) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a grouped kernel."""
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
@@ -348,9 +349,6 @@ def check_ragged(
         raise PlanError(f"a is {a}: groups begin at any row, and a tensor copy of columns at multiples of 16 bytes")
     if c.order != "row":
         raise PlanError(f"c is {c}: groups end between rows, and a tensor store of columns would go on: plan a 'row' C")
-    written = [given.name for given in epilogue.given if given.written] if epilogue else []
-    if written:
-        raise PlanError(f"the epilogue writes {written[0]}: a tile reaches into the next group, and would write there")
 
 
 # ---------------------------------------------------------------------------------------------------------------- proof

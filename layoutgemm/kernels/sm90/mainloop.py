@@ -9,8 +9,7 @@ number for each K block and every `group` rows of A, or columns of B.
 
 The loader's side copies them into the K block's stage, beside A and B: see `StageNumbers`. A consumer with a load from
 global memory in flight would wait for it at the next wgmma.fence, as ptxas has it. Products of 256x128 tiles take
-nearly all of shared memory's bandwidth: numbers of neighbouring rows that lie next to each other are copied 16 bytes at
-a time.
+nearly all of shared memory's bandwidth: numbers of neighbouring rows that lie next to each other come by one bulk copy.
 
 So 8-bit floats are multiplied with a scale for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3 Technical Report,
 3.3.2). The loss of the tensor core's short sums of 8-bit products is bounded, since no more than `depth` of them are
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 TOTAL = "total"
 DEPTH = 128  # elements of K in a K block, unless a main loop says otherwise
 NUMBER_BYTES = 4  # of a table's f32
-VECTOR = 16 // NUMBER_BYTES  # numbers of the widest cp.async
+BULK = 16  # bytes: the address and the size of a bulk copy are multiples of it (PTX ISA, "cp.async.bulk")
 WIDEST = 192  # columns of a product whose registers fit beside the totals of 64 rows; of more, halves are multiplied
 COPY_ARRIVALS = WARP  # at a stage's barrier: each lane of the loader's warp copies numbers, and arrives for its own
 
@@ -271,9 +270,14 @@ class NumberSlots:
     width: int
 
     @property
-    def vector(self) -> int:
-        """Numbers of a 16-byte copy, where they lie next to each other in global memory: those of 4 rows of A."""
-        return VECTOR if self.table.axis == "m" and self.table.group == 1 and self.slots % VECTOR == 0 else 1
+    def bulk_bytes(self) -> int:
+        """Bytes of one copy of all numbers, where those of neighbouring rows of A lie next to each other; 0: never one.
+
+        >>> [NumberSlots(Table("s", "m", group), 1, 256, 0, 256).bulk_bytes for group in (1, 2)]
+        [1024, 0]
+        """
+        size = self.slots * NUMBER_BYTES
+        return size if self.table.axis == "m" and self.table.group == 1 and size % BULK == self.first % BULK == 0 else 0
 
     def byte(self, along: W) -> W:
         """The byte in the stage's numbers for row or column `along` of the tile; an int or a traced integer.
@@ -331,7 +335,12 @@ class StageNumbers:
     @property
     def bytes(self) -> int:
         """Bytes of a stage's numbers, a multiple of 16."""
-        return rounded_up(sum(part.slots for part in self.parts) * NUMBER_BYTES, 16)
+        return rounded_up(sum(part.slots for part in self.parts) * NUMBER_BYTES, BULK)
+
+    @property
+    def bulk_bytes(self) -> int:
+        """Bytes of a stage that come by bulk copies, where all numbers that can lie next to each other do."""
+        return sum(part.bulk_bytes for part in self.parts)
 
     def part(self, name: str) -> NumberSlots:
         """The slots of one table."""

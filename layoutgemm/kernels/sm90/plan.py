@@ -501,7 +501,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     @property
     def partials(self) -> tuple[Partial, ...]:
         """The partial results of the epilogue's reductions."""
-        return partials_of(self.epilogue, self.columns_at_a_time)
+        return partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
 
     @property
     def partial_bytes(self) -> int:
@@ -511,7 +511,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
         >>> Sm90Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).partial_bytes  # two tiles of columns
         4096
         """
-        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
+        return words_of_matrix(self.partials, self.m, self.n, self.batch) * self.matrices_of_c * WORD_BYTES
 
     @property
     def workspace(self) -> int:
@@ -656,8 +656,6 @@ class _Request:
         a, b, c = operands(*given)
         if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
             raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
-        if epilogue.reductions and groups != (None, None):
-            raise PlanError(f"{epilogue.reductions[0].name}: a reduction of C, whose rows or K are those of groups")
         if epilogue and c.dtype.kind != "float":
             raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
         if gated is not None and gated.separate:
@@ -670,7 +668,7 @@ class _Request:
             check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype))
             config = replace(config, tile_k=mainloop.depth)
         if ragged is not None:
-            check_ragged(ragged, sizes[3], config, a, c, epilogue, gated)
+            check_ragged(ragged, sizes[3], config, a, c, gated)
         if along_k is not None:
             others = {"gated": gated, "mainloop": mainloop, "ragged": ragged}
             named = [name for name, part in others.items() if part is not None]

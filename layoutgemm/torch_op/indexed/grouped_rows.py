@@ -124,11 +124,11 @@ def _refused(options: Options) -> str:
     """Why no product has these arguments beside row indices, or ""."""
     for name in ("out_rows", "row_weights", "counts", "expected_rows"):
         if options.get(name) is not None:
-            return f"{name}: a product with row indices, and with scales, a bias or offs, takes none"
+            return f"{name}: a product with row indices, and with scales, a bias, offs or an epilogue, takes none"
     if options.get("copy_rows") is False:
-        return "copy_rows: False, and rows of a product with scales, a bias or offs are copied first"
+        return "copy_rows: False, and rows of a product with scales, a bias, offs or an epilogue are copied first"
     if all(options.get(name) is None for name in _SAID):
-        return "rows: with scales or a bias they are of groups, by offsets or offs"
+        return "rows: with scales, a bias or an epilogue they are of groups, by offsets or offs"
     if all(options.get(name) is not None for name in _SAID):
         return "offsets and offs: groups are said by one of offsets, offs and counts"
     return ""

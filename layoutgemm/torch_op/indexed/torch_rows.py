@@ -19,9 +19,11 @@ def selected(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
     >>> selected(torch.tensor([[1.0], [2.0]]), torch.tensor([1, -1, 2])).tolist()
     [[2.0], [0.0], [0.0]]
+    >>> selected(torch.tensor([1.0, 2.0]), torch.tensor([1, -1])).tolist()
+    [2.0, 0.0]
     """
     inside, named = _inside(indices, x.shape[0])
-    return torch.where(inside, x.index_select(0, named), 0)
+    return torch.where(inside if x.ndim > 1 else inside.squeeze(-1), x.index_select(0, named), 0)
 
 
 def added(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -59,6 +61,10 @@ def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def of_rows(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """A tensor of the chosen rows' shape, without memory of its own."""
-    some = a[:1] if a.shape[0] else a.new_zeros(1, a.shape[1])
-    return some.expand(rows.shape[0], -1)
+    """A tensor of the chosen rows' shape, without memory of its own.
+
+    >>> of_rows(torch.zeros(5, 8), torch.zeros(2, 3).long()).shape
+    torch.Size([2, 3, 8])
+    """
+    some = a[..., :1, :] if a.shape[-2] else a.new_zeros(1, a.shape[-1])
+    return some.expand(*rows.shape, -1)

@@ -31,6 +31,7 @@ from ..indexed.product import IndexedOperands
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
 from .grouped import grouped_product as computed_grouped
+from .grouped_epilogue import grouped_call, grouped_with_epilogue
 from .kept import Keeping, find, memory_beside
 from .operators import (
     CHECK_GROUPED,
@@ -286,7 +287,7 @@ def grouped_matmul(
     bias: torch.Tensor | None = None, activation: str | None = None, use_fast_accum: bool = True,
     out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
     rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
-    copy_rows: bool | None = None,
+    copy_rows: bool | None = None, epilogue: Epilogue | None = None, given: Mapping[str, object] | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
@@ -325,6 +326,11 @@ def grouped_matmul(
               alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
+    epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.Epilogue`. Of all forms but
+              columns; with `rows`, of groups of rows and, without scales, of masked groups
+    given     what it reads and writes, by name, as for `matmul`. Of groups of rows a vector along N is (N,), or
+              (experts, N) for one of each group, and columns are reduced to (experts, N). Rows of no group are in no
+              reduction and are not written. A launch of its own: not under torch.compile
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group.
@@ -342,13 +348,14 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
-    if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
-        return _with_rows(a, b, {
+    of_rows = rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None
+    if of_rows or epilogue is not None or given is not None:
+        return _with_more(a, b, {
             "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
             "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
             "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config,
             "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
-        }, rows)  # fmt: skip
+        }, rows, epilogue, given)  # fmt: skip
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -392,16 +399,21 @@ def grouped_matmul(
     return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
 
 
-def _with_rows(
-    a: torch.Tensor, b: torch.Tensor, given: Options, rows: torch.Tensor | None
+def _with_more(
+    a: torch.Tensor, b: torch.Tensor, given: Options, rows: torch.Tensor | None, epilogue: Epilogue | None,
+    operands: Mapping[str, object] | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product with row indices; `given` has the other arguments by name."""
+    """The product with row indices, or an epilogue and its operands; `given` has the other arguments by name."""
+    if epilogue is not None or operands is not None:
+        if _is_traced():
+            refuse(NOT_COMPILED)
+        return grouped_with_epilogue(*grouped_call(a, b, rows, given), epilogue, operands)
     if rows is not None and takes_copied_rows(given):
         return grouped_rows(a, b, rows, given, grouped_matmul)
     names = "offs", "expected_rows", "scale_a", "scale_b", "recipe_a", "recipe_b", "bias"
-    operands = IndexedOperands(a, b, rows, given["out_rows"], given["row_weights"], given["offsets"], given["counts"])
+    of = IndexedOperands(a, b, rows, given["out_rows"], given["row_weights"], given["offsets"], given["counts"])
     return indexed_matmul(
-        operands, activation=given["activation"], out=given["out"], out_dtype=given["out_dtype"],
+        of, activation=given["activation"], out=given["out"], out_dtype=given["out_dtype"],
         config=given["config"], others={name: given[name] for name in names}, copy_rows=given["copy_rows"],
     )  # fmt: skip
 

@@ -32,6 +32,14 @@ from .gated import why_by_torch
 from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated, why_not_along_k
 from .grouped import epilogue_of_call as epilogue_of_groups
 from .grouped import plan_of as plan_of_groups
+from .grouped_epilogue import (
+    GroupedFactors,
+    GroupedOptions,
+    checked_groups,
+    grouped_launch,
+    of_one_group,
+    refusal_on_gpu,
+)
 from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
 from .own_epilogue import ScaledFactors, behind_scales, checked, of_one, promoted_plan, promotes
@@ -65,7 +73,7 @@ def explain_own_epilogue(
     if of.one:
         call, of, operands = of_one(call, of, steps, operands)
         out = None if out is None else out[0]
-    whole, every = behind_scales(call, of, steps, operands)
+    whole, every = behind_scales(call.recipes, (of.a.ndim, of.b.ndim), of.scales, steps, operands)
     vectors = {name: x for name, x in every.items() if name in of.scales}
     copies = _copied_vectors(call.recipes, of.scales, of.a.ndim, vectors)
     if promotes(call, finish.fast):
@@ -221,17 +229,7 @@ def _grouped(
     assert groups is not None
     if call.form == ALONG_K and (reason := why_not_along_k(a, call)):
         raise OperandError(reason)
-    scales = {} if scale_a is None else {"scale_a": scale_a, **named(scale_b=scale_b)}
-    copies: list[tuple[str, int]] = []
-    if call.recipes is not None and not call.recipes.in_mainloop:
-        ranks = {"scale_a": a.ndim, "scale_b": b.ndim}
-        vectors, _ = vectors_of(call.recipes, ranks, scales)
-        for name, rank in ranks.items():
-            one = {name: vectors[name]} if name in vectors else {}
-            copies += _copied_vectors(call.recipes, scales, rank, one)
-    if not groups.is_contiguous():
-        rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
-        copies.append((rule, groups.nbytes))
+    copies = _copied_beside(call, (a.ndim, b.ndim), named(scale_a=scale_a, scale_b=scale_b), groups)
     if finish.gate is not None and (by_torch := why_by_torch(b)):
         wide = ungated(call, b, torch.float32)
         found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config, rows)
@@ -242,8 +240,61 @@ def _grouped(
     plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None, rows)
     if rows is not None:
         copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
-    what = {MASKED: "counts of rows", ALONG_K: "ends along K"}.get(call.form, "ends")
-    return _of_plan(plan, a, b, out, f"one launch for all groups, whose {what} the kernel reads; {why}", copies)
+    return _of_plan(plan, a, b, out, f"{_one_launch(call.form)}; {why}", copies)
+
+
+def _one_launch(form: str) -> str:
+    """The sentence on a launch of groups of that form."""
+    what = {MASKED: "counts of rows", ALONG_K: "ends along K"}.get(form, "ends")
+    return f"one launch for all groups, whose {what} the kernel reads"
+
+
+def _copied_beside(
+    call: GroupedCall, ranks: tuple[int, int], scales: dict[str, torch.Tensor], groups: torch.Tensor
+) -> list[tuple[str, int]]:
+    """Copies of operands beside A and B: why, and bytes. `ranks`: of these two."""
+    copies: list[tuple[str, int]] = []
+    if call.recipes is not None and not call.recipes.in_mainloop:
+        of = {"scale_a": ranks[0], "scale_b": ranks[1]}
+        vectors, _ = vectors_of(call.recipes, of, scales)
+        for name, rank in of.items():
+            one = {name: vectors[name]} if name in vectors else {}
+            copies += _copied_vectors(call.recipes, scales, rank, one)
+    if not groups.is_contiguous():
+        rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
+        copies.append((rule, groups.nbytes))
+    return copies
+
+
+def explain_grouped_epilogue(
+    of: GroupedFactors, asked: GroupedOptions, epilogue: object, given: Mapping[str, object] | None
+) -> Explanation:
+    """Which kernel `grouped_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
+    made = checked_groups(of, epilogue, given, asked)
+    require_hopper(of.a.get_device(), "grouped_matmul")
+    if 0 in (*made.call.shape, made.call.experts, *made.of.a.shape):
+        return ZEROS
+    if why := refusal_on_gpu(made):
+        raise OperandError(why)
+    one = of_one_group(made)
+    call, of = one.call, one.of
+    assert of.groups is not None
+    copies = _copied_beside(call, (of.a.ndim, of.b.ndim), of.scales, of.groups)
+    out = asked.out if asked.out is None or made.call.shape == call.shape else asked.out[0]
+    found = grouped_launch(one, out is None and one.steps.stores_c)
+    plan = found.plan
+    a = of.a
+    if of.rows is not None:
+        a = a.expand(*of.b.shape[:-2], *a.shape[-2:]) if of.rows.ndim == 2 else a
+        copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
+        if of.scale_a is not None and of.scale_a.shape[:1] == of.rows.shape:
+            copies.append((f"scale_a: torch gathers {of.rows.shape[0]} chosen rows", of.scale_a.nbytes))
+    if plan.partials:
+        copies.append((partial_text(plan.partial_bytes).rpartition(",")[0], plan.partial_bytes))
+    why = found.why
+    if asked.expected_rows is not None:
+        why = f"expected_rows = {asked.expected_rows}: tiles of {'x'.join(map(str, plan.config.tile))}"
+    return _of_plan(plan, a, of.b, out, f"{_one_launch(call.form)}; {why}", copies)
 
 
 def _of_rows(

@@ -19,7 +19,7 @@ first form's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from ...arguments import as_int
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
+from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import (
@@ -467,22 +468,25 @@ def _by_kernel(
 def plan_of(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: ScaledFinish,
     config: Sm90Config | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
+    epilogue: Epilogue | None = None,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of a product by kernel, and why this configuration.
 
     ends    `numbers` are ends, without the zero in front
     clears  and rows behind the last one become zeros
     rows    of A that are copied first, or None for all in order
+    epilogue  of the caller's own, or None for that of the call
     """
+    epilogue = epilogue_of_call(call, finish) if epilogue is None else epilogue
     if call.form == ALONG_K:
-        return _plan_along_k(call, a, b, numbers, finish, config, ends)
+        return _plan_along_k(call, a, b, numbers, config, ends, epilogue)
     (m, n), k, masked = call.shape[-2:], a.shape[-1], call.form == MASKED
     types, scales = _types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
     sizes = m, n, k, call.experts
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.gate)
-    indexed = None if rows is None else IndexedRows(RowIndices(a.shape[0], INTS[rows.dtype]), copy=True)
-    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), finish.gate, indexed), why
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.gate, epilogue.columns)
+    indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]), copy=True)
+    return derived(sizes, types, scales, config, ragged, epilogue, finish.gate, indexed), why
 
 
 def _types_and_scales(
@@ -503,20 +507,20 @@ def expected_config(call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: i
 
 
 def _plan_along_k(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, finish: ScaledFinish,
-    config: Sm90Config | None, ends: bool,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: Sm90Config | None, ends: bool,
+    epilogue: Epilogue,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of groups along K, and why this configuration."""
     sizes = a.shape[0], b.shape[1], a.shape[1], call.experts
     types = f"{NAMES[a.dtype]}:col", f"{NAMES[b.dtype]}:row", C_NAMES[call.kind]
     why = "given by the caller"
     if config is None:
-        config = along_k_config(*sizes, wide=dtype(types[2]).bits == 32)
+        config = along_k_config(*sizes, wide=dtype(types[2]).bits == 32, columns=epilogue.columns)
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
         lines = -(-sizes[2] // sizes[3])
         why = f"{lines} of K a group on average: tiles of {tile} in clusters of {cluster} are estimated fastest"
     groups = AlongK.of(call.experts, INTS[offsets.dtype], ends)
-    return derived(sizes, types, None, config, groups, epilogue_of_call(call, finish)), why
+    return derived(sizes, types, None, config, groups, epilogue), why
 
 
 def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
@@ -527,25 +531,26 @@ def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None, masked: bool = False, gate: str | None = None,
+    config: Sm90Config | None, masked: bool = False, gate: str | None = None, columns: int = 1,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
 
-    sizes  M, N, K and the groups; of masked groups M is each one's
-    gate   the function of a gate, or None
+    sizes    M, N, K and the groups; of masked groups M is each one's
+    gate     the function of a gate, or None
+    columns  of C that a CTA stores: a multiple of so many
     """
     sums = 1 if gate is None else HALVES
     if config is not None:
         return config, "given by the caller"
     if masked:
         rows = masked_rows(sizes[0])
-        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums)
+        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums, columns)
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
     found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate))
-    if found is not None:
+    if found is not None and found.config.tile[1] // sums % columns == 0:
         return found.config, "measured by layoutgemm.tune"
-    config = usual_config(sizes, types, scales, sums)
+    config = usual_config(sizes, types, scales, sums, columns)
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
 
@@ -572,20 +577,29 @@ def _on_cpu(
     """Each group in float64, rounded once; `out` keeps its rows of no group."""
     assert groups is not None
     c = torch.zeros(call.shape, dtype=call.kind) if out is None else out
+    for e, part, wide in group_sums(call, a, b, groups, scale_a, scale_b):
+        c[part] = rounded(wide, call.kind) if call.form == ALONG_K else _finished_group(call, wide, finish, e)
+    return c
+
+
+def group_sums(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> Iterator[tuple[int, Part, torch.Tensor]]:  # fmt: skip
+    """(number, index in C, sums in float64) of each group with elements of C."""
     values, recipes = groups.tolist(), call.recipes or Recipes("", "")
     if call.form == MASKED:
         for e, count in enumerate(values):
             scales = [of_group(x, of, e) for x, of in ((scale_a, recipes.a), (scale_b, recipes.b))]
-            c[e, :count] = _finished_group(call, _sums(call, a[e], b[e], *scales)[:count], finish, e)
-        return c
+            yield e, (e, slice(count)), _sums(call, a[e], b[e], *scales)[:count]
+        return
     for e, (first, end) in enumerate(pairwise(values if call.said == OFFSETS else [0, *values])):
         part = slice(first, end)
         if call.form == ALONG_K:
-            c[e] = rounded(exact(a[:, part], b[part]), call.kind)
+            yield e, (e,), exact(a[:, part], b[part])
         elif end > first:
             scales = [of_group(scale_a, recipes.a, part), of_group(scale_b, recipes.b, e)]
-            c[part] = _finished_group(call, _sums(call, a[part], b[e], *scales), finish, e)
-    return c
+            yield e, (part,), _sums(call, a[part], b[e], *scales)
 
 
 def _finished_group(call: GroupedCall, wide: torch.Tensor, finish: ScaledFinish, e: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import resolved
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import lines_of
-from ...kernels.run.torch_tensors import check_tensors, launch_of
+from ...kernels.run.torch_tensors import LaunchOf, check_tensors, launch_of
 from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
@@ -328,8 +328,7 @@ def launch(
     a, b, index = resolved(a.detach()), resolved(b.detach()), a.get_device()
     with torch.cuda.device(a.device):
         made = launch_of(plan, a, b, out, True, words)
-        if made.late and out is not None and plan.ragged is not None and not plan.ragged.clears:
-            made.c.copy_(out)  # rows in no group stay
+        _keep_rows(plan, made, out)
         first = len(made.arguments) - len(words)
         read = {**tables, **operands}
         places = [0, 1, *[first + plan.words.index(name) for name in read]]
@@ -352,14 +351,26 @@ def launch(
     return c
 
 
-def launch_once(plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, words: Sequence[int]) -> None:
-    """Launch a plan into C, of whose words the caller knows all. Nothing is kept."""
+def _keep_rows(plan: Sm90Plan, made: LaunchOf, out: torch.Tensor | None) -> None:
+    """Keep rows in no group, where C is stored beside the output and then copied."""
+    if made.late and out is not None and plan.ragged is not None and not plan.ragged.clears:
+        made.c.copy_(out)
+
+
+def launch_once(
+    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, words: Sequence[int]
+) -> torch.Tensor:
+    """Launch a plan into C, or a new one; of the words the caller knows all. Nothing is kept."""
     index = a.get_device()
     with torch.cuda.device(a.device):
         made = launch_of(plan, a, b, c, True, tuple(words))
+        if plan.epilogue.stores_c:
+            _keep_rows(plan, made, c)
         Direct(compile_plan(plan), made.arguments, (), index, plan).launch((), raw_stream(index))
-        if made.late and plan.epilogue.stores_c:
+        if made.late and c is not None and plan.epilogue.stores_c:
             c.copy_(made.c)
+    found: torch.Tensor = made.c if c is None else c
+    return found
 
 
 def _order(names: Sequence[str]) -> list[int]:

@@ -9,7 +9,6 @@ of rows, of tensors       the epilogue's first steps, `scale_a` and `scale_b`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import lcm
 from typing import NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from ..epilogue import (
     epilogue_product,
     finish_of,
     given_operands,
+    operands_of_one,
     reduce_nothing,
     reference_of,
 )
@@ -36,7 +36,7 @@ from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
 from .kept import launch_once, require_hopper
 from .operators import WAY_OUT, checked_scaled
-from .recipes import recipe_text
+from .recipes import Recipes, recipe_text
 from .scaled import ScaledCall, ScaledFinish, check_config, chosen, derived, of_group, sums, vectors_of
 
 _OF_SCALES = ("scale_a", "scale_b")
@@ -101,11 +101,7 @@ def of_one(
 ) -> tuple[ScaledCall, ScaledFactors, GivenOperands]:
     """The product of a batch of one as that of its matrices: such a plan has no batch."""
     scale_a, scale_b = of_group(of.scale_a, call.recipes.a, 0), of_group(of.scale_b, call.recipes.b, 0)
-    every = dict(operands.every)
-    for operand in epilogue.given:
-        if operand.axes and every[operand.name].ndim > len(operand.axes):
-            every[operand.name] = every[operand.name][0]
-    made = GivenOperands(every, *[{name: every[name] for name in names} for names in (epilogue.reads, epilogue.writes)])
+    made = operands_of_one(epilogue, operands)
     assert scale_a is not None
     return call._replace(shape=call.shape[1:]), ScaledFactors(of.a[0], scale_a, of.b[0], scale_b), made
 
@@ -148,18 +144,22 @@ def _computed(
             return value.new_empty(0)
         return value if out is None else out.copy_(value)
     require_hopper(a.get_device(), "scaled_matmul")
-    whole, every = behind_scales(call, of, epilogue, operands)
+    whole, every = behind_scales(call.recipes, (of.a.ndim, of.b.ndim), of.scales, epilogue, operands)
     if not promotes(call, fast):
         return epilogue_product(a, b, call.kind, whole, every, config, out)
     return _promoted(call, of, whole, every, out, config)
 
 
 def behind_scales(
-    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, operands: GivenOperands
-) -> tuple[Epilogue, Tensors]:
-    """The epilogue behind the scales that the main loop leaves, and the operands of both."""
-    vectors, _ = vectors_of(call.recipes, dict.fromkeys(of.scales, of.a.ndim), of.scales)
-    first = epilogue_of(call.recipes, None, None).steps
+    recipes: Recipes, ranks: tuple[int, int], scales: dict[str, torch.Tensor], epilogue: Epilogue,
+    operands: GivenOperands,
+) -> tuple[Epilogue, Tensors]:  # fmt: skip
+    """The epilogue behind the scales that the main loop leaves, and the operands of both.
+
+    ranks  of A and B
+    """
+    vectors, _ = vectors_of(recipes, dict(zip(_OF_SCALES, ranks, strict=True)), scales)
+    first = epilogue_of(recipes, None, None).steps
     return Epilogue(*first, *epilogue.steps, stores_c=epilogue.stores_c), {**vectors, **operands.every}
 
 
@@ -176,9 +176,7 @@ def promoted_plan(
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
     groups = call.recipes.groups if call.recipes.in_mainloop else ()
-    quantize = 1 if epilogue.quantizes is None else epilogue.quantizes.each
-    columns = lcm(quantize, *[step.each or 1 for step in epilogue.reductions])
-    config, why = chosen(sizes, types, groups, a.get_device(), config, columns)
+    config, why = chosen(sizes, types, groups, a.get_device(), config, epilogue.columns)
     finish = finish_of(epilogue, given, call.shape)
     return derived(sizes, types, groups, config, None, finish.epilogue), why, finish
 

@@ -337,9 +337,10 @@ def test_names_hold_when_lines_move() -> None:
 def test_mutants_of_ptx_leave_the_arrays_as_they_were() -> None:
     c = np.full(64, 7, np.uint32)
     found = mutate_ptx(TEXT, block=64, smem=256, args=[c, 2])
-    assert (c == 7).all() and len(found.rows) == 5
+    assert (c == 7).all() and len(found.rows) == 7
     assert [(row.mutant.name(words()), row.reason.split(":")[0]) for row in found.rows if not row.caught] == [
-        ("bar.sync #1: deleted", "end")
+        ("bar.sync #1: deleted", "end"),
+        ("bar.sync #1: one access earlier", "same"),
     ]
     assert len(mutate_ptx(TEXT, block=64, smem=256, args=[c, 2], count=2).rows) == 2
 
@@ -351,6 +352,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "a warp may end before it knows of ld.shared.b32 (PTX line 20)" in capsys.readouterr().out
     assert main([*given, "--json", "--arg", "u32=1"]) == 1  # no shared bytes: the barrier is not needed
     said = json.loads(capsys.readouterr().out)
-    assert said["mutants"] == 5 and [one["reason"].split(":")[0] for one in said["survivors"]] == ["looser", "end"]
+    reasons = [one["reason"].split(":")[0] for one in said["survivors"]]
+    assert said["mutants"] == 7 and reasons == ["looser", "end", "looser", "same"]
     assert main([*given, "2", "--arg", "u32=2"]) == 0
     assert "of     2 caught" in capsys.readouterr().out

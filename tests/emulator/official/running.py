@@ -13,7 +13,7 @@ from layoutgemm.emulator.host.launcher import HostFunction
 from layoutgemm.emulator.host.types import parameter_of
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.mutants import edited
-from layoutgemm.emulator.mutation.run import IN_TURN, LaunchCase
+from layoutgemm.emulator.mutation.run import EARLY, IN_TURN, LaunchCase
 from layoutgemm.emulator.ptx.parser import PtxKernel, read_instruction
 from tests.emulator.official.cases import Inputs, Tensor, inputs
 from tests.emulator.official.compiled import compiled
@@ -109,9 +109,10 @@ def case(example: Example, shape: Shape, policy: Policy | None = None) -> Launch
     return LaunchCase(f"{example.name} {'x'.join(map(str, shape))}", run.launch, run.check, policy or IN_TURN)
 
 
-# Orders that differ in what a kernel has to wait for: everything late, in the order of its issue, and waits that fail.
+# Orders that differ in what a kernel has to wait for: all late, in the order of issue, waits that fail, all early.
 ORDERS = (
     IN_TURN, Policy(fences="writers", lands="oldest"), Policy(fences="writers", waits="reluctant", elect="highest"),
+    EARLY,
 )  # fmt: skip
 
 

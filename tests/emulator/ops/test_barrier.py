@@ -87,9 +87,9 @@ def test_a_barrier_reduces_predicates(form):
 
 def test_misuse_of_barriers_of_a_block():
     with pytest.raises(EmulatorError, match=r"barriers 0\.\.15"):
-        kinds("bar.sync 16;")
+        kinds("mov.u32 %r1, 16; bar.sync %r1;")
     with pytest.raises(EmulatorError, match="no whole number of warps"):
-        kinds("bar.sync 1, 40;")
+        kinds("mov.u32 %r1, 40; bar.sync 1, %r1;")
     assert "protocol" in kinds(
         "setp.ge.u32 %p1, %r30, 32; @%p1 bra A; bar.arrive 1, 96; bra B; A: bar.arrive 1, 128; B:"
     )

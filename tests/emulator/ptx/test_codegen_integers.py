@@ -290,7 +290,7 @@ def test_registers_of_another_width_than_the_type_are_refused():
             run(text + ";", shared=64)
 
 
-@pytest.mark.parametrize("kind", [*EIGHT, "f32", "f16", "b8", "b32"])
+@pytest.mark.parametrize("kind", [*EIGHT, "f32", "b8", "b32"])
 def test_loads_and_stores_with_wider_registers(kind):
     """ld extends to its register by the type's sign, st drops what is above; 64-bit logic takes what came of them."""
     bits = int(kind.lstrip("usfb"))

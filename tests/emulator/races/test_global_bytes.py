@@ -152,3 +152,41 @@ def test_blocks_without_a_flag():
 def test_bytes_of_one_word():
     body = "mov.u32 %r31, %tid.x; cvt.u64.u32 %d1, %r31; add.s64 %d1, %a, %d1; st.global.b8 [%d1], %r31;"
     assert not found(body.replace("%r31;", "%r31;"), block=64)
+
+
+# Every block adds to the sums; the last one that adds to the flag reads them.
+SUMS = f"""{LANE} mov.u32 %r7, 1; setp.eq.u32 %p2, %r31, 0; add.s64 %d1, %a, %d31; {{add}} bar.sync 0;
+mov.u32 %r30, smem;
+@%p2 st.shared.b32 [%r30], 0; {{before}} @!%p2 bra WAIT; {{tell}} st.shared.b32 [%r30], %r3; WAIT: bar.sync 0;
+ld.shared.b32 %r4, [%r30]; mov.u32 %r5, %nctaid.x; add.u32 %r4, %r4, 1; setp.ne.u32 %p1, %r4, %r5; @%p1 bra END;
+{{after}} ld.global.b32 %r6, [%d1]; st.global.b32 [%d1], %r6; END:"""
+ADD, COUNT = "red.global.add.u32 [%d1], %r7;", "atom.global.add.u32 %r3, [%flag], 1;"
+FULL = "fence.acq_rel.gpu;"
+
+
+@pytest.mark.parametrize(
+    ("add", "before", "tell", "after", "kinds"),
+    [(ADD, FULL, COUNT, FULL, set()), (ADD, "", "atom.acq_rel.gpu.global.add.u32 %r3, [%flag], 1;", "", set()),
+     (ADD, "", COUNT, FULL, {"race"}), (ADD, FULL, COUNT, "", {"lint"}),
+     (ADD.replace("add", "max"), "", COUNT, "", set())],  # of other atomic operations locks are built: not checked
+)  # fmt: skip
+def test_sums_by_atomic_operations(add: str, before: str, tell: str, after: str, kinds: set[str]) -> None:
+    body = SUMS.format(add=add, before=before, tell=tell, after=after)
+    assert {one.kind for one in found(body, block=64, grid=3, shared=64)} == kinds
+
+
+# A thread reduces shared memory into the sums; then the block reads them.
+REDUCED = f"""{LANE} mov.u32 %r30, smem; shl.b32 %r28, %r31, 2; add.u32 %r27, %r30, %r28; setp.eq.u32 %p2, %r31, 0;
+add.s64 %d1, %a, %d31; {{first}} st.shared.b32 [%r27], %r31; fence.proxy.async{{space}}; bar.sync 0; @!%p2 bra READ;
+cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%a], [%r30], 256; cp.async.bulk.commit_group;
+cp.async.bulk.wait_group{{how}} 0; READ: bar.sync 0; ld.global.b32 %r2, [%d1];"""
+
+
+@pytest.mark.parametrize(
+    ("first", "space", "how", "races"),
+    [("", ".shared::cta", "", 0), ("", "", ".read", 1), ("st.global.b32 [%d1], %r31;", "", "", 0),
+     ("st.global.b32 [%d1], %r31;", ".shared::cta", "", 1)],  # the fence has to be of global memory, too
+)  # fmt: skip
+def test_a_reduction_by_a_copy_engine(first: str, space: str, how: str, races: int) -> None:
+    seen = found(REDUCED.format(first=first, space=space, how=how), block=64, shared=256)
+    assert len(seen) == races and {one.kind for one in seen} <= {"race"}

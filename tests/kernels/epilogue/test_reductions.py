@@ -15,7 +15,7 @@ from layoutgemm import Sm90Config, Sm90Plan
 from layoutgemm.atoms import wgmma
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import AlongK, Promoted, Ragged, Table
+from layoutgemm.kernels import Promoted, Table
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.arrays import Arrays
 from layoutgemm.kernels.epilogue.chain import (
@@ -36,7 +36,6 @@ from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
-from layoutgemm.kernels.sm100.plan import Sm100Plan
 from tests import needs
 
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
@@ -166,10 +165,11 @@ def test_lanes_follow_from_the_fragment_map() -> None:
 
 def test_a_wrong_exchange_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Sm90Plan.derive(64, 64, 64, config=SMALL, epilogue=Epilogue(RowReduce(), ColumnReduce()))
-    assert reductions_check(plan)
+    values = range(plan.mma.accumulator_registers)
+    assert reductions_check(plan, plan.mma, values)
     for wrong, text in (((4, 8), "value 0 of lanes 0 and 4 is of"), ((1,), "two groups of lanes"), ((1, 1), "twice")):
         monkeypatch.setattr("layoutgemm.kernels.partials.exchanges_of", lambda mma, axis, wrong=wrong: wrong)
-        found = reductions_check(plan)
+        found = reductions_check(plan, plan.mma, values)
         assert not found and text in found.witness
 
 
@@ -185,14 +185,6 @@ def test_plans_without_such_kernels_are_refused() -> None:
     refused("Quantize gives e4m3, and c is bf16", Epilogue(Quantize(each=64)))
     refused("Quantize gives e4m3, and c is e5m2", Epilogue(Quantize(each=64)), c="e5m2")
     refused("takes integers|an epilogue computes in f32", Epilogue(RowReduce()), a="i8", b="i8:col")
-    refused("rows or K are those of groups|a tile reaches into", Epilogue(RowReduce()), batch=2, ragged=Ragged.of(2))
-    grouped = {"a": "bf16:col", "b": "bf16:row", "along_k": AlongK.of(2), "batch": 2}
-    refused("those of groups", Epilogue(RowReduce()), config=replace(SMALL, loader="warp"), **grouped)
-    for step in (RowReduce(), RowReduce("sum", ordered=False), ColumnReduce(), Quantize()):
-        with pytest.raises(PlanError, match=f"{type(step).__name__} is a step of sm_90a's kernel.*sm_100a"):
-            Sm100Plan.derive(64, 64, 64, b="bf16:col", epilogue=Epilogue(step))
-    with pytest.raises(PlanError, match="stores_c=False is for sm_90a's"):
-        Sm100Plan.derive(64, 64, 64, b="bf16:col", epilogue=Epilogue(Amax(), stores_c=False))
 
 
 def test_kernels_with_reductions_go_to_other_processes() -> None:

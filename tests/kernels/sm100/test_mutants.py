@@ -5,13 +5,14 @@ By one block and by a pair, on small tiles with one worker, so that tensor memor
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.mutants import alterations, deletions, fields
-from layoutgemm.emulator.mutation.run import LaunchCase, sample
+from layoutgemm.emulator.mutation.run import EARLY, LaunchCase, sample
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
@@ -27,6 +28,7 @@ FORMS = {"one block": Sm100Config((128, 64), stages=3), "a pair": Sm100Config((2
 # is how many clusters there are.
 SIZES = ((300, 136, 264, 1), (128, 64, 64, 1), (72, 200, 136, 1))
 ORDERS = tuple(Policy(tensor_strict=True, fences="writers", waits=waits) for waits in ("prompt", "reluctant"))
+ORDERS += (replace(EARLY, tensor_strict=True),)
 
 
 @lru_cache

@@ -8,6 +8,7 @@ import pytest
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import Sm100Config, Sm100Plan
 from layoutgemm.kernels.orders import stored_elements
+from layoutgemm.schedule import Linear, Rotated
 from tests import needs
 
 needs_dsl = needs.DSL
@@ -27,6 +28,25 @@ def test_the_tiles_of_a_triangle_are_stored_and_no_others(device: str) -> None:
 
 
 def test_orders_that_need_more_are_refused_by_name() -> None:
-    for order, said in (("hilbert", "it reads tiles"), ("symmetric", "sm_100a's kernel stores no transposed tile")):
-        with pytest.raises(PlanError, match=said):
-            Sm100Plan.derive(256, 256, 64, order=order)
+    with pytest.raises(PlanError, match="sm_100a's kernel stores no transposed tile"):
+        Sm100Plan.derive(256, 256, 64, order="symmetric")
+    with pytest.raises(PlanError, match="own words, lda: 16 at most, of different names"):
+        Sm100Plan.derive(256, 256, 64, order=Rotated(Linear(), ranks=2, name="lda"))
+
+
+@pytest.mark.parametrize("device", ["reference", pytest.param("emulator", marks=[needs_dsl, pytest.mark.dsl])])
+@pytest.mark.parametrize("rows", [128, 256])
+def test_an_order_reads_a_list_or_a_rank(rows: int, device: str) -> None:
+    tiles = [(0, 2), (1, 1), (0, 0)]
+    for order, given, batch in (("list", {"tiles": tiles}, 1), (Rotated(Linear("N"), ranks=2), {"rank": 1}, 2)):
+        plan = Sm100Plan.derive(
+            300, 100, 72, b="bf16:col", c="f32", batch=batch, config=Sm100Config((rows, 32), stages=2), order=order
+        )
+        plan.check().require()
+        front, rng = (batch,) if batch > 1 else (), np.random.default_rng(0)
+        a, b = (rng.integers(-3, 4, (*front, *shape)).astype(np.float32) for shape in ((300, 72), (72, 100)))
+        out, stored = np.full((*front, 300, 100), 7, np.float32), np.zeros((300, 100), bool)
+        for row, column in tiles if order == "list" else np.ndindex(*plan.tiles):
+            stored[row * rows : (row + 1) * rows, column * 32 : (column + 1) * 32] = True
+        plan.run(a, b, device=device, out=out, given=given)
+        assert np.array_equal(out, np.where(stored, a @ b, 7)) and plan.parameters[plan.words[0]] == "word"

@@ -12,6 +12,9 @@ from layoutgemm.kernels.run.torch_tensors import target_here
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from tests import needs
 from tests.kernels.sm80.table import TABLE, Product
+from tests.kernels.sm80.test_fused import FORMS, equals_numpy
+from tests.kernels.sm80.test_orders import FORMS as ORDERED
+from tests.kernels.sm80.test_orders import ordered
 
 torch = needs.module("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
@@ -44,6 +47,37 @@ def test_exact(name: str) -> None:
     first, second = (plan.run(a, b).c for _ in range(2))
     assert torch.equal(first.cpu().double(), want.to(first.dtype).double())
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("form", list(ORDERED))
+def test_an_order_reads_a_list_or_numbers(form: str) -> None:
+    if ORDERED[form][2].get("config", Sm80Config()).loads == "tma" and here() == "sm_80":
+        pytest.skip("tensor copies exist from sm_90 on")
+    ordered(form, "cuda", here())
+
+
+def test_an_order_of_tensors_reads_a_list() -> None:
+    a, b = (torch.randint(-3, 4, shape, device="cuda").bfloat16() for shape in ((136, 72), (72, 100)))
+    tiles = torch.tensor([1 + 2 * 65536, 0], dtype=torch.int32).cuda()
+    config = Sm80Config((64, 32), warps=(2, 1))
+    for order, given in (("hilbert", {}), ("list", {"tiles": tiles})):
+        plan = Sm80Plan.derive(136, 100, 72, arch=here(), c="f32", config=config, order=order)
+        out = torch.full((136, 100), 7.0, device="cuda")
+        plan.run(a, b, out=out, given=given)
+        want = a.float() @ b.float()
+        if order == "list":
+            kept = torch.full_like(want, 7)
+            kept[64:128, 64:96], kept[:64, :32] = want[64:128, 64:96], want[:64, :32]
+            want = kept
+        assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("name", list(FORMS))
+def test_epilogues_and_reductions_equal_numpys(name: str) -> None:
+    of = replace(FORMS[name], arch=here())
+    if of.config.loads == "tma" and here() == "sm_80":
+        pytest.skip("tensor copies exist from sm_90 on")
+    equals_numpy(of, "cuda")
 
 
 @pytest.mark.parametrize("size", [(1024, 1024, 1024), (1000, 1032, 1104), (4096, 512, 2048)])

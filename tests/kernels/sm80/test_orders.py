@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from layoutgemm.errors import PlanError
+from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm80Config, Sm80Plan
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Scale
 from layoutgemm.kernels.orders import stored_elements
 from layoutgemm.schedule import Linear, Rotated
 from tests import needs
@@ -30,14 +34,63 @@ def test_the_tiles_of_a_triangle_are_stored_and_no_others(persistent: bool, devi
     assert np.array_equal(out, np.where(stored, a @ b, 7))
 
 
-@pytest.mark.parametrize(
-    ("order", "said"),
-    [
-        ("hilbert", "it reads tiles, tile_count, and sm_80's kernel has no parameter"),
-        (Rotated(Linear("N"), ranks=2), "it reads rank"),
-        ("symmetric", "sm_80's kernel stores no transposed tile"),
-    ],
-)
-def test_orders_that_need_more_are_refused_by_name(order: object, said: str) -> None:
-    with pytest.raises(PlanError, match=said):
-        Sm80Plan.derive(128, 128, 64, config=SMALL, order=order)
+LIST = [(2, 1), (0, 0), (1, 3), (0, 2)]
+FORMS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "a list of the order's own": ("hilbert", {}, {}),
+    "a launch's list, persistent": ("list", {"tiles": np.array(LIST)}, {"config": replace(SMALL, persistent=True)}),
+    "a rank, a batch": (Rotated(Linear("N"), ranks=2), {"rank": 1}, {"batch": 2}),
+    "a rank, persistent": (Rotated(Linear(), ranks=3), {"rank": 2}, {"config": replace(SMALL, persistent=True)}),
+    "a launch's list, by tensor copies": (
+        "list", {"tiles": np.array(LIST)}, {"config": replace(SMALL, loads="tma"), "arch": "sm_120a"}
+    ),
+}  # fmt: skip
+
+
+def ordered(form: str, device: str, arch: str | None = None) -> None:
+    """Run the form: tiles of its list hold the product, the others what was there."""
+    order, given, more = FORMS[form]
+    more = {"config": SMALL, **more, **({} if arch is None else {"arch": arch})}
+    plan = Sm80Plan.derive(136, 100, 72, c="f32", order=order, **more)
+    plan.check().require()
+    front, rng = (plan.batch,) if plan.batch > 1 else (), np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, (*front, *shape)).astype(np.float32) for shape in ((136, 72), (72, 100)))
+    out, stored = np.full((*front, 136, 100), 7, np.float32), np.zeros((136, 100), bool)
+    for row, column in LIST if order == "list" else np.ndindex(*plan.tiles):
+        stored[row * 64 : (row + 1) * 64, column * 32 : (column + 1) * 32] = True
+    plan.run(a, b, device=device, out=out, given=given)
+    assert np.array_equal(out, np.where(stored, a @ b, 7)) and len(plan.parameters) == 14 + 16
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", FORMS)
+def test_an_order_reads_a_list_or_numbers(form: str, device: str) -> None:
+    ordered(form, device)
+
+
+def test_words_of_an_order_are_checked() -> None:
+    a, b = np.ones((128, 64), np.float32), np.ones((64, 128), np.float32)
+    listed = Sm80Plan.derive(128, 128, 64, config=SMALL, order="list")
+    rotated = Sm80Plan.derive(128, 128, 64, config=SMALL, order=Rotated(Linear("N"), ranks=2))
+    for plan, given, said in (
+        (listed, {}, "tiles is missing"),
+        (listed, {"tiles": [(0, 0), (0, 0)]}, "tile"),
+        (listed, {"tiles": [(0, 0)], "rank": 1}, "given = rank: the order reads tiles"),
+        (rotated, {"rank": 2}, "rank = 2: the order is of 2 ranks"),
+        (rotated, {}, "rank is an integer from 0 on"),
+    ):
+        with pytest.raises(OperandError, match=said):
+            plan.run(a, b, device="reference", given=given)
+    both = Sm80Plan.derive(128, 128, 64, config=SMALL, order="list", epilogue=Epilogue(Scale()))
+    assert both.check() and both.words == ("alpha", "tiles", "tile_count")
+    with pytest.raises(OperandError, match="its order reads tiles, tile_count: run\\(\\) executes either alone"):
+        both.run(a, b, device="emulator", given={"alpha": 1.0, "tiles": [(0, 0)]})
+
+
+def test_orders_that_need_more_are_refused_by_name() -> None:
+    for order, more, said in (
+        ("symmetric", {}, "sm_80's kernel stores no transposed tile"),
+        (Rotated(Linear("N"), ranks=2, name="lda"), {}, "the kernel's own words, lda: 16 at most, of different names"),
+        ("list", {"epilogue": Epilogue(Bias(name="tiles"))}, "own words, tiles, tiles_batch, tiles, tile_count"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            Sm80Plan.derive(128, 128, 64, config=SMALL, order=order, **more)

@@ -13,7 +13,7 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
-from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_launch, emulate_plan
 from layoutgemm.kernels.sm90 import grouped as sm90_ragged
@@ -269,7 +269,6 @@ def test_refusals() -> None:
         ({"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1}, "gated: several matrices of B meet"),
         ({"batch": 65}, r"batch = 65: Ragged.of\(groups\) has room"),
         ({"ragged": 2}, "ragged of Sm90Plan.derive must be a Ragged or None, not 2"),
-        ({"epilogue": Epilogue(Aux())}, "the epilogue writes aux"),
     ):
         with pytest.raises(PlanError, match=text):
             derive(**given)

@@ -14,7 +14,7 @@ import pytest
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.api import mutate
 from layoutgemm.emulator.mutation.mutants import alterations, deletions, fields
-from layoutgemm.emulator.mutation.run import LaunchCase, MutantOutcome, sample
+from layoutgemm.emulator.mutation.run import EARLY, LaunchCase, MutantOutcome, sample
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.run.emulated import linked
@@ -34,7 +34,7 @@ FORMS = {
 # k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than blocks. The last of each is how
 # many clusters there are: of several, one begins at another row and one at another column than 0.
 SIZES = ((192, 136, 320, 1), (128, 64, 64, 1), (72, 200, 136, 1), (192, 136, 64, 3))
-ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"))
+ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"), EARLY)
 
 
 def case(plan: Sm90Plan, m: int, n: int, k: int, workers: int, policy: Policy) -> tuple[PtxKernel, LaunchCase]:

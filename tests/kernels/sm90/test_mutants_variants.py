@@ -11,7 +11,7 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.mutants import deletions, fields
-from layoutgemm.emulator.mutation.run import LaunchCase, sample, unreached
+from layoutgemm.emulator.mutation.run import EARLY, LaunchCase, sample, unreached
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.run.emulated import linked
@@ -35,7 +35,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     # lines of each group, N, M
     "along K": (((70, 0, 130, 1), 144, 136), ((0, 64, 0), 64, 64), ((257, 0, 5), 72, 200)),
 }
-ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"))
+ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"), EARLY)
 
 
 def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarray]:

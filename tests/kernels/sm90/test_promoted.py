@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm.checks.pipeline.actions import WaitGroup
+from layoutgemm.checks.pipeline.actions import Expect, WaitGroup
 from layoutgemm.checks.pipeline.model import walk
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
@@ -114,13 +114,39 @@ def test_compiled_kernel_is_exact(form: str) -> None:
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize("form", ["loader", *[pytest.param(form, marks=SLOW) for form in ("pair", "five blocks")]])
-def test_scales_along_m_are_copied_sixteen_bytes_at_a_time(form: str) -> None:
+def test_scales_along_m_come_by_bulk_copies(form: str) -> None:
     plan, a, b, tables, want = problem(form)
     tables = {name: np.swapaxes(np.swapaxes(x, -1, -2).copy(), -1, -2) for name, x in tables.items()}
     done = plan.run(a, b, given=tables, device="emulator")
     assert np.array_equal(done.c, want)
-    ptx = plan.compile().ptx
-    assert "cp.async.cg.shared.global" in ptx and plan.m % plan.tile[0]  # some lanes' rows are outside of the matrix
+    assert "mbarrier::complete_tx::bytes" in plan.compile().ptx and plan.m % plan.tile[0]  # the last tile has cp.async
+    wider = np.zeros((*tables["sa"].shape[:-2], tables["sa"].shape[-1], M + 1), np.float32)  # no multiple of 16 bytes
+    wider[..., :M] = np.swapaxes(tables["sa"], -1, -2)
+    tables["sa"] = np.swapaxes(wider[..., :M], -1, -2)
+    assert np.array_equal(plan.run(a, b, given=tables, device="emulator").c, want)
+
+
+@pytest.mark.parametrize("form", ["loader", "parts of K"])
+def test_bulk_copies_of_numbers_are_proven(form: str) -> None:
+    """Without their promise of bytes the pipeline is refuted, and numbers that never come whole have no such case."""
+    from layoutgemm.kernels.sm90.checks import pipeline_of
+
+    def without(program: Any) -> Any:
+        kept = [action for action in program if not isinstance(action, Expect)]
+        parts = ("then", "orelse", "body")
+        return tuple(
+            replace(x, **{name: without(getattr(x, name)) for name in parts if hasattr(x, name)}) for x in kept
+        )
+
+    single, mixed, *_ = pipeline_of(problem(form)[0]).cases()
+    assert single.name == f"{mixed.name}, numbers copied one by one" and single.prove() and mixed.prove()
+    roles = tuple(replace(role, program=without(role.program)) for role in mixed.roles)
+    assert "more land than are expected" in str(replace(mixed, roles=roles).prove())
+    names = [case.name for case in pipeline_of(problem("five blocks")[0]).cases()]
+    other = replace(FORMS["loader"][1], tables=(Table("sa", "m", 4), Table("sb", "n", 64)))
+    plan = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=FORMS["loader"][0], mainloop=other)
+    assert any("one by one" in name for name in names)
+    assert not any("one by one" in case.name for case in pipeline_of(plan).cases())
 
 
 @needs_dsl

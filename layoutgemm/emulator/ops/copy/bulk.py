@@ -131,13 +131,15 @@ def reads_global(
         copies_global(fiber, ins, addresses, size, Copying(stamp, event), False)
 
 
-def writes_global(fiber: Fiber, ins: PtxInstruction, addresses: Addresses, size: int, by: int) -> Stamp | None:
-    """Check and record a copy's writes to global memory by some lanes; returns their turn."""
+def writes_global(
+    fiber: Fiber, ins: PtxInstruction, addresses: Addresses, size: int, by: int, reduces: bool
+) -> Stamp | None:
+    """Check and record a copy's writes or reductions of global memory by some lanes; returns their turn."""
     watch = fiber.machine.global_watch
     if watch is None:
         return None
     stamp = watch.next_turn((fiber.warp, by))
-    copies_global(fiber, ins, addresses, size, Copying(stamp), True)
+    copies_global(fiber, ins, addresses, size, Copying(stamp), True, reduces)
     return stamp
 
 
@@ -231,6 +233,7 @@ def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | No
             event = wrote = cluster.ledger.event(True, fiber.describe, by=fiber)
             if combine is not None:  # reductions do not race with each other, though other reads and writes may
                 wrote = cluster.ledger.event(True, fiber.describe, STRONG, by=fiber)
+                unwritten(fiber, ins, cta, np.array([offset]), size, suspect=True, does="reduces")
             reads_shared(fiber, own, at, size, event, ins, lane)
             writes_shared(fiber, cta, offset, size, wrote, ins, lane)
             machine.counts.bytes["shared to shared"] += size
@@ -288,7 +291,7 @@ def _outward(
                     else:
                         there[:] = data if combine is None else combine(there, data)
 
-            written = None if combine is not None else writes_global(fiber, ins, units(target, size), GRANULE, lane)
+            written = writes_global(fiber, ins, units(target, size), GRANULE, lane, combine is not None)
             store = BulkStore(event, take, written)
             bulk_groups.add(fiber, store, lane)
             machine.defer(cluster, "stores", store.read)
@@ -320,8 +323,6 @@ def reduce_bulk(program: Program, ins: PtxInstruction) -> Run:
     name = next(word for word in _REDUCTIONS if word in words)
     combine = _combine(name, ins.words[-1])
     if ins.words[4:6] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
-        if ins.words[-1] not in ("u32", "s32", "u64", "s64", "b32", "b64"):
-            raise ValueError(f"{ins.words[-1]} is not reduced in shared memory")
         return _between_blocks(program, ins, combine)
     if ins.words[4:6] == ("global", "shared::cta") and "bulk_group" in words:
         return _outward(program, ins, combine, None, 3 + ("L2::cache_hint" in words))
@@ -348,6 +349,8 @@ def _remote_store(program: Program, ins: PtxInstruction, count: int, kind: str, 
             cta, offset = block_of(fiber, target)
             barrier = signalled(fiber, mark, cta, ins)
             cta.shared.check(np.array([offset]), size, ins.opcode)
+            if combine is not None:
+                unwritten(fiber, ins, cta, np.array([offset]), size, suspect=True, does="reduces")
             writes_shared(fiber, cta, offset, size, event, ins, lane)
             data = np.array([int(value[n]) for value in values], dtype=dtype).view(np.uint8)
             parts.append((cta, offset, data, barrier))
@@ -379,7 +382,7 @@ def reduce_async(program: Program, ins: PtxInstruction) -> Run:
     """red.async: an operation on the shared memory of a block, whose mbarrier counts the bytes."""
     kind, scope = ins.words[-1], ("relaxed", "cluster", "shared::cluster")
     words = known(ins, "async", *scope, "mbarrier::complete_tx::bytes", *_REDUCTIONS, kind)
-    if "mbarrier::complete_tx::bytes" not in words or kind not in ("u32", "s32", "u64", "b32"):
+    if "mbarrier::complete_tx::bytes" not in words or kind not in ("u32", "s32", "u64", "s64", "b32"):
         raise ValueError(f"{ins.opcode} is not known here")
     name = next(word for word in _REDUCTIONS if word in words)
     return _remote_store(program, ins, 1, kind, _combine(name, kind))

@@ -20,7 +20,7 @@ from ...ptx.values import FULL, Value
 from ...races.clocks import Stamp
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import learn
-from ..registry import known, operation
+from ..registry import constant, known, operation
 
 
 class Asynchronous(Protocol):
@@ -160,6 +160,7 @@ def bulk_commit(program: Program, ins: PtxInstruction) -> Run:
 def bulk_wait(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.wait_group: until at most N of the thread's groups are pending, or (.read) unread."""
     known(ins, "async", "bulk", "wait_group", "read")
+    constant(ins.operands[0])
     left, read = program.value(ins.operands[0]), "read" in ins.words
 
     def go(fiber: Fiber) -> None:

@@ -590,8 +590,9 @@ def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
             cta.remote.append((event, f"the end of {what()}, which reads its shared memory"))
             machine.counts.bytes["shared to global"] += box.bytes * times
             stored = Stored(event, box, buffer, coordinates, cta, offset, reduces, times)
-            if machine.global_watch is not None and not reduces:
-                stored.written = writes_global(fiber, ins, *box.addresses(buffer, coordinates, True), by)
+            if machine.global_watch is not None:
+                places = box.addresses(buffer, coordinates, True)
+                stored.written = writes_global(fiber, ins, *places, by, bool(reduces))
             bulk_groups.add(fiber, stored, by)
             machine.defer(cta.cluster, "stores", stored.finish)
 

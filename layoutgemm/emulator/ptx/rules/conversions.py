@@ -92,7 +92,7 @@ def _pair(words: list[str], to: str, up: str, low: str) -> str:
     """cvt to a packed pair."""
     kind = to[:-2]
     if kind == "ue8m0":
-        halves = [f"scale_bits({x}, {'rp' in words})" for x in (up, low)]
+        halves = [f"scale_bits({x}, {'rp' in words}, {'satfinite' in words})" for x in (up, low)]
     else:
         halves = [_narrowed(_limited(words, x, kind), kind, rounding_of(words)) for x in (up, low)]
     return f"({halves[0]} << {_field_bits(to)} | {halves[1]})"

@@ -17,6 +17,7 @@ from layoutgemm.atoms.tmem.layout import WARP_LANES, tmem_address
 from ....atoms import TmemCopyAtom
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
+from ...dsl.fused import FusedBlock, PartPlan
 from ...store import StoreChunk, StoreRound
 from ..plan import Sm100Plan
 from ..store import VECTOR_BYTES, alike, load_of
@@ -37,7 +38,9 @@ class Sm100Epilogue:
         lanes = job.accumulators + job.warp * tmem_address(WARP_LANES, 0)
         at = (number, lanes + number * plan.mma.accumulator.columns, lane)
         first, count = store.rounds[0], len(store.rounds)
-        if const_expr(alike(store)):
+        if const_expr(plan.loads_whole_rows):
+            self.store_rows(job, maps, at, origin)
+        elif const_expr(alike(store)):
             width = sum(chunk.width for chunk in first.chunks)
             for i in cutlass.range(count, unroll=1):
                 self.store_round(job, maps, at, origin, first, (i % store.buffers, store.pending(0)), i * width)
@@ -74,12 +77,55 @@ class Sm100Epilogue:
                 corner = (row + job.warp * WARP_LANES, column + here, matrix)
                 values = self.fused(job, corner, ld, lane, values)
             self.fill(values, buffer + chunk.offset, chunk, ld, lane)
+        self.issue(maps, (row + job.warp * WARP_LANES, column + past, matrix), round_, buffer, lane)
+
+    @cute.jit
+    def store_rows(self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place) -> None:
+        """The same for an epilogue that sees all columns of a row: every round of its own, and one block of values.
+
+        A chunk is loaded before its round, or with the first chunk of its group of columns.
+        """
+        plan, store = self.plan, self.plan.store
+        (_, _, lane), (row, column, matrix) = at, origin
+        corner = (row + job.warp * WARP_LANES, column, matrix)
+        fused = FusedBlock(PartPlan(plan, plan.fragment), job, corner, lane)
+        held: dict[int, Float32] = {}
+        for i, round_ in store.rounds_of(0, 0):
+            done = []
+            for chunk in round_.chunks:
+                self.load(job, at, held, plan.columns_before(chunk))
+                done.append(fused.values(held, chunk.first_value, chunk.values))
+            if const_expr(plan.epilogue.stores_c):
+                buffer = job.shared.c(job.warp * store.buffers + i % store.buffers)
+                if lane == 0:
+                    bridge.wait_stores_read(store.pending(i))
+                bridge.warp_sync()
+                for chunk, values in zip(round_.chunks, done, strict=True):
+                    self.fill(values, buffer + chunk.offset, chunk, load_of(chunk), lane)
+                self.issue(maps, corner, round_, buffer, lane)
+        fused.finish()
+
+    def load(self, job: bridge.Carried, at: bridge.Place, held: dict[int, Float32], columns: int) -> None:
+        """Load the first columns of the accumulator that are not held yet; with the last it is given back."""
+        number, own, lane = at
+        for chunk in self.plan.fragment.chunks:
+            if chunk.column < columns and chunk.first_value not in held:
+                values = tensor.tensor_load(load_of(chunk), own + chunk.column)
+                held.update({chunk.first_value + v: value for v, value in enumerate(values)})
+                if chunk.column + chunk.width == self.plan.tile[1]:
+                    self.give_back(job, number, lane)
+
+    @cute.jit
+    def issue(
+        self, maps: bridge.Maps, corner: bridge.Place, round_: StoreRound, buffer: cute.Pointer, lane: Int32
+    ) -> None:
+        """The tensor stores of a round whose chunks are in their buffer. `corner`: the warp's row, column, matrix."""
         bridge.shared_writes_visible()
         bridge.warp_sync()
         if lane == 0:
             for chunk in round_.chunks:
-                place = {"m": row + job.warp * WARP_LANES, "n": column + (past + chunk.column), "l": matrix}
-                bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
+                place = {"m": corner[0], "n": corner[1] + chunk.column, "l": corner[2]}
+                bridge.store_tile(maps[chunk.map], self.plan.store.maps[chunk.map], place, buffer + chunk.offset)
             bridge.commit_stores()
 
     def fused(

@@ -40,6 +40,8 @@ from cutlass import Int32, Int64, const_expr
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
 from ...dsl.entry import GemmEntry
+from ...dsl.reductions import launch_finish
+from ...dsl.tables import WordReads, reads_of
 from ...plan import tile_count
 from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
 from .epilogue import Sm100Epilogue
@@ -67,10 +69,12 @@ class Sm100GemmKernel(GemmEntry):
         used = 2 if plan.batch > 1 else 1
         map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
         map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
-        maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in plan.store.maps]
+        stored = plan.store.maps if plan.epilogue.stores_c else ()
+        maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in stored]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
         across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
-        tiles = plan.order.schedule.count(across, cutlass.min) * batch
+        reads = reads_of(plan.order.schedule, plan.words, words)
+        tiles = plan.order.schedule.count(across, cutlass.min, reads) * batch
         self.kernel(map_a, map_b, *maps_c, m, n, k, batch, words).launch(
             grid=(cutlass.min(tiles, workers) * plan.blocks, 1, 1),
             block=(plan.threads, 1, 1),
@@ -80,6 +84,7 @@ class Sm100GemmKernel(GemmEntry):
             use_pdl=plan.config.overlap,
             stream=stream,
         )
+        launch_finish(plan, words, (m, n, batch), stream)
 
     @cute.kernel
     def kernel(
@@ -120,7 +125,8 @@ class Sm100GemmKernel(GemmEntry):
         accumulators = tensor.tensor_address(shared.slot)
 
         rows, columns = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
-        count = plan.order.schedule.count((rows, columns), cutlass.min)
+        reads = reads_of(plan.order.schedule, plan.words, words)
+        count = plan.order.schedule.count((rows, columns), cutlass.min, reads)
         job = bridge.Carried(
             shared=shared,
             accumulators=accumulators,
@@ -135,7 +141,7 @@ class Sm100GemmKernel(GemmEntry):
             workers=blocks // plan.blocks,
             m=m,
             n=n,
-            given=bridge.Carried(**dict(zip(plan.epilogue.words, words, strict=True))),
+            given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
         )
 
         # 2. Everything above touched no global memory, and ran while the kernel before this one drained.
@@ -183,7 +189,8 @@ class Sm100GemmKernel(GemmEntry):
         if plan.batch > 1:
             matrix = tile // job.count
             tile = tile % job.count
-        row, column = plan.order.tile(tile, 0, 0, (job.rows, job.columns), cutlass.min)
+        reads = WordReads(job.given) if plan.order.schedule.words else None
+        row, column = plan.order.tile(tile, 0, 0, (job.rows, job.columns), cutlass.min, reads)
         return row * plan.tile[0] + job.rank * BLOCK_ROWS, column * plan.tile[1], matrix
 
     # ------------------------------------------------------------------------------------------------------------ loads

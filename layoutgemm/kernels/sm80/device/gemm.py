@@ -33,10 +33,13 @@ from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
 from ...dsl import ampere, bridge
 from ...dsl.entry import TileEntry
+from ...dsl.reductions import launch_finish
+from ...dsl.tables import reads_of
 from ...plan import tile_count
 from ..operand import Sm80Operand, byte_selector
 from ..plan import Sm80Plan
 from .epilogue import Sm80Epilogue
+from .steps import finished
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
 
@@ -79,9 +82,12 @@ class Sm80GemmKernel(TileEntry):
         m, n, k, batch = sizes
         pitch, stride = ([pitches[name][i] for name in "abc"] for i in range(2))
         grid_of_tiles = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
-        blocks = plan.order.count(grid_of_tiles, cutlass.min)
+        blocks = plan.order.count(grid_of_tiles, cutlass.min, reads_of(plan.order, plan.words, words))
         grid = (blocks, 1, batch if const_expr(plan.batch > 1) else 1)
-        self.kernel(*matrices, m, n, k, *pitch, *stride).launch(grid=grid, stream=stream, **self.launch_options())
+        self.kernel(*matrices, m, n, k, *pitch, *stride, tuple(words)).launch(
+            grid=grid, stream=stream, **self.launch_options()
+        )
+        launch_finish(plan, words, (m, n, batch), stream)
 
     @cute.kernel
     def kernel(
@@ -98,6 +104,7 @@ class Sm80GemmKernel(TileEntry):
         stride_a: Int64,
         stride_b: Int64,
         stride_c: Int64,
+        words: tuple,
     ) -> None:
         """Device side: one block, one tile of C."""
         plan = self.plan
@@ -106,7 +113,7 @@ class Sm80GemmKernel(TileEntry):
             a += Int64(matrix) * stride_a * plan.a.dtype.bytes
             b += Int64(matrix) * stride_b * plan.b.dtype.bytes
             c += Int64(matrix) * stride_c * plan.c.dtype.bytes
-        self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), ())
+        self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), words)
 
     @cute.jit
     def compute_tile(
@@ -120,13 +127,13 @@ class Sm80GemmKernel(TileEntry):
         """
         plan, (m, n, k) = self.plan, sizes
         thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+        block, _, matrix = cute.arch.block_idx()
         lane, warp = thread % 32, bridge.uniform(thread // 32)
         warp_m, warp_n = plan.warp_place(warp)
 
         # 1. The tile of C that this block owns; where its threads copy from and to, where its lanes read.
         grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
-        row, column = plan.order.tile(block, grid, cutlass.min)
+        row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))
         m0, n0 = row * plan.tile[0], column * plan.tile[1]
         shared = bridge.SharedMemory(plan.smem).base
         copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k)
@@ -164,8 +171,7 @@ class Sm80GemmKernel(TileEntry):
         bridge.wait_copies(0)
         bridge.block_sync()
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
-        self.finish(sums, lane, sizes, place, words)
-        self.epilogue.store(sums, shared, warp, lane, matrices[2], pitches[2], m, n, *place)
+        self.store(sums, shared, (warp, lane), matrices[2], pitches[2], sizes, (*place, matrix), words)
 
     def copies_of_a(self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32) -> _TileCopies:
         """A thread's copies of A, whose tile begins at row `start`."""
@@ -179,11 +185,20 @@ class Sm80GemmKernel(TileEntry):
         """A lane's loads of B's fragments; `warp` is the warp's number along N."""
         return Loads(self.plan.b, self.plan.smem.b_offset, lane, warp)
 
-    def finish(
-        self, sums: cute.Tensor, lane: Int32, sizes: tuple[Int32, ...], place: tuple[Int32, Int32],
-        words: tuple[Int64, ...],
+    def store(
+        self, sums: cute.Tensor, shared: cute.Pointer, at: tuple[Int32, Int32], c: Int64, ldc: Int64,
+        sizes: tuple[Int32, ...], place: tuple[Int32, Int32, Int32], words: tuple[Int64, ...],
     ) -> None:  # fmt: skip
-        """An epilogue on a warp's accumulators: none."""
+        """The epilogue on a warp's accumulators, and its part of C.
+
+        at     warp and lane
+        place  first row, first column and matrix of the warp's part
+        """
+        plan = self.plan
+        if plan.epilogue:
+            sums = finished(plan, sums, at[1], sizes, place, words)
+        if plan.epilogue.stores_c:
+            self.epilogue.store(sums, shared, at[0], at[1], c, ldc, sizes[0], sizes[1], place[0], place[1])
 
     def launch_options(self) -> dict[str, object]:
         """The options of a launch that the plan decides."""

@@ -26,6 +26,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
+from ...dsl.reductions import launch_finish
+from ...dsl.tables import reads_of
 from ...plan import present, tile_count
 from .gemm import Loads, Sm80GemmKernel, keep
 
@@ -47,10 +49,11 @@ class Sm120GemmKernel(Sm80GemmKernel):
         map_a = bridge.encode_tensor_map(present(plan.a.tma), a, extents, *pitches["a"][:used])
         map_b = bridge.encode_tensor_map(present(plan.b.tma), b, extents, *pitches["b"][:used])
         grid_of_tiles = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
-        blocks = plan.order.count(grid_of_tiles, cutlass.min)
-        self.tensor_kernel(map_a, map_b, c, m, n, k, *pitches["c"]).launch(
+        blocks = plan.order.count(grid_of_tiles, cutlass.min, reads_of(plan.order, plan.words, words))
+        self.tensor_kernel(map_a, map_b, c, m, n, k, *pitches["c"], tuple(words)).launch(
             grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1), stream=stream, **self.launch_options()
         )
+        launch_finish(plan, words, (m, n, batch), stream)
 
     @cute.kernel
     def tensor_kernel(
@@ -63,6 +66,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
         k: Int32,
         ldc: Int64,
         stride_c: Int64,
+        words: tuple,
     ) -> None:
         """Device side: one block, one tile of C."""
         plan = self.plan
@@ -82,7 +86,8 @@ class Sm120GemmKernel(Sm80GemmKernel):
                 bridge.barrier_init(shared.full(s), 1)
             bridge.barriers_visible()
         bridge.block_sync()
-        row, column = plan.order.tile(block, (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])), cutlass.min)
+        grid = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))
         origin = row * plan.tile[0], column * plan.tile[1], matrix
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
@@ -117,7 +122,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
         # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.block_sync()
         corner = origin[0] + warp_m * plan.a.warp_extent, origin[1] + warp_n * plan.b.warp_extent
-        self.epilogue.store(sums, shared.base, warp, lane, c, ldc, m, n, *corner)
+        self.store(sums, shared.base, (warp, lane), c, ldc, (m, n, k), (*corner, matrix), words)
 
     def multiply_landed(
         self, registers: tuple[cute.Tensor, ...], loads: Sequence[Loads], shared: bridge.SharedMemory,

@@ -21,6 +21,8 @@ from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
+from ...dsl.reductions import launch_finish
+from ...dsl.tables import reads_of
 from ...plan import tile_count
 from .gemm import Copies, Loads, Sm80GemmKernel, keep, next_stage
 
@@ -35,17 +37,19 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
     ) -> None:  # fmt: skip
         """Host side: launch at most `workers` blocks; the batch is one matrix. See `TileEntry.start`."""
         plan = self.plan
-        m, n, k, _ = sizes
+        m, n, k, batch = sizes
         across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
-        blocks = cutlass.min(plan.order.count(across, cutlass.min), workers)
-        self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"]).launch(
+        blocks = cutlass.min(plan.order.count(across, cutlass.min, reads_of(plan.order, plan.words, words)), workers)
+        self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"], tuple(words)).launch(
             grid=(blocks, 1, 1), stream=stream, **self.launch_options()
         )
+        launch_finish(plan, words, (m, n, batch), stream)
 
     @cute.kernel
     def persistent_kernel(
-        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64
-    ) -> None:
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64,
+        words: tuple,
+    ) -> None:  # fmt: skip
         """Device side: one block of a persistent grid."""
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -54,11 +58,12 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         lane, warp = thread % 32, bridge.uniform(thread // 32)
         warp_m, warp_n = plan.warp_place(warp)
         grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
-        tiles, k_tiles = plan.order.count(grid, cutlass.min), tile_count(k, plan.tile[2])
+        tiles = plan.order.count(grid, cutlass.min, reads_of(plan.order, plan.words, words))
+        k_tiles = tile_count(k, plan.tile[2])
         pitch = plan.smem.a_stage_bytes
 
         # 1. Where the threads copy from and to, where the lanes read.
-        m0, n0 = self.corner(tile, grid)
+        m0, n0 = self.corner(tile, grid, words)
         shared = bridge.SharedMemory(plan.smem).base
         copy_a = Copies(plan.a, plan.smem.a_offset, thread, a, lda, m0, m, k)
         copy_b = Copies(plan.b, plan.smem.b_offset, thread, b, ldb, n0, n, k)
@@ -71,7 +76,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
             copy_a.issue(shared + s * pitch, ahead[2], ahead[1])
             copy_b.issue(shared + s * pitch, ahead[3], ahead[1])
             bridge.commit_copies()
-            copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k)
+            copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k, words)
 
         # 3. Tile after tile. `held_a` and `held_b` carry the first fragments of a k tile, also into the next tile.
         sums, held_a, held_b = self.registers()
@@ -89,24 +94,25 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
                 copies = copy_a.work(place, ahead[2], ahead[1]) + copy_b.work(place, ahead[3], ahead[1])
                 read = self.multiply_k_tile((sums, held_a, held_b), (load_a, load_b), copies, shared, read)
                 write = next_stage(write, pitch, plan.stages)
-                copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k)
+                copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k, words)
             # 4. C, through the warp's own buffers, while copies of the next tile land.
-            m0, n0 = self.corner(tile, grid)
+            m0, n0 = self.corner(tile, grid, words)
             corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
             bridge.warp_sync()
-            self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *corner)
+            self.store(sums, shared, (warp, lane), c, ldc, (m, n, k), (*corner, Int32(0)), words)
             tile += workers
         bridge.wait_copies(0)
 
-    def corner(self, tile: Int32, grid: tuple[Int32, Int32]) -> tuple[Int32, Int32]:
-        """First row and column of a tile of C."""
-        row, column = self.plan.order.tile(tile, grid, cutlass.min)
+    def corner(self, tile: Int32, grid: tuple[Int32, Int32], words: tuple[Int64, ...]) -> tuple[Int32, Int32]:
+        """First row and column of a tile of C; `words` are the launch's, for an order that reads some."""
+        order = self.plan.order
+        row, column = order.tile(tile, grid, cutlass.min, reads_of(order, self.plan.words, words))
         return row * self.plan.tile[0], column * self.plan.tile[1]
 
     @cute.jit
     def step_on(
         self, copy_a: Copies, copy_b: Copies, ahead: tuple[Int32, Int32, Int64, Int64], workers: Int32, tiles: Int32,
-        grid: tuple[Int32, Int32], k: Int32,
+        grid: tuple[Int32, Int32], k: Int32, words: tuple[Int64, ...],
     ) -> tuple[Copies, Copies, tuple[Int32, Int32, Int64, Int64]]:  # fmt: skip
         """The cursor's next k tile: behind the last one of a tile, the first one of the block's next tile.
 
@@ -120,7 +126,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
             if tile < tiles:
                 left = k
                 offset_a, offset_b = Int64(0), Int64(0)
-                m0, n0 = self.corner(tile, grid)
+                m0, n0 = self.corner(tile, grid, words)
                 copy_a = copy_a.moved(m0)
                 copy_b = copy_b.moved(n0)
         return copy_a, copy_b, (tile, left, offset_a, offset_b)

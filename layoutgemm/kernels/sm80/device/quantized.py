@@ -20,13 +20,12 @@ from cutlass import Boolean, Int32, Int64
 
 from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
-from ...dsl.fused import FusedBlock
 from ...dsl.packed_weights import DevicePairs
+from ...dsl.reductions import launch_finish
 from ...plan import tile_count
 from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import VECTOR_BYTES, WORDS
-from ..plan import Sm80Plan
 from ..quantized.operand import Sm80PackedOperand
 from .gemm import Copies, Sm80GemmKernel
 
@@ -41,12 +40,13 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
     ) -> None:  # fmt: skip
         """Host side: launch a block for each tile of C; the batch is one matrix. See `TileEntry.start`."""
         plan = self.plan
-        m, n, k, _ = sizes
+        m, n, k, batch = sizes
         blocks = plan.order.count((tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])), cutlass.min)
         pitch = [pitches[name][0] for name in "abc"]
         self.quantized_kernel(*matrices, m, n, k, *pitch, tuple(words)).launch(
             grid=(blocks, 1, 1), stream=stream, **self.launch_options()
         )
+        launch_finish(plan, words, (m, n, batch), stream)
 
     @cute.kernel
     def quantized_kernel(
@@ -67,43 +67,6 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
     def loads_of_b(self, lane: Int32, warp: Int32) -> PackedLoads:
         """A lane's loads of its words; `warp` is the warp's number along N."""
         return PackedLoads(self.plan.b, self.plan.smem.b_offset, lane, warp)
-
-    def finish(
-        self, sums: cute.Tensor, lane: Int32, sizes: tuple[Int32, ...], place: tuple[Int32, Int32],
-        words: tuple[Int64, ...],
-    ) -> None:  # fmt: skip
-        """The epilogue's steps on a warp's accumulators."""
-        plan = self.plan
-        if not plan.epilogue:
-            return
-        given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
-        job = bridge.Carried(m=sizes[0], n=sizes[1], given=given)
-        block = FusedBlock(WarpSums(plan), job, (*place, Int32(0)), lane)
-        count = bridge.unrolled(sums.shape)
-        values = block.values(sums, 0, len(count))
-        for i in count:
-            sums[i] = values[i]
-
-
-class WarpSums:
-    """A warp's accumulators as `FusedBlock` sees them: one fragment of all of its rows and columns."""
-
-    def __init__(self, plan: Sm80Plan):
-        self.epilogue, self.c, self.batch, self.partials = plan.epilogue, plan.c, plan.batch, plan.partials
-        self.atom, self.blocks = plan.mma, plan.blocks
-        self.accumulator_registers = plan.mma.accumulator_registers * plan.blocks[0] * plan.blocks[1]
-
-    @property
-    def mma(self) -> WarpSums:
-        """The map of the accumulators."""
-        return self
-
-    def coords_C(self, lane: Int32, value: int) -> tuple[Int32, Int32]:
-        """(lane, value) -> (row, column) of the warp's part of C."""
-        block, inside = divmod(value, self.atom.accumulator_registers)
-        row, column = self.atom.coords_C(lane, inside)
-        i, j = block % self.blocks[0], block // self.blocks[0]
-        return row + i * self.atom.shape_mnk[0], column + j * self.atom.shape_mnk[1]
 
 
 class InsideCopies(Copies):

@@ -29,6 +29,7 @@ _FEW_ROWS = 128  # up to which "full" kernels were not timed
 _ALONG_K = ((64, 64), (64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (256, 128), (256, 192))  # tiles
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
 STORE_UNIT = 16  # bytes of a row of C that a TMA store is a multiple of
+_MOST_COLUMNS = 256  # of a tile
 _ONE_TILE = 64  # rows of a group that are one tile
 _FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (192, 128, 96, 64)  # of the tiles of few rows
 _MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width where tiles are so many rounds that no last one counts
@@ -261,16 +262,22 @@ def _evenly(widths: Sequence[int], columns: int, groups: int) -> int:
 
 
 @lru_cache(4096)
-def along_k_config(m: int, n: int, k: int, groups: int, wide: bool = False, places: Places | None = None) -> Sm90Config:
+def along_k_config(
+    m: int, n: int, k: int, groups: int, wide: bool = False, places: Places | None = None, columns: int = 1
+) -> Sm90Config:
     """The configuration for groups along K that is estimated fastest.
 
-    k     of all groups together
-    wide  C has 32 bits an element: its store takes the shared memory of stages
+    k        of all groups together
+    wide     C has 32 bits an element: its store takes the shared memory of stages
+    columns  of C that a CTA stores: a multiple of so many, where there is such a tile
 
     >>> along_k_config(4096, 7168, 32768, 4).tile, along_k_config(256, 128, 4096, 8).tile
     ((256, 192), (64, 64))
+    >>> along_k_config(4096, 7168, 32768, 4, columns=128).tile
+    (128, 256)
     """
-    return along_k_candidates((m, n, k, groups), wide, places)[0]
+    found = along_k_candidates((m, n, k, groups), wide, places)
+    return next((config for config in found if config.tile[1] % columns == 0), found[0])
 
 
 def along_k_candidates(
@@ -354,25 +361,44 @@ def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
 
 
 def usual_config(
-    sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, sums: int = 1
-) -> Sm90Config:
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, sums: int = 1,
+    columns: int = 1,
+) -> Sm90Config:  # fmt: skip
     """The configuration of a grouped product, unless it was measured or given.
 
-    sizes   M, N, K and the groups
-    scales  rows of A, and columns of B, that share one; None for a main loop that only adds
-    sums    of an element of C: 2 of a gated product
+    sizes    M, N, K and the groups
+    scales   rows of A, and columns of B, that share one; None for a main loop that only adds
+    sums     of an element of C: 2 of a gated product
+    columns  of C that a CTA stores: a multiple of so many, where there is such a tile
 
     >>> types = ("e4m3", "e4m3:col", "e4m3")
     >>> usual_config((160, 3072, 4096, 8), types, None).tile, usual_config((160, 3072, 4096, 8), types, None, 2).tile
     ((64, 192), (64, 192))
+    >>> usual_config((160, 3072, 4096, 8), types, None, columns=128).tile
+    (64, 128)
     """
     m, n, k, experts = sizes
     rows = -(-m // experts)
     if scales is not None:
-        return grouped_scaled_config(rows, read_each_column(scales, n, sums), columns=n * sums, groups=experts)
+        each_column = read_each_column(scales, n, sums)
+        found = grouped_scaled_config(rows, each_column, columns=n * sums, groups=experts)
+        return found if each_column else whole_columns(found, columns * sums)
     k_bytes, wide = k * dtype(types[0].partition(":")[0]).bytes, dtype(types[2]).bits == 32
     found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
-    return whole_stores(found, types[2], sums)
+    return whole_columns(whole_stores(found, types[2], sums), columns * sums)
+
+
+def whole_columns(config: Sm90Config, columns: int) -> Sm90Config:
+    """The configuration with a tile of a multiple of so many columns, up to 256.
+
+    >>> found = Sm90Config((192, 160), consumers=3)
+    >>> [whole_columns(found, columns).tile[1] for columns in (1, 32, 48, 128, 192, 384)]
+    [160, 160, 144, 128, 192, 160]
+    """
+    rows, most = config.tile
+    if most % columns == 0 or columns > _MOST_COLUMNS:
+        return config
+    return replace(config, tile=(rows, max(columns, most // columns * columns)))
 
 
 def gated_config(

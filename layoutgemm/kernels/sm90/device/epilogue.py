@@ -19,6 +19,7 @@ from ...dsl.math import ElementMath, number
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
+from .group_table import end_of_rows
 
 
 class GatedSums:
@@ -103,7 +104,11 @@ class Sm90Epilogue:
 
     def fused(self, job: bridge.Carried, place: bridge.Place, thread: Int32, part: int) -> FusedBlock | None:
         """The plan's epilogue on 64 rows and a part of their columns, or None."""
-        return FusedBlock(self.plan, job, place, thread, part) if self.plan.epilogue else None
+        if not self.plan.epilogue:
+            return None
+        ends = self.plan.ragged is not None and self.plan.epilogue.writes  # a tile reaches into the next group's rows
+        end = cutlass.min(self.limits(job, place[2])[0], job.m) if ends else None
+        return FusedBlock(self.plan, job, place, thread, part, end)
 
     def meet(self, consumer: Int32) -> None:
         """The threads that share a buffer meet."""
@@ -174,8 +179,8 @@ class Sm90Epilogue:
             self.store_values(job, values, base, (row, column, matrix), thread)
 
     def limits(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, Int32]:
-        """Rows and columns of C: a direct store ends there."""
-        return job.m, job.n
+        """The ends of a tile's rows and columns: of a direct store, and of the epilogue's writes."""
+        return end_of_rows(self.plan, job, matrix), job.n
 
     @cute.jit
     def store_values(

@@ -11,7 +11,8 @@ from ...plan import present, tile_count
 from ..plan import Sm90Plan
 from ..quantized.experts import tiles_of_group
 from .epilogue import Sm90Epilogue
-from .grouped import GroupTable, RaggedTiles
+from .group_table import GroupTable
+from .grouped import RaggedTiles
 from .quantized import Sm90QuantizedKernel
 
 

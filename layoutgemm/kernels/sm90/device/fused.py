@@ -11,7 +11,7 @@ from cutlass import Int32, Int64
 
 from ...dsl import bridge
 from ...dsl.entry import FusedEntry
-from ...dsl.reductions import FinishKernel
+from ...dsl.reductions import launch_finish
 from .gemm import Sm90GemmKernel
 from .row_copy import RowCopyKernel
 
@@ -32,6 +32,4 @@ class Sm90FusedKernel(FusedEntry, Sm90GemmKernel):
     def finish(self, sizes: Sequence[Int32], words: Sequence[Int64], stream: bridge.Stream) -> None:
         """A launch for each reduction of which tiles have partial results."""
         m, n, _, batch = sizes
-        for number in range(len(self.plan.partials)):
-            named = dict(zip(self.plan.words, words, strict=True))
-            FinishKernel(self.plan, number).launch(named, (m, n, batch), stream)
+        launch_finish(self.plan, words, (m, n, batch), stream)

@@ -47,7 +47,7 @@ from ....atoms import TmaPlan
 from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
-from ...dsl.tables import WordReads
+from ...dsl.tables import WordReads, reads_of
 from ...plan import present, tile_count
 from ...store import ROWS
 from ..config import WARPGROUP
@@ -116,9 +116,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
     def reads_of(self, words: Sequence[Int64]) -> WordReads | None:
         """The words of the order of tiles, if it reads any."""
-        if not self.plan.order.schedule.words:
-            return None
-        return WordReads(bridge.Carried(**dict(zip(self.plan.words, words, strict=True))))
+        return reads_of(self.plan.order.schedule, self.plan.words, words)
 
     def launch_grid(
         self, m: Int32, n: Int32, batch: Int32, workers: Int32, reads: WordReads | None
@@ -291,6 +289,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
         # 2. Where this block begins: integer divisions, while the others arrive.
         job = self.job_of(shared, (rank, part, warp, blocks), (m, n, k), (c, ldc, stride_c), words)
+        if const_expr(plan.joined_rows and bool(plan.partials)):  # their places hang on the number of groups
+            job = job.extended(groups=batch)
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
         maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
         first = plan.dealt.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)

@@ -23,30 +23,15 @@ from ....atoms.copy.base import WARP
 from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
-from ...dsl.tables import WordReads, choose, load_first, load_word, load_word_shared
+from ...dsl.tables import WordReads, choose, group_entry
 from ...dsl.warp import VECTOR_BYTES
-from ...plan import present, tile_count
+from ...plan import tile_count
 from ...store import WARP_ROWS, WARPS_OF_GROUP
 from ..grouped import ENTRY_BYTES, clusters_of, store_extents, store_place
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
+from .group_table import GroupTable, end_of_rows
 from .promoted import Sm90PromotedKernel
-
-
-class GroupTable(bridge.Carried):
-    """The two tables in a block's shared memory."""
-
-    def __init__(self, plan: Any, shared: bridge.SharedMemory):
-        starts = shared.base + plan.smem.table_offset
-        super().__init__(starts=starts, firsts=starts + plan.groups.entries * ENTRY_BYTES)
-
-    def entry(self, group: Int32) -> Int32:
-        """First row of a group; beyond the last group A's rows. Of masked groups the rows that count."""
-        return load_word_shared((self.starts + group * ENTRY_BYTES).toint())
-
-    def first(self, group: Int32) -> Int32:
-        """Tiles in the groups before this one; beyond the last group all tiles."""
-        return load_word_shared((self.firsts + group * ENTRY_BYTES).toint())
 
 
 class RaggedEpilogue(Sm90Epilogue):
@@ -54,7 +39,7 @@ class RaggedEpilogue(Sm90Epilogue):
 
     def place(self, job: bridge.Carried, row: Int32, column: Int32, matrix: Int32) -> dict[str, Int32]:
         """A warp's box."""
-        _, end = present(self.plan.ragged).rows(GroupTable(self.plan, job.shared).entry, matrix)
+        end = end_of_rows(self.plan, job, matrix)
         return {**store_place(row, end, column, cutlass.min), "l": matrix}
 
 
@@ -111,11 +96,7 @@ class RaggedTiles:
     def number(self, job: bridge.Carried, entry: Int32, batch: Int32) -> Int32:
         """An entry of the first table, from global memory."""
         ragged = self.plan.groups
-        address = getattr(job.given, ragged.name)
-        if not ragged.masked:
-            return load_first(address, entry, batch, ragged.offset_bytes, ragged.ends)
-        found = load_word(address + Int64(cutlass.min(entry, batch - 1)) * ragged.offset_bytes)
-        return choose(entry < batch, cutlass.max(cutlass.min(found, job.m), 0), 0)
+        return group_entry(ragged, getattr(job.given, ragged.name), entry, batch, job.m)
 
     @cute.jit
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:

@@ -30,7 +30,8 @@ from ..indexed.rows import ROWS as GATHERED_ROWS
 from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
-from .grouped import GroupTable, RaggedEpilogue, RaggedTiles
+from .group_table import end_of_rows
+from .grouped import RaggedEpilogue, RaggedTiles
 from .row_copy import load_index
 
 
@@ -146,14 +147,6 @@ def store_row(
                 if e < left:
                     bits = 8 * size
                     store_part(address + e * size, words[e * bits // 32], e * bits % 32 // bits, bits)
-
-
-def end_of_rows(plan: Sm90Plan, job: bridge.Carried, matrix: Int32) -> Int32:
-    """The row of the product at which the rows of a tile end: its last one, or that of the tile's group."""
-    if plan.ragged is None:
-        return job.m
-    _, end = plan.ragged.rows(GroupTable(plan, job.shared).entry, matrix)
-    return end
 
 
 class IndexedRowsKernel:

@@ -4,8 +4,9 @@
     --------    -------------------------------------------------------------------------------------------------------
     loader      as in `device.gemm`
     numbers     a warp of its own, beside the loader's: its lanes copy a K block's numbers of the tables into the stage
-                (cp.async, any strides); each lane arrives at the stage's barrier when its copies have landed. Without a
-                loader of its own the consumer warp that loads does so
+                (cp.async, any strides); each lane arrives at the stage's barrier when its copies have landed. Those of
+                a whole tile's rows that lie next to each other come by one bulk copy. Without a loader of its own the
+                consumer warp that loads copies them, one by one
     consumer    for each K block, and in it for each of its blocks of 64 rows, and of these for each part of their
                 columns (`mainloop.product_of`): reads the block's numbers, multiplies into one set of fresh registers,
                 waits, and computes for each element total = expression(total, product, tables); releases the stage when
@@ -35,9 +36,9 @@ from ...plan import present
 from ...store import ROWS
 from ..config import WARPGROUP
 from ..mainloop import (
+    BULK,
     NUMBER_BYTES,
     TOTAL,
-    VECTOR,
     NumberSlots,
     byte_of,
     key_of,
@@ -131,84 +132,99 @@ class Sm90PromotedKernel(Sm90FusedKernel):
     def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
         """Copy the tables' numbers of every K block of all tiles: the loop of a warp of its own."""
         plan = self.plan
-        stage, parity = Int32(0), Int32(1)
+        at = Int32(0), Int32(1), Int32(0)
         while tile < job.tiles:
             place = self.origin(job, tile)
-            single = NumberAddresses(plan, job, place, job.k_first, 1)
-            if const_expr(any(part.vector > 1 for part in plan.numbers.parts)):
-                if single.aligned():
-                    wide = NumberAddresses(plan, job, place, job.k_first, VECTOR)
-                    stage, parity = self.feed_tile(job, wide, stage, parity)
+            single = NumberAddresses(plan, job, place, job.k_first)
+            if const_expr(plan.numbers.bulk_bytes > 0):
+                if single.in_bulk(place[0], job.m):
+                    whole = NumberAddresses(plan, job, place, job.k_first, bulk=True)
+                    at = self.feed_tile(job, whole, at)
                 else:
-                    stage, parity = self.feed_tile(job, single, stage, parity)
+                    at = self.feed_tile(job, single, at)
             else:
-                stage, parity = self.feed_tile(job, single, stage, parity)
+                at = self.feed_tile(job, single, at)
             tile += job.workers
 
     @cute.jit
     def feed_tile(
-        self, job: bridge.Carried, numbers: NumberAddresses, stage: Int32, parity: Int32
-    ) -> tuple[Int32, Int32]:
-        """Copy the numbers of one tile's K blocks."""
+        self, job: bridge.Carried, numbers: NumberAddresses, at: tuple[Int32, ...]
+    ) -> tuple[Int32, Int32, Int32]:
+        """Copy the numbers of one tile's K blocks.
+
+        at  stage, its parity, and how many stages from it on cp.async may have written since bulk copies did
+        """
+        stage, parity, written = at
         for _ in cutlass.range(job.k_tiles, unroll=1):
             bridge.barrier_wait(job.shared.empty(stage), parity)
+            if const_expr(numbers.bulk):
+                if written > 0:
+                    bridge.shared_writes_visible()
+                    written -= 1
             numbers.copy(job, stage)
             numbers.advance()
             stage, parity = bridge.next_in_ring(stage, parity, self.plan.stages)
-        return stage, parity
+        if const_expr(not numbers.bulk):
+            written = Int32(self.plan.stages)
+        return stage, parity, written
 
     def copy_numbers(self, job: bridge.Carried, place: bridge.Place, k_tile: Int32, stage: Int32) -> None:
         """Copy the tables' numbers of a K block into its stage: the warp that loads, without a warp for them."""
         if self.plan.numbers.parts:
-            NumberAddresses(self.plan, job, place, k_tile, 1).copy(job, stage)
+            NumberAddresses(self.plan, job, place, k_tile).copy(job, stage)
 
 
 class NumberAddresses(bridge.Carried):
     """The numbers that a lane of the warp copies into a stage: their addresses in global memory.
 
-    widest  numbers that a copy takes at most, of tables whose numbers lie next to each other; see `NumberSlots.vector`
-    starts  of each of the lane's copies, the address of its numbers of the next K block
-    valid   and the bytes of them that are inside of the matrix
+    bulk    those with `NumberSlots.bulk_bytes` come by one bulk copy each, which one thread issues
+    starts  of each of the lane's copies, the address of the next K block's number, or of the first of a bulk copy's
     steps   of each table, the bytes from one K block to the next
     """
 
-    def __init__(self, plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, widest: int):
-        self.plan, lane = plan, cute.arch.lane_idx()
+    def __init__(
+        self, plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, bulk: bool = False
+    ):  # fmt: skip
+        self.plan, self.bulk, lane = plan, bulk, cute.arch.lane_idx()
         parts = plan.numbers.parts
-        self.copies = [(part, min(widest, part.vector), first) for part in parts
-                       for first in range(0, part.slots, WARP * min(widest, part.vector))]  # fmt: skip
+        self.copies = [(part, first, bulk and part.bulk_bytes > 0) for part in parts
+                       for first in range(0, part.slots, part.slots if bulk and part.bulk_bytes else WARP)]  # fmt: skip
         steps = {part.table.name: Int64(getattr(job.given, f"{part.table.name}_k")) * f32.bytes for part in parts}
         self.names, self.given = tuple(steps), job.given
-        slots = [first + lane * count for _, count, first in self.copies]
         super().__init__(
             starts=tuple(
-                _address(plan, job, place, k_tile, part, slot, count)
-                for (part, count, _), slot in zip(self.copies, slots, strict=True)
-            ),
-            valid=tuple(
-                _valid(part, count, slot, place[0], job.m)
-                for (part, count, _), slot in zip(self.copies, slots, strict=True)
+                _address(plan, job, place, k_tile, part, Int32(first) if whole else first + lane)
+                for part, first, whole in self.copies
             ),
             steps=tuple(steps.values()),
             lane=lane,
         )
 
-    def aligned(self) -> cutlass.Boolean:
-        """True if the numbers of neighbouring rows can be copied 16 bytes at a time; the same for all lanes."""
+    def in_bulk(self, row: Int32, m: Int32) -> cutlass.Boolean:
+        """True if bulk copies can take the numbers of a tile from that row on; the same for all lanes.
+
+        Its rows are inside of the matrix, their numbers lie next to each other, and each K block's begin at a multiple
+        of 16 bytes.
+        """
         steps, off = dict(zip(self.names, self.steps, strict=True)), Int64(0)
-        for (part, _, first), start in zip(self.copies, self.starts, strict=True):
-            if part.vector > 1 and first == 0:
+        for (part, first, _), start in zip(self.copies, self.starts, strict=True):
+            if part.bulk_bytes and first == 0:
                 name = part.table.name
-                of_lane_0 = cute.arch.shuffle_sync(Int32(start % 16), 0)
-                off |= Int64(of_lane_0) | steps[name] % 16 | (getattr(self.given, f"{name}_group") ^ 1)
+                of_lane_0 = cute.arch.shuffle_sync(Int32(start % BULK), 0)
+                off |= Int64(of_lane_0) | steps[name] % BULK | (getattr(self.given, f"{name}_group") ^ 1)
+                off |= Int64(cutlass.max(row + part.slots - m, 0))
         return off == 0
 
     def copy(self, job: bridge.Carried, stage: Int32) -> None:
         """Copy a K block's numbers into a stage; the lane arrives at its barrier when its own have landed."""
-        for (part, count, first), start, valid in zip(self.copies, self.starts, self.valid, strict=True):
-            to = job.shared.numbers(stage) + (part.first + (first + self.lane * count) * NUMBER_BYTES)
-            _copy(to, start, valid, self.lane, count * NUMBER_BYTES, (part.slots - first) // count)
-        bridge.barrier_arrive_copied(job.shared.full(stage))
+        full = job.shared.full(stage)
+        for (part, first, whole), start in zip(self.copies, self.starts, strict=True):
+            to = job.shared.numbers(stage) + (part.first + first * NUMBER_BYTES)
+            if whole:
+                _copy_whole(to, start, part.bulk_bytes, full)
+            else:
+                _copy(to + self.lane * NUMBER_BYTES, start, self.lane, part.slots - first)
+        bridge.barrier_arrive_copied(full)
 
     def advance(self) -> None:
         """Go on to the next K block."""
@@ -218,17 +234,12 @@ class NumberAddresses(bridge.Carried):
 
 
 def _address(
-    plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots, slot: Int32, count: int
+    plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots, slot: Int32
 ) -> Int64:  # fmt: skip
-    """The address of the `count` numbers from a slot on.
-
-    A single one outside of the matrix is read at its edge, and not stored. Several keep their place, and so their
-    alignment: of those outside no byte is valid.
-    """
+    """The address of a slot's number. One outside of the matrix is read at its edge, and not stored."""
     table, (row, column, matrix) = part.table, place
     origin, size = (row, job.m) if table.axis == "m" else (column, job.n)
-    along = slot * part.segment
-    group = (part.line(origin, along, size, cutlass.min) if count == 1 else origin + along) // table.group
+    group = part.line(origin, slot * part.segment, size, cutlass.min) // table.group
     offset = Int64(group) * getattr(job.given, f"{table.name}_group")
     offset += Int64(k_tile) * getattr(job.given, f"{table.name}_k")
     if plan.batch > 1 and not (table.axis == "m" and plan.joined_rows):
@@ -236,23 +247,22 @@ def _address(
     return getattr(job.given, table.name) + offset * f32.bytes
 
 
-def _valid(part: NumberSlots, count: int, slot: Int32, row: Int32, m: Int32) -> Int32:
-    """Bytes of a copy that are inside of the matrix: of a single number all, since its place is clamped."""
-    if count == 1:
-        return Int32(NUMBER_BYTES)
-    return cutlass.max(cutlass.min(m - (row + slot), count), 0) * NUMBER_BYTES
+@cute.jit
+def _copy(to: cute.Pointer, start: Int64, lane: Int32, lanes: cutlass.Constexpr) -> None:
+    """cp.async of a number, by the first `lanes` lanes."""
+    if const_expr(lanes >= WARP):
+        copy_bytes(to, start, NUMBER_BYTES, Int32(NUMBER_BYTES))
+    else:
+        if lane < lanes:
+            copy_bytes(to, start, NUMBER_BYTES, Int32(NUMBER_BYTES))
 
 
 @cute.jit
-def _copy(
-    to: cute.Pointer, start: Int64, valid: Int32, lane: Int32, size: cutlass.Constexpr, lanes: cutlass.Constexpr
-) -> None:  # fmt: skip
-    """cp.async of `size` bytes, by the first `lanes` lanes."""
-    if const_expr(lanes >= WARP):
-        copy_bytes(to, start, size, valid)
-    else:
-        if lane < lanes:
-            copy_bytes(to, start, size, valid)
+def _copy_whole(to: cute.Pointer, start: Int64, nbytes: cutlass.Constexpr, full: cute.Pointer) -> None:
+    """A bulk copy by one thread, which promises its bytes first: its own arrival is still to come."""
+    if bridge.elect():
+        bridge.barrier_expect_more(full, nbytes)
+        bridge.load_bytes(to, start, nbytes, full)
 
 
 class StageTables(bridge.Carried):

@@ -32,7 +32,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from ....atoms.copy.base import WARP
 from ...dsl import bridge
 from ...dsl.ampere import load_words
-from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, load_bytes, multiply_add, prefetch_bytes
+from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, multiply_add
 from ...dsl.warp import load_matrices, multiply_warp
 from ...plan import present, tile_count
 from ...quantized.blocks import BlockCopy
@@ -81,12 +81,12 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
     def load_packed(self, job: bridge.Carried, origin: Mapping[str, Int32], stage: Int32, full: cute.Pointer) -> None:
         """Copy A's K tile into its stage. Called by one thread."""
         for first, copy in self.packed_copies(job, origin):
-            load_bytes(job.shared.a(stage) + (first + copy.target), job.packed + copy.source, copy.bytes, full)
+            bridge.load_bytes(job.shared.a(stage) + (first + copy.target), job.packed + copy.source, copy.bytes, full)
 
     def prefetch_packed(self, job: bridge.Carried, origin: Mapping[str, Int32]) -> None:
         """Bring A's K tile into L2. Called by one thread."""
         for _, copy in self.packed_copies(job, origin):
-            prefetch_bytes(job.packed + copy.source, copy.bytes)
+            bridge.prefetch_bytes(job.packed + copy.source, copy.bytes)
 
     @cute.jit
     def consume(

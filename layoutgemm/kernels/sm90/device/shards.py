@@ -29,7 +29,7 @@ from cutlass import Int32, Int64, const_expr
 from ....schedule import ShardByShard
 from ...dsl import bridge
 from ...dsl.ampere import store_vector
-from ...dsl.flags import abort, add_released, global_reads_visible, load_acquired, prefetch_bytes
+from ...dsl.flags import abort, add_released, global_reads_visible, load_acquired
 from ...dsl.fused import FusedBlock
 from ...dsl.math import as_words, from_words, load_sixteen_bytes
 from ...dsl.tables import choose, load_word
@@ -167,7 +167,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
             if from_next > 0:
                 room = from_next - 1
                 self.await_flag(job, room * job.chunks + chunk, Int32(job.given.target) * calls)
-                prefetch_bytes(self.place_of_sums(job, job.given.inbox, room, number), self.partial.bytes)
+                bridge.prefetch_bytes(self.place_of_sums(job, job.given.inbox, room, number), self.partial.bytes)
 
     def index(self, job: bridge.Carried, number: Int32) -> Int32:
         """The number of this CTA's tile in a room."""

@@ -35,7 +35,7 @@ from ....atoms.copy.base import WARP
 from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
 from ...dsl.fused import FusedBlock
-from ...dsl.packed_weights import DevicePairs, multiply_add, prefetch_bytes
+from ...dsl.packed_weights import DevicePairs, multiply_add
 from ...dsl.types import element_type
 from ...plan import tile_count
 from ...quantized.blocks import STRIP
@@ -326,7 +326,7 @@ class WarpStream(ampere.Held):
                 address = self.address(band + further, turn)
                 _, quarter = plan.a.unit(band + further)
                 for first, size in plan.a.runs(quarter):
-                    prefetch_bytes(address + Int64(first), size)
+                    bridge.prefetch_bytes(address + Int64(first), size)
 
     @cute.jit
     def take(self, sums: cute.Tensor, band: Int32, turn: Int32 | int, slot: Int32) -> Int32:

@@ -237,6 +237,11 @@ def test_red_async():
     )
     result = go(body, grid=2, cluster=2)
     assert result["out"][:4].view(np.uint32)[0] == 1000 + 31 * 16
+    assert "uninitialised" not in result.kinds
+    fresh = go(body.replace("@%p0 st.shared.u32 [%r29], 1000;", ""), grid=2, cluster=2)
+    assert set(fresh.kinds) == {"uninitialised"} and "reduces shared offset" in fresh.findings[0].message
+    unannounced = go(body.replace("128;", "64;"), grid=2, cluster=2)
+    assert {"exit"} == set(unannounced.kinds) and "64 bytes came that no expect_tx" in unannounced.findings[0].message
 
 
 @pytest.mark.parametrize(
@@ -270,8 +275,8 @@ def test_what_is_predicated_off_is_not_misuse():
         ("cp.async.bulk.global.shared::cta.bulk_group [%out], [%r29], 512, %d1;", "3 operands, not 4"),
         ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.foo [%r29], [%a], 512, [%r20];", "foo"),
         ("cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.f32 [%r2], [%r3], 16, [%r4]"
-         ";", "f32 is not reduced"),
-        ("st.async.weak.shared::cluster.b32 [%r0], %r1, [%r2];", "not known"),
+         ";", "no form of cp in PTX"),
+        ("st.async.weak.shared::cluster.b32 [%r0], %r1, [%r2];", "no form of st in PTX"),
         ("multimem.ld_reduce.global.f32 %f0, [%d0];", "without a reduction"),
         ("cp.async.bulk.wait_group.foo 0;", "foo"),
     ],

@@ -12,7 +12,7 @@ from layoutgemm import Layout
 from layoutgemm.emulator.api import ORDERS
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Activation, Amax, Aux, Bias, Epilogue, Residual, RowReduce
+from layoutgemm.kernels.epilogue.chain import Activation, Amax, Aux, Bias, ColumnReduce, Epilogue, Residual, RowReduce
 from layoutgemm.kernels.quantized.formats import MXFP4, MXFP8, NVFP4, QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_launch
@@ -118,6 +118,22 @@ def test_epilogue_steps_are_applied_in_order() -> None:
     assert np.allclose(found.c, np.maximum(sums, 0) + 2 * residual, rtol=2**-8, atol=1e-2)
 
 
+@needs_dsl
+@pytest.mark.dsl
+def test_rows_columns_and_all_of_a_packed_product_are_reduced() -> None:
+    fmt, rng = QuantizedFormat("int4"), np.random.default_rng(7)
+    epilogue = fmt.epilogue(Bias("n"), RowReduce("argmax", "best"), ColumnReduce("sum"), Amax(), axis="n")
+    plan = Sm80Plan.derive(21, 136, 100, weights=fmt, config=Sm80Config((32, 64), 64, 2, (2, 2)), epilogue=epilogue)
+    plan.check().require()
+    packed = pack(quantize(rng.integers(-7, 8, (136, 100)), fmt))
+    x, bias = rng.integers(-3, 4, (21, 100)).astype(np.float32), rng.standard_normal(136).astype(np.float32)
+    sums = x @ unpack(packed).dense().T + bias
+    found = plan.run(x, packed, given={"bias": bias}, device="emulator").written
+    assert np.array_equal(found["best_index"], sums.argmax(1)) and plan.workspace > 0
+    assert np.allclose(found["column_sum"], sums.sum(0), rtol=1e-5, atol=1e-3)
+    assert np.allclose(found["amax"], np.abs(sums).max(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_every_format_has_a_plan_that_holds(fmt: QuantizedFormat, kind: str) -> None:
@@ -209,9 +225,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "alignment": ({"config": Sm80Config((16, 64), 64, align=(16, 8, 16))}, "packed weights are aligned to 16 bytes"),
     "scale": ({"epilogue": INT4.epilogue(Bias("n", name="weight_scale"))}, "the epilogue has weight_scale"),
     "no scale": ({"weights": QuantizedFormat("int8"), "epilogue": Epilogue(Bias("n"))}, "has no weight_scale"),
-    "rows reduced": ({"epilogue": INT4.epilogue(RowReduce())}, "is a step of sm_90a's kernel, and this is one for"),
-    "all reduced": ({"epilogue": INT4.epilogue(Amax())}, "Amax reduces C, and the mma.sync kernel has no reductions"),
-    "no weights": ({"weights": None, "epilogue": Epilogue(Bias("n"))}, "epilogue without weights"),
+    "groups of a warp": ({"epilogue": INT4.epilogue(RowReduce("sum", each=64))}, "a tile is stored 32 columns"),
     "format": ({"weights": "int4"}, "weights of Sm80Plan.derive must be a QuantizedFormat or None"),
 }  # fmt: skip
 

@@ -1,0 +1,457 @@
+"""Grouped products, and an epilogue of the caller's own: a launch of its own, as `matmul`'s with an epilogue is.
+
+What an operand of the epilogue may be, by the form of the groups:
+
+    groups                result          along M               along N                            matrices
+    ------------------    ------------    ------------------    -------------------------------    -----------------
+    of rows               (rows, N)       (rows,)               (N,), or (groups, N)               (rows, N)
+    masked, of K, none    (groups, M, N)  (M,), (groups, M)     (N,), or (groups, N)               C's, or (M, N)
+
+What is written has the larger of two shapes: columns of groups of rows are reduced to (groups, N). An `Amax` is of all
+groups. Of an empty group a reduction's results are those of no element.
+
+Rows of no group are behind the last of `offs`, or those beyond a count. No step writes there, and no reduction takes
+them: the caller's operands keep what they have, as `out` does. In a new C the first kind are zeros.
+
+Rows and columns are counted in C, those of masked groups and of K in each of its matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
+from ...kernels.epilogue.numpy_math import Math
+from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.indexed.row_copy import COPIED
+from ...kernels.sm90.indexed.rows import check_inside
+from ...kernels.sm90.plan import Sm90Plan
+from ..checks import autocast, needs_dispatcher, refuse_derivatives
+from ..compiled.traced import named
+from ..epilogue import (
+    NO_DERIVATIVE,
+    NOT_DISPATCHED,
+    GivenOperands,
+    Groups,
+    Tensors,
+    check_result,
+    epilogue_product,
+    finish_of,
+    given_operands,
+    operands_of_one,
+    reference_of,
+)
+from ..indexed.grouped_rows import Options, checked_rows
+from ..indexed.torch_rows import gathered, of_rows
+from ..prepared import Finish, mark_written, on_gpu
+from .epilogue import why_unfinished
+from .grouped import (
+    ALONG_K,
+    BATCH,
+    COLUMNS,
+    ENDS,
+    INTS,
+    MASKED,
+    OFFSETS,
+    ROWS,
+    GroupedCall,
+    check_expected,
+    expected_config,
+    group_sums,
+    groups_of,
+    in_groups,
+    plan_of,
+    why_not_along_k,
+)
+from .kept import launch_once, require_hopper
+from .operators import checked_grouped
+from .own_epilogue import ScaledFactors, behind_scales, with_epilogue
+from .recipes import Recipes, recipe_text
+from .scaled import NO_FINISH, ScaledFinish, check_config, of_group
+
+_OF_ROWS = ("rows", "a_rows", COPIED)
+
+
+class GroupedFactors(NamedTuple):
+    """Operands in groups, with the scales of both.
+
+    groups  offsets, ends or counts, as `said` names them
+    rows    of a that are read, each the next of the product's; scale_a is that of the product's rows. Of masked groups
+            (groups, M), rows of each group's matrix, or of one for all
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    groups: torch.Tensor | None
+    said: str
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All by name."""
+        return {
+            "a": self.a, "b": self.b,
+            **named(**{self.said: self.groups}, scale_a=self.scale_a, scale_b=self.scale_b, rows=self.rows),
+        }  # fmt: skip
+
+    @property
+    def scales(self) -> dict[str, torch.Tensor]:
+        """The scales by name."""
+        return named(scale_a=self.scale_a, scale_b=self.scale_b)
+
+    @property
+    def counted_rows(self) -> list[torch.Tensor]:
+        """The row indices that count, on the CPU: of all groups, or of each masked one."""
+        assert self.rows is not None
+        if self.rows.ndim == 1:
+            return [self.rows]
+        assert self.groups is not None
+        return [lines[:count] for lines, count in zip(self.rows, self.groups.tolist(), strict=True)]
+
+    def gathered(self) -> GroupedFactors:
+        """The same with the chosen rows as a matrix, or as one for each group."""
+        if self.rows is None:
+            return self
+        if self.rows.ndim == 1:
+            return self._replace(a=gathered(self.a, self.rows), rows=None)
+        each = self.a.expand(self.b.shape[0], *self.a.shape[-2:])
+        return self._replace(a=torch.stack([gathered(x, i) for x, i in zip(each, self.rows, strict=True)]), rows=None)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of a kernel's parameters that an operand of the epilogue cannot have."""
+        groups = {ENDS: "ends"}.get(self.said, self.said)
+        return (groups, *self.scales, *_OF_ROWS * (self.rows is not None))
+
+
+class Checked(NamedTuple):
+    """A grouped product with an epilogue, checked.
+
+    call      the product, and `of` its operands
+    steps     the epilogue, and `operands` those of it
+    config    of the kernel, or None for the usual
+    fast      whether sums of 8-bit floats stay in the tensor core
+    """
+
+    call: GroupedCall
+    of: GroupedFactors
+    steps: Epilogue
+    operands: GivenOperands
+    config: Sm90Config | None
+    fast: bool
+
+    @property
+    def joined(self) -> int:
+        """The groups that share the rows of one C; 0 where each has a matrix."""
+        return self.call.experts if self.call.form == ROWS else 0
+
+
+class GroupedOptions(NamedTuple):
+    """The options of a call.
+
+    finish         bias and activation, which an epilogue stands for, and `use_fast_accum`
+    recipes        as the caller names them
+    expected_rows  of masked groups, for which the configuration is chosen
+    """
+
+    finish: ScaledFinish = NO_FINISH
+    recipes: tuple[object, object] = (None, None)
+    out: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+    config: Sm90Config | None = None
+    expected_rows: int | None = None
+
+
+def grouped_call(
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, options: Options
+) -> tuple[GroupedFactors, GroupedOptions]:
+    """The operands and options of a call, whose other arguments are `options`, by name.
+
+    Raises OperandError or TensorError for row indices beside which there is no epilogue, and for groups said twice.
+    """
+    groups, said = groups_of(options.get("offsets"), options.get("offs"), options.get("counts"))
+    scale_a = options["scale_a"]
+    if rows is not None and options.get("counts") is not None:
+        _check_masked_rows(a, b, rows, options)
+    elif rows is not None:
+        groups, said, scale_a = checked_rows(a, rows, options)
+    else:
+        for name in ("out_rows", "row_weights", "copy_rows"):
+            if options.get(name) is not None:
+                raise OperandError(f"{name} and epilogue: a grouped product with an epilogue takes rows= alone")
+    check_expected(options.get("expected_rows"), options.get("counts"), options["config"])
+    finish = ScaledFinish(options["bias"], options["activation"], bool(options["use_fast_accum"]))
+    asked = GroupedOptions(
+        finish, (options["recipe_a"], options["recipe_b"]), options["out"], options["out_dtype"], options["config"],
+        options.get("expected_rows"),
+    )  # fmt: skip
+    return GroupedFactors(a, b, groups, said, scale_a, options["scale_b"], rows), asked
+
+
+def _check_masked_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, options: Options) -> None:
+    """Raise OperandError or TensorError for row indices that are not those of masked groups."""
+    for name in ("out_rows", "row_weights", "scale_a", "scale_b"):
+        if options.get(name) is not None:
+            raise OperandError(f"{name}: masked groups of rows by index take none")
+    if options.get("copy_rows") is False:
+        raise OperandError("copy_rows: False, and rows of masked groups are copied first")
+    check_operands({"a": a, "b": b, "rows": rows})
+    if b.ndim != 3 or a.ndim not in (2, 3) or (a.ndim == 3 and a.shape[0] != b.shape[0]):
+        shapes = f"{list(a.shape)} and {list(b.shape)}"
+        raise TensorError(f"a and b have shapes {shapes}: (groups, rows, K), or (rows, K) for all, and (groups, K, N)")
+    if rows.dtype not in INTS or rows.ndim != 2 or rows.shape[0] != b.shape[0]:
+        of = f"{rows.dtype} of shape {list(rows.shape)}"
+        raise OperandError(f"rows is {of}: int32 or int64 of [{b.shape[0]}, M], rows of each group's product")
+
+
+def grouped_with_epilogue(
+    of: GroupedFactors, asked: GroupedOptions, epilogue: object, given: Mapping[str, object] | None
+) -> torch.Tensor:
+    """The product; without elements, of shape (0,), where the epilogue stores no C.
+
+    Raises OperandError, TensorError or PlanError before anything is written, naming the operand.
+
+    >>> from layoutgemm.kernels.epilogue.chain import ColumnReduce
+    >>> a, b, ends = torch.ones(4, 2).bfloat16(), torch.ones(2, 2, 3).bfloat16(), torch.tensor([1, 3])
+    >>> sums = torch.empty(2, 3)
+    >>> steps, found = Epilogue(ColumnReduce("sum", "sums")), {"sums": sums}
+    >>> grouped_with_epilogue(GroupedFactors(a, b, ends, "offs"), GroupedOptions(), steps, found).tolist()
+    [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]]
+    >>> sums.tolist()
+    [[2.0, 2.0, 2.0], [4.0, 4.0, 4.0]]
+    """
+    made = checked_groups(of, epilogue, given, asked)
+    out, tensors = asked.out, {**made.of.tensors, **made.operands.tensors}
+    refuse_derivatives({**tensors, **named(out=out)}, NO_DERIVATIVE)
+    if needs_dispatcher(out, *tensors.values()):
+        raise OperandError(NOT_DISPATCHED)
+    with torch.no_grad():
+        if made.call.form == BATCH:
+            return _batch(made, given, asked)
+        return _computed(made, out)
+
+
+def checked_groups(
+    of: GroupedFactors, epilogue: object, given: Mapping[str, object] | None, asked: GroupedOptions
+) -> Checked:
+    """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
+    finish, out = asked.finish, asked.out
+    beside = [name for name in ("bias", "activation") if getattr(finish, name) is not None]
+    steps, operands = given_operands(epilogue, given, beside)
+    if taken := [name for name in operands.every if name in of.words]:
+        raise OperandError(f"an operand of the epilogue is named {taken[0]}, as one of the product is")
+    check_config(asked.config)
+    check_operands({**of.tensors, **operands.read}, {**operands.written, **named(out=out)})
+    a, b = autocast(of.a, of.b)
+    of, finish = of._replace(a=a, b=b), finish._replace(bias=None, activation=None)
+    if of.rows is not None and of.rows.numel() and not a.shape[-2]:
+        raise OperandError(f"a has no rows, and rows has {of.rows.numel()} indices")
+    read = a if of.rows is None else of_rows(a, of.rows)
+    names = recipe_text("recipe_a", asked.recipes[0]), recipe_text("recipe_b", asked.recipes[1])
+    scales = of.scale_a, of.scale_b
+    call = checked_grouped(read, b, of.groups, of.said, *scales, finish, out, asked.out_dtype, *names)
+    if call.form == COLUMNS:
+        raise OperandError(why_unfinished("columns", "epilogue"))
+    if of.rows is not None and of.rows.device.type == "cpu":
+        for lines in of.counted_rows:
+            check_inside("rows", lines.numpy(), a.shape[-2], "a")
+    made = Checked(call, of, steps, operands, asked.config, finish.fast)
+    check_result(steps, operands.every, call.kind, call.shape, out, made.joined)
+    if asked.expected_rows is not None:
+        made = made._replace(config=expected_config(call, read, b, asked.expected_rows, finish))
+    return made
+
+
+def _batch(made: Checked, given: Mapping[str, object] | None, asked: GroupedOptions) -> torch.Tensor:
+    """Groups of as many rows each: the batch that `matmul` and `scaled_matmul` take."""
+    of, call = made.of, made.call
+    if of.scale_a is None:
+        return epilogue_product(of.a, of.b, call.kind, made.steps, made.operands.every, made.config, asked.out)
+    return with_epilogue(
+        scaled_factors(of), made.steps, given, asked.recipes, asked.finish, asked.out, asked.out_dtype, asked.config
+    )
+
+
+def scaled_factors(of: GroupedFactors) -> ScaledFactors:
+    """The operands of a batch with scales."""
+    assert of.scale_a is not None
+    return ScaledFactors(of.a, of.scale_a, of.b, of.scale_b)
+
+
+def _computed(made: Checked, out: torch.Tensor | None) -> torch.Tensor:
+    """The product of operands that have been checked."""
+    call, of, device = made.call, made.of, made.of.a.device
+    if 0 in (*call.shape, call.experts):
+        _reduce_nothing(made)
+        if not made.steps.stores_c:
+            return torch.empty(0, dtype=call.kind, device=device)
+        return torch.zeros(call.shape, dtype=call.kind, device=device) if out is None else out
+    if of.rows is not None and (0 in of.a.shape or not on_gpu(of.a.get_device())):
+        made = made._replace(of=of.gathered())
+    if not on_gpu(of.a.get_device()):
+        return _on_cpu(made, out)
+    require_hopper(of.a.get_device(), "grouped_matmul")
+    made = without_zeros(made)
+    if why := refusal_on_gpu(made):
+        raise OperandError(why)
+    c = _launched(of_one_group(made), out if out is None or not _is_one(call) else out[0], out is None)
+    if out is not None or not made.steps.stores_c:
+        return c if out is None else out
+    return c.unsqueeze(0) if _is_one(call) else c
+
+
+def refusal_on_gpu(made: Checked) -> str:
+    """Why no kernel has such groups, or ""."""
+    return why_not_along_k(made.of.a, made.call) if made.call.form == ALONG_K else ""
+
+
+def _reduce_nothing(made: Checked) -> None:
+    """The reductions of a C without elements, where they have places: the results of no element at all."""
+    call, groups = made.call, made.of.groups
+    inside = None
+    if call.leaves_rows and groups is not None:
+        inside = in_groups(call.shape, call.said, groups).squeeze(-1)
+    for step in made.steps.reductions:
+        if not step.ordered or step.each is not None:
+            continue
+        alone = [np.asarray([value]) for value in step.reduction.identity]
+        for operand, value in zip(step.given, step.reduction.finished(alone, Math), strict=True):
+            target, number = made.operands.every[operand.name], np.asarray(value).item()
+            kept = inside is not None and operand.axes == "m"
+            target.copy_(torch.where(inside, number, target)) if kept else target.fill_(number)  # type: ignore[arg-type]
+
+
+# ----------------------------------------------------------------------------------------------------------- on the CPU
+
+
+def _on_cpu(made: Checked, out: torch.Tensor | None) -> torch.Tensor:
+    """Each group's sums in float64, then the steps on all of them in float32."""
+    call, of, steps = made.call, made.of, made.steps
+    assert of.groups is not None
+    wide = torch.zeros(call.shape, dtype=torch.float32)
+    for _, part, sums in group_sums(call, of.a, of.b, of.groups, of.scale_a, of.scale_b):
+        wide[part] = sums.float()
+    numbers = of.groups.tolist()
+    groups: Groups = None
+    if call.form == MASKED:
+        groups = numbers
+    elif call.form == ROWS:
+        groups = list(pairwise(numbers if call.said == OFFSETS else [0, *numbers]))
+    value = reference_of(wide, call.kind, steps, made.operands.every, groups)
+    if not steps.stores_c:
+        return value.new_empty(0)
+    if out is None and not call.leaves_rows:
+        return value
+    into = torch.zeros(call.shape, dtype=call.kind) if out is None else out
+    if not call.leaves_rows:
+        return into.copy_(value)
+    return into.copy_(torch.where(in_groups(call.shape, call.said, of.groups), value, into))
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+
+
+def without_zeros(made: Checked) -> Checked:
+    """The same product with a K of at least 1: an empty sum is 0, and the epilogue follows."""
+    of = made.of
+    if of.a.shape[-1]:
+        return made
+    a = torch.zeros(*of.a.shape[:-1], 16, dtype=torch.bfloat16, device=of.a.device)
+    b = torch.zeros(*of.b.shape[:-2], 16, of.b.shape[-1], dtype=torch.bfloat16, device=of.a.device)
+    of = of._replace(a=a, b=b, scale_a=None, scale_b=None)
+    return made._replace(of=of, call=made.call._replace(recipes=None))
+
+
+def _is_one(call: GroupedCall) -> bool:
+    """True for one group with a matrix of C of its own: its plan has no batch."""
+    return call.form != ROWS and call.experts == 1
+
+
+def of_one_group(made: Checked) -> Checked:
+    """One masked group, or one along K, as a product of matrices; all others as they are."""
+    call, of = made.call, made.of
+    if not _is_one(call):
+        return made
+    recipes = call.recipes or Recipes("", "")
+    scales = [of_group(x, name, 0) for x, name in zip((of.scale_a, of.scale_b), recipes, strict=True)]
+    a, b = [x if x.ndim == 2 else x[0] for x in (of.a, of.b)]
+    rows = of.rows if of.rows is None else of.rows[0]
+    return made._replace(
+        call=call._replace(shape=call.shape[1:]), operands=operands_of_one(made.steps, made.operands),
+        of=of._replace(a=a, b=b, scale_a=scales[0], scale_b=scales[1], rows=rows),
+    )  # fmt: skip
+
+
+class GroupedLaunch(NamedTuple):
+    """One launch.
+
+    plan, why  and the reason for its configuration
+    finish     the epilogue's words
+    operands   whose addresses these are: they live until the launch
+    tables     what else is read, by name
+    """
+
+    plan: Sm90Plan
+    why: str
+    finish: Finish
+    operands: Tensors
+    tables: dict[str, torch.Tensor]
+
+
+def grouped_launch(made: Checked, clears: bool) -> GroupedLaunch:
+    """The launch of a product on a GPU.
+
+    clears  rows of no group become zeros
+    """
+    call, of = made.call, made.of
+    assert of.groups is not None
+    whole, every, tables = made.steps, dict(made.operands.every), of.scales
+    if call.recipes is not None and not call.recipes.in_mainloop:
+        whole, every = behind_scales(call.recipes, (of.a.ndim, of.b.ndim), of.scales, made.steps, made.operands)
+        tables = {}
+    every = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in every.items()}
+    finish = finish_of(whole, every, call.shape, made.joined > 0)
+    numbers = of.groups.contiguous()
+    plan, why = plan_of(
+        call, of.a, of.b, numbers, NO_FINISH._replace(fast=made.fast), made.config, call.said == ENDS, clears, of.rows,
+        finish.epilogue,
+    )  # fmt: skip
+    assert plan.groups is not None
+    named_rows = {} if of.rows is None else {"rows": of.rows.contiguous().view(-1)}
+    return GroupedLaunch(plan, why, finish, every, {**named_rows, plan.groups.name: numbers, **tables})
+
+
+def _launched(made: Checked, out: torch.Tensor | None, new: bool) -> torch.Tensor:
+    """The product by its kernel; without elements where no C is stored."""
+    call, of, steps = made.call, made.of, made.steps
+    a, b = of.a.resolve_neg(), of.b.resolve_neg()
+    if of.rows is not None and of.rows.ndim == 2:
+        a = a.expand(b.shape[0], *a.shape[-2:])
+    scales = {name: x.resolve_neg() for name, x in of.scales.items()}
+    made = made._replace(of=of._replace(a=a, b=b, **scales))
+    found = grouped_launch(made, new and steps.stores_c)
+    plan = found.plan
+    mark_written([*made.operands.written.values(), *([] if out is None else [out])])
+    partial, memory = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=a.device), rows_memory(plan, a.device)
+    own = list(found.finish.words[: len(plan.epilogue.words)])
+    if plan.partials:
+        own[-1] = partial.data_ptr()
+    others = words_of_tensors(plan, found.tables, a.device, None, memory)
+    c = out
+    if not steps.stores_c:  # only its shape and strides are known
+        c = torch.empty(call.shape, dtype=call.kind, device="meta")
+    value = launch_once(plan, a, b, c, (*own, *others)[:MAX_WORDS])
+    return value if steps.stores_c else a.new_empty(0, dtype=call.kind)
+
+
+__all__ = ["Checked", "GroupedFactors", "GroupedLaunch", "GroupedOptions", "checked_groups", "grouped_with_epilogue"]
