@@ -34,6 +34,7 @@ from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import Placed, check_names, host_number, words_of
 from ..kernels.plan import present
 from ..moved import old_names
+from .launch import workspace_on
 from .prepared import Config, Finish, mark_written, on_gpu, prepare, problem_at
 from .problem import Shapes, Solution, shapes_of
 from .reference import multiply, rounded
@@ -198,7 +199,7 @@ def _launch(
     if not finish.apart or len(found.solution.launches) == 1:
         taken = present(finish.epilogue)
         size = found.workspace if taken.partials else 0
-        parts = torch.empty(size, dtype=torch.uint8, device=a.device)
+        parts = workspace_on(a.device, size)
         words = (*finish.words[: len(taken.words) - 1], parts.data_ptr()) if size else finish.words
         found.run(a, b, c, words)
         return

@@ -10,7 +10,10 @@ there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,12 +49,70 @@ _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 empty_on_gpu = getattr(_guards, "_empty_strided_cuda", _empty_strided)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedLaunch:
+    """A launch that was made: its kernel, the arguments and their names, the GPU's index, and what errors name."""
+
+    compiled: CompiledGemm
+    arguments: tuple[int, ...]
+    device: int
+    what: object
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return tuple(self.compiled.plan.parameters)
+
+
+@dataclass(slots=True, eq=False)
+class Recording:
+    """The launches of one call, and the workspaces that were allocated for them: address -> bytes."""
+
+    thread: int
+    launches: list[RecordedLaunch] = field(default_factory=list)
+    memory: dict[int, int] = field(default_factory=dict)
+
+
+_RECORDINGS: list[Recording] = []  # of all threads; a launch looks whether there are any
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """Record the launches that this thread makes inside."""
+    record = Recording(threading.get_ident())
+    _RECORDINGS.append(record)
+    try:
+        yield record
+    finally:
+        _RECORDINGS.remove(record)
+
+
+def _recordings() -> list[Recording]:
+    """This thread's."""
+    return [record for record in _RECORDINGS if record.thread == threading.get_ident()]
+
+
+def workspace_on(device: torch.device, size: int) -> torch.Tensor:
+    """Memory of a launch's own, of so many bytes."""
+    made = torch.empty(size, dtype=torch.uint8, device=device)
+    note_workspace(made)
+    return made
+
+
+def note_workspace(memory: torch.Tensor | None) -> None:
+    """Say that memory is a launch's own: a kept call allocates it anew."""
+    if memory is not None and memory.numel():
+        for record in _recordings():
+            record.memory[memory.data_ptr()] = memory.nbytes
+
+
 class _Loaded:
     """A kernel on one GPU, with blocks of its arguments: one block for each call at a time."""
 
-    __slots__ = ("_entry", "_free", "_launcher", "_stream", "_template", "_what", "device")
+    __slots__ = ("_compiled", "_entry", "_free", "_launcher", "_stream", "_template", "_what", "device")
 
     def __init__(self, compiled: CompiledGemm, arguments: Sequence[int], device: int, what: object):
+        self._compiled = compiled
         compiled.launcher.load(device)
         self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
         self._template, self._stream = tuple(arguments), len(arguments)
@@ -73,6 +134,10 @@ class _Loaded:
         """Launch with the block's arguments. Raises PlanError when CUDA refuses."""
         values = block.values
         values[self._stream] = stream
+        if _RECORDINGS:
+            arguments = tuple(values[: self._stream])
+            for record in _recordings():
+                record.launches.append(RecordedLaunch(self._compiled, arguments, self.device, self._what))
         self._entry(block.pointer)
         error = values[self._stream + 1]
         self._free.append(block)

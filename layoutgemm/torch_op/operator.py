@@ -44,9 +44,10 @@ from .checks import (
     transforms,
 )
 from .compiled.guards import guarded
+from .compiled.kept_epilogues import again_or
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
-from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, GivenOperands, checked_epilogue, epilogue_product
+from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, epilogue_product, given_operands
 from .indexed.api import indexed_matmul
 from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
@@ -516,17 +517,21 @@ def _with_epilogue(
         raise OperandError(_OF_PAIRS)
     if _is_compiling():
         refuse(NOT_COMPILED)
-    every: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
-    beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
-    steps = checked_epilogue(epilogue, type(given), {name: type(x) for name, x in every.items()}, beside)
-    operands = GivenOperands(every, *[{name: every[name] for name in names} for names in (steps.reads, steps.writes)])
-    into = _written(out)
-    check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
-    choice_of(config)
-    a, b, kind = check_call(a, b, None, out_dtype, allow_tf32)
-    if out is not None:
-        check_out(out, product_shape(a, b), kind, {"a": a, "b": b})
-    refuse_derivatives({"a": a, "b": b, **operands.tensors, **into}, NO_DERIVATIVE)
-    if needs_dispatcher(a, b, out, *operands.tensors.values()):
-        raise OperandError(NOT_DISPATCHED)
-    return epilogue_product(a, b, kind, steps, operands.every, config, out)
+
+    def make() -> torch.Tensor:
+        beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
+        steps, operands = given_operands(epilogue, given, beside)
+        into = _written(out)
+        check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
+        choice_of(config)
+        left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
+        if out is not None:
+            check_out(out, product_shape(left, right), kind, {"a": left, "b": right})
+        refuse_derivatives({"a": left, "b": right, **operands.tensors, **into}, NO_DERIVATIVE)
+        if needs_dispatcher(left, right, out, *operands.tensors.values()):
+            raise OperandError(NOT_DISPATCHED)
+        return epilogue_product(left, right, kind, steps, operands.every, config, out)
+
+    if bias is not None or activation is not None or getattr(a, "dtype", None) is torch.float32:
+        return make()  # whether float32 may be multiplied as tf32 is asked each time
+    return again_or(make, ("matmul", out_dtype, config), {"a": a, "b": b}, epilogue, given, out)

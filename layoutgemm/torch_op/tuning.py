@@ -31,9 +31,10 @@ from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estima
 from ..kernels.sm90.plan import Sm90Config
 from ..kernels.store import WARP_ROWS
 from . import tuned_store as tuned
+from .compiled.kept_epilogues import KEPT
 from .operator import matmul
 from .prepared import forget, gpu, target
-from .scaled_grouped.kept import READY
+from .scaled_grouped.kept import PLANS, READY
 from .scaled_grouped.tunable import Tunable, tunable
 
 __all__ = ["Tuning", "candidates", "name_of", "tune"]
@@ -186,6 +187,8 @@ def _keep(gpu_name: str, key: str, best: Sm90Choice, seconds: tuple[float, float
     kept = tuned.store(gpu_name, key, best, {name: round(value * 1e6, 3) for name, value in times.items()})
     forget()
     READY.clear()
+    KEPT.clear()
+    PLANS.clear()
     return kept
 
 

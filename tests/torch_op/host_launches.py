@@ -18,6 +18,7 @@ import torch
 from layoutgemm.kernels.epilogue.chain import Activation, Bias
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, operator, prepared
+from layoutgemm.torch_op.compiled import kept_epilogues
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
@@ -146,16 +147,18 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         noted.allocated += 1
         return torch.empty_strided(shape, strides, dtype=kind)
 
-    made = SimpleNamespace(launcher=Launcher())
-    patch.setattr(launch, "kernel", lambda solution: made)
+    def made(plan: Any) -> Any:
+        return SimpleNamespace(launcher=Launcher(), plan=plan)
+
+    patch.setattr(launch, "kernel", lambda solution: made(launch.plan_of(solution)))
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
-    patch.setattr(kept, "compile_plan", lambda plan: made)
+    patch.setattr(kept, "compile_plan", made)
     patch.setattr(kept, "FIRST_GPU", -1)
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
-    patch.setattr(quantized, "compile_plan", lambda plan: made)
+    patch.setattr(quantized, "compile_plan", made)
     patch.setattr(quantized, "raw_stream", lambda index: 77)
-    for module in (operator, kept, quantized_kept):
+    for module in (operator, kept, kept_epilogues, quantized_kept):
         patch.setattr(module, "_current_device", lambda: -1)
         patch.setattr(module, "raw_stream", lambda index: 77)
         patch.setattr(module, "empty_on_gpu", empty)
@@ -164,7 +167,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
-    keeping = kept.READY, quantized_kept.READY
+    keeping = kept.READY, kept_epilogues.KEPT, quantized_kept.READY
     prepared.forget()
     quantized.forget()
     for ready in keeping:

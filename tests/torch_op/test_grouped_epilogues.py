@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,11 @@ from layoutgemm.kernels.epilogue.chain import (
     RowReduce,
     Scale,
 )
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
+from layoutgemm.torch_op import tuning
+from layoutgemm.torch_op.scaled_grouped import grouped_epilogue, kept
 from tests.torch_op.epilogue_fuzz import faults
+from tests.torch_op.host_launches import bare_launches
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 from tests.torch_op.test_scaled_kernels import powers, spread
 
@@ -163,9 +168,7 @@ def test_vectors_of_each_group_and_no_c(by_kernel: bool, monkeypatch: pytest.Mon
     best = {"best_value": torch.zeros(4, N), "best_index": torch.zeros(4, N).int()}
     steps = Epilogue(Bias("n", "f32"), Aux("f32"), ColumnReduce("argmax", "best"), stores_c=False)
     options = {"config": SMALL} if by_kernel else {}
-    if by_kernel:
-        monkeypatch = pytest.MonkeyPatch()
-    with emulated(monkeypatch) if by_kernel else pytest.MonkeyPatch.context():
+    with emulated(monkeypatch) if by_kernel else nullcontext():
         got = grouped_matmul(**made.given, epilogue=steps, given={"bias": bias, "aux": kept, **best}, **options)
     assert got.shape == (0,) and got.dtype == BF16
     assert torch.equal(kept[:last].double(), wide) and (kept[last:] == 7).all()
@@ -244,6 +247,23 @@ def test_sizes_of_zero(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.zeros(6, 8).bfloat16(), torch.zeros(3, 8, 0).bfloat16()
     assert grouped_matmul(a, b, offs=ends, epilogue=steps, given=given).shape == (6, 0)
     assert given["most"].tolist() == [-torch.inf] * 5 + [7.0]
+
+
+def test_plans_are_kept_until_a_product_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = Case("offs"), []
+    real = grouped_epilogue.plan_of
+    monkeypatch.setattr(grouped_epilogue, "plan_of", lambda *x: asked.append(x) or real(*x))
+    monkeypatch.setattr(tuning.tuned, "store", lambda *x: None)
+    kept.PLANS.clear()
+    with bare_launches(monkeypatch):
+        for steps, plans in ((STEPS, 1), (STEPS, 1), (FEW, 2), (STEPS, 2)):
+            given = {name: x for name, x in made.operands().items() if name in {y.name for y in steps.given}}
+            grouped_matmul(**made.given, epilogue=steps, given=given)
+            assert len(asked) == plans
+        tuning._keep("", "", Sm90Choice(SMALL), (1.0, 1.0, 1.0))
+        grouped_matmul(**made.given, epilogue=STEPS, given=made.operands())
+        assert len(asked) == 3
+    kept.PLANS.clear()
 
 
 def test_every_size_has_a_tile_for_groups_of_columns() -> None:

@@ -10,7 +10,8 @@ A step's operands are given at the launch by name: numbers, vectors along M or N
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from math import lcm
 from typing import Any
 
@@ -151,7 +152,7 @@ class Epilogue:
             steps.append(Activation(kinds[head]))
         return cls(*steps)
 
-    @property
+    @cached_property
     def given(self) -> tuple[Given, ...]:
         """Everything the steps need, in order."""
         return tuple(
@@ -170,27 +171,27 @@ class Epilogue:
         each = [step.each or 1 for step in self.reductions]
         return lcm(1 if self.quantizes is None else self.quantizes.each, *each)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Names of the operands in memory that the steps read."""
         return tuple(given.name for given in self.given if not (given.host or given.written))
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         """Names of the operands that the steps write."""
         return tuple(given.name for given in self.given if given.written)
 
-    @property
+    @cached_property
     def words(self) -> tuple[str, ...]:
         """Names of the kernel's parameters that carry them, and the workspace of partial results last."""
         return (*[word for given in self.given for word in given.words], *[WORKSPACE] * bool(self.partials))
 
-    @property
+    @cached_property
     def reductions(self) -> tuple[Reducing, ...]:
         """The steps that reduce."""
         return tuple(step for step in self.steps if isinstance(step, Reducing))
 
-    @property
+    @cached_property
     def partials(self) -> tuple[Reducing, ...]:
         """Those whose results of tiles are combined by a second launch: they need a workspace."""
         return tuple(step for step in self.reductions if step.partial)
@@ -203,6 +204,18 @@ class Epilogue:
 
     def __bool__(self) -> bool:
         return bool(self.steps)
+
+    @cached_property
+    def _hashed(self) -> int:
+        """A call looks for its kept launch by its epilogue: the steps are hashed once."""
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
+    def __hash__(self) -> int:
+        return self._hashed
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: hashes of text differ from process to process."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def named_given(self, name: str) -> Given:
         """An operand by its name."""

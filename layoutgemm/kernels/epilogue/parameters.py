@@ -98,10 +98,15 @@ def float_word(number: float) -> int:
     return int.from_bytes(struct.pack("<f", number), "little")
 
 
+def number_word(operand: Given, value: object) -> int:
+    """The word of an operand that is a number. Raises OperandError as `host_number` does."""
+    number = host_number(operand.name, value, operand.dtype.name == "i32")
+    return number & 0xFFFFFFFF if isinstance(number, int) else float_word(number)
+
+
 def _words(operand: Given, value: object) -> tuple[Any, ...]:
     if operand.host:
-        number = host_number(operand.name, value, operand.dtype.name == "i32")
-        return (number & 0xFFFFFFFF if isinstance(number, int) else float_word(number),)
+        return (number_word(operand, value),)
     if not isinstance(value, Placed):
         raise OperandError(f"{operand.name} lies in memory: an address, not {value!r}")
     if not operand.axes:

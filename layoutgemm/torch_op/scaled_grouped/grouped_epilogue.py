@@ -35,6 +35,7 @@ from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.indexed.rows import check_inside
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import autocast, needs_dispatcher, refuse_derivatives
+from ..compiled.kept_epilogues import again_or
 from ..compiled.traced import named
 from ..epilogue import (
     NO_DERIVATIVE,
@@ -51,6 +52,7 @@ from ..epilogue import (
 )
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import gathered, of_rows
+from ..launch import note_workspace, workspace_on
 from ..prepared import Finish, mark_written, on_gpu
 from .epilogue import why_unfinished
 from .grouped import (
@@ -71,7 +73,7 @@ from .grouped import (
     plan_of,
     why_not_along_k,
 )
-from .kept import launch_once, require_hopper
+from .kept import MAX_READY, PLANS, launch_once, require_hopper
 from .operators import checked_grouped
 from .own_epilogue import ScaledFactors, behind_scales, with_epilogue
 from .recipes import Recipes, recipe_text
@@ -230,15 +232,23 @@ def grouped_with_epilogue(
     >>> sums.tolist()
     [[2.0, 2.0, 2.0], [4.0, 4.0, 4.0]]
     """
-    made = checked_groups(of, epilogue, given, asked)
-    out, tensors = asked.out, {**made.of.tensors, **made.operands.tensors}
-    refuse_derivatives({**tensors, **named(out=out)}, NO_DERIVATIVE)
-    if needs_dispatcher(out, *tensors.values()):
-        raise OperandError(NOT_DISPATCHED)
-    with torch.no_grad():
-        if made.call.form == BATCH:
-            return _batch(made, given, asked)
-        return _computed(made, out)
+
+    def make() -> torch.Tensor:
+        made = checked_groups(of, epilogue, given, asked)
+        out, tensors = asked.out, {**made.of.tensors, **made.operands.tensors}
+        refuse_derivatives({**tensors, **named(out=out)}, NO_DERIVATIVE)
+        if needs_dispatcher(out, *tensors.values()):
+            raise OperandError(NOT_DISPATCHED)
+        with torch.no_grad():
+            if made.call.form == BATCH:
+                return _batch(made, given, asked)
+            return _computed(made, out)
+
+    if asked.finish.bias is not None or of.groups is None:
+        return make()
+    groups = {"ends" if of.said == ENDS else of.said: of.groups}
+    tensors = {"a": of.a, "b": of.b, **groups, "scale_a": of.scale_a, "scale_b": of.scale_b, "rows": of.rows}
+    return again_or(make, ("grouped_matmul", asked._replace(out=None)), tensors, epilogue, given, asked.out)
 
 
 def checked_groups(
@@ -422,13 +432,26 @@ def grouped_launch(made: Checked, clears: bool) -> GroupedLaunch:
     every = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in every.items()}
     finish = finish_of(whole, every, call.shape, made.joined > 0)
     numbers = of.groups.contiguous()
-    plan, why = plan_of(
-        call, of.a, of.b, numbers, NO_FINISH._replace(fast=made.fast), made.config, call.said == ENDS, clears, of.rows,
-        finish.epilogue,
-    )  # fmt: skip
+    plan, why = _plan(made, numbers, clears, finish.epilogue)
     assert plan.groups is not None
     named_rows = {} if of.rows is None else {"rows": of.rows.contiguous().view(-1)}
     return GroupedLaunch(plan, why, finish, every, {**named_rows, plan.groups.name: numbers, **tables})
+
+
+def _plan(made: Checked, numbers: torch.Tensor, clears: bool, epilogue: Epilogue | None) -> tuple[Sm90Plan, str]:
+    """The plan of a product, and why this configuration: kept for the next call of its shapes, types and steps."""
+    call, of = made.call, made.of
+    facts = of.a.shape, of.a.dtype, of.b.stride(-2) == 1 and of.b.stride(-1) != 1, of.b.dtype, of.a.get_device()
+    rows = None if of.rows is None else of.rows.dtype
+    key = (call, *facts, numbers.dtype, rows, made.fast, made.config, clears, epilogue)
+    found = PLANS.get(key)
+    if found is None:
+        if len(PLANS) >= MAX_READY:
+            PLANS.clear()
+        finish, ends = NO_FINISH._replace(fast=made.fast), call.said == ENDS
+        found = plan_of(call, of.a, of.b, numbers, finish, made.config, ends, clears, of.rows, epilogue)
+        PLANS[key] = found
+    return found
 
 
 def _launched(made: Checked, out: torch.Tensor | None, new: bool) -> torch.Tensor:
@@ -442,7 +465,8 @@ def _launched(made: Checked, out: torch.Tensor | None, new: bool) -> torch.Tenso
     found = grouped_launch(made, new and steps.stores_c)
     plan = found.plan
     mark_written([*made.operands.written.values(), *([] if out is None else [out])])
-    partial, memory = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=a.device), rows_memory(plan, a.device)
+    partial, memory = workspace_on(a.device, plan.partial_bytes), rows_memory(plan, a.device)
+    note_workspace(memory)
     own = list(found.finish.words[: len(plan.epilogue.words)])
     if plan.partials:
         own[-1] = partial.data_ptr()

@@ -98,6 +98,7 @@ class KeptLaunch:
 
 READY: KeptCalls[KeptLaunch] = KeptCalls()
 SEEN = READY.seen
+PLANS: dict[Key, tuple[Sm90Plan, str]] = {}  # of launches that are not kept, and why
 MAX_READY = 4096  # beyond, all go
 FIRST_GPU = 0  # of the indices of devices; below are CPUs
 _WORD, _PAIRS = 3, 15  # a table's numbers are read one at a time, an epilogue's vectors in pairs too

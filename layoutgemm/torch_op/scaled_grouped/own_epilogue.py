@@ -19,6 +19,7 @@ from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ..checks import needs_dispatcher, refuse_derivatives
+from ..compiled.kept_epilogues import again_or
 from ..epilogue import (
     NOT_DISPATCHED,
     GivenOperands,
@@ -31,6 +32,7 @@ from ..epilogue import (
     reduce_nothing,
     reference_of,
 )
+from ..launch import workspace_on
 from ..prepared import Finish, mark_written, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
@@ -84,16 +86,23 @@ def with_epilogue(
     >>> largest.tolist()
     [128.0, 64.0]
     """
-    call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
-    refuse_derivatives(operands.tensors, WAY_OUT)
-    if needs_dispatcher(*of.tensors.values(), out, *operands.tensors.values()):
-        raise OperandError(NOT_DISPATCHED)
-    with torch.no_grad():
-        if not of.one:
-            return _computed(call, of, steps, operands, finish.fast, out, config)
-        matrices, into = of_one(call, of, steps, operands), None if out is None else out[0]
-        c = _computed(matrices[0], matrices[1], steps, matrices[2], finish.fast, into, config)
-        return out if out is not None else c.unsqueeze(0) if steps.stores_c else c
+
+    def make() -> torch.Tensor:
+        call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
+        refuse_derivatives(operands.tensors, WAY_OUT)
+        if needs_dispatcher(*of.tensors.values(), out, *operands.tensors.values()):
+            raise OperandError(NOT_DISPATCHED)
+        with torch.no_grad():
+            if not of.one:
+                return _computed(call, of, steps, operands, finish.fast, out, config)
+            matrices, into = of_one(call, of, steps, operands), None if out is None else out[0]
+            c = _computed(matrices[0], matrices[1], steps, matrices[2], finish.fast, into, config)
+            return out if out is not None else c.unsqueeze(0) if steps.stores_c else c
+
+    if finish.bias is not None:
+        return make()
+    tensors = {"a": of.a, "b": of.b, "scale_a": of.scale_a, "scale_b": of.scale_b}
+    return again_or(make, ("scaled_matmul", recipes, finish, out_dtype, config), tensors, epilogue, given, out)
 
 
 def of_one(
@@ -191,7 +200,7 @@ def _promoted(
     plan, _, finish = promoted_plan(call, a, b, epilogue, given, config)
     written = [given[operand.name] for operand in epilogue.given if operand.written]
     mark_written([*written, *([] if out is None else [out])])
-    partial = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=a.device)
+    partial = workspace_on(a.device, plan.partial_bytes)
     own = list(finish.words[: len(plan.epilogue.words)])
     if plan.partials:
         own[-1] = partial.data_ptr()

@@ -1,4 +1,4 @@
-"""Tables of groups in a CTA's shared memory, and the end of a tile's rows."""
+"""The tables of groups in shared memory, and the end of a tile's rows."""
 
 from __future__ import annotations
 
