@@ -49,7 +49,7 @@ FITTED = (
     "clock", "heat", "heating", "read_hidden", "lines", "halved", "l2", "l2_later", "weights", "shared",
     "shared_later", "memory", "again", "apart", "shallow", "step", "end", "end_256", "power_256",
     "end_192", "power_192", "end_64", "wave", "start", "crowded", "crowded_split", "between", "wide_alone",
-    "low_sharing", "exchange", "exchange_128", "sent", "more_parts", "late_split", "large", "lazy_names", "fill",
+    "low_sharing", "exchange", "exchange_128", "sent", "more_parts", "late_split", "large", "later", "fill",
     "part_span", "between_later", "fill_whole", "large_loss", "together", "lines_together", "after", "fill_dealt",
     "rounds_of_a", "cool", "turn_loss", "swapped", "swapped_end",
     *(f"paired {rows} {order}" for rows in (64, 128, 192, 256) for order in (0, 1)),

@@ -12,7 +12,7 @@ import torch
 from ..errors import LayoutError, OperandError
 from ..torch_op.compiled.lowering import register as register_lowerings
 from ..torch_op.operator import matmul
-from ..torch_op.scaled_grouped import operators as _scaled_operators  # noqa: F401
+from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401  # defines the operators that it rewrites to
 from .rewrite import PRODUCTS, GraphReport, rewrite_graph
 
 HOOKS = ("external_matmul", "post_grad_custom_post_pass")

@@ -54,7 +54,7 @@ def check_epilogue(epilogue: object, kinds: Mapping[str, type]) -> None:
         raise OperandError(f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
     if epilogue.flipped:
         raise OperandError("the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself")
-    check_names(epilogue, kinds)
+    check_names([operand.name for operand in epilogue.given], kinds)
     for operand in epilogue.given:
         kind = kinds[operand.name]
         if not (operand.host or issubclass(kind, torch.Tensor)):

@@ -18,6 +18,7 @@ import layoutgemm
 from layoutgemm import Sm90Config, Sm90Plan
 from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels.orders import stored_elements
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.run.epilogue_operands import order_words
 from layoutgemm.schedule import Hilbert, Linear, Rotated, Triangular
 from layoutgemm.torch_op import emulated, ordered
@@ -116,7 +117,6 @@ def test_words_of_a_launch() -> None:
 @pytest.fixture
 def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of CPU tensors run as on a GPU of compute capability 8.6."""
-    from layoutgemm.kernels.run.emulated import emulate_launch
 
     kept: list[Any] = []
     real = torch.Tensor.data_ptr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +33,13 @@ class Placed:
     batch: int = 0
 
 
-def check_names(epilogue: Epilogue, given: Collection[str]) -> None:
-    """Raise OperandError unless these are the names of the epilogue's operands."""
-    names = [operand.name for operand in epilogue.given]
+def check_names(
+    names: Sequence[str], given: Collection[str], takes: str = "the epilogue takes", kind: str = "operand"
+) -> None:
+    """Raise OperandError for a name that is missing, and for one that nothing takes."""
     for name in (*[n for n in names if n not in given], *[n for n in given if n not in names]):
-        what = "is missing" if name in names else "is no operand of it"
-        raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
+        what = "is missing" if name in names else f"is no {kind} of it"
+        raise OperandError(f"{takes} {', '.join(names) or f'no {kind}s'}: {name} {what}")
 
 
 def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: Any = None) -> tuple[Any, ...]:
@@ -52,7 +53,7 @@ def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: Any = N
     >>> words_of(Epilogue(Scale(), Bias()), {"alpha": 1.0, "bias": Placed(0x7F00)})[:3]
     (1065353216, 32512, 0)
     """
-    check_names(epilogue, given)
+    check_names([operand.name for operand in epilogue.given], given)
     words: list[Any] = []
     for operand in epilogue.given:
         words.extend(_words(operand, given[operand.name]))

@@ -66,9 +66,8 @@ def _emulate_persistent(
     batch = plan.matrices_of_c if isinstance(plan, Sm90Plan) else plan.batch
     words = unwritten(plan.c.dtype, (batch, lines, leading))
     before = words[..., own:].copy()
-    pitches = [padded_leading(op.dtype, m.extents[0]) if m.extents[1] == 1 else m.leading
-               for op, m in ((plan.a, a), (plan.b, b))]  # fmt: skip
-    sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, leading, a.pitch, b.pitch, lines * leading, CLUSTERS)
+    pitches = (*_leading(plan, a, b), leading, a.pitch, b.pitch, lines * leading)
+    sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, CLUSTERS)
     done = emulate_launch(plan, (a.bits, b.bits, words, *sizes, *more), policy, progress)
     if not np.array_equal(before, words[..., own:]):
         raise EmulatorError(f"{plan}: elements between the lines of C were written")

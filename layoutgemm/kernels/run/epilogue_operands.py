@@ -209,17 +209,17 @@ def run_ordered(
     if extra := [name for name in given if name not in names]:
         raise OperandError(f"given = {', '.join(extra)}: the order reads {', '.join(names) or 'no parameter'}")
     if not isinstance(a, np.ndarray):
-        return _ordered_on_tensors(plan, a, b, given, out, device, copy)  # type: ignore[arg-type]
+        return _ordered_on_tensors(plan, a, b, given, out, device, copy)
     check_arrays(plan, a, b, out)
     values = order_values(plan, given)
     own = tuple([values[name] for name in schedule_of(plan).words])
     words = (*own, *[0] * (MAX_WORDS - len(own)))
     chosen, why = chosen_device(plan, device)
     if chosen == "cuda":
-        return run_arrays(plan, a, b, why, words).into(out)  # type: ignore[arg-type]
+        return run_arrays(plan, a, b, why, words).into(out)
     if isinstance(plan, Sm80Plan):
         return ampere.run_on_cpu(plan, a, b, chosen, why, copy, words, values).into(out)
-    return run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, values=values, words=words)).into(out)  # type: ignore[arg-type]
+    return run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, values=values, words=words)).into(out)
 
 
 def _ordered_on_tensors(

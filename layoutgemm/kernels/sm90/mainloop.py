@@ -45,6 +45,7 @@ from ...errors import OperandError, PlanError
 from ...report import Check
 from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
+from ..epilogue.parameters import check_names
 from ..numbers import W
 from ..plan import present, rounded_up
 from ..store import ROWS
@@ -224,10 +225,7 @@ class Promoted:
         sizes   (M, N, K, batch)
         ragged  groups whose rows are joined: A's tables have no batch, and B's always
         """
-        names = [table.name for table in self.tables]
-        for name in (*[x for x in names if x not in given], *[x for x in given if x not in names]):
-            what = "is missing" if name in names else "is no table of it"
-            raise OperandError(f"the main loop reads {', '.join(names) or 'no tables'}: {name} {what}")
+        check_names([table.name for table in self.tables], given, "the main loop reads", "table")
         m, n, k, batch = sizes
         fronts = {"m": (batch,) if batch > 1 and not ragged else (), "n": (batch,) if batch > 1 or ragged else ()}
         return [(table, (*fronts[table.axis], *table.shape(m, n, -(-k // self.depth)))) for table in self.tables]
@@ -271,7 +269,7 @@ class NumberSlots:
 
     @property
     def bulk_bytes(self) -> int:
-        """Bytes of one copy of all numbers, where those of neighbouring rows of A lie next to each other; 0: never one.
+        """Bytes of one copy of all numbers; 0 unless neighbouring rows of A have adjacent ones.
 
         >>> [NumberSlots(Table("s", "m", group), 1, 256, 0, 256).bulk_bytes for group in (1, 2)]
         [1024, 0]
@@ -339,7 +337,7 @@ class StageNumbers:
 
     @property
     def bulk_bytes(self) -> int:
-        """Bytes of a stage that come by bulk copies, where all numbers that can lie next to each other do."""
+        """Bytes of a stage that bulk copies bring, where the numbers are adjacent."""
         return sum(part.bulk_bytes for part in self.parts)
 
     def part(self, name: str) -> NumberSlots:

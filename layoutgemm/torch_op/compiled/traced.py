@@ -135,14 +135,19 @@ def check_compiled(
 ) -> None:
     """Check a call of `matmul` that is being traced: tensors by the operator, all else as constants."""
     check_kinds({"a": a, "b": b, **named(bias=bias)}, named(out=out))
-    refuse(refusal_of_config(config))
-    refuse(refusal("activation", activation))
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        refuse(refusal("out_dtype", a.dtype, out_dtype))
+    refuse(refusal("config", config))
+    refuse_finish(activation, a, out_dtype)
     if out is not None and differentiated(a, b, bias, out):  # which an operator's kernel does not see
         refuse(NOT_RECORDED)
     a, b = autocast(a, b)  # an operator's kernel does not see the region either
     _CHECK(a, b, out, bias, activation, out_dtype, None if allow_tf32 is None else bool(allow_tf32))
+
+
+def refuse_finish(activation: object, a: Any, out_dtype: object) -> None:
+    """Refuse an unknown activation, and a result type that is no torch.dtype."""
+    refuse(refusal("activation", activation))
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        refuse(refusal("out_dtype", a.dtype, out_dtype))
 
 
 def check_compiled_gemm(
@@ -150,7 +155,7 @@ def check_compiled_gemm(
 ) -> None:
     """Check a call of `gemm` that is being traced, likewise."""
     check_kinds({"a": a, "b": b, **named(c=c)}, named(out=out))
-    refuse(refusal_of_config(config))
+    refuse(refusal("config", config))
     numbers: list[Any] = []
     for name, x in (("alpha", alpha), ("beta", beta)):
         tensor = isinstance(x, torch.Tensor)
@@ -191,14 +196,6 @@ def refusal(check: str, *plain: object) -> str:
 
 
 refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
-
-
-def refusal_of_config(config: object) -> str:
-    """The refusal of a configuration, or ""."""
-    return refusal("config", config)
-
-
-refusal_of_config._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _stand_in(kind: type) -> object:

@@ -43,9 +43,8 @@ class QuantizeOptions(NamedTuple):
     major: str
 
 
-AS_QUANTIZE = QuantizeOptions(
-    BLOCK, torch.float8_e4m3fn, False, "mn"
-)  # what `quantize` does unless it is told otherwise
+# What `quantize` does unless it is told otherwise.
+AS_QUANTIZE = QuantizeOptions(BLOCK, torch.float8_e4m3fn, False, "mn")
 
 
 class QuantizedShapes(NamedTuple):

@@ -22,7 +22,7 @@ from ..checks import (
     seen_by_autograd_alone,
     transforms,
 )
-from ..compiled.traced import check_kinds, named, refusal, refuse
+from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..epilogue import NOT_COMPILED
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
@@ -234,9 +234,7 @@ def _traced_scaled(
     read = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=bias)}
     check_kinds(read, named(out=out))
     refuse(_refusal_of_options(recipe_a, recipe_b, config))
-    refuse(refusal("activation", activation))
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        refuse(refusal("out_dtype", a.dtype, out_dtype))
+    refuse_finish(activation, a, out_dtype)
     _refuse_recorded(read, out)
     names = _recipe_text(recipe_a), _recipe_text(recipe_b)
     quantizes = out_recipe is not None
@@ -496,9 +494,7 @@ def _traced_grouped(
     read = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_kinds(read, named(out=out))
     refuse(_refusal_of_options(*recipes, config))
-    refuse(refusal("activation", activation))
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        refuse(refusal("out_dtype", a.dtype, out_dtype))
+    refuse_finish(activation, a, out_dtype)
     if scale_a is not None or a.dtype.itemsize == 1:
         _refuse_recorded({"a": a, "b": b, **named(scale_a=scale_a, scale_b=scale_b, bias=bias)}, out)
     elif out is not None and differentiated(a, b, bias, out):

@@ -338,7 +338,7 @@ def _reduce_nothing(made: Checked) -> None:
         for operand, value in zip(step.given, step.reduction.finished(alone, Math), strict=True):
             target, number = made.operands.every[operand.name], np.asarray(value).item()
             kept = inside is not None and operand.axes == "m"
-            target.copy_(torch.where(inside, number, target)) if kept else target.fill_(number)  # type: ignore[arg-type]
+            target.copy_(torch.where(inside, number, target)) if kept else target.fill_(number)
 
 
 # ----------------------------------------------------------------------------------------------------------- on the CPU

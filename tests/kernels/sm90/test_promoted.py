@@ -128,8 +128,7 @@ def test_scales_along_m_come_by_bulk_copies(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["loader", "parts of K"])
 def test_bulk_copies_of_numbers_are_proven(form: str) -> None:
-    """Without their promise of bytes the pipeline is refuted, and numbers that never come whole have no such case."""
-    from layoutgemm.kernels.sm90.checks import pipeline_of
+    """Without their promise of bytes the pipeline is refuted. Numbers that never come whole have no such case."""
 
     def without(program: Any) -> Any:
         kept = [action for action in program if not isinstance(action, Expect)]
