@@ -124,7 +124,7 @@ def test_large_products_have_plans_that_hold() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [(300, 202, 128), (129, 1001, 96), (1024, 2048, 4096)])
 def test_the_mma_sync_kernel_on_a_gpu(size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of CUDA tensors by the mma.sync kernel, built for the GPU that is here."""
+    """Calls of CUDA tensors by the mma.sync kernel, built for this GPU."""
     monkeypatch.setattr(torch_launch, "solve", lambda problem: solver._solve(problem, (None, None, None), True))
     torch_prepared.forget()
     m, n, k = size
