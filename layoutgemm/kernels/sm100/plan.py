@@ -269,7 +269,7 @@ class Sm100Plan(PersistentPlan):
     @property
     def partials(self) -> tuple[Partial, ...]:
         """The partial results of the epilogue's reductions: of a tile's columns, and of a warp's rows."""
-        return partials_of(self.epilogue, self.tile[1], WARP_LANES)
+        return partials_of(self.epilogue, self.tile[1], rows=WARP_LANES)
 
     @property
     def partial_bytes(self) -> int:

@@ -173,7 +173,7 @@ class Sm80Plan(GemmPlan):
     @property
     def partials(self) -> tuple[Partial, ...]:
         """The partial results of the epilogue's reductions: of a warp's columns, and of its rows."""
-        return partials_of(self.epilogue, self.b.warp_extent, self.a.warp_extent)
+        return partials_of(self.epilogue, self.b.warp_extent, rows=self.a.warp_extent)
 
     @property
     def partial_bytes(self) -> int:
