@@ -25,6 +25,7 @@ from ..atoms.copy.base import WARP
 from ..errors import PlanError
 from ..layouts import Layout
 from ..report import Check
+from ..schedule import Schedule
 from .epilogue.chain import Epilogue
 from .epilogue.reduce import Reducing
 from .numbers import W
@@ -172,6 +173,27 @@ def check_reductions(epilogue: Epilogue, columns: int, c: str, lane_columns: int
     quantize = epilogue.quantizes
     if quantize is not None and quantize.dtype != c:
         raise PlanError(f"{quantize.name}: Quantize gives {quantize.dtype}, and c is {c}")
+
+
+def check_tiles_reduced(epilogue: Epilogue, order: Schedule) -> None:
+    """Raise PlanError for partial results of tiles that an order leaves out.
+
+    A second launch would read them, and nothing has written them.
+
+    >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+    >>> from layoutgemm.schedule import Triangular
+    >>> check_tiles_reduced(Epilogue(RowReduce("max", ordered=False)), Triangular("lower"))
+    >>> check_tiles_reduced(Epilogue(RowReduce("max")), Triangular("lower"))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: row_max: partial results of every tile are combined, and the order leaves tiles out; \
+ordered=False combines those that are computed
+    """
+    if epilogue.partials and not order.is_full:
+        raise PlanError(
+            f"{epilogue.partials[0].name}: partial results of every tile are combined, and the order leaves tiles out; "
+            "ordered=False combines those that are computed"
+        )
 
 
 def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:

@@ -12,9 +12,19 @@ torch = needs.module("torch")
 
 from layoutgemm import gemm, matmul
 from layoutgemm.errors import OperandError
-from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue, Quantize, RowReduce, VectorScale
+from layoutgemm.kernels.epilogue.chain import (
+    Activation,
+    Amax,
+    Bias,
+    ColumnReduce,
+    Epilogue,
+    Quantize,
+    RowReduce,
+    VectorScale,
+)
 from layoutgemm.torch_op import launch as torch_launch
 from layoutgemm.torch_op import prepared as torch_prepared
+from layoutgemm.torch_op import solver
 from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.solver import solve
 from tests.torch_op.test_epilogue import check, strange
@@ -109,3 +119,32 @@ def test_large_products_have_plans_that_hold() -> None:
         found = solve(Problem(x, x, x, epilogue=epilogue, code="sm_80", smem=99 << 10))
         plan = torch_launch.plan_of(found)
         assert plan.check() and plan.epilogue == epilogue and torch_launch.workspace(found) == plan.workspace > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(300, 202, 128), (129, 1001, 96), (1024, 2048, 4096)])
+def test_the_mma_sync_kernel_on_a_gpu(size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of CUDA tensors by the mma.sync kernel, built for this GPU."""
+    monkeypatch.setattr(torch_launch, "solve", lambda problem: solver._solve(problem, (None, None, None), True))
+    torch_prepared.forget()
+    m, n, k = size
+    a, b = (torch.randint(-3, 4, shape, device="cuda").bfloat16() for shape in ((m, k), (k, n)))
+    bias = torch.randint(-9, 10, (n,), device="cuda").float()
+    exact = a.double() @ b.double() + bias.double()
+    epilogue = Epilogue(Bias(), RowReduce("argmax", "best"), ColumnReduce("sum", "sums"), Amax())
+    bits = []
+    for _ in range(2):
+        given = {
+            "bias": bias, "best_value": torch.zeros(m, device="cuda"), "sums": torch.zeros(n, device="cuda"),
+            "best_index": torch.zeros(m, device="cuda", dtype=torch.int32), "amax": torch.zeros(1, device="cuda"),
+        }  # fmt: skip
+        c = matmul(a, b, epilogue=epilogue, given=given, out_dtype=torch.float32)
+        assert torch.equal(c.double(), exact) and torch.equal(given["sums"].double(), exact.sum(0))
+        assert torch.equal(given["best_value"].double(), exact.amax(1))
+        assert torch.equal(exact.gather(1, given["best_index"].long()[:, None])[:, 0], exact.amax(1))
+        assert given["amax"].item() == exact.abs().max().item()
+        bits.append(given["best_index"])
+    assert torch.equal(*bits)
+    for _ in range(2):  # the second call by the short way
+        assert torch.equal(matmul(a, b, bias=bias, activation="relu"), exact.relu().bfloat16())
+    torch_prepared.forget()

@@ -7,7 +7,7 @@ kernel inherits one of these and has a `start`, which encodes what is to be enco
     ----------    -----------------------------------------------------------    ---------------------------------------
     TileEntry     addresses, sizes, pitches                                      one block for each tile of C
     GemmEntry     the same, and how many workers run at a time                   persistent
-    FusedEntry    the same, and sixteen words, the first the plan's `words`      persistent, with more to read
+    FusedEntry    the same, and sixteen words, the first the plan's `words`      any, with more to read
 
 a, b, c: global addresses of the first element; lda, ldb, ldc: elements between consecutive lines; stride_*: elements
 between matrices of a batch (not read for a plan of one). All are asynchronous on `stream`.
@@ -93,7 +93,7 @@ class GemmEntry(TileEntry):
 
 
 class FusedEntry(TileEntry):
-    """A persistent kernel that reads more; w0 ... are the plan's `words`, in order, then anything."""
+    """A kernel that reads more; w0 ... are the plan's `words`, in order, then anything."""
 
     @cute.jit
     def __call__(

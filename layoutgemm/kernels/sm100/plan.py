@@ -22,7 +22,7 @@ from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, unmirrored
-from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
+from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
     MAX_TILES,
@@ -216,6 +216,7 @@ class Sm100Plan(PersistentPlan):
         stages = _stages(a_plan, b_plan, store, config)
         schedule = _schedule(order, config, (m, n, batch))
         check_words((*epilogue.words, *schedule.words))
+        check_tiles_reduced(epilogue, schedule)
         return cls(
             m=m,
             n=n,
@@ -268,7 +269,7 @@ class Sm100Plan(PersistentPlan):
     @property
     def partials(self) -> tuple[Partial, ...]:
         """The partial results of the epilogue's reductions: of a tile's columns, and of a warp's rows."""
-        return partials_of(self.epilogue, self.tile[1], WARP_LANES)
+        return partials_of(self.epilogue, self.tile[1], rows=WARP_LANES)
 
     @property
     def partial_bytes(self) -> int:

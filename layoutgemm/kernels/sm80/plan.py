@@ -22,7 +22,7 @@ from ..derive import Given, Operand
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, unmirrored
-from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
+from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
@@ -173,7 +173,7 @@ class Sm80Plan(GemmPlan):
     @property
     def partials(self) -> tuple[Partial, ...]:
         """The partial results of the epilogue's reductions: of a warp's columns, and of its rows."""
-        return partials_of(self.epilogue, self.b.warp_extent, self.a.warp_extent)
+        return partials_of(self.epilogue, self.b.warp_extent, rows=self.a.warp_extent)
 
     @property
     def partial_bytes(self) -> int:
@@ -264,10 +264,7 @@ class Sm80Plan(GemmPlan):
         orders = a_plan.mn_order, b_plan.mn_order
         store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2], orders, config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, config)
-        across = -(-m // config.tile[0]), -(-n // config.tile[1])
-        if (tiles := across[0] * across[1]) > MAX_COORDINATE:
-            raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
-        schedule = unmirrored(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
+        schedule = _schedule(order, config, (m, n), epilogue)
         made = cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
@@ -398,6 +395,17 @@ def _output(c: Given | None, a: Operand, atom: MmaAtom, epilogue: Epilogue) -> O
     if spec.order != "row":
         raise PlanError(f"c is {spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
     return spec
+
+
+def _schedule(order: Order | None, config: Sm80Config, sizes: tuple[int, int], epilogue: Epilogue) -> Schedule:
+    """The order of tiles of M and N; raises PlanError for too many tiles, and an order that this kernel has not."""
+    m, n = sizes
+    across = -(-m // config.tile[0]), -(-n // config.tile[1])
+    if (tiles := across[0] * across[1]) > MAX_COORDINATE:
+        raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
+    found = unmirrored(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
+    check_tiles_reduced(epilogue, found)
+    return found
 
 
 def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config: Sm80Config) -> tuple[int, Sm80Smem]:

@@ -22,7 +22,7 @@ from ...schedule import GpcOrder, OfLayout, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, order_for
-from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
+from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
     PERSISTENT_PARAMETERS,
@@ -283,6 +283,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
         plan = cls._of(kernel, order, triangles)
         check_words(plan.words)
         check_reductions(plan.epilogue, plan.columns_at_a_time, plan.c.dtype.name)
+        check_tiles_reduced(plan.epilogue, plan.order.schedule)
         return plan
 
     @classmethod

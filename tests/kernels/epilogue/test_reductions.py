@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm import Sm90Config, Sm90Plan
+from layoutgemm import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
 from layoutgemm.atoms import wgmma
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
@@ -32,6 +32,7 @@ from layoutgemm.kernels.epilogue.chain import (
 )
 from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.epilogue.parameters import Placed, words_of
+from layoutgemm.kernels.orders import stored_elements
 from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
@@ -185,6 +186,39 @@ def test_plans_without_such_kernels_are_refused() -> None:
     refused("Quantize gives e4m3, and c is bf16", Epilogue(Quantize(each=64)))
     refused("Quantize gives e4m3, and c is e5m2", Epilogue(Quantize(each=64)), c="e5m2")
     refused("takes integers|an epilogue computes in f32", Epilogue(RowReduce()), a="i8", b="i8:col")
+
+
+PLANS: dict[str, Any] = {
+    "sm_80": (Sm80Plan, Sm80Config((64, 64), warps=(2, 2))),
+    "sm_90a": (Sm90Plan, SMALL),
+    "sm_100a": (Sm100Plan, Sm100Config((128, 64), stages=2)),
+}
+
+
+@pytest.mark.parametrize("arch", PLANS)
+def test_partial_results_are_of_every_tile(arch: str) -> None:
+    kind, config = PLANS[arch]
+    for step in (RowReduce("sum"), ColumnReduce("argmax")):
+        with pytest.raises(PlanError, match=f"{step.name}.*: partial results of every tile .* leaves tiles out"):
+            kind.derive(260, 260, 64, b="bf16:col", config=config, order="lower", epilogue=Epilogue(step))
+        assert kind.derive(260, 260, 64, b="bf16:col", config=config, order="rows", epilogue=Epilogue(step)).partials
+    some = Epilogue(RowReduce("max", ordered=False), ColumnReduce("sum", ordered=False), Amax())
+    assert kind.derive(260, 260, 64, b="bf16:col", config=config, order="lower", epilogue=some).check()
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("arch", [pytest.param(a, marks=[pytest.mark.slow] * (a == "sm_90a")) for a in PLANS])
+def test_some_tiles_are_combined_in_memory(arch: str) -> None:
+    kind, config = PLANS[arch]
+    epilogue = Epilogue(RowReduce("max", ordered=False), ColumnReduce("sum", ordered=False))
+    plan = kind.derive(200, 200, 64, b="bf16:col", c="f32", config=config, order="lower", epilogue=epilogue)
+    a, b = numbers((200, 64), 1), numbers((64, 200), 2)
+    product, stored = a @ b, stored_elements(plan, {})
+    assert stored is not None and not stored.all()
+    found = plan.run(a, b, device="emulator").written
+    assert np.array_equal(found["row_max"], np.where(stored, product, -np.inf).max(1))
+    assert np.array_equal(found["column_sum"], np.where(stored, product, 0).sum(0))
 
 
 def test_kernels_with_reductions_go_to_other_processes() -> None:
