@@ -47,7 +47,7 @@ from .compiled.guards import guarded
 from .compiled.kept_epilogues import again_or
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
-from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, epilogue_product, given_operands
+from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, GivenOperands, checked_epilogue, epilogue_product
 from .indexed.api import indexed_matmul
 from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
@@ -521,7 +521,10 @@ def _with_epilogue(
 
     def make() -> torch.Tensor:
         beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
-        steps, operands = given_operands(epilogue, given, beside)
+        every: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+        steps = checked_epilogue(epilogue, type(given), {name: type(x) for name, x in every.items()}, beside)
+        of_steps = [{name: every[name] for name in names} for names in (steps.reads, steps.writes)]
+        operands = GivenOperands(every, *of_steps)
         check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
         choice_of(config)
         left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
