@@ -209,6 +209,7 @@ class FinishKernel:
 
     def __init__(self, plan: Any, number: int):
         self.plan, self.number = plan, number
+        self.ragged: Any = getattr(plan, "ragged", None)  # groups of rows, which one architecture has
         self.overlaps = "griddepcontrol" in plan.arch.features  # starts while the product's last blocks end
         self.partial: Partial = plan.partials[number]
         self.math = element.ElementMath(exact=True)
@@ -250,7 +251,7 @@ class FinishKernel:
         run = tile_count(stop - own, FINISH_LINES)
         first = cutlass.min(own + thread // FINISH_PLACES * run, stop)
         end = cutlass.min(first + run, stop)
-        if const_expr(self.plan.ragged is not None):
+        if const_expr(self.ragged is not None):
             end = choose(place < last, end, first)  # rows of no group have no partial results
         of = Int32(0) if const_expr(partial.joined) else matrix
         start = partials_address(given, self.plan.partials, self.number, of, (Int64(m), Int64(n)), Int64(batch))
@@ -273,7 +274,7 @@ class FinishKernel:
         self, given: Any, matrix: Int32, sizes: tuple[Int32, Int32], lines: Int32, places: Int32
     ) -> tuple[Int32, Int32, Int32]:
         """(first line, end, end of the places) of a matrix, or of a group's rows. `sizes`: m and groups."""
-        ragged: Any = getattr(self.plan, "ragged", None)
+        ragged = self.ragged
         if ragged is None:
             return Int32(0), lines, places
         (m, groups), of_rows = sizes, self.partial.step.axes == "m"
