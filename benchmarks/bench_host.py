@@ -31,6 +31,7 @@ from layoutgemm import (
     quantized_matmul,
     scaled_matmul,
 )
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.nn import QuantizedLinear
 from tests.torch_op.host_launches import bare_launches
 
@@ -51,7 +52,9 @@ def calls() -> dict[str, Callable[[], object]]:
     right, scale_a, scale_b = a.T, torch.rand(SIZE, 1), torch.rand(1, 1)
     rows, ends = torch.randint(0, SIZE, (SIZE,)), offsets[1:].clone()
     out_rows, bias, y = torch.randperm(SIZE), torch.randn(SIZE), torch.randn(SIZE, SIZE).bfloat16()
-    tile = Sm90Config((SIZE, SIZE))
+    tile, other = Sm90Config((SIZE, SIZE)), right.clone()
+    steps, given = Epilogue(Scale(), Bias()), {"alpha": 0.5, "bias": bias}
+    sums, of_rows = Epilogue(RowReduce("sum", "sums")), {"sums": torch.zeros(SIZE)}
     weight = QuantizedWeight.quantize(torch.randn(SIZE, SIZE), QuantizedFormat("int4", 128))
     layer = QuantizedLinear(weight)
     return {
@@ -68,6 +71,10 @@ def calls() -> dict[str, Callable[[], object]]:
         "grouped_matmul of columns, copied": lambda: grouped_matmul(experts, x, offsets),
         "matmul, gathered rows": lambda: matmul(x, y, rows=rows),
         "matmul, scattered rows": lambda: matmul(x, y, out_rows=out_rows),
+        "matmul, an epilogue": lambda: matmul(x, y, epilogue=steps, given=given),
+        "matmul, sums of rows": lambda: matmul(x, y, epilogue=sums, given=of_rows),
+        "scaled_matmul, sums of rows": lambda: scaled_matmul(a, scale_a, other, scale_b, epilogue=sums, given=of_rows),
+        "grouped_matmul, sums of rows": lambda: grouped_matmul(x, experts, offsets, epilogue=sums, given=of_rows),
         "quantized_matmul": lambda: quantized_matmul(x, weight),
         "QuantizedLinear": lambda: layer(x),
     }

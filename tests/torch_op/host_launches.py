@@ -22,7 +22,7 @@ from layoutgemm.torch_op.compiled import kept_epilogues
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
-from layoutgemm.torch_op.scaled_grouped import grouped, grouped_epilogue, kept, scaled
+from layoutgemm.torch_op.scaled_grouped import grouped, grouped_epilogue, kept, own_epilogue, scaled
 from layoutgemm.torch_op.types import TYPES
 
 _KINDS = {**TYPES, "tf32": torch.float32}
@@ -163,8 +163,9 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         patch.setattr(module, "_current_device", lambda: -1)
         patch.setattr(module, "raw_stream", lambda index: 77)
         patch.setattr(module, "empty_on_gpu", empty)
-    patch.setattr(indexed, "require_hopper", lambda index, what: None)
-    for module in (compute, epilogue, scaled, grouped, grouped_epilogue, quantized, indexed):
+    for module in (indexed, own_epilogue, grouped_epilogue):
+        patch.setattr(module, "require_hopper", lambda index, what: None)
+    for module in (compute, epilogue, scaled, own_epilogue, grouped, grouped_epilogue, quantized, indexed):
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))

@@ -21,7 +21,6 @@ from layoutgemm.kernels.sm90.indexed.row_copy import COPIED
 from layoutgemm.torch_op import launch, operator
 from layoutgemm.torch_op.compiled import kept_epilogues
 from layoutgemm.torch_op.compiled.guards import _class
-from layoutgemm.torch_op.scaled_grouped import grouped_epilogue, own_epilogue
 from tests.torch_op.host_launches import BareLaunches, bare_launches
 
 pytestmark = [
@@ -103,7 +102,7 @@ CALLS = (dense, into, transposed, nothing_stored, scaled, scaled_rows, groups, c
 
 @contextlib.contextmanager
 def launches(patch: pytest.MonkeyPatch) -> Iterator[tuple[BareLaunches, list[int]]]:
-    """The launches that are made, and an entry for each call that was no kept one."""
+    """The launches that are made, and an entry for each call that is recorded."""
     first: list[int] = []
     recorded = kept_epilogues.recorded
 
@@ -111,9 +110,6 @@ def launches(patch: pytest.MonkeyPatch) -> Iterator[tuple[BareLaunches, list[int
         first.append(1)
         return recorded()
 
-    patch.setattr(own_epilogue, "on_gpu", lambda index: True)
-    for module in (own_epilogue, grouped_epilogue):
-        patch.setattr(module, "require_hopper", lambda index, what: None)
     patch.setattr(kept_epilogues, "recorded", counted)
     with bare_launches(patch) as noted:
         yield noted, first
@@ -123,7 +119,7 @@ def launches(patch: pytest.MonkeyPatch) -> Iterator[tuple[BareLaunches, list[int
 def test_a_kept_call_has_the_arguments_of_a_first_one(
     made: Callable[[], Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of other tensors. Only new memory is elsewhere."""
+    """The tensors are others. Only new memory is elsewhere."""
     with launches(monkeypatch) as (noted, first):
         of_first, call = made(), made()
         of_first()
@@ -148,7 +144,7 @@ def test_what_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with launches(monkeypatch) as (noted, first):
 
         def product(given: Any = given, out: Any = None, left: Any = a, steps: Any = PLAIN) -> int:
-            """How many such calls were no kept ones, so far."""
+            """The count of recorded calls so far."""
             matmul(left, b, epilogue=steps, given=given, out=out)
             return len(first)
 
@@ -197,7 +193,7 @@ def test_calls_that_are_more_than_a_launch_are_not_kept(monkeypatch: pytest.Monk
 
 
 def test_an_unknown_address_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here that of partial results, which nobody has noted."""
+    """Here that of partial results is unknown."""
     monkeypatch.setattr(launch, "note_workspace", lambda memory: None)
     with launches(monkeypatch) as (_, first):
         call = dense()

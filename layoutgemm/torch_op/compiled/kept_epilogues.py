@@ -62,7 +62,9 @@ def again_or(
     make: Callable[[], torch.Tensor], options: Key, tensors: Mapping[str, torch.Tensor | None], epilogue: object,
     given: Mapping[str, Any] | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The result of a kept call for such operands, or what `make` computes, which is kept if it can be.
+    """The result of a kept call for such operands, or what `make` computes.
+
+    That call is kept if it can be.
 
     options  the product's name, and whatever else of the call decides on its kernel
     tensors  the product's own operands, by the names of the kernel's parameters; A and B first
@@ -86,7 +88,7 @@ def again_or(
             if guard.holds(every):
                 found = _again(guard.kept, every, given, out)
                 return make() if found is None else found
-        call = _Call(own, epilogue, operands, out, every)
+        call = _RecordedCall(own, epilogue, operands, out, every)
     except (AttributeError, KeyError, RuntimeError, TypeError):  # no dense tensors, or a configuration without a hash
         return make()
     with recorded() as record:
@@ -126,7 +128,7 @@ def _again(
     return c
 
 
-class _Call:
+class _RecordedCall:
     """A call that is recorded: its tensors, and how often each has been written before.
 
     own       the product's operands by name, A and B first; `operands` those of the epilogue
@@ -165,7 +167,7 @@ class _Call:
         return KeptCall(direct, result, kind, tuple(map(_span, self.tensors)), self.written, numbers, memory)
 
     def written_once(self) -> bool:
-        """True if the call counted one write of what it writes, and none of the others: nothing else was done."""
+        """True if the call wrote once what it writes, and nothing else."""
         now = [None if before is None else x._version - before for x, before in zip(self.tensors, self.versions)]
         return all(count is None or count == (place in self.written) for place, count in enumerate(now))
 
