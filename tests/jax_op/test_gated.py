@@ -186,6 +186,7 @@ def test_the_solution_is_the_gated_kernels() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.dsl
 @pytest.mark.parametrize("turned", [False, True])
 def test_gated_products_match_float64_on_a_gpu(turned: bool) -> None:
     for m, h, k in ((64, 64, 64), (300, 88, 136), (4096, 1024, 512)):

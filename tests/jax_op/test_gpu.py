@@ -148,6 +148,7 @@ def beside_float64(value: Any, a: Any, b: Any, bias: Any = None) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.dsl
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(64, 64, 64), (64, 64, 256), *[(n, n, n) for n in (128, 256, 512, 1024, 2048, 4096)]]
 )
@@ -159,6 +160,7 @@ def test_products_match_float64_on_a_gpu(m: int, n: int, k: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.dsl
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 4096), (300, 77, 129), (4096, 1024, 4098), (16, 14336, 4096)])
 def test_bias_and_activation_match_float64_on_a_gpu(m: int, n: int, k: int) -> None:
     a, b, bias = normal(m, k), normal(k, n, seed=1), normal(n, kind="float32")
@@ -166,6 +168,7 @@ def test_bias_and_activation_match_float64_on_a_gpu(m: int, n: int, k: int) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.dsl
 def test_gradients_and_vmap_match_float64_on_a_gpu() -> None:
     a, b, g = normal(4, 256, 512), normal(512, 384, seed=1), normal(4, 256, 384, seed=2)
     value, pull = jax.vjp(jax.vmap(matmul, (0, None)), a, b)
@@ -178,6 +181,7 @@ def test_gradients_and_vmap_match_float64_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.dsl
 def test_float8_matches_float64_on_a_gpu() -> None:
     a, b = normal(256, 512, kind="float8_e4m3fn"), normal(384, 512, kind="float8_e4m3fn", seed=1)
     value = jax.jit(functools.partial(matmul, transpose_b=True))(a, b)

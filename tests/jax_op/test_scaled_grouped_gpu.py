@@ -186,6 +186,7 @@ def near(value: Any, want: np.ndarray, bound: float) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.dsl
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [(64, 64, 64), (64, 64, 256), *[(n, n, n) for n in (128, 256, 512, 1024, 2048, 4096)], (300, 77, 272)],
@@ -204,6 +205,7 @@ def test_scaled_products_match_float64_on_a_gpu(m: int, n: int, k: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.dsl
 @pytest.mark.parametrize(("rows", "n", "k"), [(128, 128, 128), (1024, 512, 256), (4096, 2048, 1024), (300, 77, 130)])
 def test_groups_and_their_gradients_match_float64_on_a_gpu(rows: int, n: int, k: int) -> None:
     cuts = np.sort(np.random.default_rng(rows).integers(0, rows, 7))
