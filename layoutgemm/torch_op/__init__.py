@@ -3,7 +3,7 @@
 A tensor handed to `matmul` passes through these files, in this order, and returns to none of them:
 
     operator                      the fast path: a prepared launch again, which takes addresses; or all that follows
-    compiled.kept_epilogues       of a product with an epilogue: the launch of an earlier call again
+    compiled.kept_launches        of gemm, and with an epilogue: the launch of an earlier call again
     kernels.run.operand_checks    kind, layout, device and memory of every tensor
     checks                        types, sizes and derivatives, refused in torch's words
     compute or epilogue           one kernel for the whole product, or for its sums

@@ -66,11 +66,16 @@ class RecordedLaunch:
 
 @dataclass(slots=True, eq=False)
 class Recording:
-    """The launches of one call, and the workspaces that were allocated for them: address -> bytes."""
+    """The launches of one call, and the memory that they take.
+
+    memory   workspaces that were allocated for them: address -> bytes
+    targets  what they write as C, with the count of its writes then. Held, so that nothing else gets its address
+    """
 
     thread: int
     launches: list[RecordedLaunch] = field(default_factory=list)
     memory: dict[int, int] = field(default_factory=dict)
+    targets: list[tuple[torch.Tensor, int | None]] = field(default_factory=list)
 
 
 _RECORDINGS: list[Recording] = []  # of all threads; a launch looks whether there are any
@@ -90,6 +95,12 @@ def recorded() -> Iterator[Recording]:
 def _recordings() -> list[Recording]:
     """This thread's."""
     return [record for record in _RECORDINGS if record.thread == threading.get_ident()]
+
+
+def note_target(c: torch.Tensor) -> None:
+    """Say which tensor the next launch writes as C."""
+    for record in _recordings():
+        record.targets.append((c, None if c.is_inference() else c._version))
 
 
 def workspace_on(device: torch.device, size: int) -> torch.Tensor:
@@ -220,6 +231,7 @@ class Prepared(_Loaded):
     ) -> torch.Tensor:
         """C = A @ B on the current stream of their device, copies included."""
         c = torch.empty(self.shape, dtype=self.kind, device=a.device) if out is None else out
+        note_target(c)
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream().cuda_stream
             run(self.solution, a, b, c, lambda x, y, z: self.launch(x, y, z, stream, words))

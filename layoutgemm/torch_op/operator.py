@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.autograd.forward_ad as _forward
 
+from ..dtypes import f32
 from ..errors import OperandError
-from ..kernels.epilogue.chain import Epilogue
+from ..kernels.epilogue.chain import Epilogue, Given
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..moved import old_names
@@ -44,7 +45,7 @@ from .checks import (
     transforms,
 )
 from .compiled.guards import guarded
-from .compiled.kept_epilogues import again_or
+from .compiled.kept_launches import Extras, again_or, epilogue_again_or
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, GivenOperands, checked_epilogue, epilogue_product
@@ -378,26 +379,44 @@ def gemm(
     >>> gemm(2.0, x, x, 1.0, torch.ones(2, 2).bfloat16()).tolist()
     [[3.0, 1.0], [1.0, 3.0]]
     """
-    if _is_traced():
-        check_compiled_gemm(alpha, a, b, beta, c, out, config, allow_tf32)
+
+    def make() -> torch.Tensor:
         in_place = False
-    else:
-        read = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
-        written = _written(out)
-        check_operands(read)
-        in_place = same_memory(c, out)  # each element is read before it is written
-        check_operands({"a": a, "b": b} if in_place else read, written)
-        choice_of(config)
-    alpha, a, b, beta, c, kind = check_gemm(alpha, a, b, beta, c, allow_tf32)
-    if not sizes_later():
-        check_gemm_sizes(alpha, a, b, beta, c, out, kind, product_shape(a, b))
-    if not needs_dispatcher(a, b, c, out, *[x for x in (alpha, beta) if isinstance(x, torch.Tensor)]):
-        return scaled_product(alpha, a, b, beta, c, kind, config, out, in_place)
-    value = dispatched(a, b, wide_type(a.dtype), config)
-    if sizes_later() and not _is_traced():
-        check_gemm_sizes(alpha, a, b, beta, c, out, kind, tuple(value.shape))
-    value = scaled_by_torch(value, alpha, beta, c, kind)
-    return value if out is None else out.copy_(value)
+        if _is_traced():
+            check_compiled_gemm(alpha, a, b, beta, c, out, config, allow_tf32)
+        else:
+            read = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
+            check_operands(read)
+            in_place = same_memory(c, out)  # each element is read before it is written
+            check_operands({"a": a, "b": b} if in_place else read, written)
+            choice_of(config)
+        scale, left, right, factor, added, kind = check_gemm(alpha, a, b, beta, c, allow_tf32)
+        if not sizes_later():
+            check_gemm_sizes(scale, left, right, factor, added, out, kind, product_shape(left, right))
+        if not needs_dispatcher(left, right, added, out, *[x for x in (scale, factor) if isinstance(x, torch.Tensor)]):
+            return scaled_product(scale, left, right, factor, added, kind, config, out, in_place)
+        value = dispatched(left, right, wide_type(left.dtype), config)
+        if sizes_later() and not _is_traced():
+            check_gemm_sizes(scale, left, right, factor, added, out, kind, tuple(value.shape))
+        value = scaled_by_torch(value, scale, factor, added, kind)
+        return value if out is None else out.copy_(value)
+
+    written = _written(out)
+    if _is_traced() or getattr(a, "dtype", None) is torch.float32 or (found := _scalars(alpha, beta, c)) is None:
+        return make()  # whether float32 may be multiplied as tf32 is asked each time
+    kind = None if c is None else (c.dtype, c.shape)
+    return again_or(make, ("gemm", config, tuple(found.given), kind), {"a": a, "b": b, "d": c}, out, found)
+
+
+_SCALARS = {name: Given(name, "", f32, host=True) for name in ("alpha", "beta")}
+
+
+def _scalars(alpha: object, beta: object, c: object) -> Extras | None:
+    """The numbers of gemm that its kernel takes; None where one is no number, or there is a c without a beta."""
+    if type(alpha) not in (int, float) or type(beta) not in (int, float) or (c is None) != (beta == 0):
+        return None
+    given = {**({} if alpha == 1 else {"alpha": alpha}), **({} if c is None else {"beta": beta})}
+    return Extras(numbers=tuple([_SCALARS[name] for name in given]), given=given)
 
 
 def _checked(
@@ -537,4 +556,4 @@ def _with_epilogue(
 
     if bias is not None or activation is not None or getattr(a, "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
-    return again_or(make, ("matmul", out_dtype, config), {"a": a, "b": b}, epilogue, given, out)
+    return epilogue_again_or(make, ("matmul", out_dtype, config), {"a": a, "b": b}, epilogue, given, out)

@@ -31,7 +31,7 @@ from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estima
 from ..kernels.sm90.plan import Sm90Config
 from ..kernels.store import WARP_ROWS
 from . import tuned_store as tuned
-from .compiled.kept_epilogues import KEPT
+from .compiled.kept_launches import KEPT
 from .operator import matmul
 from .prepared import forget, gpu, target
 from .scaled_grouped.kept import PLANS, READY

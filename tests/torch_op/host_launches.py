@@ -18,8 +18,9 @@ import torch
 from layoutgemm.kernels.epilogue.chain import Activation, Bias
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, operator, prepared
-from layoutgemm.torch_op.compiled import kept_epilogues
+from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.indexed import product as indexed
+from layoutgemm.torch_op.operands import pairs, several
 from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
 from layoutgemm.torch_op.scaled_grouped import grouped, grouped_epilogue, kept, own_epilogue, scaled
@@ -154,22 +155,33 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     patch.setattr(kept, "compile_plan", made)
     patch.setattr(kept, "FIRST_GPU", -1)
-    patch.setattr(kept_epilogues, "FIRST_GPU", -1)
+    patch.setattr(kept_launches, "FIRST_GPU", -1)
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)
     patch.setattr(quantized, "raw_stream", lambda index: 77)
-    for module in (operator, kept, kept_epilogues, quantized_kept):
+    for module in (operator, kept, kept_launches, quantized_kept):
         patch.setattr(module, "_current_device", lambda: -1)
         patch.setattr(module, "raw_stream", lambda index: 77)
         patch.setattr(module, "empty_on_gpu", empty)
     for module in (indexed, own_epilogue, grouped_epilogue):
         patch.setattr(module, "require_hopper", lambda index, what: None)
-    for module in (compute, epilogue, scaled, own_epilogue, grouped, grouped_epilogue, quantized, indexed):
+    for module in (
+        compute,
+        epilogue,
+        scaled,
+        own_epilogue,
+        grouped,
+        grouped_epilogue,
+        quantized,
+        indexed,
+        several,
+        pairs,
+    ):
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
-    keeping = kept.READY, kept_epilogues.KEPT, quantized_kept.READY
+    keeping = kept.READY, kept_launches.KEPT, quantized_kept.READY
     prepared.forget()
     quantized.forget()
     for ready in keeping:

@@ -172,6 +172,11 @@ class Epilogue:
         return lcm(1 if self.quantizes is None else self.quantizes.each, *each)
 
     @cached_property
+    def numbers(self) -> tuple[Given, ...]:
+        """The operands that are numbers, given at a launch."""
+        return tuple(given for given in self.given if given.host)
+
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Names of the operands in memory that the steps read."""
         return tuple(given.name for given in self.given if not (given.host or given.written))

@@ -21,6 +21,7 @@ from ...kernels.sm90.operands.pair import Pair
 from ..bias_activation import GATES, by_torch, fused
 from ..checks import NOT_RECORDED, autocast, check_call, check_finish, check_out, differentiated, has_tangent
 from ..checks import needs_dispatcher as seen_by_dispatcher
+from ..compiled.kept_launches import again_or
 from ..compute import product
 from ..explanation import Explanation
 from ..launch import plan_of
@@ -46,27 +47,36 @@ def matmul_pairs(
     >>> matmul_pairs((x, one), (x, one.T), None, None, None, None, None, None).tolist()
     [[2.0, 1.0], [1.0, 2.0]]
     """
-    left, right, kind = checked_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
-    every = [*left, *right, *([] if bias is None else [bias])]
-    recorded = differentiated(*every)
-    if any(has_tangent(x) for x in every):
-        raise TensorError("two pairs have no forward derivatives: give unpack_dual(x).primal of each tensor")
-    if recorded and out is not None:
-        raise TensorError(NOT_RECORDED)
-    with torch.no_grad():
-        if seen_by_dispatcher(*every, out):
-            raise OperandError(
-                "two pairs are a launch of their own: not under torch.compile, torch.func or a mode, nor of fake "
-                "tensors or tensor subclasses"
-            )
-    if recorded:
-        if activation is not None or dtype(NAMES[left[0].dtype]).bits < 16:
-            what = f"activation {activation!r}" if activation is not None else f"8 bits ({left[0].dtype})"
-            raise TensorError(f"two pairs with {what} have no gradient: give detached tensors")
-        first: torch.Tensor = _RecordedPairs.apply(*left, *right, bias, kind, config)
-        return first
-    with torch.no_grad():
-        return computed_pairs(left, right, bias, activation, kind, config, out)
+
+    def make() -> torch.Tensor:
+        left, right, kind = checked_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+        every = [*left, *right, *([] if bias is None else [bias])]
+        recorded = differentiated(*every)
+        if any(has_tangent(x) for x in every):
+            raise TensorError("two pairs have no forward derivatives: give unpack_dual(x).primal of each tensor")
+        if recorded and out is not None:
+            raise TensorError(NOT_RECORDED)
+        with torch.no_grad():
+            if seen_by_dispatcher(*every, out):
+                raise OperandError(
+                    "two pairs are a launch of their own: not under torch.compile, torch.func or a mode, nor of fake "
+                    "tensors or tensor subclasses"
+                )
+        if recorded:
+            if activation is not None or dtype(NAMES[left[0].dtype]).bits < 16:
+                what = f"activation {activation!r}" if activation is not None else f"8 bits ({left[0].dtype})"
+                raise TensorError(f"two pairs with {what} have no gradient: give detached tensors")
+            first: torch.Tensor = _RecordedPairs.apply(*left, *right, bias, kind, config)
+            return first
+        with torch.no_grad():
+            return computed_pairs(left, right, bias, activation, kind, config, out)
+
+    if out is not None or not all(isinstance(x, (tuple, list)) and len(x) == 2 for x in (a, b)):
+        return make()  # into `out` the product is copied
+    if getattr(a[0], "dtype", None) is torch.float32:
+        return make()  # whether float32 may be multiplied as tf32 is asked each time
+    read = {"a": a[0], "b": b[0], "a2": a[1], "b2": b[1], "bias": bias}
+    return again_or(make, ("matmul of two pairs", activation, config, out_dtype), read, None)
 
 
 def checked_pairs(

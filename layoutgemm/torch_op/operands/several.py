@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from ...dtypes import dtype
+from ...dtypes import dtype, f32
 from ...errors import OperandError, PlanError, TensorError
 from ...kernels.epilogue.parameters import float_word, host_number
-from ...kernels.epilogue.steps import ACTIVATIONS, check_activation
+from ...kernels.epilogue.steps import ACTIVATIONS, Given, check_activation
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.operands.combined import LEAST_MATRICES, MOST_MATRICES, Combined
 from ..checks import NOT_RECORDED, autocast, check_call, check_out, differentiated, has_tangent, needs_dispatcher
+from ..compiled.kept_launches import Extras, again_or
 from ..compute import product
 from ..explanation import Explanation
 from ..launch import plan_of
@@ -70,25 +71,35 @@ def matmul_combined(
     tensor([[ 11., -20.],
             [ 33.,  44.]], dtype=torch.float16)
     """
-    a, matrices, how, numbers, kind = checked_call(a, b, combine, given, out, config, out_dtype, allow_tf32)
-    recorded = differentiated(a, *matrices)
-    if any(has_tangent(x) for x in (a, *matrices)):
-        raise TensorError("combine= has no forward derivatives: give unpack_dual(x).primal of each tensor")
-    if recorded and out is not None:
-        raise TensorError(NOT_RECORDED)
-    with torch.no_grad():
-        if needs_dispatcher(a, *matrices, out):
-            raise OperandError(
-                "combine= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors "
-                "or tensor subclasses"
-            )
-    if recorded:
-        if dtype(NAMES[a.dtype]).bits < 16:
-            raise TensorError(f"a is {a.dtype}, and products of 8 bits have no gradient: give detached tensors")
-        first: torch.Tensor = _RecordedSeveral.apply(a, how, numbers, kind, config, *matrices)
-        return first
-    with torch.no_grad():
-        return computed(a, matrices, how, numbers, kind, config, out)
+
+    def make() -> torch.Tensor:
+        left, matrices, how, numbers, kind = checked_call(a, b, combine, given, out, config, out_dtype, allow_tf32)
+        recorded = differentiated(left, *matrices)
+        if any(has_tangent(x) for x in (left, *matrices)):
+            raise TensorError("combine= has no forward derivatives: give unpack_dual(x).primal of each tensor")
+        if recorded and out is not None:
+            raise TensorError(NOT_RECORDED)
+        with torch.no_grad():
+            if needs_dispatcher(left, *matrices, out):
+                raise OperandError(
+                    "combine= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake "
+                    "tensors or tensor subclasses"
+                )
+        if recorded:
+            if dtype(NAMES[left.dtype]).bits < 16:
+                raise TensorError(f"a is {left.dtype}, and products of 8 bits have no gradient: give detached tensors")
+            first: torch.Tensor = _RecordedSeveral.apply(left, how, numbers, kind, config, *matrices)
+            return first
+        with torch.no_grad():
+            return computed(left, matrices, how, numbers, kind, config, out)
+
+    plain = isinstance(b, (tuple, list)) and (given is None or type(given) is dict)
+    if not plain or getattr(a, "dtype", None) is torch.float32:
+        return make()  # whether float32 may be multiplied as tf32 is asked each time
+    values = given or {}
+    extras = Extras(numbers=tuple([Given(name, "", f32, host=True) for name in values]), given=values)
+    options = ("matmul, combine=", combine, tuple(values), config, out_dtype)
+    return again_or(make, options, {"a": a, **{f"b{i}" if i else "b": x for i, x in enumerate(b)}}, out, extras)
 
 
 def checked_call(

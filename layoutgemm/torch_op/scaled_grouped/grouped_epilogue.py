@@ -35,7 +35,7 @@ from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.indexed.rows import check_inside
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import autocast, needs_dispatcher, refuse_derivatives
-from ..compiled.kept_epilogues import again_or
+from ..compiled.kept_launches import epilogue_again_or
 from ..compiled.traced import named
 from ..epilogue import (
     NO_DERIVATIVE,
@@ -248,7 +248,7 @@ def grouped_with_epilogue(
         return make()
     groups = {"ends" if of.said == ENDS else of.said: of.groups}
     tensors = {"a": of.a, "b": of.b, **groups, "scale_a": of.scale_a, "scale_b": of.scale_b, "rows": of.rows}
-    return again_or(make, ("grouped_matmul", asked._replace(out=None)), tensors, epilogue, given, asked.out)
+    return epilogue_again_or(make, ("grouped_matmul", asked._replace(out=None)), tensors, epilogue, given, asked.out)
 
 
 def checked_groups(

@@ -28,7 +28,7 @@ from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..compiled.guards import KeptCalls, guarded
 from ..epilogue import placed_of
-from ..launch import Direct, Prepared, empty_on_gpu, raw_stream, span
+from ..launch import Direct, Prepared, empty_on_gpu, note_target, raw_stream, span
 from ..prepared import mark_written, target
 from ..problem import StridedOperand, contiguous_strides
 
@@ -367,6 +367,7 @@ def launch_once(
         made = launch_of(plan, a, b, c, True, tuple(words))
         if plan.epilogue.stores_c:
             _keep_rows(plan, made, c)
+        note_target(made.c)
         Direct(compile_plan(plan), made.arguments, (), index, plan).launch((), raw_stream(index))
         if made.late and c is not None and plan.epilogue.stores_c:
             c.copy_(made.c)

@@ -19,7 +19,7 @@ from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ..checks import needs_dispatcher, refuse_derivatives
-from ..compiled.kept_epilogues import again_or
+from ..compiled.kept_launches import epilogue_again_or
 from ..epilogue import (
     NOT_DISPATCHED,
     GivenOperands,
@@ -102,7 +102,7 @@ def with_epilogue(
     if finish.bias is not None:
         return make()
     tensors = {"a": of.a, "b": of.b, "scale_a": of.scale_a, "scale_b": of.scale_b}
-    return again_or(make, ("scaled_matmul", recipes, finish, out_dtype, config), tensors, epilogue, given, out)
+    return epilogue_again_or(make, ("scaled_matmul", recipes, finish, out_dtype, config), tensors, epilogue, given, out)
 
 
 def of_one(

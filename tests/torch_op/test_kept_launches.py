@@ -1,4 +1,4 @@
-"""Calls with an epilogue that are kept: the arguments of a first call, and what is looked at again each time."""
+"""Calls whose launches are kept: the arguments of a first call, and what is looked at again each time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import grouped_matmul, matmul, scaled_matmul
+from layoutgemm import gemm, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, ColumnReduce, Epilogue, Residual, RowReduce, Scale
 from layoutgemm.kernels.plan import WORKSPACE
 from layoutgemm.kernels.sm90.indexed.row_copy import COPIED
 from layoutgemm.torch_op import launch, operator
-from layoutgemm.torch_op.compiled import kept_epilogues
+from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.compiled.guards import _class
 from tests.torch_op.host_launches import BareLaunches, bare_launches
 
@@ -97,20 +97,45 @@ def masked() -> Call:
     return lambda: grouped_matmul(a, b, counts=counts, epilogue=STEPS, given=given)
 
 
-CALLS = (dense, into, transposed, nothing_stored, scaled, scaled_rows, groups, chosen_rows, masked)
+def scalars() -> Call:
+    a, b, c = normal(M, K), normal(K, N), normal(M, N)
+    return lambda: gemm(2.0, a, b, 0.5, c)
+
+
+def alone() -> Call:
+    a, b = normal(M, K), normal(K, N)
+    return lambda: gemm(2, a, b)
+
+
+def _combined(p: Any, q: Any, ops: Any, s: Any) -> Any:
+    return ops.maximum(p, 0.0) + s * q
+
+
+def combined() -> Call:
+    a, b, c = normal(M, K), normal(N, K).mT, normal(N, K).mT
+    return lambda: matmul(a, (b, c), combine=_combined, given={"s": 3.0})
+
+
+def pairs() -> Call:
+    a, b, a2, b2, bias = normal(M, K), normal(K, N), normal(M, 16), normal(16, N), normal(N)
+    return lambda: matmul((a, a2), (b, b2), bias=bias)
+
+
+OF_STEPS = (dense, into, transposed, nothing_stored, scaled, scaled_rows, groups, chosen_rows, masked)
+CALLS = (*OF_STEPS, scalars, alone, combined, pairs)
 
 
 @contextlib.contextmanager
 def launches(patch: pytest.MonkeyPatch) -> Iterator[tuple[BareLaunches, list[int]]]:
     """The launches that are made, and an entry for each call that is recorded."""
     first: list[int] = []
-    recorded = kept_epilogues.recorded
+    recorded = kept_launches.recorded
 
     def counted() -> Any:
         first.append(1)
         return recorded()
 
-    patch.setattr(kept_epilogues, "recorded", counted)
+    patch.setattr(kept_launches, "recorded", counted)
     with bare_launches(patch) as noted:
         yield noted, first
 
@@ -123,11 +148,11 @@ def test_a_kept_call_has_the_arguments_of_a_first_one(
     with launches(monkeypatch) as (noted, first):
         of_first, call = made(), made()
         of_first()
-        ((guard,),) = kept_epilogues.KEPT.seen.values()
+        ((guard,),) = kept_launches.KEPT.seen.values()
         names = guard.kept.direct._compiled.plan.parameters
         again = call()
         assert len(first) == 1 and len(noted.arguments) == 2
-        kept_epilogues.KEPT.clear()
+        kept_launches.KEPT.clear()
         slow = call()
         assert len(first) == 2 and len(noted.arguments) == 3
         before, *both = (dict(zip(names, arguments)) for arguments in noted.arguments)
@@ -151,7 +176,7 @@ def test_what_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
         assert product() == 1 and product() == 1
         # An equal epilogue, made anew; a number of its own each time.
         assert product({**given, "half": 3.0}, steps=Epilogue(Scale("half"), Bias())) == 1
-        names = list(next(iter(kept_epilogues.KEPT.seen.values()))[0].kept.direct._compiled.plan.parameters)
+        names = list(next(iter(kept_launches.KEPT.seen.values()))[0].kept.direct._compiled.plan.parameters)
         assert noted.arguments[-1][names.index("half")] == 0x40400000  # 3.0
         with pytest.raises(OperandError, match="half = 1e\\+39 is beyond float32"):
             product({**given, "half": 1e39})
@@ -177,6 +202,26 @@ def test_what_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
             assert product(left=left.clone()) == count
 
 
+def test_scalars_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, b2, c = normal(M, K), normal(K, N), normal(K, N), normal(M, N)
+    with launches(monkeypatch) as (noted, first):
+        for scale, more in ((2.0, ()), (2.0, (0.5, c)), (1, (0.5, c))):
+            gemm(scale, a, b, *more)
+        kinds = len(first)
+        assert kinds == 3 and gemm(5.0, a, b, 0.25, c).shape == (M, N) and len(first) == kinds
+        names = list(next(g for g in kept_launches.KEPT.seen.values() if len(g[0].kept.numbers) == 2)[0]
+                     .kept.direct._compiled.plan.parameters)  # fmt: skip
+        assert [noted.arguments[-1][names.index(name)] for name in ("alpha", "beta")] == [0x40A00000, 0x3E800000]
+        with pytest.raises(OperandError, match="beta"):
+            gemm(2.0, a, b, 0.5)
+        with pytest.raises(OperandError, match="alpha = 1e\\+39 is beyond float32"):
+            gemm(1e39, a, b)
+        matmul(a, (b, b2), combine=_combined, given={"s": 3.0})
+        count = len(first)
+        matmul(a, (b, b2), combine=_combined, given={"s": 4.0})
+        assert len(first) == count and 0x40800000 in noted.arguments[-1]
+
+
 def test_calls_that_are_more_than_a_launch_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, given = normal(M, K), normal(K, N), {"half": 2.0, "bias": normal(N, kind=F32)}
     copied = normal(M, 2 * K)[:, ::2]  # TMA does not read such strides
@@ -185,11 +230,15 @@ def test_calls_that_are_more_than_a_launch_are_not_kept(monkeypatch: pytest.Monk
         for count in (1, 2):
             matmul(copied, b, epilogue=PLAIN, given=given)
             assert len(first) == count
+        wide = normal(2 * N, kind=F32)[::2]  # a bias that no kernel reads: torch adds it
+        for count in (3, 4):
+            matmul((a, a.clone()), (b, b.clone()), bias=wide)
+            assert len(first) == count
         matmul(a, a.mT, epilogue=Epilogue(Scale("half")), given={"half": 1.0})  # which one is the kernel's A?
         steps, own = Epilogue(Bias("m", "f32")), {"bias": normal(2, 3, M, kind=F32)}
         before = len(noted.arguments)
         matmul(*batch[:1], batch[1].transpose(0, 1), epilogue=steps, given=own)
-        assert len(noted.arguments) > before + 1 and not any(kept_epilogues.KEPT.seen.values())
+        assert len(noted.arguments) > before + 1 and not any(kept_launches.KEPT.seen.values())
 
 
 def test_an_unknown_address_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +248,7 @@ def test_an_unknown_address_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
         call = dense()
         call()
         call()
-        assert len(first) == 2 and not kept_epilogues.KEPT.seen
+        assert len(first) == 2 and not kept_launches.KEPT.seen
 
 
 def test_an_epilogue_goes_to_other_processes_without_its_hash() -> None:

@@ -1,8 +1,8 @@
-"""Kept calls of products with an epilogue of the caller's own: the one launch that a call made, made again.
+"""Kept calls of products with an epilogue, several matrices or scalars: the one launch that a call made, made again.
 
 A call is recorded while it runs: its launches, and the memory that was allocated for partial results. It is kept if it
 was one launch of which every argument is known. An argument is the address of a tensor of the call, of the result or of
-that memory, a number of the epilogue's, or follows from shapes, strides and types. A call that copied, cleared or
+that memory, a number of the call, or follows from shapes, strides and types. A call that copied, cleared or
 converted anything has another address or another count of writes, and is not kept.
 
 A guard finds the call again (`guards`). What a guard does not see is looked at each time: addresses are multiples of
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -42,7 +43,7 @@ class KeptCall:
     kind     of an empty result, where no C is stored; else None
     spans    bytes from first to last element, of each tensor
     written  places of those that are written
-    numbers  the epilogue's operands that are numbers
+    numbers  the operands that are numbers
     memory   bytes of each workspace
     """
 
@@ -58,38 +59,66 @@ class KeptCall:
 KEPT: KeptCalls[KeptCall] = KeptCalls()
 
 
-def again_or(
+class Extras(NamedTuple):
+    """What a call has beside tensors that it reads.
+
+    written   tensors that it writes besides its result, by the names of the kernel's parameters
+    numbers   the operands that are numbers, whose values are in `given`
+    stores_c  whether the result has elements
+    """
+
+    written: Mapping[str, torch.Tensor] = MappingProxyType({})
+    numbers: tuple[Given, ...] = ()
+    given: Mapping[str, Any] = MappingProxyType({})
+    stores_c: bool = True
+
+
+NO_EXTRAS = Extras()
+
+
+def epilogue_again_or(
     make: Callable[[], torch.Tensor], options: Key, tensors: Mapping[str, torch.Tensor | None], epilogue: object,
     given: Mapping[str, Any] | None, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """`again_or` of a product with an epilogue; `given` holds the epilogue's operands."""
+    if type(epilogue) is not Epilogue or type(given) is not dict or len(given) != len(epilogue.given):
+        return make()
+    try:
+        read = {**tensors, **{name: given[name] for name in epilogue.reads}}
+        written = {name: given[name] for name in epilogue.writes}
+    except KeyError:  # `make` names it
+        return make()
+    extras = Extras(written, epilogue.numbers, given, epilogue.stores_c)
+    return again_or(make, (options, epilogue), read, out, extras)
+
+
+def again_or(
+    make: Callable[[], torch.Tensor], options: Key, read: Mapping[str, torch.Tensor | None], out: torch.Tensor | None,
+    extras: Extras = NO_EXTRAS,
 ) -> torch.Tensor:  # fmt: skip
     """The result of a kept call for such operands, or what `make` computes.
 
     That call is kept if it can be.
 
     options  the product's name, and whatever else of the call decides on its kernel
-    tensors  the product's own operands, by the names of the kernel's parameters; A and B first
-    given    the epilogue's operands
+    read     tensors by the names of the kernel's parameters, A and B first; None for what is not given
     """
-    if (
-        type(epilogue) is not Epilogue or type(given) is not dict or len(given) != len(epilogue.given)
-        or modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None
-    ):  # fmt: skip
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None:
         return make()
-    own = {name: x for name, x in tensors.items() if x is not None}
+    own = {name: x for name, x in read.items() if x is not None}
     try:
-        operands = {name: given[name] for name in (*epilogue.reads, *epilogue.writes)}
-        every = [*own.values(), *operands.values()]
+        every = [*own.values(), *extras.written.values()]
         if every[0].get_device() < FIRST_GPU:
             return make()
         if out is not None:
             every.append(out)
-        short: Key = (options, epilogue, every[0].shape, every[1].shape, tuple(own), out is None)
+        short: Key = (options, every[0].shape, every[1].shape, tuple(own), out is None)
         for guard in KEPT.seen.get(short, ()):
             if guard.holds(every):
-                found = _again(guard.kept, every, given, out)
+                found = _again(guard.kept, every, extras.given, out)
                 return make() if found is None else found
-        call = _RecordedCall(own, epilogue, operands, out, every)
-    except (AttributeError, KeyError, RuntimeError, TypeError):  # no dense tensors, or a configuration without a hash
+        call = _RecordedCall(own, extras, out, every)
+    except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or a configuration without a hash
         return make()
     with recorded() as record:
         c = make()
@@ -131,38 +160,38 @@ def _again(
 class _RecordedCall:
     """A call that is recorded: its tensors, and how often each has been written before.
 
-    own       the product's operands by name, A and B first; `operands` those of the epilogue
-    tensors   all of them in this order, and `out`
+    own       what is read by name, A and B first
+    tensors   these, then what is written, then `out`
     """
 
     def __init__(
-        self, own: Mapping[str, torch.Tensor], epilogue: Epilogue, operands: Mapping[str, torch.Tensor],
-        out: torch.Tensor | None, tensors: Sequence[torch.Tensor],
-    ):  # fmt: skip
-        self.own, self.epilogue, self.operands, self.out, self.tensors = own, epilogue, operands, out, tensors
-        names = [*own, *operands, *([] if out is None else ["out"])]
-        self.written = tuple([i for i, name in enumerate(names) if name in epilogue.writes or name == "out"])
+        self, own: Mapping[str, torch.Tensor], extras: Extras, out: torch.Tensor | None, tensors: Sequence[torch.Tensor]
+    ):
+        self.own, self.extras, self.out, self.tensors = own, extras, out, tensors
+        self.written = tuple(range(len(own), len(tensors)))
         # Tensors of inference mode count no writes.
         self.versions = [None if x.is_inference() else x._version for x in tensors]
 
     def kept(self, record: Recording, c: torch.Tensor) -> KeptCall | None:
         """The call, or None for one that was more than a launch of known arguments. `c`: its result."""
-        new = self.out is None and self.epilogue.stores_c
+        new = self.out is None and self.extras.stores_c
         if len(record.launches) != 1 or not self.written_once() or any(x.data_ptr() & 15 for x in self.tensors):
             return None
-        if new and (not c.is_contiguous() or (not c.is_inference() and c._version > 1)):
-            return None
         made, target = record.launches[0], c if new else self.out
+        if target is not None and not (target.is_contiguous() or target is self.out):
+            return None
+        if target is not None and not _as_launched(record, target):
+            return None
         places = self.places(made, record, target)
         if places is None:
             return None
-        numbers = tuple([operand for operand in self.epilogue.given if operand.host])
+        numbers = self.extras.numbers
         workspaces = [place for place, value in enumerate(made.arguments) if value in record.memory]
-        order = [places[name] for name in (*self.own, *self.operands, *(["c"] if target is not None else []))]
+        order = [places[name] for name in (*self.own, *self.extras.written, *(["c"] if target is not None else []))]
         order += [*workspaces, *[made.names.index(operand.name, len(OWN)) for operand in numbers]]
         direct = Direct(made.compiled, made.arguments, order, made.device, made.what)
         result = (tuple(c.shape), tuple(c.stride()), c.dtype) if new else None
-        kind = None if self.epilogue.stores_c else c.dtype
+        kind = None if self.extras.stores_c else c.dtype
         memory = tuple([record.memory[made.arguments[place]] for place in workspaces])
         return KeptCall(direct, result, kind, tuple(map(_span, self.tensors)), self.written, numbers, memory)
 
@@ -177,7 +206,7 @@ class _RecordedCall:
         target  C, or None where none is stored
         """
         a, b, *others = self.own.items()
-        known = {**dict(others), **self.operands}
+        known = {**dict(others), **self.extras.written}
         addresses = {x.data_ptr(): name for name, x in (a, b)}
         found: dict[str, int] = {}
         for place, (name, value) in enumerate(zip(made.names, made.arguments)):
@@ -189,7 +218,14 @@ class _RecordedCall:
                 found[name] = place
             elif value >= _BEYOND and value not in record.memory:
                 return None
-        return found if found.keys() == {*self.own, *self.operands, *(["c"] if target is not None else [])} else None
+        wanted = {*self.own, *self.extras.written, *(["c"] if target is not None else [])}
+        return found if found.keys() == wanted else None
+
+
+def _as_launched(record: Recording, c: torch.Tensor) -> bool:
+    """True if a result is what the launch wrote, and nothing wrote to it since."""
+    found = [version for x, version in record.targets if x.data_ptr() == c.data_ptr()]
+    return len(found) == 1 and (found[0] is None or found[0] == c._version)
 
 
 def _span(x: torch.Tensor) -> int:
@@ -197,4 +233,4 @@ def _span(x: torch.Tensor) -> int:
     return span(StridedOperand(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size()
 
 
-__all__ = ["KEPT", "KeptCall", "again_or"]
+__all__ = ["KEPT", "Extras", "KeptCall", "again_or", "epilogue_again_or"]
