@@ -241,6 +241,20 @@ def test_calls_that_are_more_than_a_launch_are_not_kept(monkeypatch: pytest.Monk
         assert len(noted.arguments) > before + 1 and not any(kept_launches.KEPT.seen.values())
 
 
+def test_transforms_and_subclasses_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    a, b = normal(2, M, K), normal(K, N)
+    with launches(monkeypatch) as (noted, first):
+        mapped = torch.func.vmap(lambda x: gemm(2.0, x, b))(a)
+        assert mapped.shape == (2, M, N) and noted.arguments and not first
+        both = gemm(2.0, TwoTensor(normal(M, K), normal(M, K)), b)
+        assert type(both) is TwoTensor and not first
+        with torch.autocast("cpu", dtype=BF16):
+            gemm(2.0, a[0], b)
+        assert not first and not kept_launches.KEPT.seen
+
+
 def test_an_unknown_address_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here that of partial results is unknown."""
     monkeypatch.setattr(launch, "note_workspace", lambda memory: None)

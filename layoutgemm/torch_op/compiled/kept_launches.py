@@ -21,7 +21,7 @@ import torch.autograd.forward_ad as _forward
 
 from ...kernels.epilogue.chain import Epilogue, Given
 from ...kernels.epilogue.parameters import number_word
-from ..checks import modes_of_dispatch, modes_of_functions, tracing_state
+from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autograd_alone, tracing_state
 from ..launch import Direct, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
 from ..prepared import mark_written
 from ..problem import StridedOperand
@@ -117,6 +117,8 @@ def again_or(
             if guard.holds(every):
                 found = _again(guard.kept, every, extras.given, out)
                 return make() if found is None else found
+        if any(type(x) not in PLAIN for x in every) or not seen_by_autograd_alone():
+            return make()  # subclasses, transforms, autocast: the call may launch for other tensors
         call = _RecordedCall(own, extras, out, every)
     except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or a configuration without a hash
         return make()
