@@ -163,6 +163,36 @@ def test_a_kept_call_has_the_arguments_of_a_first_one(
     assert guard.kept.memory == () or {COPIED, WORKSPACE} & set(names)
 
 
+def _results(call: Call) -> list[Any]:
+    """The result, and copies of all tensors in `given`, which the call may have written."""
+    given = [cell.cell_contents for cell in call.__closure__ or () if isinstance(cell.cell_contents, dict)]
+    c = call()
+    return [c.clone(), *[x.clone() for each in given for x in each.values() if isinstance(x, torch.Tensor)]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("made", CALLS, ids=lambda f: f.__name__)
+def test_a_kept_call_gives_the_same_bits_on_a_gpu(made: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors are others, and a graph holds it too."""
+    first, recorded = [], kept_launches.recorded
+    monkeypatch.setattr(kept_launches, "recorded", lambda: (first.append(1), recorded())[1])
+    with torch.device("cuda"):
+        of_first, call = made(), made()
+    kept_launches.KEPT.clear()
+    of_first()
+    kept = _results(call)
+    assert len(first) == 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    captured.fill_(0)
+    graph.replay()
+    assert len(first) == 1 and torch.equal(captured, kept[0])
+    kept_launches.KEPT.clear()
+    slow = _results(call)
+    assert len(first) == 2 and all(torch.equal(x, y) for x, y in zip(kept, slow, strict=True))
+
+
 def test_what_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     room = torch.zeros(4 * M * N, dtype=BF16)
     a, b, given = normal(M, K), normal(K, N), {"half": 2.0, "bias": normal(N, kind=F32)}
