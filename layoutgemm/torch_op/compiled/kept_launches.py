@@ -60,7 +60,7 @@ KEPT: KeptCalls[KeptCall] = KeptCalls()
 
 
 class Extras(NamedTuple):
-    """What a call has beside tensors that it reads.
+    """The parts of a call beside the tensors that it reads.
 
     written   tensors that it writes besides its result, by the names of the kernel's parameters
     numbers   the operands that are numbers, whose values are in `given`
