@@ -119,7 +119,7 @@ def test_a_lane_holds_a_row_and_all_lanes_a_column(monkeypatch: pytest.MonkeyPat
     plan = Sm100Plan.derive(140, 102, 72, b="bf16:col", c=c, config=config, epilogue=epilogue)
     assert [str(lanes_of(plan.fragment, axis)) for axis in "mn"] == ["1:0", "32:1"]
     assert [exchanges_of(plan.fragment, axis) for axis in "mn"] == [(), (1, 2, 4, 8, 16)]
-    assert plan.workspace == sum(4 * p.components * np.prod(p.extents(140, 102)) for p in plan.partials)
+    assert plan.workspace == sum(4 * p.components * np.prod(p.extents(140, 102, 1)) for p in plan.partials)
     monkeypatch.setattr("layoutgemm.kernels.partials.exchanges_of", lambda mma, axis: (1,))
     wrong = next(check for check in plan.check() if check.name == "reductions")
     assert not wrong and "value 0 of lanes 0 and 1 is of 0 and 1" in wrong.witness

@@ -199,7 +199,8 @@ def test_what_the_steps_write_is_the_definition_s(form: str, steps: str) -> None
 
 def test_lines_of_columns_are_each_group_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = case("ends", "columns").plan
-    assert reductions_check(plan) and plan.workspace == plan.partial_bytes
+    values = range(plan.stored.accumulator_registers)
+    assert reductions_check(plan, plan.stored, values) and plan.workspace == plan.partial_bytes
     lines = 161 // 16 + len(SIZES)
     assert plan.partial_bytes == 4 * (N * lines * (1 + 2) + 2 * 2 * 161)
     for name, wrong, text in (
@@ -209,7 +210,7 @@ def test_lines_of_columns_are_each_group_s_own(monkeypatch: pytest.MonkeyPatch) 
     ):
         with monkeypatch.context() as patch:
             patch.setattr(Partial, name, wrong)
-            found = reductions_check(plan)
+            found = reductions_check(plan, plan.stored, values)
             assert not found and text in found.witness
 
 
