@@ -30,6 +30,7 @@ COMPARED = (
     ("layoutgemm.matmul, both passes", "torch.matmul, both passes"),
     ("layoutgemm.matmul, a linear layer's step", "torch.mm, a linear layer's step"),
     ("layoutgemm.matmul, a step of a sum", "torch.mm, a step of a sum"),
+    ("layoutgemm.gemm", "torch.addmm, scalars"),
 )
 
 
@@ -120,6 +121,30 @@ def variants(n: int) -> dict[str, Callable[[], object]]:
     }
 
 
+def more_operands(n: int) -> dict[str, Callable[[], object]]:
+    """Products with an epilogue, scalars, several matrices and two pairs."""
+    import torch
+
+    from layoutgemm import gemm, grouped_matmul, matmul
+    from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
+
+    a, b, c, d = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    experts, offsets = c.expand(4, n, n).clone(), torch.arange(5, device="cuda", dtype=torch.int32) * (n // 4)
+    steps, given = Epilogue(Scale(), Bias()), {"alpha": 0.5, "bias": torch.randn(n, device="cuda")}
+    sums, of_rows = Epilogue(RowReduce("sum", "sums")), {"sums": torch.zeros(n, device="cuda")}
+    return {
+        "torch.addmm, scalars": lambda: torch.addmm(c, a, b, beta=0.5, alpha=2.0),
+        "layoutgemm.gemm": lambda: gemm(2.0, a, b, 0.5, c),
+        "layoutgemm.matmul, an epilogue": lambda: matmul(a, b, epilogue=steps, given=given),
+        "layoutgemm.matmul, sums of rows": lambda: matmul(a, b, epilogue=sums, given=of_rows),
+        "layoutgemm.grouped_matmul, sums of rows": lambda: grouped_matmul(
+            a, experts, offsets, epilogue=sums, given=of_rows
+        ),
+        "layoutgemm.matmul, several matrices": lambda: matmul(a, (b, c), combine="silu"),
+        "layoutgemm.matmul, two pairs": lambda: matmul((a, c), (b, d)),
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong product, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -167,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "part: the output's memory": lambda: empty_on_gpu(ready.shape, ready.strides, ready.kind),
         "part: the launch": lambda: ready.launch(*pointers, stream),
     }
-    contenders |= recorded(n) | variants(n)
+    contenders |= recorded(n) | variants(n) | more_operands(n)
     samples = measure(contenders, torch.cuda.synchronize, options.rounds, options.calls)
     medians = {name: statistics.median(values) for name, values in samples.items()}
     facts = machine.facts()
