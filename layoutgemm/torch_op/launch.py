@@ -69,12 +69,14 @@ class Recording:
     """The launches of one call, and the memory that they take.
 
     memory   workspaces that were allocated for them: address -> bytes
+    lists    tensors of the plan's own, the same for each launch of it
     targets  what they write as C, with the count of its writes then. Held, so that nothing else gets its address
     """
 
     thread: int
     launches: list[RecordedLaunch] = field(default_factory=list)
     memory: dict[int, int] = field(default_factory=dict)
+    lists: dict[int, torch.Tensor] = field(default_factory=dict)
     targets: list[tuple[torch.Tensor, int | None]] = field(default_factory=list)
 
 
@@ -101,6 +103,12 @@ def note_target(c: torch.Tensor) -> None:
     """Say which tensor the next launch writes as C."""
     for record in _recordings():
         record.targets.append((c, None if c.is_inference() else c._version))
+
+
+def note_list(tiles: torch.Tensor) -> None:
+    """Say that the next launch reads a list of its plan's own: a kept call holds it."""
+    for record in _recordings():
+        record.lists[tiles.data_ptr()] = tiles
 
 
 def workspace_on(device: torch.device, size: int) -> torch.Tensor:

@@ -20,22 +20,30 @@ from ..dtypes import dtype
 from ..errors import LayoutError, OperandError
 from ..kernels import plan as plan_of
 from ..kernels.compile.compiler import CompiledGemm, compile_plan
-from ..kernels.orders import Order, given_names, order_values, stored_elements
+from ..kernels.orders import Order, clusters_of_plan, given_names, order_values, schedule_of, stored_elements
 from ..kernels.plan import MAX_WORDS, present
-from ..kernels.run.epilogue_operands import order_words, words_of_tensors
+from ..kernels.run.epilogue_operands import kept_list, order_words, words_of_tensors
 from ..kernels.run.operand_checks import check_operands
+from ..kernels.run.partial import is_partial
 from ..kernels.run.torch_tensors import launch_of
 from ..kernels.sm80.choose import by_lines
 from ..kernels.sm80.plan import Sm80Plan
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Plan
+from ..schedule.listed import TileList
 from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives
+from .compiled.kept_launches import again_or
+from .launch import Direct, note_list, note_target, raw_stream
 from .prepared import Config, choice_of, mark_written, on_gpu, target
 from .reference import multiply
 from .types import NAMES, TYPES
 
 _NAMES_OF_C = {kind: name for name, kind in TYPES.items() if name != "tf32"}
 _WAY_OUT = "call it under torch.no_grad(), or give its detach()"
+_NOT_DISPATCHED = (
+    "order= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or tensor "
+    "subclasses"
+)
 
 
 def ordered_product(
@@ -47,37 +55,43 @@ def ordered_product(
     Raises OperandError for vectors, batches that broadcast, and a GPU without such kernels. A symmetric order takes
     a's own transpose as b. PlanError for an order that no kernel has.
     """
-    written = {} if out is None else {"out": out}
-    check_operands({"a": a, "b": b}, written)
-    choice = choice_of(config)
-    a, b, kind = check_call(a, b, None, out_dtype, allow_tf32)
-    if a.ndim not in (2, 3) or a.ndim != b.ndim or a.shape[:-2] != b.shape[:-2]:
-        raise OperandError(
-            f"order= is of two matrices, or of two batches of as many: not of shapes {list(a.shape)} and "
-            f"{list(b.shape)}; expand() makes a batch"
-        )
-    shape = product_shape(a, b)
-    if 0 in (*shape, a.shape[-1]):
-        raise OperandError(f"order= of a product of shape {list(shape)} over K = {a.shape[-1]}: no size may be 0")
-    if out is not None:
-        check_out(out, shape, kind, {"a": a, "b": b})
-    refuse_derivatives({"a": a, "b": b, **written}, _WAY_OUT)
-    if needs_dispatcher(a, b, out):
-        raise OperandError(
-            "order= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or "
-            "tensor subclasses"
-        )
-    ready = _plan_for(a, b, kind, order, choice)
-    plan = ready.plan
-    _check_mirror(plan, a, b)
-    names = given_names(plan)
-    if extra := [name for name in given or {} if name not in names]:
-        raise OperandError(f"given = {', '.join(extra)}: the order reads {', '.join(names) or 'no parameter'}")
-    with torch.no_grad():
-        a, b = a.resolve_neg(), b.resolve_neg()
-        if not on_gpu(a.get_device()):
-            return _by_reference(plan, a, b, kind, out, dict(given or {}))
-        return _launched(ready, a, b, out, dict(given or {}))
+
+    def make() -> torch.Tensor:
+        written = {} if out is None else {"out": out}
+        check_operands({"a": a, "b": b}, written)
+        choice = choice_of(config)
+        left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
+        if left.ndim not in (2, 3) or left.ndim != right.ndim or left.shape[:-2] != right.shape[:-2]:
+            raise OperandError(
+                f"order= is of two matrices, or of two batches of as many: not of shapes {list(left.shape)} and "
+                f"{list(right.shape)}; expand() makes a batch"
+            )
+        shape = product_shape(left, right)
+        if 0 in (*shape, left.shape[-1]):
+            raise OperandError(
+                f"order= of a product of shape {list(shape)} over K = {left.shape[-1]}: no size may be 0"
+            )
+        if out is not None:
+            check_out(out, shape, kind, {"a": left, "b": right})
+        refuse_derivatives({"a": left, "b": right, **written}, _WAY_OUT)
+        if needs_dispatcher(left, right, out):
+            raise OperandError(_NOT_DISPATCHED)
+        ready = _plan_for(left, right, kind, order, choice)
+        _check_mirror(ready.plan, left, right)
+        names = given_names(ready.plan)
+        if extra := [name for name in given or {} if name not in names]:
+            raise OperandError(f"given = {', '.join(extra)}: the order reads {', '.join(names) or 'no parameter'}")
+        with torch.no_grad():
+            left, right = left.resolve_neg(), right.resolve_neg()
+            if not on_gpu(left.get_device()):
+                return _by_reference(ready.plan, left, right, kind, out, dict(given or {}))
+            return _launched(ready, left, right, out, dict(given or {}))
+
+    numbers = {name: x for name, x in (given or {}).items() if type(x) is int}
+    if getattr(a, "dtype", None) is torch.float32 or len(numbers) < len(given or {}):
+        return make()  # whether float32 may be multiplied as tf32 is asked each time, and a caller's list is its own
+    options = ("matmul, order=", order, tuple(numbers.items()), config, out_dtype)
+    return again_or(make, options, {"a": a, "b": b}, out)
 
 
 def _plan_for(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, order: Order, choice: Sm90Choice | None) -> _Ready:
@@ -171,7 +185,13 @@ def _launched(
         else:
             into = out
         made = launch_of(plan, a, b, into, True, words)
-        ready.compiled.launch(*made.arguments, stream=torch.cuda.current_stream(a.device).cuda_stream)
+        schedule = schedule_of(plan)
+        if isinstance(schedule, TileList) and schedule.schedule is not None:
+            note_list(kept_list(schedule, clusters_of_plan(plan), a.device))
+        if out is not None or not is_partial(plan):  # else what the launch leaves out has been cleared
+            note_target(made.c)
+        index = a.get_device()
+        Direct(ready.compiled, made.arguments, (), index, plan).launch((), raw_stream(index))
         if made.late:
             present(into).copy_(made.c)
     if out is not None:

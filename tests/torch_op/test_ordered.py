@@ -125,8 +125,8 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
         kept.append(self)
         return real(self)
 
-    def compiled(plan: Any) -> Any:
-        def launch(*arguments: int, stream: int) -> None:
+    def direct(compiled: Any, arguments: tuple[int, ...], places: Any, index: int, plan: Any) -> Any:
+        def launch(addresses: Any, stream: int) -> None:
             memory = [emulated.memory_at(address, kept) for address in arguments[:3]]
             words = [emulated.memory_at(word, kept) if word > 1 << 32 else word for word in arguments[14:]]
             given = (*memory, *arguments[3:14], *words)
@@ -136,12 +136,13 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(launch=launch)
 
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    monkeypatch.setattr(ordered, "compile_plan", compiled)
+    monkeypatch.setattr(ordered, "compile_plan", lambda plan: None)
+    monkeypatch.setattr(ordered, "Direct", direct)
+    monkeypatch.setattr(ordered, "raw_stream", lambda index: 88)
     monkeypatch.setattr(ordered, "on_gpu", lambda index: True)
     monkeypatch.setattr(ordered, "target", lambda index: ("sm_80", 99 << 10))
     monkeypatch.setattr("layoutgemm.kernels.run.ampere.resident", lambda index, blocks: 2)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: SimpleNamespace(cuda_stream=88))
 
 
 @needs.DSL

@@ -1,4 +1,4 @@
-"""Kept calls of products with an epilogue, several matrices or scalars: the one launch that a call made, made again.
+"""Kept calls of products with an epilogue, an order, several matrices or scalars: a call's one launch, made again.
 
 A call is recorded while it runs: its launches, and the memory that was allocated for partial results. It is kept if it
 was one launch of which every argument is known. An argument is the address of a tensor of the call, of the result or of
@@ -45,6 +45,7 @@ class KeptCall:
     written  places of those that are written
     numbers  the operands that are numbers
     memory   bytes of each workspace
+    lists    what the launch reads of its plan's own
     """
 
     direct: Direct
@@ -54,6 +55,7 @@ class KeptCall:
     written: tuple[int, ...]
     numbers: tuple[Given, ...]
     memory: tuple[int, ...]
+    lists: tuple[torch.Tensor, ...]
 
 
 KEPT: KeptCalls[KeptCall] = KeptCalls()
@@ -195,7 +197,8 @@ class _RecordedCall:
         result = (tuple(c.shape), tuple(c.stride()), c.dtype) if new else None
         kind = None if self.extras.stores_c else c.dtype
         memory = tuple([record.memory[made.arguments[place]] for place in workspaces])
-        return KeptCall(direct, result, kind, tuple(map(_span, self.tensors)), self.written, numbers, memory)
+        spans, lists = tuple(map(_span, self.tensors)), tuple(record.lists.values())
+        return KeptCall(direct, result, kind, spans, self.written, numbers, memory, lists)
 
     def written_once(self) -> bool:
         """True if the call wrote once what it writes, and nothing else."""
@@ -218,7 +221,7 @@ class _RecordedCall:
                 found["c"] = place
             elif place >= len(OWN) and name in known and value == known[name].data_ptr():
                 found[name] = place
-            elif value >= _BEYOND and value not in record.memory:
+            elif value >= _BEYOND and value not in record.memory and value not in record.lists:
                 return None
         wanted = {*self.own, *self.extras.written, *(["c"] if target is not None else [])}
         return found if found.keys() == wanted else None
