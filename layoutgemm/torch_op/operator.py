@@ -404,8 +404,7 @@ def gemm(
     written = _written(out)
     if _is_traced() or getattr(a, "dtype", None) is torch.float32 or (found := _scalars(alpha, beta, c)) is None:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
-    kind = None if c is None else (c.dtype, c.shape)
-    return again_or(make, ("gemm", config, tuple(found.given), kind), {"a": a, "b": b, "d": c}, out, found)
+    return again_or(make, ("gemm", config, tuple(found.given)), {"a": a, "b": b, "d": c}, out, found)
 
 
 _SCALARS = {name: Given(name, "", f32, host=True) for name in ("alpha", "beta")}
