@@ -73,41 +73,41 @@ class Recording:
     targets  what they write as C, with the count of its writes then. Held, so that nothing else gets its address
     """
 
-    thread: int
     launches: list[RecordedLaunch] = field(default_factory=list)
     memory: dict[int, int] = field(default_factory=dict)
     lists: dict[int, torch.Tensor] = field(default_factory=dict)
     targets: list[tuple[torch.Tensor, int | None]] = field(default_factory=list)
 
 
-_RECORDINGS: list[Recording] = []  # of all threads; a launch looks whether there are any
+class _Recorded(threading.local):
+    """This thread's recordings, the outermost first."""
+
+    now: tuple[Recording, ...] = ()
+
+
+_RECORDED = _Recorded()
 
 
 @contextmanager
 def recorded() -> Iterator[Recording]:
     """Record the launches that this thread makes inside."""
-    record = Recording(threading.get_ident())
-    _RECORDINGS.append(record)
+    record, before = Recording(), _RECORDED.now
+    _RECORDED.now = (*before, record)
     try:
         yield record
     finally:
-        _RECORDINGS.remove(record)
-
-
-def _recordings() -> list[Recording]:
-    """This thread's."""
-    return [record for record in _RECORDINGS if record.thread == threading.get_ident()]
+        _RECORDED.now = before
 
 
 def note_target(c: torch.Tensor) -> None:
     """Say which tensor the next launch writes as C."""
-    for record in _recordings():
+    for record in _RECORDED.now:
         record.targets.append((c, None if c.is_inference() else c._version))
 
 
 def note_list(tiles: torch.Tensor) -> None:
     """Say that the next launch reads a list of its plan's own: a kept call holds it."""
-    for record in _recordings():
+    for record in _RECORDED.now:
         record.lists[tiles.data_ptr()] = tiles
 
 
@@ -121,7 +121,7 @@ def workspace_on(device: torch.device, size: int) -> torch.Tensor:
 def note_workspace(memory: torch.Tensor | None) -> None:
     """Say that memory is a launch's own: a kept call allocates it anew."""
     if memory is not None and memory.numel():
-        for record in _recordings():
+        for record in _RECORDED.now:
             record.memory[memory.data_ptr()] = memory.nbytes
 
 
@@ -153,9 +153,9 @@ class _Loaded:
         """Launch with the block's arguments. Raises PlanError when CUDA refuses."""
         values = block.values
         values[self._stream] = stream
-        if _RECORDINGS:
+        if records := _RECORDED.now:
             arguments = tuple(values[: self._stream])
-            for record in _recordings():
+            for record in records:
                 record.launches.append(RecordedLaunch(self._compiled, arguments, self.device, self._what))
         self._entry(block.pointer)
         error = values[self._stream + 1]

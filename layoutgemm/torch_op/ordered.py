@@ -87,6 +87,8 @@ def ordered_product(
                 return _by_reference(ready.plan, left, right, kind, out, dict(given or {}))
             return _launched(ready, left, right, out, dict(given or {}))
 
+    if given is not None and not isinstance(given, Mapping):
+        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the order's parameters by name")
     numbers = {name: x for name, x in (given or {}).items() if type(x) is int}
     if getattr(a, "dtype", None) is torch.float32 or len(numbers) < len(given or {}):
         return make()  # whether float32 may be multiplied as tf32 is asked each time, and a caller's list is its own

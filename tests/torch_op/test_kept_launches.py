@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -297,6 +298,31 @@ def test_transforms_and_subclasses_are_not_recorded(monkeypatch: pytest.MonkeyPa
         with torch.autocast("cpu", dtype=BF16):
             gemm(2.0, a[0], b)
         assert not first and not kept_launches.KEPT.seen
+        half, right = a[0].half(), b.half()
+        assert gemm(2.0, half, right).dtype == torch.float16 and len(first) == 1
+        with torch.autocast("cpu", dtype=BF16):  # a kept call of float16 is none of bfloat16
+            assert gemm(2.0, half, right).dtype == BF16 and len(first) == 1
+
+
+def test_a_thread_records_its_own_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = dense()
+    with launches(monkeypatch) as (noted, _), launch.recorded() as here:
+        other = threading.Thread(target=call)
+        other.start()
+        other.join()
+        assert len(noted.arguments) == 1 and not here.launches
+        kept_launches.KEPT.clear()
+        call()
+        assert len(here.launches) == 1
+
+
+def test_what_is_no_name_is_refused_by_the_product() -> None:
+    a, b = normal(M, K), normal(K, N)
+    for given in ({"": 1.0}, {1: 2.0}, [("s", 1.0)]):
+        with pytest.raises(OperandError):
+            matmul(a, (b, b.clone()), combine="silu", given=given)
+    with pytest.raises(OperandError, match="given is a list; it is a dict"):
+        matmul(a, b, order="rows", given=[1])
 
 
 def test_an_unknown_address_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

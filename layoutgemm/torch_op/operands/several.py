@@ -93,11 +93,11 @@ def matmul_combined(
         with torch.no_grad():
             return computed(left, matrices, how, numbers, kind, config, out)
 
-    plain = isinstance(b, (tuple, list)) and (given is None or type(given) is dict)
+    values = {} if given is None else given
+    plain = isinstance(b, (tuple, list)) and type(values) is dict and all(type(name) is str for name in values)
     if not plain or getattr(a, "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
-    values = given or {}
-    extras = Extras(numbers=tuple([Given(name, "", f32, host=True) for name in values]), given=values)
+    extras = Extras(numbers=_numbers_named(tuple(values)), given=values)
     options = ("matmul, combine=", combine, tuple(values), config, out_dtype)
     return again_or(make, options, {"a": a, **{f"b{i}" if i else "b": x for i, x in enumerate(b)}}, out, extras)
 
@@ -151,6 +151,12 @@ def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Co
         raise OperandError(f"combine is a {type(combine).__qualname__}: a function, or the name of a gate") from error
     except PlanError as error:
         raise OperandError(str(error)) from error
+
+
+@functools.lru_cache(256)
+def _numbers_named(names: tuple[str, ...]) -> tuple[Given, ...]:
+    """The function's numbers as a launch takes them; a name that no function has is refused with the function."""
+    return tuple([Given(name, "", f32, host=True) for name in names if name.isidentifier()])
 
 
 @functools.lru_cache(256)
