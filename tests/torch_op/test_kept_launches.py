@@ -300,7 +300,7 @@ def test_transforms_and_subclasses_are_not_recorded(monkeypatch: pytest.MonkeyPa
         assert not first and not kept_launches.KEPT.seen
         half, right = a[0].half(), b.half()
         assert gemm(2.0, half, right).dtype == torch.float16 and len(first) == 1
-        with torch.autocast("cpu", dtype=BF16):  # a kept call of float16 is none of bfloat16
+        with torch.autocast("cpu", dtype=BF16):  # it casts, and the kept call did not
             assert gemm(2.0, half, right).dtype == BF16 and len(first) == 1
 
 
