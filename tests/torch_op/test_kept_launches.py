@@ -22,6 +22,7 @@ from layoutgemm.kernels.sm90.indexed.row_copy import COPIED
 from layoutgemm.torch_op import launch, operator
 from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.compiled.guards import _class
+from layoutgemm.torch_op.scaled_grouped import kept as scaled_grouped_kept
 from tests.torch_op.host_launches import BareLaunches, bare_launches
 
 pytestmark = [
@@ -323,6 +324,16 @@ def test_what_is_no_name_is_refused_by_the_product() -> None:
             matmul(a, (b, b.clone()), combine="silu", given=given)
     with pytest.raises(OperandError, match="given is a list; it is a dict"):
         matmul(a, b, order="rows", given=[1])
+
+
+def test_a_result_that_was_cleared_first_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept call would not clear it."""
+    monkeypatch.setattr(scaled_grouped_kept, "is_partial", lambda plan: True)
+    with launches(monkeypatch) as (_, first):
+        call = groups()
+        call()
+        call()
+        assert len(first) == 2 and not kept_launches.KEPT.seen
 
 
 def test_an_unknown_address_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
