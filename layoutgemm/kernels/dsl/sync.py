@@ -49,11 +49,16 @@ def barrier_done(barrier: cute.Pointer, phase: Int32) -> Boolean:
 
 
 @cute.jit
-def next_in_ring(stage: Int32, parity: Int32, stages: cutlass.Constexpr) -> tuple[Int32, Int32]:
-    """The stage after this one of a ring, and the parity of its barriers' phase: it flips at the ring's end."""
-    stage += 1
-    if stage == stages:
-        stage = Int32(0)
+def next_in_ring(
+    stage: Int32, parity: Int32, stages: cutlass.Constexpr, step: cutlass.Constexpr = 1
+) -> tuple[Int32, Int32]:
+    """The stage that many after this one of a ring, and the parity of its barriers' phase: it flips at the ring's end.
+
+    step  at most `stages`
+    """
+    stage += step
+    if stage >= stages:
+        stage -= stages
         parity ^= 1
     return stage, parity
 

@@ -16,13 +16,14 @@ from ...schedule.gpc_order import Rounds
 from ..plan import MAX_TILES, check_fields
 from ..store import ROWS
 
-SCHEDULES = ("cooperative", "pingpong")
+SCHEDULES = ("cooperative", "pingpong", "sliced")
 LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
 WARPGROUP = 128
+MAX_CONSUMERS, MAX_SLICED = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 _WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills
@@ -103,8 +104,11 @@ class Sm90Config:
     tile       (M, N) elements of C that a CTA computes at a time: M a multiple of 64, N of 8 up to 256
     tile_k     depth of a stage in elements; default 128 bytes
     stages     K tiles in flight, 2 or more; default as many as fit
-    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile
-    schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
+    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile;
+               sliced: up to 4
+    schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores. "sliced", of
+               packed weights: each 64 rows have as many warpgroups as `slices` says, which take K tiles in turn. The
+               first one adds the others' sums (CUTLASS calls this sliced-K)
     loader     "self": a consumer warp issues the TMA loads, between its products; all registers are the consumers'.
                "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
     rows       loaded rows of A's tile, a multiple of 8 and M or more; the rest of the tile is zeros, written once. For
@@ -218,10 +222,13 @@ class Sm90Config:
             raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
         if self.split > 1 and not self.single:
             raise PlanError("the parts of a split K exchange partial sums once: one tile a cluster, single=True")
-        if self.consumers > 3:
-            raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
+        most = MAX_SLICED if self.schedule == "sliced" else MAX_CONSUMERS
+        if self.consumers > most:
+            raise PlanError(f"consumers = {self.consumers}: {most} warpgroups and a producer are all that a block holds")
         if self.schedule == "pingpong" and self.consumers != 2:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
+        if self.schedule == "sliced":
+            self._check_sliced()
         each = self.tile[0] // self.warpgroups_of_tile
         if each < ROWS or each % ROWS or self.tile[0] % self.warpgroups_of_tile:
             raise PlanError(
@@ -229,14 +236,42 @@ class Sm90Config:
                 f"{ROWS}"
             )
 
+    def _check_sliced(self) -> None:
+        """Raise PlanError for warpgroups that cannot take K tiles in turn."""
+        rows = self.tile[0] // ROWS
+        if not rows or self.consumers % rows or self.consumers == rows:
+            raise PlanError(
+                f"sliced: {self.consumers} warpgroup(s) for {self.tile[0]} rows: each {ROWS} rows have the same number, "
+                "two or more"
+            )
+        if self.loader == "self" or not self.single or self.cluster != (1, 1):
+            raise PlanError(
+                "sliced: warpgroups meet once, behind a loader of their own, and blocks share no loads: loader='warp', "
+                "single=True, cluster=(1, 1)"
+            )
+
+    @property
+    def slices(self) -> int:
+        """Warpgroups that take a tile's K tiles in turn.
+
+        >>> Sm90Config((128, 16), consumers=4, schedule="sliced", loader="warp", single=True).slices
+        2
+        """
+        return self.consumers // (self.tile[0] // ROWS) if self.schedule == "sliced" else 1
+
     @property
     def warpgroups_of_tile(self) -> int:
-        """Warpgroups that share a tile's rows: all consumers, but in pingpong, where each has a tile.
+        """Warpgroups that share a tile's rows: all consumers, but in pingpong, where each has a tile, and of slices one.
 
         >>> Sm90Config((128, 64), schedule="pingpong", loader="warp").warpgroups_of_tile
         1
         """
-        return 1 if self.schedule == "pingpong" else self.consumers
+        return 1 if self.schedule == "pingpong" else self.consumers // self.slices
+
+    @property
+    def sources(self) -> int:
+        """Partial sums of a tile that are brought together: of each part of K, and of each slice."""
+        return self.split * self.slices
 
     @property
     def order_of_loads(self) -> str:

@@ -524,6 +524,16 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
         """
         return self.partial_bytes + copied_bytes(self)
 
+    def place_of_consumer(self, consumer):  # type: ignore[no-untyped-def]  # an int or a traced integer
+        """(which rows of the tile a consumer has, its slice)."""
+        groups = self.config.warpgroups_of_tile
+        return (consumer % groups, consumer // groups) if self.config.slices > 1 else (consumer, 0)
+
+    def slice_of_k(self, k_tiles, number):  # type: ignore[no-untyped-def]  # ints or traced integers
+        """How many of a part's K tiles are a slice's: those whose number is its own, modulo the slices."""
+        slices = self.config.slices
+        return (k_tiles + (slices - 1 - number)) // slices if slices > 1 else k_tiles
+
     def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
         """First and end k tile of one part."""
         split = self.config.split
@@ -907,11 +917,11 @@ class _Request:
 
     def exchange(self, atom: MmaAtom) -> Exchange | None:
         """The split-K exchange, not yet placed."""
-        split = self.config.split
-        if split == 1:
+        sources = self.config.sources
+        if sources == 1:
             return None
-        values = atom.accumulator_registers // split
-        return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
+        values = atom.accumulator_registers // self.config.split
+        return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.groups, sources - 1)))
 
     def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
@@ -926,7 +936,14 @@ class _Request:
         each += self.numbers.bytes
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")
-        return fitting_stages(arch, self.config.stages, LEAST_STAGES, each, beside + sums + barrier, taken)
+        slices = self.config.slices  # a stage is one slice's: another would not see its phase complete
+        if (self.config.stages or 0) % slices:
+            raise PlanError(
+                f"stages = {self.config.stages} of {slices} slices: each stage is one slice's; take a multiple"
+            )
+        least = max(LEAST_STAGES, slices)
+        found = fitting_stages(arch, self.config.stages, least, each, beside + sums + barrier, taken)
+        return found // slices * slices
 
     def store_bytes(self, store: StorePlan | None) -> int:
         """Shared memory of the store's buffers."""

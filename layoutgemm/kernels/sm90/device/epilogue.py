@@ -247,13 +247,13 @@ class Sm90Epilogue:
         elements, so a register travels to its own place.
         """
         plan = self.plan
-        parts, sent = plan.config.split, present(plan.exchange)
-        consumer, thread = at
+        parts, sent, slices = plan.config.split, present(plan.exchange), plan.config.slices
+        (consumer, slice_), thread = plan.place_of_consumer(at[0]), at[1]
         for target in cutlass.range_constexpr(parts):
-            if job.part != target:
+            if job.part != target or slice_ != 0:
                 rank = target * plan.sharing + job.rank
                 there, barrier = bridge.remote(job.shared.base, rank), bridge.remote(job.shared.sums(), rank)
-                slot, theirs = sent.slot(job.part, target), plan.summed_values(target)
+                slot, theirs = sent.slot(job.part * slices + slice_, target * slices), plan.summed_values(target)
                 for block in cutlass.range_constexpr(plan.blocks):
                     for i in cutlass.range_constexpr(sent.vectors):
                         first = theirs[4 * i]
@@ -268,8 +268,8 @@ class Sm90Epilogue:
         block's memory any more.
         """
         plan = self.plan
-        parts, sent = plan.config.split, present(plan.exchange)
-        consumer, thread = at
+        parts, slices, sent = plan.config.split, plan.config.slices, present(plan.exchange)
+        (consumer, _), thread = plan.place_of_consumer(at[0]), at[1]
         bridge.barrier_wait(job.shared.sums(), 0)
         for mine in cutlass.range_constexpr(parts):
             if job.part == mine:
@@ -279,8 +279,9 @@ class Sm90Epilogue:
                         first = summed[4 * i]
                         own = [accumulators[block][first + e] for e in range(4)]
                         terms = [
-                            own if source == mine else self.sent(job, source, mine, (consumer, block, i, thread))
-                            for source in range(parts)
+                            own if source == mine * slices
+                            else self.sent(job, source, mine * slices, (consumer, block, i, thread))
+                            for source in range(parts * slices)
                         ]
                         total = self.summed(terms)
                         for e in cutlass.range_constexpr(4):

@@ -500,12 +500,15 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def bring_together(self, job: bridge.Carried, sums: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:
         """Between a CTA's only tile and its store: partial sums of split-K, and the end of the stages."""
         plan = self.plan
-        if const_expr(plan.config.split > 1):
+        if const_expr(plan.exchange is not None):
             self.epilogue.send(job, sums, at)
         if const_expr(plan.config.single and plan.store is not None):
             # The buffers lie over the stages: all have to have read these.
             bridge.named_sync(plan.stages_barrier, plan.stages_threads)
-        if const_expr(plan.config.split > 1):
+        if const_expr(plan.config.slices > 1):
+            if plan.place_of_consumer(at[0])[1] == 0:
+                self.epilogue.reduce(job, sums, at)
+        elif const_expr(plan.exchange is not None):
             self.epilogue.reduce(job, sums, at)
 
     def store_piece(

@@ -110,16 +110,17 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         plan = self.plan
         mma = RegisterWgmma(plan)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
-        first_block = consumer * plan.blocks
+        rows, slice_ = plan.place_of_consumer(consumer)
+        first_block = rows * plan.blocks
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         packed = PackedFragments(plan, first_block, thread)
-        stage, parity = Int32(0), Int32(0)
+        stage, parity, mine = Int32(slice_), Int32(0), plan.slice_of_k(job.k_tiles, slice_)
         groups = plan.a.product_groups(plan.blocks)
         blocks_of_k = plan.tile[2] // plan.a.packing.depth // groups
         while tile < job.tiles:
             origin = self.origin(job, tile)
             before = stage
-            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+            for k_tile in cutlass.range(mine, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
@@ -136,11 +137,11 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                                 if const_expr(plan.config.loader == "self"):
                                     ahead = self.load_next(job, maps, ahead)
                 before = stage
-                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
 
             mma.wait(0)
-            if const_expr(plan.config.split > 1):
-                if job.k_tiles == 0:
+            if const_expr(plan.config.sources > 1):
+                if mine == 0:
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0)
             mma.settle(*accumulators)
@@ -167,11 +168,12 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """
         plan = self.plan
         mma = RegisterWgmma(plan)
+        rows, slice_ = plan.place_of_consumer(consumer)
         products, totals = mma.accumulator(), [mma.accumulator() for _ in range(plan.blocks)]
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        packed = PackedFragments(plan, consumer * plan.blocks, thread)
+        packed = PackedFragments(plan, rows * plan.blocks, thread)
         scales = ScaledSums(plan)
-        stage, parity = Int32(0), Int32(0)
+        stage, parity, mine = Int32(slice_), Int32(0), plan.slice_of_k(job.k_tiles, slice_)
         groups = plan.a.product_groups(plan.blocks)
         fragments = plan.tile[2] // plan.a.packing.depth // groups  # of a group
         parts = groups // plan.a.sums  # groups of a sum
@@ -182,7 +184,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             scales.clear()
             for total in totals:
                 total.fill(0)
-            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+            for k_tile in cutlass.range(mine, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 if const_expr(not plan.a.packing.converts):
@@ -206,7 +208,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                     mma.multiply_fragments(products, converted, b, stage, first, not begins)
                     mma.wait(1)
                 before = stage
-                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
 
             mma.wait(0, products)
             scales.add(totals[plan.blocks - 1], products)
@@ -229,16 +231,17 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """Products by mma.sync: a stage is released when the warp has multiplied it."""
         plan = self.plan
         mma = WarpMultiply(plan, thread)
+        rows, slice_ = plan.place_of_consumer(consumer)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
-        packed = PackedFragments(plan, consumer * plan.blocks, thread)
-        stage, parity = Int32(0), Int32(0)
+        packed = PackedFragments(plan, rows * plan.blocks, thread)
+        stage, parity, mine = Int32(slice_), Int32(0), plan.slice_of_k(job.k_tiles, slice_)
         while tile < job.tiles:
             origin = self.origin(job, tile)
             chains = [[mma.accumulator() for _ in range(plan.blocks)] for _ in range(CHAINS)]
             for chain in chains:
                 for accumulator in chain:
                     accumulator.fill(0)
-            for _ in cutlass.range(job.k_tiles, unroll=1):
+            for _ in cutlass.range(mine, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
@@ -252,7 +255,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                             mma.multiply(chains[number % CHAINS][block], a, columns, number)
                 bridge.warp_sync()
                 self.release(job, stage)
-                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
             for block in cutlass.range_constexpr(plan.blocks):
                 mma.add_up(accumulators[block], [chain[block] for chain in chains])
             self.bring_together(job, accumulators, (consumer, thread))
@@ -285,11 +288,24 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
     ) -> None:  # fmt: skip
         """Store the warpgroup's share of a tile, piece by piece; of a split K the own part."""
         plan, (m0, n0, matrix) = self.plan, origin
-        row = m0 + at[0] * plan.blocks * ROWS
+        rows, slice_ = plan.place_of_consumer(at[0])
+        if const_expr(plan.config.slices > 1):
+            if slice_ == 0:
+                self.store_pieces(job, maps, accumulators, at, (m0 + rows * plan.blocks * ROWS, n0, matrix))
+        else:
+            self.store_pieces(job, maps, accumulators, at, (m0 + rows * plan.blocks * ROWS, n0, matrix))
+
+    @cute.jit
+    def store_pieces(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
+        at: tuple[Int32, ...], origin: bridge.Place,
+    ) -> None:  # fmt: skip
+        """The pieces of a warpgroup's rows; of a split K the own part."""
+        plan = self.plan
         for number in cutlass.range_constexpr(len(plan.pieces(0))):
             for part in cutlass.range_constexpr(plan.config.split):
                 if job.part == part:
-                    self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
+                    self.store_piece(job, maps, accumulators, at, origin, number, part)
 
 
 Words = tuple[list[Int32], list[list[Int32]]]  # a thread's words of a block's K tile, and its scales by group
