@@ -328,7 +328,15 @@ class TileIs:
     remainder: int
 
 
-Condition = Ahead | Onward | MoreTiles | Later | OnRank | TileIs
+@dataclass(frozen=True, slots=True)
+class KIs:
+    """Is the number of this k tile congruent to `remainder` modulo `modulus`."""
+
+    modulus: int
+    remainder: int
+
+
+Condition = Ahead | Onward | MoreTiles | Later | OnRank | TileIs | KIs
 
 
 @dataclass(frozen=True, slots=True)

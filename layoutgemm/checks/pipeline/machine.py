@@ -36,6 +36,7 @@ from .actions import (
     CpAsync,
     CpAsyncArrive,
     FenceProxy,
+    KIs,
     Later,
     Mma,
     MoreTiles,
@@ -278,6 +279,8 @@ class Machine:
             return self._more(state, state.tile[agent.index] + condition.distance)
         if isinstance(condition, Later):
             return state.k[agent.index] >= condition.k
+        if isinstance(condition, KIs):
+            return state.k[agent.index] % condition.modulus == condition.remainder
         assert isinstance(condition, TileIs)
         return state.tile[agent.index] % condition.modulus == condition.remainder
 
@@ -300,8 +303,6 @@ class Machine:
     # ---------------------------------------------------------------------------------------------------------- buffers
     def _survey(self) -> None:
         """Which parts of a buffer are written, and which warps read it, in each CTA."""
-        group = {role: b.either for b in self.pipeline.buffers for role in b.either}
-        either = {b.name: b.either for b in self.pipeline.buffers}
         for agent in self.agents:
             for instruction in agent.code:
                 act = instruction.action
@@ -324,8 +325,7 @@ class Machine:
                 reads += (act.buffer,) if isinstance(act, (Read, TmaStore)) else ()
                 for name in reads:
                     where = act.ctas if isinstance(act, Mma) else "own"
-                    who = (group[agent.role][0] if agent.role in either[name] else agent.role, agent.warp)
-                    reader = (f"{who[0]}@{agent.cta}", who[1])
+                    reader = (f"{self.buffers[name].reader(agent.role)}@{agent.cta}", agent.warp)
                     for cta, _ in self.cast.reached(where, agent.cta):
                         known = self.readers.setdefault((name, cta), [])
                         if reader not in known:
@@ -372,7 +372,7 @@ class Machine:
         number, flags = self.number.get(place), self.flags.get((buffer, cta))
         if number is None or flags is None:
             return _Spot(place, name, reach)
-        reader = (f"{own.either[0] if agent.role in own.either else agent.role}@{agent.cta}", agent.warp)
+        reader = (f"{own.reader(agent.role)}@{agent.cta}", agent.warp)
         fills = sum(bit for (_, part), bit in flags.items() if part == kind.part or kind.part is None)
         takes = sum(bit for (each, _), bit in flags.items() if each == reader)
         return _Spot(place, name, reach, number, fills, takes)

@@ -122,15 +122,35 @@ class Buffer:
     itself.
 
     space   "smem", "tmem", "warp" (shared memory that one warp alone uses) or "reg" (its registers)
-    either  roles of which one reads each filling; roles not named here each read every filling
+    either  roles of which one reads each filling, or several tuples of such roles; roles not named here each read
+            every filling
     kept    written once and read for good, any number of times: only the order of accesses is held
     """
 
     name: str
     stages: int = 1
     space: str = "smem"
-    either: tuple[str, ...] = ()
+    either: tuple[str, ...] | tuple[tuple[str, ...], ...] = ()
     kept: bool = False
+
+    @property
+    def turns(self) -> tuple[tuple[str, ...], ...]:
+        """Roles that read fillings in turn: of each tuple one reads a filling.
+
+        >>> Buffer("a", either=("math0", "math1")).turns
+        (('math0', 'math1'),)
+        """
+        several = tuple(names for names in self.either if not isinstance(names, str))
+        single = tuple(name for name in self.either if isinstance(name, str))
+        return (*several, single) if single else several
+
+    def reader(self, role: str) -> str:
+        """The role in whose name another one reads: the first of those in turn with it.
+
+        >>> Buffer("a", either=("math0", "math1")).reader("math1")
+        'math0'
+        """
+        return next((names[0] for names in self.turns if role in names), role)
 
 
 @dataclass(frozen=True)
@@ -368,8 +388,9 @@ def validate(pipeline: Pipeline) -> None:
     for buffer in pipeline.buffers:
         if buffer.space not in SPACES:
             raise PlanError(f"{buffer.name} is in {buffer.space!r}, which is none of {', '.join(SPACES)}")
-        for name in buffer.either:
-            pipeline.role(name)
+        for turn in buffer.turns:
+            for name in turn:
+                pipeline.role(name)
     for role in pipeline.roles:
         if (loops := _loops(role.program)) > 1:
             raise PlanError(f"{pipeline.name}, {role.name}: {loops} k loops one after another in an output tile")

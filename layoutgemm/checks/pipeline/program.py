@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
-from .actions import Action, Ahead, Condition, ForK, ForTiles, If, Later, OnRank, Onward, Program, TileIs
+from .actions import Action, Ahead, Condition, ForK, ForTiles, If, KIs, Later, OnRank, Onward, Program, TileIs
 from .model import PIPES, Mbarrier, NamedBarrier, Pipeline, Role
 
 if TYPE_CHECKING:
@@ -175,24 +176,27 @@ def largest_later(agents: tuple[Agent, ...]) -> int:
     return max(bounds, default=0)
 
 
-def tile_period(agents: tuple[Agent, ...]) -> int:
-    """After so many tiles, every condition on the tile's number repeats."""
-    period = 1
-    for agent in agents:
-        for i in agent.code:
-            if isinstance(i.condition, TileIs):
-                m = i.condition.modulus
-                a, b = period, m
-                while b:
-                    a, b = b, a % b
-                period = period * m // a
-    return period
+def period_of(agents: tuple[Agent, ...], kind: type[TileIs] | type[KIs]) -> int:
+    """After so many tiles, or k tiles, every condition on their number repeats."""
+    return lcm(*(i.condition.modulus for agent in agents for i in agent.code if isinstance(i.condition, kind)))
+
+
+def _folded(k: int, later: int, period: int) -> int:
+    """A k tile's number where those from `later` on are alike that differ by the period.
+
+    >>> [_folded(k, 1, 2) for k in range(6)]
+    [0, 1, 2, 1, 2, 1]
+    """
+    return k if k < later else later + (k - later) % period
 
 
 def key_of(
-    agents: tuple[Agent, ...], state: State, later: int, period: int, always: int
+    agents: tuple[Agent, ...], state: State, later: int, periods: tuple[int, int], always: int
 ) -> tuple[object, tuple[int, ...]]:
     """The state with every unbounded number made relative. What is not known stands apart from it, in a fixed order.
+
+    later    of `largest_later`
+    periods  of conditions on the number of a tile, and of a k tile
 
     The second is the set of slots in use (live records, and `always` those of control) and, for everybody and
     everything that knows, which of them it does not know. Larger sets are worse. Tiles
@@ -214,12 +218,12 @@ def key_of(
             (
                 state.tile[a] - first if agents[a].uses_tiles else 0,
                 state.k[a] - base.get(state.tile[a], 0) if state.k_state[a] < 2 else -1,
-                min(state.k[a], later),
+                _folded(state.k[a], later, periods[1]),
             )
             for a in alive
         ),
         tuple(state.k_state),
-        first % period,
+        first % periods[0],
         tuple(state.cursors),
         tuple(state.blocked),
         tuple(state.cluster),

@@ -50,10 +50,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from ...errors import PlanError
+from .actions import KIs, TileIs
 from .happens_before import Hazard
 from .machine import ASK_K, ASK_TILE, GO, Machine
 from .model import Pipeline, proof_of
-from .program import State, key_of, largest_later, set_unknown, tile_period
+from .program import State, key_of, largest_later, period_of, set_unknown
 from .symmetry import Cast, fewest
 from .trace import Trace, TraceStep
 
@@ -157,7 +158,7 @@ def _explore(
 ) -> PipelineProof | list[bool]:
     """Walk through the states; a proof, or the answers that lead to a hazard."""
     machine = Machine(pipeline, fences, cast=cast)
-    later, period = largest_later(machine.agents), tile_period(machine.agents)
+    later, periods = largest_later(machine.agents), (period_of(machine.agents, TileIs), period_of(machine.agents, KIs))
     seen: dict[object, list[_Node]] = {}
     # The state met first is walked first: a later one's set grows by its walk, and is then walked once for all of it.
     todo: list[tuple[int, bool, _Node]] = []
@@ -179,7 +180,7 @@ def _explore(
         first = min((state.tile[a.index] for a in machine.agents if state.pc[a.index] >= 0 and a.uses_tiles), default=0)
         for old in [t for t in state.tiles if t < first]:
             del state.tiles[old]
-        control, unknown = key_of(machine.agents, state, later, period, always)
+        control, unknown = key_of(machine.agents, state, later, periods, always)
         before = seen.setdefault(control, [])
         node = _Node(state, machine.asked, unknown, path, states)
         if merge and before:

@@ -98,7 +98,8 @@ def _warps(pipeline: Pipeline) -> dict[str, tuple[tuple[int, int], ...]]:
     shared = {buffer.name for buffer in pipeline.buffers if buffer.space not in PRIVATE}
     found = {}
     for role in pipeline.roles:
-        linked = {name for b in pipeline.buffers if role.name in b.either for name in b.either} | {role.name}
+        turns = [names for b in pipeline.buffers for names in b.turns if role.name in names]
+        linked = {name for names in turns for name in names} | {role.name}
         roles = [other for other in pipeline.roles if other.name in linked]
         kinds: dict[tuple[Code, ...], list[int]] = {}
         for warp in range(role.warps):

@@ -145,6 +145,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         consumers=config.consumers,
         blocks=len(plan.pieces(0)),
         pingpong=config.schedule == "pingpong",
+        slices=config.slices,
         loader=plan.threads // 32 - WARPS_OF_GROUP * config.consumers,
         store=ring,
         single=config.single,

@@ -224,7 +224,10 @@ class Sm90Config:
             raise PlanError("the parts of a split K exchange partial sums once: one tile a cluster, single=True")
         most = MAX_SLICED if self.schedule == "sliced" else MAX_CONSUMERS
         if self.consumers > most:
-            raise PlanError(f"consumers = {self.consumers}: {most} warpgroups and a producer are all that a block holds")
+            many = {MAX_CONSUMERS: "three", MAX_SLICED: "four"}[most]
+            raise PlanError(
+                f"consumers = {self.consumers}: {many} warpgroups and a producer are all that a block holds"
+            )
         if self.schedule == "pingpong" and self.consumers != 2:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
         if self.schedule == "sliced":
@@ -241,8 +244,8 @@ class Sm90Config:
         rows = self.tile[0] // ROWS
         if not rows or self.consumers % rows or self.consumers == rows:
             raise PlanError(
-                f"sliced: {self.consumers} warpgroup(s) for {self.tile[0]} rows: each {ROWS} rows have the same number, "
-                "two or more"
+                f"sliced: {self.consumers} warpgroup(s) for {self.tile[0]} rows: each {ROWS} rows have the same "
+                "number, two or more"
             )
         if self.loader == "self" or not self.single or self.cluster != (1, 1):
             raise PlanError(
@@ -261,7 +264,7 @@ class Sm90Config:
 
     @property
     def warpgroups_of_tile(self) -> int:
-        """Warpgroups that share a tile's rows: all consumers, but in pingpong, where each has a tile, and of slices one.
+        """Warpgroups that share a tile's rows: in pingpong one, of slices those of one, else all consumers.
 
         >>> Sm90Config((128, 64), schedule="pingpong", loader="warp").warpgroups_of_tile
         1

@@ -46,7 +46,10 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
             rows.append(RoleRow("loader", which, does))
         if any(isinstance(action, Mma) for action in actions):
             number = int(role.name.removeprefix("math"))
-            does = f"waits for full[s], multiplies {plan.blocks} block(s) of 64 rows, releases empty[s], stores"
+            of, slices = plan.place_of_consumer(number)[1], plan.config.slices
+            does = f"waits for full[s], multiplies {plan.blocks} block(s) of 64 rows, releases empty[s], "
+            does += "stores" if of == 0 else "sends its sums"
+            does += f"; k tiles {of} modulo {slices}" if slices > 1 else ""
             rows.append(RoleRow(f"consumer {number}", f"warps {4 * number} to {4 * number + 3}", does))
     return tuple(sorted(rows))
 
@@ -117,7 +120,7 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
     if name == "sums":
         return f"{count} arrival, of {_said(roles_[0].name)}, and {plan.exchange.bytes if plan.exchange else 0} bytes"
     blocks = sum(plan.config.cluster) - 1
-    either = " or " if plan.config.schedule == "pingpong" else " and "
+    either = " and " if plan.config.schedule == "cooperative" else " or "
     who = either.join(_said(role.name) for role in roles_)
     return f"{count} arrivals, of each warp of {who}" + (f" of {blocks} blocks" if blocks > 1 else "")
 

@@ -32,6 +32,7 @@ from ...checks.pipeline.actions import (
     ForTiles,
     If,
     InitBarriers,
+    KIs,
     Later,
     Mma,
     MoreTiles,
@@ -63,6 +64,7 @@ class Hopper:
     sums_bytes, sums_arrivals   what completes the phase in which they come; None takes what the others add up to
     consumers, blocks warpgroups, and accumulators of each
     pingpong          each tile is one consumer's, in turn, instead of all consumers'
+    slices            consumers that take k tiles in turn; the others' sums come to the first of each such set
     loader            warps of a loader; 0 for the last consumer's first warp
     store             None: each thread stores its own values
     single            one output tile a cluster; buffers of C lie over the stages
@@ -96,6 +98,7 @@ class Hopper:
     consumers: int = 1
     blocks: int = 1
     pingpong: bool = False
+    slices: int = 1
     loader: int = 0
     store: StoreRing | None = None
     single: bool = False
@@ -120,6 +123,16 @@ class Hopper:
     def size(self) -> int:
         """Blocks of a cluster: rank = part of K * sharing + place; place = row + rows * column."""
         return self.sharing * self.split
+
+    @property
+    def rows(self) -> int:
+        """Consumers that share a k tile; consumer = rows of the tile + `rows` * slice."""
+        return self.consumers // self.slices
+
+    @property
+    def sources(self) -> int:
+        """Partial sums of a tile."""
+        return self.split * self.slices
 
     @property
     def threads(self) -> int:
@@ -167,9 +180,12 @@ class Hopper:
             if self.full_bytes is not None
             else self.lands[0] * self.cluster[1] + (self.lands[1] * self.cluster[0])
         )
-        readers = 1 if self.pingpong else self.consumers
+        readers = 1 if self.pingpong else self.rows
         empty = self.empty_arrivals if self.empty_arrivals is not None else readers * WARPS * (sum(self.cluster) - 1)
-        either = ("math0", "math1") if self.pingpong else ()
+        turns: list[tuple[int, ...]] = [(0, 1)] if self.pingpong else []
+        if self.slices > 1:
+            turns = [tuple(range(row, self.consumers, self.rows)) for row in range(self.rows)]
+        either = tuple(tuple(f"math{i}" for i in of) for of in turns)
         barriers: list[Mbarrier | NamedBarrier] = [
             Mbarrier("full", self.full_arrivals, self.stages, full),
             Mbarrier("empty", empty, self.stages),
@@ -184,8 +200,8 @@ class Hopper:
         buffers += [Buffer("numbers", self.stages)] if self.numbers else []
         if self.padding or (self.single and self.store):
             barriers.append(NamedBarrier("stages", 32 * WARPS * self.consumers))
-        if self.split > 1:
-            come = (self.split - 1) * WARPS * self.consumers * self.sends
+        if self.sources > 1:
+            come = (self.sources - 1) * WARPS * self.rows * self.sends
             barriers.append(
                 Mbarrier("sums", self.sums_arrivals, bytes=come if self.sums_bytes is None else self.sums_bytes)
             )
@@ -202,6 +218,7 @@ class Hopper:
         loads = f"loader of {self.loader} warp{'s' * (self.loader > 1)}" if self.loader else "self-loading"
         more = [f"cluster {self.cluster[0]}x{self.cluster[1]}"] if self.sharing > 1 else []
         more += [f"K in {self.split} parts"] if self.split > 1 else []
+        more += [f"k tiles in turn by {self.slices} consumers"] if self.slices > 1 else []
         more += ["one tile"] if self.single else []
         more += [f"the last {self.early} k tile(s) by block"] if self.early else []
         more += ["each k tile promoted"] if self.promoted else []
@@ -240,7 +257,7 @@ class Hopper:
 
     def _start(self, first: bool) -> Program:
         init: Program = (InitBarriers(), FenceInit()) if first else ()
-        if first and self.split > 1:
+        if first and self.sources > 1:
             init += (ArriveExpect("sums", 0),)
         meet: Program = (Sync(CTA),) if self.size == 1 else (ClusterArrive(relaxed=True), ClusterWait())
         return (*init, *meet)
@@ -304,7 +321,7 @@ class Hopper:
         """
         # Blocks that share neither A nor B do not wait for each other, and may be two rounds apart.
         to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self.sharers())) if self.sharing > 1 else "own"
-        free: Program = (Arrive("empty", "release", to=to), Advance("release"))
+        free: Program = (Arrive("empty", "release", to=to), *(Advance("release"),) * self.slices)
         return free if self.promoted else (*free, *self._refill(consumer, distance))
 
     def _refill(self, consumer: int, distance: int | None = None) -> Program:
@@ -319,7 +336,7 @@ class Hopper:
         names = [f"acc{block}" for block in range(self.blocks)]
         reads = ("a", "b", "zeros") if self.padding else ("a", "b")
         products = [Mma(reads, "read", name, last=block == self.blocks - 1) for block, name in enumerate(names)]
-        earlier = If(Later(1), self._release(i))
+        earlier = If(Later(self.slices), self._release(i))  # of the own k tile before
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
             step = self._promoted(i, reads)
@@ -348,7 +365,7 @@ class Hopper:
                 behind += [product, Commit("wgmma"), Advance(f"again{block}")] * self.early
         # cp.async writes through the generic proxy: a fence of the threads that multiply, who know of the copies.
         landed: Program = (Wait("full", "read"), *([FenceProxy()] if self.gathers else []))
-        tile: list[Action] = [ForK((*landed, *step, Advance("read"))), *behind]
+        tile: list[Action] = [*self._slice_begins(i), self._own_k_tiles(i, (*landed, *step)), *behind]
         if self.pingpong:
             pass_on = If(MoreTiles(1), (Sync(f"turn{1 - i}", wait=False),))
             tile = [Sync(f"turn{i}"), *tile, pass_on]
@@ -367,6 +384,17 @@ class Hopper:
             first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
         drain = self._drain if self._loads_for_itself(i) else ()
         return (*self._start(i == 0), *first, *self._tiles(*whole), *drain)
+
+    def _slice_begins(self, i: int) -> Program:
+        """A slice releases the stages of its own k tiles."""
+        return (Advance("release"),) * (i // self.rows if self.slices > 1 else 0)
+
+    def _own_k_tiles(self, i: int, body: Program) -> ForK:
+        """The consumer's k tiles: all, or those of its slice."""
+        step = (*body, Advance("read"))
+        if self.slices == 1:
+            return ForK(step)
+        return ForK((If(KIs(self.slices, i // self.rows), step, (Advance("read"),)),))
 
     def _promoted(self, i: int, reads: tuple[str, ...]) -> Program:
         """A k tile whose products, all in the same registers, are read one by one."""
@@ -388,7 +416,7 @@ class Hopper:
         for number in range(sums):
             loads = (Read("a", "read", last=number == self.blocks - 1),) if number < self.blocks else ()
             release = () if number else (earlier,)
-            read: Program = (Read("acc0"),) if number else (If(Later(1), (Read("acc0"),)),)
+            read: Program = (Read("acc0"),) if number else (If(Later(self.slices), (Read("acc0"),)),)
             step += (*loads, WaitGroup("wgmma", 0), *release, *read)
             for part in range(parts):
                 last = number == sums - 1 and part == parts - 1
@@ -398,7 +426,7 @@ class Hopper:
     def _by_warps(self, i: int) -> Program:
         """A consumer whose warps multiply by mma.sync, and release a stage when they have."""
         step: Program = (Read("a", "read"), Read("b", "read"), *self._release(i))
-        tile: list[Action] = [ForK((Wait("full", "read"), *step, Advance("read")))]
+        tile: list[Action] = [*self._slice_begins(i), self._own_k_tiles(i, (Wait("full", "read"), *step))]
         tile += self._single_end(i) if self.single else self._tile_end(i)
         return (*self._start(i == 0), *self._tiles(*tile))
 
@@ -425,16 +453,19 @@ class Hopper:
         actions: list[Action] = [] if self.by_warps else [WaitGroup("wgmma", 0)]
         actions += [Read("acc0")] if self.apart and not self.by_warps else []
         stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
-        if self.split > 1:
+        first = i < self.rows  # a slice behind the first sends its sums, and stores nothing
+        if self.sources > 1 and (self.split > 1 or not first):
             # Blocks of the same place in another part: they have the same tile.
             others = tuple(
-                tuple(r for r in range(self.size) if r != rank and (r - rank) % self.sharing == 0)
+                tuple(r for r in range(self.size) if (r != rank or not first) and (r - rank) % self.sharing == 0)
                 for rank in range(self.size)
             )
             actions.append(StoreAsync("sums", 0, "sums", self.sends, others))
         if self.store:
             actions.append(Sync("stages"))
-        if self.split > 1:
+        if not first:
+            return actions
+        if self.sources > 1:
             actions += [Wait("sums", 0), Read("sums")]
         if self._drain and not self.promoted and not self.by_warps:
             actions.append(If(Later(1), self._release(i)))

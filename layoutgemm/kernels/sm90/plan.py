@@ -67,7 +67,8 @@ _NOT_INDEXED = {
     "weights": "its A is packed in blocks of 64 rows",
     "triangles": "rows in another order are no triangle",
 }
-LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
+# Of each slice: one group of products is in flight, and its stage is released when the next k tile's have been issued.
+LEAST_STAGES = 2
 
 
 @dataclass(frozen=True)
@@ -524,6 +525,11 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
         """
         return self.partial_bytes + copied_bytes(self)
 
+    @property
+    def loads_once(self) -> bool:
+        """True if a loader of its own has the K tiles of a single tile."""
+        return self.one_each and self.config.loader != "self" and self.weights is not None
+
     def place_of_consumer(self, consumer):  # type: ignore[no-untyped-def]  # an int or a traced integer
         """(which rows of the tile a consumer has, its slice)."""
         groups = self.config.warpgroups_of_tile
@@ -757,6 +763,8 @@ class _Request:
 
     def check_products(self, b: OperandPlan, tile_k: int) -> None:
         """Raise PlanError for products of warps that the kernel has not."""
+        if self.weights is None and self.config.schedule == "sliced":
+            raise PlanError("schedule = 'sliced': only the loop of packed weights takes K tiles in turn")
         if self.config.tuning.products == "warp":
             if self.weights is None:
                 raise PlanError("products = 'warp': only those of packed weights are by mma.sync")
@@ -941,7 +949,7 @@ class _Request:
             raise PlanError(
                 f"stages = {self.config.stages} of {slices} slices: each stage is one slice's; take a multiple"
             )
-        least = max(LEAST_STAGES, slices)
+        least = LEAST_STAGES * slices
         found = fitting_stages(arch, self.config.stages, least, each, beside + sums + barrier, taken)
         return found // slices * slices
 

@@ -224,9 +224,10 @@ class _Cluster:
                 self._share(plan.b, of_b, origin, stage, block.row, column)
             for block in blocks:
                 self._copy_numbers(block, stage, first + at)
+            turn = [consumer for consumer in consumers if plan.place_of_consumer(consumer)[1] == i % plan.config.slices]
             for block in blocks:
                 block.full[stage].wait(parity)
-                for consumer in consumers:
+                for consumer in turn:
                     for number in range(plan.blocks):
                         self._product(block, consumer, number, stage)
                         if plan.mainloop is not None:
@@ -235,7 +236,7 @@ class _Cluster:
             for block in blocks:
                 for other in blocks:
                     if block.row == other.row or block.column == other.column:
-                        other.empty[stage].arrive(WARPS_OF_GROUP * len(consumers))
+                        other.empty[stage].arrive(WARPS_OF_GROUP * len(turn))
         for block in blocks:
             for consumer in consumers:
                 for number in range(plan.blocks):
@@ -243,6 +244,11 @@ class _Cluster:
                     if plan.mainloop is not None:
                         block.sums[key] = block.totals.pop(key, self._nothing())
                     block.sums.setdefault(key, self._nothing())
+
+    def _first_block(self, consumer: int) -> int:
+        """The first block of rows of a consumer's."""
+        plan = self.plan
+        return 0 if plan.config.schedule == "pingpong" else int(plan.place_of_consumer(consumer)[0]) * plan.blocks
 
     def _nothing(self) -> Values:
         """The sum of no products."""
@@ -268,7 +274,7 @@ class _Cluster:
 
     def _product(self, block: _Block, consumer: int, number: int, stage: int) -> None:
         plan = self.plan
-        of_rows = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
+        of_rows = number + self._first_block(consumer)
         if plan.weights is not None:
             self._packed_product(block, (consumer, number), of_rows, stage)
             return
@@ -348,40 +354,43 @@ class _Cluster:
         registers = {at: {key: block.registers(key) for key in keys} for at, block in held.items()}
         if plan.exchange is None:
             return registers
-        sent, parts, kind = plan.exchange, range(plan.config.split), plan.mma.c_dtype
+        sent, parts, kind, slices = plan.exchange, range(plan.config.split), plan.mma.c_dtype, plan.config.slices
         vector, thread = np.arange(sent.vectors)[None, :], np.arange(WARPGROUP)[:, None]
 
         def places(block: _Block, source: int, target: int, key: tuple[int, int]) -> npt.NDArray[np.int64]:
-            at = np.asarray(sent.byte(sent.slot(source, target), key[0], key[1], vector, thread))
+            rows, _ = plan.place_of_consumer(key[0])
+            at = np.asarray(sent.byte(sent.slot(source, target * slices), rows, key[1], vector, thread))
             return block.smem.base + at[..., None] + 4 * np.arange(4)
 
         def own(values: Values, part: int) -> Values:
             return values[:, plan.summed_values(part)].reshape(WARPGROUP, sent.vectors, 4)
 
-        for (source, place), given in registers.items():
+        for (part, place), given in registers.items():
             for target in parts:
-                if target != source:
-                    block = held[target, place]
-                    for key in keys:
+                block = held[target, place]
+                for key in keys:
+                    source = part * slices + plan.place_of_consumer(key[0])[1]
+                    if source != target * slices:
                         block.smem.write(places(block, source, target, key), kind.encode(own(given[key], target)), kind)
+        keys = [key for key in keys if plan.place_of_consumer(key[0])[1] == 0]
         for (part, place), given in registers.items():
             block = held[part, place]
             for key in keys:
                 terms = [
-                    own(given[key], part) if source == part
+                    own(given[key], part) if source == part * slices
                     else np.asarray(kind.decode(block.smem.read(places(block, source, part, key), kind)))
-                    for source in parts
+                    for source in range(plan.config.sources)
                 ]  # fmt: skip
                 total = terms[0]
                 for term in terms[1:]:
                     total = total + term
                 given[key][:, plan.summed_values(part)] = total.reshape(WARPGROUP, -1)
-        return registers
+        return {at: {key: given[key] for key in keys} for at, given in registers.items()}
 
     def _store(self, block: _Block, consumer: int, number: int, part: int, registers: Values) -> None:
         """One accumulator, 64 rows: one part of its columns."""
         plan = self.plan
-        first = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
+        first = number + self._first_block(consumer)
         row, column = block.origin["m"] + first * ROWS, block.origin["n"]
         if plan.gated is not None:
             sums = registers.astype(np.float32)

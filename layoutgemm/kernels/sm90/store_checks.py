@@ -162,17 +162,18 @@ def _written_one_by_one(plan: Sm90Plan, chunk: StoreChunk) -> Check:
 
 def exchange_check(plan: Sm90Plan) -> Check:
     """Partial sums: every register of a part has a place, none twice, in memory of their own; so has every block."""
-    sent, split = plan.exchange, plan.config.split
+    sent, split, slices, sources = plan.exchange, plan.config.split, plan.config.slices, plan.config.sources
     assert sent is not None
     held = plan.mma.accumulator_registers
-    shape = (WARPGROUP, sent.vectors, plan.blocks, plan.config.consumers, split - 1)
-    slots = [sorted(sent.slot(source, own) for source in range(split) if source != own) for own in range(split)]
+    shape = (WARPGROUP, sent.vectors, plan.blocks, plan.config.warpgroups_of_tile, sources - 1)
+    targets = [part * slices for part in range(split)]  # the first slice of each part adds
+    slots = [sorted(sent.slot(source, own) for source in range(sources) if source != own) for own in targets]
     witness = ""
     if sent.values * split != held or sent.values % 4:
         witness = f"{split} parts of {sent.values} values, of {held}"
     elif tuple(sent.layout.shape) != shape or not sent.layout.is_bijective():
         witness = f"{sent.layout} for {shape}"
-    elif wrong := [(target, found) for target, found in enumerate(slots) if found != list(range(split - 1))]:
+    elif wrong := [(target, found) for target, found in enumerate(slots) if found != list(range(sources - 1))]:
         witness = f"the other blocks' slots in block {wrong[0][0]} are {wrong[0][1]}"
     elif sent.offset + sent.bytes > plan.smem.barrier_offset:
         witness = f"{sent.bytes} bytes from byte {sent.offset} on, the barriers begin at {plan.smem.barrier_offset}"

@@ -279,7 +279,8 @@ class Sm90Epilogue:
                         first = summed[4 * i]
                         own = [accumulators[block][first + e] for e in range(4)]
                         terms = [
-                            own if source == mine * slices
+                            own
+                            if source == mine * slices
                             else self.sent(job, source, mine * slices, (consumer, block, i, thread))
                             for source in range(parts * slices)
                         ]

@@ -329,8 +329,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     self.gather_tiles(job, maps, first, thread % WARPGROUP)
                 else:
                     if warp == plan.loader_warp and job.k_tiles > 0:
-                        while ahead[0] < job.tiles:
-                            ahead = self.load_next(job, maps, ahead)
+                        if const_expr(plan.loads_once):
+                            ahead = self.load_only(job, maps, ahead)
+                        else:
+                            while ahead[0] < job.tiles:
+                                ahead = self.load_next(job, maps, ahead)
                     if const_expr(plan.drains):
                         self.drain(job, ahead)
                 if const_expr(plan.numbers_warp is not None):

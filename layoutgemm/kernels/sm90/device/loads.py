@@ -81,6 +81,27 @@ class Sm90Loads:
                         share = self.share_of_k(job, (m0, n0, matrix))
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
+    @cute.jit
+    def load_only(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...]
+    ) -> tuple[Int32, ...]:
+        """Load all K tiles of the block's only tile, by one thread. Only the loader's warp calls it.
+
+        The tile's place is the same in each turn, so what hangs on it is computed once: 75 instructions in a row for
+        each K tile are as long as the memory takes for 8 KB.
+        """
+        plan = self.plan
+        tile, m0, n0, matrix, _, stage, parity, backwards, share = ahead
+        count = self.count_k_tiles(job, share)
+        if tile < job.tiles:
+            if bridge.elect():
+                for k_tile in cutlass.range(count, unroll=1):
+                    bridge.barrier_wait(job.shared.empty(stage), parity)
+                    self.issue_loads(job, maps, m0, n0, matrix, self.place_of_k(job, share, k_tile), stage)
+                    stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+            stage, parity = count % plan.stages, 1 - count // plan.stages % 2
+        return tile + job.workers, m0, n0, matrix, Int32(0), stage, parity, backwards, share
+
     def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
         """Called by the loading thread before each K tile's loads: nothing to wait for."""
 

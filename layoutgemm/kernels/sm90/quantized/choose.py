@@ -1,11 +1,11 @@
 """The configuration of a product with packed weights: few rows stream weights, many are a GEMM.
 
 Each kind of kernel has an estimate: rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
-the microseconds of one. What comes once is added. The times were fitted to products of 16 to 4096 rows with int4
-weights of six shapes on an H200 (`benchmarks/NOTES.md`, "Tiles of packed weights").
+the microseconds of one. What comes once is added. The times were fitted to products with int4 weights of six shapes:
+of 16 to 64 rows on an H100 (`benchmarks/NOTES.md`, "Sliced K"), of more on an H200 ("Tiles of packed weights").
 
 rows up to 64    tiles of 64, 128 or 256 output features, K in up to 4 parts. First K tiles are brought to L2 before
-                 the kernel before it ends. Few rows of a tile of 64 are multiplied by mma.sync
+                 the kernel before it ends. Warpgroups take K tiles in turn (sliced) where a tile has few features
 more             tiles of 64 to 256 output features and up to 128, 224 or 256 rows, K in up to 2 parts; where many
                  tiles have the same rows of x, clusters of two share them
 
@@ -28,9 +28,17 @@ from ..config import Sm90Config
 
 _FEW = 64  # rows
 _AHEAD = 4  # K tiles that are brought to L2 ahead
-_ONCE = {1: 1.4, 2: 1.4, 4: 2.6}  # us of the start, the exchange of sums and the store, by parts of K
-_FEW_ROWS = {64: (0.285, 0.33), 128: (0.385, 0.49), 256: (0.645, 0.86)}  # us of a K tile of 128, for 16 and 64 rows
-_BY_WARPS = 16  # rows: the most of a tile of 64 features that mma.sync multiplies
+_BETWEEN = 16  # rows of the first times, `_FEW` of the second
+# Features -> us of a K tile of 128, and of the start and the store, each for `_BETWEEN` and for `_FEW` rows.
+_FEW_ROWS = {
+    64: ((0.18, 0.252), (2.1, 3.0)),
+    128: ((0.40, 0.485), (1.0, 2.0)),
+    256: ((0.70, 0.85), (3.0, 4.0)),
+}
+_EXCHANGE = 1.5  # us of parts of K that bring their sums together
+_PARTS = {64: (1, 2), 128: (1, 2, 4), 256: (1, 2, 4)}  # of K, by features
+_SLICED = 32  # rows, at most, of four warpgroups
+_BY_WARPS = 16  # rows: the most of a tile of experts that mma.sync multiplies
 _WIDTH = 128  # rows of a tile of many
 SMS = 132  # H100 SXM, H200
 
@@ -108,10 +116,10 @@ def packed_config(n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16
     """The configuration for `rows` activations and weights (n, k), which become that type.
 
     >>> packed_config(8192, 16, 8192).tile, packed_config(4096, 128, 14336).split, packed_config(8192, 4096, 8192).tile
-    ((128, 16), 2, (128, 256))
+    ((64, 16), 2, (128, 256))
     """
     float8 = become == "e4m3"
-    return _few(n, rows, k, sms, float8) if rows <= _FEW else _many(n, rows, k, sms, float8)
+    return _few(n, rows, k, sms) if rows <= _FEW else _many(n, rows, k, sms, float8)
 
 
 def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
@@ -135,23 +143,31 @@ def _rounds(blocks: int, split: int, sms: int) -> int:
     return -(-blocks // Places(sms).resident(split))
 
 
-def _few(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
+def _few(n: int, rows: int, k: int, sms: int) -> Sm90Config:
     """The tile and the parts of K with the least estimate; of equal ones the fewest parts."""
-    k_tiles, between = -(-k // UNIT_K), max(0, rows - _BY_WARPS) / (_FEW - _BY_WARPS)
+    k_tiles, between = -(-k // UNIT_K), max(0, rows - _BETWEEN) / (_FEW - _BETWEEN)
     found = []
-    for tile, (sixteen, sixty_four) in _FEW_ROWS.items():
-        time = sixteen + (sixty_four - sixteen) * between
-        for split, once in _ONCE.items():
+    for tile, times in _FEW_ROWS.items():
+        time, once = (few + (many - few) * between for few, many in times)
+        for split in _PARTS[tile]:
             if split <= k_tiles:
                 rounds = _rounds(-(-n // tile), split, sms)
-                found.append((rounds * (-(-k_tiles // split) * time + once), split, tile))
+                each = -(-k_tiles // split) * time + once + (_EXCHANGE if split > 1 else 0)
+                found.append((rounds * each, split, tile))
     _, split, tile = min(found)
-    width = -(-rows // (8 * split)) * (8 * split)
-    products = "warp" if tile == UNIT_ROWS and width <= _BY_WARPS and not float8 else "warpgroup"
+    width, consumers = -(-rows // (8 * split)) * (8 * split), _consumers(tile, rows)
+    sliced = consumers > tile // UNIT_ROWS
     return Sm90Config(
-        (tile, width), consumers=1 if tile == UNIT_ROWS else 2, split=split, single=split > 1, store="direct",
-        loader="warp", overlap=True, prefetch=min(_AHEAD, k_tiles), products=products,
+        (tile, width), consumers=consumers, split=split, single=sliced or split > 1, store="direct", loader="warp",
+        schedule="sliced" if sliced else "cooperative", overlap=True, prefetch=min(_AHEAD, k_tiles),
     )  # fmt: skip
+
+
+def _consumers(tile: int, rows: int) -> int:
+    """Warpgroups of a tile of few rows: four hide the conversions' latency, unless their sums are many."""
+    if tile == UNIT_ROWS:
+        return 4 if rows <= _SLICED else 2
+    return 4 if tile == 2 * UNIT_ROWS and rows <= _SLICED else 2
 
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:

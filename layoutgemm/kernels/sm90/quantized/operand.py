@@ -76,10 +76,11 @@ def check_packed(
     if sizes[3] > 1 and not experts:
         raise PlanError(f"batch = {sizes[3]}: packed weights are one matrix; those of several take experts=")
     fmt.check_depth(sizes[2])
-    usual = {"rows": None, "early": 0, "schedule": ("cooperative", "sliced")}
-    for name, value in usual.items():
-        if (found := getattr(config, name)) != value and not (isinstance(value, tuple) and found in value):
-            raise PlanError(f"{name} = {found!r}: a product with packed weights takes {value!r}")
+    taken = {"rows": (None,), "early": (0,), "schedule": ("cooperative", "sliced")}
+    for name, values in taken.items():
+        if (found := getattr(config, name)) not in values:
+            told = " or ".join(map(repr, values))
+            raise PlanError(f"{name} = {found!r}: a product with packed weights takes {told}")
     if config.tile_k not in (None, *DEPTHS):
         raise PlanError(f"tile_k = {config.tile_k}: a K tile is half a packed unit or a whole one, {DEPTHS}")
     if config.cluster[1] != 1:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from layoutgemm import Layout
+from layoutgemm.checks.pipeline.prove import prove_pipeline
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
@@ -16,13 +18,16 @@ from layoutgemm.kernels.quantized.formats import NVFP4, QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
+from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
 from layoutgemm.kernels.sm90.quantized.warp_products import WarpProducts, warp_checks
+from layoutgemm.kernels.sm90.store_checks import exchange_check
 from tests import needs
 
 needs_dsl = needs.DSL
 INT4 = QuantizedFormat("int4", 128)
-FEW = {"store": "direct", "loader": "warp"}
+FEW: dict[str, Any] = {"store": "direct", "loader": "warp"}
+SLICED: dict[str, Any] = {**FEW, "schedule": "sliced", "single": True}
 # Format, activations, (out features, rows, in features), configuration
 FORMS = {
     "self": (INT4, "bf16", (100, 13, 384), Sm90Config((64, 16), consumers=1, store="direct", stages=3)),
@@ -45,11 +50,26 @@ FORMS = {
         QuantizedFormat("int8"), "f16", (72, 9, 300),
         Sm90Config((64, 24), consumers=1, loader="warpgroup", tile_k=64, products="warp", stages=3),
     ),
+    "sliced": (INT4, "bf16", (100, 13, 1024), Sm90Config((64, 16), consumers=2, stages=4, **SLICED)),
+    "sliced, split": (
+        QuantizedFormat("int4", 64, True), "f16", (150, 20, 1024),
+        Sm90Config((128, 32), consumers=4, split=2, stages=4, **SLICED),
+    ),
+    "more slices than K tiles": (
+        QuantizedFormat("int8"), "bf16", (64, 8, 128), Sm90Config((64, 8), consumers=4, stages=8, **SLICED),
+    ),
+    "sliced, warps": (
+        INT4, "bf16", (136, 13, 640), Sm90Config((64, 16), consumers=3, products="warp", stages=6, **SLICED),
+    ),
+    "sliced, by tensor stores": (
+        INT4, "bf16", (136, 24, 640), Sm90Config((64, 32), consumers=2, stages=4, **{**SLICED, "store": "tma"}),
+    ),
     "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
 }  # fmt: skip
 
 
 WARPS = ("warps, split", "warps, half units")
+SLICES = [form for form in FORMS if "slice" in form]
 
 
 def problem(form: str) -> tuple[Sm90Plan, PackedWeights, np.ndarray, np.ndarray, np.ndarray]:
@@ -78,7 +98,9 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *WARPS])
+@pytest.mark.parametrize(
+    "form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *WARPS, *SLICES]
+)
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
     assert (np.abs(plan.run(packed, b, device="emulator").c - want) <= bound).all()
@@ -151,6 +173,31 @@ def test_products_of_warps_are_mma_sync_without_spills() -> None:
     assert not sass.local_memory
 
 
+CHANGED_PIPELINES = {
+    "a stage of both slices": ({"stages": 3}, "early wait"),
+    "arrivals of both slices": ({"empty_arrivals": 8}, "deadlock"),
+    "half the arrivals": ({"empty_arrivals": 2}, "arrival"),
+    "bytes of fewer sums": ({"sums_bytes": 2032}, "bytes"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED_PIPELINES)
+def test_a_changed_pipeline_of_slices_is_no_proof(what: str) -> None:
+    """Slices that share a stage would take the phase before for their own."""
+    changes, hazard = CHANGED_PIPELINES[what]
+    (case,) = pipeline_of(problem("sliced")[0]).cases()
+    assert prove_pipeline(case)
+    (case,) = replace(pipeline_of(problem("sliced")[0]), **changes).cases()
+    assert f": {hazard}, with K" in str(prove_pipeline(case))
+
+
+def test_the_exchange_of_slices_is_checked() -> None:
+    plan = problem("sliced, split")[0]
+    assert exchange_check(plan)
+    wrong = replace(plan, exchange=replace(plan.exchange, layout=Layout((128, 2, 1, 2, 1))))  # of parts of K alone
+    assert not exchange_check(wrong)
+
+
 CHANGES = {
     "copy A": lambda plan: replace(plan.a, packing=replace(plan.a.packing, format=QuantizedFormat("int4", 32))),
     "fragments A": lambda plan: replace(plan.a, packing=replace(plan.a.packing, activations="f16")),
@@ -173,7 +220,15 @@ REFUSED = {
     "cluster": ({"config": Sm90Config((64, 16), consumers=1, cluster=(1, 2))}, "packed weights are not shared along N"),
     "pingpong": (
         {"config": Sm90Config((64, 64), schedule="pingpong", loader="warp")},
-        "schedule = 'pingpong': a product with packed weights takes 'cooperative'",
+        "schedule = 'pingpong': a product with packed weights takes 'cooperative' or 'sliced'",
+    ),
+    "odd stages": (
+        {"config": Sm90Config((64, 16), consumers=2, stages=3, **SLICED)},
+        "stages = 3 of 2 slices: each stage is one slice's; take a multiple",
+    ),
+    "few stages": (
+        {"config": Sm90Config((64, 16), consumers=4, stages=4, **SLICED)},
+        "4 stage(s), and at least 8, of A 4224 + B 4096 bytes",
     ),
     "gated": ({"gated": "silu", "n": 16}, "gated: a product with packed weights takes none"),
     "split": (
@@ -189,6 +244,10 @@ REFUSED = {
     "warps and rows": (
         {"b": "bf16", "config": Sm90Config((64, 16), consumers=1, products="warp", loader="warp")},
         "products = 'warp' with b row-major: ldmatrix reads a 'col'",
+    ),
+    "slices alone": (
+        {"weights": None, "config": Sm90Config((64, 16), consumers=2, **SLICED)},
+        "schedule = 'sliced': only the loop of packed weights takes K tiles in turn",
     ),
     "warps alone": (
         {"weights": None, "config": Sm90Config((64, 16), consumers=1, products="warp")},
