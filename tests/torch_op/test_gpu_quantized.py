@@ -10,6 +10,7 @@ torch = needs.module("torch")
 
 from layoutgemm import QuantizedFormat, QuantizedWeight, quantize, quantized_matmul
 from layoutgemm.kernels.sm90.config import Sm90Config
+from layoutgemm.kernels.sm90.quantized.choose import packed_config
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
@@ -70,7 +71,7 @@ def test_float8_activations_match_float64(rows: int, kind: torch.dtype) -> None:
         assert ((found.double() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-12 * size).all()
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 3, 4])
 @pytest.mark.parametrize("fmt", FEW, ids=str)
 def test_few_rows_are_streamed_with_the_same_bits_every_time(fmt: QuantizedFormat, rows: int) -> None:
     """No weight is rounded; x begins inside of a larger matrix, and a graph reads what is there when it runs."""
@@ -92,3 +93,21 @@ def test_few_rows_are_streamed_with_the_same_bits_every_time(fmt: QuantizedForma
     wide.copy_(torch.randn(rows, 2344))
     graph.replay()
     assert right(captured)
+
+
+@pytest.mark.parametrize("fmt", FEW, ids=str)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_slices_of_k_give_the_same_bits_every_time(fmt: QuantizedFormat, kind: torch.dtype) -> None:
+    """As chosen, for rows that no other test has; the parts of K are few or many, and end anywhere."""
+    sliced = 0
+    for n, k in ((333, 2304), (8192, 256), (4096, 1664), (64, 128)):
+        weight = QuantizedWeight.quantize(torch.randn(n, k), fmt, kind).to("cuda")
+        dense = weight.dense(kind).double() if fmt.group else weight.dense(torch.float64)
+        for rows in (5, 8, 16, 21, 32, 47, 64):
+            sliced += packed_config(n, rows, k).schedule == "sliced"
+            x = torch.randn(rows, k, device="cuda").to(kind)
+            found = quantized_matmul(x, weight)
+            want, size = x.double() @ dense.T, x.double().abs() @ dense.abs().T
+            assert ((found.double() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-17 * size).all(), (n, k, rows)
+            assert all(torch.equal(found, quantized_matmul(x, weight)) for _ in range(10))
+    assert sliced >= 20

@@ -202,7 +202,8 @@ def test_a_kept_call_gives_the_same_bits_on_a_gpu(made: Callable[[], Call], monk
     captured.fill_(math.nan)
     graph.replay()
     written = ~captured.isnan()  # not the rows above a masked group's count
-    assert len(first) == 1 and written.any() and torch.equal(captured[written], kept[0][written])
+    assert written.any() or not captured.numel()  # where no C is stored
+    assert len(first) == 1 and torch.equal(captured[written], kept[0][written])
     kept_launches.KEPT.clear()
     slow = _results(call)
     assert len(first) == 2 and torch.equal(slow[0][written], kept[0][written])

@@ -182,7 +182,7 @@ def period_of(agents: tuple[Agent, ...], kind: type[TileIs] | type[KIs]) -> int:
 
 
 def _folded(k: int, later: int, period: int) -> int:
-    """A k tile's number where those from `later` on are alike that differ by the period.
+    """A k tile's number, modulo the period from `later` on.
 
     >>> [_folded(k, 1, 2) for k in range(6)]
     [0, 1, 2, 1, 2, 1]

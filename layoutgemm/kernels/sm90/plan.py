@@ -536,7 +536,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
         return (consumer % groups, consumer // groups) if self.config.slices > 1 else (consumer, 0)
 
     def slice_of_k(self, k_tiles, number):  # type: ignore[no-untyped-def]  # ints or traced integers
-        """How many of a part's K tiles are a slice's: those whose number is its own, modulo the slices."""
+        """A slice's share of a part's K tiles: those whose number is its own, modulo the slices."""
         slices = self.config.slices
         return (k_tiles + (slices - 1 - number)) // slices if slices > 1 else k_tiles
 

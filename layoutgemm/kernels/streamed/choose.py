@@ -5,7 +5,8 @@ took at most 5% longer than the fastest of twenty configurations. A K whose unit
 keep each for more than eight turns, takes other numbers of warps: the kernel unrolls eight turns.
 
 Every block copies its part of x. So blocks of a cluster share K where x is large, or units are more than 16 warps have
-in eight turns. Five to eight rows take bands of two strips, eight warps, and two blocks or more.
+in eight turns. Five to eight rows take bands of two strips, eight warps, and two blocks or more. With wgmma they are
+not streamed: on an H100 a sliced kernel takes 0.86 to 0.99 of the time (`benchmarks/NOTES.md`, "Sliced K").
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..quantized.formats import FLOAT8, UNIT_K, QuantizedFormat
 from .plan import StreamedConfig, StreamedPlan
 
 MOST_ROWS = 8  # of x
+_WGMMA_ROWS = 4  # beside kernels of wgmma, whose warpgroups take K tiles in turn: five rows and more are faster there
 _FEW = 4  # rows that are one warp's: more take bands and clusters
 _MOST_X = {True: 100_000, False: 120_000}  # bytes of x of a block, for a few rows and for more
 _LEAST_UNITS = 16  # along K
@@ -45,8 +47,8 @@ def streamed_config(
     >>> streamed_config(int4, 8192, 16, 8192, 132, arch("sm_90a")) is None
     True
     """
-    units = tile_count(k, UNIT_K)
-    split = _split(rows, k, arch) if rows <= MOST_ROWS else None
+    units, most = tile_count(k, UNIT_K), _WGMMA_ROWS if "wgmma" in arch.features else MOST_ROWS
+    split = _split(rows, k, arch) if rows <= most else None
     if split is None or units < _LEAST_UNITS or become in FLOAT8:
         return None
     epilogue = fmt.epilogue() or None

@@ -152,13 +152,15 @@ def test_the_chosen_kernel_of_a_decoder_spills_nothing() -> None:
 
 
 def test_the_choice_knows_what_it_does_not_stream() -> None:
-    hopper, ada = arch("sm_90a"), arch("sm_80")
-    assert streamed_config(INT4, 8192, MOST_ROWS + 1, 8192, 132, hopper) is None
+    hopper, blackwell, ada = arch("sm_90a"), arch("sm_100a"), arch("sm_80")
+    assert streamed_config(INT4, 8192, MOST_ROWS + 1, 8192, 132, blackwell) is None
+    assert streamed_config(INT4, 8192, 4, 8192, 132, hopper) is not None
+    assert streamed_config(INT4, 8192, 5, 8192, 132, hopper) is None  # by wgmma
     assert streamed_config(INT4, 8192, 1, 1024, 132, hopper) is None  # fewer units than warps
     assert streamed_config(INT4, 8192, 1, 8192, 132, hopper, "e4m3") is None
-    assert streamed_config(INT4, 8192, 8, 131072, 132, hopper) is None  # x is 262,144 bytes of each of eight blocks
+    assert streamed_config(INT4, 8192, 8, 131072, 132, blackwell) is None  # x is 262,144 bytes of each of eight blocks
     assert streamed_config(INT4, 8192, 8, 8192, 108, ada) is None  # x is 131,072 bytes, and there are no clusters
-    shared = [streamed_config(INT4, 8192, rows, k, 132, hopper) for rows, k in ((1, 8192), (8, 8192), (8, 20480))]
+    shared = [streamed_config(INT4, 8192, rows, k, 132, blackwell) for rows, k in ((1, 8192), (8, 8192), (8, 20480))]
     assert [config.split for config in shared if config is not None] == [1, 2, 4]
     small = streamed_config(INT4, 8192, 1, 8192, 108, ada, "bf16", 99 * 1024)
     assert small is not None and not small.overlap

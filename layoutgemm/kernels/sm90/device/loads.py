@@ -87,8 +87,8 @@ class Sm90Loads:
     ) -> tuple[Int32, ...]:
         """Load all K tiles of the block's only tile, by one thread. Only the loader's warp calls it.
 
-        The tile's place is the same in each turn, so what hangs on it is computed once: 75 instructions in a row for
-        each K tile are as long as the memory takes for 8 KB.
+        The tile's place is the same in each turn, so what hangs on it is computed once. In `load_next` that is half of
+        the 75 instructions of a K tile, and their time is that of the memory for 8 KB.
         """
         plan = self.plan
         tile, m0, n0, matrix, _, stage, parity, backwards, share = ahead
