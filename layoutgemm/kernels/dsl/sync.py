@@ -57,9 +57,14 @@ def next_in_ring(
     step  at most `stages`
     """
     stage += step
-    if stage >= stages:
-        stage -= stages
-        parity ^= 1
+    if cutlass.const_expr(step == 1):  # with the other form the compiler serialises some loops' wgmma
+        if stage == stages:
+            stage = Int32(0)
+            parity ^= 1
+    else:
+        if stage >= stages:
+            stage -= stages
+            parity ^= 1
     return stage, parity
 
 
