@@ -21,7 +21,7 @@ from layoutgemm import grouped_matmul, matmul, scaled_matmul
 from layoutgemm.dtypes import dtype
 from layoutgemm.kernels.compile.worker import Kernel
 from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, Given
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.torch_op.bias_activation import ACTIVATIONS, GATES
 from layoutgemm.torch_op.epilogue import finish_of, spread
 from layoutgemm.torch_op.prepared import problem_of
@@ -154,7 +154,9 @@ def exact(case: Any) -> bool:
     return not case.form.startswith("gated")
 
 
-def problem_and_words(case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple[Places, str]) -> tuple[Problem, Any]:
+def problem_and_words(
+    case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple[ClusterOccupancy, str]
+) -> tuple[Problem, Any]:
     """A gated or own case's first problem and its epilogue parameters; the problem of all columns if no kernel
     gates."""
     name, which = case.form.split()
@@ -172,7 +174,7 @@ def problem_and_words(case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple
 
 
 def kernel_of_form(
-    case: Any, a: Any, b: Any, out: Any, config: Any, gpu: tuple[Places, str]
+    case: Any, a: Any, b: Any, out: Any, config: Any, gpu: tuple[ClusterOccupancy, str]
 ) -> tuple[Kernel | None, int]:
     """The case's kernel, if it is one of matmul's, and its number of copies."""
     if case.form.split()[0] in ("scaled", "grouped"):

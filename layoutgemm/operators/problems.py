@@ -16,7 +16,7 @@ from cutlass.operators.utils.tensor import TensorWrapper
 from ..errors import OperandError
 from ..kernels.compile.worker import Kernel
 from ..kernels.sm80.choose import Sm80Choice
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm100.plan import Sm100Config
 from ..torch_op.compute import wide_type
@@ -33,7 +33,7 @@ BLACKWELL = "sm_100a"
 class TargetGpu(NamedTuple):
     """The GPU of a problem: its resident clusters, its name, and bytes of shared memory of a block (0: at most)."""
 
-    places: Places
+    places: ClusterOccupancy
     gpu: str
     smem: int
 
@@ -65,7 +65,7 @@ def room_of(code: str) -> TargetGpu:
             runs, smem = "", 0
         if runs == code:
             return TargetGpu(*gpu(index), smem)
-    return TargetGpu(Places(), "", 0)
+    return TargetGpu(ClusterOccupancy(), "", 0)
 
 
 def torch_type(operand: api.DenseTensor, name: str) -> torch.dtype:

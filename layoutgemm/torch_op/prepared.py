@@ -17,7 +17,7 @@ from ..errors import OperandError
 from ..kernels.compile.worker import entry_of_choice
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.occupancy import of_device
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
@@ -174,9 +174,9 @@ def alignment_of(address: int) -> int:
 
 
 def problem_of(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | None, room: Places,
-    gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
-    gated: Combined | str | None = None, second_k: int = 0,
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | None,
+    room: ClusterOccupancy, gpu: str, epilogue: Epilogue | None = None, apart: bool = False,
+    on: tuple[str, int] | None = None, gated: Combined | str | None = None, second_k: int = 0,
 ) -> Problem:  # fmt: skip
     """The product of two tensors as a problem; c is a tensor, or stands for one.
 
@@ -189,14 +189,14 @@ def problem_of(
 
 
 @functools.cache
-def gpu(index: int) -> tuple[Places, str]:
+def gpu(index: int) -> tuple[ClusterOccupancy, str]:
     """A GPU's cluster occupancy and its name; -1 stands for an H200.
 
     Raises OperandError where the kernels do not run on it.
     """
     target(index)
     if index < 0:
-        return Places(), "NVIDIA H200"
+        return ClusterOccupancy(), "NVIDIA H200"
     return of_device(index), str(torch.cuda.get_device_properties(index).name)
 
 

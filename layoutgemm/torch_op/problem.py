@@ -21,7 +21,7 @@ from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import MAX_WORDS, Activation, Bias, Epilogue, Step
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import STORED_FLOATS, Sm80Config
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..moved import old_names
@@ -175,7 +175,7 @@ class Problem:
     a: StridedOperand
     b: StridedOperand
     c: StridedOperand
-    places: Places = field(default_factory=Places)
+    places: ClusterOccupancy = field(default_factory=ClusterOccupancy)
     gpu: str = ""
     config: Sm90Choice | None = None
     epilogue: Epilogue | None = None
@@ -301,7 +301,7 @@ def arguments(
     return (*own, *bound, *words, *[0] * (MAX_WORDS - len(words)))
 
 
-def workers(solution: Solution, places: Places) -> int:
+def workers(solution: Solution, places: ClusterOccupancy) -> int:
     """Clusters that run at a time: one more would begin when another has ended, and have as much to do."""
     return places.resident(cluster_size(solution.kernel.choice))
 

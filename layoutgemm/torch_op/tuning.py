@@ -26,7 +26,7 @@ from ..bench.method import BenchProblem, CudaDevice, burst
 from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estimate
 from ..kernels.sm90.plan import Sm90Config
 from ..kernels.store import WARP_ROWS
@@ -154,7 +154,7 @@ def _check_operands(dtype: str, a_major: str, b_major: str) -> None:
         raise OperandError(f"dtype {dtype!r}, a_major {a_major!r}, b_major {b_major!r}: 'bf16' or 'f16', 'k' or 'mn'")
 
 
-def _tunable_gpu() -> tuple[Places, str]:
+def _tunable_gpu() -> tuple[ClusterOccupancy, str]:
     """The current GPU, as `prepared.gpu` gives it. Raises PlanError for one that runs no configurations."""
     if not torch.cuda.is_available():
         raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
@@ -193,7 +193,7 @@ def _keep(gpu_name: str, key: str, best: Sm90Choice, seconds: tuple[float, float
 
 
 def candidates(
-    m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int | Places = 132
+    m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int | ClusterOccupancy = 132
 ) -> Iterator[Sm90Choice]:
     """Configurations that could be the fastest, the heuristic's own first.
 
@@ -204,7 +204,7 @@ def candidates(
     chosen, _ = choose(m, n, k, b_major=order, multiprocessors=multiprocessors)
     seen = set()
     if m <= 64:
-        around = list(_few_rows(m, n, Places.of(multiprocessors)))
+        around = list(_few_rows(m, n, ClusterOccupancy.of(multiprocessors)))
     else:
         found = likeliest(m, n, k, order, multiprocessors=multiprocessors)
         around = [of_estimate(estimate, m, n, k, order)[0] for estimate in found]
@@ -217,7 +217,7 @@ def candidates(
             yield choice
 
 
-def _few_rows(m: int, n: int, places: Places) -> Iterator[Sm90Choice]:
+def _few_rows(m: int, n: int, places: ClusterOccupancy) -> Iterator[Sm90Choice]:
     """Up to 64 rows: shares of the weights for every multiprocessor and near them, parts of K, operands swapped."""
     rows = -(-m // 8) * 8
     each = -(-n // (places.multiprocessors * 8)) * 8

@@ -23,7 +23,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import Placed, words_of
 from ...kernels.plan import MAX_WORDS
 from ...kernels.sm90.along_k import AlongK
-from ...kernels.sm90.choose.occupancy import Places
+from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
     gated_config,
@@ -86,7 +86,7 @@ def epilogue_for(product: ScaledProduct) -> Epilogue:
 
 
 @functools.lru_cache(1024)
-def plan_of(product: ScaledProduct, places: Places) -> Sm90Plan:
+def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
     """The plan of a product that has a kernel of its own. Raises PlanError.
 
     places  of the GPU

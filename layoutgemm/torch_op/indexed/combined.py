@@ -11,7 +11,7 @@ import torch
 from ...errors import LayoutError, OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.run.tensor_maps import run_given
-from ...kernels.sm90.choose.occupancy import Places
+from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.rules import Sm90Choice, choose, nearest, spare_of_sums
 from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.operands.combined import Combined
@@ -69,7 +69,7 @@ def combined_rows(
 @lru_cache(maxsize=256)
 def plan_of(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], kind: str, how: Combined,
-    config: Sm90Choice | None, places: Places,
+    config: Sm90Choice | None, places: ClusterOccupancy,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a call: M, N, K and rows of A; types of A, B and C; the indices' type."""
     m, n, k, rows = sizes

@@ -6,7 +6,7 @@ import pytest
 
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.epilogue.chain import Activation, Epilogue
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import choose, likeliest, of_estimate
 from layoutgemm.kernels.sm90.stages import sent, stages
 
@@ -275,7 +275,7 @@ def test_few_tiles_share_out_their_sums(case: tuple[int, int, int, str]) -> None
     plan = choice.plan(*case[:3], b="bf16:col" if case[3] == "K" else "bf16:row")
     if choice.config.split > 1:
         across = plan.order.clusters(plan.tiles)
-        assert across[0] * across[1] <= Places().resident(plan.cluster_size), "all of them run at a time"
+        assert across[0] * across[1] <= ClusterOccupancy().resident(plan.cluster_size), "all of them run at a time"
         assert plan.exchange is not None and plan.exchange.bytes == sent(choice.config.tile, choice.config.split)
 
 

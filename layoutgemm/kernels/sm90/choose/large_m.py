@@ -22,7 +22,7 @@ from ..config import MAX_CLUSTER
 from ..multicast import LINE
 from ..stages import FEW, TALL, buffers, sent, stages, warpgroups
 from .costs import cost_model
-from .occupancy import Places
+from .occupancy import ClusterOccupancy
 from .small_m import between
 
 MODEL = cost_model("many_rows")
@@ -96,7 +96,7 @@ class ManyRows:
     matrices  whether an epilogue reads or writes matrices of C's shape, or reduces its rows
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
-    >>> print(ManyRows(512, 4096, 4096, 1, Places()).estimate((128, 128), (2, 1), pingpong=False))
+    >>> print(ManyRows(512, 4096, 4096, 1, ClusterOccupancy()).estimate((128, 128), (2, 1), pingpong=False))
     128x128: 128 tiles, 1 wave(s) of 132, 22.5 us
     """
 
@@ -104,7 +104,7 @@ class ManyRows:
     n: int
     k: int
     batch: int
-    places: Places
+    places: ClusterOccupancy
     swapped: bool = False
     matrices: bool = False
     rows_of: int | None = None
@@ -144,7 +144,7 @@ class ManyRows:
         if columns % (8 * cluster[0]):
             seconds *= 1 + (MODEL.between if waves == 1 else MODEL.between_later)
         long = waves > 1 and 2 * self.m * self.n * self.k * self.batch >= LONG_WORK
-        rounds = self.places.dealt(cluster[0] * cluster[1]) if (dealt or long) and split == 1 else ()
+        rounds = self.places.gpc_rounds(cluster[0] * cluster[1]) if (dealt or long) and split == 1 else ()
         if waves > 1 and cluster in _PAIRS:
             seconds *= MODEL.paired[rows][_PAIRS.index(cluster)]
             if rounds and cluster == (2, 1):
@@ -218,7 +218,7 @@ class ManyRows:
         shared = MODEL.shared if single else MODEL.shared_later
         reads = [grid[1] * shared ** (cluster[1] // 2), grid[0] * shared ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
         if launch.dealt:  # of the blocks of a place, those of the same rows or columns ask once
-            together = GpcOrder(self.places.dealt(1)).most
+            together = GpcOrder(self.places.gpc_rounds(1)).most
             across = min(grid[1 - weights], together)
             reads[weights] /= across
             reads[1 - weights] /= together / across
@@ -335,7 +335,7 @@ class ManyRows:
     def _may_be_dealt(self, of: Estimate) -> bool:
         """True if CTAs of one wave may take tiles by rounds: several share weights, and each has one tile."""
         several = min(self.grid(of.tile)) > 1 and self.batch == 1 and of.tile != WIDE
-        return several and bool(self.places.dealt(1)) and of.tiles > self.multiprocessors // 2
+        return several and bool(self.places.gpc_rounds(1)) and of.tiles > self.multiprocessors // 2
 
     def in_parts(self) -> Iterator[Estimate]:
         """Estimates of split-K: few tiles, whose CTAs may share loads as well."""

@@ -29,7 +29,7 @@ from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
 from .costs import cost_model
 from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, ManyRows, early_parts
-from .occupancy import Places
+from .occupancy import ClusterOccupancy
 from .small_m import crowded, fetched, for_few_rows
 
 
@@ -128,7 +128,7 @@ def spare_of_sums(how: Combined) -> Sm90Config:
 @checked(PlanError)
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, a: Given = "bf16", b_major: str = "K",
-    multiprocessors: int | Places = 132, gated: Combined | str | None = None, matrices: bool = False,
+    multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None, matrices: bool = False,
     in_place: bool = False,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and the reason.
@@ -140,7 +140,7 @@ def choose(
     gated    as for Sm90Plan.derive: B has 2n columns, and a tile as many of the gate as of what it multiplies. Its
              halves are widths of the instruction, and operands keep their places. Or a Combined: each of its matrices
              has n columns, and a tile as many of each
-    multiprocessors  the GPU's, or its `Places`; of a number alone it is taken to place clusters as an H200 does
+    multiprocessors  the GPU's SMs, or its `ClusterOccupancy`; by their number alone it places clusters as an H200 does
     matrices whether an epilogue reads or writes matrices of C's shape, or reduces rows, across which it goes where
              operands change places: products of 16 bits and more than 64 rows then change them for a larger gain
     in_place whether the operands keep their places: nothing is computed as C^T = B^T @ A^T
@@ -169,7 +169,7 @@ def choose(
             alike = "set of matrices" if how.separate else "pair of matrices, B K-major"
             raise PlanError(f"{what}: {how}, a product is of one {alike}")
         halves, n = how.matrices, how.matrices * n
-    places = Places.of(multiprocessors)
+    places = ClusterOccupancy.of(multiprocessors)
     if m <= 64:
         few = for_few_rows(
             m, n, k, batch, kind, b_major, places, _unit(kind, halves, b_major), halves == 1 and not in_place
@@ -193,7 +193,7 @@ def choose(
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
     lines = _on_lines(k, None if b_major == "K" else n, kind)
     if bits == 16 and best.waves > 1 and work >= LONG_WORK and (best.tile[0], best.cluster) in _DEALT:
-        best = replace(best, dealt=places.dealt(2))
+        best = replace(best, dealt=places.gpc_rounds(2))
     config = _configured(best, k, batch, kind, work < MODEL.short_work and not best.dealt, False, lines)
     return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], how)
 
@@ -205,7 +205,7 @@ def likeliest(
     b_major: str = "K",
     *,
     batch: int = 1,
-    multiprocessors: int | Places = 132,
+    multiprocessors: int | ClusterOccupancy = 132,
     matrices: bool = False,
 ) -> list[Estimate]:
     """Estimates for more than 64 rows of 16-bit elements, the fastest first: in place, swapped, split-K. Arguments as
@@ -215,7 +215,7 @@ def likeliest(
     128x80 of the transposed product in 2 parts of K: 60 tiles, 1 wave(s) of 132, 27.9 us
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
-    places = Places.of(multiprocessors)
+    places = ClusterOccupancy.of(multiprocessors)
     straight = ManyRows(m, n, k, batch, places, rows_of=rows_of)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":

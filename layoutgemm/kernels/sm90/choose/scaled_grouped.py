@@ -18,7 +18,7 @@ from ..mainloop import DEPTH
 from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
 from .large_m import ManyRows
-from .occupancy import Places
+from .occupancy import ClusterOccupancy
 from .rules import choose
 
 MODEL = cost_model("promoted", "h100")
@@ -263,7 +263,7 @@ def _evenly(widths: Sequence[int], columns: int, groups: int) -> int:
 
 @lru_cache(4096)
 def along_k_config(
-    m: int, n: int, k: int, groups: int, wide: bool = False, places: Places | None = None, columns: int = 1
+    m: int, n: int, k: int, groups: int, wide: bool = False, places: ClusterOccupancy | None = None, columns: int = 1
 ) -> Sm90Config:
     """The configuration for groups along K that is estimated fastest.
 
@@ -281,7 +281,7 @@ def along_k_config(
 
 
 def along_k_candidates(
-    sizes: tuple[int, int, int, int], wide: bool = False, places: Places | None = None
+    sizes: tuple[int, int, int, int], wide: bool = False, places: ClusterOccupancy | None = None
 ) -> list[Sm90Config]:
     """The configurations for groups along K, the one estimated fastest first.
 
@@ -296,7 +296,7 @@ def along_k_candidates(
     """
     m, n, k, groups = sizes
     lines = -(-k // groups)
-    product = ManyRows(m, n, lines, groups, places or Places(), rows_of=n)
+    product = ManyRows(m, n, lines, groups, places or ClusterOccupancy(), rows_of=n)
     found = []
     for tile in _ALONG_K:
         consumers = warpgroups(tile, once=False)
@@ -402,7 +402,7 @@ def whole_columns(config: Sm90Config, columns: int) -> Sm90Config:
 
 
 def gated_config(
-    sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, places: Places
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, places: ClusterOccupancy
 ) -> tuple[Sm90Config, str]:
     """The configuration of a gated product without scales in its main loop, and why.
 
@@ -410,7 +410,7 @@ def gated_config(
 
     sizes  M, N, K and the batch; N is C's columns
 
-    >>> gated_config((64, 2048, 4096, 1), ("e4m3", "e4m3:col", "bf16"), "silu", Places())[0].tile
+    >>> gated_config((64, 2048, 4096, 1), ("e4m3", "e4m3:col", "bf16"), "silu", ClusterOccupancy())[0].tile
     (64, 32)
     """
     m, n, k, batch = sizes

@@ -18,7 +18,7 @@ from ..multicast import LINE
 from ..stages import sent
 from ..types import output_of
 from .costs import cost_model
-from .occupancy import Places
+from .occupancy import ClusterOccupancy
 
 MODEL = cost_model("few_rows")
 _SPLITS = 1, 2, 4
@@ -83,7 +83,7 @@ class _Problem:
     k: int
     batch: int
     kind: DType
-    places: Places
+    places: ClusterOccupancy
     b_major: str = "K"
 
     def tile_k(self, columns: int) -> int:
@@ -187,7 +187,7 @@ def fetched(stage: int, most: int) -> int:
 
 
 def for_few_rows(
-    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, places: Places, unit: int, swappable: bool
+    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, places: ClusterOccupancy, unit: int, swappable: bool
 ) -> FewRows:
     """The kernel for M up to 64.
 
@@ -195,10 +195,10 @@ def for_few_rows(
     swappable   whether C^T = B^T @ A^T is a way to compute it
 
     >>> from layoutgemm.dtypes import dtype
-    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "K", Places(), 1, True)
+    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "K", ClusterOccupancy(), 1, True)
     >>> found.config.tile, found.config.tuning.trigger
     ((64, 48), 'start')
-    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "MN", Places(), 1, True)
+    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "MN", ClusterOccupancy(), 1, True)
     >>> found.config.tile, found.config.tuning.trigger  # 96 blocks: 36 multiprocessors have none
     ((64, 64), 'end')
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..choose.costs import cost_model
-from ..choose.occupancy import Places
+from ..choose.occupancy import ClusterOccupancy
 from ..choose.scaled_grouped import grouped_config
 from ..config import Sm90Config
 
@@ -50,7 +50,7 @@ def _tile_of_one(m: int, n: int) -> tuple[int, int]:
 
     def work(tile: tuple[int, int]) -> int:
         tiles = -(-m // tile[0]) * -(-n // tile[1])
-        return -(-tiles // Places().multiprocessors) * max(tile[0], 128) * (tile[1] + _OVERHEAD)
+        return -(-tiles // ClusterOccupancy().multiprocessors) * max(tile[0], 128) * (tile[1] + _OVERHEAD)
 
     return min(_TILES, key=work)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ...quantized.formats import UNIT_K, UNIT_ROWS
-from ..choose.occupancy import Places
+from ..choose.occupancy import ClusterOccupancy
 from ..config import Sm90Config
 
 _FEW = 64  # rows
@@ -132,7 +132,7 @@ def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
 
 def _rounds(blocks: int, split: int, sms: int) -> int:
     """Rounds of clusters of `split` blocks: those of four do not cross a GPC, so fewer fit than SMs say."""
-    return -(-blocks // Places(sms).resident(split))
+    return -(-blocks // ClusterOccupancy(sms).resident(split))
 
 
 def _few(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
