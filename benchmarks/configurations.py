@@ -108,7 +108,9 @@ def name_of(choice: Sm90Choice) -> str:
     parts += ["tiles"] * (config.launch == "tiles")
     parts += [config.store] * (config.store != "tma")
     parts += [f"{tuning.first}first"] * (tuning.first is not None)
-    parts += ["dealt " + str(GpcOrder(tuning.dealt)).replace(", ", " ")] * bool(tuning.dealt)
+    parts += ["dealt " + str(GpcOrder(tuning.gpc_order)).replace(", ", " ")] * bool(tuning.gpc_order)
     parts += ["late"] * (tuning.trigger == "end") + [tuning.l2_promotion] * (tuning.l2_promotion != "128B")
-    parts += ["snake"] * tuning.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * tuning.overlap
+    parts += (
+        ["snake"] * tuning.reverse_odd_tiles + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * tuning.overlap
+    )
     return " ".join(parts)

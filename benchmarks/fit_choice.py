@@ -80,10 +80,10 @@ def estimate(problem: BenchProblem, choice: Sm90Choice, multiprocessors: int = 1
     sizes = large_m.ManyRows(
         m, n, problem.k, 1, ClusterOccupancy.of(multiprocessors), swapped=choice.swapped, rows_of=rows_of
     )
-    dealt = (
-        bool(config.tuning.dealt) and config.launch == "tiles"
+    by_gpc = (
+        bool(config.tuning.gpc_order) and config.launch == "tiles"
     )  # several waves take tiles so, or not, by what they are
-    return sizes.estimate(config.tile, config.cluster, config.schedule == "pingpong", config.split, dealt).seconds
+    return sizes.estimate(config.tile, config.cluster, config.schedule == "pingpong", config.split, by_gpc).seconds
 
 
 @contextmanager

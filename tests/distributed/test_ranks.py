@@ -204,7 +204,7 @@ def test_shards_in_another_order_are_a_circular_wait(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("shards", "config", "said"),
     [
-        (Gathered(), {"snake": True}, "snake = True"),
+        (Gathered(), {"reverse_odd_tiles": True}, "reverse_odd_tiles = True"),
         (Gathered(), {"overlap": True}, "overlap = True"),
         (Gathered(), {"along": "N"}, "along = 'N'"),
         (Scattered(), {"loader": "self"}, "loader = 'self'"),

@@ -31,10 +31,10 @@ from ..epilogue.chain import STEPS, Custom, Epilogue, Given, Reduction, Step
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
+from ..sm90.config import Sm90Config, with_current_names
 from ..sm90.gated import Gated
 from ..sm90.operands.combined import Combined
 from ..sm90.operands.pair import Pair
-from ..sm90.plan import Sm90Config
 from . import cache as object_cache
 from . import compiler as compiling
 from .compiler import kernel_facts
@@ -402,7 +402,7 @@ def choice_of(entry: Any) -> Sm90Choice | Sm80Choice:
         raise TypeError(f"swapped = {entry['swapped']!r}: true or false")
     if "mma.sync" in entry:
         return Sm80Choice(Sm80Config(**entry["config"]), entry["mma.sync"], entry["swapped"])
-    return Sm90Choice(Sm90Config(**entry["config"]), entry["swapped"])
+    return Sm90Choice(Sm90Config(**with_current_names(entry["config"])), entry["swapped"])
 
 
 def main() -> None:

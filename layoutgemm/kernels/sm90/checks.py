@@ -77,8 +77,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     else:  # a case with an exact number of K tiles has the same in all tiles
         least = [case.k_tiles[0] for case in pipeline_of(plan).cases() if not case.k_tiles[1]]
         checks += along_k_checks(plan, max(least))
-    if plan.config.tuning.dealt:
-        checks.append(plan.dealt.check())
+    if plan.config.tuning.gpc_order:
+        checks.append(plan.gpc_order.check())
     if plan.weights is not None:
         checks += packed_checks(plan, plan.config.warpgroups_of_tile)
     if plan.indexed is not None:

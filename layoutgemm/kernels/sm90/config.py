@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +45,8 @@ class Sm90Tuning:
     """The knobs that tune a Hopper kernel: orders, overlap, L2 and the store's buffers.
 
     group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
-    snake      odd tiles of a CTA run through K backwards: fewer DRAM reads, but results depend on a tile's position
+    reverse_odd_tiles   odd tiles of a CTA run through K backwards: fewer DRAM reads, but results depend on a tile's
+               position
     overlap    programmatic dependent launch (PDL): the kernel starts while the previous one drains, and waits for it
                before it touches memory
     trigger    when the next kernel's CTAs may start, with its `overlap`: "start", wherever an SM is idle; "end", when
@@ -56,7 +59,7 @@ class Sm90Tuning:
     chunks, buffers   of the store; see StorePlan
     products   of packed weights: "warpgroup" is wgmma, "warp" is mma.sync, each warp for its own 16 rows; see
                `quantized.warp_products`
-    dealt      rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
+    gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
 
@@ -70,7 +73,7 @@ class Sm90Tuning:
 
     group: int = 8
     along: str = "M"
-    snake: bool = False
+    reverse_odd_tiles: bool = False
     overlap: bool = False
     trigger: str = "start"
     prefetch: int = 0
@@ -79,7 +82,7 @@ class Sm90Tuning:
     chunks: int = 2
     buffers: int = 1
     products: str = "warpgroup"
-    dealt: Rounds = ()
+    gpc_order: Rounds = ()
 
     def __post_init__(self) -> None:
         check_fields(self, prefetch=0)
@@ -87,13 +90,36 @@ class Sm90Tuning:
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
             "products": PRODUCTS,
         })  # fmt: skip
-        GpcOrder(self.dealt)
+        GpcOrder(self.gpc_order)
         if self.prefetch and not self.overlap:
             raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
 
 
 _KNOBS = frozenset(field.name for field in fields(Sm90Tuning))
+_FORMER = {"dealt": "gpc_order", "snake": "reverse_odd_tiles"}  # names until version 0.2
 _USUAL = Sm90Tuning()
+
+
+def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings under their names of today, as records of older versions have others.
+
+    >>> with_current_names({"snake": True, "split": 2})
+    {'reverse_odd_tiles': True, 'split': 2}
+    """
+    return {_FORMER.get(name, name): value for name, value in settings.items()}
+
+
+def _warn_of_former(name: str, frames: int = 0) -> None:
+    """Warn a caller, `frames` further up, that a knob has another name now."""
+    text = f"Sm90Config.{name} is now {_FORMER[name]}; the old name goes in version 0.2"
+    warnings.warn(text, DeprecationWarning, stacklevel=3 + frames)
+
+
+def _renamed(knobs: dict[str, Any]) -> dict[str, Any]:
+    """A caller's knobs by their names of today, with a warning for each former name."""
+    for name in knobs.keys() & _FORMER.keys():
+        _warn_of_former(name, 1)
+    return with_current_names(knobs)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -162,6 +188,7 @@ class Sm90Config:
         for field, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, field.name, value)
         check_fields(self, early=0)
+        knobs = _renamed(knobs)
         if unknown := knobs.keys() - _KNOBS:
             raise TypeError(f"Sm90Config has no field {min(unknown)!r}, and Sm90Tuning none either")
         if knobs:
@@ -173,6 +200,9 @@ class Sm90Config:
         def __getattr__(self, name: str) -> object:
             if name in _KNOBS:
                 return getattr(self.tuning, name)
+            if name in _FORMER:
+                _warn_of_former(name)
+                return getattr(self, _FORMER[name])
             raise AttributeError(f"Sm90Config has no field {name!r}")
 
     def tuned(self, **knobs: Any) -> Sm90Config:
@@ -181,7 +211,7 @@ class Sm90Config:
         >>> Sm90Config().tuned(overlap=True).tuning.overlap
         True
         """
-        return replace(self, tuning=replace(self.tuning, **knobs))
+        return replace(self, tuning=replace(self.tuning, **_renamed(knobs)))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -272,7 +302,7 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
     tiles = (across[0] + batch) * across[1] if ragged else across[0] * across[1] * batch
     if config.launch == "tiles" and batch > 1:
         raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
-    if config.launch == "tiles" and not config.tuning.dealt:
+    if config.launch == "tiles" and not config.tuning.gpc_order:
         other = "N" if config.tuning.along == "M" else "M"
         if across["MN".index(other)] > MAX_GRID_Y:
             raise PlanError(

@@ -167,7 +167,7 @@ def _explain_tiles(plan: Sm90Plan, across: tuple[int, int]) -> str:
         f"{across[0]} x {across[1]} for clusters of {config.cluster[0]}x{config.cluster[1]}, in the order of {schedule}"
         + f", {described_order(schedule, across)}" * (not schedule.is_full)
         + f", K in {config.split} parts" * (config.split > 1)
-        + f", taken in rounds of {plan.dealt}" * bool(config.tuning.dealt)
+        + f", taken in rounds of {plan.gpc_order}" * bool(config.tuning.gpc_order)
     )
 
 

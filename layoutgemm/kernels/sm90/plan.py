@@ -139,14 +139,14 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     }
 
     @property
-    def dealt(self) -> GpcOrder:
+    def gpc_order(self) -> GpcOrder:
         """Which number of the order the nth cluster of a launch begins with."""
-        return GpcOrder(self.config.tuning.dealt)
+        return GpcOrder(self.config.tuning.gpc_order)
 
     @property
     def by_place(self) -> bool:
         """True if a CTA's index in a two-dimensional grid gives its tile."""
-        return self.config.launch == "tiles" and not self.config.tuning.dealt
+        return self.config.launch == "tiles" and not self.config.tuning.gpc_order
 
     @property
     def one_each(self) -> bool:
@@ -891,7 +891,7 @@ class _Request:
             return None
         stored, parts = self.instruction(self.columns), 2 if halved else config.split
         store = StorePlan.derive(
-            stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, dealt=config.split > 1
+            stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, part_per_cta=config.split > 1
         )
         if self.indexed is not None and self.indexed.scatter is not None:
             return store  # by vectors of C's rows, wherever they are

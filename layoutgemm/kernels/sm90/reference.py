@@ -196,7 +196,7 @@ class _Cluster:
         """The k tiles of one part, by the blocks that share its loads."""
         plan = self.plan
         for i in range(count):
-            at = count - 1 - i if plan.config.tuning.snake and step % 2 else i
+            at = count - 1 - i if plan.config.tuning.reverse_odd_tiles and step % 2 else i
             stage, parity = blocks[0].loaded % plan.stages, blocks[0].loaded // plan.stages & 1
             for block in blocks:
                 block.empty[stage].wait(parity ^ 1)

@@ -254,7 +254,7 @@ def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epi
     if batch > 1:
         raise PlanError(f"batch = {batch}: {shards.name} is of one matrix")
     usual: dict[str, object] = {"rows": None, "single": False, "split": 1, "launch": "workers"}
-    knobs: dict[str, object] = {"overlap": False, "snake": False, "along": "M", "dealt": ()}
+    knobs: dict[str, object] = {"overlap": False, "reverse_odd_tiles": False, "along": "M", "gpc_order": ()}
     if isinstance(shards, Scattered):
         usual |= {"store": "tma", "early": 0}
         _check_partial_sums(shards, config, c, epilogue)

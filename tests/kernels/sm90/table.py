@@ -80,7 +80,9 @@ TABLE = {
     "self, two blocks each": Product(300, 72, 264, small(256, 24, consumers=2)),
     "warp": Product(200, 90, 328, small(loader="warp")),
     "warpgroup, two consumers": Product(300, 72, 200, small(128, 32, loader="warpgroup")),
-    "warpgroup, three consumers": Product(400, 72, 200, small(192, 32, loader="warpgroup", snake=True, along="N")),
+    "warpgroup, three consumers": Product(
+        400, 72, 200, small(192, 32, loader="warpgroup", reverse_odd_tiles=True, along="N")
+    ),
     "pingpong": Product(200, 100, 328, small(64, 24, loader="warp", schedule="pingpong", consumers=2), workers=1),
     "pingpong, two blocks, early": Product(
         520,
@@ -91,7 +93,10 @@ TABLE = {
     # clusters
     "cluster 2x1": Product(300, 72, 200, small(64, 32, cluster=(2, 1))),
     "cluster 1x2, pingpong": Product(
-        200, 150, 200, small(64, 24, cluster=(1, 2), schedule="pingpong", loader="warp", consumers=2, snake=True)
+        200,
+        150,
+        200,
+        small(64, 24, cluster=(1, 2), schedule="pingpong", loader="warp", consumers=2, reverse_odd_tiles=True),
     ),
     "cluster 2x2": Product(300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup"), workers=1),
     "cluster 4x2, self": Product(300, 72, 136, small(64, 32, cluster=(4, 2), stages=2), workers=1),
@@ -179,10 +184,13 @@ TABLE = {
     # one tile a block, in a grid of tiles; fetched ahead
     "a grid of tiles": Product(200, 90, 328, small(overlap=True, prefetch=2, launch="tiles")),
     "a grid of tiles, dealt out": Product(
-        200, 90, 328, small(launch="tiles", dealt=(((0,), 1), ((1, 2, 3), 2), ((1, 3), 3)), along="N", loader="warp")
+        200,
+        90,
+        328,
+        small(launch="tiles", gpc_order=(((0,), 1), ((1, 2, 3), 2), ((1, 3), 3)), along="N", loader="warp"),
     ),
     "clusters dealt out": Product(
-        300, 172, 200, small(64, 32, cluster=(2, 1), dealt=(((0, 1), 2),), group=2), workers=4
+        300, 172, 200, small(64, 32, cluster=(2, 1), gpc_order=(((0, 1), 2),), group=2), workers=4
     ),
     "a grid of tiles along N, cluster 2x1": Product(
         200,

@@ -245,7 +245,7 @@ def test_refusals() -> None:
         ({"config": replace(LOADER, split=2, single=True)}, "single = True"),
         ({"config": replace(LOADER, schedule="pingpong", consumers=2)}, "schedule = 'pingpong'"),
         ({"config": LOADER.tuned(overlap=True)}, "overlap = True: a product with groups along K takes False"),
-        ({"config": LOADER.tuned(snake=True)}, "snake = True"),
+        ({"config": LOADER.tuned(reverse_odd_tiles=True)}, "reverse_odd_tiles = True"),
         ({"batch": 65}, r"batch = 65: AlongK.of\(groups\) has room"),
         (
             {"mainloop": Promoted.of(lambda total, product: total + product, depth=64)},

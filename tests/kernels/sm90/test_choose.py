@@ -79,7 +79,7 @@ def test_chosen_configurations(sizes: tuple[int, int, int]) -> None:
     choice, reason = choose(*sizes)
     config = choice.config
     assert (config.tile, config.cluster, config.loader, choice.swapped, config.overlap) == TABLE[sizes], reason
-    assert config.snake is False, "bits would depend on where a tile lies"
+    assert config.reverse_odd_tiles is False, "bits would depend on where a tile lies"
 
 
 # (M, N, K) -> how it is launched, what is fetched before the kernel before has ended, how many k tiles end early.

@@ -63,7 +63,8 @@ def test_the_table_has_every_type_order_and_form() -> None:
     assert len({(p.a.order, p.b.order) for p in plans if p.a.dtype.bits == 16}) == 4
     assert {plan.c.order for plan in plans} == {"row", "col"}
     for name, values in {
-        "schedule": 2, "loader": 3, "store": 2, "single": 2, "early": 2, "snake": 2, "overlap": 2, "split": 3,
+        "schedule": 2, "loader": 3, "store": 2, "single": 2, "early": 2, "reverse_odd_tiles": 2,
+        "overlap": 2, "split": 3,
         "along": 2, "consumers": 3, "buffers": 3, "rows": 3, "cluster": 5,
         "launch": 2, "prefetch": 4, "trigger": 2, "l2_promotion": 2, "first": 3,
     }.items():  # fmt: skip
@@ -100,7 +101,7 @@ def test_a_kernel_takes_the_tiles_that_it_is_dealt(monkeypatch: pytest.MonkeyPat
     for name, rounds in other.items():
         product = TABLE[name]  # with rounds that no other test has: compiled kernels are kept in memory
         with pytest.raises(AssertionError, match="elements, the first at"):
-            emulate(replace(product, config=replace(product.config, dealt=rounds)))
+            emulate(replace(product, config=replace(product.config, gpc_order=rounds)))
 
 
 # ----------------------------------------------------------------------------------------------- what the compiler made
@@ -184,7 +185,7 @@ def products(draw: st.DrawFn) -> Product:
         "split": draw(st.sampled_from((1, 1, 2, 3))),
         "rows": draw(st.sampled_from((None, None, 8, 24))),
         "early": draw(st.sampled_from((0, 0, 1, 2))),
-        "snake": draw(st.booleans()),
+        "reverse_odd_tiles": draw(st.booleans()),
         "overlap": (overlap := draw(st.booleans())),
         "prefetch": draw(st.integers(0, 3)) if overlap else 0,
         "trigger": draw(st.sampled_from(("start", "end"))),

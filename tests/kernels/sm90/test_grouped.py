@@ -36,7 +36,7 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     "across": (replace(SMALL, cluster=(1, 2), loader="warp"), "bf16", "bf16:col", "f16", SIZES, None),
     "pingpong": (Sm90Config((64, 32), schedule="pingpong", loader="warpgroup"), "bf16", "bf16", "bf16", SIZES, None),
     "early": (Sm90Config((256, 64), early=1, stages=2), "bf16", "bf16:col", "bf16", (300, 0, 1, 256), None),
-    "one": (replace(SMALL, snake=True, along="N"), "bf16", "bf16:col", "f32", (75,), None),
+    "one": (replace(SMALL, reverse_odd_tiles=True, along="N"), "bf16", "bf16:col", "f32", (75,), None),
     "fp8": (SMALL, "e4m3", "e5m2:col", "e4m3", SIZES, None),
     "scaled": (Sm90Config((128, 64), stages=2), "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }

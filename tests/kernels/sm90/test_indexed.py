@@ -329,7 +329,10 @@ GATHER, SCATTER = IndexedRows(RowIndices(50)), IndexedRows(scatter=RowIndices(50
         ({"indexed": GATHER, "a": "tf32", "b": "tf32:col"}, "TMA rounds float32 as it copies, and cp.async"),
         ({"indexed": GATHER, "config": replace(SMALL, loader="warp")}, "loader='warpgroup'"),
         ({"indexed": GATHER, "config": replace(SMALL, cluster=(1, 2))}, "does not multicast A along N"),
-        ({"indexed": GATHER, "config": replace(SMALL, snake=True)}, "snake = True: gathered rows are loaded in order"),
+        (
+            {"indexed": GATHER, "config": replace(SMALL, reverse_odd_tiles=True)},
+            "reverse_odd_tiles = True: gathered rows are loaded in order",
+        ),
         ({"indexed": SCATTER, "c": "bf16:col"}, "scattered rows are contiguous, a 'row' C"),
         ({"indexed": SCATTER, "config": replace(SMALL, store="direct")}, "store = 'direct': a product with indexed"),
         ({"indexed": GATHER, "batch": 3}, "batch = 3: a product with indexed rows takes none"),

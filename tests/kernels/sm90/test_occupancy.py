@@ -144,11 +144,11 @@ def test_tiles_are_dealt_out_where_the_rounds_are_known(shape: tuple[int, int, i
     """And only there; the kernel then never begins before the one in front of it has ended."""
     choice = choose(*shape)[0]
     config, told = choice.config, choice.plan(*shape, b="bf16:col").explain()
-    assert f"taken in rounds of {GpcOrder(config.dealt)}" in told and "a grid of" not in told
+    assert f"taken in rounds of {GpcOrder(config.gpc_order)}" in told and "a grid of" not in told
     assert ("126 blocks, a tile each, by rounds" in told) == (config.launch == "tiles")
-    assert config.dealt == ClusterOccupancy().gpc_rounds(config.cluster[0] * config.cluster[1]) != ()
+    assert config.gpc_order == ClusterOccupancy().gpc_rounds(config.cluster[0] * config.cluster[1]) != ()
     assert not config.overlap and config.prefetch == 0
-    assert choose(*shape, multiprocessors=ClusterOccupancy(132, (66, 36, 26, 14)))[0].config.dealt == ()
+    assert choose(*shape, multiprocessors=ClusterOccupancy(132, (66, 36, 26, 14)))[0].config.gpc_order == ()
 
 
 def test_a_gpu_that_does_not_answer_has_an_h200s_share(monkeypatch: pytest.MonkeyPatch) -> None:

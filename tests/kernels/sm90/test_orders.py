@@ -140,7 +140,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": "symmetric", "epilogue": Epilogue(Bias())}, "epilogue: a symmetric product takes none"),
     ({"triangles": Triangles("lower"), "config": SELF}, "loader = 'self'"),
     ({"triangles": Triangles("lower"), "config": PINGPONG}, "schedule = 'pingpong'"),
-    ({"triangles": Triangles("lower"), "config": ONE.tuned(snake=True)}, "snake = True"),
+    ({"triangles": Triangles("lower"), "config": ONE.tuned(reverse_odd_tiles=True)}, "reverse_odd_tiles = True"),
     ({"triangles": Triangles("lower"), "gated": "silu", "config": ONE}, "gated: a product of triangular matrices"),
 ]
 

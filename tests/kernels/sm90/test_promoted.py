@@ -235,7 +235,7 @@ def test_refusals() -> None:
 
     for given, text in (
         ({"config": replace(SMALL, tile_k=64)}, "tile_k = 64: .* 128 elements"),
-        ({"config": replace(SMALL, snake=True)}, "snake = True"),
+        ({"config": replace(SMALL, reverse_odd_tiles=True)}, "reverse_odd_tiles = True"),
         ({"config": Sm90Config((256, 64), early=1)}, "early = 1"),
         ({"config": Sm90Config((64, 64), schedule="pingpong", loader="warp")}, "schedule = 'pingpong'"),
         (

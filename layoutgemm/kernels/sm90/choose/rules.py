@@ -193,8 +193,8 @@ def choose(
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
     lines = _on_lines(k, None if b_major == "K" else n, kind)
     if bits == 16 and best.waves > 1 and work >= LONG_WORK and (best.tile[0], best.cluster) in _DEALT:
-        best = replace(best, dealt=places.gpc_rounds(2))
-    config = _configured(best, k, batch, kind, work < MODEL.short_work and not best.dealt, False, lines)
+        best = replace(best, gpc_rounds=places.gpc_rounds(2))
+    config = _configured(best, k, batch, kind, work < MODEL.short_work and not best.gpc_rounds, False, lines)
     return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], how)
 
 
@@ -238,7 +238,7 @@ def of_estimate(
         return _of_parts(best)
     halves = b_major == "K" and not best.swapped
     lines = _on_lines(k, None if b_major == "K" else n, bf16)
-    overlap = _overlaps(m, n, k, batch) and not best.dealt  # only an idle GPU deals clusters out as it is known to
+    overlap = _overlaps(m, n, k, batch) and not best.gpc_rounds  # only an idle GPU deals clusters out as it is known to
     config = _configured(best, k, batch, bf16, overlap, halves, lines)
     return Sm90Choice(config, best.swapped), _reason(best, config)
 
@@ -268,7 +268,7 @@ def _reason(best: Estimate, config: Sm90Config) -> str:
     shared = "too short, or too few tiles, for a cluster to pay"
     if best.cluster != (1, 1):
         shared = f"blocks in clusters of {rows}x{columns} share loads"
-    elif best.dealt:
+    elif best.gpc_rounds:
         shared = "blocks that lie together on the GPU read the same lines"
     return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.tuning.overlap
 
@@ -310,7 +310,7 @@ def _configured(
         chunks=1,
         buffers=buffers(best.tile, consumers),
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,
-        dealt=best.dealt,
+        gpc_order=best.gpc_rounds,
     )
     if best.tile == WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:
         config = replace(config, **_IN_HALVES)

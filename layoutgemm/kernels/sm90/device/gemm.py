@@ -293,7 +293,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             job = job.extended(groups=batch)
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
         maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
-        first = plan.dealt.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
+        first = plan.gpc_order.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
         if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
             first = Int32(0) if plan.by_place else first
             job.tiles, job.workers = first + 1, Int32(1)  # type: ignore[attr-defined]

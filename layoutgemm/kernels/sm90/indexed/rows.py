@@ -257,7 +257,7 @@ def _check_gather(config: Sm90Config, a: Operand) -> None:
         raise PlanError(f"loader = {config.loader!r}: rows are gathered by a warpgroup, loader='warpgroup'")
     if config.cluster[1] != 1:
         raise PlanError(f"cluster = {config.cluster}: cp.async does not multicast A along N; take (rows, 1)")
-    for name in ("snake", "prefetch"):
+    for name in ("reverse_odd_tiles", "prefetch"):
         if found := getattr(config.tuning, name):
             raise PlanError(f"{name} = {found!r}: gathered rows are loaded in order of K, and not prefetched")
 
