@@ -20,7 +20,7 @@ from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm100.plan import Sm100Config
 from ..torch_op.compute import wide_type
-from ..torch_op.prepared import Finish, alignment_of, gpu, target
+from ..torch_op.prepared import LaunchEpilogue, alignment_of, gpu, target
 from ..torch_op.problem import Problem, Solution, StridedOperand, code_of
 from ..torch_op.solver import solve
 from ..torch_op.types import C_NAMES, NAMES
@@ -99,7 +99,7 @@ def strided(tensor: TensorWrapper, name: str) -> StridedOperand:
     return StridedOperand(shape, stride, name, alignment_of(int(tensor.data_ptr)))
 
 
-def problem_of(args: api.GemmArguments, code: str, finish: Finish | None = None) -> Problem:
+def problem_of(args: api.GemmArguments, code: str, finish: LaunchEpilogue | None = None) -> Problem:
     """Dense arguments as a problem of that code. Raises OperandError, naming the operand."""
     kinds = torch_type(args.A, "A"), torch_type(args.B, "B")
     check_accumulator(kinds[0], args.accumulator_type)

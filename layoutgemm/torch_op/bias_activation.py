@@ -23,7 +23,7 @@ from ..kernels.epilogue.parameters import Placed, words_of
 from ..kernels.run.operand_checks import addressed
 from ..kernels.sm90.gated import GATES as GATES
 from ..moved import old_names
-from .prepared import Finish
+from .prepared import LaunchEpilogue
 from .problem import bias_epilogue
 from .reference import rounded
 from .types import C_NAMES, READ, Scalar
@@ -103,7 +103,7 @@ def scaled_by_torch(
     return rounded(value, kind)
 
 
-def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, columns: int) -> Finish | None:
+def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, columns: int) -> LaunchEpilogue | None:
     """Bias and activation in the kernel, for a product of so many columns; None where it does not take them."""
     if not kind.is_floating_point or (bias is not None and (bias.dtype not in READ or bias.stride(0) != 1)):
         return None
@@ -111,7 +111,7 @@ def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, 
     aligned = at % 16 == 0
     epilogue = bias_epilogue(None if bias is None else C_NAMES[bias.dtype], activation, aligned and columns % 2 == 0)
     words = () if bias is None else (at, 0)
-    return Finish(epilogue, words, (*key_of(bias, activation), *(() if aligned else ("off",))))
+    return LaunchEpilogue(epilogue, words, (*key_of(bias, activation), *(() if aligned else ("off",))))
 
 
 def key_of(bias: torch.Tensor | None, activation: str | None) -> tuple[object, ...]:
@@ -121,7 +121,7 @@ def key_of(bias: torch.Tensor | None, activation: str | None) -> tuple[object, .
 
 def fused_gemm(
     alpha: Scalar, beta: Scalar, c: torch.Tensor | None, in_place: bool, kind: torch.dtype, shape: tuple[int, ...]
-) -> Finish | None:
+) -> LaunchEpilogue | None:
     """alpha and beta * c in the kernel; None where it does not take them.
 
     It takes Python's numbers, and a matrix of the product's own shape with rows or columns contiguous. `in_place`, c is
@@ -143,13 +143,13 @@ def fused_gemm(
     if not steps:
         return None
     epilogue = Epilogue(*steps).in_pairs(pairs)
-    return Finish(epilogue, words_of(epilogue, given), (epilogue,))
+    return LaunchEpilogue(epilogue, words_of(epilogue, given), (epilogue,))
 
 
 @functools.lru_cache(16)
-def gated_finish(activation: str) -> Finish:
+def gated_finish(activation: str) -> LaunchEpilogue:
     """A gate in the kernel, as a prepared launch is kept and found again."""
-    return Finish(None, (), (None, activation), gated=GATES[activation])
+    return LaunchEpilogue(None, (), (None, activation), gated=GATES[activation])
 
 
 def gate_by_torch(wide: torch.Tensor, bias: torch.Tensor | None, activation: str, kind: torch.dtype) -> torch.Tensor:

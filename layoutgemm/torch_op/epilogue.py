@@ -35,7 +35,7 @@ from ..kernels.epilogue.parameters import Placed, check_names, host_number, word
 from ..kernels.plan import present
 from ..moved import old_names
 from .launch import workspace_on
-from .prepared import Config, Finish, mark_written, on_gpu, prepare, problem_at
+from .prepared import Config, LaunchEpilogue, mark_written, on_gpu, prepare, problem_at
 from .problem import Shapes, Solution, shapes_of
 from .reference import multiply, rounded
 from .solver import solve
@@ -358,7 +358,7 @@ def spread(
         yield one_a, one_b, one_c, {**given, **{operand.name: x for operand, x in zip(lying, rest)}}
 
 
-def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: bool = False) -> Finish:
+def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: bool = False) -> LaunchEpilogue:
     """The epilogue as a kernel takes it, with its parameters, for C of that shape.
 
     shape   (M, N) or (batch, M, N)
@@ -392,7 +392,7 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
     )  # they may know their row
     steps = [_ordered(step, orders) for step in epilogue.steps]
     taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, sums=epilogue.sums)
-    return Finish(taken, words_of(taken, placed, 0), (taken, alone), alone)
+    return LaunchEpilogue(taken, words_of(taken, placed, 0), (taken, alone), alone)
 
 
 def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> Placed:

@@ -30,7 +30,7 @@ MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
 PREPARED: dict[tuple[object, ...], Prepared] = {}
 
 
-class Finish(NamedTuple):
+class LaunchEpilogue(NamedTuple):
     """The steps between a kernel's accumulators and its stores.
 
     epilogue, words  the epilogue, and its parameters at this launch
@@ -48,7 +48,7 @@ class Finish(NamedTuple):
     second_k: int = 0
 
 
-NO_FINISH = Finish(None, (), (None, None))
+NO_FINISH = LaunchEpilogue(None, (), (None, None))
 
 
 # A graph that saved a tensor has to see that it has changed: in C alone, half the time of increment_version.
@@ -64,7 +64,7 @@ except (AttributeError, TypeError):
 
 def launched(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
-    out: torch.Tensor | None = None, finish: Finish | None = None,
+    out: torch.Tensor | None = None, finish: LaunchEpilogue | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product of checked CUDA tensors, no size of them 0: one prepared launch."""
     if out is not None:
@@ -75,7 +75,7 @@ def launched(
 
 def prepare(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
-    out: torch.Tensor | None = None, finish: Finish | None = None,
+    out: torch.Tensor | None = None, finish: LaunchEpilogue | None = None,
 ) -> Prepared:  # fmt: skip
     """The prepared product of two CUDA tensors, kept for the next call."""
     index = a.get_device()
@@ -144,7 +144,7 @@ config_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def problem_at(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None,
-    finish: Finish | None = None,
+    finish: LaunchEpilogue | None = None,
 ) -> Problem:  # fmt: skip
     """The product of two tensors on their GPU as a problem; on an H200 for CPU tensors."""
     index = a.get_device()

@@ -28,7 +28,7 @@ from ..compiled.kept_launches import Extras, again_or
 from ..compute import product
 from ..explanation import Explanation
 from ..launch import plan_of
-from ..prepared import Config, Finish, choice_of, launched, on_gpu, problem_at, start, target
+from ..prepared import Config, LaunchEpilogue, choice_of, launched, on_gpu, problem_at, start, target
 from ..problem import shapes_of
 from ..reference import exact, rounded
 from ..solver import padded_strides, solve
@@ -188,11 +188,11 @@ def computed(
     return launched(a, placed[0], kind, config, out, finish_of(how, numbers, placed))
 
 
-def finish_of(how: Combined, numbers: Mapping[str, float], placed: Sequence[torch.Tensor]) -> Finish:
+def finish_of(how: Combined, numbers: Mapping[str, float], placed: Sequence[torch.Tensor]) -> LaunchEpilogue:
     """The function as a kernel takes it, with its parameters at this launch."""
     words = [word for b in placed[1:] for word in (b.data_ptr(), max(b.stride()))]
     words += [float_word(numbers[name]) for name in how.numbers]
-    return Finish(None, tuple(words), (how, placed[0].stride()), gated=how)
+    return LaunchEpilogue(None, tuple(words), (how, placed[0].stride()), gated=how)
 
 
 def as_lines(

@@ -53,7 +53,7 @@ from ..epilogue import (
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import gathered, of_rows
 from ..launch import note_workspace, workspace_on
-from ..prepared import Finish, mark_written, on_gpu
+from ..prepared import LaunchEpilogue, mark_written, on_gpu
 from .epilogue import why_unfinished
 from .grouped import (
     ALONG_K,
@@ -413,7 +413,7 @@ class GroupedLaunch(NamedTuple):
 
     plan: Sm90Plan
     why: str
-    finish: Finish
+    finish: LaunchEpilogue
     operands: Tensors
     tables: dict[str, torch.Tensor]
 

@@ -33,7 +33,7 @@ from ..epilogue import (
     reference_of,
 )
 from ..launch import workspace_on
-from ..prepared import Finish, mark_written, on_gpu
+from ..prepared import LaunchEpilogue, mark_written, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
 from .kept import launch_once, require_hopper
@@ -179,7 +179,7 @@ def promotes(call: ScaledCall, fast: bool) -> bool:
 
 def promoted_plan(
     call: ScaledCall, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, given: Tensors, config: Sm90Config | None
-) -> tuple[Sm90Plan, str, Finish]:
+) -> tuple[Sm90Plan, str, LaunchEpilogue]:
     """The plan of a promoted product, why this configuration, and the epilogue's words."""
     batch = a.shape[0] if a.ndim == 3 else 1
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
