@@ -34,7 +34,7 @@ from layoutgemm.dtypes import f32
 from layoutgemm.kernels.epilogue.chain import (
     Custom,
     Epilogue,
-    Given,
+    EpilogueOperand,
     Quantize,
     Reduction,
     Residual,
@@ -156,7 +156,9 @@ def cross_entropy(size: int) -> Program:
     """Log-sum-exp of each row of logits, and the label's logit."""
     import torch
 
-    picked = Custom.of(lambda x, i, j, ops, label: ops.where(ops.float(j) == label, x, 0.0), Given("label", "m", f32))
+    picked = Custom.of(
+        lambda x, i, j, ops, label: ops.where(ops.float(j) == label, x, 0.0), EpilogueOperand("label", "m", f32)
+    )
     epilogue = Epilogue(RowReduce("log_sum_exp", "all"), picked, RowReduce("sum", "own"), stores_c=False)
     product = product_operands(size, VOCABULARY, size)
 

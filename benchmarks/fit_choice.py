@@ -77,7 +77,7 @@ def estimate(problem: BenchProblem, choice: Sm90Choice, multiprocessors: int = 1
     config = choice.config
     m, n = (problem.n, problem.m) if choice.swapped else (problem.m, problem.n)
     rows_of = None if problem.b_major == "k" else problem.n
-    sizes = large_m.ManyRows(
+    sizes = large_m.LargeMModel(
         m, n, problem.k, 1, ClusterOccupancy.of(multiprocessors), swapped=choice.swapped, rows_of=rows_of
     )
     by_gpc = (

@@ -20,7 +20,7 @@ import torch
 from layoutgemm import grouped_matmul, matmul, scaled_matmul
 from layoutgemm.dtypes import dtype
 from layoutgemm.kernels.compile.worker import Kernel
-from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, Given
+from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, EpilogueOperand
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.torch_op.bias_activation import ACTIVATIONS, GATES
 from layoutgemm.torch_op.epilogue import finish_of, spread
@@ -34,7 +34,7 @@ SHARES = {"gated": 0.07, "own": 0.07, "scaled": 0.12, "grouped": 0.08}  # of the
 MOST = {"gated": 0.08, "own": 0.08, "scaled": 0.05, "grouped": 0.05}  # of all cases that are run
 GAIN = 2.0  # bound on how much a function below enlarges a difference of accumulators
 DEPTH = 128  # of K, that share a scale
-_SCALE = Given("scale", "n", dtype("f32"))
+_SCALE = EpilogueOperand("scale", "n", dtype("f32"))
 # the function as a kernel traces it, the same on torch's tensors, and what it reads
 OWN: tuple[tuple[Epilogue, Callable[..., Any]], ...] = (
     (

@@ -14,7 +14,7 @@ import torch
 
 from ..kernels.compile.compiler import compile_plan
 from ..kernels.compile.launcher import THREAD, bind
-from ..kernels.epilogue.parameters import Placed, words_of
+from ..kernels.epilogue.parameters import PlacedOperand, words_of
 from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
 from ..kernels.run.stream_memory import copy_bytes, set_words, wait
@@ -173,7 +173,7 @@ def _direct(plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[
     """The launch of a plan for such lines; it takes addresses: C, A, B, then words by name."""
     steps = [x * lines for x, lines in zip(leading, (plan.m, max(plan.n, plan.k), plan.m), strict=True)]
     sizes = (plan.m, plan.n, plan.k, 1, *leading, *steps, of_device(index).resident(plan.cluster_size))
-    placed = {name: Placed(0) for name in names if name in plan.epilogue.words}
+    placed = {name: PlacedOperand(0) for name in names if name in plan.epilogue.words}
     own = words_of(plan.epilogue, placed)[: len(plan.epilogue.words)]
     places = [3 + len(sizes) + plan.words.index(name) for name in names]
     padding = [0] * (MAX_WORDS - len(own) - len(words))

@@ -132,7 +132,7 @@ class Operand:
         return f"{self.dtype} {self.order}-major"
 
 
-Given = Operand | DType | str  # how a caller names an operand
+OperandSpec = Operand | DType | str  # how a caller names an operand
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from ..layouts import Layout
 from ..report import Check
 from ..schedule import Schedule
 from .epilogue.chain import Epilogue
-from .epilogue.reduce import Reducing
+from .epilogue.reduce import ReductionStep
 from .numbers import W
 from .plan import tile_count
 from .store import WARP_ROWS
@@ -100,7 +100,7 @@ class Partial:
     joined groups of rows are those of one matrix of C
     """
 
-    step: Reducing
+    step: ReductionStep
     span: int
     joined: bool = False
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ..arguments import as_int, check_range, checked, settle
 from ..checks.budgets import most_stages
 from ..errors import PlanError
-from ..layouts.display import Pictured
-from ..layouts.paged import Paged
+from ..layouts.display import HasPicture
+from ..layouts.paged import HasPage
 from .numbers import W
 from .verbs import named
 
@@ -189,7 +189,7 @@ class StoreSmemMap(SmemMap):
     c_buffer_bytes: int
 
 
-class GemmPlan(Pictured, Paged):
+class GemmPlan(HasPicture, HasPage):
     """A GEMM kernel for some sizes, derived and checked: the common type of all plans.
 
     m, n, k, batch  the product's sizes

@@ -33,14 +33,14 @@ from .int_tuple import (
     crd2idx,
     show_coord,
 )
-from .paged import Paged
+from .paged import HasPage
 from .predicates import Predicates
 from .proofs import verdicts as _proof
 from .proofs.verdicts import Answer, Verdict
 from .symbols.dispatch import has_symbols, symbols_in
 
 
-class Layout(PicturedLayout, Predicates, Paged, Convertible):
+class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     """A function from coordinates to offsets: coordinate -> sum of coordinate * stride, in elements.
 
     The domain is the shape: its coordinates are tuples of its nesting, or flat indices in colexicographic order (the

@@ -11,7 +11,7 @@ from .registry import Registry
 page = Registry("page", "layoutgemm.view.pages.html", "_paged_by")
 
 
-class Paged:
+class HasPage:
     """Gives layouts, swizzles, tiles, matrix and copy instructions, tiled ones and plans the method `html`."""
 
     __slots__ = ()

@@ -23,7 +23,7 @@ from cutlass.operators.utils.tensor import TensorWrapper
 
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Custom, Epilogue
-from ..kernels.epilogue.chain import Given as Operand
+from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..torch_op.epilogue import finish_of
 from ..torch_op.prepared import LaunchEpilogue
 from ..torch_op.types import C_NAMES

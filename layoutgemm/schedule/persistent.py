@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..arguments import as_int, checked, settle
 from ..errors import PlanError
 from ..layouts import Layout
-from ..layouts.display import Pictured
+from ..layouts.display import HasPicture
 from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Persistent(Pictured):
+class Persistent(HasPicture):
     """`workers` clusters that stay resident; worker w does the tiles numbered w, w + workers, w + 2 * workers, ...
 
     schedule  the order of the clusters' tiles

@@ -19,7 +19,7 @@ import torch
 from ..errors import OperandError
 from ..kernels.epilogue.chain import ACTIVATIONS as IN_KERNEL
 from ..kernels.epilogue.chain import Epilogue, Residual, Scale, Step
-from ..kernels.epilogue.parameters import Placed, words_of
+from ..kernels.epilogue.parameters import PlacedOperand, words_of
 from ..kernels.run.operand_checks import addressed
 from ..kernels.sm90.gated import GATES as GATES
 from ..moved import old_names
@@ -130,7 +130,7 @@ def fused_gemm(
     if not all(isinstance(x, (int, float)) for x in (alpha, beta)) or not kind.is_floating_point or len(shape) != 2:
         return None
     steps: list[Step] = [] if alpha == 1 else [Scale("alpha")]
-    given: dict[str, float | Placed] = {} if alpha == 1 else {"alpha": float(alpha)}
+    given: dict[str, float | PlacedOperand] = {} if alpha == 1 else {"alpha": float(alpha)}
     pairs = shape[1] % 2 == 0
     if c is not None and beta != 0:
         order = "row" if c.stride()[1:] == (1,) else "col" if c.stride()[:1] == (1,) else ""
@@ -138,7 +138,7 @@ def fused_gemm(
             return None
         leading = c.stride(0 if order == "row" else 1)
         steps.append(Residual(C_NAMES[c.dtype], order))
-        given |= {"d": Placed(c.data_ptr(), leading, 0), "beta": float(beta)}
+        given |= {"d": PlacedOperand(c.data_ptr(), leading, 0), "beta": float(beta)}
         pairs = pairs and leading % 2 == 0 and c.data_ptr() % (2 * c.element_size()) == 0
     if not steps:
         return None

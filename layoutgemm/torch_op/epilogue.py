@@ -28,10 +28,10 @@ import torch
 
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Step
-from ..kernels.epilogue.chain import Given as Operand
+from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
-from ..kernels.epilogue.parameters import Placed, check_names, host_number, words_of
+from ..kernels.epilogue.parameters import PlacedOperand, check_names, host_number, words_of
 from ..kernels.plan import present
 from ..moved import old_names
 from .launch import workspace_on
@@ -395,18 +395,18 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
     return LaunchEpilogue(taken, words_of(taken, placed, 0), (taken, alone), alone)
 
 
-def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> Placed:
+def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> PlacedOperand:
     """The place of a tensor's elements.
 
     several  matrices, each with operands of its own where x has one rank more
     """
     if not operand.axes:
-        return Placed(x.data_ptr())
+        return PlacedOperand(x.data_ptr())
     leading = 0
     if operand.axes == "mn":
         across, along = (-2, -1) if _order(x) == "row" else (-1, -2)
         leading = x.stride(across) if x.shape[across] > 1 else x.shape[along]
-    return Placed(x.data_ptr(), leading, x.stride(0) if several and x.ndim > len(operand.axes) else 0)
+    return PlacedOperand(x.data_ptr(), leading, x.stride(0) if several and x.ndim > len(operand.axes) else 0)
 
 
 def _ordered(step: Step, orders: Mapping[str, str]) -> Step:

@@ -30,7 +30,7 @@ from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, e
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
-from .scaled_grouped.scaled import ScaledFinish
+from .scaled_grouped.scaled import BiasActivation
 from .solver import solve, why_unfused
 
 Packed = QuantizedWeight | QuantizedExperts
@@ -109,11 +109,11 @@ def explain_matmul(
     groups, said = groups_of(offsets, offs, counts)
     if given is not None or epilogue is not None:
         if scale_a is not None:
-            of, after = ScaledFactors(a, scale_a, b, scale_b), ScaledFinish(bias, activation, use_fast_accum)
+            of, after = ScaledFactors(a, scale_a, b, scale_b), BiasActivation(bias, activation, use_fast_accum)
             return explain_own_epilogue(of, epilogue, given, (recipe_a, recipe_b), after, out, out_dtype, config)
         return _with_epilogue(a, b, out, epilogue, given, config, out_dtype)
     check_expected(expected_rows, counts, config)
-    recipes, after = (recipe_a, recipe_b), ScaledFinish(bias, activation, use_fast_accum)
+    recipes, after = (recipe_a, recipe_b), BiasActivation(bias, activation, use_fast_accum)
     if groups is not None:
         return explain_grouped(
             a, b, groups, said, scale_a, scale_b, after, out, out_dtype, recipes, config, expected_rows
@@ -134,7 +134,7 @@ def _in_groups(given: Options) -> bool:
 def _copied_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Options) -> Explanation:
     """The explanation of groups of chosen rows with scales, a bias or ends."""
     groups, said, scale_a = checked_rows(a, rows, given)
-    finish = ScaledFinish(given["bias"], given["activation"], given["use_fast_accum"])
+    finish = BiasActivation(given["bias"], given["activation"], given["use_fast_accum"])
     recipes = given["recipe_a"], given["recipe_b"]
     return explain_grouped(
         a, b, groups, said, scale_a, given["scale_b"], finish, given["out"], given["out_dtype"], recipes,

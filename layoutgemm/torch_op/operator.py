@@ -17,7 +17,7 @@ import torch.autograd.forward_ad as _forward
 
 from ..dtypes import f32
 from ..errors import OperandError
-from ..kernels.epilogue.chain import Epilogue, Given
+from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..moved import old_names
@@ -407,7 +407,7 @@ def gemm(
     return again_or(make, ("gemm", config, tuple(found.given)), {"a": a, "b": b, "d": c}, out, found)
 
 
-_SCALARS = {name: Given(name, "", f32, host=True) for name in ("alpha", "beta")}
+_SCALARS = {name: EpilogueOperand(name, "", f32, host=True) for name in ("alpha", "beta")}
 
 
 def _scalars(alpha: object, beta: object, c: object) -> Extras | None:

@@ -35,7 +35,7 @@ from layoutgemm.kernels.pictures import PICTURES, plan_table, regions_of
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.kernels.streamed.plan import StreamedPlan
-from layoutgemm.layouts.display import Pictured, picture, table
+from layoutgemm.layouts.display import HasPicture, picture, table
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from layoutgemm.view.canvas import DARK
 from layoutgemm.view.raster import dark_svg
@@ -88,7 +88,7 @@ def test_what_has_no_picture_says_why() -> None:
         symbolic.svg()
 
 
-class Unseen(Pictured):
+class Unseen(HasPicture):
     """A type that nothing is registered for."""
 
     def __repr__(self) -> str:

@@ -19,8 +19,8 @@ from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import E, Layout
 from ...layouts.conversion import Convertible
-from ...layouts.display import Pictured
-from ...layouts.paged import Paged
+from ...layouts.display import HasPicture
+from ...layouts.paged import HasPage
 from ...lazy_numpy import np
 from ..targets import since
 
@@ -45,7 +45,7 @@ class Access(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CopyAtom(Pictured, Paged, Convertible):
+class CopyAtom(HasPicture, HasPage, Convertible):
     """One copy instruction.
 
     ptx          the instruction's name without its operands

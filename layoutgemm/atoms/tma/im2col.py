@@ -27,7 +27,7 @@ from ...arguments import IntTuple, checked
 from ...dtypes import DType
 from ...errors import TmaError
 from ...layouts import Layout
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...lazy_numpy import np
 from . import engine
 from .derive import tma_load
@@ -255,7 +255,7 @@ class Im2colCopy:
 
 
 @dataclass(frozen=True)
-class Im2colPlan(Pictured):
+class Im2colPlan(HasPicture):
     """The im2col loads that fill one tile of a convolution's matrix A.
 
     A has a row an output pixel (W fastest, then H, D, image) and a column a (channel, tap W, tap H, tap D), channels

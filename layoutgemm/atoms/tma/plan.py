@@ -15,7 +15,7 @@ from ...dtypes import DType
 from ...errors import OperandError, TmaError
 from ...layouts import Layout
 from ...layouts.conversion import converted
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...layouts.int_tuple import Integer
 from ...lazy_numpy import np
 from . import engine
@@ -47,7 +47,7 @@ class TmaCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class TmaPlan(Pictured):
+class TmaPlan(HasPicture):
     """The copies that fill one tile, or empty it.
 
     dtype         element type

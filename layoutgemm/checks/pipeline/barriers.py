@@ -33,7 +33,7 @@ from .actions import (
 from .happens_before import Hazard, Records
 from .model import WARP, Mbarrier, NamedBarrier, Pipeline
 from .program import ACT, EXPECTS, LIVE, PENDING, PHASE, TX, Agent, Offsets, State
-from .symmetry import Cast
+from .symmetry import SimulatedWarps
 from .trace import warps_text
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Barriers:
     """Every barrier of every CTA, and the actions on them."""
 
     def __init__(
-        self, pipeline: Pipeline, cast: Cast, agents: tuple[Agent, ...], records: Records, offsets: Offsets,
+        self, pipeline: Pipeline, cast: SimulatedWarps, agents: tuple[Agent, ...], records: Records, offsets: Offsets,
         trace: Trace | None,
     ) -> None:  # fmt: skip
         self.pipeline = pipeline

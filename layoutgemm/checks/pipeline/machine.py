@@ -67,7 +67,7 @@ from .program import (
     offsets_of,
     start_of,
 )
-from .symmetry import Cast, everyone
+from .symmetry import SimulatedWarps, everyone
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -117,7 +117,9 @@ class Machine:
     cast   the warps and CTAs that are run: all of them when not given, see `checks.pipeline.symmetry`
     """
 
-    def __init__(self, pipeline: Pipeline, fences: str, trace: Trace | None = None, cast: Cast | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, fences: str, trace: Trace | None = None, cast: SimulatedWarps | None = None
+    ) -> None:
         self.pipeline = pipeline
         self.cast = cast or everyone(pipeline)
         self.agents = agents_of(pipeline, self.cast)

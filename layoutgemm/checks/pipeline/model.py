@@ -16,7 +16,7 @@ from ...arch import Arch
 from ...arch import arch as arch_named
 from ...arguments import as_int, checked, settle
 from ...errors import PlanError
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...layouts.registry import Registry
 from ...report import Check, Report
 from ..budgets import role_registers
@@ -134,7 +134,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Pipeline(Pictured):
+class Pipeline(HasPicture):
     """The roles of one kernel and what they share. Raises PlanError, naming the action, when they do not fit together.
 
     cluster  CTAs of a cluster: every role runs in each

@@ -54,7 +54,7 @@ from .happens_before import Hazard
 from .machine import ASK_K, ASK_TILE, GO, Machine
 from .model import Pipeline, proof_of
 from .program import State, key_of, largest_later, set_unknown, tile_period
-from .symmetry import Cast, fewest
+from .symmetry import SimulatedWarps, fewest
 from .trace import Trace, TraceStep
 
 
@@ -153,7 +153,7 @@ class _Node:
 
 
 def _explore(
-    pipeline: Pipeline, fences: str, limit: int, merge: bool, cast: Cast | None = None
+    pipeline: Pipeline, fences: str, limit: int, merge: bool, cast: SimulatedWarps | None = None
 ) -> PipelineProof | list[bool]:
     """Walk through the states; a proof, or the answers that lead to a hazard."""
     machine = Machine(pipeline, fences, cast=cast)

@@ -20,7 +20,7 @@ from ...errors import OperandError
 from ...kernels.compile.compiler import kernel_of
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
-from ...kernels.epilogue.parameters import Placed, words_of
+from ...kernels.epilogue.parameters import PlacedOperand, words_of
 from ...kernels.plan import MAX_WORDS
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
@@ -176,7 +176,7 @@ def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, Any
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, Any]) -> dict[str, Placed]:
+def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, Any]) -> dict[str, PlacedOperand]:
     """An epilogue's operands: each matrix of a batch, or group, has its own vector, or all share one."""
     m, _, _, batch = product.sizes
     found = {}
@@ -186,7 +186,7 @@ def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, A
         assert shape is not None
         size = {"m": m, "n": product.columns}.get(operand.axes, 0)  # a gate's are of all columns of b
         several = batch > 1 and operand.axes != "" and _count(shape) > size
-        found[operand.name] = Placed(pointers[operand.name], 0, size if several else 0)
+        found[operand.name] = PlacedOperand(pointers[operand.name], 0, size if several else 0)
     return found
 
 

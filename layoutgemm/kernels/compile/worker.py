@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...dtypes import dtype
-from ..epilogue.chain import STEPS, Custom, Epilogue, Given, Reduction, Step
+from ..epilogue.chain import STEPS, Custom, Epilogue, EpilogueOperand, Reduction, Step
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
@@ -372,7 +372,7 @@ def _step_of(name: str, values: Any) -> Step:
         values = {**values, "operation": Reduction(**{key: _tuples(value) for key, value in own.items()})}
     if name != "Custom":
         return STEPS[name](**values)
-    operands = [Given(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
+    operands = [EpilogueOperand(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
     return Custom(_tuples(values["expression"]), tuple(operands))
 
 

@@ -19,7 +19,7 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
-from ..derive import Given, Operand, OperandPlan, derive_operand
+from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, unmirrored
 from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
@@ -324,7 +324,7 @@ class Sm100Plan(PersistentPlan):
         return f"{self.described()} by {self.blocks} block(s), {many}"
 
 
-def _typed(a: Given, b: Given | None, c: Given | None) -> tuple[Operand, Operand, Operand]:
+def _typed(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:
     """The operands' types and orders; raises PlanError for a product without an instruction."""
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)

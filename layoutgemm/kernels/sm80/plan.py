@@ -18,7 +18,7 @@ from ...atoms import MmaAtom, mma_sync
 from ...checks import most_stages
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
-from ..derive import Given, Operand
+from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, unmirrored
@@ -204,9 +204,9 @@ class Sm80Plan(GemmPlan):
         k: int,
         *,
         arch: str | Arch = "sm_80",
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
+        a: OperandSpec = "bf16",
+        b: OperandSpec | None = None,
+        c: OperandSpec | None = None,
         batch: int = 1,
         config: Sm80Config | None = None,
         order: Order | None = None,
@@ -344,12 +344,12 @@ def _target(arch: str | Arch) -> Arch:
     return target
 
 
-def _like(a: Given) -> Operand:
+def _like(a: OperandSpec) -> Operand:
     """Packed weights as an operand, for activations of a type."""
     return Operand(Operand.parse(a).dtype, "col")
 
 
-def _typed(a: Given, b: Given | None, target: Arch) -> tuple[Operand, Operand, MmaAtom]:
+def _typed(a: OperandSpec, b: OperandSpec | None, target: Arch) -> tuple[Operand, Operand, MmaAtom]:
     """The operands' types and orders, and their instruction; raises PlanError where the architecture has none."""
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)
@@ -385,7 +385,7 @@ def _vectors(align: tuple[int, int, int], specs: tuple[Operand, Operand, Operand
     return [bytes_ if bytes_ >= 4 else spec.dtype.bytes for bytes_, spec in zip(align, specs, strict=True)]
 
 
-def _output(c: Given | None, a: Operand, atom: MmaAtom, epilogue: Epilogue) -> Operand:
+def _output(c: OperandSpec | None, a: Operand, atom: MmaAtom, epilogue: Epilogue) -> Operand:
     whole = atom.c_dtype.name == "i32"
     default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
     spec = Operand.parse(default if c is None else c)

@@ -39,7 +39,7 @@ from ...errors import PlanError
 from ...report import Check
 from ..numbers import W
 from ..plan import MAX_COORDINATE, present
-from .grouped import START, GroupEnds, capacity_for, check_ends, checked_numbers, offsets_of
+from .grouped import START, GroupOffsets, capacity_for, check_ends, checked_numbers, offsets_of
 from .multicast import with_copies
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AlongK(GroupEnds):
+class AlongK(GroupOffsets):
     """The largest number of groups along K, and the type of their offsets.
 
     capacity  groups that the table has room for, a power of two

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...arch import Arch
 from ...arch import arch as arch_named
@@ -95,12 +95,13 @@ class Sm90Tuning:
             raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
 
 
+V = TypeVar("V")
 _KNOBS = frozenset(field.name for field in fields(Sm90Tuning))
 _FORMER = {"dealt": "gpc_order", "snake": "reverse_odd_tiles"}  # names until version 0.2
 _USUAL = Sm90Tuning()
 
 
-def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_current_names(settings: Mapping[str, V]) -> dict[str, V]:
     """The settings under their names of today, as records of older versions have others.
 
     >>> with_current_names({"snake": True, "split": 2})
@@ -115,7 +116,7 @@ def _warn_of_former(name: str, frames: int = 0) -> None:
     warnings.warn(text, DeprecationWarning, stacklevel=3 + frames)
 
 
-def _renamed(knobs: dict[str, Any]) -> dict[str, Any]:
+def _renamed(knobs: dict[str, V]) -> dict[str, V]:
     """A caller's knobs by their names of today, with a warning for each former name."""
     for name in knobs.keys() & _FORMER.keys():
         _warn_of_former(name, 1)

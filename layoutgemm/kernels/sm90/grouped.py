@@ -64,7 +64,7 @@ _LEAST_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class GroupEnds:
+class GroupOffsets:
     """The most groups, and the type of the numbers that say where they end.
 
     TABLES  of entries that every block makes of them in shared memory
@@ -111,7 +111,7 @@ class GroupEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class Ragged(GroupEnds):
+class Ragged(GroupOffsets):
     """The largest number of groups of rows, and the type of their offsets.
 
     capacity  groups that the table has room for, a power of two
@@ -133,7 +133,7 @@ class Ragged(GroupEnds):
     clears: bool = False
 
     def __post_init__(self) -> None:
-        GroupEnds.__post_init__(self)
+        GroupOffsets.__post_init__(self)
         if self.masked and self.ends:
             raise PlanError("masked groups have counts, not ends")
         if self.clears and not self.ends:

@@ -22,12 +22,12 @@ OTHER_MAPS = 6
 
 
 @dataclass(frozen=True)
-class Sharing:
+class MulticastGroups:
     """Blocks of a cluster that share loads: those of one row need the same A, those of one column the same B.
 
     A block's rank among them is row + rows * column. Ranks are ints or traced integers.
 
-    >>> four = Sharing(2, 2)
+    >>> four = MulticastGroups(2, 2)
     >>> four.place(3), four.share("A", 3), four.group("A", 3), four.group("B", 3)
     ((1, 1), 1, (2, 1, 2), (2, 2, 1))
     """

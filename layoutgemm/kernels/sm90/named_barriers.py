@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..numbers import W
 from .config import WARPGROUP, Sm90Config
-from .multicast import Sharing
+from .multicast import MulticastGroups
 
 
 class NamedBarriers:
@@ -25,9 +25,9 @@ class NamedBarriers:
         return self.config.cluster[0] * self.config.cluster[1]
 
     @property
-    def sharers(self) -> Sharing:
+    def sharers(self) -> MulticastGroups:
         """The CTAs that need and send each tile."""
-        return Sharing(*self.config.cluster)
+        return MulticastGroups(*self.config.cluster)
 
     @property
     def cluster_size(self) -> int:

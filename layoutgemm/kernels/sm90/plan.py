@@ -19,7 +19,7 @@ from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
 from ...schedule import GpcOrder, OfLayout, Persistent, Schedule
-from ..derive import Given, Operand, OperandPlan, derive_operand
+from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, order_for
 from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
@@ -55,7 +55,7 @@ from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, packed_operand
 from .quantized.warp_products import WarpProducts, warp_products
 from .shards import Gathered, Shards, check_shards
-from .smem import Exchange, Sm90Smem, smem_map
+from .smem import Sm90Smem, SplitKExchange, smem_map
 from .triangular.mirror import check_mirror, is_mirrored, mirror_of
 from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
@@ -111,7 +111,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     store: StorePlan | None
     order: Persistent
     smem: Sm90Smem
-    exchange: Exchange | None
+    exchange: SplitKExchange | None
     threads: int
     full_arrivals: int
     full_bytes: int
@@ -644,7 +644,8 @@ class _Request:
 
     @classmethod
     def of(
-        cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
+        cls, sizes: tuple[int, int, int, int], given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
+        config: Sm90Config,
         epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
         groups: tuple[Ragged | None, AlongK | None], pair: Pair | None, weights: QuantizedFormat | None = None,
         experts: Ragged | None = None,
@@ -905,15 +906,15 @@ class _Request:
         groups = self.ragged or self.along_k or self.experts
         return 0 if groups is None else groups.bytes
 
-    def exchange(self, atom: MmaAtom) -> Exchange | None:
+    def exchange(self, atom: MmaAtom) -> SplitKExchange | None:
         """The split-K exchange, not yet placed."""
         split = self.config.split
         if split == 1:
             return None
         values = atom.accumulator_registers // split
-        return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
+        return SplitKExchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
 
-    def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
+    def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: SplitKExchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
@@ -934,8 +935,8 @@ class _Request:
 
     def memory(
         self, a: OperandOfA, b: OperandPlan, stages: int, store: StorePlan | None,
-        exchange: Exchange | None,
-    ) -> tuple[Sm90Smem, Exchange | None]:  # fmt: skip
+        exchange: SplitKExchange | None,
+    ) -> tuple[Sm90Smem, SplitKExchange | None]:  # fmt: skip
         """The map of shared memory, and the exchange at its place; raises PlanError."""
         single, c_bytes = self.config.single, self.store_bytes(store)
         sums_bytes = exchange.bytes if exchange is not None else 0

@@ -140,7 +140,7 @@ def crosses_shards(plan: Sm90Plan, ranks: int) -> bool:
     return plan.m // ranks % plan.tile[0] != 0
 
 
-class Share(NamedTuple):
+class ShardWork(NamedTuple):
     """A rank's part of a product; ints, arrays or traced integers."""
 
     rank: Any
@@ -149,7 +149,7 @@ class Share(NamedTuple):
     shard_rows: Any
 
 
-def cluster_place(plan: Sm90Plan, number: Integer, grid: Tile, share: Share, minimum: Minimum = least) -> Tile:
+def cluster_place(plan: Sm90Plan, number: Integer, grid: Tile, share: ShardWork, minimum: Minimum = least) -> Tile:
     """(Row, column) of the cluster that a rank computes as its number `number`; ints, arrays or traced integers.
 
     Gathered: rows from the own shard on. Scattered: shard by shard, from the next rank's on.
@@ -161,7 +161,7 @@ def cluster_place(plan: Sm90Plan, number: Integer, grid: Tile, share: Share, min
     return ShardByShard(schedule).tile(number, grid, share.rank + 1, share.ranks, minimum)
 
 
-def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], share: Share) -> np.ndarray:
+def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], share: ShardWork) -> np.ndarray:
     """All clusters of a grid in a rank's order: an array [number] of (row, column)."""
     found: tuple[np.ndarray, np.ndarray]
     found = cluster_place(plan, np.arange(grid[0] * grid[1]), grid, share)
@@ -383,13 +383,13 @@ def _partial_tile(plan: Sm90Plan) -> Check:
     return Check("partial sums", statement, not witness, "bijective", witness)
 
 
-def _orders(plan: Sm90Plan) -> Iterator[tuple[Share, tuple[int, int], np.ndarray, np.ndarray]]:
+def _orders(plan: Sm90Plan) -> Iterator[tuple[ShardWork, tuple[int, int], np.ndarray, np.ndarray]]:
     """Orders of small scatters: the share, the grid of clusters, and the shard and the chunk of each number."""
     unit = plan.tile[0] * plan.config.cluster[0]
     for ranks in range(2, MAX_RANKS + 1):
         for rows, columns, chunks in ((1, 1, 1), (2, 3, 2), (2, 3, 3), (4, 2, 8)):
             for rank in range(ranks):
-                share, tiles = Share(rank, ranks, chunks, rows * unit), rows * columns
+                share, tiles = ShardWork(rank, ranks, chunks, rows * unit), rows * columns
                 part, within = ShardByShard.place(np.arange(ranks * tiles), tiles)
                 yield share, (ranks * rows, columns), (part + rank + 1) % ranks, within // (tiles // chunks)
 

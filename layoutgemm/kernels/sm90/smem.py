@@ -29,14 +29,14 @@ class Sm90Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Exchange:
+class SplitKExchange:
     """The receiving CTA's shared memory of split-K partial sums.
 
     values   of a thread's accumulator that a block takes
     layout   (thread, vector of 4 values, accumulator, consumer, slot) -> vectors of 16 bytes; a slot is another block's
     offset   bytes from the beginning of the block's shared memory: behind the stages, which others may still read
 
-    >>> two = Exchange(8, Layout((128, 2, 1, 1, 1)))
+    >>> two = SplitKExchange(8, Layout((128, 2, 1, 1, 1)))
     >>> two.parts, two.bytes, two.slot(0, 1), two.slot(1, 0)
     (2, 4096, 0, 0)
     """

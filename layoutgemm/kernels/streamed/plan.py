@@ -27,7 +27,7 @@ from ...atoms.copy.base import WARP
 from ...checks import most_stages
 from ...errors import PlanError
 from ...layouts import Layout
-from ..derive import Given, Operand
+from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..partials import Partial
@@ -143,9 +143,9 @@ class StreamedPlan(GemmPlan):
         *,
         weights: QuantizedFormat,
         arch: str | Arch = "sm_90a",
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
+        a: OperandSpec = "bf16",
+        b: OperandSpec | None = None,
+        c: OperandSpec | None = None,
         config: StreamedConfig | None = None,
         epilogue: Epilogue | None = None,
     ) -> StreamedPlan:
@@ -373,7 +373,7 @@ def _target(arch: str | Arch) -> Arch:
     return target
 
 
-def _operands(a: Given, b: Given | None, c: Given | None) -> tuple[Operand, Operand, Operand]:
+def _operands(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:
     """The operands; raises PlanError for others than a streamed product has."""
     left = Operand.parse(a)
     right = Operand.parse(Operand(left.dtype, "col") if b is None else b)

@@ -16,7 +16,7 @@ from ...atoms import MmaAtom, SmemTile, wgmma
 from ...atoms.tma.derive import STRIDE_UNIT
 from ...dtypes import bf16, f16, f32
 from ...errors import PlanError
-from ..derive import Given, Operand, OperandPlan, derive_operand
+from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..plan import (
     BARRIER_BYTES,
     MAX_COORDINATE,
@@ -95,9 +95,9 @@ class TeachingPlan(GemmPlan):
         k: int,
         *,
         arch: str | Arch = "sm_90a",
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
+        a: OperandSpec = "bf16",
+        b: OperandSpec | None = None,
+        c: OperandSpec | None = None,
         config: TeachingConfig | None = None,
     ) -> TeachingPlan:
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.autograd.forward_ad as _forward
 
-from ...kernels.epilogue.chain import Epilogue, Given
+from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.parameters import number_word
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autograd_alone, tracing_state
 from ..launch import Direct, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
@@ -53,7 +53,7 @@ class KeptCall:
     kind: torch.dtype | None
     spans: tuple[int, ...]
     written: tuple[int, ...]
-    numbers: tuple[Given, ...]
+    numbers: tuple[EpilogueOperand, ...]
     memory: tuple[int, ...]
     lists: tuple[torch.Tensor, ...]
 
@@ -70,7 +70,7 @@ class Extras(NamedTuple):
     """
 
     written: Mapping[str, torch.Tensor] = MappingProxyType({})
-    numbers: tuple[Given, ...] = ()
+    numbers: tuple[EpilogueOperand, ...] = ()
     given: Mapping[str, Any] = MappingProxyType({})
     stores_c: bool = True
 

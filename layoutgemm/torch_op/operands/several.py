@@ -20,7 +20,7 @@ import torch
 from ...dtypes import dtype, f32
 from ...errors import OperandError, PlanError, TensorError
 from ...kernels.epilogue.parameters import float_word, host_number
-from ...kernels.epilogue.steps import ACTIVATIONS, Given, check_activation
+from ...kernels.epilogue.steps import ACTIVATIONS, EpilogueOperand, check_activation
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.operands.combined import LEAST_MATRICES, MOST_MATRICES, Combined
 from ..checks import NOT_RECORDED, autocast, check_call, check_out, differentiated, has_tangent, needs_dispatcher
@@ -154,9 +154,9 @@ def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Co
 
 
 @functools.lru_cache(256)
-def _numbers_named(names: tuple[str, ...]) -> tuple[Given, ...]:
+def _numbers_named(names: tuple[str, ...]) -> tuple[EpilogueOperand, ...]:
     """The function's numbers as a launch takes them; a name that no function has is refused with the function."""
-    return tuple([Given(name, "", f32, host=True) for name in names if name.isidentifier()])
+    return tuple([EpilogueOperand(name, "", f32, host=True) for name in names if name.isidentifier()])
 
 
 @functools.lru_cache(256)

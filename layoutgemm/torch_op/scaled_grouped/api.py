@@ -46,7 +46,7 @@ from .operators import (
 )
 from .own_epilogue import ScaledFactors, with_epilogue
 from .recipes import recipe_text
-from .scaled import APART, ScaledFinish, check_config, scaled_product
+from .scaled import APART, BiasActivation, check_config, scaled_product
 
 _is_traced = torch.compiler.is_dynamo_compiling
 _DERIVED = (torch.bfloat16, torch.float16)
@@ -158,13 +158,13 @@ def scaled_matmul(
             refuse(NOT_COMPILED)
         if out_recipe is not None:
             raise OperandError("out_recipe and epilogue: one or the other; Quantize() is a step of the latter")
-        finish, of = ScaledFinish(bias, activation, bool(use_fast_accum)), ScaledFactors(a, scale_a, b, scale_b)
+        finish, of = BiasActivation(bias, activation, bool(use_fast_accum)), ScaledFactors(a, scale_a, b, scale_b)
         return with_epilogue(of, epilogue, given, (recipe_a, recipe_b), finish, out, out_dtype, config)
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options, out_recipe)
     if out_recipe is not None:
-        finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+        finish = BiasActivation(bias, activation, bool(use_fast_accum))
         named_by = recipe_a, recipe_b, out_dtype, out_recipe
         return _quantized(a, scale_a, b, scale_b, finish, out, *named_by, config)
     others = () if bias is None else (bias,)
@@ -172,7 +172,7 @@ def scaled_matmul(
     key, found = find(a, b, scale_a, scale_b, others, out, chosen)
     if found is not None:
         return found
-    finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+    finish = BiasActivation(bias, activation, bool(use_fast_accum))
     check_config(config)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names)
@@ -187,7 +187,7 @@ def scaled_matmul(
 
 
 def _quantized(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: BiasActivation,
     out: torch.Tensor | None, recipe_a: object, recipe_b: object, out_dtype: object, out_recipe: object,
     config: Sm90Config | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -222,7 +222,7 @@ def _quantized(
 @lru_cache(1024)
 def _scales_of(a: tuple[int, ...], columns: int, activation: str | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of the scales of a result."""
-    shape = (*a[:-1], columns // ScaledFinish(None, activation).halves)
+    shape = (*a[:-1], columns // BiasActivation(None, activation).halves)
     return kept_shapes(shape, AS_QUANTIZE).scales
 
 
@@ -374,7 +374,7 @@ def grouped_matmul(
     check_expected(expected_rows, counts, config)
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
         return _record(a, b, groups, said, out_dtype, config)
-    finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+    finish = BiasActivation(bias, activation, bool(use_fast_accum))
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
     check_config(config)

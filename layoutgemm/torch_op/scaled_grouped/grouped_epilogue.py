@@ -77,7 +77,7 @@ from .kept import MAX_READY, PLANS, launch_once, require_hopper
 from .operators import checked_grouped
 from .own_epilogue import ScaledFactors, behind_scales, with_epilogue
 from .recipes import Recipes, recipe_text
-from .scaled import NO_FINISH, ScaledFinish, check_config, of_group
+from .scaled import NO_FINISH, BiasActivation, check_config, of_group
 
 _OF_ROWS = ("rows", "a_rows", COPIED)
 
@@ -166,7 +166,7 @@ class GroupedOptions(NamedTuple):
     expected_rows  of masked groups, for which the configuration is chosen
     """
 
-    finish: ScaledFinish = NO_FINISH
+    finish: BiasActivation = NO_FINISH
     recipes: tuple[object, object] = (None, None)
     out: torch.Tensor | None = None
     out_dtype: torch.dtype | None = None
@@ -192,7 +192,7 @@ def grouped_call(
             if options.get(name) is not None:
                 raise OperandError(f"{name} and epilogue: a grouped product with an epilogue takes rows= alone")
     check_expected(options.get("expected_rows"), options.get("counts"), options["config"])
-    finish = ScaledFinish(options["bias"], options["activation"], bool(options["use_fast_accum"]))
+    finish = BiasActivation(options["bias"], options["activation"], bool(options["use_fast_accum"]))
     asked = GroupedOptions(
         finish, (options["recipe_a"], options["recipe_b"]), options["out"], options["out_dtype"], options["config"],
         options.get("expected_rows"),

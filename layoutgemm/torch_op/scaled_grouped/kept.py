@@ -22,7 +22,7 @@ from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import resolved
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import lines_of
-from ...kernels.run.torch_tensors import LaunchOf, check_tensors, launch_of
+from ...kernels.run.torch_tensors import TensorLaunch, check_tensors, launch_of
 from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
@@ -352,7 +352,7 @@ def launch(
     return c
 
 
-def _keep_rows(plan: Sm90Plan, made: LaunchOf, out: torch.Tensor | None) -> None:
+def _keep_rows(plan: Sm90Plan, made: TensorLaunch, out: torch.Tensor | None) -> None:
     """Keep rows in no group, where C is stored beside the output and then copied."""
     if made.late and out is not None and plan.ragged is not None and not plan.ragged.clears:
         made.c.copy_(out)

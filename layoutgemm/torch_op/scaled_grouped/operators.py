@@ -37,7 +37,7 @@ from .grouped import (
     grouped_product,
 )
 from .recipes import BLOCK, recipe_text
-from .scaled import FP8, NO_FINISH, ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
+from .scaled import FP8, NO_FINISH, BiasActivation, ScaledCall, check_config, check_scaled, scaled_product
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
 _SAID = ("offsets", "offs", "counts")
@@ -52,7 +52,7 @@ def _scaled(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> torch.Tensor:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     return scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config)).contiguous()
 
@@ -63,7 +63,7 @@ def _(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> torch.Tensor:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     plain_config(config)
     return a.new_empty(call.shape, dtype=call.kind)
@@ -75,7 +75,7 @@ def _quantized(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
     scales = scales_of_c(call.shape, a)
     c = scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config), None, (), scales)
@@ -88,7 +88,7 @@ def _(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
     plain_config(config)
     return a.new_empty(call.shape, dtype=call.kind), scales_of_c(call.shape, a)
@@ -100,7 +100,7 @@ def scales_of_c(shape: tuple[int, ...], beside: torch.Tensor) -> torch.Tensor:
 
 
 def checked_scaled(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: BiasActivation,
     out: torch.Tensor | None, out_dtype: object, recipe_a: object, recipe_b: object, out_recipe: object = None,
 ) -> ScaledCall:  # fmt: skip
     """The checked product: operands, recipes, output. Raises OperandError or TensorError, naming the operand."""
@@ -156,7 +156,7 @@ def _grouped(
     recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
     activation: str | None = None, use_fast_accum: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     c = grouped_product(call, a, b, groups, scale_a, scale_b, finish, plain_config(config))
     return c.mT.contiguous().mT if call.form == COLUMNS else c.contiguous()
@@ -169,7 +169,7 @@ def _(
     recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
     activation: str | None = None, use_fast_accum: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     plain_config(config)
     if call.form == COLUMNS:
@@ -179,7 +179,7 @@ def _(
 
 def checked_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: object,
+    scale_b: torch.Tensor | None, finish: BiasActivation, out: torch.Tensor | None, out_dtype: object,
     recipe_a: object, recipe_b: object,
 ) -> GroupedCall:  # fmt: skip
     """The checked product: operands, groups, recipes, output. Raises OperandError or TensorError."""
@@ -316,14 +316,14 @@ def _recorded(
             "torch.ops.layoutgemm.grouped_matmul is differentiated by torch.func, which takes no operator's "
             "derivative: layoutgemm.grouped_matmul has it, outside of torch.compile"
         )
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     if bias is None and activation is None:
         return _derivable(a, b, groups, said, out_dtype, config)
     return finished(call, _derivable(a, b, groups, said, recorded_type(call, finish, a, b), config), groups, finish)
 
 
-def recorded_type(call: GroupedCall, finish: ScaledFinish, a: torch.Tensor, b: torch.Tensor) -> torch.dtype:
+def recorded_type(call: GroupedCall, finish: BiasActivation, a: torch.Tensor, b: torch.Tensor) -> torch.dtype:
     """The type of a product that torch finishes: before a gate the result's own where it is kept, as by `matmul`."""
     kept = finish.gate is not None and call.kind.itemsize == 2 and differentiated(a, b)
     return call.kind if kept else torch.float32
@@ -374,7 +374,7 @@ def _check_scaled(
     out: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, recipe_a: str, recipe_b: str,
     out_recipe: str,
 ) -> None:  # fmt: skip
-    finish = ScaledFinish(bias, activation)
+    finish = BiasActivation(bias, activation)
     checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, recipe_a, recipe_b, out_recipe)
 
 
@@ -383,7 +383,7 @@ def _check_grouped(
     scale_b: torch.Tensor | None, bias: torch.Tensor | None, out: torch.Tensor | None, said: str,
     activation: str | None, out_dtype: torch.dtype | None, recipe_a: str, recipe_b: str,
 ) -> None:  # fmt: skip
-    finish = ScaledFinish(bias, activation)
+    finish = BiasActivation(bias, activation)
     checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, recipe_a, recipe_b)
 
 

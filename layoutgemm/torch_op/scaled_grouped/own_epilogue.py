@@ -39,7 +39,7 @@ from .epilogue import epilogue_of
 from .kept import launch_once, require_hopper
 from .operators import WAY_OUT, checked_scaled
 from .recipes import Recipes, recipe_text
-from .scaled import ScaledCall, ScaledFinish, check_config, chosen, derived, of_group, sums, vectors_of
+from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, of_group, sums, vectors_of
 
 _OF_SCALES = ("scale_a", "scale_b")
 
@@ -70,7 +70,7 @@ class ScaledFactors(NamedTuple):
 
 def with_epilogue(
     of: ScaledFactors, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
-    finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
+    finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product; without elements, of shape (0,), where the epilogue stores no C.
 
@@ -81,7 +81,7 @@ def with_epilogue(
     >>> largest = torch.empty(2)
     >>> steps, found = Epilogue(RowReduce("max")), {"row_max": largest}
     >>> of = ScaledFactors(one, torch.tensor([[1.0], [0.5]]), one.T, None)
-    >>> with_epilogue(of, steps, found, (None, None), ScaledFinish(), None, torch.bfloat16, None).tolist()
+    >>> with_epilogue(of, steps, found, (None, None), BiasActivation(), None, torch.bfloat16, None).tolist()
     [[128.0, 128.0], [64.0, 64.0]]
     >>> largest.tolist()
     [128.0, 64.0]
@@ -117,7 +117,7 @@ def of_one(
 
 def checked(
     of: ScaledFactors, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
-    finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
+    finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
 ) -> tuple[ScaledCall, Epilogue, GivenOperands]:  # fmt: skip
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
     beside = [name for name in ("bias", "activation") if getattr(finish, name) is not None]

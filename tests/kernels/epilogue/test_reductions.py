@@ -31,7 +31,7 @@ from layoutgemm.kernels.epilogue.chain import (
     RowReduce,
 )
 from layoutgemm.kernels.epilogue.numpy_math import Math
-from layoutgemm.kernels.epilogue.parameters import Placed, words_of
+from layoutgemm.kernels.epilogue.parameters import PlacedOperand, words_of
 from layoutgemm.kernels.orders import stored_elements
 from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
 from layoutgemm.kernels.run.arrays import global_matrix
@@ -147,7 +147,10 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
         (lambda: Quantize(least=0.0), "least = 0.0"),
         (lambda: Epilogue(Quantize(), Activation("relu")), "last step"),
         (lambda: Epilogue(Bias(), stores_c=False), "no step writes anything"),
-        (lambda: words_of(Epilogue(RowReduce()), {"row_sum": Placed(16)}), "row_sum has partial results: workspace="),
+        (
+            lambda: words_of(Epilogue(RowReduce()), {"row_sum": PlacedOperand(16)}),
+            "row_sum has partial results: workspace=",
+        ),
         (lambda: Epilogue(RowReduce(), RowReduce()), "two operands of the epilogue are named row_sum"),
     ],
     ids=range(22),

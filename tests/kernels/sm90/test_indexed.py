@@ -18,7 +18,7 @@ from layoutgemm.emulator.mutation.run import LaunchCase, sample, survey, unreach
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, Given
+from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, EpilogueOperand
 from layoutgemm.kernels.run.emulated import emulate_launch, linked
 from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
 from layoutgemm.kernels.sm90.checks import pipeline_of
@@ -32,7 +32,7 @@ needs_cc = needs.C_COMPILER
 SMALL = Sm90Config((64, 64), consumers=1, stages=3, loader="warpgroup")
 PAIR = Sm90Config((128, 64), stages=3, loader="warpgroup", cluster=(2, 1))
 TURNS = Sm90Config((64, 40), schedule="pingpong", loader="warpgroup", stages=3)
-WEIGHTED = Epilogue(Custom.of(lambda x, i, j, ops, w: w * x, Given("w", "m", "f32")))
+WEIGHTED = Epilogue(Custom.of(lambda x, i, j, ops, w: w * x, EpilogueOperand("w", "m", "f32")))
 SIZES = (0, 70, 0, 1, 64, 33)
 # M, N, K; A, B, C; configuration; (rows of A, type of indices), (rows of C, type of indices); groups
 FORMS: dict[str, tuple[Any, ...]] = {

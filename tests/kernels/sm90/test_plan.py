@@ -22,9 +22,9 @@ from layoutgemm.kernels.run.torch_tensors import check_out
 from layoutgemm.kernels.sm90 import checks as sm90_proofs
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.explain import barriers, roles
-from layoutgemm.kernels.sm90.multicast import Sharing
+from layoutgemm.kernels.sm90.multicast import MulticastGroups
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
-from layoutgemm.kernels.sm90.smem import Exchange
+from layoutgemm.kernels.sm90.smem import SplitKExchange
 from layoutgemm.schedule import Persistent
 from tests import needs
 from tests.kernels.plan_mutants import Stuck, outcome, values, with_chunk
@@ -190,8 +190,8 @@ class OtherColumns(Sm90Plan):
     """Blocks are numbered along N first."""
 
     @property
-    def sharers(self) -> Sharing:
-        class ByRows(Sharing):
+    def sharers(self) -> MulticastGroups:
+        class ByRows(MulticastGroups):
             def place(self, rank: Any) -> tuple[Any, Any]:
                 return rank // self.columns, rank % self.columns
 
@@ -206,14 +206,14 @@ class ShortRuns(Sm90Plan):
         return tuple((first, count - 16) for first, count in super().dead_runs)
 
 
-class OneSlot(Exchange):
+class OneSlot(SplitKExchange):
     """Every other block's sums in the same place."""
 
     def slot(self, source: Any, target: Any) -> Any:
         return 0
 
 
-class Light(Exchange):
+class Light(SplitKExchange):
     """Warps that send less than is expected."""
 
     @property

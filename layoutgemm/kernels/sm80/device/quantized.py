@@ -82,7 +82,7 @@ class InsideCopies(Copies):
         return anchors, rooms
 
 
-class PackedCopies(ampere.Held):
+class PackedCopies(ampere.LoopCarried):
     """A thread's copies of packed weights: where they come from, and where they go."""
 
     held = ("anchors", "steps", "others")
@@ -139,7 +139,7 @@ class PackedCopies(ampere.Held):
             ampere.copy_chunk(destination, source, valid, there)
 
 
-class PackedLoads(ampere.Held):
+class PackedLoads(ampere.LoopCarried):
     """A lane's loads of packed words, and their conversion to registers of B."""
 
     held = ("words", "scales")

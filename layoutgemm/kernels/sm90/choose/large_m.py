@@ -89,14 +89,14 @@ class _Launch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ManyRows:
+class LargeMModel:
     """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on so many multiprocessors.
 
     swapped   rows are columns of C
     matrices  whether an epilogue reads or writes matrices of C's shape, or reduces its rows
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
-    >>> print(ManyRows(512, 4096, 4096, 1, ClusterOccupancy()).estimate((128, 128), (2, 1), pingpong=False))
+    >>> print(LargeMModel(512, 4096, 4096, 1, ClusterOccupancy()).estimate((128, 128), (2, 1), pingpong=False))
     128x128: 128 tiles, 1 wave(s) of 132, 22.5 us
     """
 

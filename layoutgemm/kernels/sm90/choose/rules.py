@@ -14,7 +14,7 @@ from typing import Any
 from ....arguments import as_int, checked
 from ....dtypes import DType, bf16
 from ....errors import PlanError
-from ...derive import Given, Operand
+from ...derive import Operand, OperandSpec
 from ...epilogue.chain import Epilogue
 from ...operand_orders import Choice
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
@@ -28,7 +28,7 @@ from ..plan import Sm90Config, Sm90Plan
 from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
 from .costs import cost_model
-from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, ManyRows, early_parts
+from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, early_parts
 from .occupancy import ClusterOccupancy
 from .small_m import crowded, fetched, for_few_rows
 
@@ -47,9 +47,9 @@ class Sm90Choice(Choice):
         k: int,
         *,
         batch: int = 1,
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
+        a: OperandSpec = "bf16",
+        b: OperandSpec | None = None,
+        c: OperandSpec | None = None,
         epilogue: Epilogue | None = None,
         gated: Combined | str | None = None,
         pair: Pair | int | None = None,
@@ -127,7 +127,7 @@ def spare_of_sums(how: Combined) -> Sm90Config:
 
 @checked(PlanError)
 def choose(
-    m: int, n: int, k: int, *, batch: int = 1, a: Given = "bf16", b_major: str = "K",
+    m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b_major: str = "K",
     multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None, matrices: bool = False,
     in_place: bool = False,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
@@ -216,11 +216,11 @@ def likeliest(
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
     places = ClusterOccupancy.of(multiprocessors)
-    straight = ManyRows(m, n, k, batch, places, rows_of=rows_of)
+    straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
-    turned = ManyRows(n, m, k, batch, places, swapped=True, matrices=matrices, rows_of=rows_of)
+    turned = LargeMModel(n, m, k, batch, places, swapped=True, matrices=matrices, rows_of=rows_of)
     found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 

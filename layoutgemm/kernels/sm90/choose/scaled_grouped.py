@@ -17,7 +17,7 @@ from ..gated import HALVES
 from ..mainloop import DEPTH
 from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
-from .large_m import ManyRows
+from .large_m import LargeMModel
 from .occupancy import ClusterOccupancy
 from .rules import choose
 
@@ -296,7 +296,7 @@ def along_k_candidates(
     """
     m, n, k, groups = sizes
     lines = -(-k // groups)
-    product = ManyRows(m, n, lines, groups, places or ClusterOccupancy(), rows_of=n)
+    product = LargeMModel(m, n, lines, groups, places or ClusterOccupancy(), rows_of=n)
     found = []
     for tile in _ALONG_K:
         consumers = warpgroups(tile, once=False)

@@ -207,7 +207,7 @@ class StreamedKernel(FusedEntry):
         if const_expr(bool(plan.epilogue)):
             given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
             job = bridge.Carried(m=limit, n=sizes[1], given=given)
-            done = FusedBlock(Summed(plan), job, (first, Int32(0), Int32(0)), thread).values(values, 0, len(done))
+            done = FusedBlock(StreamedSums(plan), job, (first, Int32(0), Int32(0)), thread).values(values, 0, len(done))
         for v in cutlass.range_constexpr(plan.accumulator_registers):
             row, column = plan.coords_C(thread, v)
             if self.stores(row, first, limit) & (column < sizes[1]):
@@ -238,14 +238,14 @@ class StreamedKernel(FusedEntry):
         return total
 
 
-class Summed:
+class StreamedSums:
     """The sums of a thread as `FusedBlock` sees them."""
 
     def __init__(self, plan: StreamedPlan):
         self.epilogue, self.c, self.batch, self.partials, self.mma = plan.epilogue, plan.c, 1, plan.partials, plan
 
 
-class WarpStream(ampere.Held):
+class WarpStream(ampere.LoopCarried):
     """A lane's slots: filled with its share of units, and multiplied."""
 
     held = ("values",)
