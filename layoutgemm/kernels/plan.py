@@ -352,16 +352,6 @@ class PersistentPlan(GemmPlan):
         return parameters_with(self.words) if self.reads_more else PERSISTENT_PARAMETERS
 
     @property
-    def partials(self) -> tuple[Any, ...]:
-        """The partial results of an epilogue's reductions, each a `kernels.partials.Partial`."""
-        return ()
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of device memory of these."""
-        return 0
-
-    @property
     def reads_more(self) -> bool:
         """True if the kernel takes words: it has an epilogue, even one without operands."""
         return bool(self.epilogue)

@@ -63,7 +63,7 @@ def _emulate_persistent(
     if own > inner:
         leading += STRIDE_UNIT // plan.c.dtype.bytes
         policy = replace(policy or Policy(), edges=False)
-    batch = plan.matrices_of_c if isinstance(plan, Sm90Plan) else plan.batch
+    batch = plan.matrices_of_c
     words = unwritten(plan.c.dtype, (batch, lines, leading))
     before = words[..., own:].copy()
     pitches = (*_leading(plan, a, b), leading, a.pitch, b.pitch, lines * leading)

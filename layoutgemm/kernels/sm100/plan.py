@@ -22,7 +22,7 @@ from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, unmirrored
-from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
+from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
     MAX_TILES,
@@ -116,7 +116,7 @@ class Sm100Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Sm100Plan(PersistentPlan):
+class Sm100Plan(ReducingPlan, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell; see `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
@@ -270,16 +270,6 @@ class Sm100Plan(PersistentPlan):
     def partials(self) -> tuple[Partial, ...]:
         """The partial results of the epilogue's reductions: of a tile's columns, and of a warp's rows."""
         return partials_of(self.epilogue, self.tile[1], rows=WARP_LANES)
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of device memory of these."""
-        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of device memory that a call needs beyond its operands: those of partial results."""
-        return self.partial_bytes
 
     @property
     def loads_whole_rows(self) -> bool:

@@ -22,7 +22,7 @@ from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, unmirrored
-from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
+from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
@@ -116,7 +116,7 @@ class Sm80Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Sm80Plan(GemmPlan):
+class Sm80Plan(ReducingPlan, GemmPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config.
 
     b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
@@ -174,21 +174,6 @@ class Sm80Plan(GemmPlan):
     def partials(self) -> tuple[Partial, ...]:
         """The partial results of the epilogue's reductions: of a warp's columns, and of its rows."""
         return partials_of(self.epilogue, self.b.warp_extent, rows=self.a.warp_extent)
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of device memory of these.
-
-        >>> from layoutgemm.kernels.epilogue.chain import RowReduce
-        >>> Sm80Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).partial_bytes  # of eight warps of 64 columns
-        16384
-        """
-        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of device memory that a call needs beyond its operands: those of partial results."""
-        return self.partial_bytes
 
     @property
     def fragment(self) -> WarpFragment:

@@ -22,7 +22,7 @@ from ...schedule import GpcOrder, OfLayout, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, order_for
-from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
+from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
     PERSISTENT_PARAMETERS,
@@ -71,7 +71,7 @@ LEAST_STAGES = 2  # one group of products is in flight: its stage is released wh
 
 
 @dataclass(frozen=True)
-class Sm90Plan(NamedBarriers, PersistentPlan):
+class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
@@ -503,16 +503,6 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     def partials(self) -> tuple[Partial, ...]:
         """The partial results of the epilogue's reductions."""
         return partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of device memory of partial results.
-
-        >>> from layoutgemm.kernels.epilogue.chain import RowReduce
-        >>> Sm90Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).partial_bytes  # two tiles of columns
-        4096
-        """
-        return words_of_matrix(self.partials, self.m, self.n, self.batch) * self.matrices_of_c * WORD_BYTES
 
     @property
     def workspace(self) -> int:
