@@ -6,6 +6,7 @@ import numpy as np
 
 from ...atoms.tmem.layout import WARP_LANES
 from ...checks import bank_conflicts
+from ...checks.coverage import not_once
 from ...errors import LayoutError
 from ...report import Check
 from ..plan_checks import boxes_of_c
@@ -32,9 +33,7 @@ def _columns_of_c(plan: Sm100Plan) -> Check:
             end = chunk.offset + chunk.tile.bytes
         if end > store.buffer_bytes or store.buffer_bytes % 1024:
             witness = witness or f"round {number} ends at byte {end} of a buffer of {store.buffer_bytes}"
-    if (times != 1).any():
-        column = int(np.nonzero(times != 1)[0][0])
-        witness = witness or f"column {column} is stored {int(times[column])} times"
+    witness = witness or not_once(times, "column {} is stored {} times")
     if store.c != plan.c or store.warps != 1:
         witness = witness or f"a store of {store.c} by {store.warps} warp(s)"
     widths = "+".join(str(chunk.width) for chunk in distinct_chunks(store))

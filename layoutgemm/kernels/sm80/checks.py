@@ -23,6 +23,7 @@ from ...checks import (
     sectors,
     shared_memory_of,
 )
+from ...checks.coverage import not_once
 from ...layouts import Layout
 from ...memo import memoized
 from ...report import Check, Report
@@ -295,10 +296,7 @@ def _warps(plan: Sm80Plan) -> Check:
     for warp in range(plan.threads // WARP):
         i, j = plan.warp_place(warp)
         times[i * wide_m : (i + 1) * wide_m, j * wide_n : (j + 1) * wide_n] += 1
-    witness = ""
-    if (times != 1).any():
-        at = tuple(int(x) for x in np.argwhere(times != 1)[0])
-        witness = f"element {at} of the tile is multiplied by {int(times[at])} warps"
+    witness = not_once(times, "element ({}, {}) of the tile is multiplied by {} warps")
     if sorted(plan.products) != sorted(product(range(plan.blocks[0]), range(plan.blocks[1]))):
         witness = witness or f"the products {plan.products} are not all of {plan.blocks} blocks"
     if (plan.a.warps, plan.b.warps) != plan.warps:

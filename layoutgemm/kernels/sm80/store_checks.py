@@ -6,6 +6,7 @@ import numpy as np
 
 from ...atoms import feeds, stmatrix
 from ...checks import AccessPattern, bank_conflicts, sectors
+from ...checks.coverage import not_once
 from ...layouts import Layout
 from ...memo import memoized
 from ...report import Check
@@ -72,9 +73,7 @@ def numbered_check(plan: Sm80Plan) -> Check:
         first = places[v - v % 2]
         if (i != first[0]).any() or (j != first[1] + v % 2).any() or (first[1] % 2).any():
             witness = witness or f"values {v - v % 2} and {v} are no two neighbours of a row"
-    if (times != 1).any():
-        at = tuple(int(x) for x in np.argwhere(times != 1)[0])
-        witness = witness or f"element {at} of the warp's part has {int(times[at])} values"
+    witness = witness or not_once(times, "element ({}, {}) of the warp's part has {} values")
     statement = f"{count} values of a lane are its accumulators, in pairs, and all of {rows}x{columns} once"
     return Check("epilogue", statement, not witness, f"exhaustion ({rows * columns} elements)", witness)
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ...atoms import MmaAtom
 from ...atoms.tma.engine import shared_bits
 from ...checks import bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ...checks.coverage import not_once
 from ...checks.pipeline.model import MOST_NAMED, NamedBarrier
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import ge0, show
@@ -295,9 +296,7 @@ def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
         if first % 16 or count % 16:
             witness = witness or f"zeros are written 16 bytes at a time, the run is {first}..{first + count - 1}"
         times[first : first + count] += 1
-    if not witness and (times != 1).any():
-        byte = int(np.nonzero(times != 1)[0][0])
-        witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
+    witness = witness or not_once(times, "byte {} of the tile is written {} times, should be 1")
     if not witness and (loaded[:rows] != 1).any():
         witness = f"of {rows} rows {int((loaded[:rows] == 1).all(axis=1).sum())} are loaded once"
     statement = (

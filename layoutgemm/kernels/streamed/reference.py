@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...atoms import ldmatrix
 from ...atoms.copy.base import WARP
+from ...checks.coverage import not_once
 from ...errors import PlanError
 from ...memo import memoized
 from ..quantized.blocks import STRIP
@@ -54,9 +55,8 @@ def execute_streamed(
                 _store(plan, found, (start, count), (part, buffer), c, times)
         if progress is not None:
             progress(cluster + 1, clusters)
-    if (times != 1).any():
-        i, j = (int(v) for v in np.argwhere(times != 1)[0])
-        raise PlanError(f"C[{i}, {j}] is stored {times[i, j]} times")
+    if wrong := not_once(times, "C[{}, {}] is stored {} times"):
+        raise PlanError(wrong)
     return np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(c)), np.float32)
 
 
