@@ -32,6 +32,7 @@ from ..run.hardware_model import (
     copy_boxes,
     register_product,
     store_matrices,
+    take_tiles,
     wgmma_product,
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
@@ -92,14 +93,7 @@ def execute_sm90(
     if plan.experts is not None:
         tiles = expert_tables(plan, (given or {})[plan.experts.name])[1][-1]
     workers = tiles if plan.config.single else min(tiles, clusters)
-    done = 0
-    for worker in range(workers):
-        cluster = _Cluster(plan, a, b, c, given or {})
-        for step, tile in enumerate(range(worker, tiles, workers)):
-            cluster.compute(tile, step)
-            done += 1
-            if progress is not None:
-                progress(done, tiles)
+    take_tiles(tiles, workers, lambda: _Cluster(plan, a, b, c, given or {}), progress)
     return c.values()
 
 
