@@ -1,4 +1,4 @@
-"""Counts of how often each element is copied, stored or multiplied, which checks expect to be one."""
+"""Counts of accesses to each element, which checks expect to be one."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class GemmPlan(HasPicture, HasPage):
     else:
 
         @classmethod
-        def derive(cls, m: int, n: int, k: int, **given: Any) -> Any:
+        def derive(cls, m: int, n: int, k: int, **given: object) -> Any:
             """The production kernel's plan: what `layoutgemm.plan` gives. Each kind of plan has one of its own."""
             return named(cls.verbs["derive"])(m, n, k, **given)
 
@@ -262,7 +262,7 @@ class GemmPlan(HasPicture, HasPage):
         """Rows of the matrix C: the product's, unless they are scattered."""
         return self.m
 
-    def stored_rows(self, values: Mapping[str, Any]) -> Any:
+    def stored_rows(self, values: Mapping[str, object]) -> Any:
         """The rows of C that are stored, as an array; None for all.
 
         values  that the plan reads, by name
@@ -320,8 +320,8 @@ class GemmPlan(HasPicture, HasPage):
 
     @checked(PlanError)
     def run(
-        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
-        given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
+        self, a: object, b: object, *, out: object = None, device: str | None = None, copy: bool = True,
+        given: Mapping[str, object] | None = None, banks: bool = False, timeline: bool = False,
     ) -> Any:  # fmt: skip
         """C = A @ B on arrays or tensors, and the epilogue on operands `given` by name.
 

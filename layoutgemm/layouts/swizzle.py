@@ -413,7 +413,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
             composed: ComposedLayout = found.to_composed()
             return composed
 
-    def complement(self, bound: Any = None) -> Layout:
+    def complement(self, bound: object = None) -> Layout:
         """The modes that fill 0..bound-1 when they are appended: the complement of the layout inside.
 
         The swizzle permutes what they fill, and moves it beyond the bound only where the bound cuts its pattern.
@@ -586,7 +586,7 @@ def _innermost(layout: AnyLayout) -> Layout:
     return layout
 
 
-def compose_with_swizzle(left: Any, right: object) -> ComposedLayout:
+def compose_with_swizzle(left: object, right: object) -> ComposedLayout:
     """A plain layout after a swizzled one: answered where the layout only multiplies by a power of two.
 
     2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the bits apart. The

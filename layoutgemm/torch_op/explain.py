@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -44,7 +44,7 @@ def explain_matmul(
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, recipe_a: object = None,
     recipe_b: object = None, use_fast_accum: bool = True, offsets: torch.Tensor | None = None,
     offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
-    combine: Combine | None = None, given: Mapping[str, Any] | None = None, rows: torch.Tensor | None = None,
+    combine: Combine | None = None, given: Mapping[str, object] | None = None, rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
     out_recipe: object = None, epilogue: Epilogue | None = None,
 ) -> Explanation:  # fmt: skip
@@ -144,7 +144,7 @@ def _copied_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Op
 
 def _with_epilogue(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, epilogue: Epilogue | None,
-    given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+    given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None,
 ) -> Explanation:  # fmt: skip
     """The explanation of `matmul` with an epilogue: its partial results are workspace."""
     if epilogue is None:

@@ -78,7 +78,7 @@ def matmul(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     epilogue: Epilogue | None = None,
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, object] | None = None,
     config: Config | None = None,
     out_dtype: torch.dtype | None = None,
     allow_tf32: bool | None = None,
@@ -480,7 +480,7 @@ def _with_combine(
 
 
 def _with_rows(
-    a: Any, b: Any, vectors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    a: object, b: object, vectors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
     others: dict[str, Any], activation: str | None, out: torch.Tensor | None, config: Config | None,
     out_dtype: torch.dtype | None, copy_rows: bool | None,
 ) -> torch.Tensor:  # fmt: skip
@@ -493,7 +493,7 @@ def _with_rows(
 
 def _with_combined_rows(
     a: torch.Tensor, b: Sequence[torch.Tensor], rows: torch.Tensor, combine: Combine, others: dict[str, Any],
-    given: Mapping[str, Any] | None, out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
+    given: Mapping[str, object] | None, out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
     copy_rows: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """A product of rows by index with several matrices."""
@@ -509,7 +509,7 @@ def _with_combined_rows(
 
 def _with_order(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
-    epilogue: Epilogue | None, given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+    epilogue: Epilogue | None, given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None,
     allow_tf32: bool | None, order: Order,
 ) -> torch.Tensor:  # fmt: skip
     """The product in an order of tiles of its own."""
@@ -527,7 +527,7 @@ def _with_order(
 
 def _with_epilogue(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
-    epilogue: Epilogue | None, given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+    epilogue: Epilogue | None, given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None,
     allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with a user's own epilogue."""

@@ -47,7 +47,7 @@ _NOT_DISPATCHED = (
 
 
 def ordered_product(
-    a: torch.Tensor, b: torch.Tensor, order: Order, *, out: torch.Tensor | None, given: Mapping[str, Any] | None,
+    a: torch.Tensor, b: torch.Tensor, order: Order, *, out: torch.Tensor | None, given: Mapping[str, object] | None,
     config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product in an order of tiles: see `torch_op.matmul`.

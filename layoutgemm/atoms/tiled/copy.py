@@ -309,7 +309,7 @@ class TiledCopy(HasPicture, HasPage, Convertible):
 
     # ------------------------------------------------------------ fragments
 
-    def retile(self, fragment: Any) -> Any:
+    def retile(self, fragment: object) -> Any:
         """A product's fragment (values, rest, rest, ...), as ((value of one instruction, instruction), rest, ...).
 
         The registers stay; the layout says which of them an instruction of this copy takes. A copy made by

@@ -276,7 +276,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
         return self.tv_layout("C", extent)
 
     @checked(AtomError)
-    def view(self, operand: str, extent: Any = None) -> View:
+    def view(self, operand: str, extent: object = None) -> View:
         """The whole map (thread, value, rest) -> (row, column) over `extent` (None: one tile), and its inverse.
 
         >>> from layoutgemm.atoms import wgmma

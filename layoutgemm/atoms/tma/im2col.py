@@ -504,5 +504,5 @@ def _pads(padding: IntTuple, count: int) -> tuple[tuple[int, int], ...]:
     return tuple(out[::-1])
 
 
-def _flat(entry: Any) -> tuple[Any, ...]:
+def _flat(entry: object) -> tuple[Any, ...]:
     return tuple(entry) if isinstance(entry, tuple) else (entry,)

@@ -159,7 +159,7 @@ def _kinds() -> dict[str, Any]:
     return {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
 
 
-def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, Any]) -> tuple[Any, ...]:
+def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, object]) -> tuple[Any, ...]:
     """The sixteen words of a launch: the epilogue's, the main loop's tables, the groups' offsets.
 
     pointers  addresses of the operands, by name; all are contiguous
@@ -176,7 +176,7 @@ def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, Any
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, Any]) -> dict[str, PlacedOperand]:
+def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, object]) -> dict[str, PlacedOperand]:
     """An epilogue's operands: each matrix of a batch, or group, has its own vector, or all share one."""
     m, _, _, batch = product.sizes
     found = {}

@@ -172,7 +172,7 @@ class Worker:
             self.kill()
         return answer or ""
 
-    def _send(self, what: Any, end: float) -> None:
+    def _send(self, what: object, end: float) -> None:
         """A line of JSON. Raises OSError where the process has ended, or does not read it until `end`."""
         assert self._process is not None and self._process.stdin is not None
         rest = json.dumps(what).encode() + b"\n"
@@ -376,7 +376,7 @@ def _step_of(name: str, values: Any) -> Step:
     return Custom(_tuples(values["expression"]), tuple(operands))
 
 
-def _tuples(x: Any) -> Any:
+def _tuples(x: object) -> Any:
     return tuple([_tuples(y) for y in x]) if isinstance(x, list) else x
 
 

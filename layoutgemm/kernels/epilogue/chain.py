@@ -235,13 +235,13 @@ class Epilogue:
         steps = [step.transposed() for step in self.steps]
         return Epilogue(*steps, flipped=not self.flipped, pairs=False, stores_c=self.stores_c, sums=self.sums)
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: object, at: object) -> Any:
         """All steps on one element, or on a matrix of them; of a gated product those behind the gate."""
         for step in self.steps[self.sums :]:
             x = step.apply(x, at)
         return x
 
-    def apply_to_sum(self, x: Any, at: Any) -> Any:
+    def apply_to_sum(self, x: object, at: object) -> Any:
         """The steps before a gate on one sum, or on a matrix of them."""
         for step in self.steps[: self.sums]:
             x = step.apply(x, at)

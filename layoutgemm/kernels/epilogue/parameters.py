@@ -42,7 +42,7 @@ def check_names(
         raise OperandError(f"{takes} {', '.join(names) or f'no {kind}s'}: {name} {what}")
 
 
-def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: Any = None) -> tuple[Any, ...]:
+def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: object = None) -> tuple[Any, ...]:
     """The words, in the kernel's order: numbers and `PlacedOperand` by name, all of the epilogue's and no others.
 
     workspace  the address of the plan's `workspace` bytes, which an epilogue with partial results needs

@@ -253,14 +253,14 @@ class Output:
         return np.ascontiguousarray(values if self.batch > 1 else values[0])
 
 
-class Worker(Protocol):
+class TileWorker(Protocol):
     """The CTAs of a cluster, which compute tile after tile."""
 
     def compute(self, tile: int, step: int) -> None:
         """Tile number `tile` of all, this worker's number `step`."""
 
 
-def take_tiles(tiles: int, workers: int, start: Callable[[], Worker], progress: Progress | None) -> None:
+def take_tiles(tiles: int, workers: int, start: Callable[[], TileWorker], progress: Progress | None) -> None:
     """Persistent workers take tiles: worker w those numbered w, w + workers, and so on.
 
     start     makes a worker

@@ -85,7 +85,7 @@ def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
     return True, f"torch finds {name}"
 
 
-def chosen_device(plan: Any, device: str | None, otherwise: str = "reference") -> tuple[str, str]:
+def chosen_device(plan: object, device: str | None, otherwise: str = "reference") -> tuple[str, str]:
     """(the device asked for, else a GPU that runs the plan, else `otherwise`; the reason)."""
     if device is not None:
         return device, ""

@@ -153,7 +153,7 @@ class Sm80Store:
         )
 
 
-def matrix_row(mma: MmaAtom, lane: Any, group: int) -> tuple[Any, Any]:
+def matrix_row(mma: MmaAtom, lane: object, group: int) -> tuple[Any, Any]:
     """The (row, column) that a lane gives to stmatrix.x4, for 16 columns of a round.
 
     >>> from layoutgemm.atoms import mma_sync

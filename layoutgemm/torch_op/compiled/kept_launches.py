@@ -80,7 +80,7 @@ NO_EXTRAS = Extras()
 
 def epilogue_again_or(
     make: Callable[[], torch.Tensor], options: Key, tensors: Mapping[str, torch.Tensor | None], epilogue: object,
-    given: Mapping[str, Any] | None, out: torch.Tensor | None,
+    given: Mapping[str, object] | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """`again_or` of a product with an epilogue; `given` holds the epilogue's operands."""
     if type(epilogue) is not Epilogue or type(given) is not dict or len(given) != len(epilogue.given):
@@ -133,7 +133,7 @@ def again_or(
 
 
 def _again(
-    kept: KeptCall, tensors: Sequence[torch.Tensor], given: Mapping[str, Any], out: torch.Tensor | None
+    kept: KeptCall, tensors: Sequence[torch.Tensor], given: Mapping[str, object], out: torch.Tensor | None
 ) -> torch.Tensor | None:
     """The launch for tensors that a guard holds for; None where an address is another."""
     index = kept.direct.device

@@ -68,7 +68,7 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
 
     one_result, several_results = _calls()
 
-    def lower(*args: Any, **kwargs: Any) -> object:
+    def lower(*args: object, **kwargs: object) -> object:
         value = V.graph.current_node.meta["val"]
         several = isinstance(value, (tuple, list))
         if V.graph.cpp_wrapper or not (several or value.is_contiguous()):
@@ -118,7 +118,7 @@ def _layout(value: torch.Tensor) -> Any:
     return ir.FixedLayout(value.device, value.dtype, shape, strides)
 
 
-def _split(name: str, given: Mapping[str, Any], several: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(name: str, given: Mapping[str, object], several: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors of a call, and its other arguments. `tensors` among these names the optional ones that are given.
 
     several  whether the function makes the results, and has to know their type

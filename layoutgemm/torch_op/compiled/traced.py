@@ -68,12 +68,12 @@ def _checked_gemm(
     check_gemm_sizes(one, a, b, two, c, out, kind, product_shape(a, b))
 
 
-def named(**operands: Any) -> dict[str, Any]:
+def named(**operands: object) -> dict[str, Any]:
     """The operands that are given."""
     return {name: x for name, x in operands.items() if x is not None}
 
 
-def _settled(x: Any, exact: bool) -> Any:
+def _settled(x: object, exact: bool) -> Any:
     """A number that may be a symbol: 0, or what stands for others that no check refuses, unless it has to be exact."""
     if not isinstance(x, (torch.SymInt, torch.SymFloat)):
         return x
@@ -131,7 +131,14 @@ _REFUSE = checking_operator("refuse", "(str text) -> ()", _refuse)
 
 
 def check_compiled(
-    a: Any, b: Any, out: Any, bias: Any, activation: Any, config: object, out_dtype: object, allow_tf32: bool | None
+    a: object,
+    b: object,
+    out: object,
+    bias: object,
+    activation: object,
+    config: object,
+    out_dtype: object,
+    allow_tf32: bool | None,
 ) -> None:
     """Check a call of `matmul` that is being traced: tensors by the operator, all else as constants."""
     check_kinds({"a": a, "b": b, **named(bias=bias)}, named(out=out))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -101,7 +100,7 @@ def _by_operator(x: torch.Tensor, *options: object) -> tuple[torch.Tensor, torch
 
 
 def _traced(
-    x: Any, recipe: object, dtype: Any, power_of_two: Any, scale_major: Any
+    x: object, recipe: object, dtype: object, power_of_two: object, scale_major: object
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     check_kinds({"x": x}, {})

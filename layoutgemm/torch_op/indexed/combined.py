@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -29,8 +28,8 @@ _WAY_OUT = "give combine= the rows that torch.index_select makes"
 
 
 def combined_rows(
-    a: torch.Tensor, b: Sequence[torch.Tensor], rows: torch.Tensor, combine: Combine, given: Mapping[str, Any] | None,
-    out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
+    a: torch.Tensor, b: Sequence[torch.Tensor], rows: torch.Tensor, combine: Combine,
+    given: Mapping[str, object] | None, out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
 ) -> torch.Tensor:  # fmt: skip
     """combine(a[rows] @ b[0], a[rows] @ b[1], ...): a's rows are copied first, then one kernel multiplies.
 

@@ -58,7 +58,7 @@ class TorchMath:
 
 
 def matmul_combined(
-    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, Any] | None,
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """combine(a @ b[0], a @ b[1], ...): `matmul` of several matrices. See the module's docstring.
@@ -103,7 +103,7 @@ def matmul_combined(
 
 
 def checked_call(
-    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, Any] | None,
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor], Combined, dict[str, float], torch.dtype]:  # fmt: skip
     """The operands of a call, its function and numbers, and the result's type; raises as `matmul_combined` does."""
@@ -237,7 +237,7 @@ def _orders(b: torch.Tensor, name: str, k_major: str) -> tuple[str, ...]:
 
 
 def explain_combined(
-    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, Any] | None,
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
 ) -> Explanation:  # fmt: skip
     """Which kernel the product takes, why, and what it copies; raises as `matmul_combined` does."""

@@ -468,7 +468,7 @@ class _RecordedGroups(torch.autograd.Function):
         return grouped_matmul(a, b, **{said: groups}, out_dtype=out_dtype, config=config)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: object, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return (*grouped_gradients(ctx, grad, _derived), None, None, None, None)
 
 

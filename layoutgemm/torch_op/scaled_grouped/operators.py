@@ -136,7 +136,7 @@ def plain_config(text: str) -> Sm90Config | None:
     return choice.config
 
 
-def _underived(*operands: Any) -> torch.Tensor:
+def _underived(*operands: object) -> torch.Tensor:
     names = ("a", "scale_a", "b", "scale_b", "bias")
     refuse_derivatives(dict(zip(names, operands)), WAY_OUT)
     raise OperandError("torch.ops.layoutgemm.scaled_matmul has no derivative")
@@ -215,7 +215,7 @@ class _GroupedProduct(torch.autograd.Function):
         ctx.said, ctx.kind = inputs[3], output.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: object, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return (*grouped_gradients(ctx, grad, differentiable), None, None, None, None)
 
     @staticmethod
@@ -227,11 +227,13 @@ class _GroupedProduct(torch.autograd.Function):
         return None if not values else values[0] if len(values) == 1 else (values[0] + values[1]).to(ctx.kind)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
+    def vmap(info: object, in_dims: Sequence[int | None], *arguments: object) -> tuple[torch.Tensor, int]:
         return one_by_one(info, in_dims, arguments, differentiable_of), 0
 
 
-def one_by_one(info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any], call: Multiply) -> torch.Tensor:
+def one_by_one(
+    info: object, in_dims: Sequence[int | None], arguments: Sequence[object], call: Multiply
+) -> torch.Tensor:
     """A call for each slice along the mapped dimension, stacked: groups differ from slice to slice."""
     return torch.stack([call(*each) for each in slices_of(info, in_dims, arguments)])
 
@@ -345,23 +347,25 @@ with_autograd("grouped_matmul", _recorded)
 
 
 @_scaled.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
+def _(info: object, in_dims: Sequence[int | None], *arguments: object) -> tuple[torch.Tensor, int]:
     return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.scaled_matmul), 0
 
 
 @_quantized.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
+def _(
+    info: object, in_dims: Sequence[int | None], *arguments: object
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
     call = torch.ops.layoutgemm.scaled_matmul_quantized
     found = [call(*each) for each in slices_of(info, _dims(in_dims, arguments), arguments)]
     return tuple([torch.stack(parts) for parts in zip(*found)]), (0, 0)
 
 
 @_grouped.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
+def _(info: object, in_dims: Sequence[int | None], *arguments: object) -> tuple[torch.Tensor, int]:
     return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.grouped_matmul), 0
 
 
-def _dims(in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[int | None]:
+def _dims(in_dims: Sequence[int | None], arguments: Sequence[object]) -> list[int | None]:
     return [*in_dims, *[None] * (len(arguments) - len(in_dims))]
 
 

@@ -166,7 +166,7 @@ def halves_of(order: PackedOrder, atom: MmaAtom) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def _places(atom: MmaAtom, name: str, lanes: Any) -> Any:
+def _places(atom: MmaAtom, name: str, lanes: object) -> Any:
     """(row or column, k) of every register's values: (2, lane, register, value)."""
     values = int(atom.layout_A[1].size)
     places = np.stack([np.asarray(x) for x in atom.coords(name)(lanes, np.arange(values)[None, :])])
