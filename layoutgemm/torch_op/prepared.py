@@ -21,6 +21,7 @@ from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
+from .compiled.constants import constant_in_graphs
 from .launch import Prepared
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, shared_memory, stores_fused
 from .types import C_NAMES, NAMES, usual_type
@@ -128,6 +129,7 @@ def choice_of(config: Config | None) -> Sm90Choice | None:
     raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config, an Sm90Choice or None")
 
 
+@constant_in_graphs
 def config_text(config: Config | None) -> str:
     """A configuration as text, which an operator's schema can hold; "" for none."""
     if config is None:
@@ -135,11 +137,6 @@ def config_text(config: Config | None) -> str:
     choice = choice_of(config)
     assert choice is not None
     return json.dumps(entry_of_choice(choice))
-
-
-# What torch.compiler.assume_constant_result sets; that function imports the whole compiler. A configuration does not
-# change between a trace and the runs of it.
-config_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def problem_at(

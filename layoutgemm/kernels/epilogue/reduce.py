@@ -85,7 +85,7 @@ class _Along(ReductionStep):
             )
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The outputs."""
         made = []
         for result, kind in self.reduction.results:
@@ -194,7 +194,7 @@ class Amax(ReductionStep):
         return REDUCTIONS["amax"]
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The maximum."""
         return (EpilogueOperand(self.name, "", dtype_named("f32"), written=True),)
 
@@ -245,7 +245,7 @@ class Quantize(Step):
         return FP8_MOST[self.dtype]
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The scales."""
         return (
             EpilogueOperand(self.name, "mn", dtype_named("f32"), order=self.order, written=True, unit=(1, self.each)),

@@ -93,7 +93,10 @@ class Step:
     coordinates `at.i`, `at.j`. `at.math` has exp, tanh, erf, sigmoid, maximum, where ... in f32.
     """
 
-    given: tuple[EpilogueOperand, ...] = ()
+    @property
+    def given(self) -> tuple[EpilogueOperand, ...]:
+        """The operands that the step reads or writes."""
+        return ()
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.rpartition(".")[0] == __package__ and not cls.__name__.startswith("_"):
@@ -116,7 +119,7 @@ class Scale(Step):
     device: bool = False
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The scale."""
         return (EpilogueOperand(self.name, "", dtype_named("f32"), host=not self.device),)
 
@@ -138,7 +141,7 @@ class _Vector(Step):
             raise PlanError(f"{self.name}: axis {self.axis!r}; 'n' for one value a column, 'm' for one a row")
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The vector."""
         return (EpilogueOperand(self.name, self.axis, dtype_named(self.dtype)),)
 
@@ -179,7 +182,7 @@ class Residual(Step):
     beta: str | None = "beta"
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The matrix and its factor."""
         matrix = EpilogueOperand(self.name, "mn", dtype_named(self.dtype), order=self.order)
         return (
@@ -293,7 +296,7 @@ class ActivationGradient(Step):
         check_activation(self.kind)
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The matrix."""
         return (EpilogueOperand(self.name, "mn", dtype_named(self.dtype), order=self.order),)
 
@@ -335,7 +338,7 @@ class Aux(Step):
     name: str = "aux"
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The matrix."""
         return (EpilogueOperand(self.name, "mn", dtype_named(self.dtype), order=self.order, written=True),)
 
@@ -364,7 +367,7 @@ class Dropout(Step):
             raise PlanError(f"dropout with p = {self.p!r}: a number of at least 0 and below 1")
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The seed."""
         return (EpilogueOperand(self.name, "", dtype_named("i32"), host=True),)
 
@@ -406,7 +409,7 @@ class Custom(Step):
         return cls(tracing.trace(function, tuple(operand.name for operand in operands)), operands)
 
     @property
-    def given(self) -> tuple[EpilogueOperand, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The operands."""
         return self.operands
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from .constants import constant_in_graphs
+
 _IMPORT = "from layoutgemm.torch_op.compiled import direct as layoutgemm_direct"
 # The tensors that an operator of each name may be without.
 _OPTIONAL: dict[str, tuple[str, ...]] = {
@@ -36,6 +38,7 @@ _NODES = ("ExternKernelOut", "ExternKernelAlloc", "MultiOutput", "MultiOutputLay
 _lowered: set[str] = set()
 
 
+@constant_in_graphs
 def register() -> bool:
     """Set the lowerings of the operators that are defined, once each; False for an Inductor that differs."""
     missing = [name for name in _OPTIONAL if name not in _lowered and hasattr(torch.ops.layoutgemm, name)]
@@ -52,9 +55,6 @@ def register() -> bool:
         lowering.register_lowering(operator, type_promotion_kind=None)(_lowering(name, operator))
         _lowered.add(name)
     return True
-
-
-register._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called where a call is traced
 
 
 def _lowering(name: str, operator: Any) -> Callable[..., object]:

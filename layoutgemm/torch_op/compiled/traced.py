@@ -36,6 +36,7 @@ from ..checks import (
 )
 from ..prepared import choice_of
 from ..types import NAMES
+from .constants import constant_in_graphs
 from .lowering import register
 
 _MOST = 2**63  # beyond the integers that an operator's schema holds
@@ -193,6 +194,7 @@ def refuse(text: str) -> None:
         raise OperandError(text)
 
 
+@constant_in_graphs
 def refusal(check: str, *plain: object) -> str:
     """The text of a check's refusal of values that are no tensors, or "": a constant to the compiler."""
     try:
@@ -200,9 +202,6 @@ def refusal(check: str, *plain: object) -> str:
     except LayoutError as error:
         return str(error)
     return ""
-
-
-refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
 
 
 def _stand_in(kind: type) -> object:

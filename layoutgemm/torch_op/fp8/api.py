@@ -16,6 +16,7 @@ from ..checks import (
     tracing_state,
     transforms,
 )
+from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import check_kinds, refusal, refuse
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from .launch import READY, Key, computed
@@ -111,9 +112,7 @@ def _traced(
     return _by_operator(x, _name(recipe), dtype, power_of_two, scale_major)
 
 
+@constant_in_graphs
 def _name(recipe: object) -> str:
     """The name of a recipe that has been checked: a constant to the compiler."""
     return recipe_text("recipe", recipe)
-
-
-_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`

@@ -22,6 +22,7 @@ from ..checks import (
     seen_by_autograd_alone,
     transforms,
 )
+from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..epilogue import NOT_COMPILED
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
@@ -262,19 +263,17 @@ def _refuse_recorded(read: dict[str, torch.Tensor], out: torch.Tensor | None) ->
         refuse(NOT_RECORDED)
 
 
+@constant_in_graphs
 def _refusal_of_options(recipe_a: object, recipe_b: object, config: object) -> str:
     """The refusal of options that are no tensors, or "": a constant to the compiler."""
     texts = [refusal("recipe", "recipe_a", recipe_a), refusal("recipe", "recipe_b", recipe_b)]
     return next(filter(None, texts), "") or refusal("plain config", config)
 
 
+@constant_in_graphs
 def _recipe_text(recipe: object) -> str:
     """The name of a recipe that has been checked: a constant to the compiler."""
     return recipe_text("recipe", recipe)
-
-
-_refusal_of_options._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
-_recipe_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # -------------------------------------------------------------------------------------------------------------- grouped
