@@ -244,7 +244,7 @@ class Barriers:
         state.sets[self.offsets.arrived + number] |= know
         if self.trace is not None:
             self.trace.arrived.setdefault(number, []).append(event)
-        self._settle(state, agent, number, event)
+        self._settle(state, agent, number)
 
     def landed(
         self, state: State, agent: Agent, name: str, at: str | int, cta: int, size: int, know: int, event: int
@@ -258,7 +258,7 @@ class Barriers:
             self.trace.landed.setdefault((number, m[PHASE]), []).append((size, agent.name))
         m[TX] -= size
         state.sets[self.offsets.arrived + number] |= know
-        self._settle(state, agent, number, event)
+        self._settle(state, agent, number)
 
     def may_land(self, state: State, agent: Agent, name: str, at: str | int, cta: int, size: int) -> None:
         """Raise unless the bytes that the warp asks for now count in the current phase."""
@@ -267,7 +267,7 @@ class Barriers:
         what = f"issues a copy whose {size} bytes land at"
         self._known_phase(state, agent, number, state.sets[agent.index], what)
 
-    def _settle(self, state: State, agent: Agent, number: int, event: int) -> None:
+    def _settle(self, state: State, agent: Agent, number: int) -> None:
         """Complete the phase when nothing is pending; raise when what it counted is not certain."""
         m = state.mbarriers[number]
         label = self.labels[number]

@@ -21,6 +21,7 @@ from ...layouts import Layout
 from ...schedule import GpcOrder, OfLayout, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
+from ..numbers import W
 from ..orders import Order, order_for
 from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
@@ -514,7 +515,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         """
         return self.partial_bytes + copied_bytes(self)
 
-    def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
+    def part_of_k(self, k_tiles: W, part: W) -> tuple[W, W]:
         """First and end k tile of one part."""
         split = self.config.split
         return (k_tiles * part // split, k_tiles * (part + 1) // split) if split > 1 else (part, k_tiles)

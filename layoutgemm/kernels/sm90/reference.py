@@ -172,12 +172,12 @@ class _Cluster:
             self.lines = starts[matrix], starts[matrix + 1]
             k_tiles = k_tiles_of(plan, self.lines[1] - self.lines[0], max)
         for part in range(plan.config.split):
-            first, end = plan.part_of_k(k_tiles, part)
+            begin, end = plan.part_of_k(k_tiles, part)
             if plan.triangles is not None:
                 corner = self.blocks[0].origin
                 at_k, many = plan.triangles.k_tiles(plan, (corner["m"], corner["n"]), k_tiles, min, max)
-                first, end = at_k, at_k + many
-            self._multiply([b for b in self.blocks if b.part == part], first, end - first, step, consumers)
+                begin, end = at_k, at_k + many
+            self._multiply([b for b in self.blocks if b.part == part], begin, end - begin, step, consumers)
         held = {(block.part, block.place): block for block in self.blocks}
         finals = self._exchange(held, consumers)
         for (part, place), registers in finals.items():

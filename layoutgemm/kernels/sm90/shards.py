@@ -211,7 +211,7 @@ class PartialTile:
         """Bytes of a tile."""
         return int(self.layout.size) * VECTOR
 
-    def byte(self, tile, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
+    def byte(self, tile: W, consumer: W, block: W, vector: W, thread: W) -> W:
         """The byte of a room at which a vector of its tile number `tile` lies."""
         return tile * self.bytes + self.layout((thread, vector, block, consumer)) * VECTOR
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...layouts import Layout
 from ..derive import OperandPlan
+from ..numbers import W
 from ..plan import BARRIER_BYTES, StoreSmemMap, rounded_up
 from ..store import TILE_ALIGNMENT, StorePlan
 from .indexed.copies import GatheredOperand
@@ -65,13 +66,14 @@ class SplitKExchange:
         """Bytes that a consumer warp sends to each other block."""
         return 32 * int(self.layout[1].size) * int(self.layout[2].size) * 16
 
-    def slot(self, source, target):  # type: ignore[no-untyped-def]  # ints or traced integers
+    def slot(self, source: W, target: W) -> W:
         """Which of the places of `target` is for what `source`, another block, sends."""
         return (source - target - 1 + self.parts) % self.parts
 
-    def byte(self, slot, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
+    def byte(self, slot: W, consumer: W, block: W, vector: W, thread: W) -> W:
         """The byte at which a vector lies."""
-        return self.offset + self.layout((thread, vector, block, consumer, slot)) * 16
+        byte: W = self.offset + self.layout((thread, vector, block, consumer, slot)) * 16
+        return byte
 
 
 def smem_map(

@@ -17,6 +17,7 @@ from ...atoms.tma.derive import STRIDE_UNIT
 from ...dtypes import bf16, f16, f32
 from ...errors import PlanError
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
+from ..numbers import W
 from ..plan import (
     BARRIER_BYTES,
     MAX_COORDINATE,
@@ -179,7 +180,7 @@ class TeachingPlan(GemmPlan):
         """Blocks of the launch: one a tile of C, tiles along N first."""
         return (self.tiles[0] * self.tiles[1], 1, 1)
 
-    def tile_origin(self, block, tiles_n=None):  # type: ignore[no-untyped-def]  # ints or traced integers alike
+    def tile_origin(self, block: W, tiles_n: W | None = None) -> tuple[W, W]:
         """Block number -> (first row, first column) of its tile of C. `tiles_n` may be given at run time.
 
         >>> TeachingPlan.derive(200, 136, 64).tile_origin(4)

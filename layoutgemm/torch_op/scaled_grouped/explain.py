@@ -227,7 +227,7 @@ def _grouped(
     if call.form == BATCH:
         return _batches(call, a, b, scale_a, scale_b, finish, out, config)
     assert groups is not None
-    if call.form == ALONG_K and (reason := why_not_along_k(a, call)):
+    if reason := why_not_along_k(a, call):
         raise OperandError(reason)
     copies = _copied_beside(call, (a.ndim, b.ndim), named(scale_a=scale_a, scale_b=scale_b), groups)
     if finish.gate is not None and (by_torch := why_by_torch(b)):

@@ -298,7 +298,7 @@ def grouped_product(
         return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out.zero_() if clears and out is not None else out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
-    if call.form == ALONG_K and (why := why_not_along_k(a, call)):
+    if why := why_not_along_k(a, call):
         raise OperandError(why)
     if call.form != ROWS and call.experts == 1:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
@@ -426,7 +426,7 @@ def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Te
 
 def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
     """Why there is no product with groups along K on a GPU, or ""."""
-    if a.dtype in FP8:
+    if call.form == ALONG_K and a.dtype in FP8:
         return (
             f"groups along K of {a.dtype}: wgmma reads 8-bit operands with K contiguous alone, and a TMA load of it "
             "begins at multiples of 16 elements, where groups begin at any; give bfloat16 or float16"

@@ -56,7 +56,6 @@ from ..launch import note_workspace, workspace_on
 from ..prepared import LaunchEpilogue, mark_written, on_gpu
 from .epilogue import why_unfinished
 from .grouped import (
-    ALONG_K,
     BATCH,
     COLUMNS,
     ENDS,
@@ -322,7 +321,7 @@ def _computed(made: Checked, out: torch.Tensor | None) -> torch.Tensor:
 
 def refusal_on_gpu(made: Checked) -> str:
     """Why no kernel has such groups, or ""."""
-    return why_not_along_k(made.of.a, made.call) if made.call.form == ALONG_K else ""
+    return why_not_along_k(made.of.a, made.call)
 
 
 def _reduce_nothing(made: Checked) -> None:

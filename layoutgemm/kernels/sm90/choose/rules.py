@@ -377,7 +377,7 @@ def _estimate(
     grid = -(-m // rows), -(-n // columns)
     tiles = grid[0] * grid[1] * batch
     waves = -(-tiles // multiprocessors)
-    cluster, group, along = _cluster(tile, grid, waves, k, kind, multiprocessors)
+    cluster, group, along = _cluster(tile, grid, waves, k, kind)
     if waves == 1:
         along = "N" if cluster[0] > 1 else "M"
     rate = MODEL.rates.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
@@ -402,7 +402,7 @@ def _estimate(
 
 
 def _cluster(
-    tile: tuple[int, int], grid: tuple[int, int], waves: int, k: int, kind: DType, multiprocessors: int
+    tile: tuple[int, int], grid: tuple[int, int], waves: int, k: int, kind: DType
 ) -> tuple[tuple[int, int], int, str]:
     """The cluster of two CTAs that leaves none without work, and the tile order."""
     if waves == 1 and kind.bits == 16 and tile != WIDE:
