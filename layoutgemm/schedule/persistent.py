@@ -1,7 +1,7 @@
 """Which worker does which tile: persistent workers, clusters of them, and work cut along K (stream-K).
 
-A schedule (`schedules.py`) orders the tiles. Here persistent workers take the tiles in that order. Each distribution is
-proven, for every size, to give every tile, or every K tile of it, to exactly one worker.
+A schedule (`tile_order.py`) orders the tiles. Here persistent workers take the tiles in that order. For every size, each
+distribution is proven to give every tile, or every K tile of it, to exactly one worker.
 
 Sources: CUTLASS PersistentTileSchedulerSm90 and PersistentTileSchedulerSm90StreamK; Osama et al., "Stream-K:
 Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", arXiv 2301.03598.

@@ -106,7 +106,7 @@ def matmul(
                 multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
                 any other b torch gates a float32 product
-    epilogue    in place of these: any `kernels.epilogue.Epilogue`, in the kernel, for matrices and batches of them;
+    epilogue    in place of these: any `kernels.epilogue.chain.Epilogue`, in the kernel, for matrices and batches;
     given       what it reads and writes, by name: numbers and tensors (see `torch_op.epilogue`). No gradients
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
                 product, or else `kernels.sm90.choose.rules.choose`

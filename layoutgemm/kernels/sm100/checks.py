@@ -64,7 +64,7 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
 
 
 def pipeline_of(plan: Sm100Plan) -> Blackwell:
-    """The plan's pipeline as numbers: see `checks.pipeline_blackwell`."""
+    """The plan's pipeline as numbers: see `kernels.sm100.pipeline_model`."""
     store = plan.store
     rounds = tuple((i % store.buffers, store.pending(i)) for i, _ in store.rounds_of(0, 0))
     return Blackwell(

@@ -125,7 +125,7 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
 
 
 def pipeline_of(plan: Sm90Plan) -> Hopper:
-    """The plan's pipeline as numbers: see `checks.pipeline_hopper`."""
+    """The plan's pipeline as numbers: see `kernels.sm90.pipeline_model`."""
     config = plan.config
     ring = None
     if plan.store is not None:

@@ -1,7 +1,7 @@
 """The pipeline of a Hopper GEMM in all its forms: who loads, how consumers share the work, how C leaves.
 
-`hopper` builds the model that a plan of the production kernel is proven with, action by action as the kernel acts. What
-the model leaves out is said here:
+`Hopper` builds the model that a plan of the production kernel is proven with, action by action as the kernel acts. The
+model leaves out:
 
 - In a split K the blocks of different parts may have different numbers of k tiles; the model gives all the same. Parts
   interact only at the cluster's barrier and in the exchange of sums, so their numbers are independent.

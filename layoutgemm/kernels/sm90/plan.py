@@ -248,7 +248,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         `kernels.sm90.quantized.experts`
         order            the order of tiles, of all or some of them: a Schedule, a name such as "lower", a Layout, or a
                          function of the tile's number; see `kernels.orders`. None: the configuration's bands
-        triangles        A or B is triangular, and K tiles of zeros are skipped: see `kernels.sm90.triangles`
+        triangles        A or B is triangular, and K tiles of zeros are skipped: see `triangular.operands`
         indexed          A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows:
                          see `kernels.sm90.indexed.rows`
 

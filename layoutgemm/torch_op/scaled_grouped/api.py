@@ -137,7 +137,7 @@ def scaled_matmul(
              kernel, but for a scale of each column of b and 128 of K, and a gate whose columns are no multiple of 16:
              float32 and `quantize` follow
     config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
-    epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.Epilogue`, behind the scales
+    epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.chain.Epilogue`, behind the scales
     given    what it reads and writes, by name, as for `matmul`. A launch of its own: not under torch.compile
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
@@ -325,8 +325,8 @@ def grouped_matmul(
               alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
-    epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.Epilogue`. Of all forms but
-              columns; with `rows`, of groups of rows and, without scales, of masked groups
+    epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
+              but columns; with `rows`, of groups of rows and, without scales, of masked groups
     given     what it reads and writes, by name, as for `matmul`. Of groups of rows a vector along N is (N,), or
               (experts, N) for one of each group, and columns are reduced to (experts, N). Rows of no group are in no
               reduction and are not written. A launch of its own: not under torch.compile

@@ -1,4 +1,4 @@
-"""GroupedCall products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+"""Grouped products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
 
     a             b             groups         result       group e                                  on a GPU
     ------------  ------------  -------------  -----------  ---------------------------------------  ------------------

@@ -38,7 +38,7 @@ def indexed_config(sizes: tuple[int, int, int, int], gathers: bool, grouped: boo
 def _tile_of_groups(rows: int) -> tuple[int, int]:
     """Few rows: a group's weights are read once; many: large tiles. Tiles of 192 rows waste few of 129 to 192.
 
-    Measured on an H100 with 4, 64, 384 and 1024 rows a group (`bench_indexed.py`).
+    Measured on an H100 with 4, 64, 384 and 1024 rows a group (`benchmarks/bench_indexed.py`).
     """
     if rows <= 32:
         return 64, 256
