@@ -153,7 +153,7 @@ def ours(plan: Sm90Plan, sets: Sequence[Operands]) -> list[Launch]:
     from layoutgemm.kernels.run.epilogue_operands import words_of_tensors
     from layoutgemm.kernels.run.torch_tensors import launch_of
 
-    words = words_of_tensors(plan, {}, torch.device("cuda", 0)) if plan.reads_more else ()
+    words = words_of_tensors(plan, {}, torch.device("cuda", 0)) if plan.takes_extra_params else ()
     kernel = compile_plan(plan)
 
     def one(s: Operands) -> Launch:

@@ -170,7 +170,7 @@ def problem_and_words(
     epilogue = OWN[int(which)][0]
     a, b, c, given = next(iter(spread(a, b, c, epilogue, extras(case, "cpu"))))
     finish = finish_of(epilogue, given, c.shape)
-    return problem_of(a, b, c, config, *gpu, finish.epilogue, finish.apart), finish.words
+    return problem_of(a, b, c, config, *gpu, finish.epilogue, finish.keep_batch_separate), finish.words
 
 
 def kernel_of_form(

@@ -347,12 +347,14 @@ class PersistentPlan(GemmPlan):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The launch parameters, name -> kind, in order. A kernel that `reads_more` has sixteen words, the first its
-        own."""
-        return parameters_with(self.words) if self.reads_more else PERSISTENT_PARAMETERS
+        """The launch parameters, name -> kind, in order.
+
+        A kernel that `takes_extra_params` has sixteen words, the first its own.
+        """
+        return parameters_with(self.words) if self.takes_extra_params else PERSISTENT_PARAMETERS
 
     @property
-    def reads_more(self) -> bool:
+    def takes_extra_params(self) -> bool:
         """True if the kernel takes words: it has an epilogue, even one without operands."""
         return bool(self.epilogue)
 
@@ -385,7 +387,7 @@ class PersistentPlan(GemmPlan):
         return store.bytes_beyond(self._line) if store is not None else 0
 
     @property
-    def beyond_line(self) -> str:
+    def line_overrun(self) -> str:
         """The same in words, with the reason; "" where nothing is written there."""
         if not self.bytes_beyond_line:
             return ""

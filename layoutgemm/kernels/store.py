@@ -155,7 +155,7 @@ class StorePlan:
         >>> StorePlan.derive(wgmma(64), 1, Operand.parse("bf16"), 1, 1).bytes_beyond(1037)
         6
         """
-        return max(tma.beyond_line(line) for tma in self.maps) * self.c.dtype.bytes
+        return max(tma.line_overrun(line) for tma in self.maps) * self.c.dtype.bytes
 
     def of_batch(self, batch: int) -> StorePlan:
         """The store of one of `batch` matrices: tensor maps with a dimension more, or this one."""

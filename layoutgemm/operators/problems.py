@@ -110,8 +110,8 @@ def problem_of(args: api.GemmArguments, code: str, finish: LaunchEpilogue | None
         if 0 in x.shape:
             raise OperandError(f"{name} has shape {list(x.shape)}: a size is 0, and there is nothing to launch")
     room = room_of(code)
-    epilogue, apart = (None, False) if finish is None else (finish.epilogue, finish.apart)
-    return Problem(a, b, c, room.places, room.gpu, None, epilogue, apart, code, room.smem)
+    epilogue, separate = (None, False) if finish is None else (finish.epilogue, finish.keep_batch_separate)
+    return Problem(a, b, c, room.places, room.gpu, None, epilogue, separate, code, room.smem)
 
 
 def by(kernel: AnyKernel, problem: Problem) -> Problem:

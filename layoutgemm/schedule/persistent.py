@@ -1,6 +1,6 @@
 """Which worker does which tile: persistent workers, clusters of them, and work cut along K (stream-K).
 
-A schedule (`tile_order.py`) orders the tiles. Here persistent workers take the tiles in that order. For every size, each
+A schedule (`tile_order.py`) orders the tiles. Here persistent workers take them in that order. For every size, each
 distribution is proven to give every tile, or every K tile of it, to exactly one worker.
 
 Sources: CUTLASS PersistentTileSchedulerSm90 and PersistentTileSchedulerSm90StreamK; Osama et al., "Stream-K:

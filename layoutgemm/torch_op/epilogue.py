@@ -196,7 +196,7 @@ def _launch(
     """One launch, or one for each matrix of a batch that no tensor map holds."""
     finish = finish_of(epilogue, operands, c.shape)
     found = prepare(a, b, kind, config, c, finish)
-    if not finish.apart or len(found.solution.launches) == 1:
+    if not finish.keep_batch_separate or len(found.solution.launches) == 1:
         taken = present(finish.epilogue)
         size = found.workspace if taken.partials else 0
         parts = workspace_on(a.device, size)
@@ -216,7 +216,7 @@ def solutions(
     """The launches of `_launch`, one after the other; of `c` shape, strides and address are looked at."""
     finish = finish_of(epilogue, operands, c.shape)
     found = solve(problem_at(a, b, kind, config, c, finish))
-    if not finish.apart or len(found.launches) == 1:
+    if not finish.keep_batch_separate or len(found.launches) == 1:
         yield found
         return
     lying = {operand.name for operand in epilogue.given if operand.axes}

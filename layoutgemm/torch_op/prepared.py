@@ -36,7 +36,8 @@ class LaunchEpilogue(NamedTuple):
 
     epilogue, words  the epilogue, and its parameters at this launch
     key              of the prepared launch: what differs from other finishes
-    apart            each matrix of a batch stays one: the epilogue has operands of its own for each row or matrix
+    keep_batch_separate   True if no two matrices of a batch are merged: the epilogue has operands of its own for each
+                     row or matrix
     gated            what gates the product, in place of an epilogue
     second_k         K of a second pair, whose product is added; 0 if there is none
     """
@@ -44,7 +45,7 @@ class LaunchEpilogue(NamedTuple):
     epilogue: Epilogue | None
     words: tuple[int, ...]
     key: tuple[object, ...]
-    apart: bool = False
+    keep_batch_separate: bool = False
     gated: Combined | str | None = None
     second_k: int = 0
 
@@ -145,10 +146,10 @@ def problem_at(
 ) -> Problem:  # fmt: skip
     """The product of two tensors on their GPU as a problem; on an H200 for CPU tensors."""
     index = a.get_device()
-    epilogue, _, _, apart, gated, second_k = finish or NO_FINISH
+    epilogue, _, _, separate, gated, second_k = finish or NO_FINISH
     shape = gated_shapes(a.shape, b.shape, gated).result
     c = out if out is not None else StridedOperand(shape, contiguous_strides(shape), C_NAMES[kind])
-    return problem_of(a, b, c, choice_of(config), *gpu(index), epilogue, apart, target(index), gated, second_k)
+    return problem_of(a, b, c, choice_of(config), *gpu(index), epilogue, separate, target(index), gated, second_k)
 
 
 def given(x: torch.Tensor, name: str) -> StridedOperand:
@@ -172,7 +173,7 @@ def alignment_of(address: int) -> int:
 
 def problem_of(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | None,
-    room: ClusterOccupancy, gpu: str, epilogue: Epilogue | None = None, apart: bool = False,
+    room: ClusterOccupancy, gpu: str, epilogue: Epilogue | None = None, separate: bool = False,
     on: tuple[str, int] | None = None, gated: Combined | str | None = None, second_k: int = 0,
 ) -> Problem:  # fmt: skip
     """The product of two tensors as a problem; c is a tensor, or stands for one.
@@ -182,7 +183,7 @@ def problem_of(
     into = c if isinstance(c, StridedOperand) else given(c, C_NAMES[c.dtype])
     of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
     code, smem = target(-1) if on is None else on
-    return Problem(of_a, of_b, into, room, gpu, config, epilogue, apart, code, smem, gated, second_k)
+    return Problem(of_a, of_b, into, room, gpu, config, epilogue, separate, code, smem, gated, second_k)
 
 
 @functools.cache

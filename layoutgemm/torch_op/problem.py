@@ -164,7 +164,8 @@ class Problem:
     gpu             its name, by which tuned results are kept
     config          what the caller chose, or None
     epilogue        what the kernel does to each element before it is stored, or None
-    apart           the matrices of a batch stay apart: the epilogue has something of its own for each row or matrix
+    keep_batch_separate   True if no two matrices of a batch are merged: the epilogue has something of its own for each
+                    row or matrix
     gated           "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]), of half B's columns; or a Combined: C
                     is its function of A @ B and products with further matrices; or None
     second_k        K of a second pair, whose product is added; 0 if there is none
@@ -179,7 +180,7 @@ class Problem:
     gpu: str = ""
     config: Sm90Choice | None = None
     epilogue: Epilogue | None = None
-    apart: bool = False
+    keep_batch_separate: bool = False
     code: str = "sm_90a"
     smem: int = 0
     gated: Combined | str | None = None

@@ -211,7 +211,7 @@ def solution_of(product: ScaledProduct, on: Target) -> Solution:
             StridedOperand(product.a, contiguous_strides(product.a), NAMES[product.types[0]]),
             StridedOperand(b, strides, NAMES[product.types[1]]),
             StridedOperand(product.result, contiguous_strides(product.result), kind),
-            on.places, on.name, epilogue=epilogue, apart=True, code=on.code, smem=on.smem,
+            on.places, on.name, epilogue=epilogue, keep_batch_separate=True, code=on.code, smem=on.smem,
         )
     )  # fmt: skip
 

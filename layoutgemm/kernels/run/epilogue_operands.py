@@ -79,7 +79,7 @@ def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     return rest
 
 
-def execute_given(
+def execute_with_operands(
     plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, object], device: str
 ) -> np.ndarray:
     """C by the NumPy executor ("reference") or the compiled kernel ("emulator")."""

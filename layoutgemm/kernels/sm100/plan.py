@@ -295,7 +295,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property
-    def reads_more(self) -> bool:
+    def takes_extra_params(self) -> bool:
         """True if the kernel takes words: it has an epilogue, or an order of tiles that reads some."""
         return bool(self.epilogue) or bool(self.order.schedule.words)
 
@@ -307,7 +307,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
-        return "sm100.device.fused:Sm100FusedKernel" if self.reads_more else "sm100.device.gemm:Sm100GemmKernel"
+        return "sm100.device.fused:Sm100FusedKernel" if self.takes_extra_params else "sm100.device.gemm:Sm100GemmKernel"
 
     def __str__(self) -> str:
         many = f"{self.stages} stages, {self.accumulators} accumulator(s)"

@@ -227,7 +227,7 @@ def _explain_resources(plan: Sm90Plan) -> list[str]:
 def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
     """The grid of tiles, the L2 prefetch, and the early stores."""
     config, lines = plan.config, []
-    if plan.by_place:
+    if plan.tile_from_block_index:
         x, y = across if config.tuning.along == "M" else across[::-1]
         along = f"along {config.tuning.along} first"
         lines.append(f"launch: a grid of {x * plan.cluster_size} x {y} blocks, {along}, a tile each")

@@ -145,7 +145,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         return GpcOrder(self.config.tuning.gpc_order)
 
     @property
-    def by_place(self) -> bool:
+    def tile_from_block_index(self) -> bool:
         """True if a CTA's index in a two-dimensional grid gives its tile."""
         return self.config.launch == "tiles" and not self.config.tuning.gpc_order
 
@@ -347,7 +347,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
-    def reads_more(self) -> bool:
+    def takes_extra_params(self) -> bool:
         """True if the kernel takes words."""
         return (
             bool(self.epilogue)
@@ -579,7 +579,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
             return f"sm90.device.grouped:{which}"
         if self.mainloop is not None:
             return "sm90.device.promoted:Sm90PromotedKernel"
-        return "sm90.device.fused:Sm90FusedKernel" if self.reads_more else "sm90.device.gemm:Sm90GemmKernel"
+        return "sm90.device.fused:Sm90FusedKernel" if self.takes_extra_params else "sm90.device.gemm:Sm90GemmKernel"
 
     def __str__(self) -> str:
         cluster = "x".join(map(str, self.config.cluster))

@@ -9,7 +9,7 @@ import torch
 
 from ...errors import LayoutError, OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.run.tensor_maps import run_given
+from ...kernels.run.tensor_maps import run_with_operands
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.rules import Sm90Choice, choose, nearest, spare_of_sums
 from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
@@ -61,7 +61,7 @@ def combined_rows(
         plan = plan_of(sizes, types, INTS[rows.dtype], how, choice_of(config), gpu(a.get_device())[0])
         further = dict(zip(plan.further, placed[1:], strict=True))
         read = {"rows": rows.contiguous(), **further, **numbers}
-        result: torch.Tensor = run_given(plan, a, placed[0], read, out).c
+        result: torch.Tensor = run_with_operands(plan, a, placed[0], read, out).c
         return result
 
 

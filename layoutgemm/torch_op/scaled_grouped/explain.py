@@ -163,7 +163,7 @@ def _of_plan(
         lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
         size = out.element_size()
         pitch = padded_leading(plan.c.dtype, out.shape[-1])
-        if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or plan.beyond_line:
+        if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or plan.line_overrun:
             rule = f"out: strides {tuple(out.stride())}: stored with rows {pitch} elements apart, then copied"
             copies.append((rule, prod(out.shape[:-1]) * pitch * size))
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])

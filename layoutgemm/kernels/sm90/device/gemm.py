@@ -123,7 +123,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     ) -> tuple[Int32, Int32 | int, int]:
         """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
         plan = self.plan
-        if plan.by_place:
+        if plan.tile_from_block_index:
             rows, columns = plan.order.clusters(self.grid_of(m, n))
             across = (rows, columns) if plan.config.tuning.along == "M" else (columns, rows)
             return across[0] * plan.cluster_size, across[1], 1
@@ -295,7 +295,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
         first = plan.gpc_order.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
         if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
-            first = Int32(0) if plan.by_place else first
+            first = Int32(0) if plan.tile_from_block_index else first
             job.tiles, job.workers = first + 1, Int32(1)  # type: ignore[attr-defined]
 
         # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K, and the
@@ -353,7 +353,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """This CTA's first row, first column and matrix, for a cluster tile's number."""
         plan = self.plan
         matrix = Int32(0)
-        if plan.by_place:  # as plan.order has it, by the hardware's own division of a block's number
+        if plan.tile_from_block_index:  # as plan.order has it, by the hardware's own division of a block's number
             x, y, _ = cute.arch.block_idx()
             x //= plan.cluster_size
             row, column = plan.order.within((x, y) if plan.config.tuning.along == "M" else (y, x), job.rank)
