@@ -108,8 +108,8 @@ def others(rows: int) -> dict[str, Sm90Config | StreamedConfig]:
         found: dict[str, Sm90Config | StreamedConfig] = {}
         for tile in (128, 64):
             found[f"{tile} split2 pdl p4"] = Sm90Config(
-                (tile, width), consumers=tile // 64, split=2, single=True, store="direct", loader="warp", overlap=True,
-                prefetch=4,
+                (tile, width), consumers=tile // 64, split=2, one_tile_per_cluster=True, store="direct", loader="warp",
+                overlap=True, prefetch=4,
             )  # fmt: skip
         if rows <= MOST_ROWS:
             found["streamed, 16 warps, 4 slots"] = StreamedConfig(overlap=True, prefetch=2)
@@ -118,9 +118,9 @@ def others(rows: int) -> dict[str, Sm90Config | StreamedConfig]:
     if rows <= 256:
         return {
             "64x128 warp": Sm90Config((64, 128), consumers=1, loader="warp"),
-            "128x128 split2": Sm90Config((128, 128), loader="warpgroup", split=2, single=True),
+            "128x128 split2": Sm90Config((128, 128), loader="warpgroup", split=2, one_tile_per_cluster=True),
             "128x128": Sm90Config((128, 128), loader="warpgroup"),
-            "128x256 split2": Sm90Config((128, 256), tile_k=64, loader="warpgroup", split=2, single=True),
+            "128x256 split2": Sm90Config((128, 256), tile_k=64, loader="warpgroup", split=2, one_tile_per_cluster=True),
         }
     return {
         "(128, 256) wg (2,1)": Sm90Config((128, 256), tile_k=64, loader="warpgroup", cluster=(2, 1)),

@@ -183,7 +183,7 @@ def _for_order(order: Order, rule: Iterator[Sm90Config], sizes: tuple[int, int, 
         yield SQUARE[0]
     late = []
     for config in rule:
-        config = replace(config, launch="workers", early=0) if config.launch == "tiles" else config
+        config = replace(config, launch="workers", staged_epilogue_k_tiles=0) if config.launch == "tiles" else config
         tile = config.tile[0] * config.cluster[0], config.tile[1] * config.cluster[1]
         if diagonal_pattern(order, tile) > SHORT_PATTERN:
             late.append(config)

@@ -210,8 +210,8 @@ def candidates(
         around = [of_estimate(estimate, m, n, k, order)[0] for estimate in found]
     for choice in [chosen, *around]:
         # Rows are left out of the copies only where K is contiguous in the kernel's A.
-        if choice.config.rows is not None and (b_major if choice.swapped else a_major) != "k":
-            choice = replace(choice, config=replace(choice.config, rows=None))
+        if choice.config.loaded_a_rows is not None and (b_major if choice.swapped else a_major) != "k":
+            choice = replace(choice, config=replace(choice.config, loaded_a_rows=None))
         if choice not in seen:
             seen.add(choice)
             yield choice
@@ -222,7 +222,14 @@ def _few_rows(m: int, n: int, places: ClusterOccupancy) -> Iterator[Sm90Choice]:
     rows = -(-m // 8) * 8
     each = -(-n // (places.multiprocessors * 8)) * 8
     base = Sm90Config(
-        (64, 64), tile_k=128, consumers=1, loader="warp", single=True, overlap=True, prefetch=2, launch="tiles"
+        (64, 64),
+        tile_k=128,
+        consumers=1,
+        loader="warp",
+        one_tile_per_cluster=True,
+        overlap=True,
+        prefetch=2,
+        launch="tiles",
     )
     late: dict[str, Any] = {"trigger": "end", "prefetch": 0}
     width = 16 if m <= 16 else 32 if m <= 32 else 64
@@ -231,7 +238,7 @@ def _few_rows(m: int, n: int, places: ClusterOccupancy) -> Iterator[Sm90Choice]:
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
     if width == WARP_ROWS:
         yield Sm90Choice(replace(base, tile=(64, width), split=2, store="direct"), swapped=True)
-    weights = replace(base, rows=rows if rows < 64 else None).tuned(first="B", along="N")
+    weights = replace(base, loaded_a_rows=rows if rows < 64 else None).tuned(first="B", along="N")
     for split, columns in ((2, 16), (2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
         if -(-n // columns) <= places.most(split):
             later = late if split > 2 else {}

@@ -208,7 +208,7 @@ def test_every_tile_of_a_quantised_result_is_derived(rows: bool) -> None:
             call = checked_scaled(*operands, finish, None, E4M3, "", "", "BlockWise1x128")
             plan, why = plan_of(call, given["a"], given["b"], finish)
             assert plan.tile_c[1] == 128 and why.startswith("gated and quantised: tiles of ")
-            assert plan.config.rows is None or plan.config.rows >= m
+            assert plan.config.loaded_a_rows is None or plan.config.loaded_a_rows >= m
     assert [x for x in plan.check() if not x] == []
 
 

@@ -132,7 +132,9 @@ PLANS: dict[str, Callable[[], Any]] = {
     "gemm": lambda: PLAN,
     "sm80": lambda: Sm80Plan.derive(512, 512, 512),
     "sm90": lambda: Sm90Plan.derive(512, 512, 512),
-    "sm90 split": lambda: Sm90Plan.derive(128, 512, 4096, config=Sm90Config((128, 128), split=2, single=True)),
+    "sm90 split": lambda: Sm90Plan.derive(
+        128, 512, 4096, config=Sm90Config((128, 128), split=2, one_tile_per_cluster=True)
+    ),
     "sm100": lambda: Sm100Plan.derive(512, 512, 512),
 }
 

@@ -159,7 +159,13 @@ def check_along_k(
             raise PlanError(
                 f"{name} is {spec}: groups begin at any line of K, and K is not to be contiguous: {order!r}"
             )
-    usual = {"rows": None, "single": False, "split": 1, "launch": "workers", "schedule": "cooperative"}
+    usual = {
+        "loaded_a_rows": None,
+        "one_tile_per_cluster": False,
+        "split": 1,
+        "launch": "workers",
+        "schedule": "cooperative",
+    }
     knobs = {"overlap": False, "reverse_odd_tiles": False}
     for name, value in (*usual.items(), *knobs.items()):
         found = getattr(config.tuning if name in knobs else config, name)

@@ -148,9 +148,9 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         pingpong=config.schedule == "pingpong",
         loader=plan.threads // 32 - WARPS_OF_GROUP * config.consumers,
         store=ring,
-        single=config.single,
-        early=config.early,
-        padding=config.rows is not None,
+        one_tile_per_cluster=config.one_tile_per_cluster,
+        staged_epilogue_k_tiles=config.staged_epilogue_k_tiles,
+        padding=config.loaded_a_rows is not None,
         registers=plan.registers,
         promoted=plan.mainloop is not None,
         column_parts=product_of(plan)[2],
@@ -208,8 +208,8 @@ def _tiles_of_k(plan: Sm90Plan) -> Check:
 def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     name, tile = operand.name, operand.smem
     blocks = plan.config.cluster[1 if name == "A" else 0]
-    if name == "A" and plan.config.rows is not None:
-        filled = _filled_rows(plan, plan.config.rows)
+    if name == "A" and plan.config.loaded_a_rows is not None:
+        filled = _filled_rows(plan, plan.config.loaded_a_rows)
     elif name == "B" and tile.extent[0] != plan.tile[1]:
         filled = _filled_columns(plan)
     elif name == "B" and plan.gated is not None:

@@ -97,7 +97,12 @@ class Sm90Tuning:
 
 V = TypeVar("V")
 _KNOBS = frozenset(field.name for field in fields(Sm90Tuning))
-_FORMER = {"dealt": "gpc_order", "snake": "reverse_odd_tiles"}  # names until version 0.2
+# Names until version 0.2.
+_FORMER = {
+    "dealt": "gpc_order", "snake": "reverse_odd_tiles", "single": "one_tile_per_cluster",
+    "early": "staged_epilogue_k_tiles", "rows": "loaded_a_rows",
+}  # fmt: skip
+_FORMER_FIELDS = frozenset(_FORMER.values()) - _KNOBS  # of Sm90Config itself
 _USUAL = Sm90Tuning()
 
 
@@ -134,9 +139,9 @@ class Sm90Config:
     schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
     loader     "self": a consumer warp issues the TMA loads, between its products; all registers are the consumers'.
                "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
-    rows       loaded rows of A's tile, a multiple of 8 and M or more; the rest of the tile is zeros, written once. For
+    loaded_a_rows   of A's tile, a multiple of 8 and M or more; the rest of the tile is zeros, written once. For
                M below the instruction's 64: out-of-bounds rows cost load time, these cost none
-    single     one tile a cluster: the grid is as large as the problem, and the store's buffers lie over the stages
+    one_tile_per_cluster   the grid is as large as the problem, and the store's buffers lie over the stages
     cluster    CTAs along M and N that share loads: those along M the tile of B, those along N the tile of A
     launch     "workers": as many clusters as are resident, which take tile after tile. "tiles": one for each tile, in
                a grid of as many rows and columns, `along` first: a CTA finds its tile without a division. No batch
@@ -144,9 +149,9 @@ class Sm90Config:
                rows, which few threads have: no named barrier, and no way through shared memory
     split      split-K CTAs of a cluster, each with a part of a tile's K; they exchange their partial sums through
                shared memory, and each stores its share of the columns
-    early      last K tiles that are multiplied 64 rows by 64 rows, or of 64 rows half by half of the columns: the
-               first part is stored while the others' products still run. Fewer than the stages, which hold them all,
-               and no more than K has
+    staged_epilogue_k_tiles   last K tiles that are multiplied 64 rows by 64 rows, or of 64 rows half by half of the
+               columns: the first part is stored while the others' products still run. Fewer than the stages, which hold
+               them all, and no more than K has
     tuning     the knobs, an Sm90Tuning. The constructor and `dataclasses.replace` take knobs by their names too, and
                a knob can be read from the configuration: `config.overlap` is `config.tuning.overlap`
 
@@ -167,29 +172,31 @@ class Sm90Config:
     consumers: int
     schedule: str
     loader: str
-    rows: int | None
-    single: bool
+    loaded_a_rows: int | None
+    one_tile_per_cluster: bool
     cluster: tuple[int, int]
     launch: str
     store: str
     split: int
-    early: int
+    staged_epilogue_k_tiles: int
     tuning: Sm90Tuning
 
     def __init__(
         self, tile: tuple[int, int] = (128, 256), tile_k: int | None = None, stages: int | None = None,
-        consumers: int = 2, schedule: str = "cooperative", loader: str = "self", rows: int | None = None,
-        single: bool = False, cluster: tuple[int, int] = (1, 1), launch: str = "workers", store: str = "tma",
-        split: int = 1, early: int = 0, tuning: Sm90Tuning = _USUAL, **knobs: Any,
+        consumers: int = 2, schedule: str = "cooperative", loader: str = "self", loaded_a_rows: int | None = None,
+        one_tile_per_cluster: bool = False, cluster: tuple[int, int] = (1, 1), launch: str = "workers",
+        store: str = "tma", split: int = 1, staged_epilogue_k_tiles: int = 0, tuning: Sm90Tuning = _USUAL, **knobs: Any,
     ) -> None:  # fmt: skip
         given = (
-            tile, tile_k, stages, consumers, schedule, loader, rows, single, cluster, launch, store, split, early,
-            tuning,
+            tile, tile_k, stages, consumers, schedule, loader, loaded_a_rows, one_tile_per_cluster, cluster, launch,
+            store, split, staged_epilogue_k_tiles, tuning,
         )  # fmt: skip
         for field, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, field.name, value)
-        check_fields(self, early=0)
         knobs = _renamed(knobs)
+        for name in knobs.keys() & _FORMER_FIELDS:
+            object.__setattr__(self, name, knobs.pop(name))
+        check_fields(self, staged_epilogue_k_tiles=0)
         if unknown := knobs.keys() - _KNOBS:
             raise TypeError(f"Sm90Config has no field {min(unknown)!r}, and Sm90Tuning none either")
         if knobs:
@@ -240,15 +247,17 @@ class Sm90Config:
             )
         if self.launch == "tiles" and self.schedule == "pingpong":
             raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")
-        if self.single and (self.early or self.schedule == "pingpong"):
+        if self.one_tile_per_cluster and (self.staged_epilogue_k_tiles or self.schedule == "pingpong"):
             raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
-        rows = self.rows
+        rows = self.loaded_a_rows
         if rows is not None and (not 0 < rows <= ROWS or rows % 8):
-            raise PlanError(f"rows = {self.rows!r}: a multiple of 8 up to {ROWS}")
-        if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
-            raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
-        if self.split > 1 and not self.single:
-            raise PlanError("the parts of a split K exchange partial sums once: one tile a cluster, single=True")
+            raise PlanError(f"loaded_a_rows = {rows!r}: a multiple of 8 up to {ROWS}")
+        if rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
+            raise PlanError(f"loaded_a_rows is for a tile of {ROWS} rows that no other block shares")
+        if self.split > 1 and not self.one_tile_per_cluster:
+            raise PlanError(
+                "the parts of a split K exchange partial sums once: one tile a cluster, one_tile_per_cluster=True"
+            )
         if self.consumers > 3:
             raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
         if self.schedule == "pingpong" and self.consumers != 2:
@@ -289,13 +298,13 @@ def order_of(config: Sm90Config) -> Linear | Grouped:
 def check_rows(config: Sm90Config, m: int) -> None:
     """Raise PlanError if fewer rows of A's tile are loaded than the product has.
 
-    >>> check_rows(Sm90Config((64, 64), consumers=1, rows=16), 17)
+    >>> check_rows(Sm90Config((64, 64), consumers=1, loaded_a_rows=16), 17)
     Traceback (most recent call last):
         ...
-    layoutgemm.errors.PlanError: rows = 16 of A's tile are loaded, and the product has 17
+    layoutgemm.errors.PlanError: loaded_a_rows = 16 of A's tile are loaded, and the product has 17
     """
-    if config.rows is not None and m > config.rows:
-        raise PlanError(f"rows = {config.rows} of A's tile are loaded, and the product has {m}")
+    if config.loaded_a_rows is not None and m > config.loaded_a_rows:
+        raise PlanError(f"loaded_a_rows = {config.loaded_a_rows} of A's tile are loaded, and the product has {m}")
 
 
 def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged: bool) -> None:

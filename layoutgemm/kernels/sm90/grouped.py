@@ -341,7 +341,14 @@ def check_ragged(
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
     if gated is not None and gated.separate:
         raise PlanError("gated: several matrices of B meet in a tile, and each group has one; it may be [gate | up]")
-    usual = {"rows": None, "single": False, "split": 1, "overlap": False, "store": "tma", "launch": "workers"}
+    usual = {
+        "loaded_a_rows": None,
+        "one_tile_per_cluster": False,
+        "split": 1,
+        "overlap": False,
+        "store": "tma",
+        "launch": "workers",
+    }
     for name, value in usual.items():
         if getattr(config, name) != value:
             raise PlanError(f"{name} = {getattr(config, name)!r}: a grouped product takes {value!r}")

@@ -516,7 +516,7 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
             f"gated: {gated}, each with columns of its own, and the main loop's tables are of one matrix; it may be "
             "[gate | up]"
         )
-    for name, usual in (("schedule", "cooperative"), ("early", 0), ("reverse_odd_tiles", False)):
+    for name, usual in (("schedule", "cooperative"), ("staged_epilogue_k_tiles", 0), ("reverse_odd_tiles", False)):
         if getattr(config, name) != usual:
             raise PlanError(f"{name} = {getattr(config, name)!r}: a main loop that promotes takes {usual!r}")
     if config.split > 1 and not loop.adds:

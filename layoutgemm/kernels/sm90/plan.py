@@ -152,7 +152,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     @property
     def one_each(self) -> bool:
         """True if each cluster computes exactly one tile."""
-        return self.config.single or self.config.launch == "tiles"
+        return self.config.one_tile_per_cluster or self.config.launch == "tiles"
 
     @property
     def groups(self) -> Ragged | AlongK | None:
@@ -194,7 +194,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     @property
     def least_k_tiles(self) -> int:
         """K tiles of a group along K at least: an empty one has zeros, and a consumer that loads looks as far ahead."""
-        return max(1, self.config.early, self.stages if self.config.loader == "self" else 0)
+        return max(1, self.config.staged_epilogue_k_tiles, self.stages if self.config.loader == "self" else 0)
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
@@ -465,7 +465,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
 
         part  of K, whose block of the cluster this is
 
-        >>> Sm90Plan.derive(256, 256, 256, config=Sm90Config((128, 128), early=1)).pieces(0)
+        >>> Sm90Plan.derive(256, 256, 256, config=Sm90Config((128, 128), staged_epilogue_k_tiles=1)).pieces(0)
         ((0, 0), (0, 1))
         """
         if self.half is not None:
@@ -476,7 +476,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     def stored_values(self, part: int) -> range:
         """Values of each accumulator's threads that the block with a part of K stores: all, or a part of the columns.
 
-        >>> config = Sm90Config((64, 32), consumers=1, split=2, single=True)
+        >>> config = Sm90Config((64, 32), consumers=1, split=2, one_tile_per_cluster=True)
         >>> Sm90Plan.derive(64, 32, 256, config=config).stored_values(1)
         range(8, 16)
         """
@@ -487,7 +487,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     def summed_values(self, part: int) -> tuple[int, ...]:
         """Values of each accumulator's threads that the block with a part of K adds up: of each sum, what it stores.
 
-        >>> config = Sm90Config((64, 64), consumers=1, split=2, single=True)
+        >>> config = Sm90Config((64, 64), consumers=1, split=2, one_tile_per_cluster=True)
         >>> plan = Sm90Plan.derive(64, 32, 256, b="bf16:col", config=config, gated="silu")
         >>> plan.summed_values(1) == (*range(8, 16), *range(24, 32))
         True
@@ -552,9 +552,9 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     @property
     def dead_runs(self) -> tuple[tuple[int, int], ...]:
         """The runs of A's tile that no copy writes, (first byte, bytes): zeros, written once."""
-        if self.config.rows in (None, ROWS):
+        if self.config.loaded_a_rows in (None, ROWS):
             return ()
-        tile, rows = self.a.smem, self.config.rows
+        tile, rows = self.a.smem, self.config.loaded_a_rows
         span = tile.span_elements
         runs = [(int(tile.byte(rows, k)), (ROWS - rows) * tile.span) for k in range(0, tile.extent[1], span)]
         return tuple((first - first % tile.span, count) for first, count in runs)
@@ -731,7 +731,7 @@ class _Request:
 
     def check_early(self, stages: int, tile_k: int) -> None:
         """Raise PlanError for more early k tiles than stages, or than K has."""
-        early, k = self.config.early, self.sizes[2]
+        early, k = self.config.staged_epilogue_k_tiles, self.sizes[2]
         if early and not early < stages:
             raise PlanError(f"early = {early}: fewer than the {stages} stages, one of which is being refilled")
         if early > -(-k // tile_k) and self.along_k is None:
@@ -802,7 +802,7 @@ class _Request:
     @property
     def halved(self) -> bool:
         """True if a single block of rows is finished by halves of its columns."""
-        return bool(self.config.early) and self.blocks == 1
+        return bool(self.config.staged_epilogue_k_tiles) and self.blocks == 1
 
     def instruction(self, columns: int) -> MmaAtom:
         """The wgmma of so many columns, as the DSL issues it."""
@@ -824,8 +824,8 @@ class _Request:
         matrices = batch > 1 and self.along_k is None
         batched_a, batched_b = matrices and not self.joined_rows, matrices or self.joined_rows
         a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batched_a)
-        if config.rows is not None:
-            a_plan = few_rows(a_plan, config.rows, batched_a)
+        if config.loaded_a_rows is not None:
+            a_plan = few_rows(a_plan, config.loaded_a_rows, batched_a)
             check_rows(config, m)
         b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=self.halved)
         apart = self.gated is not None and self.gated.separate
@@ -852,7 +852,7 @@ class _Request:
                 "m",
                 tile_m,
                 c_spec.dtype,
-                ends and config.rows is None and self.ragged is None and not own_rows,
+                ends and config.loaded_a_rows is None and self.ragged is None and not own_rows,
             ),
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
         )
@@ -872,7 +872,10 @@ class _Request:
             return None
         if self.gated is not None or self.config.store == "direct" or not (self.epilogue or Epilogue()).stores_c:
             what = "gated products halve them, too" if self.gated is not None else "those leave by tensor stores alone"
-            raise PlanError(f"early = {self.config.early} of a single block of rows halves its columns: {what}")
+            raise PlanError(
+                f"staged_epilogue_k_tiles = {self.config.staged_epilogue_k_tiles} of a single block of rows halves its "
+                f"columns: {what}"
+            )
         small = self.instruction(self.config.tile[1] // 2)
         return small, derive_descriptor(b_plan.smem, small, "B")
 
@@ -910,7 +913,7 @@ class _Request:
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
         sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
-        beside = (0 if self.config.single else c_bytes) + table
+        beside = (0 if self.config.one_tile_per_cluster else c_bytes) + table
         packed = self.weights is not None
         beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
         each = rounded_up(a.smem.bytes, a.smem.alignment if packed else TILE_ALIGNMENT)
@@ -929,7 +932,7 @@ class _Request:
         exchange: SplitKExchange | None,
     ) -> tuple[Sm90Smem, SplitKExchange | None]:  # fmt: skip
         """The map of shared memory, and the exchange at its place; raises PlanError."""
-        single, c_bytes = self.config.single, self.store_bytes(store)
+        single, c_bytes = self.config.one_tile_per_cluster, self.store_bytes(store)
         sums_bytes = exchange.bytes if exchange is not None else 0
         smem = smem_map(a, b, stages, c_bytes, store, single, self.table_bytes, sums_bytes, self.numbers.bytes)
         end = smem.barrier_offset - sums_bytes

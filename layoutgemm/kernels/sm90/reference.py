@@ -92,7 +92,7 @@ def execute_sm90(
         tiles = tables(plan, numbers)[1][-1]
     if plan.experts is not None:
         tiles = expert_tables(plan, (given or {})[plan.experts.name])[1][-1]
-    workers = tiles if plan.config.single else min(tiles, clusters)
+    workers = tiles if plan.config.one_tile_per_cluster else min(tiles, clusters)
     take_tiles(tiles, workers, lambda: _Cluster(plan, a, b, c, given or {}), progress)
     return c.values()
 

@@ -253,10 +253,10 @@ def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epi
         raise PlanError(f"shards = {shards!r}: Gathered() or Scattered()")
     if batch > 1:
         raise PlanError(f"batch = {batch}: {shards.name} is of one matrix")
-    usual: dict[str, object] = {"rows": None, "single": False, "split": 1, "launch": "workers"}
+    usual: dict[str, object] = {"loaded_a_rows": None, "one_tile_per_cluster": False, "split": 1, "launch": "workers"}
     knobs: dict[str, object] = {"overlap": False, "reverse_odd_tiles": False, "along": "M", "gpc_order": ()}
     if isinstance(shards, Scattered):
-        usual |= {"store": "tma", "early": 0}
+        usual |= {"store": "tma", "staged_epilogue_k_tiles": 0}
         _check_partial_sums(shards, config, c, epilogue)
     for name, value in (*usual.items(), *knobs.items()):
         found = getattr(config.tuning if name in knobs else config, name)

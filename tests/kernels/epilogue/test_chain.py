@@ -326,8 +326,14 @@ FORMS = {
     "swapped": (Sm90Config((64, 16), consumers=1), "bf16", True, 1, EVERYTHING),
     "batch": (Sm90Config((64, 64), consumers=1), "f16", False, 3, EVERYTHING.in_pairs()),
     "direct": (Sm90Config((64, 64), consumers=1, store="direct"), "f32", False, 1, EVERYTHING),
-    "split": (Sm90Config((64, 64), consumers=1, single=True, split=2), "f32", False, 1, EVERYTHING),
-    "early": (Sm90Config((256, 64), early=1, chunks=1, buffers=2), "bf16", False, 1, EVERYTHING.in_pairs()),
+    "split": (Sm90Config((64, 64), consumers=1, one_tile_per_cluster=True, split=2), "f32", False, 1, EVERYTHING),
+    "early": (
+        Sm90Config((256, 64), staged_epilogue_k_tiles=1, chunks=1, buffers=2),
+        "bf16",
+        False,
+        1,
+        EVERYTHING.in_pairs(),
+    ),
     "pingpong": (Sm90Config((64, 64), schedule="pingpong", loader="warpgroup"), "bf16", False, 1, EVERYTHING),
     "fp8": (SMALL, "e4m3", False, 1, Epilogue(Scale("c_scale", device=True), Clamp(-448, 448))),
 }

@@ -103,7 +103,7 @@ LAUNCHES = {
 @pytest.mark.parametrize("sizes", LAUNCHES, ids=lambda s: "x".join(map(str, s)))
 def test_how_it_is_launched(sizes: tuple[int, int, int]) -> None:
     config = choose(*sizes)[0].config
-    assert (config.launch, config.along, config.prefetch, config.early) == LAUNCHES[sizes]
+    assert (config.launch, config.along, config.prefetch, config.staged_epilogue_k_tiles) == LAUNCHES[sizes]
     assert choose(*sizes, batch=2)[0].config.launch == "workers", "a grid of tiles is that of one matrix"
 
 

@@ -93,7 +93,7 @@ def run_of(name: str) -> tuple[Any, Any, int]:
         config = Sm90Config((64, 96), consumers=1, cluster=(3, 1))
         plan, blocks = Sm90Plan.derive(64, 96, 64, b="bf16:col", config=config), 3
     elif name == "parts":
-        config = Sm90Config((64, 64), consumers=1, cluster=(2, 1), split=2, single=True)
+        config = Sm90Config((64, 64), consumers=1, cluster=(2, 1), split=2, one_tile_per_cluster=True)
         plan, blocks = Sm90Plan.derive(64, 64, 256, config=config), 4
     elif name == "pair":
         plan, blocks = Sm100Plan.derive(64, 64, 64, config=Sm100Config((256, 64))), 2

@@ -80,7 +80,7 @@ class Sm90Choice(Choice):
         config = self.config
         orders = a_.order, b_.order
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
-        if config.tile == WIDE and config.early and config.loader == "warp" and not plain:
+        if config.tile == WIDE and config.staged_epilogue_k_tiles and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
@@ -98,8 +98,8 @@ _TALL_COLUMNS = 200  # of 192 rows beside a loader of their own
 # A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
 # 512x8192x8192 +0.4% (NOTES.md). ptxas finds registers for the halves of plain products of 16 bits and K-major
 # operands; beside an epilogue, wide outputs or loads between the products it serialises them all (C7511).
-_IN_HALVES: dict[str, Any] = {"loader": "warp", "early": 2}
-_WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
+_IN_HALVES: dict[str, Any] = {"loader": "warp", "staged_epilogue_k_tiles": 2}
+_WHOLE: dict[str, Any] = {"loader": "self", "staged_epilogue_k_tiles": 0}
 
 
 # Rows of a tile and clusters of gated products whose tiles are taken by the rounds in which the GPU deals clusters out:
@@ -248,10 +248,10 @@ def nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90C
 
     k_major   whether the kernel's A is: else none of its rows can be left out of the copies
     """
-    config = choice.config if k_major else replace(choice.config, rows=None)
+    config = choice.config if k_major else replace(choice.config, loaded_a_rows=None)
     yield replace(choice, config=config), why
-    if config.early:  # a C of wide elements leaves fewer stages
-        yield replace(choice, config=replace(config, early=0)), why
+    if config.staged_epilogue_k_tiles:  # a C of wide elements leaves fewer stages
+        yield replace(choice, config=replace(config, staged_epilogue_k_tiles=0)), why
     rows, columns = config.tile
     if columns % 16:  # lines of a C of 8 bits are whole 16 bytes
         yield replace(choice, config=replace(config, tile=(rows, -(-columns // 16) * 16))), why
@@ -309,7 +309,7 @@ def _configured(
         l2_promotion="256B" if best.waves > 1 and on_lines else "128B",
         chunks=1,
         buffers=buffers(best.tile, consumers),
-        early=2 if (rows == 256 or tall) and k >= 1024 else 0,
+        staged_epilogue_k_tiles=2 if (rows == 256 or tall) and k >= 1024 else 0,
         gpc_order=best.gpc_rounds,
     )
     if best.tile == WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:
@@ -340,7 +340,7 @@ def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
     rows, cluster = best.tile[0], best.cluster
     early = early_parts(cluster, best.split, best.tiles)
     config = Sm90Config(
-        best.tile, consumers=rows // 64, loader="warp", single=True, cluster=cluster, split=best.split,
+        best.tile, consumers=rows // 64, loader="warp", one_tile_per_cluster=True, cluster=cluster, split=best.split,
         chunks=best.split, overlap=True, trigger="start" if early else "end", prefetch=2 * early, launch="tiles",
         along=best.along,
     )  # fmt: skip

@@ -117,12 +117,12 @@ def quantized_gate_config(m: int, n: int, k: int, batch: int = 1) -> Sm90Config:
 
     n  columns of C
 
-    >>> quantized_gate_config(4096, 2048, 7168).tile, quantized_gate_config(16, 2048, 7168).rows
+    >>> quantized_gate_config(4096, 2048, 7168).tile, quantized_gate_config(16, 2048, 7168).loaded_a_rows
     ((128, 256), 16)
     """
     if m <= _ONE_TILE:
         rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS else None
-        return Sm90Config((_ONE_TILE, 256), consumers=1, loader="warp", rows=rows, chunks=1, buffers=1)
+        return Sm90Config((_ONE_TILE, 256), consumers=1, loader="warp", loaded_a_rows=rows, chunks=1, buffers=1)
     sharing = _sharing((m, HALVES * n, k, batch), (128, 256))
     return Sm90Config((128, 256), loader="warpgroup", cluster=sharing, chunks=1, buffers=1)
 
@@ -150,7 +150,7 @@ def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, conf
 
     kind  of `KINDS`
 
-    >>> config = Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2)
+    >>> config = Sm90Config((64, 64), consumers=1, loader="warp", one_tile_per_cluster=True, split=2)
     >>> round(estimate(MODEL, (64, 4096, 7168, 1), "one", config, 132) * 1e6, 1)
     13.1
     """
@@ -187,11 +187,16 @@ def _kernels(sizes: tuple[int, int, int, int], each_column: bool, places: int) -
             if each_column and tile[1] > _EACH_COLUMN * 64 // tile[0]:  # what the launch's threads have registers for
                 continue
             consumers = tile[0] // 64
-            yield "one", alone(tile, consumers=consumers, rows=of_rows, single=True, split=parts, buffers=1)
+            yield (
+                "one",
+                alone(
+                    tile, consumers=consumers, loaded_a_rows=of_rows, one_tile_per_cluster=True, split=parts, buffers=1
+                ),
+            )
     for tile in MODEL.few_step:
         if tile[1] <= _EACH_COLUMN or not each_column:
             of_rows = rows if tile[0] == 64 else None
-            yield "few", alone(tile, consumers=tile[0] // 64, rows=of_rows, buffers=2)
+            yield "few", alone(tile, consumers=tile[0] // 64, loaded_a_rows=of_rows, buffers=2)
     for tile in MODEL.full_step if m > _FEW_ROWS else ():
         if not each_column:
             three = tile[0] == 192
@@ -246,7 +251,9 @@ def grouped_config(
             l2_promotion="256B",
         )  # fmt: skip
     early = 2 if k_bytes > STAGE_BYTES_OF_K else 0
-    return Sm90Config((256, 192), cluster=(1, 2), early=early, group=16, chunks=1, buffers=2, l2_promotion="256B")
+    return Sm90Config(
+        (256, 192), cluster=(1, 2), staged_epilogue_k_tiles=early, group=16, chunks=1, buffers=2, l2_promotion="256B"
+    )
 
 
 def _evenly(widths: Sequence[int], columns: int, groups: int) -> int:
@@ -307,8 +314,8 @@ def along_k_candidates(
             best = product.estimate(tile, cluster, pingpong=False)
             config = Sm90Config(
                 tile, consumers=consumers, loader="warp" if consumers == 1 else "self" if deep else "warpgroup",
-                cluster=cluster, early=2 if tile[0] == 256 and deep and not wide else 0, group=best.group,
-                along=best.along, chunks=1, buffers=1 if wide else 2, l2_promotion="256B",
+                cluster=cluster, staged_epilogue_k_tiles=2 if tile[0] == 256 and deep and not wide else 0,
+                group=best.group, along=best.along, chunks=1, buffers=1 if wide else 2, l2_promotion="256B",
             )  # fmt: skip
             found.append((best.seconds, config))
     return [config for _, config in sorted(found, key=lambda candidate: candidate[0])]

@@ -243,7 +243,7 @@ def _in_place(problem: _Problem, cost: _Cost, rows: int) -> SmallMChoice:
     direct = rows <= WARP_ROWS and columns <= _HELD
     config = _configured(
         problem, cost, (rows + columns) * tile_k, (64, columns), tile_k=tile_k, split=parts, chunks=parts,
-        rows=rows if rows < 64 else None, first="B", store="direct" if direct else "tma",
+        loaded_a_rows=rows if rows < 64 else None, first="B", store="direct" if direct else "tma",
         cluster=(1, 2) if both else (1, 1), along="N" if problem.batch == 1 else "M",
     )  # fmt: skip
     return SmallMChoice(config, False, (
@@ -258,7 +258,7 @@ def _configured(problem: _Problem, cost: _Cost, elements: int, tile: tuple[int, 
     early = fetched(elements * problem.kind.bytes, MODEL.fetched) if cost.trigger == "start" else 0
     launch = "tiles" if problem.batch == 1 else "workers"  # of a batch tiles are numbered
     return Sm90Config(
-        tile, consumers=1, loader="warp", single=True, launch=launch, overlap=True, trigger=cost.trigger,
+        tile, consumers=1, loader="warp", one_tile_per_cluster=True, launch=launch, overlap=True, trigger=cost.trigger,
         prefetch=early, **settings,
     )  # fmt: skip
 

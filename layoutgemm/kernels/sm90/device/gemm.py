@@ -380,13 +380,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         first_block = Int32(0) if pingpong else consumer * plan.blocks
         a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        # What the last k tiles are multiplied with where they are `early`: pieces that are complete one by one.
+        # What the last k tiles are multiplied with where the epilogue is staged: pieces that are complete one by one.
         pieces, finish, b_of, sums = plan.pieces(0), mma, b, accumulators
         if const_expr(plan.half is not None):
             finish = bridge.Wgmma(plan, plan.half)
             b_of = bridge.WgmmaOperand(present(plan.half)[1], job.shared.b(0), plan.smem.b_stage_bytes)
             sums = finish.halves(accumulators[0])
-        if const_expr(plan.config.rows is not None):
+        if const_expr(plan.config.loaded_a_rows is not None):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
         stage, parity = Int32(0), Int32(0)
         done = Int32(0)  # pingpong: tiles of the block before this one
@@ -410,7 +410,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
             # One group in flight: the stage of the group before is released, and refilled, while this one runs.
             before = stage
-            early = plan.config.early
+            early = plan.config.staged_epilogue_k_tiles
             for k_tile in cutlass.range(k_tiles - early, unroll=1):
                 stage = bridge.uniform(stage)
                 self.between_products(job, tile, k_tile)
@@ -453,9 +453,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             if const_expr(plan.shards is not None):  # many divisions, which the last products hide
                 m0, n0, matrix = self.origin(job, tile)
             row, at = m0 + first_block * ROWS, (consumer, thread, tile)
-            last = len(pieces) - 1 if plan.config.early else 0  # the piece whose products free the last stage
-            frees = plan.drains or not plan.config.single  # of a single tile only the blocks of a cluster still ask
-            if const_expr(plan.config.single):
+            last = (
+                len(pieces) - 1 if plan.config.staged_epilogue_k_tiles else 0
+            )  # the piece whose products free the last stage
+            frees = (
+                plan.drains or not plan.config.one_tile_per_cluster
+            )  # of a single tile only the blocks of a cluster still ask
+            if const_expr(plan.config.one_tile_per_cluster):
                 mma.wait(0)
             if const_expr(plan.config.split > 1):
                 if job.k_tiles == 0:
@@ -502,7 +506,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         plan = self.plan
         if const_expr(plan.config.split > 1):
             self.epilogue.send(job, sums, at)
-        if const_expr(plan.config.single and plan.store is not None):
+        if const_expr(plan.config.one_tile_per_cluster and plan.store is not None):
             # The buffers lie over the stages: all have to have read these.
             bridge.named_sync(plan.stages_barrier, plan.stages_threads)
         if const_expr(plan.config.split > 1):

@@ -236,7 +236,13 @@ def check_indexed(
     if others:
         way = "scatter by torch" if indexed.scatter is not None else "IndexedRows(..., copy=True) copies A's rows first"
         raise PlanError(f"{others[0]}: a product with {moved} rows takes none; {way}")
-    usual: dict[str, object] = {"rows": None, "single": False, "split": 1, "store": "tma", "launch": "workers"}
+    usual: dict[str, object] = {
+        "loaded_a_rows": None,
+        "one_tile_per_cluster": False,
+        "split": 1,
+        "store": "tma",
+        "launch": "workers",
+    }
     for name, value in usual.items():
         if (found := getattr(config, name)) != value:
             raise PlanError(f"{name} = {found!r}: a product with {moved} rows takes {value!r}")

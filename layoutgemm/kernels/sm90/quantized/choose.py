@@ -63,7 +63,7 @@ class _TileKind:
         width = min(self.tile[1], -(-rows // 16) * 16) if self.tile[1] == _WIDTH else self.tile[1]
         return Sm90Config(
             (self.tile[0], width), tile_k=self.tile_k, consumers=self.consumers, loader=self.loader, split=self.split,
-            single=self.split > 1, cluster=(self.along_m, 1), store=store,
+            one_tile_per_cluster=self.split > 1, cluster=(self.along_m, 1), store=store,
         )  # fmt: skip
 
     def estimate(self, n: int, rows: int, k: int, sms: int) -> float | None:
@@ -149,8 +149,8 @@ def _few(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
     width = -(-rows // (8 * split)) * (8 * split)
     products = "warp" if tile == UNIT_ROWS and width <= _BY_WARPS and not float8 else "warpgroup"
     return Sm90Config(
-        (tile, width), consumers=1 if tile == UNIT_ROWS else 2, split=split, single=split > 1, store="direct",
-        loader="warp", overlap=True, prefetch=min(_AHEAD, k_tiles), products=products,
+        (tile, width), consumers=1 if tile == UNIT_ROWS else 2, split=split, one_tile_per_cluster=split > 1,
+        store="direct", loader="warp", overlap=True, prefetch=min(_AHEAD, k_tiles), products=products,
     )  # fmt: skip
 
 

@@ -43,7 +43,8 @@ def check_experts(
     if weights is None:
         raise PlanError("experts without weights: they are groups of columns of a product with packed weights")
     usual = {
-        "cluster": (1, 1), "split": 1, "single": False, "overlap": False, "store": "direct", "launch": "workers",
+        "cluster": (1, 1), "split": 1, "one_tile_per_cluster": False, "overlap": False, "store": "direct",
+        "launch": "workers",
     }  # fmt: skip
     for name, value in usual.items():
         if (found := getattr(config, name)) != value:

@@ -76,7 +76,7 @@ def check_packed(
     if sizes[3] > 1 and not experts:
         raise PlanError(f"batch = {sizes[3]}: packed weights are one matrix; those of several take experts=")
     fmt.check_depth(sizes[2])
-    usual = {"rows": None, "early": 0, "schedule": "cooperative"}
+    usual = {"loaded_a_rows": None, "staged_epilogue_k_tiles": 0, "schedule": "cooperative"}
     for name, value in usual.items():
         if (found := getattr(config, name)) != value:
             raise PlanError(f"{name} = {found!r}: a product with packed weights takes {value!r}")

@@ -48,7 +48,7 @@ def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config, others: l
         raise PlanError(f"order = 'symmetric': C is square, not {sizes[0]}x{sizes[1]}")
     if others:
         raise PlanError(f"{others[0]}: a symmetric product takes none, since each tile is stored twice")
-    usual = {"store": "tma", "split": 1, "early": 0}
+    usual = {"store": "tma", "split": 1, "staged_epilogue_k_tiles": 0}
     for name, value in usual.items():
         if getattr(config, name) != value:
             raise PlanError(f"{name} = {getattr(config, name)!r}: a symmetric product takes {value!r}")

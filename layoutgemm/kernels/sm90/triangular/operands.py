@@ -97,7 +97,7 @@ def check_triangles(sizes: tuple[int, int, int, int], config: Sm90Config, others
     """
     if others:
         raise PlanError(f"{others[0]}: a product of triangular matrices takes none")
-    usual = {"split": 1, "schedule": "cooperative", "early": 0}
+    usual = {"split": 1, "schedule": "cooperative", "staged_epilogue_k_tiles": 0}
     knobs = {"reverse_odd_tiles": False, "prefetch": 0}
     for name, value in (*usual.items(), *knobs.items()):
         found = getattr(config.tuning if name in knobs else config, name)
