@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +30,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from layoutgemm.bench.method import GRAPH_SECONDS, ROTATION_BYTES, Device, burst
+from benchmarks.timing import microseconds
+from layoutgemm.bench.method import GRAPH_SECONDS, ROTATION_BYTES, Device
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.config import Sm90Config
 from layoutgemm.kernels.streamed.choose import MOST_ROWS
@@ -258,13 +257,8 @@ def quack_product(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any]) -> 
 def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: int) -> None:
     """Fills in the microseconds of every contender."""
     guess = max(row.ideal_us * 1e-6, 2 * row.rows * row.n * row.k / 6e14) + 2e-6
-    counts, replays = {}, {}
-    for name, each in calls.items():
-        times = max(1, round(GRAPH_SECONDS / guess / len(each)))
-        counts[name] = times * len(each)
-        replays[name] = device.record(list(each) * times)
-    for name, samples in burst(device, replays, rounds, random.Random(0)).items():
-        row.us[name] = round(statistics.median(samples) / counts[name] * 1e6, 2)
+    loops = {name: [*each] * max(1, round(GRAPH_SECONDS / guess / len(each))) for name, each in calls.items()}
+    row.us |= microseconds(device, loops, rounds)
 
 
 def measured(

@@ -42,7 +42,7 @@ FORMS = {  # config, main loop, batch, A, B, C
     "each column": (replace(SMALL, tile=(64, 16)), scaled(columns=1), 1, "e4m3", "e4m3:col", "f16"),
     "two blocks": (
         Sm90Config((256, 32), stages=2),
-        scaled(loaded_a_rows=3, columns=32),
+        scaled(rows=3, columns=32),
         1,
         "e4m3",
         "e4m3:col",
