@@ -143,6 +143,22 @@ def check_words(words: tuple[str, ...]) -> None:
         raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
 
 
+def check_settings(config: object, what: str, /, **wanted: object) -> None:
+    """Raise PlanError for a setting that a kind of product does not take.
+
+    what  the product, and the verb
+
+    >>> from layoutgemm.kernels import Sm90Config
+    >>> check_settings(Sm90Config(overlap=True), "a grouped product takes", split=1, overlap=False)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: overlap = True: a grouped product takes False
+    """
+    for name, value in wanted.items():
+        if (found := getattr(config, name)) != value:
+            raise PlanError(f"{name} = {found!r}: {what} {value!r}")
+
+
 def check_epilogue(epilogue: Epilogue, c: Operand) -> None:
     """Raise PlanError for operands named as the product's parameters, and an integer C."""
     if same := set(epilogue.words) & set(PERSISTENT_PARAMETERS):

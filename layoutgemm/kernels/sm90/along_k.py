@@ -38,7 +38,7 @@ from ...atoms.tma.engine import global_bits
 from ...errors import PlanError
 from ...report import Check
 from ..numbers import W
-from ..plan import MAX_COORDINATE, present
+from ..plan import MAX_COORDINATE, check_settings, present
 from .grouped import START, GroupOffsets, capacity_for, check_ends, checked_numbers, offsets_of
 from .multicast import with_copies
 
@@ -159,18 +159,10 @@ def check_along_k(
             raise PlanError(
                 f"{name} is {spec}: groups begin at any line of K, and K is not to be contiguous: {order!r}"
             )
-    usual = {
-        "loaded_a_rows": None,
-        "one_tile_per_cluster": False,
-        "split": 1,
-        "launch": "workers",
-        "schedule": "cooperative",
-    }
-    knobs = {"overlap": False, "reverse_odd_tiles": False}
-    for name, value in (*usual.items(), *knobs.items()):
-        found = getattr(config.tuning if name in knobs else config, name)
-        if found != value:
-            raise PlanError(f"{name} = {found!r}: a product with groups along K takes {value!r}")
+    check_settings(
+        config, "a product with groups along K takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1,
+        launch="workers", schedule="cooperative", overlap=False, reverse_odd_tiles=False,
+    )  # fmt: skip
     if sizes[2] > MAX_COORDINATE - _MARGIN:
         raise PlanError(f"k = {sizes[2]}: a coordinate of K and some K tiles are a signed 32-bit integer")
 

@@ -26,10 +26,10 @@ from ..orders import Order, order_for
 from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
-    PERSISTENT_PARAMETERS,
     STAGE_BYTES_OF_K,
     GemmPlan,
     PersistentPlan,
+    check_epilogue,
     check_sizes,
     check_words,
     fitting_stages,
@@ -647,10 +647,7 @@ class _Request:
         gated = combination(gate)
         epilogue = Epilogue.of(epilogue, halves_of(gated) > 1)
         a, b, c = operands(*given)
-        if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
-            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
-        if epilogue and c.dtype.kind != "float":
-            raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
+        check_epilogue(epilogue, c)
         if gated is not None and gated.separate:
             check_combined(gated, config.tile[1], sizes[3], config.split, b, c)
         elif gated is not None:

@@ -51,6 +51,7 @@ from ...schedule.tile_order import Minimum, Tile
 from ..derive import either
 from ..epilogue.steps import Scale, VectorScale
 from ..numbers import W
+from ..plan import check_settings
 from ..store import WARPS_OF_GROUP
 from .config import WARPGROUP
 
@@ -253,15 +254,14 @@ def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epi
         raise PlanError(f"shards = {shards!r}: Gathered() or Scattered()")
     if batch > 1:
         raise PlanError(f"batch = {batch}: {shards.name} is of one matrix")
-    usual: dict[str, object] = {"loaded_a_rows": None, "one_tile_per_cluster": False, "split": 1, "launch": "workers"}
-    knobs: dict[str, object] = {"overlap": False, "reverse_odd_tiles": False, "along": "M", "gpc_order": ()}
+    takes = f"{shards.name} takes"
     if isinstance(shards, Scattered):
-        usual |= {"store": "tma", "staged_epilogue_k_tiles": 0}
         _check_partial_sums(shards, config, c, epilogue)
-    for name, value in (*usual.items(), *knobs.items()):
-        found = getattr(config.tuning if name in knobs else config, name)
-        if found != value:
-            raise PlanError(f"{name} = {found!r}: {shards.name} takes {value!r}")
+        check_settings(config, takes, store="tma", staged_epilogue_k_tiles=0)
+    check_settings(
+        config, takes, loaded_a_rows=None, one_tile_per_cluster=False, split=1, launch="workers", overlap=False,
+        reverse_odd_tiles=False, along="M", gpc_order=(),
+    )  # fmt: skip
 
 
 def _check_partial_sums(shards: Scattered, config: Sm90Config, c: Operand, epilogue: Epilogue | None) -> None:

@@ -23,6 +23,7 @@ from ....atoms.copy.base import WARP
 from ....errors import PlanError
 from ....layouts import Layout
 from ...numbers import W
+from ...plan import check_settings
 from ...quantized.blocks import DEPTHS, QUARTERS, STRIP, PackedBlocks, PackedTile
 from ...quantized.conversions import FusedPairs, NumpyPairs
 from ...quantized.formats import ACTIVATIONS, FLOAT8, UNIT_ROWS, QuantizedFormat
@@ -228,10 +229,7 @@ def check_packed(
     if batch > 1:
         raise PlanError(f"batch = {batch}: packed weights are one matrix")
     fmt.check_depth(k)
-    usual = {"loads": "cp.async", "persistent": False}
-    for name, value in usual.items():
-        if (found := getattr(config, name)) != value:
-            raise PlanError(f"{name} = {found!r}: a product with packed weights takes {value!r}")
+    check_settings(config, "a product with packed weights takes", loads="cp.async", persistent=False)
     if config.tile_k not in (None, *DEPTHS):
         raise PlanError(f"tile_k = {config.tile_k}: a K tile is half a packed unit or a whole one, {DEPTHS}")
     if config.tile[1] % UNIT_ROWS:
