@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from ..atoms.copy.base import VECTOR_BYTES
 from ..kernels.compile.compiler import compile_plan
 from ..kernels.compile.launcher import THREAD, bind
 from ..kernels.epilogue.parameters import PlacedOperand, words_of
@@ -19,7 +20,7 @@ from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
 from ..kernels.run.stream_memory import copy_bytes, set_words, wait
 from ..kernels.sm90.plan import Sm90Plan
-from ..kernels.sm90.shards import VECTOR, crosses_shards
+from ..kernels.sm90.shards import crosses_shards
 from ..torch_op.launch import Direct, empty_on_gpu, raw_stream
 from ..torch_op.prepared import mark_written
 from ..torch_op.problem import contiguous_strides
@@ -56,7 +57,7 @@ class ShardCall:
         a, b, c = matrices
         plan, workspace = self.choice.plan, self.workspace
         pitches = (a, a.stride(0)), (b, b.stride(1 if plan.b.order == "col" else 0)), (c, c.stride(0))
-        leading = [max(pitch, VECTOR // x.element_size()) for x, pitch in pitches]
+        leading = [max(pitch, VECTOR_BYTES // x.element_size()) for x, pitch in pitches]
         place = workspace.flag_address(workspace.rank, 0), target, workspace.rank, workspace.ranks, self.choice.chunks
         words = (*place, workspace.polls, workspace.record.data_ptr(), *more)
         names = (*(("scale_a", "scale_b") if scaled else ()), *self.names)

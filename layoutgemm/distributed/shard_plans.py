@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..atoms.copy.base import VECTOR_BYTES
 from ..dtypes import dtype as dtype_named
 from ..errors import PlanError
 from ..kernels.epilogue.chain import Epilogue
@@ -21,7 +22,6 @@ from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import (
-    VECTOR,
     Gathered,
     Scattered,
     Shards,
@@ -142,8 +142,8 @@ def gather_choice(
     Raises PlanError for sizes that do not divide, rows of no whole 16 bytes, and a configuration without a kernel.
     """
     given, row = transfer or Transfer(), k * dtype_named(kind).bytes
-    if row % VECTOR:
-        raise PlanError(f"rows of K = {k} {kind} are {row} bytes, one behind the other: {row} % {VECTOR} != 0")
+    if row % VECTOR_BYTES:
+        raise PlanError(f"rows of K = {k} {kind} are {row} bytes, one behind the other: {row} % {VECTOR_BYTES} != 0")
     if given.chunks is None:
         given = replace(given, chunks=sent_chunks(m // ranks, row))
     return _chosen(Gathered(), (m, n, k), ranks, kind, order, given, config, epilogue, places)

@@ -94,6 +94,7 @@ def either(condition: object, yes: W, no: W) -> W:
 
 
 ORDERS = ("row", "col")
+OTHER_ORDER = {"row": "col", "col": "row"}
 
 
 MOST_SHARED = max(entry.smem_per_block for entry in ARCHES.values())

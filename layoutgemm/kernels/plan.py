@@ -33,6 +33,7 @@ MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA,
 MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
 MAX_GROUP = 1024  # tiles of a band: a band of 2**20 tiles across has a number below 2**31
+LEAST_STAGES = 2  # one is multiplied while the next is loaded
 WORKSPACE = "workspace"  # the word that has the address of `GemmPlan.workspace` bytes
 MAX_WORDS = 16  # extra 64-bit parameters of a kernel
 # The parameters of a host function, without the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),

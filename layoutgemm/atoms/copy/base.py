@@ -27,6 +27,7 @@ from ..targets import since
 SPACES = ("gmem", "smem", "rmem", "tmem")
 SIDES = ("src", "dst")
 WARP = 32
+VECTOR_BYTES = 16  # of a thread's widest access: PTX ISA, "ld", "st", "cp.async"
 
 # Bytes that one lane accesses -> lanes of a warp that shared memory serves in one pass. A pass delivers 128 bytes, 4
 # from each of 32 banks (CUDA C++ Programming Guide, "Shared Memory"), so accesses of 8 bytes go by half-warps and of 16

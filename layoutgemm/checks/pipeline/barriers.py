@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...atoms.copy.base import WARP
 from .actions import (
     Action,
     Arrive,
@@ -31,7 +32,7 @@ from .actions import (
     Wait,
 )
 from .happens_before import Hazard, Records
-from .model import WARP, Mbarrier, NamedBarrier, Pipeline
+from .model import Mbarrier, NamedBarrier, Pipeline
 from .program import ACT, EXPECTS, LIVE, PENDING, PHASE, TX, Agent, Offsets, State
 from .symmetry import SimulatedWarps
 from .trace import warps_text

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...atoms.copy.base import WARP
 from .actions import (
     OWN,
     Action,
@@ -51,7 +52,7 @@ from .actions import (
 )
 from .barriers import Barriers
 from .happens_before import ASYNC, GENERIC, Hazard, ModelAccess, Place, Reach, Records
-from .model import PIPES, PRIVATE, WARP, Pipeline
+from .model import PIPES, PRIVATE, Pipeline
 from .program import (
     ACT,
     JUMP,

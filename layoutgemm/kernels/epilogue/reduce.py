@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 from ...arguments import as_int
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
+from ..derive import ORDERS
 from .reductions import REDUCTIONS, Reduction, reduction_of
-from .steps import ORDERS, EpilogueOperand, Step
+from .steps import EpilogueOperand, Step
 
 FP8_MOST = {"e4m3": 448.0, "e5m2": 57344.0}  # the largest finite value
 

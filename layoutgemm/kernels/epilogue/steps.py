@@ -13,12 +13,11 @@ from typing import Any
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
+from ..derive import ORDERS, OTHER_ORDER
 from . import tracing
 
 Value = Any  # of elements: numbers, arrays of them, or what a traced kernel computes
-ORDERS = ("row", "col")
 _FLIPPED = {"": "", "m": "n", "n": "m", "mn": "mn"}
-_OTHER = {"row": "col", "col": "row"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class EpilogueOperand:
 
     def transposed(self) -> EpilogueOperand:
         """The same for the transposed C."""
-        return replace(self, axes=_FLIPPED[self.axes], order=_OTHER[self.order], unit=self.unit[::-1])
+        return replace(self, axes=_FLIPPED[self.axes], order=OTHER_ORDER[self.order], unit=self.unit[::-1])
 
 
 STEPS: dict[str, type[Step]] = {}  # this package's own by name: those that another process knows, too
@@ -196,7 +195,7 @@ class Residual(Step):
 
     def transposed(self) -> Step:
         """The matrix in the other order."""
-        return replace(self, order=_OTHER[self.order])
+        return replace(self, order=OTHER_ORDER[self.order])
 
 
 def _gelu_tanh(x: Value, ops: Any) -> Value:
@@ -306,7 +305,7 @@ class ActivationGradient(Step):
 
     def transposed(self) -> Step:
         """The matrix in the other order."""
-        return replace(self, order=_OTHER[self.order])
+        return replace(self, order=OTHER_ORDER[self.order])
 
 
 @dataclass(frozen=True)
@@ -349,7 +348,7 @@ class Aux(Step):
 
     def transposed(self) -> Step:
         """The matrix in the other order."""
-        return replace(self, order=_OTHER[self.order])
+        return replace(self, order=OTHER_ORDER[self.order])
 
 
 @dataclass(frozen=True)

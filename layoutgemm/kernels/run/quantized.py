@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import EmulatorError, OperandError, PlanError
 from ..compile.compiler import compile_plan
 from ..epilogue.arrays import Arrays
 from ..plan import MAX_WORDS
 from ..quantized.formats import COLUMN_SCALE
-from ..quantized.order import VECTOR_BYTES
 from ..quantized.packing import PackedWeights
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan

@@ -25,6 +25,7 @@ from ..orders import Order, unmirrored
 from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
+    LEAST_STAGES,
     MAX_TILES,
     STAGE_BYTES_OF_K,
     GemmPlan,
@@ -47,7 +48,6 @@ BLOCK_ROWS = LANES  # of C that one block holds: one to a lane of tensor memory
 EPILOGUE_WARPS = LANES // WARP_LANES  # each reaches its own quarter of the lanes
 MMA_WARP, LOADER_WARP = EPILOGUE_WARPS, EPILOGUE_WARPS + 1
 THREADS = 32 * (LOADER_WARP + 1)
-LEAST_STAGES = 2
 SLOT_BYTES = 8  # of the word in which tcgen05.alloc leaves an address, and what aligns the barriers behind it
 # N of an instruction of 128 rows in one block, and of 256 in two: what the PTX ISA's table and CUTLASS both have.
 N_STEP = {1: 16, 2: 32}

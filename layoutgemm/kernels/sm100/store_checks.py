@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...atoms.copy.base import VECTOR_BYTES
 from ...atoms.tmem.layout import WARP_LANES
 from ...checks import bank_conflicts
 from ...checks.coverage import not_once
@@ -12,7 +13,7 @@ from ...report import Check
 from ..plan_checks import boxes_of_c
 from ..store import distinct_chunks
 from .plan import Sm100Plan
-from .store import VECTOR_BYTES, load_of
+from .store import load_of
 
 
 def store_checks(plan: Sm100Plan) -> list[Check]:

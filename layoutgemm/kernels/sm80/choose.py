@@ -7,6 +7,7 @@ from math import lcm
 
 from ...arch import Arch
 from ...arch import arch as arch_named
+from ...checks.coalescing import SECTOR
 from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..operand_orders import Choice
@@ -14,7 +15,6 @@ from ..plan import BARRIER_BYTES
 from .plan import MAX_BATCH, Sm80Config, Sm80Plan
 from .store import BUFFERS
 
-SECTOR = 32  # bytes that L2 serves at a time: checks.coalescing
 ROUND_ROWS = 16  # of C that a warp puts into one buffer: the instruction's M
 _LARGE = (128, 256)
 

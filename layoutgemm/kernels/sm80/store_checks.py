@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ...atoms import feeds, stmatrix
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import AccessPattern, bank_conflicts, sectors
 from ...checks.coverage import not_once
 from ...layouts import Layout
 from ...memo import memoized
 from ...report import Check
-from .operand import VECTOR, WARP
 from .plan import Sm80Plan
 from .store import Sm80Store, matrix_row, store_cost, store_tiles
 
@@ -42,9 +42,10 @@ def store_checks(plan: Sm80Plan) -> list[Check]:
     flat = taken.coords.reshape(-1, taken.coords.shape[2])
     times = np.bincount(flat[flat[:, 0] >= 0].ravel(), minlength=extent[0] * extent[1])
     ok = len(times) == extent[0] * extent[1] and bool((times == 1).all())
+    put = f"{store.drains} chunk(s) of {VECTOR_BYTES} bytes of a lane are all of a round, each element once"
     drained = Check(
-        "lines of C", f"{store.drains} chunk(s) of {VECTOR} bytes of a lane are all of a round, each element once", ok,
-        f"exhaustion ({extent[0] * extent[1]} elements)", "" if ok else f"an element is taken {int(times.max())} times",
+        "lines of C", put, ok, f"exhaustion ({extent[0] * extent[1]} elements)",
+        "" if ok else f"an element is taken {int(times.max())} times",
     )  # fmt: skip
     if not filled or not drained:
         return [filled, drained]

@@ -11,7 +11,7 @@ from ...arch import Arch
 from ...arch import arch as arch_named
 from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
-from ...checks.budgets import launch_registers, setmaxnreg_problem
+from ...checks.budgets import WARPGROUP, launch_registers, setmaxnreg_problem
 from ...errors import PlanError
 from ...schedule import GpcOrder, Grouped, Linear
 from ...schedule.gpc_order import Rounds
@@ -24,7 +24,6 @@ STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
-WARPGROUP = 128
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 _WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills

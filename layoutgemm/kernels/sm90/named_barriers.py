@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ...checks.budgets import WARPGROUP
 from ..numbers import W
-from .config import WARPGROUP, Sm90Config
+from .config import Sm90Config
 from .multicast import MulticastGroups
 
 

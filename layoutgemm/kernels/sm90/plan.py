@@ -15,6 +15,7 @@ from ...arguments import checked
 from ...atoms import MmaAtom, wgmma
 from ...atoms.smem.descriptor import OperandDescriptor
 from ...atoms.smem.descriptor import derive as derive_descriptor
+from ...checks.budgets import WARPGROUP
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
@@ -26,6 +27,7 @@ from ..orders import Order, order_for
 from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
+    LEAST_STAGES,
     STAGE_BYTES_OF_K,
     GemmPlan,
     PersistentPlan,
@@ -40,7 +42,7 @@ from ..plan import (
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
-from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
+from .config import Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .gated import HALVES, check_gated, combination, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
@@ -68,7 +70,6 @@ _NOT_INDEXED = {
     "weights": "its A is packed in blocks of 64 rows",
     "triangles": "rows in another order are no triangle",
 }
-LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ...checks.budgets import launch_registers
+from ...atoms.copy.base import VECTOR_BYTES
+from ...checks.budgets import WARPGROUP, launch_registers
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
@@ -53,7 +54,6 @@ from ..epilogue.steps import Scale, VectorScale
 from ..numbers import W
 from ..plan import check_settings
 from ..store import WARPS_OF_GROUP
-from .config import WARPGROUP
 
 if TYPE_CHECKING:
     from ..derive import Operand
@@ -67,8 +67,7 @@ WORDS = ("flags", "target", "rank", "ranks", "chunks", "polls", "record")
 RECORD_WORDS = 4  # 32-bit words of a record: 1 + flag, the value seen, the target, the rank that waited
 MAX_RANKS = 8  # GPUs of a host
 MAX_CHUNKS = 32  # of a shard
-VECTOR = 16  # bytes that a thread stores at a time
-_VECTOR_REGISTERS = VECTOR // 4
+_VECTOR_REGISTERS = VECTOR_BYTES // 4
 _OTHER_REGISTERS = 24  # of a consumer, beside its sums and the loads of partial ones: addresses, the place of a tile
 _LEAST_LOADS = 4  # vectors of partial sums that are loaded at once, however few registers are left
 
@@ -191,7 +190,7 @@ class PartialTile:
     @classmethod
     def of(cls, plan: Sm90Plan) -> PartialTile:
         """A plan's; whole vectors of each accumulator, as `check_shards` asks."""
-        vectors = plan.mma.accumulator_registers * plan.c.dtype.bytes // VECTOR
+        vectors = plan.mma.accumulator_registers * plan.c.dtype.bytes // VECTOR_BYTES
         registers = plan.registers[1] if plan.registers else launch_registers(plan.arch, plan.threads)
         free = registers - plan.mma.accumulator_registers * plan.blocks - _OTHER_REGISTERS
         at_once = max(_LEAST_LOADS, min(vectors, free // _VECTOR_REGISTERS))
@@ -200,7 +199,7 @@ class PartialTile:
     @property
     def values(self) -> int:
         """Values of a vector."""
-        return VECTOR // self.dtype.bytes
+        return VECTOR_BYTES // self.dtype.bytes
 
     @property
     def vectors(self) -> int:
@@ -210,11 +209,11 @@ class PartialTile:
     @property
     def bytes(self) -> int:
         """Bytes of a tile."""
-        return int(self.layout.size) * VECTOR
+        return int(self.layout.size) * VECTOR_BYTES
 
     def byte(self, tile: W, consumer: W, block: W, vector: W, thread: W) -> W:
         """The byte of a room at which a vector of its tile number `tile` lies."""
-        return tile * self.bytes + self.layout((thread, vector, block, consumer)) * VECTOR
+        return tile * self.bytes + self.layout((thread, vector, block, consumer)) * VECTOR_BYTES
 
 
 def tiles_of_shard(plan: Sm90Plan, ranks: int) -> int:
@@ -276,10 +275,10 @@ def _check_partial_sums(shards: Scattered, config: Sm90Config, c: Operand, epilo
         raise PlanError(f"c is {c}: partial sums are rows of f32, bf16 or f16")
     if config.loader == "self":  # it would wait for peers' sums of its next tile before it stores those they wait for
         raise PlanError(f"loader = 'self': {shards.name} takes 'warp' or 'warpgroup', which wait while consumers store")
-    if config.tile[1] // 2 * c.dtype.bytes % VECTOR:
+    if config.tile[1] // 2 * c.dtype.bytes % VECTOR_BYTES:
         raise PlanError(
             f"tile = {config.tile}: a thread has {config.tile[1] // 2} partial sums of a row of {c.dtype.name}, which "
-            f"are no whole {VECTOR} bytes"
+            f"are no whole {VECTOR_BYTES} bytes"
         )
 
 
@@ -379,7 +378,7 @@ def _partial_tile(plan: Sm90Plan) -> Check:
     want = threads * plan.blocks * plan.mma.accumulator_registers * plan.c.dtype.bytes
     answer = tile.layout.is_bijective()
     witness = "" if answer and tile.bytes == want else f"{tile.layout}: {tile.bytes} bytes for values of {want}"
-    statement = f"{threads} threads' partial sums of a tile fill {want} bytes, each {VECTOR} once"
+    statement = f"{threads} threads' partial sums of a tile fill {want} bytes, each {VECTOR_BYTES} once"
     return Check("partial sums", statement, not witness, "bijective", witness)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...atoms.copy.base import WARP
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import bank_conflicts, registers, shared_memory_of
 from ...checks.coverage import not_once
 from ...report import Check, Report
@@ -17,7 +17,7 @@ from ..quantized.blocks import QUARTERS, STRIP
 from ..quantized.checks import conversion_check, fragments_check, order_checks
 from ..quantized.conversions import FusedPairs, NumpyPairs
 from ..quantized.formats import UNIT_ROWS
-from ..quantized.order import VECTOR_BYTES, WORDS
+from ..quantized.order import WORDS
 from .operands import COLUMNS
 from .plan import BUFFERS, F32, StreamedPlan
 from .reference import register_bytes

@@ -23,7 +23,7 @@ from ...arch import Arch
 from ...arch import arch as arch_named
 from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
-from ...atoms.copy.base import WARP
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import most_stages
 from ...errors import PlanError
 from ...layouts import Layout
@@ -43,7 +43,7 @@ from ..plan import (
 )
 from ..quantized.blocks import QUARTERS, STRIP, PackedTile
 from ..quantized.formats import FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
-from ..quantized.order import VECTOR_BYTES, PackedOrder
+from ..quantized.order import PackedOrder
 from ..quantized.packing import units_of
 from .operands import COLUMNS, StreamedRows, StreamedWeights
 

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...atoms import ldmatrix
-from ...atoms.copy.base import WARP
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks.coverage import not_once
 from ...errors import PlanError
 from ...memo import memoized
 from ..quantized.blocks import STRIP
 from ..quantized.conversions import FusedPairs, NumpyPairs, values_of
 from ..quantized.fragments import fragment, words_of
-from ..quantized.order import VECTOR_BYTES, WORDS
+from ..quantized.order import WORDS
 from .operands import StreamedRows
 from .plan import BUFFERS, F32, StreamedPlan
 

@@ -25,12 +25,11 @@ from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autog
 from ..launch import Direct, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
 from ..prepared import mark_written
 from ..problem import StridedOperand
-from .guards import KeptCalls, Key, guarded
+from .guards import FIRST_GPU, KeptCalls, Key, guarded
 
 OWN = ("a", "b", "c")  # a launch's first arguments
 _BEYOND = 1 << 32  # addresses are larger, sizes and numbers smaller: what is not known and larger may be an address
 MAX_KEPT = 1024
-FIRST_GPU = 0  # of the indices of devices; below are CPUs, whose calls are no launches
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 

@@ -35,6 +35,7 @@ from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.indexed.rows import check_inside
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import autocast, needs_dispatcher, refuse_derivatives
+from ..compiled.guards import MAX_READY
 from ..compiled.kept_launches import epilogue_again_or
 from ..compiled.traced import named
 from ..epilogue import (
@@ -72,7 +73,7 @@ from .grouped import (
     plan_of,
     why_not_along_k,
 )
-from .kept import MAX_READY, PLANS, launch_once, require_hopper
+from .kept import PLANS, launch_once, require_hopper
 from .operators import checked_grouped
 from .own_epilogue import ScaledFactors, behind_scales, with_epilogue
 from .recipes import Recipes, recipe_text

@@ -39,6 +39,7 @@ from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, stored_as
+from ..compiled.guards import MAX_READY
 from ..epilogue import epilogue_product, finish_of
 from ..fp8.launch import AS_QUANTIZE, computed_into
 from ..prepared import gpu, on_gpu, prepare
@@ -46,7 +47,7 @@ from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ, listed
 from .epilogue import SCALE_C, epilogue_of
-from .kept import MAX_READY, Keeping, Key, find, keep, launch, require_hopper
+from .kept import Keeping, Key, find, keep, launch, require_hopper
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....atoms import MmaAtom
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....errors import PlanError
 from ....layouts import Layout
 from ...numbers import W
@@ -27,7 +27,7 @@ from ...plan import check_settings
 from ...quantized.blocks import DEPTHS, QUARTERS, STRIP, PackedBlocks, PackedTile
 from ...quantized.conversions import FusedPairs, NumpyPairs
 from ...quantized.formats import ACTIVATIONS, FLOAT8, UNIT_ROWS, QuantizedFormat
-from ...quantized.order import VECTOR_BYTES, PackedOrder
+from ...quantized.order import PackedOrder
 from ...thread_addresses import Index, ThreadAddresses
 
 if TYPE_CHECKING:

@@ -44,13 +44,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 from ....atoms import TmaPlan
+from ....checks.budgets import WARPGROUP
 from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
 from ...dsl.tables import WordReads, reads_of
 from ...plan import present, tile_count
 from ...store import ROWS
-from ..config import WARPGROUP
 from ..gated import HALF
 from ..multicast import OTHER_MAPS
 from ..plan import Sm90Plan

@@ -26,6 +26,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from ....atoms.copy.base import WARP
+from ....checks.budgets import WARPGROUP
 from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes
@@ -34,7 +35,6 @@ from ...dsl.tables import load_word_shared
 from ...epilogue.tracing import Values
 from ...plan import present
 from ...store import ROWS
-from ..config import WARPGROUP
 from ..mainloop import (
     BULK,
     NUMBER_BYTES,

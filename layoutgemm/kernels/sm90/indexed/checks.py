@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....checks import bank_conflicts
+from ....checks.budgets import WARPGROUP
 from ....checks.coverage import not_once
 from ....report import Check
 from ...plan import present, tile_count
 from ...store import WARP_ROWS, StoreChunk, distinct_chunks
-from ..config import WARPGROUP
-from .copies import VECTOR_BYTES, GatheredOperand, RowScatter
+from .copies import GatheredOperand, RowScatter
 from .row_copy import COPIED, copied_bytes, copied_shape, row_copy_check
 
 if TYPE_CHECKING:

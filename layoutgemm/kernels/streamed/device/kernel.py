@@ -31,7 +31,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32, Int64, const_expr
 
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
 from ...dsl.fused import FusedBlock
@@ -41,7 +41,7 @@ from ...plan import tile_count
 from ...quantized.blocks import STRIP
 from ...quantized.conversions import HALF
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
-from ...quantized.order import VECTOR_BYTES, WORDS
+from ...quantized.order import WORDS
 from ..plan import F32, StreamedPlan
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
