@@ -42,9 +42,9 @@ def store_checks(plan: Sm80Plan) -> list[Check]:
     flat = taken.coords.reshape(-1, taken.coords.shape[2])
     times = np.bincount(flat[flat[:, 0] >= 0].ravel(), minlength=extent[0] * extent[1])
     ok = len(times) == extent[0] * extent[1] and bool((times == 1).all())
-    put = f"{store.drains} chunk(s) of {VECTOR_BYTES} bytes of a lane are all of a round, each element once"
+    statement = f"{store.drains} chunk(s) of {VECTOR_BYTES} bytes of a lane are all of a round, each element once"
     drained = Check(
-        "lines of C", put, ok, f"exhaustion ({extent[0] * extent[1]} elements)",
+        "lines of C", statement, ok, f"exhaustion ({extent[0] * extent[1]} elements)",
         "" if ok else f"an element is taken {int(times.max())} times",
     )  # fmt: skip
     if not filled or not drained:
