@@ -14,10 +14,10 @@ from layoutgemm.view.sheet import Legend, Note, Sheet
 from layoutgemm.view.svg import fitted, span_text
 
 from ..arguments import checked
-from ..atoms.copy.base import WARP
 
 ODD = 0.45  # how much lighter odd threads (or registers) are
 MAX_LISTED = 128
+WARP = 32  # as `atoms.copy.base`, whose files pictures of layouts do not load
 QUAD = 4  # lanes that hold a row of an mma.sync or wgmma fragment together
 PER_COLOR = {"warp": WARP, "quad": QUAD, "thread": 1}
 COLORS = "'warp', 'quad', 'quad_lane', 'thread', 'register' or 'auto'"

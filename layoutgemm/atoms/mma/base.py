@@ -19,6 +19,8 @@ from ...layouts.conversion import Convertible
 from ...layouts.display import HasPicture
 from ...layouts.paged import HasPage
 
+NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")  # types of mma.sync and tcgen05 in kinds f8f6f4
+
 
 @dataclass(frozen=True, slots=True)
 class Container:

@@ -18,12 +18,11 @@ from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ..targets import since
-from .base import Container, MmaAtom, ScaleFactors
+from .base import NARROW, Container, MmaAtom, ScaleFactors
 from .warp_fragments import QUAD_PAIR_LANES, fragment, quad_pair, run_of, scale_fragment
 
 Shape = tuple[int, int, int]
 _FAMILY_120 = ("sm_120a", "sm_121a")
-NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 
 @dataclass(frozen=True, slots=True)

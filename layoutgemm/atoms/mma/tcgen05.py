@@ -22,10 +22,9 @@ from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import Layout
-from ..copy.tmem import ARCHS
+from ..targets import TENSOR_MEMORY_ARCHS
 from ..tmem.layout import DataPath, TmemLayout, accumulator, datapath, operand_a, scale_factors
-from .base import MmaAtom, ScaleFactors
-from .sync import NARROW
+from .base import NARROW, MmaAtom, ScaleFactors
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Kind:
     n_more: tuple[int, ...] = ()
     scales: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     transposes: bool = True
-    archs: tuple[str, ...] = ARCHS
+    archs: tuple[str, ...] = TENSOR_MEMORY_ARCHS
     more_k: Mapping[int, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 
