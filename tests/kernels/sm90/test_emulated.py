@@ -204,8 +204,8 @@ def products(draw: st.DrawFn) -> Product:
     outputs = ("bf16", "f16", "f32", "e4m3", "bf16:col", "f32:col", "e5m2:col")
     c = draw(st.sampled_from(("i32", "i32:col") if a[:2] == "i8" else outputs))
     sizes = [draw(st.integers(1, 200)), draw(st.integers(1, 200)), draw(st.integers(1, 400))]
-    if config["rows"]:
-        sizes[0] = min(sizes[0], config["rows"])
+    if config["loaded_a_rows"]:
+        sizes[0] = min(sizes[0], config["loaded_a_rows"])
     return Product(
         *sizes, Sm90Config(**config), batch=draw(st.sampled_from((1, 1, 2))), a=a, b=b, c=c,
         workers=draw(st.integers(1, 3)),
