@@ -35,7 +35,10 @@ def names_of(path: Path) -> set[str]:
 
 
 def resolves(reference: str, folder: Path) -> bool:
-    """Does a dotted name lead to a module, or to a name in one? It begins below `folder`, or a folder around it."""
+    """A dotted name leads to a module, or to a name in one.
+
+    It begins below `folder`, or below a folder around it.
+    """
     first, *rest = reference.split(".")
     while folder != ROOT.parent:
         at, left = folder / first, list(rest)
