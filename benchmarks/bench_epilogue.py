@@ -38,12 +38,12 @@ from layoutgemm.kernels.epilogue.chain import (
     Custom,
     Dropout,
     Epilogue,
-    Given,
+    EpilogueOperand,
     Residual,
     Scale,
     VectorScale,
 )
-from layoutgemm.kernels.epilogue.parameters import Placed, words_of
+from layoutgemm.kernels.epilogue.parameters import PlacedOperand, words_of
 from layoutgemm.kernels.sm90.choose.rules import choose
 
 CASES: dict[str, tuple[Epilogue, str]] = {
@@ -58,7 +58,9 @@ CASES: dict[str, tuple[Epilogue, str]] = {
     "amax": (Epilogue(Amax()), "bf16"),
     "dropout": (Epilogue(Dropout(0.1)), "bf16"),
     "own: causal, scaled": (
-        Epilogue(Custom.of(lambda x, i, j, ops, w: ops.where(j <= i, x * w, 0.0), Given("w", "n", dtype("f32")))),
+        Epilogue(
+            Custom.of(lambda x, i, j, ops, w: ops.where(j <= i, x * w, 0.0), EpilogueOperand("w", "n", dtype("f32")))
+        ),
         "bf16",
     ),
     "to e4m3, scaled": (Epilogue(Scale("c_scale", device=True)), "e4m3"),
@@ -104,7 +106,7 @@ def launcher_of(
 
     def launch(a: Any, b: Any, out: Any, given: dict[str, Any]) -> None:
         placed = {
-            name: value if isinstance(value, (int, float)) else Placed(value.data_ptr(), value.stride(0), 0)
+            name: value if isinstance(value, (int, float)) else PlacedOperand(value.data_ptr(), value.stride(0), 0)
             for name, value in given.items()
         }
         product(a, b, out, *(words_of(plan.epilogue, placed) if plan.epilogue else ()))

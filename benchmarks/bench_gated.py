@@ -35,8 +35,8 @@ from layoutgemm.kernels.sm90.plan import Sm90Config
 
 SHAPES = ((4096, 14336, 4096), (8192, 14336, 4096), (512, 14336, 4096))  # tokens, H, K
 CONFIGS = {
-    "256x224 c12": Sm90Config((256, 224), cluster=(1, 2), group=16, chunks=1, buffers=2, early=2),
-    "256x192 c12": Sm90Config((256, 192), cluster=(1, 2), group=16, chunks=1, buffers=2, early=2),
+    "256x224 c12": Sm90Config((256, 224), cluster=(1, 2), group=16, chunks=1, buffers=2, staged_epilogue_k_tiles=2),
+    "256x192 c12": Sm90Config((256, 192), cluster=(1, 2), group=16, chunks=1, buffers=2, staged_epilogue_k_tiles=2),
     "128x256 c21": Sm90Config((128, 256), cluster=(2, 1), chunks=1, buffers=2),
     "128x192 pingpong": Sm90Config((128, 192), schedule="pingpong", loader="warpgroup", chunks=1, buffers=2),
 }

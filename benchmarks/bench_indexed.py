@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,9 +23,10 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
+from benchmarks.timing import microseconds
 from layoutgemm import Sm90Config, grouped_matmul, matmul
 from layoutgemm.bench import machine
-from layoutgemm.bench.method import CudaDevice, burst
+from layoutgemm.bench.method import CudaDevice
 
 LOADER = Sm90Config((128, 256), loader="warpgroup", chunks=1, buffers=2)
 CONFIGS = {
@@ -177,7 +176,7 @@ def times(device: CudaDevice, shape: Shape, rounds: int) -> dict[str, float]:
 
     each = 2 * (shape.source * shape.k + max(shape.groups, 1) * shape.n * shape.k + shape.m * (shape.n + shape.k))
     sets = [contenders(operands(shape, seed)) for seed in range(max(2, int(BYTES / each) + 1))]
-    replays, counts = {}, {}
+    loops = {}
     for name in sets[0]:
         launches = [one[name] for one in sets]
         for launch in launches * 2:
@@ -188,10 +187,8 @@ def times(device: CudaDevice, shape: Shape, rounds: int) -> dict[str, float]:
             launch()
         torch.cuda.synchronize()
         seconds = (time.perf_counter() - began) / len(launches)
-        repeated = launches * max(1, round(5e-3 / seconds / len(launches)))
-        replays[name], counts[name] = device.record(repeated), len(repeated)
-    samples = burst(device, replays, rounds, random.Random(0))
-    return {name: round(statistics.median(x) / counts[name] * 1e6, 2) for name, x in samples.items()}
+        loops[name] = launches * max(1, round(5e-3 / seconds / len(launches)))
+    return microseconds(device, loops, rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import random
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +31,8 @@ if str(ROOT) not in sys.path:
 
 import layoutgemm
 from benchmarks import needs
-from layoutgemm.bench.method import CudaDevice, burst
+from benchmarks.timing import microseconds
+from layoutgemm.bench.method import CudaDevice
 from layoutgemm.kernels.sm90.plan import Sm90Config
 
 if TYPE_CHECKING:
@@ -250,13 +249,9 @@ def pair_calls() -> Calls:
 
 def timed(device: CudaDevice, calls: Calls, sets: Sequence[Sequence[Any]], rounds: int) -> dict[str, float]:
     """The median us of each contender's call."""
-    replays = {}
-    for name, call in calls.items():
-        for operands in sets:
-            call(*operands)
-        replays[name] = device.record([functools.partial(call, *sets[i % len(sets)]) for i in range(CALLS)])
-    samples = burst(device, replays, rounds, random.Random(0))
-    return {name: round(statistics.median(each) / CALLS * 1e6, 2) for name, each in samples.items()}
+    turns = [sets[i % len(sets)] for i in range(CALLS)]
+    loops = {name: [functools.partial(call, *operands) for operands in turns] for name, call in calls.items()}
+    return microseconds(device, loops, rounds)
 
 
 def combined_rows(device: CudaDevice, rounds: int) -> Iterator[dict[str, Any]]:

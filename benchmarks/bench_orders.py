@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import random
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +28,10 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
+from benchmarks.timing import microseconds
 from layoutgemm import Sm90Config, Sm90Plan
 from layoutgemm import plan as plan_of
-from layoutgemm.bench.method import BenchProblem, CudaDevice, Launch, Operands, burst
+from layoutgemm.bench.method import BenchProblem, CudaDevice, Launch, Operands
 from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.schedule import Banded, Linear, Rotated
@@ -153,7 +152,7 @@ def ours(plan: Sm90Plan, sets: Sequence[Operands]) -> list[Launch]:
     from layoutgemm.kernels.run.epilogue_operands import words_of_tensors
     from layoutgemm.kernels.run.torch_tensors import launch_of
 
-    words = words_of_tensors(plan, {}, torch.device("cuda", 0)) if plan.reads_more else ()
+    words = words_of_tensors(plan, {}, torch.device("cuda", 0)) if plan.takes_extra_params else ()
     kernel = compile_plan(plan)
 
     def one(s: Operands) -> Launch:
@@ -183,13 +182,8 @@ def times(device: CudaDevice, size: int, plans: dict[str, Sm90Plan], rounds: int
     problem = BenchProblem(size, size, size)
     sets = device.operands(problem, 0)
     calls = {name: ours(plan, sets) for name, plan in plans.items()} | torch_calls(sets)
-    replays = {}
-    for name, launches in calls.items():
-        for launch in launches:
-            launch()
-        replays[name] = device.record(launches * (problem.launches // len(sets)))
-    samples = burst(device, replays, rounds, random.Random(0))
-    return {name: round(statistics.median(x) / problem.launches * 1e6, 2) for name, x in samples.items()}
+    loops = {name: launches * (problem.launches // len(sets)) for name, launches in calls.items()}
+    return microseconds(device, loops, rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

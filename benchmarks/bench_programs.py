@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import random
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +26,14 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 from benchmarks.bench_variants import attempt
+from benchmarks.timing import microseconds
 from layoutgemm import grouped_matmul, matmul
-from layoutgemm.bench.method import CudaDevice, Launch, burst
+from layoutgemm.bench.method import CudaDevice, Launch
 from layoutgemm.dtypes import f32
 from layoutgemm.kernels.epilogue.chain import (
     Custom,
     Epilogue,
-    Given,
+    EpilogueOperand,
     Quantize,
     Reduction,
     Residual,
@@ -156,7 +155,9 @@ def cross_entropy(size: int) -> Program:
     """Log-sum-exp of each row of logits, and the label's logit."""
     import torch
 
-    picked = Custom.of(lambda x, i, j, ops, label: ops.where(ops.float(j) == label, x, 0.0), Given("label", "m", f32))
+    picked = Custom.of(
+        lambda x, i, j, ops, label: ops.where(ops.float(j) == label, x, 0.0), EpilogueOperand("label", "m", f32)
+    )
     epilogue = Epilogue(RowReduce("log_sum_exp", "all"), picked, RowReduce("sum", "own"), stores_c=False)
     product = product_operands(size, VOCABULARY, size)
 
@@ -424,17 +425,6 @@ def contenders(program: Program, sets: Sequence[Operands]) -> dict[str, list[Lau
     return made
 
 
-def times(device: CudaDevice, calls: Mapping[str, Sequence[Launch]], rounds: int) -> dict[str, float]:
-    """Microseconds of a call of each contender."""
-    replays = {}
-    for name, launches in calls.items():
-        for launch in launches:
-            launch()
-        replays[name] = device.record(launches)
-    samples = burst(device, replays, rounds, random.Random(0))
-    return {name: round(statistics.median(x) / len(calls[name]) * 1e6, 2) for name, x in samples.items()}
-
-
 def ratios(us: Mapping[str, float]) -> tuple[float, float | None]:
     """The time of torch's fastest form over ours, and quack's.
 
@@ -471,7 +461,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sets = [program.operands("cuda") for _ in range(SETS)]
             said = fault(program, sets[0])
             torch.cuda.empty_cache()
-            us = times(device, contenders(program, sets), options.rounds)
+            us = microseconds(device, contenders(program, sets), options.rounds)
             record["programs"].setdefault(name, []).append({"size": size, "sizes": program.sizes, "us": us})
             if said:
                 record["faults"][f"{name} {size}"] = said

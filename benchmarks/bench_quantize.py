@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import random
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +23,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
+from benchmarks.timing import microseconds
 
 # M, N, K; of the last few, one kernel would have few CTAs
 SHAPES = (
@@ -121,16 +120,8 @@ def measured(device: Any, contenders: Calls, expected: float, rounds: int, loop:
 
     expected, loop  seconds of one launch, about, and of a loop
     """
-    from layoutgemm.bench.method import burst
-
-    launches, replays = {}, {}
-    for name, calls in contenders.items():
-        for call in calls[:2]:
-            call()
-        launches[name] = in_turn(calls, max(1, round(loop / expected / len(calls))))
-        replays[name] = device.record(launches[name])
-    samples = burst(device, replays, rounds, random.Random(0))
-    return {name: round(statistics.median(x) / len(launches[name]) * 1e6, 2) for name, x in samples.items()}
+    loops = {name: in_turn(calls, max(1, round(loop / expected / len(calls)))) for name, calls in contenders.items()}
+    return microseconds(device, loops, rounds)
 
 
 def differing(device: str) -> list[str]:

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +30,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from layoutgemm.bench.method import GRAPH_SECONDS, ROTATION_BYTES, Device, burst
+from benchmarks.timing import microseconds
+from layoutgemm.bench.method import GRAPH_SECONDS, ROTATION_BYTES, Device
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.config import Sm90Config
 from layoutgemm.kernels.streamed.choose import MOST_ROWS
@@ -108,8 +107,8 @@ def others(rows: int) -> dict[str, Sm90Config | StreamedConfig]:
         found: dict[str, Sm90Config | StreamedConfig] = {}
         for tile in (128, 64):
             found[f"{tile} split2 pdl p4"] = Sm90Config(
-                (tile, width), consumers=tile // 64, split=2, single=True, store="direct", loader="warp", overlap=True,
-                prefetch=4,
+                (tile, width), consumers=tile // 64, split=2, one_tile_per_cluster=True, store="direct", loader="warp",
+                overlap=True, prefetch=4,
             )  # fmt: skip
         if rows <= MOST_ROWS:
             found["streamed, 16 warps, 4 slots"] = StreamedConfig(overlap=True, prefetch=2)
@@ -118,9 +117,9 @@ def others(rows: int) -> dict[str, Sm90Config | StreamedConfig]:
     if rows <= 256:
         return {
             "64x128 warp": Sm90Config((64, 128), consumers=1, loader="warp"),
-            "128x128 split2": Sm90Config((128, 128), loader="warpgroup", split=2, single=True),
+            "128x128 split2": Sm90Config((128, 128), loader="warpgroup", split=2, one_tile_per_cluster=True),
             "128x128": Sm90Config((128, 128), loader="warpgroup"),
-            "128x256 split2": Sm90Config((128, 256), tile_k=64, loader="warpgroup", split=2, single=True),
+            "128x256 split2": Sm90Config((128, 256), tile_k=64, loader="warpgroup", split=2, one_tile_per_cluster=True),
         }
     return {
         "(128, 256) wg (2,1)": Sm90Config((128, 256), tile_k=64, loader="warpgroup", cluster=(2, 1)),
@@ -258,13 +257,8 @@ def quack_product(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any]) -> 
 def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: int) -> None:
     """Fills in the microseconds of every contender."""
     guess = max(row.ideal_us * 1e-6, 2 * row.rows * row.n * row.k / 6e14) + 2e-6
-    counts, replays = {}, {}
-    for name, each in calls.items():
-        times = max(1, round(GRAPH_SECONDS / guess / len(each)))
-        counts[name] = times * len(each)
-        replays[name] = device.record(list(each) * times)
-    for name, samples in burst(device, replays, rounds, random.Random(0)).items():
-        row.us[name] = round(statistics.median(samples) / counts[name] * 1e6, 2)
+    loops = {name: [*each] * max(1, round(GRAPH_SECONDS / guess / len(each))) for name, each in calls.items()}
+    row.us |= microseconds(device, loops, rounds)
 
 
 def measured(

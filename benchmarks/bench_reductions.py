@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import random
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +25,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from layoutgemm.bench.method import BenchProblem, CudaDevice, Launch, burst
+from benchmarks.timing import microseconds
+from layoutgemm.bench.method import BenchProblem, CudaDevice, Launch
 from layoutgemm.kernels.epilogue.chain import (
     Amax,
     Bias,
@@ -138,17 +137,6 @@ def fault(epilogue: Epilogue, shape: tuple[int, int, int, int], where: str = "cu
 # Times ------------------------------------------------------------------------------------------------------------
 
 
-def times(device: CudaDevice, contenders: Mapping[str, Sequence[Launch]], rounds: int) -> dict[str, float]:
-    """Microseconds of a launch of each contender."""
-    replays = {}
-    for name, launches in contenders.items():
-        for launch in launches:
-            launch()
-        replays[name] = device.record(launches)
-    samples = burst(device, replays, rounds, random.Random(0))
-    return {name: round(statistics.median(x) / len(contenders[name]) * 1e6, 2) for name, x in samples.items()}
-
-
 def costs(device: CudaDevice, size: int, rounds: int) -> dict[str, float]:
     """Microseconds of the plain product and of each reduction, M = N = K = size."""
     import torch
@@ -162,7 +150,7 @@ def costs(device: CudaDevice, size: int, rounds: int) -> dict[str, float]:
         given = given_of(epilogue, (size, size))
         outs = [None if not epilogue.stores_c else narrow if epilogue.quantizes is not None else s.c for s in sets]
         contenders[name] = [launch_of(s.a, s.b.T, epilogue, given, c) for s, c in zip(sets, outs, strict=True)]
-    return times(device, contenders, rounds)
+    return microseconds(device, contenders, rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -62,7 +62,11 @@ class Case:
         seen = set()
         chosen, _ = choose(*self.sizes, a=self.a)
         others = [
-            Sm90Choice(Sm90Config(tile, cluster=cluster, early=2 if tile[0] == 256 else 0, chunks=1, buffers=2))
+            Sm90Choice(
+                Sm90Config(
+                    tile, cluster=cluster, staged_epilogue_k_tiles=2 if tile[0] == 256 else 0, chunks=1, buffers=2
+                )
+            )
             for tile, cluster in OTHERS
             if self.sizes[0] > 64
         ]

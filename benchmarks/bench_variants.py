@@ -177,7 +177,9 @@ def group_tiles(rows: int, with_scales: bool) -> dict[str, Sm90Config]:
         three = Sm90Config((192, 128), consumers=3, cluster=(1, 2), **usual | {"chunks": 2})
         return {**found, "192x128, cluster (1, 2)": three}
     wide = {(256, 192): (1, 2), (256, 224): (2, 1), (128, 256): (2, 1)}
-    found = {f"{m}x{n}": Sm90Config((m, n), cluster=x, early=2, **usual) for (m, n), x in wide.items()}
+    found = {
+        f"{m}x{n}": Sm90Config((m, n), cluster=x, staged_epilogue_k_tiles=2, **usual) for (m, n), x in wide.items()
+    }
     turns = Sm90Config((128, 192), schedule="pingpong", loader="warpgroup", cluster=(2, 1), **usual)
     return {**found, "128x192 pingpong": turns}
 

@@ -42,23 +42,32 @@ def _many_rows(m: int, n: int, overlap: bool) -> Iterator[Sm90Choice]:
     base = Sm90Config(chunks=1, buffers=2, overlap=overlap, prefetch=int(overlap))
     for width in (64, 96, 128, 192, 256):  # one wave: a grid of tiles, and stores that begin early
         wide = width == 256
-        config = replace(base, tile=(128, width), launch="tiles", early=2, loader="warp", consumers=2 if wide else 1)
+        config = replace(
+            base,
+            tile=(128, width),
+            launch="tiles",
+            staged_epilogue_k_tiles=2,
+            loader="warp",
+            consumers=2 if wide else 1,
+        )
         yield Sm90Choice(replace(config, cluster=(2, 1), along="N"))
         yield Sm90Choice(config)
         if width in (64, 128):
-            low = replace(config, tile=(64, width), early=0, prefetch=2 * int(overlap))
+            low = replace(config, tile=(64, width), staged_epilogue_k_tiles=0, prefetch=2 * int(overlap))
             yield Sm90Choice(low)
             yield Sm90Choice(replace(low, cluster=(2, 1), along="N"))
     for cluster, group, along in (((2, 1), 8, "M"), ((2, 1), 8, "N"), ((1, 2), 8, "N"), ((1, 1), 8, "M")):
         for width in (128, 160, 176, 192, 208, 224):
-            config = replace(base, tile=(256, width), cluster=cluster, group=group, along=along, early=2)
+            config = replace(
+                base, tile=(256, width), cluster=cluster, group=group, along=along, staged_epilogue_k_tiles=2
+            )
             yield Sm90Choice(config)
         for width in (64, 96, 128, 160, 192, 224, 256):
             config = replace(base, tile=(128, width), cluster=cluster, group=group, along=along)
             yield Sm90Choice(config)
             if width <= 192:
                 yield Sm90Choice(replace(config, loader="warp", consumers=1))
-                yield Sm90Choice(replace(config, loader="warp", consumers=1, early=2))
+                yield Sm90Choice(replace(config, loader="warp", consumers=1, staged_epilogue_k_tiles=2))
                 yield Sm90Choice(replace(config, loader="warpgroup", schedule="pingpong"))
         if m * n <= 4096 * 4096:
             for width in (64, 128, 192, 256):
@@ -104,11 +113,17 @@ def name_of(choice: Sm90Choice) -> str:
     for field, short in shorts.items():
         if getattr(config, field) != getattr(defaults, field):
             parts.append(f"{short}{getattr(config, field)}")
-    parts += [f"r{config.rows}"] * (config.rows is not None) + ["single"] * config.single
+    parts += [f"r{config.loaded_a_rows}"] * (config.loaded_a_rows is not None) + [
+        "single"
+    ] * config.one_tile_per_cluster
     parts += ["tiles"] * (config.launch == "tiles")
     parts += [config.store] * (config.store != "tma")
     parts += [f"{tuning.first}first"] * (tuning.first is not None)
-    parts += ["dealt " + str(GpcOrder(tuning.dealt)).replace(", ", " ")] * bool(tuning.dealt)
+    parts += ["dealt " + str(GpcOrder(tuning.gpc_order)).replace(", ", " ")] * bool(tuning.gpc_order)
     parts += ["late"] * (tuning.trigger == "end") + [tuning.l2_promotion] * (tuning.l2_promotion != "128B")
-    parts += ["snake"] * tuning.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * tuning.overlap
+    parts += (
+        ["snake"] * tuning.reverse_odd_tiles
+        + [f"early{config.staged_epilogue_k_tiles}"] * (config.staged_epilogue_k_tiles > 0)
+        + ["pdl"] * tuning.overlap
+    )
     return " ".join(parts)

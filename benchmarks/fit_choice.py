@@ -42,7 +42,7 @@ from benchmarks.slopes import Slope
 from layoutgemm.bench.method import BenchProblem
 from layoutgemm.kernels.sm90.choose import large_m
 from layoutgemm.kernels.sm90.choose.costs import CostModel
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, likeliest, of_estimate
 
 FITTED = (
@@ -77,11 +77,13 @@ def estimate(problem: BenchProblem, choice: Sm90Choice, multiprocessors: int = 1
     config = choice.config
     m, n = (problem.n, problem.m) if choice.swapped else (problem.m, problem.n)
     rows_of = None if problem.b_major == "k" else problem.n
-    sizes = large_m.ManyRows(m, n, problem.k, 1, Places.of(multiprocessors), swapped=choice.swapped, rows_of=rows_of)
-    dealt = (
-        bool(config.tuning.dealt) and config.launch == "tiles"
+    sizes = large_m.LargeMModel(
+        m, n, problem.k, 1, ClusterOccupancy.of(multiprocessors), swapped=choice.swapped, rows_of=rows_of
+    )
+    by_gpc = (
+        bool(config.tuning.gpc_order) and config.launch == "tiles"
     )  # several waves take tiles so, or not, by what they are
-    return sizes.estimate(config.tile, config.cluster, config.schedule == "pingpong", config.split, dealt).seconds
+    return sizes.estimate(config.tile, config.cluster, config.schedule == "pingpong", config.split, by_gpc).seconds
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def cases(record: dict[str, Any]) -> list[Case]:
                 cluster = CLUSTER.get((rows, columns), (2, 1)) if kind == "full" else (1, 1)
                 config = Sm90Config(
                     (rows, columns), consumers=rows // 64 if rows < 256 and kind != "full" else 3 if rows == 192 else 2,
-                    split=int(parts or 1), single=kind == "one", cluster=cluster,
+                    split=int(parts or 1), one_tile_per_cluster=kind == "one", cluster=cluster,
                 )  # fmt: skip
                 found.append((shape, (m, n, k, 1), kind, config, us * 1e-6))
     return found

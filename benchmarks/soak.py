@@ -37,9 +37,9 @@ from benchmarks.soak_refusals import refusals
 from layoutgemm import matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.compile.worker import build
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 
-H200 = (Places(), "NVIDIA H200")
+H200 = (ClusterOccupancy(), "NVIDIA H200")
 
 
 def types() -> tuple[Any, ...]:

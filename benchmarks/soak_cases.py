@@ -17,7 +17,7 @@ import torch
 from benchmarks import soak_forms
 from layoutgemm import Sm90Config
 from layoutgemm.kernels.compile.worker import Kernel
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.torch_op.prepared import choice_of, problem_of
 from layoutgemm.torch_op.problem import contiguous_strides, shapes_of
 from layoutgemm.torch_op.solver import solve
@@ -195,7 +195,7 @@ def _out(shape: tuple[int, ...], name: str, kind: Any, device: str) -> tuple[Any
     return (out if shape else out[0]), whole
 
 
-def kernel_of(case: Case, gpu: tuple[Places, str]) -> tuple[Kernel | None, int]:
+def kernel_of(case: Case, gpu: tuple[ClusterOccupancy, str]) -> tuple[Kernel | None, int]:
     """The case's kernel, found on the CPU, and its number of copies; None if empty."""
     a, b, out, _ = tensors(case, "cpu", fill=False)
     if case.form != "plain":
@@ -213,7 +213,7 @@ def kernel_of(case: Case, gpu: tuple[Places, str]) -> tuple[Kernel | None, int]:
 
 
 def cases(
-    count: int, seed: int, gpu: tuple[Places, str], kinds: tuple[Any, ...], kernels: int
+    count: int, seed: int, gpu: tuple[ClusterOccupancy, str], kinds: tuple[Any, ...], kernels: int
 ) -> Iterator[tuple[Case, Kernel | None, int]]:
     """`count` cases with at most `kernels` kernels; cases beyond that are skipped."""
     few = kernels // 5  # of gated products, and of epilogues, so that no form takes the kernels of another

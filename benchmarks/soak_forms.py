@@ -20,8 +20,8 @@ import torch
 from layoutgemm import grouped_matmul, matmul, scaled_matmul
 from layoutgemm.dtypes import dtype
 from layoutgemm.kernels.compile.worker import Kernel
-from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, Given
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, EpilogueOperand
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.torch_op.bias_activation import ACTIVATIONS, GATES
 from layoutgemm.torch_op.epilogue import finish_of, spread
 from layoutgemm.torch_op.prepared import problem_of
@@ -34,7 +34,7 @@ SHARES = {"gated": 0.07, "own": 0.07, "scaled": 0.12, "grouped": 0.08}  # of the
 MOST = {"gated": 0.08, "own": 0.08, "scaled": 0.05, "grouped": 0.05}  # of all cases that are run
 GAIN = 2.0  # bound on how much a function below enlarges a difference of accumulators
 DEPTH = 128  # of K, that share a scale
-_SCALE = Given("scale", "n", dtype("f32"))
+_SCALE = EpilogueOperand("scale", "n", dtype("f32"))
 # the function as a kernel traces it, the same on torch's tensors, and what it reads
 OWN: tuple[tuple[Epilogue, Callable[..., Any]], ...] = (
     (
@@ -154,7 +154,9 @@ def exact(case: Any) -> bool:
     return not case.form.startswith("gated")
 
 
-def problem_and_words(case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple[Places, str]) -> tuple[Problem, Any]:
+def problem_and_words(
+    case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple[ClusterOccupancy, str]
+) -> tuple[Problem, Any]:
     """A gated or own case's first problem and its epilogue parameters; the problem of all columns if no kernel
     gates."""
     name, which = case.form.split()
@@ -168,11 +170,11 @@ def problem_and_words(case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple
     epilogue = OWN[int(which)][0]
     a, b, c, given = next(iter(spread(a, b, c, epilogue, extras(case, "cpu"))))
     finish = finish_of(epilogue, given, c.shape)
-    return problem_of(a, b, c, config, *gpu, finish.epilogue, finish.apart), finish.words
+    return problem_of(a, b, c, config, *gpu, finish.epilogue, finish.keep_batch_separate), finish.words
 
 
 def kernel_of_form(
-    case: Any, a: Any, b: Any, out: Any, config: Any, gpu: tuple[Places, str]
+    case: Any, a: Any, b: Any, out: Any, config: Any, gpu: tuple[ClusterOccupancy, str]
 ) -> tuple[Kernel | None, int]:
     """The case's kernel, if it is one of matmul's, and its number of copies."""
     if case.form.split()[0] in ("scaled", "grouped"):

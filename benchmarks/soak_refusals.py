@@ -153,7 +153,7 @@ def _configs(device: str) -> Iterator[Refusal]:
     for values in (
         {"tile": (100, 64)}, {"tile": (64, 64), "consumers": 4}, {"tile": (0, 64)}, {"schedule": "quick"},
         {"cluster": (4, 4)}, {"loader": "self", "schedule": "pingpong"}, {"split": 2}, {"buffers": 0},
-        {"tile": (64, 64)}, {"rows": 7}, {"store": "never"}, {"tile": (128, 128), "group": 0},
+        {"tile": (64, 64)}, {"loaded_a_rows": 7}, {"store": "never"}, {"tile": (128, 128), "group": 0},
     ):  # fmt: skip
         call = lambda values=values: matmul(x, x, config=Sm90Config(**values))  # noqa: E731
         yield Refusal(f"config {values}", call, LayoutError, "")

@@ -1,10 +1,10 @@
-"""Compares the SMs of a launch's clusters with the model `Places`: count and rounds.
+"""Compares the SMs of a launch's clusters with the model `ClusterOccupancy`: count and rounds.
 
     python benchmarks/verify_places.py --json benchmarks/results/places_h200.json
 
 CTAs with 200 KiB of shared memory, one per SM, store their SM number. SMs of one cluster of up to eight CTAs are on one
-graphics processing cluster (GPC). The rounds hold if all clusters that `Places.dealt` assigns to one GPC ran on one,
-and those of different GPCs on different ones.
+graphics processing cluster (GPC). The rounds hold if all clusters that `ClusterOccupancy.gpc_rounds` assigns to one GPC
+ran on one, and those of different GPCs on different ones.
 
 `--plant 1` tests the comparison: it moves all rounds by one cluster.
 """
@@ -24,7 +24,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 from layoutgemm.kernels.run.occupancy import BLOCK_BYTES, asked, got, launch_of
-from layoutgemm.kernels.sm90.choose.occupancy import SIZES, Places
+from layoutgemm.kernels.sm90.choose.occupancy import SIZES, ClusterOccupancy
 from layoutgemm.schedule.gpc_order import GpcOrder, Rounds
 
 WAIT_NS = 20_000  # that a block stays, so that all others come meanwhile
@@ -134,11 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from layoutgemm.bench import machine
 
     gpu, facts = Gpu(), machine.facts()
-    known = Places(int(facts["sms"]), asked(gpu.torch.cuda.current_device()))
+    known = ClusterOccupancy(int(facts["sms"]), asked(gpu.torch.cuda.current_device()))
     print(f"{facts['gpu']}: {known.multiprocessors} multiprocessors, places for {known.clusters} clusters of {SIZES}")
     place, seen, failed = places_of(gpu, known.clusters), {}, 0
     for blocks in (1, *SIZES):
-        rounds, count = known.dealt(blocks), known.most(blocks)
+        rounds, count = known.gpc_rounds(blocks), known.most(blocks)
         launches = [[place.get(c[0], c[0]) for c in gpu.clusters(count, blocks)] for _ in range(options.repeats)]
         faults = [fault for at in launches if (fault := held(rounds, at, options.plant))]
         failed += bool(faults)

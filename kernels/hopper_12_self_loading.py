@@ -72,7 +72,7 @@ class SelfLoadingKernel:
         rounds = [[(i % self.buffers, self.store.pending(i)) for i, _ in of_block] for of_block in self.rounds]
         *self.short, self.pipeline, self.output = Hopper(
             self.stages, (self.a.tma.sent_bytes, self.b.tma.sent_bytes), cluster=self.schedule.cluster,
-            consumers=self.consumers, blocks=self.blocks, early=1,
+            consumers=self.consumers, blocks=self.blocks, staged_epilogue_k_tiles=1,
             store=StoreRing(self.store.warps, self.buffers, tuple(map(tuple, rounds))),
         ).cases()  # fmt: skip
 

@@ -10,10 +10,12 @@ loss = log_sum_exp(row) - row[label]: the label's logit is the sum of the row wh
 import numpy as np
 
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, Given, RowReduce
+from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, EpilogueOperand, RowReduce
 
 tokens, words, width = 72, 330, 64
-picked = Custom.of(lambda x, i, j, ops, label: ops.where(ops.float(j) == label, x, 0.0), Given("label", "m", "f32"))
+picked = Custom.of(
+    lambda x, i, j, ops, label: ops.where(ops.float(j) == label, x, 0.0), EpilogueOperand("label", "m", "f32")
+)
 epilogue = Epilogue(RowReduce("log_sum_exp", "all"), picked, RowReduce("sum", "own"), stores_c=False)
 plan = Sm90Plan.derive(tokens, words, width, b="bf16:col", config=Sm90Config((128, 128)), epilogue=epilogue)
 print(f"{len(plan.check().require())} checks hold; partial results take {plan.workspace} bytes")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import LayoutError
 from .layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle, Undecided, parse
-from .moved import OldPaths, old_names
+from .moved import install, old_names
 
 if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from .torch_op.scaled_grouped import scaled_matmul as scaled_matmul
     from .torch_op.tuning import tune as tune
 
-if not any(isinstance(finder, OldPaths) for finder in sys.meta_path):
-    sys.meta_path.insert(0, OldPaths())
+install()
 
 __version__ = "0.1.0"
 

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any
 
 from .arguments import is_int, read_by, shown
 from .errors import PlanError
@@ -165,7 +164,7 @@ sm_100a or blackwell, sm_120a or blackwell-geforce
     return found
 
 
-def _written(name: Any) -> str:
+def _written(name: object) -> str:
     """A name in the table's spelling, without a suffix if it has none: "sm_90" of "SM90", 90, (9, 0) and "9.0"."""
     if isinstance(name, (tuple, list)) and len(name) == 2 and all(map(is_int, name)):
         return f"sm_{int(name[0])}{int(name[1])}"

@@ -16,7 +16,7 @@ class LayoutError(ValueError):
     `reason` is the message; `witness` is the first failing coordinate (or pair of coordinates), or None.
     """
 
-    def __init__(self, reason: str = "", witness: Any = None) -> None:
+    def __init__(self, reason: str = "", witness: object = None) -> None:
         self.args = (reason,)  # not by super().__init__, which torch.compile does not trace: it would lose the text
         self.reason = reason
         self.witness = witness
@@ -36,7 +36,7 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _rebuild(cls: type[LayoutError], args: tuple[Any, ...], attributes: dict[str, Any]) -> LayoutError:
+def _rebuild(cls: type[LayoutError], args: tuple[object, ...], attributes: dict[str, Any]) -> LayoutError:
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(attributes)
@@ -55,7 +55,12 @@ class CompositionError(LayoutError):
     """
 
     def __init__(
-        self, reason: str = "", witness: int | None = None, left: Any = None, right: Any = None, mode: int | None = None
+        self,
+        reason: str = "",
+        witness: int | None = None,
+        left: object = None,
+        right: object = None,
+        mode: int | None = None,
     ) -> None:
         head = f"cannot compose {left} o {right}: " if left is not None else ""
         super().__init__(head + reason, witness)
@@ -109,10 +114,10 @@ class TmaError(LayoutError):
     """A TMA copy breaks a rule of the hardware.
 
     Attributes: rule, the name of the rule in the table of rules; arithmetic, the numbers that break it. nearest is a
-    similar request that works (`atoms.tma_nearest.Nearest`), or None if none was found.
+    similar request that works (`atoms.tma.suggest.Nearest`), or None if none was found.
     """
 
-    def __init__(self, reason: str = "", witness: Any = None, rule: str = "", nearest: Any = None) -> None:
+    def __init__(self, reason: str = "", witness: object = None, rule: str = "", nearest: object = None) -> None:
         super().__init__(reason + (f"; nearest that works: {nearest}" if nearest is not None else ""), witness)
         self.arithmetic = reason
         self.rule = rule

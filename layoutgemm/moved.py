@@ -95,6 +95,16 @@ class OldPaths(MetaPathFinder):
         return ModuleSpec(name, OldModule(), is_package=any(each.startswith(f"{old}.") for each in MODULES))
 
 
+def install() -> None:
+    """Put the finder first, and give modules that were loaded before it their old names."""
+    if not any(isinstance(finder, OldPaths) for finder in sys.meta_path):
+        sys.meta_path.insert(0, OldPaths())
+    for old in _PATHS["names"]:
+        module = sys.modules.get(f"{ROOT}.{old}")
+        if module is not None and not hasattr(module, "__getattr__"):
+            module.__getattr__ = old_names(module.__name__)  # type: ignore[method-assign]
+
+
 def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
     """A `__getattr__` for `module`: the old module's names, from their new places.
 

@@ -61,7 +61,7 @@ def emulated_gpu(request: pytest.FixtureRequest) -> Generator[Any, None, None]:
         pytest.fail(gpu.report(), pytrace=False)
 
 
-def emulate_or_fail(compiled: Any, *args: Any, lint: bool = False, **options: Any) -> Any:
+def emulate_or_fail(compiled: object, *args: object, lint: bool = False, **options: object) -> Any:
     """Run the kernel; the test fails with the report of any finding."""
     api = _emulator()
     call = api.emulate_ptx if isinstance(compiled, (str, Path)) else api.emulate

@@ -14,7 +14,7 @@ torch = needs.module("torch")
 
 from benchmarks import soak_forms
 from benchmarks.soak_cases import Case, draw, fault, kernel_of, tensors
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_scaled_config
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.torch_op.emulated import emulate
@@ -73,7 +73,7 @@ def test_the_library_is_right_and_faults_are_seen(form: str) -> None:
 
 
 def test_the_kernels_are_found_on_the_cpu() -> None:
-    h200 = (Places(), "NVIDIA H200")
+    h200 = (ClusterOccupancy(), "NVIDIA H200")
     case = small("gated 0", layouts=("row", "col"), batches=((), ()), out="none", config=None)
     kernel, copies = kernel_of(case, h200)
     assert kernel is not None and kernel.gated == "silu" and copies == (case.sizes[2] % 8 > 0) * 2
@@ -106,7 +106,7 @@ def test_forms_in_the_emulator(form: str) -> None:
         got = _planned(case, a, b, extra)
     else:
         got = torch.full(soak_forms.result_shape(case, a, b), float("nan")).to(case.types[2])
-        problem, words = soak_forms.problem_and_words(case, a, b, got, choice_of(SMALL), (Places(), ""))
+        problem, words = soak_forms.problem_and_words(case, a, b, got, choice_of(SMALL), (ClusterOccupancy(), ""))
         assert (problem.gated is not None) == form.startswith("gated")
         held = [extra["scale"].numpy() if word > 1 << 32 else word for word in words]
         emulate(solve(problem), a, b, got, held)

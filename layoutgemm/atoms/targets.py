@@ -9,6 +9,7 @@ TARGETS = (
     *("sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a"),
     *("sm_100", "sm_100a", "sm_103", "sm_103a", "sm_120", "sm_120a", "sm_121", "sm_121a"),
 )
+TENSOR_MEMORY_ARCHS = ("sm_100a", "sm_103a", "sm_110a")  # of tcgen05
 
 
 def since(target: str) -> tuple[str, ...]:

@@ -238,7 +238,7 @@ def record(facts: Mapping[str, object], outcomes: Sequence[Outcome]) -> dict[str
     return {"facts": dict(facts), "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes]}
 
 
-def save(path: Path, facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
+def save(path: Path, facts: Mapping[str, object], outcomes: Sequence[Outcome]) -> None:
     """Write facts and outcomes; every round is kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record(facts, outcomes), indent=1) + "\n", encoding="utf-8")

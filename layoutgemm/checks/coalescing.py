@@ -12,7 +12,6 @@ Compute's documentation, "L1/TEX cache".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ..arguments import checked
 from ..dtypes import DType
@@ -155,7 +154,7 @@ class SectorReport:
 @checked(AtomError)
 def sectors(
     what: object,
-    how: Any,
+    how: object,
     kind: str | None = None,
     *,
     element: DType | str | int | None = None,

@@ -65,7 +65,7 @@ def filled_by(name: str, tile: SmemTile | Layout | ComposedLayout, plan: TmaPlan
             got[key][found] = np.delete(flat, wrong) if len(wrong) else flat
     if not witness and (times != 1).any():
         first = int(np.nonzero(times != 1)[0][0])
-        witness = f"element {_named(tile, plan, first)} copied {times[first]} times, should be 1"
+        witness = f"element {_named(tile, first)} copied {times[first]} times, should be 1"
     if not witness:
         for key in want:
             wrong = np.nonzero(got[key] != want[key])[0]
@@ -74,7 +74,7 @@ def filled_by(name: str, tile: SmemTile | Layout | ComposedLayout, plan: TmaPlan
                 have = {k: int(v[first]) for k, v in got.items()}
                 should = {k: int(v[first]) for k, v in want.items()}
                 witness = (
-                    f"element {_named(tile, plan, first)} is the tensor's {_place(have, plan)}, should be "
+                    f"element {_named(tile, first)} is the tensor's {_place(have, plan)}, should be "
                     f"{_place(should, plan)}"
                 )
                 break
@@ -145,7 +145,7 @@ def _moved(plan: TmaPlan, start: tuple[int, ...], keys: Iterable[Hashable]) -> d
     return {key: out[key] for key in keys}
 
 
-def _named(tile: Any, plan: TmaPlan, flat: int) -> str:
+def _named(tile: Any, flat: int) -> str:
     if isinstance(tile, SmemTile):
         return f"(mn, k) = ({flat % tile.extent[0]}, {flat // tile.extent[0]})"
     return str(tile.coord(flat))

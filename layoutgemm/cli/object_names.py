@@ -11,7 +11,7 @@ from ..atoms.mma.tcgen05 import KINDS
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from ..layouts import Layout, Swizzle, registries
-from ..layouts.display import Pictured
+from ..layouts.display import HasPicture
 from ..layouts.notation import may_name_atom
 from .arguments import one_line, size_pair
 
@@ -140,7 +140,7 @@ def whole_atom(text: str) -> MmaAtom:
 # ------------------------------------------------------------------- tiled atoms, copies, orders, swizzles
 
 
-def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
+def object_of(text: str) -> tuple[HasPicture, dict[str, object], dict[str, Any]]:
     """The named object, its data for programs, and its drawing options. Raises LayoutError.
 
     >>> made, data, options = object_of("schedule:grouped:4:12x8")

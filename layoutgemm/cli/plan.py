@@ -81,9 +81,9 @@ def production(args: argparse.Namespace) -> tuple[GemmPlan, str]:
         raise PlanError(f"{', '.join(given)} beside --matmul, which chooses them: omit one of them")
     a, b, _ = operands(args.a, args.b, args.c)
     choice, why = choose(args.m, args.n, args.k, a=a.dtype.name, b_major="K" if b.order == "col" else "MN")
-    if choice.config.rows is not None and (b.order != "col" if choice.swapped else a.order != "row"):
+    if choice.config.loaded_a_rows is not None and (b.order != "col" if choice.swapped else a.order != "row"):
         # A's unused rows are skipped only where K is contiguous in the kernel's A.
-        choice = replace(choice, config=replace(choice.config, rows=None))
+        choice = replace(choice, config=replace(choice.config, loaded_a_rows=None))
     return choice.plan(args.m, args.n, args.k, a=args.a, b=args.b, c=args.c), why
 
 

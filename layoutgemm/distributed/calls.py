@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from ..atoms.copy.base import VECTOR_BYTES
 from ..kernels.compile.compiler import compile_plan
 from ..kernels.compile.launcher import THREAD, bind
-from ..kernels.epilogue.parameters import Placed, words_of
+from ..kernels.epilogue.parameters import PlacedOperand, words_of
 from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
 from ..kernels.run.stream_memory import copy_bytes, set_words, wait
 from ..kernels.sm90.plan import Sm90Plan
-from ..kernels.sm90.shards import VECTOR, crosses_shards
+from ..kernels.sm90.shards import crosses_shards
 from ..torch_op.launch import Direct, empty_on_gpu, raw_stream
 from ..torch_op.prepared import mark_written
 from ..torch_op.problem import contiguous_strides
@@ -56,7 +57,7 @@ class ShardCall:
         a, b, c = matrices
         plan, workspace = self.choice.plan, self.workspace
         pitches = (a, a.stride(0)), (b, b.stride(1 if plan.b.order == "col" else 0)), (c, c.stride(0))
-        leading = [max(pitch, VECTOR // x.element_size()) for x, pitch in pitches]
+        leading = [max(pitch, VECTOR_BYTES // x.element_size()) for x, pitch in pitches]
         place = workspace.flag_address(workspace.rank, 0), target, workspace.rank, workspace.ranks, self.choice.chunks
         words = (*place, workspace.polls, workspace.record.data_ptr(), *more)
         names = (*(("scale_a", "scale_b") if scaled else ()), *self.names)
@@ -173,7 +174,7 @@ def _direct(plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[
     """The launch of a plan for such lines; it takes addresses: C, A, B, then words by name."""
     steps = [x * lines for x, lines in zip(leading, (plan.m, max(plan.n, plan.k), plan.m), strict=True)]
     sizes = (plan.m, plan.n, plan.k, 1, *leading, *steps, of_device(index).resident(plan.cluster_size))
-    placed = {name: Placed(0) for name in names if name in plan.epilogue.words}
+    placed = {name: PlacedOperand(0) for name in names if name in plan.epilogue.words}
     own = words_of(plan.epilogue, placed)[: len(plan.epilogue.words)]
     places = [3 + len(sizes) + plan.words.index(name) for name in names]
     padding = [0] * (MAX_WORDS - len(own) - len(words))

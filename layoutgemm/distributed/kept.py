@@ -6,13 +6,12 @@ import torch
 import torch.distributed as dist
 
 from ..torch_op.checks import launched_alone
+from ..torch_op.compiled.guards import ALIGNED, FIRST_GPU
 from .calls import ShardCall
 
 Key = tuple[object, ...]
 
-FIRST_GPU = 0  # of the indices of devices; below are CPUs
 MAX_KEPT = 1024  # beyond, all go
-_ALIGNED = 15  # bits that are 0 in an address that TMA reads
 _KEPT: dict[Key, ShardCall] = {}
 
 
@@ -29,7 +28,7 @@ def find(
     index = launched_alone(tensors)
     if index is None or index < FIRST_GPU:
         return (), None
-    if (matrices[0].data_ptr() | matrices[1].data_ptr() | (0 if out is None else out.data_ptr())) & _ALIGNED:
+    if (matrices[0].data_ptr() | matrices[1].data_ptr() | (0 if out is None else out.data_ptr())) & ALIGNED:
         return (), None
     if out is not None and out.untyped_storage().data_ptr() in [x.untyped_storage().data_ptr() for x in tensors[:-1]]:
         return (), None

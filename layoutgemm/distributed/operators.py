@@ -29,7 +29,7 @@ from ..torch_op.operator import matmul
 from .calls import GatherCall
 from .checks import KINDS, SCALED, SHARD_ROWS, Group, group_of
 from .kept import find
-from .products import GATHER, PRODUCTS, SCATTER, Way, gather_product, rows_beside, scatter_product
+from .products import GATHER, PRODUCTS, SCATTER, OverlapOptions, gather_product, rows_beside, scatter_product
 
 Scale: TypeAlias = "torch.Tensor | None"
 
@@ -60,7 +60,9 @@ def _gather(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, group: str,
     timeout: float,
 ) -> torch.Tensor:  # fmt: skip
-    return gather_product(a.detach(), b.detach(), _group(group), (scale_a, scale_b), None, Way(None, None, timeout))
+    return gather_product(
+        a.detach(), b.detach(), _group(group), (scale_a, scale_b), None, OverlapOptions(None, None, timeout)
+    )
 
 
 @_gather.register_fake
@@ -73,7 +75,9 @@ def _scatter(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, group: str,
     timeout: float,
 ) -> torch.Tensor:  # fmt: skip
-    return scatter_product(a.detach(), b.detach(), _group(group), (scale_a, scale_b), None, Way(None, None, timeout))
+    return scatter_product(
+        a.detach(), b.detach(), _group(group), (scale_a, scale_b), None, OverlapOptions(None, None, timeout)
+    )
 
 
 @_scatter.register_fake
@@ -125,7 +129,7 @@ def sum_rows(x: torch.Tensor, group: str) -> torch.Tensor:
 
 def _product(name: str, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
     if not torch.compiler.is_compiling():
-        none, way, found = (None, None), Way(None, None, timeout), _group(group)
+        none, way, found = (None, None), OverlapOptions(None, None, timeout), _group(group)
         key, kept = find(name, found, (a, b), none, None, way)
         if kept is not None:
             return kept.run(a, b, none, None)
@@ -206,7 +210,7 @@ def _gradients_of_scatter(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of a and b: the product for a's has gathered the rows that b's needs."""
     of_a = _product(GATHER, grad, b.mT, group, timeout)
-    none, way, found = (None, None), Way(None, None, timeout), _group(group)
+    none, way, found = (None, None), OverlapOptions(None, None, timeout), _group(group)
     _, call = find(GATHER, found, (grad, b.mT), none, None, way)
     whole = call.rows_of_all(grad) if isinstance(call, GatherCall) else _rows(True, grad, group)
     return of_a, _gradient_of_b(a, whole, b)

@@ -20,7 +20,7 @@ from .calls import Scales
 from .checks import Group, group_of
 from .kept import find
 from .operators import name_of, recorded
-from .products import GATHER, PRODUCTS, SCATTER, Way
+from .products import GATHER, PRODUCTS, SCATTER, OverlapOptions
 from .shard_plans import Transfer
 
 TIMEOUT = 30.0  # seconds
@@ -51,7 +51,7 @@ def all_gather_matmul(
     Raises OperandError, before anything is written, for tensors, groups and sizes without a kernel; RankError where an
     earlier call's rank did not come.
     """
-    return _product(GATHER, a_shard, b, group, (scale_a, scale_b), out, Way(transfer, config, timeout))
+    return _product(GATHER, a_shard, b, group, (scale_a, scale_b), out, OverlapOptions(transfer, config, timeout))
 
 
 def matmul_reduce_scatter(
@@ -76,11 +76,17 @@ def matmul_reduce_scatter(
     Raises as `all_gather_matmul` does; OperandError too where M / ranks rows are no whole tiles (multiples of 64), or
     for transfer by "copies" with CUDA_LAUNCH_BLOCKING=1, under which a kernel cannot wait for later launches.
     """
-    return _product(SCATTER, a, b, group, (scale_a, scale_b), out, Way(transfer, config, timeout))
+    return _product(SCATTER, a, b, group, (scale_a, scale_b), out, OverlapOptions(transfer, config, timeout))
 
 
 def _product(
-    name: str, a: torch.Tensor, b: torch.Tensor, group: Group, scales: Scales, out: torch.Tensor | None, way: Way
+    name: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    group: Group,
+    scales: Scales,
+    out: torch.Tensor | None,
+    way: OverlapOptions,
 ) -> torch.Tensor:
     """The product of that name: computed now, or by its operator where torch has to see it."""
     traced = torch.compiler.is_dynamo_compiling()

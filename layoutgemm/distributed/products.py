@@ -33,7 +33,7 @@ from .workspaces import Workspace, workspace_of
 GATHER, SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
 
 
-class Way(NamedTuple):
+class OverlapOptions(NamedTuple):
     """The choices of a call: see `all_gather_matmul`."""
 
     transfer: Transfer | None
@@ -43,7 +43,7 @@ class Way(NamedTuple):
 
 def gather_product(
     a_shard: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup, scales: Scales, out: torch.Tensor | None,
-    way: Way, key: Key = (),
+    way: OverlapOptions, key: Key = (),
 ) -> torch.Tensor:  # fmt: skip
     """C of all ranks' rows; `key` of a call that is kept. Raises as `all_gather_matmul` does."""
     scale_a, scale_b = scales
@@ -67,8 +67,8 @@ def gather_product(
 
 
 def scatter_product(
-    a: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup, scales: Scales, out: torch.Tensor | None, way: Way,
-    key: Key = (),
+    a: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup, scales: Scales, out: torch.Tensor | None,
+    way: OverlapOptions, key: Key = (),
 ) -> torch.Tensor:  # fmt: skip
     """This rank's rows of all ranks' sum; `key` of a call that is kept. Raises as `matmul_reduce_scatter` does."""
     scale_a, scale_b = scales

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..atoms.copy.base import VECTOR_BYTES
 from ..dtypes import dtype as dtype_named
 from ..errors import PlanError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.plan import present
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import (
-    VECTOR,
     Gathered,
     Scattered,
     Shards,
@@ -39,7 +39,7 @@ _RATE = {1: 1300e12, 2: 700e12}  # operations a second, by the bytes of an eleme
 _HIDING = 120e9  # bytes a second: where the product takes longer than the sums at this rate, copies took less, too
 _COPIED_CHUNKS, _STORED_CHUNKS = (2, 4), 16  # of a scattered shard: copied, and counted as the kernel stores it
 _COPIED_CHUNK = 8 << 20  # bytes of a copied chunk, above the fewest chunks
-_DEFAULT = Places(132)
+_DEFAULT = ClusterOccupancy(132)
 _TURNS = "pingpong"  # one consumer stores while the other one multiplies
 
 
@@ -131,7 +131,7 @@ class ShardChoice:
 
 def gather_choice(
     m: int, n: int, k: int, *, ranks: int, kind: str = "bf16", order: str = "col", transfer: Transfer | None = None,
-    config: Sm90Config | None = None, epilogue: Epilogue | None = None, places: Places = _DEFAULT,
+    config: Sm90Config | None = None, epilogue: Epilogue | None = None, places: ClusterOccupancy = _DEFAULT,
 ) -> ShardChoice:  # fmt: skip
     """The kernel of C = A @ B, where each rank has m / ranks rows of A.
 
@@ -142,8 +142,8 @@ def gather_choice(
     Raises PlanError for sizes that do not divide, rows of no whole 16 bytes, and a configuration without a kernel.
     """
     given, row = transfer or Transfer(), k * dtype_named(kind).bytes
-    if row % VECTOR:
-        raise PlanError(f"rows of K = {k} {kind} are {row} bytes, one behind the other: {row} % {VECTOR} != 0")
+    if row % VECTOR_BYTES:
+        raise PlanError(f"rows of K = {k} {kind} are {row} bytes, one behind the other: {row} % {VECTOR_BYTES} != 0")
     if given.chunks is None:
         given = replace(given, chunks=sent_chunks(m // ranks, row))
     return _chosen(Gathered(), (m, n, k), ranks, kind, order, given, config, epilogue, places)
@@ -151,7 +151,7 @@ def gather_choice(
 
 def scatter_choice(
     m: int, n: int, k: int, *, ranks: int, kind: str = "bf16", order: str = "col", transfer: Transfer | None = None,
-    config: Sm90Config | None = None, epilogue: Epilogue | None = None, places: Places = _DEFAULT,
+    config: Sm90Config | None = None, epilogue: Epilogue | None = None, places: ClusterOccupancy = _DEFAULT,
 ) -> ShardChoice:  # fmt: skip
     """The kernel of partial sums A @ B, of which each rank adds m / ranks rows.
 
@@ -169,7 +169,7 @@ def scatter_choice(
 @functools.lru_cache(1024)
 def _chosen(
     shards: Shards, sizes: tuple[int, int, int], ranks: int, kind: str, order: str, transfer: Transfer,
-    config: Sm90Config | None, epilogue: Epilogue | None, places: Places,
+    config: Sm90Config | None, epilogue: Epilogue | None, places: ClusterOccupancy,
 ) -> ShardChoice:  # fmt: skip
     candidates = [config] if config is not None else list(_candidates(shards, sizes, places))
     refused: PlanError | None = None
@@ -202,7 +202,7 @@ def _scattered(transfer: Transfer, sizes: tuple[int, int, int], plan: Sm90Plan, 
     return replace(transfer, by=by, chunks=transfer.chunks or divisor(tiles_of_shard(plan, ranks), most))
 
 
-def _candidates(shards: Shards, sizes: tuple[int, int, int], places: Places) -> Iterator[Sm90Config]:
+def _candidates(shards: Shards, sizes: tuple[int, int, int], places: ClusterOccupancy) -> Iterator[Sm90Config]:
     """Configurations by estimated time: waves of tiles, times a tile's area and its cost."""
     m, n, _ = sizes
     found: list[tuple[float, int, Sm90Config]] = []

@@ -241,7 +241,7 @@ def tensor_of_integers(shape: Any, stride: Any, symbols: Symbols) -> Layout:
             places[id(value)] = symbols.entry(own or f"{letter}{at}", int(value.divisibility), least, bool(own))
         return places[id(value)]
 
-    def resolve(value: Any) -> Any:
+    def resolve(value: object) -> Any:
         if isinstance(value, tuple):
             return tuple(map(resolve, value))
         return symbols.value(value) if isinstance(value, str) else value

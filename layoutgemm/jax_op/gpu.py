@@ -24,8 +24,8 @@ from ..kernels.compile.compiler import kernel_facts, kernel_of, require_dsl
 from ..kernels.compile.launcher import runtime_library
 from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import Epilogue
-from ..kernels.run.occupancy import places
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.run.occupancy import cluster_occupancy
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..torch_op.problem import (
     Copy,
     Ints,
@@ -51,7 +51,7 @@ class Target:
 
     code: str = "sm_90a"
     smem: int = field(default_factory=lambda: arch("sm_90a").smem_per_block)
-    places: Places = field(default_factory=Places)
+    places: ClusterOccupancy = field(default_factory=ClusterOccupancy)
     name: str = "NVIDIA H200"
 
 
@@ -73,7 +73,7 @@ def target() -> Target:
             "H200, GH200), and by mma.sync on 8.x and 12.0. jax.numpy.matmul takes the same arrays"
         )
     processors = int(found.core_count)
-    room = places(int(found.local_hardware_id), processors) if major >= 9 else Places(processors)
+    room = cluster_occupancy(int(found.local_hardware_id), processors) if major >= 9 else ClusterOccupancy(processors)
     return Target(code, shared_memory((major, minor), code), room, str(found.device_kind))
 
 

@@ -50,17 +50,17 @@ def checked(plan: GemmPlan, checks: Callable[[Any, bool], list[Check]], **more: 
     if not witness:
         return Report(tuple(checks(plan, True)))
     made: list[Check] = []
-    if distance is not Distance.FAR:
+    if distance is not PlanDifference.FAR:
         try:
-            made = checks(plan, distance is Distance.NEAR)
+            made = checks(plan, distance is PlanDifference.NEAR)
             _ = [(bool(check), str(check)) for check in made]  # a value may stand in a check that has none of the two
         except Exception:  # a value that the other checks are not written for, which the witness names
-            made, distance = [], Distance.FAR
+            made, distance = [], PlanDifference.FAR
     statement = f"derive gives this {type(plan).__name__} of its own sizes, types and configuration"
     return Report((*made, Check(_NAME, statement, False, "derivation", f"{witness}{distance.value}")))
 
 
-class Distance(Enum):
+class PlanDifference(Enum):
     """A plan's distance from the derived one, and the note about the other checks."""
 
     NEAR = ""
@@ -68,18 +68,20 @@ class Distance(Enum):
     FAR = "; so the other checks are skipped"
 
 
-def _witness(plan: Any, more: dict[str, object]) -> tuple[str, Distance]:
+def _witness(plan: Any, more: dict[str, object]) -> tuple[str, PlanDifference]:
     """The first field that differs from the derived plan, with both values, or ""; and the plan's distance."""
     try:
         if plan.arch != arch(plan.arch.name):
-            return f"arch is {_shown(plan.arch)}, which is no {_shown(plan.arch.name, str)}", Distance.FAR
+            return f"arch is {_shown(plan.arch)}, which is no {_shown(plan.arch.name, str)}", PlanDifference.FAR
         a, b = (Operand(operand.dtype, operand.order) for operand in (plan.a, plan.b))
         derived = type(plan).derive(plan.m, plan.n, plan.k, a=a, b=b, c=plan.c, config=plan.config, **more)
     except LayoutError as error:
-        return f"derive refuses: {_shown(error, str)}", Distance.LARGER if _is_moderate(plan) else Distance.FAR
+        return f"derive refuses: {_shown(error, str)}", PlanDifference.LARGER if _is_moderate(
+            plan
+        ) else PlanDifference.FAR
     except Exception as error:  # a field of a type that derive does not take
-        return f"derive fails with {type(error).__name__}: {_shown(error, str)}", Distance.FAR
-    witness, found = "", {Distance.NEAR}
+        return f"derive fails with {type(error).__name__}: {_shown(error, str)}", PlanDifference.FAR
+    witness, found = "", {PlanDifference.NEAR}
     for field in fields(plan):
         have, want = getattr(plan, field.name), getattr(derived, field.name)
         if _alike(have, want):
@@ -90,7 +92,7 @@ def _witness(plan: Any, more: dict[str, object]) -> tuple[str, Distance]:
         if not witness and not _alike(have, want):
             wanted = f", not {_shown(want)}" if want else ""
             witness = f"{field.name} is {_shown(have)}{wanted}"
-    return witness, max(found, key=list(Distance).index)
+    return witness, max(found, key=list(PlanDifference).index)
 
 
 def _shown(value: object, text: Callable[[Any], str] = repr) -> str:
@@ -101,20 +103,22 @@ def _shown(value: object, text: Callable[[Any], str] = repr) -> str:
         return f"a value of type {type(value).__name__}"
 
 
-def _distance(have: object, want: object) -> Distance:
+def _distance(have: object, want: object) -> PlanDifference:
     """The distance of a field's numbers above the derived ones."""
     if have is want:
-        return Distance.NEAR
+        return PlanDifference.NEAR
     if isinstance(have, int) and isinstance(want, int):
         little = want + max(_LITTLE, want // _TIMES)
-        return (Distance.NEAR, Distance.LARGER, Distance.FAR)[(have > little) + (have > _FAR + _TIMES * want)]
+        return (PlanDifference.NEAR, PlanDifference.LARGER, PlanDifference.FAR)[
+            (have > little) + (have > _FAR + _TIMES * want)
+        ]
     try:
         ours, theirs = (_NUMBER.findall(json.dumps(facts_of(value, _function))) for value in (have, want))
     except Exception:  # of a type that is no part of a plan, too long, too deep
-        return Distance.FAR
+        return PlanDifference.FAR
     count, largest = _FAR + _TIMES * len(theirs), max([_LARGE, *(int(number[:_DIGITS]) for number in theirs)])
     far = len(ours) > count or any(int(number[:_DIGITS]) > largest for number in ours)
-    return Distance.FAR if far else Distance.NEAR
+    return PlanDifference.FAR if far else PlanDifference.NEAR
 
 
 def _is_moderate(plan: Any) -> bool:
@@ -158,16 +162,16 @@ def _order_of(have: object, derived: object) -> str:
     try:
         if any(int(number) > _MOST for number in _NUMBER.findall(json.dumps(facts_of(schedule)))):
             return f"{_shown(schedule)}: a number above {_MOST}, and a kernel computes in 32 bits"
-        schedule.tile(Traced(), (Traced(), Traced()), lambda *_: Traced())
+        schedule.tile(UnknownInteger(), (UnknownInteger(), UnknownInteger()), lambda *_: UnknownInteger())
     except Exception as error:
         return f"{_shown(schedule)}, which is no formula that a kernel computes: {_shown(error, str)}"
     return ""
 
 
-class Traced:
+class UnknownInteger:
     """An integer of which a trace knows nothing: it adds, divides and compares, and has no value to branch on."""
 
-    def _more(self, *_: object) -> Traced:
+    def _more(self, *_: object) -> UnknownInteger:
         return self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _more

@@ -94,6 +94,7 @@ def either(condition: object, yes: W, no: W) -> W:
 
 
 ORDERS = ("row", "col")
+OTHER_ORDER = {"row": "col", "col": "row"}
 
 
 MOST_SHARED = max(entry.smem_per_block for entry in ARCHES.values())
@@ -132,7 +133,7 @@ class Operand:
         return f"{self.dtype} {self.order}-major"
 
 
-Given = Operand | DType | str  # how a caller names an operand
+OperandSpec = Operand | DType | str  # how a caller names an operand
 
 
 @dataclass(frozen=True)

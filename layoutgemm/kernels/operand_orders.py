@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .derive import Operand
-
-_OTHER = {"row": "col", "col": "row"}
+from .derive import OTHER_ORDER, Operand
 
 
 def transposed(operand: Operand) -> Operand:
@@ -17,7 +15,7 @@ def transposed(operand: Operand) -> Operand:
     >>> print(transposed(Operand.parse("bf16:col")))
     bf16 row-major
     """
-    return replace(operand, order=_OTHER[operand.order])
+    return replace(operand, order=OTHER_ORDER[operand.order])
 
 
 class Choice:

@@ -240,7 +240,7 @@ def given_names(plan: GemmPlan) -> tuple[str, ...]:
     return schedule.words
 
 
-def reads_on_host(schedule: Schedule, values: Mapping[str, Any]) -> OnHost | None:
+def reads_on_host(schedule: Schedule, values: Mapping[str, object]) -> OnHost | None:
     """The values of an order's words as the order reads them; None for one without words."""
     return OnHost(values) if schedule.words else None
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..atoms import MmaAtom
+from ..atoms.copy.base import WARP
 from ..errors import PlanError
 from ..layouts import paged
 from ..view.pages.html import page, write
@@ -25,7 +26,7 @@ from ..view.pages.parts import axes, shared_memory
 from ..view.pages.product import descriptor_facts, operand_matrix, product_figure, value_labels
 from .derive import OperandPlan
 from .plan import GemmPlan
-from .sm80.operand import WARP, Sm80Operand
+from .sm80.operand import Sm80Operand
 from .sm80.plan import Sm80Plan
 from .sm90.plan import WARPGROUP, Sm90Plan
 from .sm100.plan import Sm100Plan

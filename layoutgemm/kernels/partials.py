@@ -27,7 +27,7 @@ from ..layouts import Layout
 from ..report import Check
 from ..schedule import Schedule
 from .epilogue.chain import Epilogue
-from .epilogue.reduce import Reducing
+from .epilogue.reduce import ReductionStep
 from .numbers import W
 from .plan import tile_count
 from .store import WARP_ROWS
@@ -49,15 +49,42 @@ class _Fragment(Protocol):
     def __hash__(self) -> int: ...
 
 
-class _Reduced(Protocol):
-    """A plan whose epilogue may reduce C."""
+class ReducingPlan:
+    """A plan whose epilogue may reduce C: `partials` depends on the architecture, their memory does not."""
+
+    m: int
+    n: int
+    batch: int
+    epilogue: Epilogue
 
     @property
-    def epilogue(self) -> Epilogue: ...
+    def matrices_of_c(self) -> int:
+        """Matrices of C: one for each product."""
+        return self.batch
+
     @property
-    def partials(self) -> tuple[Partial, ...]: ...
+    def partials(self) -> tuple[Partial, ...]:
+        """The partial results of the epilogue's reductions."""
+        raise NotImplementedError
+
     @property
-    def partial_bytes(self) -> int: ...
+    def partial_bytes(self) -> int:
+        """Bytes of device memory of partial results.
+
+        >>> from layoutgemm.kernels import Sm80Plan, Sm90Plan
+        >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+        >>> sums = Epilogue(RowReduce())
+        >>> Sm90Plan.derive(512, 512, 64, epilogue=sums).partial_bytes  # two tiles of columns
+        4096
+        >>> Sm80Plan.derive(512, 512, 64, epilogue=sums).partial_bytes  # of eight warps of 64 columns
+        16384
+        """
+        return words_of_matrix(self.partials, self.m, self.n, self.batch) * self.matrices_of_c * WORD_BYTES
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory that a call needs beyond its operands: those of partial results."""
+        return self.partial_bytes
 
 
 @cache
@@ -100,7 +127,7 @@ class Partial:
     joined groups of rows are those of one matrix of C
     """
 
-    step: Reducing
+    step: ReductionStep
     span: int
     joined: bool = False
 
@@ -200,7 +227,7 @@ def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:
     return () if epilogue.quantizes is None else (epilogue.quantizes,)
 
 
-def reductions_check(plan: _Reduced, mma: _Fragment, values: Sequence[int]) -> Check:
+def reductions_check(plan: ReducingPlan, mma: _Fragment, values: Sequence[int]) -> Check:
     """Each element is combined once into the tuple of its row or column.
 
     mma     the map of the accumulators, of which a warp combines these values
@@ -221,7 +248,7 @@ def reductions_check(plan: _Reduced, mma: _Fragment, values: Sequence[int]) -> C
     return Check("reductions", statement, not witness, f"exhaustion ({WARP * len(values)} elements)", witness)
 
 
-def _lines_met(plan: _Reduced) -> str:
+def _lines_met(plan: ReducingPlan) -> str:
     """The first line of columns that two groups share, or a warp misses; or ""."""
     for partial in [partial for partial in plan.partials if partial.joined and partial.step.axes == "n"]:
         span = partial.span

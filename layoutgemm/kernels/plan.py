@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ..arguments import as_int, check_range, checked, settle
 from ..checks.budgets import most_stages
 from ..errors import PlanError
-from ..layouts.display import Pictured
-from ..layouts.paged import Paged
+from ..layouts.display import HasPicture
+from ..layouts.paged import HasPage
 from .numbers import W
 from .verbs import named
 
@@ -33,6 +33,7 @@ MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA,
 MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
 MAX_GROUP = 1024  # tiles of a band: a band of 2**20 tiles across has a number below 2**31
+LEAST_STAGES = 2  # one is multiplied while the next is loaded
 WORKSPACE = "workspace"  # the word that has the address of `GemmPlan.workspace` bytes
 MAX_WORDS = 16  # extra 64-bit parameters of a kernel
 # The parameters of a host function, without the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
@@ -143,6 +144,22 @@ def check_words(words: tuple[str, ...]) -> None:
         raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
 
 
+def check_settings(config: object, what: str, /, **wanted: object) -> None:
+    """Raise PlanError for a setting that a kind of product does not take.
+
+    what  the product, and the verb
+
+    >>> from layoutgemm.kernels import Sm90Config
+    >>> check_settings(Sm90Config(overlap=True), "a grouped product takes", split=1, overlap=False)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: overlap = True: a grouped product takes False
+    """
+    for name, value in wanted.items():
+        if (found := getattr(config, name)) != value:
+            raise PlanError(f"{name} = {found!r}: {what} {value!r}")
+
+
 def check_epilogue(epilogue: Epilogue, c: Operand) -> None:
     """Raise PlanError for operands named as the product's parameters, and an integer C."""
     if same := set(epilogue.words) & set(PERSISTENT_PARAMETERS):
@@ -189,7 +206,7 @@ class StoreSmemMap(SmemMap):
     c_buffer_bytes: int
 
 
-class GemmPlan(Pictured, Paged):
+class GemmPlan(HasPicture, HasPage):
     """A GEMM kernel for some sizes, derived and checked: the common type of all plans.
 
     m, n, k, batch  the product's sizes
@@ -235,7 +252,7 @@ class GemmPlan(Pictured, Paged):
     else:
 
         @classmethod
-        def derive(cls, m: int, n: int, k: int, **given: Any) -> Any:
+        def derive(cls, m: int, n: int, k: int, **given: object) -> Any:
             """The production kernel's plan: what `layoutgemm.plan` gives. Each kind of plan has one of its own."""
             return named(cls.verbs["derive"])(m, n, k, **given)
 
@@ -262,7 +279,7 @@ class GemmPlan(Pictured, Paged):
         """Rows of the matrix C: the product's, unless they are scattered."""
         return self.m
 
-    def stored_rows(self, values: Mapping[str, Any]) -> Any:
+    def stored_rows(self, values: Mapping[str, object]) -> Any:
         """The rows of C that are stored, as an array; None for all.
 
         values  that the plan reads, by name
@@ -320,8 +337,8 @@ class GemmPlan(Pictured, Paged):
 
     @checked(PlanError)
     def run(
-        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
-        given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
+        self, a: object, b: object, *, out: object = None, device: str | None = None, copy: bool = True,
+        given: Mapping[str, object] | None = None, banks: bool = False, timeline: bool = False,
     ) -> Any:  # fmt: skip
         """C = A @ B on arrays or tensors, and the epilogue on operands `given` by name.
 
@@ -347,22 +364,14 @@ class PersistentPlan(GemmPlan):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The launch parameters, name -> kind, in order. A kernel that `reads_more` has sixteen words, the first its
-        own."""
-        return parameters_with(self.words) if self.reads_more else PERSISTENT_PARAMETERS
+        """The launch parameters, name -> kind, in order.
+
+        A kernel that `takes_extra_params` has sixteen words, the first its own.
+        """
+        return parameters_with(self.words) if self.takes_extra_params else PERSISTENT_PARAMETERS
 
     @property
-    def partials(self) -> tuple[Any, ...]:
-        """The partial results of an epilogue's reductions, each a `kernels.partials.Partial`."""
-        return ()
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of device memory of these."""
-        return 0
-
-    @property
-    def reads_more(self) -> bool:
+    def takes_extra_params(self) -> bool:
         """True if the kernel takes words: it has an epilogue, even one without operands."""
         return bool(self.epilogue)
 
@@ -395,7 +404,7 @@ class PersistentPlan(GemmPlan):
         return store.bytes_beyond(self._line) if store is not None else 0
 
     @property
-    def beyond_line(self) -> str:
+    def line_overrun(self) -> str:
         """The same in words, with the reason; "" where nothing is written there."""
         if not self.bytes_beyond_line:
             return ""

@@ -17,7 +17,7 @@ from ..arguments import checked
 from ..errors import LayoutError, PlanError
 from ..schedule import TileList, Triangular
 from ..schedule.triangular import HALVES
-from .derive import Given, Operand
+from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
 from .orders import Order, columns_of_order, diagonal_pattern
 from .plan import GemmPlan
@@ -41,9 +41,9 @@ def plan(
     k: int,
     *,
     arch: ArchName | None = None,
-    a: Given = "bf16",
-    b: Given | None = None,
-    c: Given | None = None,
+    a: OperandSpec = "bf16",
+    b: OperandSpec | None = None,
+    c: OperandSpec | None = None,
     batch: int = 1,
     config: Config | None = None,
     epilogue: Epilogue | None = None,
@@ -109,7 +109,9 @@ def plan(
     )
 
 
-def _for_ampere(m: int, n: int, k: int, batch: int, target: Arch, a: Given, c: Given | None) -> Sm80Config | None:
+def _for_ampere(
+    m: int, n: int, k: int, batch: int, target: Arch, a: OperandSpec, c: OperandSpec | None
+) -> Sm80Config | None:
     """The rule's configuration for 16-bit operands as this product takes it; None, the defaults, for others.
 
     A persistent kernel multiplies one pair of matrices, and stmatrix stores elements of 16 bits.
@@ -122,7 +124,14 @@ def _for_ampere(m: int, n: int, k: int, batch: int, target: Arch, a: Given, c: G
 
 
 def _for_hopper(
-    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Combined | None
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    a: OperandSpec,
+    b: OperandSpec | None,
+    c: OperandSpec | None,
+    gated: Combined | None,
 ) -> Iterator[Sm90Config]:
     """Configurations for sm_90a with the operands in their places, the rule's choice first.
 
@@ -151,7 +160,7 @@ def _triangle(order: Order) -> Triangular | None:
 
 
 def _by_rounds(
-    order: Triangular, sizes: tuple[int, int, int], given: tuple[Given, Given | None, Given | None]
+    order: Triangular, sizes: tuple[int, int, int], given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None]
 ) -> Iterator[Sm90Config]:
     """Configurations for a triangle of 16-bit operands, by the rounds of its own tiles; none for other types."""
     first, second, _ = operands(*given)
@@ -174,7 +183,7 @@ def _for_order(order: Order, rule: Iterator[Sm90Config], sizes: tuple[int, int, 
         yield SQUARE[0]
     late = []
     for config in rule:
-        config = replace(config, launch="workers", early=0) if config.launch == "tiles" else config
+        config = replace(config, launch="workers", staged_epilogue_k_tiles=0) if config.launch == "tiles" else config
         tile = config.tile[0] * config.cluster[0], config.tile[1] * config.cluster[1]
         if diagonal_pattern(order, tile) > SHORT_PATTERN:
             late.append(config)

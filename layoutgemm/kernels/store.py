@@ -81,7 +81,7 @@ class StorePlan:
     buffers       of each owner: how many rounds may be in flight
     warps         of an owner: 1 or 4
     parts         of an accumulator's columns
-    dealt         whether a consumer stores one part, another block the next; else it stores all, one after another
+    part_per_cta  True if each CTA's consumer stores one part; else one consumer stores all, one after another
     """
 
     c: Operand
@@ -91,19 +91,19 @@ class StorePlan:
     buffers: int
     warps: int
     parts: int = 1
-    dealt: bool = False
+    part_per_cta: bool = False
 
     @classmethod
     @memoized(256)
     def derive(
-        cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1, dealt: bool = True
+        cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1, part_per_cta: bool = True
     ) -> StorePlan:
         """The store of `blocks` accumulators of `mma`, one below the other.
 
         chunks   how many chunks a round has; more make fewer rounds and larger buffers
         buffers  how many rounds may be in flight
-        parts    of the columns: dealt out to so many blocks of a cluster that share the sum over K; or, not `dealt`,
-                 complete one after the other
+        parts    of the columns: dealt out to so many blocks of a cluster that share the sum over K; or, without
+                 `part_per_cta`, complete one after the other
 
         Raises PlanError where a count is not positive or the columns cannot be dealt out; passes on TmaError.
 
@@ -126,11 +126,11 @@ class StorePlan:
             for group in gathered(widths, chunks, tiles, lambda *at: _chunk(mma, c, *at), which * part)
         ]
         bytes_ = buffer_bytes(rounds)
-        return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4, parts, dealt and parts > 1)
+        return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4, parts, part_per_cta and parts > 1)
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
         """(number, round) of one block and part; the number, of all that a consumer stores, tells the buffer."""
-        mine = [r for r in self.rounds if not self.dealt or r.part == part]
+        mine = [r for r in self.rounds if not self.part_per_cta or r.part == part]
         return [(i, r) for i, r in enumerate(mine) if (r.block, r.part) == (block, part)]
 
     def pending(self, number: int) -> int:
@@ -143,7 +143,7 @@ class StorePlan:
         >>> [store.pending(number) for number in range(3)]
         [0, 2, 1]
         """
-        count = len([r for r in self.rounds if not self.dealt or r.part == 0])
+        count = len([r for r in self.rounds if not self.part_per_cta or r.part == 0])
         if number >= self.buffers or count <= number:
             return self.buffers - 1
         last = max(range(number, count, self.buffers))
@@ -155,7 +155,7 @@ class StorePlan:
         >>> StorePlan.derive(wgmma(64), 1, Operand.parse("bf16"), 1, 1).bytes_beyond(1037)
         6
         """
-        return max(tma.beyond_line(line) for tma in self.maps) * self.c.dtype.bytes
+        return max(tma.line_overrun(line) for tma in self.maps) * self.c.dtype.bytes
 
     def of_batch(self, batch: int) -> StorePlan:
         """The store of one of `batch` matrices: tensor maps with a dimension more, or this one."""

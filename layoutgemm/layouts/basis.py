@@ -202,7 +202,7 @@ class Encoding:
         self.radix = 2 * reach + 1
         self.weights = {p: self.radix**i for i, p in enumerate(self.paths)}
 
-    def encode(self, stride: Any) -> Any:
+    def encode(self, stride: object) -> Any:
         """The integer strides."""
         return transform(lambda d: d.value * self.weights[d.path] if d.__class__ is ScaledBasis else d, stride)
 

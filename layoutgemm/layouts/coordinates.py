@@ -14,12 +14,12 @@ from .display import PicturedLayout
 from .int_tuple import as_entries, code, leaves, show
 from .layout import Layout
 from .over_layout import OverLayout
-from .paged import Paged
+from .paged import HasPage
 from .predicates import Predicates
 from .proofs.verdicts import Answer, Verdict, between, equivalent
 
 
-class CoordinateTensor(OverLayout, PicturedLayout, Predicates, Paged):
+class CoordinateTensor(OverLayout, PicturedLayout, Predicates, HasPage):
     """c -> offset + layout(c): coordinate -> coordinate, as identity tensors and TMA tensors have it.
 
     offset   the first coordinate, a tuple of integers or symbols, nested as the layout's values are

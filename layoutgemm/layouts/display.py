@@ -15,7 +15,7 @@ table = Registry("text of its picture", "layoutgemm.view.objects", "_drawn_by")
 save = Registry("file", "layoutgemm.view.raster")
 
 
-class Pictured:
+class HasPicture:
     """An object that has a picture and a text: `layoutgemm.view` registers for its type what makes them.
 
     `svg` and `show` take the options of that function:
@@ -85,7 +85,7 @@ class Pictured:
         return drawn
 
 
-class PicturedLayout(Pictured):
+class PicturedLayout(HasPicture):
     """A layout, swizzled or not: the offset of every coordinate."""
 
     __slots__ = ()

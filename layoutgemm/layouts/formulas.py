@@ -195,7 +195,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
 _CALLS: dict[str, Formula] = {"min": minimum, "max": maximum}
 
 
-def _evaluate(node: ast.expr, variables: Mapping[str, Any], text: str) -> Any:
+def _evaluate(node: ast.expr, variables: Mapping[str, object], text: str) -> Any:
     if isinstance(node, ast.Constant) and node.value.__class__ is int:
         return node.value
     if isinstance(node, ast.Name):

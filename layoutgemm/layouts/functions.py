@@ -8,7 +8,7 @@ from ..arguments import refusal
 from ..errors import LayoutError
 from . import int_tuple as _t
 from . import profiles
-from .display import Pictured
+from .display import HasPicture
 from .int_tuple import Pair, Shape, as_entries
 from .layout import Layout
 from .linear import LinearLayout
@@ -28,7 +28,7 @@ def _method(x: object, name: str) -> Any:
 
 def _is_ours(x: object) -> bool:
     """True for a layout, and for a tile, atom or plan with a layout's operations."""
-    return isinstance(x, (Pictured, LinearLayout))
+    return isinstance(x, (HasPicture, LinearLayout))
 
 
 def _layout(x: object, what: str) -> Layout:

@@ -33,14 +33,14 @@ from .int_tuple import (
     crd2idx,
     show_coord,
 )
-from .paged import Paged
+from .paged import HasPage
 from .predicates import Predicates
 from .proofs import verdicts as _proof
 from .proofs.verdicts import Answer, Verdict
 from .symbols.dispatch import has_symbols, symbols_in
 
 
-class Layout(PicturedLayout, Predicates, Paged, Convertible):
+class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     """A function from coordinates to offsets: coordinate -> sum of coordinate * stride, in elements.
 
     The domain is the shape: its coordinates are tuples of its nesting, or flat indices in colexicographic order (the
@@ -65,7 +65,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     _plain = True  # no swizzle: what the normal form applies to
     _symbolic = False  # SymbolicLayout has symbols among its entries
 
-    def __new__(cls, shape: Any, stride: Any = None) -> Layout:
+    def __new__(cls, shape: object, stride: object = None) -> Layout:
         """A layout of integers, or with symbols where an entry is one."""
         if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and BELOW < stride < BEYOND:
             self = _object_new(cls)
@@ -493,7 +493,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """
         return self.max_common_layout(other).size
 
-    def _split(self, name: str, gather: _divide.Gather, split: _divide.Split, tiler: Any) -> Layout:
+    def _split(self, name: str, gather: _divide.Gather, split: _divide.Split, tiler: object) -> Layout:
         """The operation `name`: `gather` arranges the halves that `split` makes of each mode."""
         if tiler.__class__ is not int and tiler.__class__ is not Layout:
             tiler = as_tiler(tiler)

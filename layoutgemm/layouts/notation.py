@@ -42,7 +42,7 @@ from ..regex import regex
 from . import registries
 from .basis import ScaledBasis
 from .coordinates import CoordinateTensor
-from .display import Pictured
+from .display import HasPicture
 from .int_tuple import Stride, StrideEntry
 from .layout import Layout
 from .linear import LinearLayout
@@ -157,8 +157,8 @@ _NOTHING = regex(r"_(?![\w(])")  # CuTe's Underscore: a mode without an entry
 _WIDTH = regex(r"[A-Za-z0-9_]+\s*\Z")
 
 
-# Pictured: an atom or a tiled product
-Parsed: TypeAlias = "Layout | ComposedLayout | CoordinateTensor | Swizzle | LinearLayout | Listing | Pictured"
+# HasPicture: an atom or a tiled product
+Parsed: TypeAlias = "Layout | ComposedLayout | CoordinateTensor | Swizzle | LinearLayout | Listing | HasPicture"
 
 
 @registries.parsed.register(object)
@@ -212,7 +212,7 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     """`read` of a text that holds a layout and what is printed around it."""
     refuse_others(bare(text))
     if may_name_atom(text):
-        atom: Pictured | None = registries.atom_named(text)
+        atom: HasPicture | None = registries.atom_named(text)
         if atom is not None:
             return atom
     text = without_labels(text)

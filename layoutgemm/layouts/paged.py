@@ -11,7 +11,7 @@ from .registry import Registry
 page = Registry("page", "layoutgemm.view.pages.html", "_paged_by")
 
 
-class Paged:
+class HasPage:
     """Gives layouts, swizzles, tiles, matrix and copy instructions, tiled ones and plans the method `html`."""
 
     __slots__ = ()
@@ -28,9 +28,9 @@ class Paged:
 
         path     a file to write it to, too
         options  of a layout `tile=(M, N)` where it is a thread-value layout over that tile, else none; of a matrix
-                 instruction `a=`, `b=`: its operands' tiles in shared memory; `extent=`; see `view.html.product_html`.
-                 Of a copy `src=`, `dst=`: where that side lies; see `view.html.copy_html`. Of a swizzle `layout=`,
-                 `bits=`, `access=`; see `view.html.swizzle_html`. `title=` of each. Of a plan none
+                 instruction `a=`, `b=`: its operands' tiles in shared memory; `extent=`; see `view.product_html`. Of
+                 a copy `src=`, `dst=`: where that side lies; see `view.copy_html`. Of a swizzle `layout=`, `bits=`,
+                 `access=`; see `view.swizzle_html`. `title=` of each. Of a plan none
 
         Returns the page, or with a path the path. Raises LayoutError for what has no picture, and for more elements
         than a page holds.

@@ -22,11 +22,11 @@ from ..lazy_numpy import has_numpy, np
 from . import registries
 from .algebra.recast import factor
 from .conversion import Convertible
-from .display import Pictured, PicturedLayout
+from .display import HasPicture, PicturedLayout
 from .int_tuple import bit_field, check_enumerable, coal_open, leaves, show, show_coord, transform
 from .layout import Layout
 from .over_layout import OverLayout
-from .paged import Paged
+from .paged import HasPage
 from .predicates import Predicates
 from .proofs.verdicts import Answer, CounterExample, Proof, Verdict, between, equivalent, layout_of
 from .symbols.dims import entry
@@ -62,7 +62,7 @@ class NoStride(SwizzleError, AttributeError):
     """A swizzled layout has no strides: an AttributeError too, so that hasattr() says so."""
 
 
-class Swizzle(Pictured, Paged, Convertible):
+class Swizzle(HasPicture, HasPage, Convertible):
     """The XOR swizzle of B bits at M, from S bits further up: offset -> offset, in its unit.
 
     Works on ints, integer arrays and traced integers, with `& >> << ^` only. Raises SwizzleError for negative B or M
@@ -223,7 +223,7 @@ class Swizzle(Pictured, Paged, Convertible):
         return f"S<{self.bits},{self.base},{self.shift}>{unit}"
 
 
-class ComposedLayout(OverLayout, PicturedLayout, Predicates, Paged, Convertible):
+class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertible):
     """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
 
     `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its
@@ -413,7 +413,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, Paged, Convertible)
             composed: ComposedLayout = found.to_composed()
             return composed
 
-    def complement(self, bound: Any = None) -> Layout:
+    def complement(self, bound: object = None) -> Layout:
         """The modes that fill 0..bound-1 when they are appended: the complement of the layout inside.
 
         The swizzle permutes what they fill, and moves it beyond the bound only where the bound cuts its pattern.
@@ -586,7 +586,7 @@ def _innermost(layout: AnyLayout) -> Layout:
     return layout
 
 
-def compose_with_swizzle(left: Any, right: object) -> ComposedLayout:
+def compose_with_swizzle(left: object, right: object) -> ComposedLayout:
     """A plain layout after a swizzled one: answered where the layout only multiplies by a power of two.
 
     2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the bits apart. The

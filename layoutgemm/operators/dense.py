@@ -13,7 +13,7 @@ from ..errors import LayoutError, PlanError
 from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.worker import Kernel, plan_of
 from ..torch_op.launch import Prepared, compiled_kernel
-from ..torch_op.prepared import Finish
+from ..torch_op.prepared import LaunchEpilogue
 from .api import LayoutgemmProvider, api
 from .design import AnyKernel, design_of, name_of, operands_of, targets_of
 from .epilogues import finish_for
@@ -114,7 +114,9 @@ class DenseOperator(api.Operator):
             prepared = self._keep(key, args, finish, device)
         prepared.launch(of_a, of_b, of_c, stream_of(stream), words)
 
-    def _keep(self, key: tuple[object, ...], args: api.GemmArguments, finish: Finish | None, device: int) -> Prepared:
+    def _keep(
+        self, key: tuple[object, ...], args: api.GemmArguments, finish: LaunchEpilogue | None, device: int
+    ) -> Prepared:
         """The launch for these shapes, strides and alignments on a GPU, kept."""
         self._check_target(None)
         problem = problem_of(args, self.code, finish)

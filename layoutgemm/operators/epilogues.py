@@ -23,9 +23,9 @@ from cutlass.operators.utils.tensor import TensorWrapper
 
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Custom, Epilogue
-from ..kernels.epilogue.chain import Given as Operand
+from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..torch_op.epilogue import finish_of
-from ..torch_op.prepared import Finish
+from ..torch_op.prepared import LaunchEpilogue
 from ..torch_op.types import C_NAMES
 from .api import api
 
@@ -77,7 +77,7 @@ class PlacedTensor:
         return self.bytes
 
 
-def finish_for(args: api.GemmArguments) -> Finish | None:
+def finish_for(args: api.GemmArguments) -> LaunchEpilogue | None:
     """The steps between sums and stores; None without an epilogue.
 
     Raises OperandError, naming the operand or the line, for an epilogue that no kernel of this package has.

@@ -16,11 +16,11 @@ from cutlass.operators.utils.tensor import TensorWrapper
 from ..errors import OperandError
 from ..kernels.compile.worker import Kernel
 from ..kernels.sm80.choose import Sm80Choice
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm100.plan import Sm100Config
 from ..torch_op.compute import wide_type
-from ..torch_op.prepared import Finish, alignment_of, gpu, target
+from ..torch_op.prepared import LaunchEpilogue, alignment_of, gpu, target
 from ..torch_op.problem import Problem, Solution, StridedOperand, code_of
 from ..torch_op.solver import solve
 from ..torch_op.types import C_NAMES, NAMES
@@ -33,7 +33,7 @@ BLACKWELL = "sm_100a"
 class TargetGpu(NamedTuple):
     """The GPU of a problem: its resident clusters, its name, and bytes of shared memory of a block (0: at most)."""
 
-    places: Places
+    places: ClusterOccupancy
     gpu: str
     smem: int
 
@@ -65,7 +65,7 @@ def room_of(code: str) -> TargetGpu:
             runs, smem = "", 0
         if runs == code:
             return TargetGpu(*gpu(index), smem)
-    return TargetGpu(Places(), "", 0)
+    return TargetGpu(ClusterOccupancy(), "", 0)
 
 
 def torch_type(operand: api.DenseTensor, name: str) -> torch.dtype:
@@ -99,7 +99,7 @@ def strided(tensor: TensorWrapper, name: str) -> StridedOperand:
     return StridedOperand(shape, stride, name, alignment_of(int(tensor.data_ptr)))
 
 
-def problem_of(args: api.GemmArguments, code: str, finish: Finish | None = None) -> Problem:
+def problem_of(args: api.GemmArguments, code: str, finish: LaunchEpilogue | None = None) -> Problem:
     """Dense arguments as a problem of that code. Raises OperandError, naming the operand."""
     kinds = torch_type(args.A, "A"), torch_type(args.B, "B")
     check_accumulator(kinds[0], args.accumulator_type)
@@ -110,8 +110,8 @@ def problem_of(args: api.GemmArguments, code: str, finish: Finish | None = None)
         if 0 in x.shape:
             raise OperandError(f"{name} has shape {list(x.shape)}: a size is 0, and there is nothing to launch")
     room = room_of(code)
-    epilogue, apart = (None, False) if finish is None else (finish.epilogue, finish.apart)
-    return Problem(a, b, c, room.places, room.gpu, None, epilogue, apart, code, room.smem)
+    epilogue, separate = (None, False) if finish is None else (finish.epilogue, finish.keep_batch_separate)
+    return Problem(a, b, c, room.places, room.gpu, None, epilogue, separate, code, room.smem)
 
 
 def by(kernel: AnyKernel, problem: Problem) -> Problem:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import as_int, checked, settle
 from ..errors import PlanError
-from ..layouts.display import Pictured
+from ..layouts.display import HasPicture
 from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RotatedRows(Pictured):
+class RotatedRows(HasPicture):
     """The order of `schedule`, its rows of tiles rotated: row r becomes row (r + first) % rows.
 
     Raises PlanError for another schedule than a Schedule.
@@ -74,7 +74,7 @@ class RotatedRows(Pictured):
 
 
 @dataclass(frozen=True)
-class ShardByShard(Pictured):
+class ShardByShard(HasPicture):
     """The order of `schedule` in each shard's grid: shards from `first` on, modulo their number.
 
     Raises PlanError for another schedule than a Schedule.

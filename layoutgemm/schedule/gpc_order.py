@@ -45,9 +45,9 @@ class GpcOrder:
         for places, times in self.rounds:
             if not places or times < 1 or min(places) < 0 or list(places) != sorted(set(places)):
                 wanted = "rounds of (places, times): different ints from 0 on, ascending; an int of at least 1"
-                raise PlanError(f"dealt = {self.rounds!r}: {wanted}")
+                raise PlanError(f"gpc_order = {self.rounds!r}: {wanted}")
         if self.end >= _FAR or any(places[-1] >= _FAR for places, _ in self.rounds):
-            raise PlanError(f"dealt = {self.rounds!r}: of fewer than {_FAR} clusters and places")
+            raise PlanError(f"gpc_order = {self.rounds!r}: of fewer than {_FAR} clusters and places")
 
     def __str__(self) -> str:
         """

@@ -194,7 +194,7 @@ class OnHost:
             raise OperandError(f"{name} is missing: the order of tiles reads it")
         return self.values[name]
 
-    def entry(self, name: str, index: Any) -> Any:
+    def entry(self, name: str, index: object) -> Any:
         """Number `index` of the integers in the array of that name."""
         found = self.values[name][index]
         return int(found) if np.ndim(found) == 0 else found.astype(np.int64)

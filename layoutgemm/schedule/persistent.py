@@ -1,7 +1,7 @@
 """Which worker does which tile: persistent workers, clusters of them, and work cut along K (stream-K).
 
-A schedule (`schedules.py`) orders the tiles. Here persistent workers take the tiles in that order. Each distribution is
-proven, for every size, to give every tile, or every K tile of it, to exactly one worker.
+A schedule (`tile_order.py`) orders the tiles. Here persistent workers take them in that order. For every size, each
+distribution is proven to give every tile, or every K tile of it, to exactly one worker.
 
 Sources: CUTLASS PersistentTileSchedulerSm90 and PersistentTileSchedulerSm90StreamK; Osama et al., "Stream-K:
 Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", arXiv 2301.03598.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..arguments import as_int, checked, settle
 from ..errors import PlanError
 from ..layouts import Layout
-from ..layouts.display import Pictured
+from ..layouts.display import HasPicture
 from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Persistent(Pictured):
+class Persistent(HasPicture):
     """`workers` clusters that stay resident; worker w does the tiles numbered w, w + workers, w + 2 * workers, ...
 
     schedule  the order of the clusters' tiles

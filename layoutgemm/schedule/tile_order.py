@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..arguments import as_number, checked, settle, shown
 from ..errors import PlanError
 from ..layouts import E, Layout
-from ..layouts.display import Pictured
+from ..layouts.display import HasPicture
 from ..layouts.int_tuple import ENUMERABLE, Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
@@ -77,7 +77,7 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schedule(Pictured):
+class Schedule(HasPicture):
     """An order of the tiles of any grid.
 
     along   "M" or "N": the dimension that runs fastest (within a group, where there are groups)

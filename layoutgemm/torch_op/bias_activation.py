@@ -19,11 +19,11 @@ import torch
 from ..errors import OperandError
 from ..kernels.epilogue.chain import ACTIVATIONS as IN_KERNEL
 from ..kernels.epilogue.chain import Epilogue, Residual, Scale, Step
-from ..kernels.epilogue.parameters import Placed, words_of
+from ..kernels.epilogue.parameters import PlacedOperand, words_of
 from ..kernels.run.operand_checks import addressed
 from ..kernels.sm90.gated import GATES as GATES
 from ..moved import old_names
-from .prepared import Finish
+from .prepared import LaunchEpilogue
 from .problem import bias_epilogue
 from .reference import rounded
 from .types import C_NAMES, READ, Scalar
@@ -103,7 +103,7 @@ def scaled_by_torch(
     return rounded(value, kind)
 
 
-def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, columns: int) -> Finish | None:
+def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, columns: int) -> LaunchEpilogue | None:
     """Bias and activation in the kernel, for a product of so many columns; None where it does not take them."""
     if not kind.is_floating_point or (bias is not None and (bias.dtype not in READ or bias.stride(0) != 1)):
         return None
@@ -111,7 +111,7 @@ def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, 
     aligned = at % 16 == 0
     epilogue = bias_epilogue(None if bias is None else C_NAMES[bias.dtype], activation, aligned and columns % 2 == 0)
     words = () if bias is None else (at, 0)
-    return Finish(epilogue, words, (*key_of(bias, activation), *(() if aligned else ("off",))))
+    return LaunchEpilogue(epilogue, words, (*key_of(bias, activation), *(() if aligned else ("off",))))
 
 
 def key_of(bias: torch.Tensor | None, activation: str | None) -> tuple[object, ...]:
@@ -121,7 +121,7 @@ def key_of(bias: torch.Tensor | None, activation: str | None) -> tuple[object, .
 
 def fused_gemm(
     alpha: Scalar, beta: Scalar, c: torch.Tensor | None, in_place: bool, kind: torch.dtype, shape: tuple[int, ...]
-) -> Finish | None:
+) -> LaunchEpilogue | None:
     """alpha and beta * c in the kernel; None where it does not take them.
 
     It takes Python's numbers, and a matrix of the product's own shape with rows or columns contiguous. `in_place`, c is
@@ -130,7 +130,7 @@ def fused_gemm(
     if not all(isinstance(x, (int, float)) for x in (alpha, beta)) or not kind.is_floating_point or len(shape) != 2:
         return None
     steps: list[Step] = [] if alpha == 1 else [Scale("alpha")]
-    given: dict[str, float | Placed] = {} if alpha == 1 else {"alpha": float(alpha)}
+    given: dict[str, float | PlacedOperand] = {} if alpha == 1 else {"alpha": float(alpha)}
     pairs = shape[1] % 2 == 0
     if c is not None and beta != 0:
         order = "row" if c.stride()[1:] == (1,) else "col" if c.stride()[:1] == (1,) else ""
@@ -138,18 +138,18 @@ def fused_gemm(
             return None
         leading = c.stride(0 if order == "row" else 1)
         steps.append(Residual(C_NAMES[c.dtype], order))
-        given |= {"d": Placed(c.data_ptr(), leading, 0), "beta": float(beta)}
+        given |= {"d": PlacedOperand(c.data_ptr(), leading, 0), "beta": float(beta)}
         pairs = pairs and leading % 2 == 0 and c.data_ptr() % (2 * c.element_size()) == 0
     if not steps:
         return None
     epilogue = Epilogue(*steps).in_pairs(pairs)
-    return Finish(epilogue, words_of(epilogue, given), (epilogue,))
+    return LaunchEpilogue(epilogue, words_of(epilogue, given), (epilogue,))
 
 
 @functools.lru_cache(16)
-def gated_finish(activation: str) -> Finish:
+def gated_finish(activation: str) -> LaunchEpilogue:
     """A gate in the kernel, as a prepared launch is kept and found again."""
-    return Finish(None, (), (None, activation), gated=GATES[activation])
+    return LaunchEpilogue(None, (), (None, activation), gated=GATES[activation])
 
 
 def gate_by_torch(wide: torch.Tensor, bias: torch.Tensor | None, activation: str, kind: torch.dtype) -> torch.Tensor:

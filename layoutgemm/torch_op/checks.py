@@ -17,6 +17,7 @@ from ..errors import OperandError, TensorError
 from ..kernels.epilogue.parameters import host_number
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import ACTIVATIONS, GATES
+from .compiled.constants import constant_in_graphs
 from .problem import C_TYPES, broadcast, half, shapes_of
 from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, listed, usual_type
 
@@ -167,15 +168,11 @@ def tf32_allowed(allow: bool | None) -> bool:
     return _torch_allows_tf32() if allow is None else bool(allow)
 
 
+@constant_in_graphs
 def _torch_allows_tf32() -> bool:
     # fp32_precision came with torch 2.9; once it is used, reading allow_tf32 raises
     precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     return bool(torch.backends.cuda.matmul.allow_tf32) if precision is None else precision == "tf32"
-
-
-# What torch.compiler.assume_constant_result sets, without importing the compiler: a trace takes the setting of its
-# time.
-_torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def output_type(a: torch.Tensor, b: torch.Tensor, asked: object) -> torch.dtype:

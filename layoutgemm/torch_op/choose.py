@@ -48,9 +48,9 @@ def choose_kernel(
     last: LayoutError | None = None
     for choice, why in _candidates(problem, sizes, orders):
         if direct:
-            choice = replace(choice, config=replace(choice.config, store="direct", split=1, early=0))
+            choice = replace(choice, config=replace(choice.config, store="direct", split=1, staged_epilogue_k_tiles=0))
         # Of the sizes only K takes part, and only where the last k tiles are multiplied in another order.
-        deep = min(k, 1 << 16) if choice.config.early else 1 << 16
+        deep = min(k, 1 << 16) if choice.config.staged_epilogue_k_tiles else 1 << 16
         tile, error = _derived(
             Kernel(choice, names, batch > 1, problem.epilogue, problem.gated, bool(problem.second_k)), deep
         )

@@ -28,14 +28,14 @@ import torch
 
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Step
-from ..kernels.epilogue.chain import Given as Operand
+from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
-from ..kernels.epilogue.parameters import Placed, check_names, host_number, words_of
+from ..kernels.epilogue.parameters import PlacedOperand, check_names, host_number, words_of
 from ..kernels.plan import present
 from ..moved import old_names
 from .launch import workspace_on
-from .prepared import Config, Finish, mark_written, on_gpu, prepare, problem_at
+from .prepared import Config, LaunchEpilogue, mark_written, on_gpu, prepare, problem_at
 from .problem import Shapes, Solution, shapes_of
 from .reference import multiply, rounded
 from .solver import solve
@@ -196,7 +196,7 @@ def _launch(
     """One launch, or one for each matrix of a batch that no tensor map holds."""
     finish = finish_of(epilogue, operands, c.shape)
     found = prepare(a, b, kind, config, c, finish)
-    if not finish.apart or len(found.solution.launches) == 1:
+    if not finish.keep_batch_separate or len(found.solution.launches) == 1:
         taken = present(finish.epilogue)
         size = found.workspace if taken.partials else 0
         parts = workspace_on(a.device, size)
@@ -216,7 +216,7 @@ def solutions(
     """The launches of `_launch`, one after the other; of `c` shape, strides and address are looked at."""
     finish = finish_of(epilogue, operands, c.shape)
     found = solve(problem_at(a, b, kind, config, c, finish))
-    if not finish.apart or len(found.launches) == 1:
+    if not finish.keep_batch_separate or len(found.launches) == 1:
         yield found
         return
     lying = {operand.name for operand in epilogue.given if operand.axes}
@@ -358,7 +358,7 @@ def spread(
         yield one_a, one_b, one_c, {**given, **{operand.name: x for operand, x in zip(lying, rest)}}
 
 
-def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: bool = False) -> Finish:
+def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: bool = False) -> LaunchEpilogue:
     """The epilogue as a kernel takes it, with its parameters, for C of that shape.
 
     shape   (M, N) or (batch, M, N)
@@ -392,21 +392,21 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
     )  # they may know their row
     steps = [_ordered(step, orders) for step in epilogue.steps]
     taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, sums=epilogue.sums)
-    return Finish(taken, words_of(taken, placed, 0), (taken, alone), alone)
+    return LaunchEpilogue(taken, words_of(taken, placed, 0), (taken, alone), alone)
 
 
-def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> Placed:
+def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> PlacedOperand:
     """The place of a tensor's elements.
 
     several  matrices, each with operands of its own where x has one rank more
     """
     if not operand.axes:
-        return Placed(x.data_ptr())
+        return PlacedOperand(x.data_ptr())
     leading = 0
     if operand.axes == "mn":
         across, along = (-2, -1) if _order(x) == "row" else (-1, -2)
         leading = x.stride(across) if x.shape[across] > 1 else x.shape[along]
-    return Placed(x.data_ptr(), leading, x.stride(0) if several and x.ndim > len(operand.axes) else 0)
+    return PlacedOperand(x.data_ptr(), leading, x.stride(0) if several and x.ndim > len(operand.axes) else 0)
 
 
 def _ordered(step: Step, orders: Mapping[str, str]) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,7 +30,7 @@ from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, e
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
-from .scaled_grouped.scaled import ScaledFinish
+from .scaled_grouped.scaled import BiasActivation
 from .solver import solve, why_unfused
 
 Packed = QuantizedWeight | QuantizedExperts
@@ -44,7 +44,7 @@ def explain_matmul(
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, recipe_a: object = None,
     recipe_b: object = None, use_fast_accum: bool = True, offsets: torch.Tensor | None = None,
     offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
-    combine: Combine | None = None, given: Mapping[str, Any] | None = None, rows: torch.Tensor | None = None,
+    combine: Combine | None = None, given: Mapping[str, object] | None = None, rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
     out_recipe: object = None, epilogue: Epilogue | None = None,
 ) -> Explanation:  # fmt: skip
@@ -109,11 +109,11 @@ def explain_matmul(
     groups, said = groups_of(offsets, offs, counts)
     if given is not None or epilogue is not None:
         if scale_a is not None:
-            of, after = ScaledFactors(a, scale_a, b, scale_b), ScaledFinish(bias, activation, use_fast_accum)
+            of, after = ScaledFactors(a, scale_a, b, scale_b), BiasActivation(bias, activation, use_fast_accum)
             return explain_own_epilogue(of, epilogue, given, (recipe_a, recipe_b), after, out, out_dtype, config)
         return _with_epilogue(a, b, out, epilogue, given, config, out_dtype)
     check_expected(expected_rows, counts, config)
-    recipes, after = (recipe_a, recipe_b), ScaledFinish(bias, activation, use_fast_accum)
+    recipes, after = (recipe_a, recipe_b), BiasActivation(bias, activation, use_fast_accum)
     if groups is not None:
         return explain_grouped(
             a, b, groups, said, scale_a, scale_b, after, out, out_dtype, recipes, config, expected_rows
@@ -134,7 +134,7 @@ def _in_groups(given: Options) -> bool:
 def _copied_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Options) -> Explanation:
     """The explanation of groups of chosen rows with scales, a bias or ends."""
     groups, said, scale_a = checked_rows(a, rows, given)
-    finish = ScaledFinish(given["bias"], given["activation"], given["use_fast_accum"])
+    finish = BiasActivation(given["bias"], given["activation"], given["use_fast_accum"])
     recipes = given["recipe_a"], given["recipe_b"]
     return explain_grouped(
         a, b, groups, said, scale_a, given["scale_b"], finish, given["out"], given["out_dtype"], recipes,
@@ -144,7 +144,7 @@ def _copied_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Op
 
 def _with_epilogue(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, epilogue: Epilogue | None,
-    given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+    given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None,
 ) -> Explanation:  # fmt: skip
     """The explanation of `matmul` with an epilogue: its partial results are workspace."""
     if epilogue is None:

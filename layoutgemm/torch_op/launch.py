@@ -220,7 +220,7 @@ class Prepared(_Loaded):
     def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
         """Launch at these addresses, on a stream of this kernel's device, which is current.
 
-        words  the epilogue's, as `kernels.epilogue_words` makes them
+        words  the epilogue's, as `kernels.epilogue.parameters` makes them
 
         Raises PlanError when CUDA refuses.
         """

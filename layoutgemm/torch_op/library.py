@@ -175,7 +175,7 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
     operator = getattr(torch.ops.layoutgemm, name).default
     names = [argument.name for argument in operator._schema.arguments]
 
-    def run(keys: Any, *operands: Any) -> Any:
+    def run(keys: object, *operands: object) -> Any:
         if differentiated(*[x for x in operands if isinstance(x, torch.Tensor)]):
             return recorded(*operands)
         with torch._C._AutoDispatchBelowAutograd():

@@ -17,7 +17,7 @@ import torch.autograd.forward_ad as _forward
 
 from ..dtypes import f32
 from ..errors import OperandError
-from ..kernels.epilogue.chain import Epilogue, Given
+from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..moved import old_names
@@ -78,7 +78,7 @@ def matmul(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     epilogue: Epilogue | None = None,
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, object] | None = None,
     config: Config | None = None,
     out_dtype: torch.dtype | None = None,
     allow_tf32: bool | None = None,
@@ -106,7 +106,7 @@ def matmul(
                 multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
                 any other b torch gates a float32 product
-    epilogue    in place of these: any `kernels.epilogue.Epilogue`, in the kernel, for matrices and batches of them;
+    epilogue    in place of these: any `kernels.epilogue.chain.Epilogue`, in the kernel, for matrices and batches;
     given       what it reads and writes, by name: numbers and tensors (see `torch_op.epilogue`). No gradients
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
                 product, or else `kernels.sm90.choose.rules.choose`
@@ -407,7 +407,7 @@ def gemm(
     return again_or(make, ("gemm", config, tuple(found.given)), {"a": a, "b": b, "d": c}, out, found)
 
 
-_SCALARS = {name: Given(name, "", f32, host=True) for name in ("alpha", "beta")}
+_SCALARS = {name: EpilogueOperand(name, "", f32, host=True) for name in ("alpha", "beta")}
 
 
 def _scalars(alpha: object, beta: object, c: object) -> Extras | None:
@@ -480,7 +480,7 @@ def _with_combine(
 
 
 def _with_rows(
-    a: Any, b: Any, vectors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    a: object, b: object, vectors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
     others: dict[str, Any], activation: str | None, out: torch.Tensor | None, config: Config | None,
     out_dtype: torch.dtype | None, copy_rows: bool | None,
 ) -> torch.Tensor:  # fmt: skip
@@ -493,7 +493,7 @@ def _with_rows(
 
 def _with_combined_rows(
     a: torch.Tensor, b: Sequence[torch.Tensor], rows: torch.Tensor, combine: Combine, others: dict[str, Any],
-    given: Mapping[str, Any] | None, out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
+    given: Mapping[str, object] | None, out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
     copy_rows: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """A product of rows by index with several matrices."""
@@ -509,7 +509,7 @@ def _with_combined_rows(
 
 def _with_order(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
-    epilogue: Epilogue | None, given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+    epilogue: Epilogue | None, given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None,
     allow_tf32: bool | None, order: Order,
 ) -> torch.Tensor:  # fmt: skip
     """The product in an order of tiles of its own."""
@@ -527,7 +527,7 @@ def _with_order(
 
 def _with_epilogue(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
-    epilogue: Epilogue | None, given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+    epilogue: Epilogue | None, given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None,
     allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with a user's own epilogue."""

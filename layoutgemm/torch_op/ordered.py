@@ -47,7 +47,7 @@ _NOT_DISPATCHED = (
 
 
 def ordered_product(
-    a: torch.Tensor, b: torch.Tensor, order: Order, *, out: torch.Tensor | None, given: Mapping[str, Any] | None,
+    a: torch.Tensor, b: torch.Tensor, order: Order, *, out: torch.Tensor | None, given: Mapping[str, object] | None,
     config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product in an order of tiles: see `torch_op.matmul`.
@@ -205,7 +205,7 @@ def _launched(
 def _words(plan: Sm90Plan | Sm80Plan, given: dict[str, Any], device: torch.device) -> tuple[int, ...]:
     """The sixteen words of a launch, of a kernel that takes any."""
     if isinstance(plan, Sm90Plan):
-        return words_of_tensors(plan, given, device) if plan.reads_more else ()
+        return words_of_tensors(plan, given, device) if plan.takes_extra_params else ()
     own = order_words(plan, given, device)
     return (*own, *[0] * (MAX_WORDS - len(own))) if plan.takes_words else ()
 

@@ -17,10 +17,11 @@ from ..errors import OperandError
 from ..kernels.compile.worker import entry_of_choice
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.occupancy import of_device
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
+from .compiled.constants import constant_in_graphs
 from .launch import Prepared
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, shared_memory, stores_fused
 from .types import C_NAMES, NAMES, usual_type
@@ -30,12 +31,13 @@ MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
 PREPARED: dict[tuple[object, ...], Prepared] = {}
 
 
-class Finish(NamedTuple):
+class LaunchEpilogue(NamedTuple):
     """The steps between a kernel's accumulators and its stores.
 
     epilogue, words  the epilogue, and its parameters at this launch
     key              of the prepared launch: what differs from other finishes
-    apart            each matrix of a batch stays one: the epilogue has operands of its own for each row or matrix
+    keep_batch_separate   True if no two matrices of a batch are merged: the epilogue has operands of its own for each
+                     row or matrix
     gated            what gates the product, in place of an epilogue
     second_k         K of a second pair, whose product is added; 0 if there is none
     """
@@ -43,12 +45,12 @@ class Finish(NamedTuple):
     epilogue: Epilogue | None
     words: tuple[int, ...]
     key: tuple[object, ...]
-    apart: bool = False
+    keep_batch_separate: bool = False
     gated: Combined | str | None = None
     second_k: int = 0
 
 
-NO_FINISH = Finish(None, (), (None, None))
+NO_FINISH = LaunchEpilogue(None, (), (None, None))
 
 
 # A graph that saved a tensor has to see that it has changed: in C alone, half the time of increment_version.
@@ -64,7 +66,7 @@ except (AttributeError, TypeError):
 
 def launched(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
-    out: torch.Tensor | None = None, finish: Finish | None = None,
+    out: torch.Tensor | None = None, finish: LaunchEpilogue | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product of checked CUDA tensors, no size of them 0: one prepared launch."""
     if out is not None:
@@ -75,7 +77,7 @@ def launched(
 
 def prepare(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
-    out: torch.Tensor | None = None, finish: Finish | None = None,
+    out: torch.Tensor | None = None, finish: LaunchEpilogue | None = None,
 ) -> Prepared:  # fmt: skip
     """The prepared product of two CUDA tensors, kept for the next call."""
     index = a.get_device()
@@ -128,6 +130,7 @@ def choice_of(config: Config | None) -> Sm90Choice | None:
     raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config, an Sm90Choice or None")
 
 
+@constant_in_graphs
 def config_text(config: Config | None) -> str:
     """A configuration as text, which an operator's schema can hold; "" for none."""
     if config is None:
@@ -137,21 +140,16 @@ def config_text(config: Config | None) -> str:
     return json.dumps(entry_of_choice(choice))
 
 
-# What torch.compiler.assume_constant_result sets; that function imports the whole compiler. A configuration does not
-# change between a trace and the runs of it.
-config_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def problem_at(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None,
-    finish: Finish | None = None,
+    finish: LaunchEpilogue | None = None,
 ) -> Problem:  # fmt: skip
     """The product of two tensors on their GPU as a problem; on an H200 for CPU tensors."""
     index = a.get_device()
-    epilogue, _, _, apart, gated, second_k = finish or NO_FINISH
+    epilogue, _, _, separate, gated, second_k = finish or NO_FINISH
     shape = gated_shapes(a.shape, b.shape, gated).result
     c = out if out is not None else StridedOperand(shape, contiguous_strides(shape), C_NAMES[kind])
-    return problem_of(a, b, c, choice_of(config), *gpu(index), epilogue, apart, target(index), gated, second_k)
+    return problem_of(a, b, c, choice_of(config), *gpu(index), epilogue, separate, target(index), gated, second_k)
 
 
 def given(x: torch.Tensor, name: str) -> StridedOperand:
@@ -174,9 +172,9 @@ def alignment_of(address: int) -> int:
 
 
 def problem_of(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | None, room: Places,
-    gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
-    gated: Combined | str | None = None, second_k: int = 0,
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | None,
+    room: ClusterOccupancy, gpu: str, epilogue: Epilogue | None = None, separate: bool = False,
+    on: tuple[str, int] | None = None, gated: Combined | str | None = None, second_k: int = 0,
 ) -> Problem:  # fmt: skip
     """The product of two tensors as a problem; c is a tensor, or stands for one.
 
@@ -185,18 +183,18 @@ def problem_of(
     into = c if isinstance(c, StridedOperand) else given(c, C_NAMES[c.dtype])
     of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
     code, smem = target(-1) if on is None else on
-    return Problem(of_a, of_b, into, room, gpu, config, epilogue, apart, code, smem, gated, second_k)
+    return Problem(of_a, of_b, into, room, gpu, config, epilogue, separate, code, smem, gated, second_k)
 
 
 @functools.cache
-def gpu(index: int) -> tuple[Places, str]:
+def gpu(index: int) -> tuple[ClusterOccupancy, str]:
     """A GPU's cluster occupancy and its name; -1 stands for an H200.
 
     Raises OperandError where the kernels do not run on it.
     """
     target(index)
     if index < 0:
-        return Places(), "NVIDIA H200"
+        return ClusterOccupancy(), "NVIDIA H200"
     return of_device(index), str(torch.cuda.get_device_properties(index).name)
 
 

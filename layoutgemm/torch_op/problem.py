@@ -21,7 +21,7 @@ from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import MAX_WORDS, Activation, Bias, Epilogue, Step
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import STORED_FLOATS, Sm80Config
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..moved import old_names
@@ -164,7 +164,8 @@ class Problem:
     gpu             its name, by which tuned results are kept
     config          what the caller chose, or None
     epilogue        what the kernel does to each element before it is stored, or None
-    apart           the matrices of a batch stay apart: the epilogue has something of its own for each row or matrix
+    keep_batch_separate   True if no two matrices of a batch are merged: the epilogue has something of its own for each
+                    row or matrix
     gated           "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]), of half B's columns; or a Combined: C
                     is its function of A @ B and products with further matrices; or None
     second_k        K of a second pair, whose product is added; 0 if there is none
@@ -175,11 +176,11 @@ class Problem:
     a: StridedOperand
     b: StridedOperand
     c: StridedOperand
-    places: Places = field(default_factory=Places)
+    places: ClusterOccupancy = field(default_factory=ClusterOccupancy)
     gpu: str = ""
     config: Sm90Choice | None = None
     epilogue: Epilogue | None = None
-    apart: bool = False
+    keep_batch_separate: bool = False
     code: str = "sm_90a"
     smem: int = 0
     gated: Combined | str | None = None
@@ -301,7 +302,7 @@ def arguments(
     return (*own, *bound, *words, *[0] * (MAX_WORDS - len(words)))
 
 
-def workers(solution: Solution, places: Places) -> int:
+def workers(solution: Solution, places: ClusterOccupancy) -> int:
     """Clusters that run at a time: one more would begin when another has ended, and have as much to do."""
     return places.resident(cluster_size(solution.kernel.choice))
 

@@ -99,7 +99,7 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
     a, b = matrices(problem.a, "left", shapes.batch), matrices(problem.b, "right", shapes.batch)
     c = result_matrices(problem.c, shapes, vectors)
     plain = problem.epilogue is None and problem.gated is None
-    a, b, c, batch = _folded(a, b, c, shapes.batch, plain, not problem.apart)
+    a, b, c, batch = _folded(a, b, c, shapes.batch, plain, not problem.keep_batch_separate)
     orders = []
     for index, x, k_major in ((0, a, "row"), (1, b, "col")):
         order, rule = _has_lines(x, k_major) if by_lines else _readable(x, k_major)

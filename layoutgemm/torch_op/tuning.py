@@ -26,7 +26,7 @@ from ..bench.method import BenchProblem, CudaDevice, burst
 from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
-from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estimate
 from ..kernels.sm90.plan import Sm90Config
 from ..kernels.store import WARP_ROWS
@@ -154,7 +154,7 @@ def _check_operands(dtype: str, a_major: str, b_major: str) -> None:
         raise OperandError(f"dtype {dtype!r}, a_major {a_major!r}, b_major {b_major!r}: 'bf16' or 'f16', 'k' or 'mn'")
 
 
-def _tunable_gpu() -> tuple[Places, str]:
+def _tunable_gpu() -> tuple[ClusterOccupancy, str]:
     """The current GPU, as `prepared.gpu` gives it. Raises PlanError for one that runs no configurations."""
     if not torch.cuda.is_available():
         raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
@@ -193,7 +193,7 @@ def _keep(gpu_name: str, key: str, best: Sm90Choice, seconds: tuple[float, float
 
 
 def candidates(
-    m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int | Places = 132
+    m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int | ClusterOccupancy = 132
 ) -> Iterator[Sm90Choice]:
     """Configurations that could be the fastest, the heuristic's own first.
 
@@ -204,25 +204,32 @@ def candidates(
     chosen, _ = choose(m, n, k, b_major=order, multiprocessors=multiprocessors)
     seen = set()
     if m <= 64:
-        around = list(_few_rows(m, n, Places.of(multiprocessors)))
+        around = list(_few_rows(m, n, ClusterOccupancy.of(multiprocessors)))
     else:
         found = likeliest(m, n, k, order, multiprocessors=multiprocessors)
         around = [of_estimate(estimate, m, n, k, order)[0] for estimate in found]
     for choice in [chosen, *around]:
         # Rows are left out of the copies only where K is contiguous in the kernel's A.
-        if choice.config.rows is not None and (b_major if choice.swapped else a_major) != "k":
-            choice = replace(choice, config=replace(choice.config, rows=None))
+        if choice.config.loaded_a_rows is not None and (b_major if choice.swapped else a_major) != "k":
+            choice = replace(choice, config=replace(choice.config, loaded_a_rows=None))
         if choice not in seen:
             seen.add(choice)
             yield choice
 
 
-def _few_rows(m: int, n: int, places: Places) -> Iterator[Sm90Choice]:
+def _few_rows(m: int, n: int, places: ClusterOccupancy) -> Iterator[Sm90Choice]:
     """Up to 64 rows: shares of the weights for every multiprocessor and near them, parts of K, operands swapped."""
     rows = -(-m // 8) * 8
     each = -(-n // (places.multiprocessors * 8)) * 8
     base = Sm90Config(
-        (64, 64), tile_k=128, consumers=1, loader="warp", single=True, overlap=True, prefetch=2, launch="tiles"
+        (64, 64),
+        tile_k=128,
+        consumers=1,
+        loader="warp",
+        one_tile_per_cluster=True,
+        overlap=True,
+        prefetch=2,
+        launch="tiles",
     )
     late: dict[str, Any] = {"trigger": "end", "prefetch": 0}
     width = 16 if m <= 16 else 32 if m <= 32 else 64
@@ -231,7 +238,7 @@ def _few_rows(m: int, n: int, places: Places) -> Iterator[Sm90Choice]:
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
     if width == WARP_ROWS:
         yield Sm90Choice(replace(base, tile=(64, width), split=2, store="direct"), swapped=True)
-    weights = replace(base, rows=rows if rows < 64 else None).tuned(first="B", along="N")
+    weights = replace(base, loaded_a_rows=rows if rows < 64 else None).tuned(first="B", along="N")
     for split, columns in ((2, 16), (2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
         if -(-n // columns) <= places.most(split):
             later = late if split > 2 else {}

@@ -13,7 +13,7 @@ from layoutgemm.dtypes import DType, dtype
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
 from layoutgemm.lazy_numpy import np
-from layoutgemm.view.banks import BANK_BYTES, BANKS, LEGEND, bank_panel, field_note, found_bytes, lanes_at, worst_phase
+from layoutgemm.view.banks import LEGEND, bank_panel, field_note, found_bytes, lanes_at, worst_phase
 from layoutgemm.view.canvas import CHARACTER
 from layoutgemm.view.grid import offsets_of
 from layoutgemm.view.palette import hue
@@ -21,6 +21,7 @@ from layoutgemm.view.panel import Label, Panel
 from layoutgemm.view.sheet import Note, Sheet
 
 from ..arguments import checked
+from ..checks.smem.bank_conflicts import BANK_BYTES, BANKS
 
 FONT = 10.0
 TALL = 640.0  # pixels; a tile that would be higher is drawn in small cells

@@ -20,8 +20,9 @@ from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import even, fitted, sizes, span_text
 
 from ..arguments import checked
+from ..atoms.smem.tile import CHUNK_BYTES
+from ..checks.smem.bank_conflicts import BANK_BYTES, BANKS
 
-BANKS, BANK_BYTES, CHUNK_BYTES = 32, 4, 16  # shared memory: 32 banks of 4 bytes; conflicts are counted per 16 bytes
 LINE_BYTES = BANKS * BANK_BYTES
 MAX_FIELD_CELLS = 8192  # more are coloured alone
 SMALL = 10.0  # the height of a cell in which a lane's number can be read

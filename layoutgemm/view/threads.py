@@ -17,11 +17,11 @@ from ..arguments import checked
 
 ODD = 0.45  # how much lighter odd threads (or registers) are
 MAX_LISTED = 128
-WARP = 32
+WARP = 32  # as `atoms.copy.base`, whose files pictures of layouts do not load
 QUAD = 4  # lanes that hold a row of an mma.sync or wgmma fragment together
 PER_COLOR = {"warp": WARP, "quad": QUAD, "thread": 1}
 COLORS = "'warp', 'quad', 'quad_lane', 'thread', 'register' or 'auto'"
-Held = tuple[tuple[int, int], ...]
+ThreadValues = tuple[tuple[int, int], ...]
 
 
 class Atom(Protocol):
@@ -50,7 +50,7 @@ class Coloring:
         """True if odd ones are lighter: threads, values, or quads."""
         return self.per > 1
 
-    def fill(self, held: Held) -> str:
+    def fill(self, held: ThreadValues) -> str:
         """The colour of a cell that these hold."""
         if not held:
             return "empty"
@@ -274,12 +274,12 @@ def tv_panel(
     )
 
 
-def more(cell: Held, shown: int) -> str:
+def more(cell: ThreadValues, shown: int) -> str:
     """The count of holders beyond those shown."""
     return f" +{len(cell) - shown} more" if len(cell) > shown else ""
 
 
-def cell_text(cell: Held) -> tuple[str, ...]:
+def cell_text(cell: ThreadValues) -> tuple[str, ...]:
     """The lines of a cell: its first holder, and how many more there are."""
     if not cell:
         return ("-",)
@@ -287,7 +287,7 @@ def cell_text(cell: Held) -> tuple[str, ...]:
     return (f"T{cell[0][0]}", f"V{cell[0][1]}", *rest)
 
 
-def cell_texts(held: Sequence[Sequence[Held]], threads: int, values: int) -> list[list[tuple[str, ...]]]:
+def cell_texts(held: Sequence[Sequence[ThreadValues]], threads: int, values: int) -> list[list[tuple[str, ...]]]:
     """The lines of all cells, as `cell_text` gives them; the names of threads and values are made once.
 
     >>> cell_texts([[((5, 2),), ()]], 32, 4)

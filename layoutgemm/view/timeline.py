@@ -43,7 +43,7 @@ class Strip(NamedTuple):
 
 @checked()
 def timeline_svg(
-    timeline: Mapping[str, Any], *, block: Sequence[int] | None = None, rows: int = 48, title: str = "timeline"
+    timeline: Mapping[str, object], *, block: Sequence[int] | None = None, rows: int = 48, title: str = "timeline"
 ) -> str:
     """Draws a timeline: a row for each warp and each engine of a block, under its role.
 

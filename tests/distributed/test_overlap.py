@@ -25,7 +25,7 @@ from layoutgemm.distributed.gathered_rows import RankRows, RowsCall, sends_of_ro
 from layoutgemm.errors import PlanError, RankError, TensorError
 from layoutgemm.kernels.run import stream_memory
 from layoutgemm.kernels.run.stream_memory import MemoryOperation
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.shards import Gathered, Scattered, tiles_of_shard
 from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
 
@@ -75,14 +75,14 @@ def test_sizes_without_a_kernel_are_refused() -> None:
 @pytest.mark.parametrize(("tile", "schedule"), [((128, n), "cooperative") for n in (192, 208, 224, 240)] + [
     ((128, 192), "pingpong")])  # fmt: skip
 def test_tiles_that_a_gather_may_choose_hold_their_checks(tile: tuple[int, int], schedule: str) -> None:
-    [config] = [each for each in shard_plans._candidates(Gathered(), (4096, 3584, 4096), Places(132))
+    [config] = [each for each in shard_plans._candidates(Gathered(), (4096, 3584, 4096), ClusterOccupancy(132))
                 if (each.tile, each.schedule) == (tile, schedule)]  # fmt: skip
     shard_plans.gather_choice(4096, 3584, 4096, ranks=4, config=config).plan.check().require()
 
 
 @pytest.mark.parametrize("tile", [(128, n) for n in (128, 160, 176, 192)])
 def test_scatters_in_turns_hold_their_checks(tile: tuple[int, int]) -> None:
-    [config] = [each for each in shard_plans._candidates(Scattered(), (4096, 4096, 4096), Places(132))
+    [config] = [each for each in shard_plans._candidates(Scattered(), (4096, 4096, 4096), ClusterOccupancy(132))
                 if (each.tile, each.schedule, each.cluster) == (tile, "pingpong", (2, 1))]  # fmt: skip
     shard_plans.scatter_choice(4096, 4096, 1024, ranks=4, config=config).plan.check().require()
 
@@ -118,7 +118,7 @@ class Rank:
         self.space = workspaces.Workspace(handle, memories[0], flags, chunks, record, nothing, 3.0, name)
         self.arguments: tuple[int, ...] = ()
         self.space.events = 1, 2
-        monkeypatch.setattr(calls, "of_device", lambda _: Places(132))
+        monkeypatch.setattr(calls, "of_device", lambda _: ClusterOccupancy(132))
         monkeypatch.setattr(calls, "compile_plan", lambda plan: None)
         for module in (calls, gathered_rows):
             monkeypatch.setattr(module, "set_words", lambda _, to, value, count: ctypes.memset(to, value, 4 * count))

@@ -204,12 +204,12 @@ def test_shards_in_another_order_are_a_circular_wait(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("shards", "config", "said"),
     [
-        (Gathered(), {"snake": True}, "snake = True"),
+        (Gathered(), {"reverse_odd_tiles": True}, "reverse_odd_tiles = True"),
         (Gathered(), {"overlap": True}, "overlap = True"),
         (Gathered(), {"along": "N"}, "along = 'N'"),
         (Scattered(), {"loader": "self"}, "loader = 'self'"),
         (Scattered(), {"store": "direct", "loader": "warp"}, "store = 'direct'"),
-        (Scattered(), {"early": 1, "loader": "warp"}, "early = 1"),
+        (Scattered(), {"staged_epilogue_k_tiles": 1, "loader": "warp"}, "staged_epilogue_k_tiles = 1"),
         (Scattered(), {"tile": (128, 72), "loader": "warp"}, "no whole 16 bytes"),
     ],
 )

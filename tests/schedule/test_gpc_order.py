@@ -53,7 +53,7 @@ def test_the_check_sees_a_number_taken_twice(monkeypatch: pytest.MonkeyPatch) ->
     ids=str,
 )  # fmt: skip
 def test_rounds_that_mean_nothing(rounds: object) -> None:
-    with pytest.raises(PlanError, match=r"dealt = |rounds of GpcOrder must be a tuple of"):
+    with pytest.raises(PlanError, match=r"gpc_order = |rounds of GpcOrder must be a tuple of"):
         GpcOrder(rounds)
 
 

@@ -24,7 +24,7 @@ from layoutgemm.kernels.epilogue.chain import (
     Custom,
     Dropout,
     Epilogue,
-    Given,
+    EpilogueOperand,
     Residual,
     Scale,
 )
@@ -35,7 +35,9 @@ from layoutgemm.torch_op.problem import StridedOperand as Tensor
 from layoutgemm.torch_op.solver import solve
 from tests.torch_op.test_operator import F32, SMALL, emulated, integers
 
-GATE = Custom.of(lambda x, i, j, ops, gate: ops.where(j <= i + 8, x * gate, -1.0), Given("gate", "mn", dtype("f32")))
+GATE = Custom.of(
+    lambda x, i, j, ops, gate: ops.where(j <= i + 8, x * gate, -1.0), EpilogueOperand("gate", "mn", dtype("f32"))
+)
 ALL = Epilogue(
     Scale("alpha"), Residual("bf16"), Bias("n", "bf16"), Bias("m", name="rows"), Aux(), GATE,
     Clamp(-500.0, 500.0), Amax(), Activation("relu"),

@@ -14,7 +14,7 @@ from layoutgemm import Sm90Config, explain_matmul, grouped_matmul, quantize, sca
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.torch_op.scaled_grouped import kept
 from layoutgemm.torch_op.scaled_grouped.operators import checked_scaled
-from layoutgemm.torch_op.scaled_grouped.scaled import ScaledFinish, plan_of
+from layoutgemm.torch_op.scaled_grouped.scaled import BiasActivation, plan_of
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 from tests.torch_op.test_scaled_kernels import E4M3, E5M2, OFFSETS, powers, spread
 
@@ -199,7 +199,7 @@ def test_every_tile_that_may_be_chosen_is_derived(kind: Any) -> None:
 
 @pytest.mark.parametrize("rows", [False, True])
 def test_every_tile_of_a_quantised_result_is_derived(rows: bool) -> None:
-    finish = ScaledFinish(None, "swiglu")
+    finish = BiasActivation(None, "swiglu")
     for m in (1, 60, 100, 3000):
         for n in (16, 144, 4096):
             given = shaped(m, 2 * n, 1024)
@@ -208,7 +208,7 @@ def test_every_tile_of_a_quantised_result_is_derived(rows: bool) -> None:
             call = checked_scaled(*operands, finish, None, E4M3, "", "", "BlockWise1x128")
             plan, why = plan_of(call, given["a"], given["b"], finish)
             assert plan.tile_c[1] == 128 and why.startswith("gated and quantised: tiles of ")
-            assert plan.config.rows is None or plan.config.rows >= m
+            assert plan.config.loaded_a_rows is None or plan.config.loaded_a_rows >= m
     assert [x for x in plan.check() if not x] == []
 
 

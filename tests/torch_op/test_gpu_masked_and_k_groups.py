@@ -27,7 +27,8 @@ MASKED: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
     "all empty": (64, 256, 256, (0, 0, 0)),
     "no counts": (64, 256, 256, (-3, 65, 1 << 30, 64)),
 }
-CONFIGS = (None, Sm90Config((64, 256), consumers=1, loader="warp"), Sm90Config((256, 192), cluster=(1, 2), early=2),
+CONFIGS = (None, Sm90Config((64, 256), consumers=1, loader="warp"),
+           Sm90Config((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=2),
            Sm90Config((128, 128), cluster=(2, 1), loader="warpgroup"))  # fmt: skip
 
 
@@ -127,7 +128,8 @@ LINES: dict[str, tuple[int, ...]] = {
     "all in one": (0, 0, 4096, 0),
     "many": tuple(range(96)),
 }
-K_CONFIGS = (None, Sm90Config((64, 64), consumers=1, loader="warp"), Sm90Config((256, 192), cluster=(1, 2), early=2),
+K_CONFIGS = (None, Sm90Config((64, 64), consumers=1, loader="warp"),
+             Sm90Config((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=2),
              Sm90Config((128, 256), cluster=(2, 1)), Sm90Config((128, 128), cluster=(1, 2), loader="warpgroup"),
              Sm90Config((64, 72), consumers=1, loader="warp", tile_k=32))  # fmt: skip
 

@@ -479,7 +479,7 @@ def test_an_epilogue_of_the_user_s_own(shapes: Any) -> None:
     """Every kind of operand, compared with CPU tensors; small integers make both exact."""
     a, b = (integers(*shape) for shape in shapes)
     *batch, m, n = torch.matmul(a.float(), b.float()).shape
-    upper = steps.Custom.of(lambda x, i, j, ops, g: ops.where(j >= i, x * g, x), steps.Given("g", "mn", f32))
+    upper = steps.Custom.of(lambda x, i, j, ops, g: ops.where(j >= i, x * g, x), steps.EpilogueOperand("g", "mn", f32))
     epilogue = steps.Epilogue(
         steps.Scale(), steps.Residual(), steps.Bias("n", "bf16"), steps.Bias("m", name="rows"), steps.Aux(), upper,
         steps.Amax(), steps.Activation("relu"),

@@ -72,7 +72,7 @@ GROUPS = {
     "narrow": Sm90Config((64, 128), consumers=1, loader="warp", stages=3, chunks=1),
     "pair": Sm90Config((128, 256), cluster=(2, 1), chunks=1, buffers=2),
     "across": Sm90Config((128, 192), cluster=(1, 2), chunks=1, buffers=2),
-    "early": Sm90Config((256, 192), early=1, chunks=1, buffers=2),
+    "early": Sm90Config((256, 192), staged_epilogue_k_tiles=1, chunks=1, buffers=2),
     "pingpong": Sm90Config((64, 192), schedule="pingpong", loader="warpgroup", chunks=1, buffers=2),
 }
 BATCHES = {

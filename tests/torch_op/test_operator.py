@@ -27,7 +27,7 @@ from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels.compile.launcher import Block, Launcher
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.kernels.run.emulated import linked
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.torch_op import bias_activation as torch_finish
 from layoutgemm.torch_op import compute as torch_compute
@@ -472,7 +472,7 @@ def emulate(a: Any, b: Any, out: Any, config: Any) -> None:
     want = torch.matmul(a.double(), b.double()).bfloat16()
     c = torch.full_like(want, float("nan")) if out is None else out
     torch_emulated.emulate(
-        solve(torch_prepared.problem_of(a, b, c, torch_prepared.choice_of(config), Places(), "")), a, b, c
+        solve(torch_prepared.problem_of(a, b, c, torch_prepared.choice_of(config), ClusterOccupancy(), "")), a, b, c
     )
     assert torch.equal(c, want)
 
@@ -501,7 +501,7 @@ def test_random_cases_in_the_emulator(number: int) -> None:
 
 
 def test_the_soak_draws_many_kinds_and_sees_faults() -> None:
-    drawn = list(cases(60, 0, (Places(), "NVIDIA H200"), (BF16, torch.float8_e4m3fn), 30))
+    drawn = list(cases(60, 0, (ClusterOccupancy(), "NVIDIA H200"), (BF16, torch.float8_e4m3fn), 30))
     assert len({kernel for _, kernel, _ in drawn} - {None}) <= 30
     assert any(copies for _, _, copies in drawn) and any(case.batches[0] for case, _, _ in drawn)
     plain = [case for case, kernel, _ in drawn if kernel is not None and case.form == "plain" and not case.finish]
@@ -512,7 +512,7 @@ def test_the_soak_draws_many_kinds_and_sees_faults() -> None:
     wrong = right.clone()
     wrong.view(-1)[-1] += 1 if case.integers else right.abs().max() / 8 + 1
     assert fault(case, a, b, wrong) != ""
-    assert kernel_of(case, (Places(), "NVIDIA H200")) == kernel_of(case, (Places(), "NVIDIA H200"))
+    assert kernel_of(case, (ClusterOccupancy(), "NVIDIA H200")) == kernel_of(case, (ClusterOccupancy(), "NVIDIA H200"))
 
 
 # ------------------------------------------------------------------------------------------------------------ launching
@@ -561,7 +561,7 @@ def test_blocks_belong_to_one_call_at_a_time() -> None:
 def test_prepared_products_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_prepared, "MAX_PREPARED", 8)
     monkeypatch.setattr(torch_prepared, "Prepared", lambda *arguments: arguments)
-    monkeypatch.setattr(torch_prepared, "gpu", lambda index: (Places(), ""))
+    monkeypatch.setattr(torch_prepared, "gpu", lambda index: (ClusterOccupancy(), ""))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     torch_prepared.forget()
     for m in range(1, 40):

@@ -110,7 +110,7 @@ def test_every_size_has_a_kernel_that_carries_the_steps(sizes: tuple[int, int, i
         (Epilogue(RowReduce(), stores_c=False), "bf16"),
     ):  # fmt: skip
         c = StridedOperand((m, n), (n, 1), kept)
-        found = solve(Problem(*operand[:2], c, epilogue=epilogue, apart=True))
+        found = solve(Problem(*operand[:2], c, epilogue=epilogue, keep_batch_separate=True))
         plan = found.kernel.plan(*found.sizes)
         each = [step.each for step in epilogue.steps if getattr(step, "each", None)]
         assert not found.kernel.choice.swapped if each else True
@@ -123,7 +123,7 @@ def test_rows_are_reduced_in_their_places() -> None:
     m, n, k = 4096, 256, 7168
     operand = [StridedOperand(*layout, "bf16") for layout in (((m, k), (k, 1)), ((k, n), (1, k)), ((m, n), (n, 1)))]
     swapped = [
-        solve(Problem(*operand, epilogue=epilogue, apart=epilogue is not None)).kernel.choice.swapped
+        solve(Problem(*operand, epilogue=epilogue, keep_batch_separate=epilogue is not None)).kernel.choice.swapped
         for epilogue in (None, Epilogue(RowReduce("argmax", "best"), stores_c=False), Epilogue(RowReduce()))
     ]
     assert swapped == [True, False, False]

@@ -15,7 +15,7 @@ import layoutgemm
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.torch_op.explain import explain_matmul
 from layoutgemm.torch_op.operands.several import as_lines, finish_of, function_of
-from layoutgemm.torch_op.prepared import Finish, problem_at
+from layoutgemm.torch_op.prepared import LaunchEpilogue, problem_at
 from layoutgemm.torch_op.solver import solve
 
 
@@ -81,7 +81,7 @@ def test_out_sizes_of_zero_and_an_empty_sum() -> None:
 
 
 A, X, Y = tensors((8, 64), (64, 16), (64, 16))
-HALF = Finish(None, (), ())
+HALF = LaunchEpilogue(None, (), ())
 REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (OperandError, "b is a Tensor: combine= takes a tuple of 2 to 4 matrices", {"b": X}),
     (OperandError, "b is 5 matrices", {"b": (X,) * 5}),

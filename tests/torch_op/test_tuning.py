@@ -23,7 +23,7 @@ from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
 from layoutgemm.kernels.compile import worker as compile_apart
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.torch_op import tuned_store as tuned
@@ -61,7 +61,7 @@ def test_candidates(sizes: tuple[int, int, int]) -> None:
 
 def problem(gpu: str = GPU, **others: Any) -> Problem:
     square = StridedOperand((512, 512), (512, 1), "bf16")
-    return Problem(square, square, square, Places(), gpu, **others)
+    return Problem(square, square, square, ClusterOccupancy(), gpu, **others)
 
 
 def test_matmul_takes_what_was_measured(own_cache: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_result_that_loads_too_few_rows_is_passed_over(swapped: bool) -> None:
     few = Sm90Choice(Sm90Config((64, 64), consumers=1, rows=8), swapped)
     col = StridedOperand((512, 512), (1, 512), "bf16")
     row = StridedOperand((512, 512), (512, 1), "bf16")
-    product = Problem(row, col, row, Places(), GPU)
+    product = Problem(row, col, row, ClusterOccupancy(), GPU)
     tuned.store(GPU, tuned.key_of((512, 512, 512, 1), ("bf16",) * 3, ("row", "col", "row")), few, {})
     assert solve(product).kernel.choice != few
     with pytest.raises(OperandError, match="rows = 8 of A's tile are loaded, and the product has 512"):
@@ -405,7 +405,7 @@ def test_tune_measures_a_gated_product_and_keeps_it(an_h200: Any, monkeypatch: p
         seen.extend(choices)
         return {choice: 1.0 / (1 + place) for place, choice in enumerate(choices)}, [], float("nan")
 
-    monkeypatch.setattr(tuning, "_tunable_gpu", lambda: (Places(), GPU))
+    monkeypatch.setattr(tuning, "_tunable_gpu", lambda: (ClusterOccupancy(), GPU))
     monkeypatch.setattr(tuning, "_measure", measured)
     found = tune(512, 256, 512, activation="swiglu", most=6, progress=lambda text: None)
     assert found.choice == seen[-1] and len(seen) == 6 and found.kept is not None

@@ -35,7 +35,7 @@ from layoutgemm.kernels.pictures import PICTURES, plan_table, regions_of
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.kernels.streamed.plan import StreamedPlan
-from layoutgemm.layouts.display import Pictured, picture, table
+from layoutgemm.layouts.display import HasPicture, picture, table
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from layoutgemm.view.canvas import DARK
 from layoutgemm.view.raster import dark_svg
@@ -88,7 +88,7 @@ def test_what_has_no_picture_says_why() -> None:
         symbolic.svg()
 
 
-class Unseen(Pictured):
+class Unseen(HasPicture):
     """A type that nothing is registered for."""
 
     def __repr__(self) -> str:
@@ -132,7 +132,9 @@ PLANS: dict[str, Callable[[], Any]] = {
     "gemm": lambda: PLAN,
     "sm80": lambda: Sm80Plan.derive(512, 512, 512),
     "sm90": lambda: Sm90Plan.derive(512, 512, 512),
-    "sm90 split": lambda: Sm90Plan.derive(128, 512, 4096, config=Sm90Config((128, 128), split=2, single=True)),
+    "sm90 split": lambda: Sm90Plan.derive(
+        128, 512, 4096, config=Sm90Config((128, 128), split=2, one_tile_per_cluster=True)
+    ),
     "sm100": lambda: Sm100Plan.derive(512, 512, 512),
 }
 

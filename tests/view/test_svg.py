@@ -12,7 +12,7 @@ import pytest
 from layoutgemm.atoms import mma_sync, smem_tile
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle
-from layoutgemm.layouts.display import Pictured
+from layoutgemm.layouts.display import HasPicture
 from layoutgemm.view import fragment_svg, layout_svg, swizzle_svg, tv_svg, tv_table
 from layoutgemm.view.panel import NEXT, for_painting
 
@@ -199,7 +199,7 @@ def test_what_no_table_holds_is_not_drawn(tv: Layout, tile: tuple[int, int]) -> 
     [Layout((4, 8), (8, 1)), Layout((4, 3, 2), (E(1), E(0), 0)), mma_sync("m16n8k16"), smem_tile((8, 64), "bf16", "K")],
     ids=str,
 )
-def test_a_page_that_paints_gets_the_same_texts_at_the_same_places(drawn: Pictured) -> None:
+def test_a_page_that_paints_gets_the_same_texts_at_the_same_places(drawn: HasPicture) -> None:
     plain = drawn.svg()
     with for_painting():
         painted = drawn.svg()

@@ -19,14 +19,15 @@ from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import E, Layout
 from ...layouts.conversion import Convertible
-from ...layouts.display import Pictured
-from ...layouts.paged import Paged
+from ...layouts.display import HasPicture
+from ...layouts.paged import HasPage
 from ...lazy_numpy import np
 from ..targets import since
 
 SPACES = ("gmem", "smem", "rmem", "tmem")
 SIDES = ("src", "dst")
 WARP = 32
+VECTOR_BYTES = 16  # of a thread's widest access: PTX ISA, "ld", "st", "cp.async"
 
 # Bytes that one lane accesses -> lanes of a warp that shared memory serves in one pass. A pass delivers 128 bytes, 4
 # from each of 32 banks (CUDA C++ Programming Guide, "Shared Memory"), so accesses of 8 bytes go by half-warps and of 16
@@ -45,7 +46,7 @@ class Access(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CopyAtom(Pictured, Paged, Convertible):
+class CopyAtom(HasPicture, HasPage, Convertible):
     """One copy instruction.
 
     ptx          the instruction's name without its operands

@@ -24,10 +24,10 @@ from ...dtypes import DType, dtype, f32
 from ...errors import AtomError
 from ...layouts import E, Layout
 from ...layouts.int_tuple import StrideEntry
+from ..targets import TENSOR_MEMORY_ARCHS
 from ..tmem.layout import COLUMNS, WARP_LANES, WORD_BITS
 from .base import CopyAtom
 
-ARCHS = ("sm_100a", "sm_103a", "sm_110a")
 REPETITIONS = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_REGISTERS = 128
 
@@ -269,7 +269,7 @@ def _copy(name: str, suffix: str, moved: Move, shape: str, repeat: int, packed: 
         (source, layout_src), (target, layout_dst) = ("rmem", elements), ("tmem", warp)
     return TmemCopyAtom(
         ptx=f"{name}.sync.aligned.{shape}.x{repeat}{suffix}",
-        archs=ARCHS,
+        archs=TENSOR_MEMORY_ARCHS,
         element=kind,
         threads=WARP_LANES,
         source=source,
@@ -369,7 +369,7 @@ def tcgen05_cp(
     return TmemCopyAtom(
         ptx=f"tcgen05.cp.cta_group::{cta_group}.{shape}{f'.{multicast}' if multicast else ''}"
         f"{f'.b8x16.{source_format}' if source_format else ''}",
-        archs=ARCHS,
+        archs=TENSOR_MEMORY_ARCHS,
         element=kind,
         threads=cta_group,
         source="smem",

@@ -212,7 +212,7 @@ def _vector(
         raise AtomError(f"{op}.{space} has 8, 16, 32, ..., {most} bits; no one instruction copies {width!r}")
     if width % kind.bits:
         raise AtomError(f"{width} bits hold no whole elements of {kind} ({kind.bits} bits)")
-    name = f"{op}{_order(op, space, order, scope)}.{space}"
+    name = f"{op}{_order(op, order, scope)}.{space}"
     name += _caching(op, space, cache, evict, l2_prefetch, order, read_only)
     archs = _WIDE_ARCHS if width == _WIDE else since("sm_90") if scope == "cluster" else TARGETS
     map_ = Layout((1, width // kind.bits), (0, 1))
@@ -230,7 +230,7 @@ def _vector(
     )
 
 
-def _order(op: str, space: str, order: str, scope: str | None) -> str:
+def _order(op: str, order: str, scope: str | None) -> str:
     if order not in _ORDERS[op]:
         raise AtomError(f"{op} has the orders {', '.join(_ORDERS[op])}, not {order!r}")
     if order in ("weak", "volatile"):

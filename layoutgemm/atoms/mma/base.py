@@ -16,8 +16,10 @@ from ...dtypes import DType
 from ...errors import AtomError
 from ...layouts import CounterExample, E, Layout, Proof, Undecided
 from ...layouts.conversion import Convertible
-from ...layouts.display import Pictured
-from ...layouts.paged import Paged
+from ...layouts.display import HasPicture
+from ...layouts.paged import HasPage
+
+NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")  # types of mma.sync and tcgen05 in kinds f8f6f4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class ScaleFactors:
 
 
 @dataclass(frozen=True)
-class MmaAtom(Pictured, Paged, Convertible):
+class MmaAtom(HasPicture, HasPage, Convertible):
     """One matrix instruction.
 
     ptx          the instruction's name without its register lists

@@ -18,12 +18,11 @@ from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ..targets import since
-from .base import Container, MmaAtom, ScaleFactors
+from .base import NARROW, Container, MmaAtom, ScaleFactors
 from .warp_fragments import QUAD_PAIR_LANES, fragment, quad_pair, run_of, scale_fragment
 
 Shape = tuple[int, int, int]
 _FAMILY_120 = ("sm_120a", "sm_121a")
-_NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,8 @@ FORMS = (
     SyncForm(("b1",), ((8, 8, 128),), ("i32",), since("sm_75")),
     SyncForm(("b1",), ((16, 8, 128), (16, 8, 256)), ("i32",), since("sm_80")),
     SyncForm(("e4m3", "e5m2"), ((16, 8, 16), (16, 8, 32)), ("f16", "f32"), since("sm_89")),
-    SyncForm(_NARROW, ((16, 8, 32),), ("f16", "f32"), _FAMILY_120, "f8f6f4"),
-    SyncForm(_NARROW, ((16, 8, 32),), ("f32",), _FAMILY_120, "mxf8f6f4", (("ue8m0", 32),)),
+    SyncForm(NARROW, ((16, 8, 32),), ("f16", "f32"), _FAMILY_120, "f8f6f4"),
+    SyncForm(NARROW, ((16, 8, 32),), ("f32",), _FAMILY_120, "mxf8f6f4", (("ue8m0", 32),)),
     SyncForm(("e2m1",), ((16, 8, 64),), ("f32",), _FAMILY_120, "mxf4", (("ue8m0", 32),)),
     SyncForm(
         ("e2m1",), ((16, 8, 64),), ("f32",), _FAMILY_120, "mxf4nvf4", (("ue4m3", 16), ("ue8m0", 32), ("ue8m0", 16))

@@ -22,11 +22,9 @@ from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import Layout
+from ..targets import TENSOR_MEMORY_ARCHS
 from ..tmem.layout import DataPath, TmemLayout, accumulator, datapath, operand_a, scale_factors
-from .base import MmaAtom, ScaleFactors
-
-_ARCHS = ("sm_100a", "sm_103a", "sm_110a")
-_NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
+from .base import NARROW, MmaAtom, ScaleFactors
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Kind:
     n_more: tuple[int, ...] = ()
     scales: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     transposes: bool = True
-    archs: tuple[str, ...] = _ARCHS
+    archs: tuple[str, ...] = TENSOR_MEMORY_ARCHS
     more_k: Mapping[int, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -68,9 +66,9 @@ _BLOCK_M = {1: (128,), 2: (128, 256)}
 KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (
     Kind("f16", ("f16", "bf16"), 16, {"f16": ("f32", "f16"), "bf16": ("f32",)}),
     Kind("tf32", ("tf32",), 8, _F32),
-    Kind("f8f6f4", _NARROW, 32, _EITHER, mixed=True, more_k={64: ("sm_107a",)}),
+    Kind("f8f6f4", NARROW, 32, _EITHER, mixed=True, more_k={64: ("sm_107a",)}),
     Kind("i8", ("i8", "u8"), 32, {"": ("i32",)}, n_step={1: 16, 2: 32}, n_more=(8, 24), archs=("sm_100a", "sm_110a")),
-    Kind("mxf8f6f4", _NARROW, 32, _F32, mixed=True, m=_BLOCK_M, scales={"ue8m0": (32,)}, more_k={64: ("sm_107a",)}),
+    Kind("mxf8f6f4", NARROW, 32, _F32, mixed=True, m=_BLOCK_M, scales={"ue8m0": (32,)}, more_k={64: ("sm_107a",)}),
     Kind("mxf4", ("e2m1",), 64, _F32, m=_BLOCK_M, scales={"ue8m0": (32,)}, transposes=False,
          more_k={96: ("sm_103a",)}),
     Kind("mxf4nvf4", ("e2m1",), 64, _F32, m=_BLOCK_M, scales={"ue4m3": (16,), "ue8m0": (32, 16)}, transposes=False,

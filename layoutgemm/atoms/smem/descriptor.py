@@ -23,7 +23,7 @@ from ...arguments import checked
 from ...dtypes import DType
 from ...errors import AtomError, DescriptorError
 from ...layouts import ComposedLayout, Layout
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...lazy_numpy import np
 from ...memo import memoized
 from ..mma.base import MmaAtom
@@ -158,7 +158,7 @@ def layout_of_values(values: tuple[int, ...]) -> Layout:
 
 
 @dataclass(frozen=True)
-class OperandDescriptor(Pictured):
+class OperandDescriptor(HasPicture):
     """One operand's tile, as an instruction takes it.
 
     base         the descriptor at address 0

@@ -17,7 +17,7 @@ from ...arguments import checked, settle
 from ...dtypes import DType, bf16
 from ...dtypes import dtype as dtype_of
 from ...errors import DescriptorError
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from .bit_fields import Field, FieldTable
 from .canonical_layouts import canonical_notation
 from .tile import MAJORS, SWIZZLES, packing_of
@@ -79,7 +79,7 @@ def smem_table(arch_: Arch | str) -> FieldTable:
 
 
 @dataclass(frozen=True, slots=True)
-class SmemDescriptor(Pictured):
+class SmemDescriptor(HasPicture):
     """The fields of one shared-memory matrix descriptor, in bytes.
 
     swizzle_name  a mode that the architecture has

@@ -20,7 +20,7 @@ from typing import Any
 from ...arguments import checked, settle
 from ...dtypes import DType, dtype
 from ...errors import DescriptorError
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ..mma.tcgen05 import KINDS, legal_m, legal_n
 from .bit_fields import Field, FieldTable
 from .tile import MAJORS, packing_of
@@ -126,7 +126,7 @@ def codes_of(kind: str) -> Codes:
 
 
 @dataclass(frozen=True, slots=True)
-class InstructionDescriptor(Pictured):
+class InstructionDescriptor(HasPicture):
     """The fields of one tcgen05 instruction descriptor; illegal combinations are refused when it is made.
 
     kind             "f16", "tf32", "f8f6f4", "i8", "mxf8f6f4", "mxf4" or "mxf4nvf4"

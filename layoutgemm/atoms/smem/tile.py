@@ -20,9 +20,9 @@ from ...arguments import checked, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Swizzle
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...layouts.int_tuple import Integer
-from ...layouts.paged import Paged
+from ...layouts.paged import HasPage
 from ...layouts.proofs.verdicts import Function
 
 MAJORS = ("K", "MN")
@@ -138,7 +138,7 @@ _AS_A_LAYOUT = frozenset(name for name in dir(ComposedLayout) if not name.starts
 
 
 @dataclass(frozen=True)
-class SmemTile(Pictured, Paged, Function):
+class SmemTile(HasPicture, HasPage, Function):
     """One operand tile in shared memory. It goes where a layout goes: as `composed`, (mn, k) -> element.
 
     dtype         element type

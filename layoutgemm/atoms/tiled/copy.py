@@ -21,9 +21,9 @@ from ...arguments import as_number, checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
 from ...layouts.conversion import Convertible
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...layouts.int_tuple import ENUMERABLE
-from ...layouts.paged import Paged
+from ...layouts.paged import HasPage
 from ...layouts.proofs.verdicts import Answer, layout_of
 from ...layouts.swizzle import AnyLayout, Part
 from ...lazy_numpy import np
@@ -33,7 +33,7 @@ from .thread_map import View
 
 
 @dataclass(frozen=True)
-class TiledCopy(Pictured, Paged, Convertible):
+class TiledCopy(HasPicture, HasPage, Convertible):
     """An atom over a tile: `cute.make_tiled_copy(atom, layout_tv, tiler)`.
 
     atom        the instruction
@@ -309,7 +309,7 @@ class TiledCopy(Pictured, Paged, Convertible):
 
     # ------------------------------------------------------------ fragments
 
-    def retile(self, fragment: Any) -> Any:
+    def retile(self, fragment: object) -> Any:
         """A product's fragment (values, rest, rest, ...), as ((value of one instruction, instruction), rest, ...).
 
         The registers stay; the layout says which of them an instruction of this copy takes. A copy made by

@@ -22,9 +22,9 @@ from ...arguments import as_int, checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.conversion import Convertible
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...layouts.int_tuple import Shape
-from ...layouts.paged import Paged
+from ...layouts.paged import HasPage
 from ...layouts.swizzle import AnyLayout, Part
 from ..mma.base import MmaAtom
 from .thread_map import View
@@ -46,7 +46,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class TiledMma(Pictured, Paged, Convertible):
+class TiledMma(HasPicture, HasPage, Convertible):
     """An atom over (M, N, K) atoms' worth of threads: `cute.make_tiled_mma(atom, atom_layout_mnk, permutation_mnk)`.
 
     atom         the instruction
@@ -276,7 +276,7 @@ class TiledMma(Pictured, Paged, Convertible):
         return self.tv_layout("C", extent)
 
     @checked(AtomError)
-    def view(self, operand: str, extent: Any = None) -> View:
+    def view(self, operand: str, extent: object = None) -> View:
         """The whole map (thread, value, rest) -> (row, column) over `extent` (None: one tile), and its inverse.
 
         >>> from layoutgemm.atoms import wgmma

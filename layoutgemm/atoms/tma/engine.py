@@ -214,7 +214,7 @@ def _fill(tmap: TensorMap) -> int:
     return int("7ff7" * (tmap.kind.gmem_bits // 16), 16) if tmap.oob_fill == "nan" else 0
 
 
-def rounded(tmap: TensorMap, bits: Any) -> Any:
+def rounded(tmap: TensorMap, bits: object) -> Any:
     """TFLOAT32 elements lose 13 bits on their way, to nearest, ties to even; everything else is moved as it is.
 
     A NaN stays one. Which bits of it stay was not measured.

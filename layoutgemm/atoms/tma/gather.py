@@ -18,7 +18,7 @@ from ...arguments import checked
 from ...dtypes import DType
 from ...errors import TmaError
 from ...layouts import Layout
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...lazy_numpy import np
 from . import engine
 from .derive import tma_load, tma_store
@@ -99,7 +99,7 @@ def store(
 
 
 @dataclass(frozen=True)
-class GatherPlan(Pictured):
+class GatherPlan(HasPicture):
     """The gathers that fill one tile from chosen rows, or the scatters that empty it.
 
     tensor_map    for the host to encode: its box has one row

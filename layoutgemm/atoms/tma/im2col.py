@@ -27,7 +27,7 @@ from ...arguments import IntTuple, checked
 from ...dtypes import DType
 from ...errors import TmaError
 from ...layouts import Layout
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...lazy_numpy import np
 from . import engine
 from .derive import tma_load
@@ -255,7 +255,7 @@ class Im2colCopy:
 
 
 @dataclass(frozen=True)
-class Im2colPlan(Pictured):
+class Im2colPlan(HasPicture):
     """The im2col loads that fill one tile of a convolution's matrix A.
 
     A has a row an output pixel (W fastest, then H, D, image) and a column a (channel, tap W, tap H, tap D), channels
@@ -504,5 +504,5 @@ def _pads(padding: IntTuple, count: int) -> tuple[tuple[int, int], ...]:
     return tuple(out[::-1])
 
 
-def _flat(entry: Any) -> tuple[Any, ...]:
+def _flat(entry: object) -> tuple[Any, ...]:
     return tuple(entry) if isinstance(entry, tuple) else (entry,)

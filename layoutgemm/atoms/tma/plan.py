@@ -15,12 +15,12 @@ from ...dtypes import DType
 from ...errors import OperandError, TmaError
 from ...layouts import Layout
 from ...layouts.conversion import converted
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...layouts.int_tuple import Integer
 from ...lazy_numpy import np
 from . import engine
 from .box import Digit
-from .rules import MAX_DIM, MODES, Format, TensorMap, beyond_line, broken, format_of, whole_units
+from .rules import MAX_DIM, MODES, Format, TensorMap, broken, format_of, line_overrun, whole_units
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,7 +47,7 @@ class TmaCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class TmaPlan(Pictured):
+class TmaPlan(HasPicture):
     """The copies that fill one tile, or empty it.
 
     dtype         element type
@@ -238,16 +238,16 @@ class TmaPlan(Pictured):
         return self._parts(whole_units(self.tensor_map), index)
 
     @checked(TmaError)
-    def beyond_line(self, extent: int) -> int:
+    def line_overrun(self, extent: int) -> int:
         """Elements beyond a line of `extent` elements that the copies write: 0 of a load, and of whole 16-byte units.
 
         >>> from layoutgemm.atoms import smem_tile
         >>> from layoutgemm.atoms.tma.derive import derive
         >>> store = derive(smem_tile((64, 64), "bf16", "K"), ("n", "m"), "store")
-        >>> store.beyond_line(1037), store.beyond_line(1040)
+        >>> store.line_overrun(1037), store.line_overrun(1040)
         (3, 0)
         """
-        return 0 if self.operation == "load" else beyond_line(extent, self.kind)
+        return 0 if self.operation == "load" else line_overrun(extent, self.kind)
 
     def _parts(self, tmap: TensorMap, index: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
         return tuple(

@@ -319,14 +319,14 @@ def whole_units(tmap: TensorMap) -> TensorMap:
     >>> whole_units(tmap).extents, whole_units(whole_units(tmap)) == whole_units(tmap)
     ((1040, 9), True)
     """
-    beyond = beyond_line(tmap.extents[0], tmap.kind)
+    beyond = line_overrun(tmap.extents[0], tmap.kind)
     return replace(tmap, extents=(tmap.extents[0] + beyond, *tmap.extents[1:])) if beyond else tmap
 
 
-def beyond_line(extent: int, kind: Format) -> int:
+def line_overrun(extent: int, kind: Format) -> int:
     """Elements beyond a line of `extent` elements that a store writes: see `whole_units`.
 
-    >>> [beyond_line(n, FORMATS["BFLOAT16"]) for n in (1032, 1033, 1037, 1040)]
+    >>> [line_overrun(n, FORMATS["BFLOAT16"]) for n in (1032, 1033, 1037, 1040)]
     [0, 7, 3, 0]
     """
     unit = 8 * EDGE_UNIT

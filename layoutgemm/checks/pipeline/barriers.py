@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...atoms.copy.base import WARP
 from .actions import (
     Action,
     Arrive,
@@ -31,9 +32,9 @@ from .actions import (
     Wait,
 )
 from .happens_before import Hazard, Records
-from .model import WARP, Mbarrier, NamedBarrier, Pipeline
+from .model import Mbarrier, NamedBarrier, Pipeline
 from .program import ACT, EXPECTS, LIVE, PENDING, PHASE, TX, Agent, Offsets, State
-from .symmetry import Cast
+from .symmetry import SimulatedWarps
 from .trace import warps_text
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Barriers:
     """Every barrier of every CTA, and the actions on them."""
 
     def __init__(
-        self, pipeline: Pipeline, cast: Cast, agents: tuple[Agent, ...], records: Records, offsets: Offsets,
+        self, pipeline: Pipeline, cast: SimulatedWarps, agents: tuple[Agent, ...], records: Records, offsets: Offsets,
         trace: Trace | None,
     ) -> None:  # fmt: skip
         self.pipeline = pipeline
@@ -244,7 +245,7 @@ class Barriers:
         state.sets[self.offsets.arrived + number] |= know
         if self.trace is not None:
             self.trace.arrived.setdefault(number, []).append(event)
-        self._settle(state, agent, number, event)
+        self._settle(state, agent, number)
 
     def landed(
         self, state: State, agent: Agent, name: str, at: str | int, cta: int, size: int, know: int, event: int
@@ -258,7 +259,7 @@ class Barriers:
             self.trace.landed.setdefault((number, m[PHASE]), []).append((size, agent.name))
         m[TX] -= size
         state.sets[self.offsets.arrived + number] |= know
-        self._settle(state, agent, number, event)
+        self._settle(state, agent, number)
 
     def may_land(self, state: State, agent: Agent, name: str, at: str | int, cta: int, size: int) -> None:
         """Raise unless the bytes that the warp asks for now count in the current phase."""
@@ -267,7 +268,7 @@ class Barriers:
         what = f"issues a copy whose {size} bytes land at"
         self._known_phase(state, agent, number, state.sets[agent.index], what)
 
-    def _settle(self, state: State, agent: Agent, number: int, event: int) -> None:
+    def _settle(self, state: State, agent: Agent, number: int) -> None:
         """Complete the phase when nothing is pending; raise when what it counted is not certain."""
         m = state.mbarriers[number]
         label = self.labels[number]

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...atoms.copy.base import WARP
 from .actions import (
     OWN,
     Action,
@@ -52,7 +53,7 @@ from .actions import (
 )
 from .barriers import Barriers
 from .happens_before import ASYNC, GENERIC, Hazard, ModelAccess, Place, Reach, Records
-from .model import PIPES, PRIVATE, WARP, Pipeline
+from .model import PIPES, PRIVATE, Pipeline
 from .program import (
     ACT,
     JUMP,
@@ -68,7 +69,7 @@ from .program import (
     offsets_of,
     start_of,
 )
-from .symmetry import Cast, everyone
+from .symmetry import SimulatedWarps, everyone
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -118,7 +119,9 @@ class Machine:
     cast   the warps and CTAs that are run: all of them when not given, see `checks.pipeline.symmetry`
     """
 
-    def __init__(self, pipeline: Pipeline, fences: str, trace: Trace | None = None, cast: Cast | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, fences: str, trace: Trace | None = None, cast: SimulatedWarps | None = None
+    ) -> None:
         self.pipeline = pipeline
         self.cast = cast or everyone(pipeline)
         self.agents = agents_of(pipeline, self.cast)

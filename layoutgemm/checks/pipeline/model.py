@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 from ...arch import Arch
 from ...arch import arch as arch_named
 from ...arguments import as_int, checked, settle
+from ...atoms.copy.base import WARP
 from ...errors import PlanError
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ...layouts.registry import Registry
 from ...report import Check, Report
 from ..budgets import role_registers
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 proof_of = Registry("proof", "layoutgemm.checks.pipeline.prove")
 table_of = Registry("table", "layoutgemm.checks.pipeline.table")
 
-WARP = 32
 PIPES = ("wgmma", "cp.async", "bulk", "tcgen05")
 SPACES = ("smem", "tmem", "warp", "reg")
 PRIVATE = ("warp", "reg")  # each warp has its own, and no other warp touches it
@@ -154,7 +154,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Pipeline(Pictured):
+class Pipeline(HasPicture):
     """The roles of one kernel and what they share. Raises PlanError, naming the action, when they do not fit together.
 
     cluster  CTAs of a cluster: every role runs in each

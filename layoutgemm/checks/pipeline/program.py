@@ -10,7 +10,7 @@ from .actions import Action, Ahead, Condition, ForK, ForTiles, If, KIs, Later, O
 from .model import PIPES, Mbarrier, NamedBarrier, Pipeline, Role
 
 if TYPE_CHECKING:
-    from .symmetry import Cast
+    from .symmetry import SimulatedWarps
 
 ACT, TEST, JUMP, K_HEAD, K_NEXT, TILE_HEAD, TILE_NEXT, EXIT = range(8)
 
@@ -88,7 +88,7 @@ class State:
 LIVE, PHASE, PENDING, TX, EXPECTS = range(5)
 
 
-def agents_of(pipeline: Pipeline, cast: Cast | None = None) -> tuple[Agent, ...]:
+def agents_of(pipeline: Pipeline, cast: SimulatedWarps | None = None) -> tuple[Agent, ...]:
     """Every warp of every CTA with its code; or those of a cast."""
     agents: list[Agent] = []
     for cta in range(len(cast.ctas) if cast else pipeline.cluster):

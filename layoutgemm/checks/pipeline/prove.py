@@ -55,7 +55,7 @@ from .happens_before import Hazard
 from .machine import ASK_K, ASK_TILE, GO, Machine
 from .model import Pipeline, proof_of
 from .program import State, key_of, largest_later, period_of, set_unknown
-from .symmetry import Cast, fewest
+from .symmetry import SimulatedWarps, fewest
 from .trace import Trace, TraceStep
 
 
@@ -154,7 +154,7 @@ class _Node:
 
 
 def _explore(
-    pipeline: Pipeline, fences: str, limit: int, merge: bool, cast: Cast | None = None
+    pipeline: Pipeline, fences: str, limit: int, merge: bool, cast: SimulatedWarps | None = None
 ) -> PipelineProof | list[bool]:
     """Walk through the states; a proof, or the answers that lead to a hazard."""
     machine = Machine(pipeline, fences, cast=cast)

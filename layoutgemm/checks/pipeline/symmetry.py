@@ -41,7 +41,7 @@ Code = tuple[Instruction, ...]
 
 
 @dataclass(frozen=True)
-class Cast:
+class SimulatedWarps:
     """The warps and CTAs that are run.
 
     ctas   of each CTA that is run, the ranks that it stands for: its own rank comes first
@@ -73,13 +73,13 @@ class Cast:
         return tuple((number, reached.count(self.ctas[number][0])) for number in order)
 
 
-def everyone(pipeline: Pipeline) -> Cast:
+def everyone(pipeline: Pipeline) -> SimulatedWarps:
     """The cast in which each warp of each CTA is run."""
     warps = {role.name: tuple((warp, 1) for warp in range(role.warps)) for role in pipeline.roles}
-    return Cast(tuple((rank,) for rank in range(pipeline.cluster)), warps)
+    return SimulatedWarps(tuple((rank,) for rank in range(pipeline.cluster)), warps)
 
 
-def fewest(pipeline: Pipeline) -> Cast:
+def fewest(pipeline: Pipeline) -> SimulatedWarps:
     """The cast that runs as few warps and CTAs as a proof needs.
 
     >>> from layoutgemm.checks import cluster_ring
@@ -87,7 +87,7 @@ def fewest(pipeline: Pipeline) -> Cast:
     >>> cast.ctas, cast.warps["producer"], cast.warps["math"]
     (((0,), (1, 2, 3)), ((0, 1),), ((0, 4),))
     """
-    return Cast(_ctas(pipeline), _warps(pipeline))
+    return SimulatedWarps(_ctas(pipeline), _warps(pipeline))
 
 
 def _warps(pipeline: Pipeline) -> dict[str, tuple[tuple[int, int], ...]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...atoms.copy.base import WARP
 from .actions import (
     Action,
     Arrive,
@@ -37,7 +38,7 @@ from .actions import (
     Wait,
     Write,
 )
-from .model import WARP, Mbarrier, Pipeline, Role, ranks_of, table_of, walk
+from .model import Mbarrier, Pipeline, Role, ranks_of, table_of, walk
 
 KINDS = (
     (TmaLoad, "TMA"), (CpAsync, "cp.async"), (Mma, ""), (TmaStore, "TMA store"), (Write, "stores"),

@@ -235,7 +235,7 @@ class BankReport:
 @checked(AtomError)
 def bank_conflicts(
     what: object,
-    how: Any,
+    how: object,
     kind: str | None = None,
     *,
     element: DType | str | int | None = None,

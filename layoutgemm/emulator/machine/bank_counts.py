@@ -30,7 +30,7 @@ _judged: dict[tuple[str, int, int, bytes], tuple[int, int, int]] = {}
 def wavefronts(kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int) -> tuple[int, int, int]:
     """(wavefronts, least wavefronts for these bytes, ways of the worst phase) of a warp access.
 
-    kind     as `checks.accesses` has it; width: bytes for a lane
+    kind     as `checks.smem.access_patterns` has it; width: bytes for a lane
     offsets  of the lanes in `lanes`, in order, or one for all of them
 
     >>> wavefronts("ld.shared", 4, 1024 + 8 * np.arange(32), 0xFFFFFFFF)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from ...layouts.display import Pictured
+from ...layouts.display import HasPicture
 from ..ptx.parser import PtxInstruction
 from ..races.happens_before import MemoryEvent
 
@@ -115,7 +115,7 @@ class TimelineRow:
 
 
 @dataclass
-class Timeline(Pictured):
+class Timeline(HasPicture):
     """The rows of a run, in order of blocks, warps before engines.
 
     cut  instructions whose spans were dropped after `LIMIT` spans

@@ -20,10 +20,10 @@ from ...errors import OperandError
 from ...kernels.compile.compiler import kernel_of
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
-from ...kernels.epilogue.parameters import Placed, words_of
+from ...kernels.epilogue.parameters import PlacedOperand, words_of
 from ...kernels.plan import MAX_WORDS
 from ...kernels.sm90.along_k import AlongK
-from ...kernels.sm90.choose.occupancy import Places
+from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
     gated_config,
@@ -86,7 +86,7 @@ def epilogue_for(product: ScaledProduct) -> Epilogue:
 
 
 @functools.lru_cache(1024)
-def plan_of(product: ScaledProduct, places: Places) -> Sm90Plan:
+def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
     """The plan of a product that has a kernel of its own. Raises PlanError.
 
     places  of the GPU
@@ -159,7 +159,7 @@ def _kinds() -> dict[str, Any]:
     return {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
 
 
-def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, Any]) -> tuple[Any, ...]:
+def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, object]) -> tuple[Any, ...]:
     """The sixteen words of a launch: the epilogue's, the main loop's tables, the groups' offsets.
 
     pointers  addresses of the operands, by name; all are contiguous
@@ -176,7 +176,7 @@ def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, Any
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, Any]) -> dict[str, Placed]:
+def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, object]) -> dict[str, PlacedOperand]:
     """An epilogue's operands: each matrix of a batch, or group, has its own vector, or all share one."""
     m, _, _, batch = product.sizes
     found = {}
@@ -186,7 +186,7 @@ def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, A
         assert shape is not None
         size = {"m": m, "n": product.columns}.get(operand.axes, 0)  # a gate's are of all columns of b
         several = batch > 1 and operand.axes != "" and _count(shape) > size
-        found[operand.name] = Placed(pointers[operand.name], 0, size if several else 0)
+        found[operand.name] = PlacedOperand(pointers[operand.name], 0, size if several else 0)
     return found
 
 
@@ -211,7 +211,7 @@ def solution_of(product: ScaledProduct, on: Target) -> Solution:
             StridedOperand(product.a, contiguous_strides(product.a), NAMES[product.types[0]]),
             StridedOperand(b, strides, NAMES[product.types[1]]),
             StridedOperand(product.result, contiguous_strides(product.result), kind),
-            on.places, on.name, epilogue=epilogue, apart=True, code=on.code, smem=on.smem,
+            on.places, on.name, epilogue=epilogue, keep_batch_separate=True, code=on.code, smem=on.smem,
         )
     )  # fmt: skip
 

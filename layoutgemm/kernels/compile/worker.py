@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...dtypes import dtype
-from ..epilogue.chain import STEPS, Custom, Epilogue, Given, Reduction, Step
+from ..epilogue.chain import STEPS, Custom, Epilogue, EpilogueOperand, Reduction, Step
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
+from ..sm90.config import Sm90Config, with_current_names
 from ..sm90.gated import Gated
 from ..sm90.operands.combined import Combined
 from ..sm90.operands.pair import Pair
-from ..sm90.plan import Sm90Config
 from . import cache as object_cache
 from . import compiler as compiling
 from .compiler import kernel_facts
@@ -172,7 +172,7 @@ class Worker:
             self.kill()
         return answer or ""
 
-    def _send(self, what: Any, end: float) -> None:
+    def _send(self, what: object, end: float) -> None:
         """A line of JSON. Raises OSError where the process has ended, or does not read it until `end`."""
         assert self._process is not None and self._process.stdin is not None
         rest = json.dumps(what).encode() + b"\n"
@@ -372,11 +372,11 @@ def _step_of(name: str, values: Any) -> Step:
         values = {**values, "operation": Reduction(**{key: _tuples(value) for key, value in own.items()})}
     if name != "Custom":
         return STEPS[name](**values)
-    operands = [Given(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
+    operands = [EpilogueOperand(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
     return Custom(_tuples(values["expression"]), tuple(operands))
 
 
-def _tuples(x: Any) -> Any:
+def _tuples(x: object) -> Any:
     return tuple([_tuples(y) for y in x]) if isinstance(x, list) else x
 
 
@@ -402,7 +402,7 @@ def choice_of(entry: Any) -> Sm90Choice | Sm80Choice:
         raise TypeError(f"swapped = {entry['swapped']!r}: true or false")
     if "mma.sync" in entry:
         return Sm80Choice(Sm80Config(**entry["config"]), entry["mma.sync"], entry["swapped"])
-    return Sm90Choice(Sm90Config(**entry["config"]), entry["swapped"])
+    return Sm90Choice(Sm90Config(**with_current_names(entry["config"])), entry["swapped"])
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from cutlass.experimental import primitives
 from .types import assembly, raw
 
 
-class Held:
+class LoopCarried:
     """An object whose attributes named in `held` are lists of run-time values; everything else on it is constant.
 
     The DSL carries an object into a traced loop as its run-time values, and rebuilds it from them inside.
@@ -34,7 +34,7 @@ class Held:
     def __extract_mlir_values__(self) -> list[object]:
         return [v for name in self.held for x in getattr(self, name) for v in cutlass.extract_mlir_values(x)]
 
-    def __new_from_mlir_values__(self, values: list[object]) -> Held:
+    def __new_from_mlir_values__(self, values: list[object]) -> LoopCarried:
         twin, at = copy.copy(self), 0
         for name in self.held:
             made = []

@@ -147,7 +147,7 @@ def store_tile(
 ) -> None:
     """Issue every TMA store of one tile: shared memory -> global box; rows beyond the extents are not written.
 
-    A line that ends within 16 bytes is written to their end: `TmaPlan.beyond_line`.
+    A line that ends within 16 bytes is written to their end: `TmaPlan.line_overrun`.
 
     Call it from one thread, after the tile's writers have fenced and met; then `commit_stores`.
     """

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from ..derive import Operand
-from ..epilogue.chain import Epilogue, Given, Quantize, Reducing
+from ..epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep
 from ..partials import Partial
 from . import bridge
 from . import math as element
@@ -145,7 +145,7 @@ class Neighbours:
             block.read[key] = self.load(given, half)
         return block.read[key][e]
 
-    def load(self, given: Given, half: int) -> list[Float32]:
+    def load(self, given: EpilogueOperand, half: int) -> list[Float32]:
         """Both values. Places outside the matrix are read at its edge: what comes of them is not stored."""
         job = self.block.job
         word = getattr(job.given, given.name)
@@ -162,7 +162,7 @@ class Neighbours:
         columns = [cutlass.min(self.j + e, job.n - 1) + half * job.n for e in range(2)]
         return [element.load_value(self.address(given, word, row, column), given.dtype) for column in columns]
 
-    def address(self, given: Given, word: Int64, row: Int32, column: Int32) -> Int64:
+    def address(self, given: EpilogueOperand, word: Int64, row: Int32, column: Int32) -> Int64:
         """The address of an operand's element. The start of a matrix's line is computed once a block."""
         block, size = self.block, given.dtype.bytes
         line, along = (row, column) if given.order == "row" else (column, row)
@@ -174,7 +174,7 @@ class Neighbours:
             block.read[key] = self.of_batch(given, word) + Int64(line) * leading * size
         return block.read[key] + Int64(along) * size
 
-    def of_batch(self, given: Given, word: Int64) -> Int64:
+    def of_batch(self, given: EpilogueOperand, word: Int64) -> Int64:
         """The first byte of the operand of this matrix of the batch."""
         if self.block.plan.batch == 1:
             return word
@@ -242,7 +242,7 @@ class Element:
             return self.j < block.job.n
         return self.i < block.end if axes == "n" else self.pair.inside(self.e)
 
-    def reduce(self, step: Reducing, x: Float32) -> None:
+    def reduce(self, step: ReductionStep, x: Float32) -> None:
         """Take x into the reduction of its row or column."""
         self.pair.block.reductions.take(step, self, x)
 

@@ -20,7 +20,7 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from ...atoms import MmaAtom
 from ...atoms.copy.base import WARP
 from ...dtypes import f32
-from ..epilogue.chain import Quantize, Reducing, Reduction
+from ..epilogue.chain import Quantize, Reduction, ReductionStep
 from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, Partial, exchanges_of, words_of_matrix
 from ..plan import WORKSPACE, present, tile_count
 from . import bridge
@@ -58,10 +58,10 @@ class BlockReductions:
     def __init__(self, block: FusedBlock):
         self.block = block
         self.waiting: dict[tuple[str, int, int], list[tuple[Float32, Element]]] = {}
-        self.found: dict[tuple[str, int, int], tuple[Reducing, Element, list[Any]]] = {}
+        self.found: dict[tuple[str, int, int], tuple[ReductionStep, Element, list[Any]]] = {}
         self.taken: Counter[tuple[str, int, int]] = Counter()
 
-    def take(self, step: Reducing, at: Element, x: Float32) -> None:
+    def take(self, step: ReductionStep, at: Element, x: Float32) -> None:
         """Take an element into its line's tuple, alone or with others; one outside of C leaves it."""
         key = self.key(step, at)
         waiting = self.waiting.setdefault(key, [])
@@ -73,7 +73,7 @@ class BlockReductions:
         if last:  # its registers are free for the next columns
             self.store(*self.found.pop(key))
 
-    def combine(self, step: Reducing, key: tuple[str, int, int]) -> None:
+    def combine(self, step: ReductionStep, key: tuple[str, int, int]) -> None:
         """Combine the elements that wait with their line's tuple."""
         elements = self.waiting.pop(key)
         inside, math = [at.inside(step.axes) for _, at in elements], self.block.math
@@ -82,7 +82,7 @@ class BlockReductions:
             own = typed(step.reduction, step.reduction.combined(self.found[key][2], own, math))
         self.found[key] = step, elements[-1][1], own
 
-    def needed(self, step: Reducing, key: tuple[str, int, int]) -> int | None:
+    def needed(self, step: ReductionStep, key: tuple[str, int, int]) -> int | None:
         """A thread's values of a column, or of a row's group of columns; None of one that runs across all values."""
         if step.axes == "n":
             return values_of(self.block.plan.mma)[1][key[1]]
@@ -91,7 +91,7 @@ class BlockReductions:
         columns = range(key[2] * step.each, (key[2] + 1) * step.each)
         return sum(1 for row, column in values_of(self.block.plan.mma)[0] if row == key[1] and column in columns)
 
-    def key(self, step: Reducing, at: Element) -> tuple[str, int, int]:
+    def key(self, step: ReductionStep, at: Element) -> tuple[str, int, int]:
         """The element as thread 0 has it: the step, its row or column in the accumulator, and its group of columns."""
         row, column = at.key
         line = {"m": row, "n": column, "": 0}[step.axes]
@@ -105,7 +105,7 @@ class BlockReductions:
         for step, at, own in self.found.values():
             self.store(step, at, own)
 
-    def store(self, step: Reducing, at: Element, own: list[Any]) -> None:
+    def store(self, step: ReductionStep, at: Element, own: list[Any]) -> None:
         """Combine the lanes of a line and store its tuple."""
         values = self.of_lanes(step.reduction, step.axes, own)
         if step.partial:
@@ -130,7 +130,7 @@ class BlockReductions:
         """True in the lane that stores for its line."""
         return self.block.thread & sum(self.exchanges(axis)) == 0
 
-    def store_partial(self, step: Reducing, at: Element, values: Sequence[Any]) -> None:
+    def store_partial(self, step: ReductionStep, at: Element, values: Sequence[Any]) -> None:
         """The tuple as a partial result."""
         block = self.block
         m, n = Int64(block.job.m), Int64(block.job.n)
@@ -151,7 +151,7 @@ class BlockReductions:
         for component, value in enumerate(values):
             element.store_value(address + lines * places * (component * WORD_BYTES), bits_of(value), f32, inside)
 
-    def store_group(self, step: Reducing, at: Element, values: Sequence[Any]) -> None:
+    def store_group(self, step: ReductionStep, at: Element, values: Sequence[Any]) -> None:
         """The results of a group of columns."""
         results = step.reduction.finished(values, self.block.math)
         for given, value, (_, kind) in zip(step.given, results, step.reduction.results, strict=True):
@@ -168,7 +168,7 @@ class BlockReductions:
         kept = f32 if given.dtype.kind == "int" else given.dtype
         element.store_value(address, bits_of(value), kept, inside)
 
-    def combine_in_memory(self, step: Reducing, at: Element, values: Sequence[Any]) -> None:
+    def combine_in_memory(self, step: ReductionStep, at: Element, values: Sequence[Any]) -> None:
         """The result combined with the one in memory, by an atomic instruction."""
         (given,), block = step.given, self.block
         word = getattr(block.job.given, given.name)

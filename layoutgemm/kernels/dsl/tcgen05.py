@@ -132,7 +132,7 @@ def tensor_commit(barrier: cute.Pointer, blocks: int = 1, mask: int | None = Non
 def tensor_load(atom: TmemCopyAtom, address: Int32) -> list[Numeric]:
     """tcgen05.ld and tcgen05.wait::ld, by a whole warp: the atom's registers, f32 or (other elements) i32.
 
-    address  of the warp's own quarter of the lanes (`atoms.tmem.warp_lanes`)
+    address  of the warp's own quarter of the lanes (`atoms.tmem.layout.warp_lanes`)
 
     Load and wait are one piece of assembly: between them no instruction may touch the registers, and a compiler that
     sees two pieces is free to move a conversion there.

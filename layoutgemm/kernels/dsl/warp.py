@@ -28,9 +28,9 @@ from layoutgemm.atoms import MmaAtom, SmemTile, TiledCopy
 from layoutgemm.errors import PlanError
 from layoutgemm.layouts import Layout
 
+from ...atoms.copy.base import VECTOR_BYTES
 from .types import assembly, raw, unpacked
 
-VECTOR_BYTES = 16
 _MMA_TYPES = {
     "bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16, "tf32": primitives.MMAType.TF32,
     "i8": primitives.MMAType.S8, "u8": primitives.MMAType.U8,

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import OperandError
 from .chain import Epilogue
 from .matrix import rounded
-from .parameters import Placed, words_of
+from .parameters import PlacedOperand, words_of
 
 PADDING = 6  # elements behind each line of a matrix, which a kernel has to leave as they are
 BEYOND = -77  # their value, of whole numbers; of others NaN
@@ -62,7 +62,7 @@ class Arrays:
             whole = operand.dtype.kind == "int"
             bits = self._bits[operand.name] = operand.dtype.encode(lines.astype(np.int32) if whole else lines)
             leading = lines.shape[-1]
-            placed[operand.name] = Placed(bits, leading, int(np.prod(lines.shape[1:])) if own else 0)
+            placed[operand.name] = PlacedOperand(bits, leading, int(np.prod(lines.shape[1:])) if own else 0)
         unknown = {name: value for name, value in given.items() if name not in placed}
         partial = np.full(max(1, workspace // 4), np.nan, np.float32)
         self.words: tuple[Any, ...] = words_of(epilogue, {**placed, **unknown}, partial)

@@ -21,7 +21,7 @@ from ...errors import PlanError
 from ..plan import MAX_WORDS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of
-from .reduce import Amax, ColumnReduce, Quantize, Reducing, RowReduce
+from .reduce import Amax, ColumnReduce, Quantize, ReductionStep, RowReduce
 from .reductions import REDUCTIONS, Reduction
 from .steps import (
     ACTIVATIONS,
@@ -34,7 +34,7 @@ from .steps import (
     Clamp,
     Custom,
     Dropout,
-    Given,
+    EpilogueOperand,
     Residual,
     Scale,
     Step,
@@ -153,7 +153,7 @@ class Epilogue:
         return cls(*steps)
 
     @cached_property
-    def given(self) -> tuple[Given, ...]:
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """Everything the steps need, in order."""
         return tuple(
             replace(given, places=2) if at < self.sums and given.axes == "n" else given
@@ -172,7 +172,7 @@ class Epilogue:
         return lcm(1 if self.quantizes is None else self.quantizes.each, *each)
 
     @cached_property
-    def numbers(self) -> tuple[Given, ...]:
+    def numbers(self) -> tuple[EpilogueOperand, ...]:
         """The operands that are numbers, given at a launch."""
         return tuple(given for given in self.given if given.host)
 
@@ -192,12 +192,12 @@ class Epilogue:
         return (*[word for given in self.given for word in given.words], *[WORKSPACE] * bool(self.partials))
 
     @cached_property
-    def reductions(self) -> tuple[Reducing, ...]:
+    def reductions(self) -> tuple[ReductionStep, ...]:
         """The steps that reduce."""
-        return tuple(step for step in self.steps if isinstance(step, Reducing))
+        return tuple(step for step in self.steps if isinstance(step, ReductionStep))
 
     @cached_property
-    def partials(self) -> tuple[Reducing, ...]:
+    def partials(self) -> tuple[ReductionStep, ...]:
         """Those whose results of tiles are combined by a second launch: they need a workspace."""
         return tuple(step for step in self.reductions if step.partial)
 
@@ -222,7 +222,7 @@ class Epilogue:
         """The fields alone: hashes of text differ from process to process."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    def named_given(self, name: str) -> Given:
+    def named_given(self, name: str) -> EpilogueOperand:
         """An operand by its name."""
         return next(given for given in self.given if given.name == name)
 
@@ -235,13 +235,13 @@ class Epilogue:
         steps = [step.transposed() for step in self.steps]
         return Epilogue(*steps, flipped=not self.flipped, pairs=False, stores_c=self.stores_c, sums=self.sums)
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: object, at: object) -> Any:
         """All steps on one element, or on a matrix of them; of a gated product those behind the gate."""
         for step in self.steps[self.sums :]:
             x = step.apply(x, at)
         return x
 
-    def apply_to_sum(self, x: Any, at: Any) -> Any:
+    def apply_to_sum(self, x: object, at: object) -> Any:
         """The steps before a gate on one sum, or on a matrix of them."""
         for step in self.steps[: self.sums]:
             x = step.apply(x, at)
@@ -331,11 +331,11 @@ __all__ = [
     "Custom",
     "Dropout",
     "Epilogue",
-    "Given",
+    "EpilogueOperand",
     "Outputs",
     "Quantize",
-    "Reducing",
     "Reduction",
+    "ReductionStep",
     "Residual",
     "RowReduce",
     "Scale",

@@ -21,7 +21,7 @@ from .numpy_math import Array
 
 if TYPE_CHECKING:
     from .chain import Epilogue
-    from .reduce import Reducing
+    from .reduce import ReductionStep
 
 Part = tuple[int | slice, ...]  # index of a group's rows in the accumulator
 
@@ -67,7 +67,7 @@ class GroupedMatrix(EpilogueMatrix):
                 return spread
         return super()._placed(name, value)
 
-    def reduce(self, step: Reducing, x: Array) -> None:
+    def reduce(self, step: ReductionStep, x: Array) -> None:
         """Keep a reduction's results: of columns those of each group, of all those of all groups' rows."""
         if step.axes == "m":
             super().reduce(step, x)
@@ -83,7 +83,7 @@ class GroupedMatrix(EpilogueMatrix):
             found = step.reduction.reduce(whole, None)
         self.keep(step, found)
 
-    def _none(self, step: Reducing) -> list[Array]:
+    def _none(self, step: ReductionStep) -> list[Array]:
         """The results of no group."""
         return [np.zeros((0, self.accumulator.shape[-1]), np.float32) for _ in step.given]
 

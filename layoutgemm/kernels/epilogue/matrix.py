@@ -10,12 +10,12 @@ import numpy as np
 from ...errors import OperandError, PlanError
 from .numpy_math import Array, Math, mix
 from .parameters import host_number
-from .reduce import Quantize, Reducing
+from .reduce import Quantize, ReductionStep
 from .reductions import REDUCTIONS, Reduction
 
 if TYPE_CHECKING:
     from .chain import Epilogue
-    from .steps import Given
+    from .steps import EpilogueOperand
 
 
 def numbers_of(name: str, value: object) -> Array:
@@ -29,7 +29,7 @@ def numbers_of(name: str, value: object) -> Array:
     return array
 
 
-def rounded(operand: Given, value: object) -> Array:
+def rounded(operand: EpilogueOperand, value: object) -> Array:
     """Values of an epilogue's operand, rounded once to its type, as float32."""
     return np.asarray(operand.dtype.decode(operand.dtype.encode(numbers_of(operand.name, value))), np.float32)
 
@@ -76,7 +76,7 @@ class EpilogueMatrix:
         dtype = self.epilogue.named_given(name).dtype
         self.written[name] = np.asarray(dtype.decode(dtype.encode(np.broadcast_to(x, self.accumulator.shape))))
 
-    def reduce(self, step: Reducing, x: Array) -> None:
+    def reduce(self, step: ReductionStep, x: Array) -> None:
         """Keep a reduction's results, rounded to their types."""
         x = np.broadcast_to(x, self.accumulator.shape).astype(np.float32)
         axis = {"m": -1, "n": -2, "": None}[step.axes]
@@ -86,7 +86,7 @@ class EpilogueMatrix:
             found = self._of_groups(step.reduction, x, step.each)
         self.keep(step, found)
 
-    def keep(self, step: Reducing, found: list[Array]) -> None:
+    def keep(self, step: ReductionStep, found: list[Array]) -> None:
         """A reduction's results as written operands."""
         for given, value in zip(step.given, found, strict=True):
             self.written[given.name] = value if given.dtype.kind == "int" else rounded(given, value)

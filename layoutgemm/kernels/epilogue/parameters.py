@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import OperandError
 from ..plan import MAX_WORDS
-from .steps import Given
+from .steps import EpilogueOperand
 
 if TYPE_CHECKING:
     from .chain import Epilogue
@@ -20,7 +20,7 @@ _MAX_F32 = float.fromhex("0x1.ffffffp127")  # rounds to no float32
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedOperand:
     """An operand's address and strides.
 
     address  in bytes (or an array that stands for it, in the emulator)
@@ -42,15 +42,15 @@ def check_names(
         raise OperandError(f"{takes} {', '.join(names) or f'no {kind}s'}: {name} {what}")
 
 
-def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: Any = None) -> tuple[Any, ...]:
-    """The words, in the kernel's order: numbers and `Placed` by name, all of the epilogue's and no others.
+def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: object = None) -> tuple[Any, ...]:
+    """The words, in the kernel's order: numbers and `PlacedOperand` by name, all of the epilogue's and no others.
 
     workspace  the address of the plan's `workspace` bytes, which an epilogue with partial results needs
 
     Raises OperandError for a missing operand, one too many, or a number where there should be an address.
 
     >>> from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Scale
-    >>> words_of(Epilogue(Scale(), Bias()), {"alpha": 1.0, "bias": Placed(0x7F00)})[:3]
+    >>> words_of(Epilogue(Scale(), Bias()), {"alpha": 1.0, "bias": PlacedOperand(0x7F00)})[:3]
     (1065353216, 32512, 0)
     """
     check_names([operand.name for operand in epilogue.given], given)
@@ -98,16 +98,16 @@ def float_word(number: float) -> int:
     return int.from_bytes(struct.pack("<f", number), "little")
 
 
-def number_word(operand: Given, value: object) -> int:
+def number_word(operand: EpilogueOperand, value: object) -> int:
     """The word of an operand that is a number. Raises OperandError as `host_number` does."""
     number = host_number(operand.name, value, operand.dtype.name == "i32")
     return number & 0xFFFFFFFF if isinstance(number, int) else float_word(number)
 
 
-def _words(operand: Given, value: object) -> tuple[Any, ...]:
+def _words(operand: EpilogueOperand, value: object) -> tuple[Any, ...]:
     if operand.host:
         return (number_word(operand, value),)
-    if not isinstance(value, Placed):
+    if not isinstance(value, PlacedOperand):
         raise OperandError(f"{operand.name} lies in memory: an address, not {value!r}")
     if not operand.axes:
         return (value.address,)

@@ -19,13 +19,14 @@ from typing import Any, ClassVar
 from ...arguments import as_int
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
+from ..derive import ORDERS
 from .reductions import REDUCTIONS, Reduction, reduction_of
-from .steps import ORDERS, Given, Step
+from .steps import EpilogueOperand, Step
 
 FP8_MOST = {"e4m3": 448.0, "e5m2": 57344.0}  # the largest finite value
 
 
-class Reducing(Step):
+class ReductionStep(Step):
     """A step that reduces x as it is here.
 
     axes       the output's: "m", "n", or "" for one value
@@ -60,7 +61,7 @@ class Reducing(Step):
 
 
 @dataclass(frozen=True)
-class _Along(Reducing):
+class _Along(ReductionStep):
     """A reduction of each row or each column of C."""
 
     operation: str | Reduction = "sum"
@@ -85,7 +86,7 @@ class _Along(Reducing):
             )
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The outputs."""
         made = []
         for result, kind in self.reduction.results:
@@ -93,9 +94,9 @@ class _Along(Reducing):
             kept = dtype_named(self.dtype if kind == "float" else "i32")
             start = 0.0 if self.ordered else float(self.reduction.identity[0])
             if self.each is None:
-                made.append(Given(name, self.axes, kept, written=True, start=start))
+                made.append(EpilogueOperand(name, self.axes, kept, written=True, start=start))
             else:
-                made.append(Given(name, "mn", kept, order=self.order, written=True, unit=(1, self.each)))
+                made.append(EpilogueOperand(name, "mn", kept, order=self.order, written=True, unit=(1, self.each)))
         return tuple(made)
 
     def _turned(self, kind: type[_Along]) -> Step:
@@ -177,7 +178,7 @@ class ColumnReduce(_Along):
 
 
 @dataclass(frozen=True)
-class Amax(Reducing):
+class Amax(ReductionStep):
     """The largest |x| of C, in a float32 in memory that the caller initialises."""
 
     name: str = "amax"
@@ -194,9 +195,9 @@ class Amax(Reducing):
         return REDUCTIONS["amax"]
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The maximum."""
-        return (Given(self.name, "", dtype_named("f32"), written=True),)
+        return (EpilogueOperand(self.name, "", dtype_named("f32"), written=True),)
 
 
 @dataclass(frozen=True)
@@ -245,9 +246,11 @@ class Quantize(Step):
         return FP8_MOST[self.dtype]
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The scales."""
-        return (Given(self.name, "mn", dtype_named("f32"), order=self.order, written=True, unit=(1, self.each)),)
+        return (
+            EpilogueOperand(self.name, "mn", dtype_named("f32"), order=self.order, written=True, unit=(1, self.each)),
+        )
 
     def apply(self, x: Any, at: Any) -> Any:
         """x times the inverse of its group's scale."""
@@ -260,4 +263,4 @@ class Quantize(Step):
         )
 
 
-__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "Reducing", "RowReduce"]
+__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "ReductionStep", "RowReduce"]

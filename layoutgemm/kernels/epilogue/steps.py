@@ -13,16 +13,15 @@ from typing import Any
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
+from ..derive import ORDERS, OTHER_ORDER
 from . import tracing
 
 Value = Any  # of elements: numbers, arrays of them, or what a traced kernel computes
-ORDERS = ("row", "col")
 _FLIPPED = {"": "", "m": "n", "n": "m", "mn": "mn"}
-_OTHER = {"row": "col", "col": "row"}
 
 
 @dataclass(frozen=True)
-class Given:
+class EpilogueOperand:
     """An operand that an epilogue reads or writes.
 
     name     what the caller gives it by
@@ -64,7 +63,7 @@ class Given:
     def shape(self, m: int, n: int) -> tuple[int, ...]:
         """Its shape for a C of m rows and n columns.
 
-        >>> Given("scales", "mn", "f32", written=True, unit=(1, 128)).shape(4, 200)
+        >>> EpilogueOperand("scales", "mn", "f32", written=True, unit=(1, 128)).shape(4, 200)
         (4, 2)
         """
         extents = {"m": -(-m // self.unit[0]), "n": -(-n // self.unit[1]) * self.places}
@@ -78,9 +77,9 @@ class Given:
         leading = (f"{self.name}_ld",) if self.axes == "mn" else ()
         return (self.name, *leading, f"{self.name}_batch")
 
-    def transposed(self) -> Given:
+    def transposed(self) -> EpilogueOperand:
         """The same for the transposed C."""
-        return replace(self, axes=_FLIPPED[self.axes], order=_OTHER[self.order], unit=self.unit[::-1])
+        return replace(self, axes=_FLIPPED[self.axes], order=OTHER_ORDER[self.order], unit=self.unit[::-1])
 
 
 STEPS: dict[str, type[Step]] = {}  # this package's own by name: those that another process knows, too
@@ -93,7 +92,10 @@ class Step:
     coordinates `at.i`, `at.j`. `at.math` has exp, tanh, erf, sigmoid, maximum, where ... in f32.
     """
 
-    given: tuple[Given, ...] = ()
+    @property
+    def given(self) -> tuple[EpilogueOperand, ...]:
+        """The operands that the step reads or writes."""
+        return ()
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.rpartition(".")[0] == __package__ and not cls.__name__.startswith("_"):
@@ -116,9 +118,9 @@ class Scale(Step):
     device: bool = False
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The scale."""
-        return (Given(self.name, "", dtype_named("f32"), host=not self.device),)
+        return (EpilogueOperand(self.name, "", dtype_named("f32"), host=not self.device),)
 
     def apply(self, x: Value, at: Any) -> Value:
         """x times the scale."""
@@ -138,9 +140,9 @@ class _Vector(Step):
             raise PlanError(f"{self.name}: axis {self.axis!r}; 'n' for one value a column, 'm' for one a row")
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The vector."""
-        return (Given(self.name, self.axis, dtype_named(self.dtype)),)
+        return (EpilogueOperand(self.name, self.axis, dtype_named(self.dtype)),)
 
     def transposed(self) -> Step:
         """Along the other axis."""
@@ -179,10 +181,12 @@ class Residual(Step):
     beta: str | None = "beta"
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The matrix and its factor."""
-        matrix = Given(self.name, "mn", dtype_named(self.dtype), order=self.order)
-        return (matrix,) if self.beta is None else (matrix, Given(self.beta, "", dtype_named("f32"), host=True))
+        matrix = EpilogueOperand(self.name, "mn", dtype_named(self.dtype), order=self.order)
+        return (
+            (matrix,) if self.beta is None else (matrix, EpilogueOperand(self.beta, "", dtype_named("f32"), host=True))
+        )
 
     def apply(self, x: Value, at: Any) -> Value:
         """x plus beta times the matrix's element."""
@@ -191,7 +195,7 @@ class Residual(Step):
 
     def transposed(self) -> Step:
         """The matrix in the other order."""
-        return replace(self, order=_OTHER[self.order])
+        return replace(self, order=OTHER_ORDER[self.order])
 
 
 def _gelu_tanh(x: Value, ops: Any) -> Value:
@@ -291,9 +295,9 @@ class ActivationGradient(Step):
         check_activation(self.kind)
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The matrix."""
-        return (Given(self.name, "mn", dtype_named(self.dtype), order=self.order),)
+        return (EpilogueOperand(self.name, "mn", dtype_named(self.dtype), order=self.order),)
 
     def apply(self, x: Value, at: Any) -> Value:
         """x times the derivative at the matrix's element."""
@@ -301,7 +305,7 @@ class ActivationGradient(Step):
 
     def transposed(self) -> Step:
         """The matrix in the other order."""
-        return replace(self, order=_OTHER[self.order])
+        return replace(self, order=OTHER_ORDER[self.order])
 
 
 @dataclass(frozen=True)
@@ -333,9 +337,9 @@ class Aux(Step):
     name: str = "aux"
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The matrix."""
-        return (Given(self.name, "mn", dtype_named(self.dtype), order=self.order, written=True),)
+        return (EpilogueOperand(self.name, "mn", dtype_named(self.dtype), order=self.order, written=True),)
 
     def apply(self, x: Value, at: Any) -> Value:
         """x, unchanged."""
@@ -344,7 +348,7 @@ class Aux(Step):
 
     def transposed(self) -> Step:
         """The matrix in the other order."""
-        return replace(self, order=_OTHER[self.order])
+        return replace(self, order=OTHER_ORDER[self.order])
 
 
 @dataclass(frozen=True)
@@ -362,9 +366,9 @@ class Dropout(Step):
             raise PlanError(f"dropout with p = {self.p!r}: a number of at least 0 and below 1")
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The seed."""
-        return (Given(self.name, "", dtype_named("i32"), host=True),)
+        return (EpilogueOperand(self.name, "", dtype_named("i32"), host=True),)
 
     def apply(self, x: Value, at: Any) -> Value:
         """x scaled, or 0."""
@@ -377,10 +381,10 @@ class Custom(Step):
     """A user's own arithmetic, as an expression: see `Custom.of`."""
 
     expression: tracing.Expression
-    operands: tuple[Given, ...] = ()
+    operands: tuple[EpilogueOperand, ...] = ()
 
     @classmethod
-    def of(cls, function: Callable[..., Any], *operands: Given) -> Custom:
+    def of(cls, function: Callable[..., Any], *operands: EpilogueOperand) -> Custom:
         """The step x -> function(x, i, j, ops, *operands).
 
         x is the f32 value, i and j its row and column in C, ops what it may call (see
@@ -394,14 +398,17 @@ class Custom(Step):
         [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
         """
         for operand in operands:
-            if not isinstance(operand, Given):
-                raise PlanError(f'an operand of the function is {operand!r}: a Given, as in Given("gate", "mn", "f32")')
+            if not isinstance(operand, EpilogueOperand):
+                raise PlanError(
+                    f"an operand of the function is {operand!r}: an EpilogueOperand, as in "
+                    'EpilogueOperand("gate", "mn", "f32")'
+                )
         if any(operand.written for operand in operands):
             raise PlanError("an epilogue's function reads its operands; Aux writes a matrix")
         return cls(tracing.trace(function, tuple(operand.name for operand in operands)), operands)
 
     @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+    def given(self) -> tuple[EpilogueOperand, ...]:
         """The operands."""
         return self.operands
 

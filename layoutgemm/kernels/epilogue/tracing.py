@@ -254,7 +254,7 @@ def evaluate(expression: Expression, x: Any, at: Any) -> Any:
 class Values:
     """Values by name, and the operations on them: the place at which an expression without coordinates is evaluated."""
 
-    def __init__(self, values: Mapping[str, Any], math: Any):
+    def __init__(self, values: Mapping[str, object], math: object):
         self.values, self.math = values, math
 
     def read(self, name: str) -> Any:

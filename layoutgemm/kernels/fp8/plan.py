@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ...arch import Arch, arch
-from ...atoms.copy.base import WARP
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...dtypes import DType, dtype
 from ...errors import PlanError
 from ...layouts import ComposedLayout, Layout, Swizzle
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 BLOCK = 128  # elements of a scale, along each dimension that it is of
 THREADS = 256
 LEAST = 1e-30  # of the largest |x|, so that zeros have a scale: the smallest that `Quantize` takes
-VECTOR_BYTES = 16  # of a thread's load; addresses and sizes may leave less
 ROWS_ALIGNED = 16  # bytes: rows of values begin at multiples, as TMA has it
 SCALES_ALIGNED = 4  # scales: columns of scales begin at multiples of 16 bytes
 _SOURCES = ("bf16", "f16", "f32")

@@ -126,7 +126,7 @@ class Level:
 
     def written(self, n: int) -> int:
         """The columns that the level may write of `n` columns, in whole 16 bytes."""
-        return n + (self.store.beyond_line(n) if self.store is not None else 0)
+        return n + (self.store.line_overrun(n) if self.store is not None else 0)
 
     def leading(self, m: int, n: int, k: int) -> tuple[int, int, int]:
         """lda, ldb, ldc that the harness gives: the smallest that tensor copies take; an f32 C has no pitch.

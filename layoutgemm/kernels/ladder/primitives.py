@@ -80,7 +80,7 @@ class Primitive:
         return compile_kernel(self.kernel, ARCH, facts, self)
 
 
-def emulate(name: str, kernel: Any, arrays: Mapping[str, np.ndarray], orders: int = 3) -> Emulation:
+def emulate(name: str, kernel: object, arrays: Mapping[str, np.ndarray], orders: int = 3) -> Emulation:
     """Run a kernel's launch on the arrays in several orders of events; they hold what it wrote, the same in each.
 
     name    of the kernel, unique in its program, for the cache of compiled kernels

@@ -42,7 +42,7 @@ def _codes(name: str, words: Words, axis: int, order: tuple[int, ...] = _IN_ORDE
     return found.reshape(shape)
 
 
-def _weights(codes: npt.NDArray[np.uint8], scales: Any, zeros: npt.NDArray[Any]) -> QuantizedWeights:
+def _weights(codes: npt.NDArray[np.uint8], scales: object, zeros: npt.NDArray[Any]) -> QuantizedWeights:
     """Plain weights of (N, K) codes and (N, groups); zero points of 8 alone need none."""
     wide = np.asarray(scales, np.float64)
     if wide.ndim != 2 or wide.shape != zeros.shape or wide.shape[0] != codes.shape[0]:

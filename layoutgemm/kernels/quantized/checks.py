@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ...atoms.copy.base import VECTOR_BYTES
 from ...checks import bank_conflicts
 from ...layouts import Layout
 from ...report import Check
@@ -13,7 +14,7 @@ from .conversions import NumpyPairs, pairs_of, values_of, zero_bits
 from .float8 import quads_of
 from .formats import MOST_ZERO, UNIT_K, UNIT_ROWS
 from .fragments import block_scales, block_values
-from .order import THREADS, VECTOR_BYTES, PackedOrder
+from .order import THREADS, PackedOrder
 from .packing import QuantizedWeights, pack, unpack
 
 

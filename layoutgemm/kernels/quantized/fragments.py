@@ -20,7 +20,7 @@ ROW_SELECTORS = (0x1010, 0x3232)  # prmt's, for the low or the high half of a wo
 
 
 def fragment(
-    order: PackedOrder, words: Sequence[Any], rows: Sequence[Any], zeros: Sequence[Any], ops: PairMath
+    order: PackedOrder, words: Sequence[object], rows: Sequence[object], zeros: Sequence[object], ops: PairMath
 ) -> list[Any]:
     """The registers of one fragment.
 

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...atoms import MmaAtom, wgmma
+from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import PlanError
 from ...layouts import Layout
 from .conversions import TARGETS, WORD, TargetFormat, pair_values
 from .float8 import ZERO_FACTOR, refusal, word_values
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 
-VECTOR_BYTES, WORDS = 16, 4  # of a vector: the widest load from shared memory
+WORDS = VECTOR_BYTES // 4  # of a vector: the widest load from shared memory
 NUMBER_BYTES = 2  # of a scale
 THREADS = 128
 

@@ -19,7 +19,7 @@ PROGRESS_SECONDS = 2.0  # between two lines of a long run
 
 def executed(
     plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix, device: str,
-    values: Mapping[str, Any] | None = None, words: tuple[Any, ...] = (),
+    values: Mapping[str, object] | None = None, words: tuple[object, ...] = (),
 ) -> np.ndarray:  # fmt: skip
     """C by the NumPy executor ("reference") or by the compiled kernel ("emulator").
 

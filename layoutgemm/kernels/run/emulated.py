@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ _HOSTS: dict[str, HostFunction] = {}
 
 def emulate_plan(
     plan: Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None = None, progress: bool = True,
-    given: tuple[Any, ...] = (),
+    given: tuple[object, ...] = (),
 ) -> tuple[np.ndarray, Emulation]:  # fmt: skip
     """Run the plan's compiled kernel: the raw bits of C, (M, N) or (batch, M, N), and what the emulator found.
 
@@ -51,7 +50,7 @@ def _leading(plan: Plan, a: GlobalMatrix, b: GlobalMatrix) -> list[int]:
 
 def _emulate_persistent(
     plan: Sm90Plan | Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None, progress: bool,
-    more: tuple[Any, ...] = (),
+    more: tuple[object, ...] = (),
 ) -> tuple[np.ndarray, Emulation]:  # fmt: skip
     """A few clusters at a time, so that each computes several tiles. What lies between C's lines has to stay.
 
@@ -63,7 +62,7 @@ def _emulate_persistent(
     if own > inner:
         leading += STRIDE_UNIT // plan.c.dtype.bytes
         policy = replace(policy or Policy(), edges=False)
-    batch = plan.matrices_of_c if isinstance(plan, Sm90Plan) else plan.batch
+    batch = plan.matrices_of_c
     words = unwritten(plan.c.dtype, (batch, lines, leading))
     before = words[..., own:].copy()
     pitches = (*_leading(plan, a, b), leading, a.pitch, b.pitch, lines * leading)
@@ -77,7 +76,7 @@ def _emulate_persistent(
 
 
 def emulate_launch(
-    plan: Plan, arguments: tuple[Any, ...], policy: Policy | None = None, progress: bool = True
+    plan: Plan, arguments: tuple[object, ...], policy: Policy | None = None, progress: bool = True
 ) -> Emulation:
     """Emulate the plan's compiled kernel on launch arguments, with arrays in place of addresses."""
     records = current_records()
@@ -108,7 +107,7 @@ def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
     return [*scalars, HostParameter("stream", "stream")]
 
 
-def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix, given: tuple[Any, ...] = ()) -> np.ndarray:
+def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix, given: tuple[object, ...] = ()) -> np.ndarray:
     """C as float32 values, of integers as int32. Raises EmulatorError with the report when anything was found."""
     words, emulation = emulate_plan(plan, a, b, given=given)
     emulation.raise_for_findings()

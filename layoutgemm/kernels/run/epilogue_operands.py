@@ -79,7 +79,7 @@ def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     return rest
 
 
-def execute_given(
+def execute_with_operands(
     plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, object], device: str
 ) -> np.ndarray:
     """C by the NumPy executor ("reference") or the compiled kernel ("emulator")."""
@@ -170,7 +170,7 @@ def rows_memory(plan: Sm90Plan, device: torch.device) -> torch.Tensor | None:
     return torch.empty(copied_bytes(plan), dtype=torch.uint8, device=device)
 
 
-def order_words(plan: GemmPlan, given: Mapping[str, Any], device: torch.device) -> tuple[int, ...]:
+def order_words(plan: GemmPlan, given: Mapping[str, object], device: torch.device) -> tuple[int, ...]:
     """The words of the plan's order on a GPU; a list that the order makes itself is kept there.
 
     A caller's list is a CUDA tensor of int32, row + 2**16 * column each, and is not looked at.

@@ -33,7 +33,7 @@ def run_fused(
     plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, given: Mapping[str, object],
     out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
 ) -> GemmResult:  # fmt: skip
-    """C = epilogue(A @ B): `run.run_plan` for a plan with an epilogue. NumPy arrays alone.
+    """C = epilogue(A @ B): `numpy_arrays.run_plan` for a plan with an epilogue. NumPy arrays alone.
 
     given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape; with a main loop's
             tables, the offsets or counts of groups, further matrices and numbers

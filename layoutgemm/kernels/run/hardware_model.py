@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -250,6 +251,29 @@ class Output:
         values = values_of(self.c.dtype, self.matrix.bits[self._first :]).reshape(shape)[..., : self.inner]
         values = values if self.c.order == "row" else values.swapaxes(1, 2)
         return np.ascontiguousarray(values if self.batch > 1 else values[0])
+
+
+class TileWorker(Protocol):
+    """The CTAs of a cluster, which compute tile after tile."""
+
+    def compute(self, tile: int, step: int) -> None:
+        """Tile number `tile` of all, this worker's number `step`."""
+
+
+def take_tiles(tiles: int, workers: int, start: Callable[[], TileWorker], progress: Progress | None) -> None:
+    """Persistent workers take tiles: worker w those numbered w, w + workers, and so on.
+
+    start     makes a worker
+    progress  called with (tiles done, tiles in all) after each tile
+    """
+    done = 0
+    for first in range(workers):
+        worker = start()
+        for step, tile in enumerate(range(first, tiles, workers)):
+            worker.compute(tile, step)
+            done += 1
+            if progress is not None:
+                progress(done, tiles)
 
 
 def store_matrices(

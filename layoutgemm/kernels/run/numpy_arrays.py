@@ -19,13 +19,13 @@ from ..streamed.plan import StreamedPlan
 from ..verbs import named
 from .arrays import check_arrays, check_matrices
 from .cpu import run_on_cpu
-from .epilogue_operands import execute_given, given_of, run_ordered, words_of_arrays
+from .epilogue_operands import execute_with_operands, given_of, run_ordered, words_of_arrays
 from .fused import run_fused
 from .partial import is_partial, stored_into
 from .quantized import run_quantized
 from .records import recorded
 from .result import GemmResult
-from .tensor_maps import run_given
+from .tensor_maps import run_with_operands
 from .torch_tensors import chosen_device, run_arrays, run_tensors
 
 if TYPE_CHECKING:
@@ -125,11 +125,11 @@ def _run_given(
 ) -> GemmResult:  # fmt: skip
     """Run a plan that reads more than A and B, by name."""
     if kind.startswith("torch tensor on cuda") and device in (None, "cuda"):
-        return run_given(plan, a, b, dict(given), out, copy)
+        return run_with_operands(plan, a, b, dict(given), out, copy)
     if kind.startswith("torch"):
         raise OperandError(f"a is a {kind}: a plan that reads more than a and b takes CUDA tensors, or NumPy arrays")
     check_arrays(plan, a, b, out)
     chosen, why = chosen_device(plan, device)
     if chosen == "cuda":
         return run_arrays(plan, a, b, why, words_of_arrays(plan, given_of(plan, given))).into(out)
-    return run_on_cpu(plan, a, b, chosen, why, copy, partial(execute_given, given=given)).into(out)
+    return run_on_cpu(plan, a, b, chosen, why, copy, partial(execute_with_operands, given=given)).into(out)

@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from ..compile.launcher import allowed_in_capture, bind
-from ..sm90.choose.occupancy import SIZES, Places
+from ..sm90.choose.occupancy import SIZES, ClusterOccupancy
 
 BLOCK_BYTES, THREADS = 200 << 10, 128  # of shared memory: more than half of a multiprocessor's
 _NOTHING = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry nothing()\n{\n    ret;\n}\n\0"
@@ -27,25 +27,25 @@ def resident(index: int, blocks: int) -> int:
 
 
 @functools.cache
-def of_device(index: int) -> Places:
+def of_device(index: int) -> ClusterOccupancy:
     """The places of one of torch's GPUs: from compute capability 9.0 on its driver is asked."""
     import torch
 
     found = torch.cuda.get_device_properties(index)
     processors = int(found.multi_processor_count)
-    return places(index, processors) if found.major >= 9 else Places(processors)
+    return cluster_occupancy(index, processors) if found.major >= 9 else ClusterOccupancy(processors)
 
 
 @functools.cache
-def places(index: int, multiprocessors: int) -> Places:
+def cluster_occupancy(index: int, multiprocessors: int) -> ClusterOccupancy:
     """The resident clusters of a GPU from compute capability 9.0 on. It makes a context if the thread has none.
 
     index  the driver's number of the GPU, which is torch's
     """
     try:
-        return Places(multiprocessors, asked(index))
+        return ClusterOccupancy(multiprocessors, asked(index))
     except (ImportError, RuntimeError):  # no bindings, or a driver that does not say
-        return Places(multiprocessors)
+        return ClusterOccupancy(multiprocessors)
 
 
 def asked(index: int) -> tuple[int, ...]:

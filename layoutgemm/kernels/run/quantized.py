@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import EmulatorError, OperandError, PlanError
 from ..compile.compiler import compile_plan
 from ..epilogue.arrays import Arrays
 from ..plan import MAX_WORDS
 from ..quantized.formats import COLUMN_SCALE
-from ..quantized.order import VECTOR_BYTES
 from ..quantized.packing import PackedWeights
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
@@ -69,7 +69,7 @@ def run_quantized(
     return GemmResult(c, where, why, tuple(copies), written=written).into(out)
 
 
-def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[Any, ...]) -> np.ndarray:
+def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...]) -> np.ndarray:
     """C of the mma.sync kernel; lines of A have the pitch that the plan's alignment asks for."""
     bits = lines_of_bits(plan.a, x)
     if device == "reference":
@@ -88,7 +88,9 @@ def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, wor
     return values_of(plan.c.dtype, c[:, : plan.n])
 
 
-def _streamed(plan: StreamedPlan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[Any, ...]) -> np.ndarray:
+def _streamed(
+    plan: StreamedPlan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...]
+) -> np.ndarray:
     """C of the streamed kernel, whose lines of x are whole 16 bytes."""
     bits = lines_of_bits(plan.b, x)
     if device == "reference":

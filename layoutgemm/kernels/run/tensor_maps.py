@@ -148,13 +148,13 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
         return f"out: matrices of the batch lie {pitch} * {size} = {pitch * size} bytes apart, no multiple of 16"
     if out.data_ptr() % 16:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
-    if plan.beyond_line:  # what follows a line of the caller's tensor may belong to another tensor
-        return plan.beyond_line
+    if plan.line_overrun:  # what follows a line of the caller's tensor may belong to another tensor
+        return plan.line_overrun
     _check_map(present(plan.store).maps[0], "out", lines, leading, pitch)
     return ""
 
 
-def run_given(
+def run_with_operands(
     plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], out: torch.Tensor | None = None,
     copy: bool = True,
 ) -> GemmResult:  # fmt: skip

@@ -85,7 +85,7 @@ def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
     return True, f"torch finds {name}"
 
 
-def chosen_device(plan: Any, device: str | None, otherwise: str = "reference") -> tuple[str, str]:
+def chosen_device(plan: object, device: str | None, otherwise: str = "reference") -> tuple[str, str]:
     """(the device asked for, else a GPU that runs the plan, else `otherwise`; the reason)."""
     if device is not None:
         return device, ""
@@ -169,7 +169,7 @@ def require_gpu(plan: GemmPlan, index: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class LaunchOf:
+class TensorLaunch:
     """One launch of a plan on tensors.
 
     arguments  the kernel's, as `plan.parameters` names them: A, B and C first
@@ -188,7 +188,7 @@ class LaunchOf:
 
 def launch_of(
     plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, copy: bool, words: tuple[int, ...] = ()
-) -> LaunchOf:
+) -> TensorLaunch:
     """The launch of a plan on checked tensors of the current device, its copies made."""
     copies: list[str] = []
     path = _path_of(plan)
@@ -196,7 +196,7 @@ def launch_of(
     c, late = path.target(plan, out, a.device, copies, copy)
     pointers = of_a[0].data_ptr(), of_b[0].data_ptr(), c.data_ptr()
     numbers = path.arguments(plan, of_a, of_b, c, a.device.index)
-    return LaunchOf((*pointers, *numbers, *words), c, late, (of_a[0], of_b[0]), tuple(copies))
+    return TensorLaunch((*pointers, *numbers, *words), c, late, (of_a[0], of_b[0]), tuple(copies))
 
 
 def launch(

@@ -21,6 +21,7 @@ from ...checks import (
     shared_memory_of,
     tensor_memory,
 )
+from ...checks.coverage import not_once
 from ...errors import LayoutError
 from ...report import Check, Report
 from ..derivation import checked
@@ -63,7 +64,7 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
 
 
 def pipeline_of(plan: Sm100Plan) -> Blackwell:
-    """The plan's pipeline as numbers: see `checks.pipeline_blackwell`."""
+    """The plan's pipeline as numbers: see `kernels.sm100.pipeline_model`."""
     store = plan.store
     rounds = tuple((i % store.buffers, store.pending(i)) for i, _ in store.rounds_of(0, 0))
     return Blackwell(
@@ -221,9 +222,7 @@ def _loads(plan: Sm100Plan) -> Check:
                 witness = witness or f"warp {warp}, column {chunk.column}: a thread loads another's element"
                 continue
             np.add.at(times, (row, col), 1)
-    if not witness and (times != 1).any():
-        i, j = (int(x) for x in np.argwhere(times != 1)[0])
-        witness = f"element ({i}, {j}) is loaded {int(times[i, j])} times"
+    witness = witness or not_once(times, "element ({}, {}) is loaded {} times")
     statement = (
         f"four warps load each of {BLOCK_ROWS}x{plan.tile[1]} elements once by 32x32b of "
         f"{', '.join(f'x{n}' for n in sorted(set(names), reverse=True))}, a row of C in each thread"

@@ -19,12 +19,13 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
-from ..derive import Given, Operand, OperandPlan, derive_operand
+from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, unmirrored
-from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
+from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
+    LEAST_STAGES,
     MAX_TILES,
     STAGE_BYTES_OF_K,
     GemmPlan,
@@ -47,7 +48,6 @@ BLOCK_ROWS = LANES  # of C that one block holds: one to a lane of tensor memory
 EPILOGUE_WARPS = LANES // WARP_LANES  # each reaches its own quarter of the lanes
 MMA_WARP, LOADER_WARP = EPILOGUE_WARPS, EPILOGUE_WARPS + 1
 THREADS = 32 * (LOADER_WARP + 1)
-LEAST_STAGES = 2
 SLOT_BYTES = 8  # of the word in which tcgen05.alloc leaves an address, and what aligns the barriers behind it
 # N of an instruction of 128 rows in one block, and of 256 in two: what the PTX ISA's table and CUTLASS both have.
 N_STEP = {1: 16, 2: 32}
@@ -116,7 +116,7 @@ class Sm100Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Sm100Plan(PersistentPlan):
+class Sm100Plan(ReducingPlan, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell; see `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
@@ -272,16 +272,6 @@ class Sm100Plan(PersistentPlan):
         return partials_of(self.epilogue, self.tile[1], rows=WARP_LANES)
 
     @property
-    def partial_bytes(self) -> int:
-        """Bytes of device memory of these."""
-        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of device memory that a call needs beyond its operands: those of partial results."""
-        return self.partial_bytes
-
-    @property
     def loads_whole_rows(self) -> bool:
         """True if the epilogue sees a tile's rows as a whole: they are reduced, quantised, or not stored."""
         along = any(step.axes or step.each for step in self.epilogue.reductions)
@@ -305,7 +295,7 @@ class Sm100Plan(PersistentPlan):
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property
-    def reads_more(self) -> bool:
+    def takes_extra_params(self) -> bool:
         """True if the kernel takes words: it has an epilogue, or an order of tiles that reads some."""
         return bool(self.epilogue) or bool(self.order.schedule.words)
 
@@ -317,14 +307,14 @@ class Sm100Plan(PersistentPlan):
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
-        return "sm100.device.fused:Sm100FusedKernel" if self.reads_more else "sm100.device.gemm:Sm100GemmKernel"
+        return "sm100.device.fused:Sm100FusedKernel" if self.takes_extra_params else "sm100.device.gemm:Sm100GemmKernel"
 
     def __str__(self) -> str:
         many = f"{self.stages} stages, {self.accumulators} accumulator(s)"
         return f"{self.described()} by {self.blocks} block(s), {many}"
 
 
-def _typed(a: Given, b: Given | None, c: Given | None) -> tuple[Operand, Operand, Operand]:
+def _typed(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:
     """The operands' types and orders; raises PlanError for a product without an instruction."""
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)

@@ -20,7 +20,7 @@ from ...layouts.basis import component
 from ...schedule.listed import OnHost
 from ..derive import OperandPlan
 from ..orders import reads_on_host, stored_elements
-from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedBytes, copy_boxes
+from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedBytes, copy_boxes, take_tiles
 from ..store import StoreChunk
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
@@ -51,14 +51,7 @@ def execute_sm100(
     c.wanted = stored_elements(plan, given or {})
     reads = reads_on_host(plan.order.schedule, given or {})
     tiles = int(plan.order.schedule.count(plan.tiles, reads=reads)) * plan.batch
-    workers, done = min(tiles, clusters), 0
-    for worker in range(workers):
-        group = _Group(plan, a, b, c, reads)
-        for step, tile in enumerate(range(worker, tiles, workers)):
-            group.compute(tile, step)
-            done += 1
-            if progress is not None:
-                progress(done, tiles)
+    take_tiles(tiles, min(tiles, clusters), lambda: _Group(plan, a, b, c, reads), progress)
     return c.values()
 
 

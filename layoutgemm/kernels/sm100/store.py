@@ -22,7 +22,6 @@ from ...errors import PlanError
 from ..derive import Operand
 from ..store import StoreChunk, StorePlan, StoreRound, buffer_bytes, gathered, tiles_of_chunks
 
-VECTOR_BYTES = 16  # the widest st.shared, and what a swizzle leaves together
 WIDTHS = (16, 32, 64, 128)  # of a chunk, in columns: a tcgen05.ld brings as many registers to a thread
 _SPAN_BYTES = 128  # the longest line of a swizzled tile in shared memory, and of a box
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...atoms.copy.base import VECTOR_BYTES
 from ...atoms.tmem.layout import WARP_LANES
 from ...checks import bank_conflicts
+from ...checks.coverage import not_once
 from ...errors import LayoutError
 from ...report import Check
 from ..plan_checks import boxes_of_c
 from ..store import distinct_chunks
 from .plan import Sm100Plan
-from .store import VECTOR_BYTES, load_of
+from .store import load_of
 
 
 def store_checks(plan: Sm100Plan) -> list[Check]:
@@ -32,9 +34,7 @@ def _columns_of_c(plan: Sm100Plan) -> Check:
             end = chunk.offset + chunk.tile.bytes
         if end > store.buffer_bytes or store.buffer_bytes % 1024:
             witness = witness or f"round {number} ends at byte {end} of a buffer of {store.buffer_bytes}"
-    if (times != 1).any():
-        column = int(np.nonzero(times != 1)[0][0])
-        witness = witness or f"column {column} is stored {int(times[column])} times"
+    witness = witness or not_once(times, "column {} is stored {} times")
     if store.c != plan.c or store.warps != 1:
         witness = witness or f"a store of {store.c} by {store.warps} warp(s)"
     widths = "+".join(str(chunk.width) for chunk in distinct_chunks(store))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...atoms import MmaAtom, ldmatrix
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import (
     AccessPattern,
     PipelineProof,
@@ -23,6 +24,7 @@ from ...checks import (
     sectors,
     shared_memory_of,
 )
+from ...checks.coverage import not_once
 from ...layouts import Layout
 from ...memo import memoized
 from ...report import Check, Report
@@ -31,7 +33,7 @@ from ..derive import one_matrix
 from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
-from .operand import VECTOR, WARP, Sm80Operand, byte_selector
+from .operand import Sm80Operand, byte_selector
 from .pipeline import proven
 from .plan import Sm80Plan
 from .quantized.checks import packed_checks
@@ -165,7 +167,7 @@ def _coalesced(operand: Sm80Operand, copied: IntArray) -> Check:
     # a pitch of an odd number of vectors: contiguous lines would hide what is scattered
     pitch = extent[1 if operand.major == "K" else 0] + 128 // element.bytes
     lines = Layout(extent, (pitch, 1) if operand.major == "K" else (1, pitch))
-    width = min(copied.shape[2] * element.bytes, VECTOR)
+    width = min(copied.shape[2] * element.bytes, VECTOR_BYTES)
     asked = AccessPattern(f"reads of {operand.name}", "ld.global", copied[:, :, : width // element.bytes])
     return sectors(lines, asked, element=element).as_check(f"coalescing {operand.name}")
 
@@ -206,7 +208,7 @@ def held_after(operand: Sm80Operand, load: int, step: int) -> tuple[IntArray, In
         return (np.asarray(mn)[:, None, None] + away[None, :, :1], np.asarray(k)[:, None, None] + away[None, :, 1:])
     along_k = operand.major == "K"
     copy = ldmatrix(4, transpose=not along_k, element=operand.dtype)
-    width = VECTOR * 8 // bits
+    width = VECTOR_BYTES * 8 // bits
     element = np.asarray(copy.layout_dst.offsets(), np.int64).reshape(-1, WARP).T  # (lane, value)
     row, inside = element // width, element % width
     mn, k = (np.asarray(x) + np.zeros(WARP, np.int64) for x in how.rows(lanes, load, step))
@@ -268,7 +270,7 @@ def _flat(operand: Sm80Operand, mn: IntArray, k: IntArray) -> IntArray:
 def _rows_read(operand: Sm80Operand) -> AccessPattern:
     """The rows that ldmatrix reads by the plan's own addresses: (request, lane, element)."""
     load = operand.load
-    run = np.arange(VECTOR // operand.dtype.bytes)
+    run = np.arange(VECTOR_BYTES // operand.dtype.bytes)
     found = []
     for number, step in product(range(load.loads), range(load.steps)):
         mn, k = (np.asarray(x) + np.zeros(WARP, np.int64) for x in load.rows(np.arange(WARP), number, step))
@@ -295,10 +297,7 @@ def _warps(plan: Sm80Plan) -> Check:
     for warp in range(plan.threads // WARP):
         i, j = plan.warp_place(warp)
         times[i * wide_m : (i + 1) * wide_m, j * wide_n : (j + 1) * wide_n] += 1
-    witness = ""
-    if (times != 1).any():
-        at = tuple(int(x) for x in np.argwhere(times != 1)[0])
-        witness = f"element {at} of the tile is multiplied by {int(times[at])} warps"
+    witness = not_once(times, "element ({}, {}) of the tile is multiplied by {} warps")
     if sorted(plan.products) != sorted(product(range(plan.blocks[0]), range(plan.blocks[1]))):
         witness = witness or f"the products {plan.products} are not all of {plan.blocks} blocks"
     if (plan.a.warps, plan.b.warps) != plan.warps:

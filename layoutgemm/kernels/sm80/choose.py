@@ -7,14 +7,14 @@ from math import lcm
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ..derive import Given, Operand
+from ...checks.coalescing import SECTOR
+from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..operand_orders import Choice
 from ..plan import BARRIER_BYTES
 from .plan import MAX_BATCH, Sm80Config, Sm80Plan
 from .store import BUFFERS
 
-SECTOR = 32  # bytes that L2 serves at a time: checks.coalescing
 ROUND_ROWS = 16  # of C that a warp puts into one buffer: the instruction's M
 _LARGE = (128, 256)
 
@@ -116,9 +116,9 @@ class Sm80Choice(Choice):
         k: int,
         *,
         batch: int = 1,
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
+        a: OperandSpec = "bf16",
+        b: OperandSpec | None = None,
+        c: OperandSpec | None = None,
         epilogue: Epilogue | None = None,
     ) -> Sm80Plan:
         """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm80Plan.derive.

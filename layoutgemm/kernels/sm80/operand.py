@@ -32,6 +32,7 @@ from ...atoms import (
     operand_map,
     smem_tile,
 )
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...atoms.tma.derive import derive as derive_tma
 from ...dtypes import DType
 from ...errors import PlanError
@@ -40,8 +41,6 @@ from ...memo import memoized
 from ..derive import Operand
 from ..thread_addresses import Index, ThreadAddresses
 
-WARP = 32
-VECTOR = 16  # bytes that a copy writes to shared memory at most: PTX ISA, "cp.async"
 _ASYNC = (16, 8, 4)  # bytes of cp.async: PTX ISA, "cp.async"
 
 # Rows (or columns) 0 to 7 of an instruction are the even ones of 16 of an MN-major operand of bytes, 8 to 15 the odd.
@@ -69,7 +68,7 @@ class TileCopy:
     @property
     def vector_bytes(self) -> int:
         """Bytes of one write to shared memory."""
-        return VECTOR if self.by_elements else self.vector
+        return VECTOR_BYTES if self.by_elements else self.vector
 
     @property
     def by_elements(self) -> bool:
@@ -85,7 +84,7 @@ class TileCopy:
     def derive(cls, tile: SmemTile, threads: int, vector: int) -> TileCopy:
         """Lanes run along a line, at most one swizzle span, then over the lines."""
         across, along = (0, 1) if tile.major == "K" else (1, 0)
-        written = vector if vector in _ASYNC else VECTOR
+        written = vector if vector in _ASYNC else VECTOR_BYTES
         width = written // tile.dtype.bytes
         lanes = min(min(tile.extent[along], tile.span_elements) // width, threads)
         lines = min(threads // lanes, tile.extent[across])
@@ -100,7 +99,7 @@ class TileCopy:
             order, values = Layout((lines, lanes), (lanes, 1)), Layout((1, width))
         else:
             order, values = Layout((lanes, lines), (1, lanes)), Layout((width, 1))
-        atom = cp_async(written, "cg" if written == VECTOR else "ca", tile.dtype, "register")
+        atom = cp_async(written, "cg" if written == VECTOR_BYTES else "ca", tile.dtype, "register")
         tiled = make_tiled_copy(atom, order, values)
         places = tiled.partition("src", Layout.identity(tile.extent))
         coordinates = _First(places)

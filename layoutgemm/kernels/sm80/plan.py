@@ -18,11 +18,11 @@ from ...atoms import MmaAtom, mma_sync
 from ...checks import most_stages
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
-from ..derive import Given, Operand
+from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, unmirrored
-from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
+from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
@@ -116,7 +116,7 @@ class Sm80Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Sm80Plan(GemmPlan):
+class Sm80Plan(ReducingPlan, GemmPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config.
 
     b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
@@ -176,21 +176,6 @@ class Sm80Plan(GemmPlan):
         return partials_of(self.epilogue, self.b.warp_extent, rows=self.a.warp_extent)
 
     @property
-    def partial_bytes(self) -> int:
-        """Bytes of device memory of these.
-
-        >>> from layoutgemm.kernels.epilogue.chain import RowReduce
-        >>> Sm80Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).partial_bytes  # of eight warps of 64 columns
-        16384
-        """
-        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of device memory that a call needs beyond its operands: those of partial results."""
-        return self.partial_bytes
-
-    @property
     def fragment(self) -> WarpFragment:
         """The map of a warp's accumulators."""
         return WarpFragment(self.store, self.blocks)
@@ -204,9 +189,9 @@ class Sm80Plan(GemmPlan):
         k: int,
         *,
         arch: str | Arch = "sm_80",
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
+        a: OperandSpec = "bf16",
+        b: OperandSpec | None = None,
+        c: OperandSpec | None = None,
         batch: int = 1,
         config: Sm80Config | None = None,
         order: Order | None = None,
@@ -344,12 +329,12 @@ def _target(arch: str | Arch) -> Arch:
     return target
 
 
-def _like(a: Given) -> Operand:
+def _like(a: OperandSpec) -> Operand:
     """Packed weights as an operand, for activations of a type."""
     return Operand(Operand.parse(a).dtype, "col")
 
 
-def _typed(a: Given, b: Given | None, target: Arch) -> tuple[Operand, Operand, MmaAtom]:
+def _typed(a: OperandSpec, b: OperandSpec | None, target: Arch) -> tuple[Operand, Operand, MmaAtom]:
     """The operands' types and orders, and their instruction; raises PlanError where the architecture has none."""
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)
@@ -385,7 +370,7 @@ def _vectors(align: tuple[int, int, int], specs: tuple[Operand, Operand, Operand
     return [bytes_ if bytes_ >= 4 else spec.dtype.bytes for bytes_, spec in zip(align, specs, strict=True)]
 
 
-def _output(c: Given | None, a: Operand, atom: MmaAtom, epilogue: Epilogue) -> Operand:
+def _output(c: OperandSpec | None, a: Operand, atom: MmaAtom, epilogue: Epilogue) -> Operand:
     whole = atom.c_dtype.name == "i32"
     default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
     spec = Operand.parse(default if c is None else c)

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...atoms import MmaAtom, ldmatrix
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...errors import PlanError
 from ...memo import memoized
 from ..orders import reads_on_host, stored_elements
-from .operand import VECTOR, WARP, Sm80Operand, byte_selector
+from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
 from .quantized.reference import filled_stage, packed_fragments
 
@@ -122,10 +123,10 @@ def _places_read(operand: Sm80Operand, warp: int, step: int) -> npt.NDArray[np.i
                 registers.append(at[:, None] + np.arange(4))
             continue
         at = _address(operand, lanes, warp, (number, step, 0))
-        rows = at[:, None] + np.arange(VECTOR)  # (row, byte)
+        rows = at[:, None] + np.arange(VECTOR_BYTES)  # (row, byte)
         copy = ldmatrix(4, transpose=load.kind != "ldmatrix", element="u8")
         element = np.asarray(copy.layout_dst.offsets(), np.int64).reshape(-1, WARP).T
-        words = rows[element // VECTOR, element % VECTOR].reshape(WARP, 4, 4)
+        words = rows[element // VECTOR_BYTES, element % VECTOR_BYTES].reshape(WARP, 4, 4)
         if load.kind == "bytes":
             words = _parted(words, load.blocks)
         registers += [words[:, r] for r in range(4)]
@@ -190,11 +191,13 @@ def _store(plan: Sm80Plan, sums: dict[int, np.ndarray], c: np.ndarray, times: np
                 memory[at[:, None] + np.arange(2 * size)] = dtype.encode(both).view(np.uint8).reshape(WARP, 2 * size)
             for (drain,), (base, constant) in store.chunks.of.items():
                 row, chunk = store.chunk_of(lanes, store.chunks.bases[base][0])
-                at = store.tile.byte(row % store.tile.extent[0], chunk * (VECTOR // size)) + constant
+                at = store.tile.byte(row % store.tile.extent[0], chunk * (VECTOR_BYTES // size)) + constant
                 row, chunk = store.chunk_of(lanes, drain)
-                words = np.ascontiguousarray(memory[np.asarray(at)[:, None] + np.arange(VECTOR)]).view(dtype.storage)
+                words = np.ascontiguousarray(memory[np.asarray(at)[:, None] + np.arange(VECTOR_BYTES)]).view(
+                    dtype.storage
+                )
                 rows = row0 + block * plan.mma.shape_mnk[0] + row[:, None] + 0 * words.astype(np.int64)
-                columns = column0 + (chunk * (VECTOR // size))[:, None] + np.arange(VECTOR // size)
+                columns = column0 + (chunk * (VECTOR_BYTES // size))[:, None] + np.arange(VECTOR_BYTES // size)
                 inside = (row[:, None] < store.tile.extent[0]) & (rows < plan.m) & (columns < plan.n)
                 c[rows[inside], columns[inside]] = words[inside]
                 np.add.at(times, (rows[inside], columns[inside]), 1)

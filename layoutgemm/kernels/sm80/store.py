@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ...atoms import SWIZZLES, MmaAtom, SmemTile, operand_map, smem_tile, stmatrix
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import AccessPattern, bank_conflicts
 from ...errors import PlanError
 from ...layouts import Layout
 from ...memo import memoized
 from ..derive import Operand
 from ..thread_addresses import ThreadAddresses
-from .operand import VECTOR, WARP
 
 BUFFERS = 2
 
@@ -53,7 +53,7 @@ class Sm80Store:
     @property
     def per_row(self) -> int:
         """Chunks of 16 bytes in a row."""
-        return self.tile.extent[1] * self.c.dtype.bytes // VECTOR
+        return self.tile.extent[1] * self.c.dtype.bytes // VECTOR_BYTES
 
     @property
     def drains(self) -> int:
@@ -87,7 +87,7 @@ class Sm80Store:
 
     def taken(self) -> AccessPattern:
         """The lanes' reads from the buffer: (request, lane, elements of a chunk), -1 beyond the rows."""
-        rows, width = self.tile.extent[0], VECTOR // self.c.dtype.bytes
+        rows, width = self.tile.extent[0], VECTOR_BYTES // self.c.dtype.bytes
         found = np.full((self.drains, WARP, width), -1, np.int64)
         for drain in range(self.drains):
             row, chunk = self.chunk_of(np.arange(WARP), drain)
@@ -113,8 +113,8 @@ class Sm80Store:
         >>> print(store.tile, store.registers[:2], store.drains, store.buffer_bytes)
         S<3,4,3>[bytes] o ((8,2),(64,1)):((64,512),(1,0)) x bf16 ((0, 1), (2, 3)) 4 2048
         """
-        if columns * c.dtype.bytes % VECTOR:
-            raise PlanError(f"{columns} columns of {c.dtype} of a warp are no whole {VECTOR} bytes")
+        if columns * c.dtype.bytes % VECTOR_BYTES:
+            raise PlanError(f"{columns} columns of {c.dtype} of a warp are no whole {VECTOR_BYTES} bytes")
         tile = smem_tile((mma.shape_mnk[0], columns), c.dtype, "K")  # replaced below
         bare = cls(
             c,
@@ -143,7 +143,7 @@ class Sm80Store:
         def chunk_at(lane: Any, at: Any) -> Any:
             row, chunk = bare.chunk_of(lane, at[0])
             # lanes beyond the last row take part in no access
-            return tile.byte(row % tile.extent[0], chunk * (VECTOR // c.dtype.bytes))
+            return tile.byte(row % tile.extent[0], chunk * (VECTOR_BYTES // c.dtype.bytes))
 
         return replace(
             bare,
@@ -153,7 +153,7 @@ class Sm80Store:
         )
 
 
-def matrix_row(mma: MmaAtom, lane: Any, group: int) -> tuple[Any, Any]:
+def matrix_row(mma: MmaAtom, lane: object, group: int) -> tuple[Any, Any]:
     """The (row, column) that a lane gives to stmatrix.x4, for 16 columns of a round.
 
     >>> from layoutgemm.atoms import mma_sync

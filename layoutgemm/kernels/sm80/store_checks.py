@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ...atoms import feeds, stmatrix
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import AccessPattern, bank_conflicts, sectors
+from ...checks.coverage import not_once
 from ...layouts import Layout
 from ...memo import memoized
 from ...report import Check
-from .operand import VECTOR, WARP
 from .plan import Sm80Plan
 from .store import Sm80Store, matrix_row, store_cost, store_tiles
 
@@ -41,9 +42,10 @@ def store_checks(plan: Sm80Plan) -> list[Check]:
     flat = taken.coords.reshape(-1, taken.coords.shape[2])
     times = np.bincount(flat[flat[:, 0] >= 0].ravel(), minlength=extent[0] * extent[1])
     ok = len(times) == extent[0] * extent[1] and bool((times == 1).all())
+    statement = f"{store.drains} chunk(s) of {VECTOR_BYTES} bytes of a lane are all of a round, each element once"
     drained = Check(
-        "lines of C", f"{store.drains} chunk(s) of {VECTOR} bytes of a lane are all of a round, each element once", ok,
-        f"exhaustion ({extent[0] * extent[1]} elements)", "" if ok else f"an element is taken {int(times.max())} times",
+        "lines of C", statement, ok, f"exhaustion ({extent[0] * extent[1]} elements)",
+        "" if ok else f"an element is taken {int(times.max())} times",
     )  # fmt: skip
     if not filled or not drained:
         return [filled, drained]
@@ -72,9 +74,7 @@ def numbered_check(plan: Sm80Plan) -> Check:
         first = places[v - v % 2]
         if (i != first[0]).any() or (j != first[1] + v % 2).any() or (first[1] % 2).any():
             witness = witness or f"values {v - v % 2} and {v} are no two neighbours of a row"
-    if (times != 1).any():
-        at = tuple(int(x) for x in np.argwhere(times != 1)[0])
-        witness = witness or f"element {at} of the warp's part has {int(times[at])} values"
+    witness = witness or not_once(times, "element ({}, {}) of the warp's part has {} values")
     statement = f"{count} values of a lane are its accumulators, in pairs, and all of {rows}x{columns} once"
     return Check("epilogue", statement, not witness, f"exhaustion ({rows * columns} elements)", witness)
 

@@ -38,8 +38,8 @@ from ...atoms.tma.engine import global_bits
 from ...errors import PlanError
 from ...report import Check
 from ..numbers import W
-from ..plan import MAX_COORDINATE, present
-from .grouped import START, GroupEnds, capacity_for, check_ends, checked_numbers, offsets_of
+from ..plan import MAX_COORDINATE, check_settings, present
+from .grouped import START, GroupOffsets, capacity_for, check_ends, checked_numbers, offsets_of
 from .multicast import with_copies
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AlongK(GroupEnds):
+class AlongK(GroupOffsets):
     """The largest number of groups along K, and the type of their offsets.
 
     capacity  groups that the table has room for, a power of two
@@ -159,12 +159,10 @@ def check_along_k(
             raise PlanError(
                 f"{name} is {spec}: groups begin at any line of K, and K is not to be contiguous: {order!r}"
             )
-    usual = {"rows": None, "single": False, "split": 1, "launch": "workers", "schedule": "cooperative"}
-    knobs = {"overlap": False, "snake": False}
-    for name, value in (*usual.items(), *knobs.items()):
-        found = getattr(config.tuning if name in knobs else config, name)
-        if found != value:
-            raise PlanError(f"{name} = {found!r}: a product with groups along K takes {value!r}")
+    check_settings(
+        config, "a product with groups along K takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1,
+        launch="workers", schedule="cooperative", overlap=False, reverse_odd_tiles=False,
+    )  # fmt: skip
     if sizes[2] > MAX_COORDINATE - _MARGIN:
         raise PlanError(f"k = {sizes[2]}: a coordinate of K and some K tiles are a signed 32-bit integer")
 

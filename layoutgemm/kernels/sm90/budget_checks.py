@@ -39,7 +39,7 @@ def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
     late = []
     if plan.store is not None:
         late = buffers_of_c(smem, plan.store, plan.config.consumers * WARPS_OF_GROUP // plan.store.warps)
-    if not plan.config.single:
+    if not plan.config.one_tile_per_cluster:
         return [*lasting, *late, *barriers], []
     return [*lasting, *barriers], [*late, *barriers]
 
@@ -60,7 +60,7 @@ def _shared_memory(plan: Sm90Plan) -> Check:
         f"{plan.stages} stages of A": plan.stages * smem.a_stage_bytes,
         f"{plan.stages} stages of B": plan.stages * smem.b_stage_bytes,
     }
-    if plan.store is not None and not plan.config.single:
+    if plan.store is not None and not plan.config.one_tile_per_cluster:
         parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
     if plan.exchange is not None:
         parts["partial sums"] = plan.exchange.bytes

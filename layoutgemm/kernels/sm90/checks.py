@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ...atoms import MmaAtom
 from ...atoms.tma.engine import shared_bits
 from ...checks import bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ...checks.coverage import not_once
 from ...checks.pipeline.model import MOST_NAMED, NamedBarrier
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import ge0, show
@@ -77,8 +78,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     else:  # a case with an exact number of K tiles has the same in all tiles
         least = [case.k_tiles[0] for case in pipeline_of(plan).cases() if not case.k_tiles[1]]
         checks += along_k_checks(plan, max(least))
-    if plan.config.tuning.dealt:
-        checks.append(plan.dealt.check())
+    if plan.config.tuning.gpc_order:
+        checks.append(plan.gpc_order.check())
     if plan.weights is not None:
         checks += packed_checks(plan, plan.config.warpgroups_of_tile)
     if plan.indexed is not None:
@@ -124,7 +125,7 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
 
 
 def pipeline_of(plan: Sm90Plan) -> Hopper:
-    """The plan's pipeline as numbers: see `checks.pipeline_hopper`."""
+    """The plan's pipeline as numbers: see `kernels.sm90.pipeline_model`."""
     config = plan.config
     ring = None
     if plan.store is not None:
@@ -148,9 +149,9 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         slices=config.slices,
         loader=plan.threads // 32 - WARPS_OF_GROUP * config.consumers,
         store=ring,
-        single=config.single,
-        early=config.early,
-        padding=config.rows is not None,
+        one_tile_per_cluster=config.one_tile_per_cluster,
+        staged_epilogue_k_tiles=config.staged_epilogue_k_tiles,
+        padding=config.loaded_a_rows is not None,
         registers=plan.registers,
         promoted=plan.mainloop is not None,
         column_parts=product_of(plan)[2],
@@ -208,8 +209,8 @@ def _tiles_of_k(plan: Sm90Plan) -> Check:
 def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     name, tile = operand.name, operand.smem
     blocks = plan.config.cluster[1 if name == "A" else 0]
-    if name == "A" and plan.config.rows is not None:
-        filled = _filled_rows(plan, plan.config.rows)
+    if name == "A" and plan.config.loaded_a_rows is not None:
+        filled = _filled_rows(plan, plan.config.loaded_a_rows)
     elif name == "B" and tile.extent[0] != plan.tile[1]:
         filled = _filled_columns(plan)
     elif name == "B" and plan.gated is not None:
@@ -296,9 +297,7 @@ def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
         if first % 16 or count % 16:
             witness = witness or f"zeros are written 16 bytes at a time, the run is {first}..{first + count - 1}"
         times[first : first + count] += 1
-    if not witness and (times != 1).any():
-        byte = int(np.nonzero(times != 1)[0][0])
-        witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
+    witness = witness or not_once(times, "byte {} of the tile is written {} times, should be 1")
     if not witness and (loaded[:rows] != 1).any():
         witness = f"of {rows} rows {int((loaded[:rows] == 1).all(axis=1).sum())} are loaded once"
     statement = (

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...arch import Arch
 from ...arch import arch as arch_named
 from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
-from ...checks.budgets import launch_registers, setmaxnreg_problem
+from ...checks.budgets import WARPGROUP, launch_registers, setmaxnreg_problem
 from ...errors import PlanError
 from ...schedule import GpcOrder, Grouped, Linear
 from ...schedule.gpc_order import Rounds
@@ -22,7 +24,6 @@ STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
-WARPGROUP = 128
 MAX_CONSUMERS, MAX_SLICED = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
@@ -44,7 +45,8 @@ class Sm90Tuning:
     """The knobs that tune a Hopper kernel: orders, overlap, L2 and the store's buffers.
 
     group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
-    snake      odd tiles of a CTA run through K backwards: fewer DRAM reads, but results depend on a tile's position
+    reverse_odd_tiles   odd tiles of a CTA run through K backwards: fewer DRAM reads, but results depend on a tile's
+               position
     overlap    programmatic dependent launch (PDL): the kernel starts while the previous one drains, and waits for it
                before it touches memory
     trigger    when the next kernel's CTAs may start, with its `overlap`: "start", wherever an SM is idle; "end", when
@@ -57,7 +59,7 @@ class Sm90Tuning:
     chunks, buffers   of the store; see StorePlan
     products   of packed weights: "warpgroup" is wgmma, "warp" is mma.sync, each warp for its own 16 rows; see
                `quantized.warp_products`
-    dealt      rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
+    gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
 
@@ -71,7 +73,7 @@ class Sm90Tuning:
 
     group: int = 8
     along: str = "M"
-    snake: bool = False
+    reverse_odd_tiles: bool = False
     overlap: bool = False
     trigger: str = "start"
     prefetch: int = 0
@@ -80,7 +82,7 @@ class Sm90Tuning:
     chunks: int = 2
     buffers: int = 1
     products: str = "warpgroup"
-    dealt: Rounds = ()
+    gpc_order: Rounds = ()
 
     def __post_init__(self) -> None:
         check_fields(self, prefetch=0)
@@ -88,13 +90,42 @@ class Sm90Tuning:
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
             "products": PRODUCTS,
         })  # fmt: skip
-        GpcOrder(self.dealt)
+        GpcOrder(self.gpc_order)
         if self.prefetch and not self.overlap:
             raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
 
 
+V = TypeVar("V")
 _KNOBS = frozenset(field.name for field in fields(Sm90Tuning))
+# Names until version 0.2.
+_FORMER = {
+    "dealt": "gpc_order", "snake": "reverse_odd_tiles", "single": "one_tile_per_cluster",
+    "early": "staged_epilogue_k_tiles", "rows": "loaded_a_rows",
+}  # fmt: skip
+_FORMER_FIELDS = frozenset(_FORMER.values()) - _KNOBS  # of Sm90Config itself
 _USUAL = Sm90Tuning()
+
+
+def with_current_names(settings: Mapping[str, V]) -> dict[str, V]:
+    """The settings under their names of today, as records of older versions have others.
+
+    >>> with_current_names({"snake": True, "split": 2})
+    {'reverse_odd_tiles': True, 'split': 2}
+    """
+    return {_FORMER.get(name, name): value for name, value in settings.items()}
+
+
+def _warn_of_former(name: str, frames: int = 0) -> None:
+    """Warn a caller, `frames` further up, that a knob has another name now."""
+    text = f"Sm90Config.{name} is now {_FORMER[name]}; the old name goes in version 0.2"
+    warnings.warn(text, DeprecationWarning, stacklevel=3 + frames)
+
+
+def _renamed(knobs: dict[str, V]) -> dict[str, V]:
+    """A caller's knobs by their names of today, with a warning for each former name."""
+    for name in knobs.keys() & _FORMER.keys():
+        _warn_of_former(name, 1)
+    return with_current_names(knobs)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -111,9 +142,9 @@ class Sm90Config:
                first one adds the others' sums (CUTLASS calls this sliced-K)
     loader     "self": a consumer warp issues the TMA loads, between its products; all registers are the consumers'.
                "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
-    rows       loaded rows of A's tile, a multiple of 8 and M or more; the rest of the tile is zeros, written once. For
+    loaded_a_rows   of A's tile, a multiple of 8 and M or more; the rest of the tile is zeros, written once. For
                M below the instruction's 64: out-of-bounds rows cost load time, these cost none
-    single     one tile a cluster: the grid is as large as the problem, and the store's buffers lie over the stages
+    one_tile_per_cluster   the grid is as large as the problem, and the store's buffers lie over the stages
     cluster    CTAs along M and N that share loads: those along M the tile of B, those along N the tile of A
     launch     "workers": as many clusters as are resident, which take tile after tile. "tiles": one for each tile, in
                a grid of as many rows and columns, `along` first: a CTA finds its tile without a division. No batch
@@ -121,9 +152,9 @@ class Sm90Config:
                rows, which few threads have: no named barrier, and no way through shared memory
     split      split-K CTAs of a cluster, each with a part of a tile's K; they exchange their partial sums through
                shared memory, and each stores its share of the columns
-    early      last K tiles that are multiplied 64 rows by 64 rows, or of 64 rows half by half of the columns: the
-               first part is stored while the others' products still run. Fewer than the stages, which hold them all,
-               and no more than K has
+    staged_epilogue_k_tiles   last K tiles that are multiplied 64 rows by 64 rows, or of 64 rows half by half of the
+               columns: the first part is stored while the others' products still run. Fewer than the stages, which hold
+               them all, and no more than K has
     tuning     the knobs, an Sm90Tuning. The constructor and `dataclasses.replace` take knobs by their names too, and
                a knob can be read from the configuration: `config.overlap` is `config.tuning.overlap`
 
@@ -144,28 +175,31 @@ class Sm90Config:
     consumers: int
     schedule: str
     loader: str
-    rows: int | None
-    single: bool
+    loaded_a_rows: int | None
+    one_tile_per_cluster: bool
     cluster: tuple[int, int]
     launch: str
     store: str
     split: int
-    early: int
+    staged_epilogue_k_tiles: int
     tuning: Sm90Tuning
 
     def __init__(
         self, tile: tuple[int, int] = (128, 256), tile_k: int | None = None, stages: int | None = None,
-        consumers: int = 2, schedule: str = "cooperative", loader: str = "self", rows: int | None = None,
-        single: bool = False, cluster: tuple[int, int] = (1, 1), launch: str = "workers", store: str = "tma",
-        split: int = 1, early: int = 0, tuning: Sm90Tuning = _USUAL, **knobs: Any,
+        consumers: int = 2, schedule: str = "cooperative", loader: str = "self", loaded_a_rows: int | None = None,
+        one_tile_per_cluster: bool = False, cluster: tuple[int, int] = (1, 1), launch: str = "workers",
+        store: str = "tma", split: int = 1, staged_epilogue_k_tiles: int = 0, tuning: Sm90Tuning = _USUAL, **knobs: Any,
     ) -> None:  # fmt: skip
         given = (
-            tile, tile_k, stages, consumers, schedule, loader, rows, single, cluster, launch, store, split, early,
-            tuning,
+            tile, tile_k, stages, consumers, schedule, loader, loaded_a_rows, one_tile_per_cluster, cluster, launch,
+            store, split, staged_epilogue_k_tiles, tuning,
         )  # fmt: skip
         for field, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, field.name, value)
-        check_fields(self, early=0)
+        knobs = _renamed(knobs)
+        for name in knobs.keys() & _FORMER_FIELDS:
+            object.__setattr__(self, name, knobs.pop(name))
+        check_fields(self, staged_epilogue_k_tiles=0)
         if unknown := knobs.keys() - _KNOBS:
             raise TypeError(f"Sm90Config has no field {min(unknown)!r}, and Sm90Tuning none either")
         if knobs:
@@ -177,6 +211,9 @@ class Sm90Config:
         def __getattr__(self, name: str) -> object:
             if name in _KNOBS:
                 return getattr(self.tuning, name)
+            if name in _FORMER:
+                _warn_of_former(name)
+                return getattr(self, _FORMER[name])
             raise AttributeError(f"Sm90Config has no field {name!r}")
 
     def tuned(self, **knobs: Any) -> Sm90Config:
@@ -185,7 +222,7 @@ class Sm90Config:
         >>> Sm90Config().tuned(overlap=True).tuning.overlap
         True
         """
-        return replace(self, tuning=replace(self.tuning, **knobs))
+        return replace(self, tuning=replace(self.tuning, **_renamed(knobs)))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -213,15 +250,17 @@ class Sm90Config:
             )
         if self.launch == "tiles" and self.schedule == "pingpong":
             raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")
-        if self.single and (self.early or self.schedule == "pingpong"):
+        if self.one_tile_per_cluster and (self.staged_epilogue_k_tiles or self.schedule == "pingpong"):
             raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
-        rows = self.rows
+        rows = self.loaded_a_rows
         if rows is not None and (not 0 < rows <= ROWS or rows % 8):
-            raise PlanError(f"rows = {self.rows!r}: a multiple of 8 up to {ROWS}")
-        if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
-            raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
-        if self.split > 1 and not self.single:
-            raise PlanError("the parts of a split K exchange partial sums once: one tile a cluster, single=True")
+            raise PlanError(f"loaded_a_rows = {rows!r}: a multiple of 8 up to {ROWS}")
+        if rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
+            raise PlanError(f"loaded_a_rows is for a tile of {ROWS} rows that no other block shares")
+        if self.split > 1 and not self.one_tile_per_cluster:
+            raise PlanError(
+                "the parts of a split K exchange partial sums once: one tile a cluster, one_tile_per_cluster=True"
+            )
         most = MAX_SLICED if self.schedule == "sliced" else MAX_CONSUMERS
         if self.consumers > most:
             many = {MAX_CONSUMERS: "three", MAX_SLICED: "four"}[most]
@@ -247,17 +286,17 @@ class Sm90Config:
                 f"sliced: {self.consumers} warpgroup(s) for {self.tile[0]} rows: each {ROWS} rows have the same "
                 "number, two or more"
             )
-        if self.loader == "self" or not self.single or self.cluster != (1, 1):
+        if self.loader == "self" or not self.one_tile_per_cluster or self.cluster != (1, 1):
             raise PlanError(
                 "sliced: warpgroups meet once, behind a loader of their own, and blocks share no loads: loader='warp', "
-                "single=True, cluster=(1, 1)"
+                "one_tile_per_cluster=True, cluster=(1, 1)"
             )
 
     @property
     def slices(self) -> int:
         """Warpgroups that take a tile's K tiles in turn.
 
-        >>> Sm90Config((128, 16), consumers=4, schedule="sliced", loader="warp", single=True).slices
+        >>> Sm90Config((128, 16), consumers=4, schedule="sliced", loader="warp", one_tile_per_cluster=True).slices
         2
         """
         return self.consumers // (self.tile[0] // ROWS) if self.schedule == "sliced" else 1
@@ -296,13 +335,13 @@ def order_of(config: Sm90Config) -> Linear | Grouped:
 def check_rows(config: Sm90Config, m: int) -> None:
     """Raise PlanError if fewer rows of A's tile are loaded than the product has.
 
-    >>> check_rows(Sm90Config((64, 64), consumers=1, rows=16), 17)
+    >>> check_rows(Sm90Config((64, 64), consumers=1, loaded_a_rows=16), 17)
     Traceback (most recent call last):
         ...
-    layoutgemm.errors.PlanError: rows = 16 of A's tile are loaded, and the product has 17
+    layoutgemm.errors.PlanError: loaded_a_rows = 16 of A's tile are loaded, and the product has 17
     """
-    if config.rows is not None and m > config.rows:
-        raise PlanError(f"rows = {config.rows} of A's tile are loaded, and the product has {m}")
+    if config.loaded_a_rows is not None and m > config.loaded_a_rows:
+        raise PlanError(f"loaded_a_rows = {config.loaded_a_rows} of A's tile are loaded, and the product has {m}")
 
 
 def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged: bool) -> None:
@@ -310,7 +349,7 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
     tiles = (across[0] + batch) * across[1] if ragged else across[0] * across[1] * batch
     if config.launch == "tiles" and batch > 1:
         raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
-    if config.launch == "tiles" and not config.tuning.dealt:
+    if config.launch == "tiles" and not config.tuning.gpc_order:
         other = "N" if config.tuning.along == "M" else "M"
         if across["MN".index(other)] > MAX_GRID_Y:
             raise PlanError(

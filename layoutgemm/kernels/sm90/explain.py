@@ -156,7 +156,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
         *_explain_parts(plan, across),
     ]
     if plan.dead_runs:
-        zeros, rows = sum(count for _, count in plan.dead_runs), plan.config.rows
+        zeros, rows = sum(count for _, count in plan.dead_runs), plan.config.loaded_a_rows
         lines.append(f"A's tile is loaded up to row {rows}; {zeros} bytes of each stage are zeros, written once")
     lines += ["roles:", *aligned(roles(plan)), "barriers:", *aligned(barriers(plan)), *_explain_store(plan)]
     return "\n".join([*lines, *_explain_resources(plan)])
@@ -170,7 +170,7 @@ def _explain_tiles(plan: Sm90Plan, across: tuple[int, int]) -> str:
         f"{across[0]} x {across[1]} for clusters of {config.cluster[0]}x{config.cluster[1]}, in the order of {schedule}"
         + f", {described_order(schedule, across)}" * (not schedule.is_full)
         + f", K in {config.split} parts" * (config.split > 1)
-        + f", taken in rounds of {plan.dealt}" * bool(config.tuning.dealt)
+        + f", taken in rounds of {plan.gpc_order}" * bool(config.tuning.gpc_order)
     )
 
 
@@ -211,7 +211,7 @@ def _explain_resources(plan: Sm90Plan) -> list[str]:
     accumulators, held = plan.blocks, plan.blocks * plan.mma.accumulator_registers
     if plan.mainloop is not None:  # the products of one block of rows, or of half its columns
         accumulators, held = accumulators + 1, held + product_of(plan)[0].accumulator_registers
-    over = " over the stages" if config.single else ""
+    over = " over the stages" if config.one_tile_per_cluster else ""
     return [
         f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "
         f"stage*{smem.b_stage_bytes}, C at {smem.c_offset} + buffer*{smem.c_buffer_bytes}{over}, barriers at "
@@ -230,7 +230,7 @@ def _explain_resources(plan: Sm90Plan) -> list[str]:
 def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
     """The grid of tiles, the L2 prefetch, and the early stores."""
     config, lines = plan.config, []
-    if plan.by_place:
+    if plan.tile_from_block_index:
         x, y = across if config.tuning.along == "M" else across[::-1]
         along = f"along {config.tuning.along} first"
         lines.append(f"launch: a grid of {x * plan.cluster_size} x {y} blocks, {along}, a tile each")
@@ -240,9 +240,10 @@ def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
         bytes_ = (plan.a.sent_bytes + plan.b.sent_bytes) * config.tuning.prefetch
         tiles = config.tuning.prefetch
         lines.append(f"into L2 before the kernel before has ended: {tiles} k tile(s), {bytes_} bytes a block")
-    if config.early:
+    if config.staged_epilogue_k_tiles:
         pieces = "half of the columns" if plan.half is not None else "block of 64 rows"
-        lines.append(f"the last {config.early} k tile(s): one {pieces} after the other, each stored when complete")
+        last = config.staged_epilogue_k_tiles
+        lines.append(f"the last {last} k tile(s): one {pieces} after the other, each stored when complete")
     return lines
 
 

@@ -47,7 +47,7 @@ from ...errors import OperandError, PlanError
 from ...report import Check
 from ..derive import either, one_matrix
 from ..numbers import W
-from ..plan import present, rounded_up
+from ..plan import check_settings, present, rounded_up
 from ..store import WARP_ROWS, StorePlan
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ _LEAST_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class GroupEnds:
+class GroupOffsets:
     """The most groups, and the type of the numbers that say where they end.
 
     TABLES  of entries that every block makes of them in shared memory
@@ -111,7 +111,7 @@ class GroupEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class Ragged(GroupEnds):
+class Ragged(GroupOffsets):
     """The largest number of groups of rows, and the type of their offsets.
 
     capacity  groups that the table has room for, a power of two
@@ -133,7 +133,7 @@ class Ragged(GroupEnds):
     clears: bool = False
 
     def __post_init__(self) -> None:
-        GroupEnds.__post_init__(self)
+        GroupOffsets.__post_init__(self)
         if self.masked and self.ends:
             raise PlanError("masked groups have counts, not ends")
         if self.clears and not self.ends:
@@ -341,10 +341,10 @@ def check_ragged(
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
     if gated is not None and gated.separate:
         raise PlanError("gated: several matrices of B meet in a tile, and each group has one; it may be [gate | up]")
-    usual = {"rows": None, "single": False, "split": 1, "overlap": False, "store": "tma", "launch": "workers"}
-    for name, value in usual.items():
-        if getattr(config, name) != value:
-            raise PlanError(f"{name} = {getattr(config, name)!r}: a grouped product takes {value!r}")
+    check_settings(
+        config, "a grouped product takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1, overlap=False,
+        store="tma", launch="workers",
+    )  # fmt: skip
     if a.order != "row" and not ragged.masked:
         raise PlanError(f"a is {a}: groups begin at any row, and a tensor copy of columns at multiples of 16 bytes")
     if c.order != "row":

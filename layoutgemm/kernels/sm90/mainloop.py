@@ -47,7 +47,7 @@ from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
 from ..epilogue.parameters import check_names
 from ..numbers import W
-from ..plan import present, rounded_up
+from ..plan import check_settings, present, rounded_up
 from ..store import ROWS
 from .gated import HALVES
 
@@ -516,9 +516,10 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
             f"gated: {gated}, each with columns of its own, and the main loop's tables are of one matrix; it may be "
             "[gate | up]"
         )
-    for name, usual in (("schedule", "cooperative"), ("early", 0), ("snake", False)):
-        if getattr(config, name) != usual:
-            raise PlanError(f"{name} = {getattr(config, name)!r}: a main loop that promotes takes {usual!r}")
+    check_settings(
+        config, "a main loop that promotes takes", schedule="cooperative", staged_epilogue_k_tiles=0,
+        reverse_odd_tiles=False,
+    )  # fmt: skip
     if config.split > 1 and not loop.adds:
         raise PlanError(
             f"split = {config.split}: parts of K are totalled apart, then added, and total = {said(loop.expression)} "

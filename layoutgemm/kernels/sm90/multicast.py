@@ -22,12 +22,12 @@ OTHER_MAPS = 6
 
 
 @dataclass(frozen=True)
-class Sharing:
+class MulticastGroups:
     """Blocks of a cluster that share loads: those of one row need the same A, those of one column the same B.
 
     A block's rank among them is row + rows * column. Ranks are ints or traced integers.
 
-    >>> four = Sharing(2, 2)
+    >>> four = MulticastGroups(2, 2)
     >>> four.place(3), four.share("A", 3), four.group("A", 3), four.group("B", 3)
     ((1, 1), 1, (2, 1, 2), (2, 2, 1))
     """
@@ -116,7 +116,9 @@ def few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:
     Raises PlanError for an MN-major A.
     """
     if a.major != "K":
-        raise PlanError(f"rows = {rows} of a {a.order}-major A: its copies run along M, and a part of a line is no box")
+        raise PlanError(
+            f"loaded_a_rows = {rows} of a {a.order}-major A: its copies run along M, and a part of a line is no box"
+        )
     tma = derive_tma(smem_tile((rows, a.smem.extent[1]), a.dtype, "K", a.smem.swizzle_name), ("k", "m"))
     instructions = tuple(
         [replace(i, smem_offset=a.smem.byte(i.coord_offset[1], i.coord_offset[0])) for i in tma.instructions]

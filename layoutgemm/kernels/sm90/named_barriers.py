@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...checks.budgets import WARPGROUP
 from ..numbers import W
-from .config import WARPGROUP, Sm90Config
-from .multicast import Sharing
+from .config import Sm90Config
+from .multicast import MulticastGroups
 
 
 class NamedBarriers:
@@ -25,9 +26,9 @@ class NamedBarriers:
         return self.config.cluster[0] * self.config.cluster[1]
 
     @property
-    def sharers(self) -> Sharing:
+    def sharers(self) -> MulticastGroups:
         """The CTAs that need and send each tile."""
-        return Sharing(*self.config.cluster)
+        return MulticastGroups(*self.config.cluster)
 
     @property
     def cluster_size(self) -> int:

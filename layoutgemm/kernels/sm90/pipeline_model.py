@@ -1,7 +1,7 @@
 """The pipeline of a Hopper GEMM in all its forms: who loads, how consumers share the work, how C leaves.
 
-`hopper` builds the model that a plan of the production kernel is proven with, action by action as the kernel acts. What
-the model leaves out is said here:
+`Hopper` builds the model that a plan of the production kernel is proven with, action by action as the kernel acts. The
+model leaves out:
 
 - In a split K the blocks of different parts may have different numbers of k tiles; the model gives all the same. Parts
   interact only at the cluster's barrier and in the exchange of sums, so their numbers are independent.
@@ -67,9 +67,9 @@ class Hopper:
     slices            consumers that take k tiles in turn; the others' sums come to the first of each such set
     loader            warps of a loader; 0 for the last consumer's first warp
     store             None: each thread stores its own values
-    single            one output tile a cluster; buffers of C lie over the stages
-    early             so many last k tiles, which every tile has, are multiplied accumulator by accumulator, each stored
-                      while the others are computed; 0 for none
+    one_tile_per_cluster   one output tile a cluster; buffers of C lie over the stages
+    staged_epilogue_k_tiles   so many last k tiles, which every tile has, are multiplied accumulator by accumulator,
+                      each stored while the others are computed; 0 for none
     padding           parts of the stages ("zeros") are never loaded: the consumers write them once, while the first
                       loads are under way
     registers         (loader's, consumers') after setmaxnreg
@@ -101,8 +101,8 @@ class Hopper:
     slices: int = 1
     loader: int = 0
     store: StoreRing | None = None
-    single: bool = False
-    early: int = 0
+    one_tile_per_cluster: bool = False
+    staged_epilogue_k_tiles: int = 0
     padding: bool = False
     registers: tuple[int, int] | None = None
     promoted: bool = False
@@ -153,20 +153,20 @@ class Hopper:
         if self.bulk_numbers:
             every = replace(self, bulk_numbers=0)._pipeline()
             few.append(replace(every, name=f"{every.name}, numbers copied one by one"))
-        if not (self.loader or self.single):
-            counts = range(max(1, self.early), self.stages)
+        if not (self.loader or self.one_tile_per_cluster):
+            counts = range(max(1, self.staged_epilogue_k_tiles), self.stages)
             few = [replace(many, name=f"{many.name}, {k} k tile(s)", k_tiles=(k, True)) for k in counts]
         return (*few, many, *([self.store_pipeline()] if self.store else []))
 
     def store_pipeline(self) -> Pipeline:
         """One consumer's store, of any number of output tiles. Raises PlanError without one."""
-        return store_pipeline(self.store, self.single)
+        return store_pipeline(self.store, self.one_tile_per_cluster)
 
     # ------------------------------------------------------------------------------------------------------------ parts
     def _pipeline(self) -> Pipeline:
         if self.pingpong and self.consumers != 2:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
-        if self.split > 1 and not self.single:
+        if self.split > 1 and not self.one_tile_per_cluster:
             raise PlanError("parts of K meet once: one output tile a cluster")
         roles = [Role(f"math{i}", WARPS, self._consumer(i), self._cursors(i), self._count(1))
                  for i in range(self.consumers)]  # fmt: skip
@@ -198,7 +198,7 @@ class Hopper:
             barriers += [NamedBarrier(f"turn{i}", 32 * WARPS * 2) for i in range(2)]
         buffers += [Buffer("zeros", self.stages, kept=True)] if self.padding else []
         buffers += [Buffer("numbers", self.stages)] if self.numbers else []
-        if self.padding or (self.single and self.store):
+        if self.padding or (self.one_tile_per_cluster and self.store):
             barriers.append(NamedBarrier("stages", 32 * WARPS * self.consumers))
         if self.sources > 1:
             come = (self.sources - 1) * WARPS * self.rows * self.sends
@@ -208,7 +208,7 @@ class Hopper:
             buffers.append(Buffer("sums"))
         if self.store and self.store.warps == WARPS:
             barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.consumers)]
-        least = self.early if self.loader or self.single else self.stages
+        least = self.staged_epilogue_k_tiles if self.loader or self.one_tile_per_cluster else self.stages
         return Pipeline(
             self._name(), tuple(roles), tuple(barriers), tuple(buffers), cluster=self.size, k_tiles=(least, False)
         )
@@ -219,8 +219,8 @@ class Hopper:
         more = [f"cluster {self.cluster[0]}x{self.cluster[1]}"] if self.sharing > 1 else []
         more += [f"K in {self.split} parts"] if self.split > 1 else []
         more += [f"k tiles in turn by {self.slices} consumers"] if self.slices > 1 else []
-        more += ["one tile"] if self.single else []
-        more += [f"the last {self.early} k tile(s) by block"] if self.early else []
+        more += ["one tile"] if self.one_tile_per_cluster else []
+        more += [f"the last {self.staged_epilogue_k_tiles} k tile(s) by block"] if self.staged_epilogue_k_tiles else []
         more += ["each k tile promoted"] if self.promoted else []
         by_warps = ["A converted, multiplied by warps"]
         converted = [f"A converted in {self.packed} group(s) of products"]
@@ -246,7 +246,7 @@ class Hopper:
     @property
     def _later_blocks(self) -> range:
         """Accumulators whose share of the last k tiles is multiplied behind the first one's."""
-        return range(1, self.blocks if self.early else 0)
+        return range(1, self.blocks if self.staged_epilogue_k_tiles else 0)
 
     def _loads_for_itself(self, consumer: int) -> bool:
         return not self.loader and consumer == self.consumers - 1
@@ -295,7 +295,7 @@ class Hopper:
         )  # fmt: skip
 
     def _tiles(self, *body: Action) -> Program:
-        return body if self.single else (ForTiles(body),)
+        return body if self.one_tile_per_cluster else (ForTiles(body),)
 
     def _feeder(self) -> Program:
         """The warp that copies numbers, beside a loader. Every second tile has bulk copies, if some tiles have."""
@@ -305,14 +305,14 @@ class Hopper:
             # The kernel's fence behind a tile of cp.async is left out: no order that is asked for here rests on it.
             load = (Expect("full", "load", size), TmaLoad("numbers", "load", "full", size, part="warp"))
             whole: Program = (ForK((free, *load, Arrive("full", "load", by="lanes"), Advance("load"))),)
-            tile = whole if self.single else (If(TileIs(2, 0), whole, tile),)
+            tile = whole if self.one_tile_per_cluster else (If(TileIs(2, 0), whole, tile),)
         return (*self._start(False), *self._tiles(*tile))
 
     def _loader(self) -> Program:
         return (*self._start(False), *self._tiles(ForK(self._load)), *self._drain)
 
     def _ahead(self, distance: int) -> Ahead | Onward:
-        return Ahead(distance) if self.single else Onward(distance)
+        return Ahead(distance) if self.one_tile_per_cluster else Onward(distance)
 
     def _release(self, consumer: int, distance: int | None = None) -> Program:
         """The oldest stage is free; whoever loads for itself fills it anew, so many k tiles after the current one.
@@ -352,24 +352,24 @@ class Hopper:
                     free = (earlier,) if group == block == 0 else ()
                     step += (*loads, product, Commit("wgmma"), WaitGroup("wgmma", 1), *free)
         behind: list[Action] = []
-        if self.early:
+        if self.staged_epilogue_k_tiles:
             # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.
             follow: Program = tuple(Advance(f"again{block}") for block in self._later_blocks)
             first_one: Program = (
                 Mma(reads, "read", names[0], last=self.blocks == 1), Commit("wgmma"),
-                If(Ahead(self.early - 1), (WaitGroup("wgmma", 1), earlier)),
+                If(Ahead(self.staged_epilogue_k_tiles - 1), (WaitGroup("wgmma", 1), earlier)),
             )  # fmt: skip
-            step = (If(Ahead(self.early), (*step, *follow), first_one),)
+            step = (If(Ahead(self.staged_epilogue_k_tiles), (*step, *follow), first_one),)
             for block in self._later_blocks:
                 product = Mma(reads, f"again{block}", names[block], last=block == self.blocks - 1)
-                behind += [product, Commit("wgmma"), Advance(f"again{block}")] * self.early
+                behind += [product, Commit("wgmma"), Advance(f"again{block}")] * self.staged_epilogue_k_tiles
         # cp.async writes through the generic proxy: a fence of the threads that multiply, who know of the copies.
         landed: Program = (Wait("full", "read"), *([FenceProxy()] if self.gathers else []))
         tile: list[Action] = [*self._slice_begins(i), self._own_k_tiles(i, (*landed, *step)), *behind]
         if self.pingpong:
             pass_on = If(MoreTiles(1), (Sync(f"turn{1 - i}", wait=False),))
             tile = [Sync(f"turn{i}"), *tile, pass_on]
-        tile += self._single_end(i) if self.single else self._tile_end(i)
+        tile += self._single_end(i) if self.one_tile_per_cluster else self._tile_end(i)
         whole: Program = tuple(tile)
         if self.pingpong:
             mine = (cursor.name for cursor in self._cursors(i))  # a loader of its own: none of them is a load
@@ -427,24 +427,24 @@ class Hopper:
         """A consumer whose warps multiply by mma.sync, and release a stage when they have."""
         step: Program = (Read("a", "read"), Read("b", "read"), *self._release(i))
         tile: list[Action] = [*self._slice_begins(i), self._own_k_tiles(i, (Wait("full", "read"), *step))]
-        tile += self._single_end(i) if self.single else self._tile_end(i)
+        tile += self._single_end(i) if self.one_tile_per_cluster else self._tile_end(i)
         return (*self._start(i == 0), *self._tiles(*tile))
 
     def _tile_end(self, i: int) -> list[Action]:
         """Store block by block; the stages of the last k tiles are free when the last of their products are done."""
-        last = self.blocks - 1 if self.early else 0
+        last = self.blocks - 1 if self.staged_epilogue_k_tiles else 0
         actions: list[Action] = [WaitGroup("wgmma", 0), Read("acc0")] if self.apart and not self.by_warps else []
         for block in range(self.blocks):
             if block < last:
-                actions.append(WaitGroup("wgmma", (last - block) * self.early))
+                actions.append(WaitGroup("wgmma", (last - block) * self.staged_epilogue_k_tiles))
             if block == last and self.promoted:
                 actions += [If(Later(1), self._refill(i))] if self._loads_for_itself(i) else []
-            elif block == last and not self.early and not self.by_warps:
+            elif block == last and not self.staged_epilogue_k_tiles and not self.by_warps:
                 actions += [WaitGroup("wgmma", 0), If(Later(1), self._release(i))]
             if block == last:
-                for step in range(self.early):
-                    actions.append(WaitGroup("wgmma", self.early - 1 - step))
-                    actions += self._release(i, self.stages - self.early + step)
+                for step in range(self.staged_epilogue_k_tiles):
+                    actions.append(WaitGroup("wgmma", self.staged_epilogue_k_tiles - 1 - step))
+                    actions += self._release(i, self.stages - self.staged_epilogue_k_tiles + step)
             actions += self._stored(i, block)
         return actions
 

@@ -15,20 +15,23 @@ from ...arguments import checked
 from ...atoms import MmaAtom, wgmma
 from ...atoms.smem.descriptor import OperandDescriptor
 from ...atoms.smem.descriptor import derive as derive_descriptor
+from ...checks.budgets import WARPGROUP
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
 from ...schedule import GpcOrder, OfLayout, Persistent, Schedule
-from ..derive import Given, Operand, OperandPlan, derive_operand
+from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
+from ..numbers import W
 from ..orders import Order, order_for
-from ..partials import WORD_BYTES, Partial, check_reductions, check_tiles_reduced, partials_of, words_of_matrix
+from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
-    PERSISTENT_PARAMETERS,
+    LEAST_STAGES,
     STAGE_BYTES_OF_K,
     GemmPlan,
     PersistentPlan,
+    check_epilogue,
     check_sizes,
     check_words,
     fitting_stages,
@@ -39,7 +42,7 @@ from ..plan import (
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
-from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
+from .config import Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .gated import HALVES, check_gated, combination, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
@@ -55,7 +58,7 @@ from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, packed_operand
 from .quantized.warp_products import WarpProducts, warp_products
 from .shards import Gathered, Shards, check_shards
-from .smem import Exchange, Sm90Smem, smem_map
+from .smem import Sm90Smem, SplitKExchange, smem_map
 from .triangular.mirror import check_mirror, is_mirrored, mirror_of
 from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
@@ -67,12 +70,10 @@ _NOT_INDEXED = {
     "weights": "its A is packed in blocks of 64 rows",
     "triangles": "rows in another order are no triangle",
 }
-# Of each slice: one group of products is in flight, and its stage is released when the next k tile's have been issued.
-LEAST_STAGES = 2
 
 
 @dataclass(frozen=True)
-class Sm90Plan(NamedBarriers, PersistentPlan):
+class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
@@ -112,7 +113,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     store: StorePlan | None
     order: Persistent
     smem: Sm90Smem
-    exchange: Exchange | None
+    exchange: SplitKExchange | None
     threads: int
     full_arrivals: int
     full_bytes: int
@@ -140,19 +141,19 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     }
 
     @property
-    def dealt(self) -> GpcOrder:
+    def gpc_order(self) -> GpcOrder:
         """Which number of the order the nth cluster of a launch begins with."""
-        return GpcOrder(self.config.tuning.dealt)
+        return GpcOrder(self.config.tuning.gpc_order)
 
     @property
-    def by_place(self) -> bool:
+    def tile_from_block_index(self) -> bool:
         """True if a CTA's index in a two-dimensional grid gives its tile."""
-        return self.config.launch == "tiles" and not self.config.tuning.dealt
+        return self.config.launch == "tiles" and not self.config.tuning.gpc_order
 
     @property
     def one_each(self) -> bool:
         """True if each cluster computes exactly one tile."""
-        return self.config.single or self.config.launch == "tiles"
+        return self.config.one_tile_per_cluster or self.config.launch == "tiles"
 
     @property
     def groups(self) -> Ragged | AlongK | None:
@@ -194,7 +195,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     @property
     def least_k_tiles(self) -> int:
         """K tiles of a group along K at least: an empty one has zeros, and a consumer that loads looks as far ahead."""
-        return max(1, self.config.early, self.stages if self.config.loader == "self" else 0)
+        return max(1, self.config.staged_epilogue_k_tiles, self.stages if self.config.loader == "self" else 0)
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
@@ -248,7 +249,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
         `kernels.sm90.quantized.experts`
         order            the order of tiles, of all or some of them: a Schedule, a name such as "lower", a Layout, or a
                          function of the tile's number; see `kernels.orders`. None: the configuration's bands
-        triangles        A or B is triangular, and K tiles of zeros are skipped: see `kernels.sm90.triangles`
+        triangles        A or B is triangular, and K tiles of zeros are skipped: see `triangular.operands`
         indexed          A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows:
                          see `kernels.sm90.indexed.rows`
 
@@ -347,7 +348,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
-    def reads_more(self) -> bool:
+    def takes_extra_params(self) -> bool:
         """True if the kernel takes words."""
         return (
             bool(self.epilogue)
@@ -465,7 +466,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
 
         part  of K, whose block of the cluster this is
 
-        >>> Sm90Plan.derive(256, 256, 256, config=Sm90Config((128, 128), early=1)).pieces(0)
+        >>> Sm90Plan.derive(256, 256, 256, config=Sm90Config((128, 128), staged_epilogue_k_tiles=1)).pieces(0)
         ((0, 0), (0, 1))
         """
         if self.half is not None:
@@ -476,7 +477,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     def stored_values(self, part: int) -> range:
         """Values of each accumulator's threads that the block with a part of K stores: all, or a part of the columns.
 
-        >>> config = Sm90Config((64, 32), consumers=1, split=2, single=True)
+        >>> config = Sm90Config((64, 32), consumers=1, split=2, one_tile_per_cluster=True)
         >>> Sm90Plan.derive(64, 32, 256, config=config).stored_values(1)
         range(8, 16)
         """
@@ -487,7 +488,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     def summed_values(self, part: int) -> tuple[int, ...]:
         """Values of each accumulator's threads that the block with a part of K adds up: of each sum, what it stores.
 
-        >>> config = Sm90Config((64, 64), consumers=1, split=2, single=True)
+        >>> config = Sm90Config((64, 64), consumers=1, split=2, one_tile_per_cluster=True)
         >>> plan = Sm90Plan.derive(64, 32, 256, b="bf16:col", config=config, gated="silu")
         >>> plan.summed_values(1) == (*range(8, 16), *range(24, 32))
         True
@@ -506,16 +507,6 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
         return partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
 
     @property
-    def partial_bytes(self) -> int:
-        """Bytes of device memory of partial results.
-
-        >>> from layoutgemm.kernels.epilogue.chain import RowReduce
-        >>> Sm90Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).partial_bytes  # two tiles of columns
-        4096
-        """
-        return words_of_matrix(self.partials, self.m, self.n, self.batch) * self.matrices_of_c * WORD_BYTES
-
-    @property
     def workspace(self) -> int:
         """Bytes of device memory of partial results and of copied rows.
 
@@ -530,17 +521,17 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
         """True if a loader of its own has the K tiles of a single tile."""
         return self.one_each and self.config.loader != "self" and self.weights is not None
 
-    def place_of_consumer(self, consumer):  # type: ignore[no-untyped-def]  # an int or a traced integer
+    def place_of_consumer(self, consumer: W) -> tuple[W, W | int]:
         """(which rows of the tile a consumer has, its slice)."""
         groups = self.config.warpgroups_of_tile
         return (consumer % groups, consumer // groups) if self.config.slices > 1 else (consumer, 0)
 
-    def slice_of_k(self, k_tiles, number):  # type: ignore[no-untyped-def]  # ints or traced integers
+    def slice_of_k(self, k_tiles: W, number: W | int) -> W:
         """A slice's share of a part's K tiles: those whose number is its own, modulo the slices."""
         slices = self.config.slices
         return (k_tiles + (slices - 1 - number)) // slices if slices > 1 else k_tiles
 
-    def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
+    def part_of_k(self, k_tiles: W, part: W) -> tuple[W, W]:
         """First and end k tile of one part."""
         split = self.config.split
         return (k_tiles * part // split, k_tiles * (part + 1) // split) if split > 1 else (part, k_tiles)
@@ -577,9 +568,9 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
     @property
     def dead_runs(self) -> tuple[tuple[int, int], ...]:
         """The runs of A's tile that no copy writes, (first byte, bytes): zeros, written once."""
-        if self.config.rows in (None, ROWS):
+        if self.config.loaded_a_rows in (None, ROWS):
             return ()
-        tile, rows = self.a.smem, self.config.rows
+        tile, rows = self.a.smem, self.config.loaded_a_rows
         span = tile.span_elements
         runs = [(int(tile.byte(rows, k)), (ROWS - rows) * tile.span) for k in range(0, tile.extent[1], span)]
         return tuple((first - first % tile.span, count) for first, count in runs)
@@ -604,7 +595,7 @@ class Sm90Plan(NamedBarriers, PersistentPlan):
             return f"sm90.device.grouped:{which}"
         if self.mainloop is not None:
             return "sm90.device.promoted:Sm90PromotedKernel"
-        return "sm90.device.fused:Sm90FusedKernel" if self.reads_more else "sm90.device.gemm:Sm90GemmKernel"
+        return "sm90.device.fused:Sm90FusedKernel" if self.takes_extra_params else "sm90.device.gemm:Sm90GemmKernel"
 
     def __str__(self) -> str:
         cluster = "x".join(map(str, self.config.cluster))
@@ -660,7 +651,8 @@ class _Request:
 
     @classmethod
     def of(
-        cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
+        cls, sizes: tuple[int, int, int, int], given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
+        config: Sm90Config,
         epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
         groups: tuple[Ragged | None, AlongK | None], pair: Pair | None, weights: QuantizedFormat | None = None,
         experts: Ragged | None = None,
@@ -671,10 +663,7 @@ class _Request:
         gated = combination(gate)
         epilogue = Epilogue.of(epilogue, halves_of(gated) > 1)
         a, b, c = operands(*given)
-        if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
-            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
-        if epilogue and c.dtype.kind != "float":
-            raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
+        check_epilogue(epilogue, c)
         if gated is not None and gated.separate:
             check_combined(gated, config.tile[1], sizes[3], config.split, b, c)
         elif gated is not None:
@@ -755,7 +744,7 @@ class _Request:
 
     def check_early(self, stages: int, tile_k: int) -> None:
         """Raise PlanError for more early k tiles than stages, or than K has."""
-        early, k = self.config.early, self.sizes[2]
+        early, k = self.config.staged_epilogue_k_tiles, self.sizes[2]
         if early and not early < stages:
             raise PlanError(f"early = {early}: fewer than the {stages} stages, one of which is being refilled")
         if early > -(-k // tile_k) and self.along_k is None:
@@ -828,7 +817,7 @@ class _Request:
     @property
     def halved(self) -> bool:
         """True if a single block of rows is finished by halves of its columns."""
-        return bool(self.config.early) and self.blocks == 1
+        return bool(self.config.staged_epilogue_k_tiles) and self.blocks == 1
 
     def instruction(self, columns: int) -> MmaAtom:
         """The wgmma of so many columns, as the DSL issues it."""
@@ -850,8 +839,8 @@ class _Request:
         matrices = batch > 1 and self.along_k is None
         batched_a, batched_b = matrices and not self.joined_rows, matrices or self.joined_rows
         a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batched_a)
-        if config.rows is not None:
-            a_plan = few_rows(a_plan, config.rows, batched_a)
+        if config.loaded_a_rows is not None:
+            a_plan = few_rows(a_plan, config.loaded_a_rows, batched_a)
             check_rows(config, m)
         b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=self.halved)
         apart = self.gated is not None and self.gated.separate
@@ -878,7 +867,7 @@ class _Request:
                 "m",
                 tile_m,
                 c_spec.dtype,
-                ends and config.rows is None and self.ragged is None and not own_rows,
+                ends and config.loaded_a_rows is None and self.ragged is None and not own_rows,
             ),
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
         )
@@ -898,7 +887,10 @@ class _Request:
             return None
         if self.gated is not None or self.config.store == "direct" or not (self.epilogue or Epilogue()).stores_c:
             what = "gated products halve them, too" if self.gated is not None else "those leave by tensor stores alone"
-            raise PlanError(f"early = {self.config.early} of a single block of rows halves its columns: {what}")
+            raise PlanError(
+                f"staged_epilogue_k_tiles = {self.config.staged_epilogue_k_tiles} of a single block of rows halves its "
+                f"columns: {what}"
+            )
         small = self.instruction(self.config.tile[1] // 2)
         return small, derive_descriptor(b_plan.smem, small, "B")
 
@@ -909,7 +901,7 @@ class _Request:
             return None
         stored, parts = self.instruction(self.columns), 2 if halved else config.split
         store = StorePlan.derive(
-            stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, dealt=config.split > 1
+            stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, part_per_cta=config.split > 1
         )
         if self.indexed is not None and self.indexed.scatter is not None:
             return store  # by vectors of C's rows, wherever they are
@@ -923,20 +915,20 @@ class _Request:
         groups = self.ragged or self.along_k or self.experts
         return 0 if groups is None else groups.bytes
 
-    def exchange(self, atom: MmaAtom) -> Exchange | None:
+    def exchange(self, atom: MmaAtom) -> SplitKExchange | None:
         """The split-K exchange, not yet placed."""
         sources = self.config.sources
         if sources == 1:
             return None
         values = atom.accumulator_registers // self.config.split
-        return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.groups, sources - 1)))
+        return SplitKExchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.groups, sources - 1)))
 
-    def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
+    def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: SplitKExchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
         sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
-        beside = (0 if self.config.single else c_bytes) + table
+        beside = (0 if self.config.one_tile_per_cluster else c_bytes) + table
         packed = self.weights is not None
         beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
         each = rounded_up(a.smem.bytes, a.smem.alignment if packed else TILE_ALIGNMENT)
@@ -959,10 +951,10 @@ class _Request:
 
     def memory(
         self, a: OperandOfA, b: OperandPlan, stages: int, store: StorePlan | None,
-        exchange: Exchange | None,
-    ) -> tuple[Sm90Smem, Exchange | None]:  # fmt: skip
+        exchange: SplitKExchange | None,
+    ) -> tuple[Sm90Smem, SplitKExchange | None]:  # fmt: skip
         """The map of shared memory, and the exchange at its place; raises PlanError."""
-        single, c_bytes = self.config.single, self.store_bytes(store)
+        single, c_bytes = self.config.one_tile_per_cluster, self.store_bytes(store)
         sums_bytes = exchange.bytes if exchange is not None else 0
         smem = smem_map(a, b, stages, c_bytes, store, single, self.table_bytes, sums_bytes, self.numbers.bytes)
         end = smem.barrier_offset - sums_bytes

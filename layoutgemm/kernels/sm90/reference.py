@@ -32,6 +32,7 @@ from ..run.hardware_model import (
     copy_boxes,
     register_product,
     store_matrices,
+    take_tiles,
     wgmma_product,
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
@@ -91,15 +92,8 @@ def execute_sm90(
         tiles = tables(plan, numbers)[1][-1]
     if plan.experts is not None:
         tiles = expert_tables(plan, (given or {})[plan.experts.name])[1][-1]
-    workers = tiles if plan.config.single else min(tiles, clusters)
-    done = 0
-    for worker in range(workers):
-        cluster = _Cluster(plan, a, b, c, given or {})
-        for step, tile in enumerate(range(worker, tiles, workers)):
-            cluster.compute(tile, step)
-            done += 1
-            if progress is not None:
-                progress(done, tiles)
+    workers = tiles if plan.config.one_tile_per_cluster else min(tiles, clusters)
+    take_tiles(tiles, workers, lambda: _Cluster(plan, a, b, c, given or {}), progress)
     return c.values()
 
 
@@ -178,12 +172,12 @@ class _Cluster:
             self.lines = starts[matrix], starts[matrix + 1]
             k_tiles = k_tiles_of(plan, self.lines[1] - self.lines[0], max)
         for part in range(plan.config.split):
-            first, end = plan.part_of_k(k_tiles, part)
+            begin, end = plan.part_of_k(k_tiles, part)
             if plan.triangles is not None:
                 corner = self.blocks[0].origin
                 at_k, many = plan.triangles.k_tiles(plan, (corner["m"], corner["n"]), k_tiles, min, max)
-                first, end = at_k, at_k + many
-            self._multiply([b for b in self.blocks if b.part == part], first, end - first, step, consumers)
+                begin, end = at_k, at_k + many
+            self._multiply([b for b in self.blocks if b.part == part], begin, end - begin, step, consumers)
         held = {(block.part, block.place): block for block in self.blocks}
         finals = self._exchange(held, consumers)
         for (part, place), registers in finals.items():
@@ -196,7 +190,7 @@ class _Cluster:
         """The k tiles of one part, by the blocks that share its loads."""
         plan = self.plan
         for i in range(count):
-            at = count - 1 - i if plan.config.tuning.snake and step % 2 else i
+            at = count - 1 - i if plan.config.tuning.reverse_odd_tiles and step % 2 else i
             stage, parity = blocks[0].loaded % plan.stages, blocks[0].loaded // plan.stages & 1
             for block in blocks:
                 block.empty[stage].wait(parity ^ 1)

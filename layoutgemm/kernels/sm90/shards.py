@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ...checks.budgets import launch_registers
+from ...atoms.copy.base import VECTOR_BYTES
+from ...checks.budgets import WARPGROUP, launch_registers
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
@@ -51,8 +52,8 @@ from ...schedule.tile_order import Minimum, Tile
 from ..derive import either
 from ..epilogue.steps import Scale, VectorScale
 from ..numbers import W
+from ..plan import check_settings
 from ..store import WARPS_OF_GROUP
-from .config import WARPGROUP
 
 if TYPE_CHECKING:
     from ..derive import Operand
@@ -66,8 +67,7 @@ WORDS = ("flags", "target", "rank", "ranks", "chunks", "polls", "record")
 RECORD_WORDS = 4  # 32-bit words of a record: 1 + flag, the value seen, the target, the rank that waited
 MAX_RANKS = 8  # GPUs of a host
 MAX_CHUNKS = 32  # of a shard
-VECTOR = 16  # bytes that a thread stores at a time
-_VECTOR_REGISTERS = VECTOR // 4
+_VECTOR_REGISTERS = VECTOR_BYTES // 4
 _OTHER_REGISTERS = 24  # of a consumer, beside its sums and the loads of partial ones: addresses, the place of a tile
 _LEAST_LOADS = 4  # vectors of partial sums that are loaded at once, however few registers are left
 
@@ -140,7 +140,7 @@ def crosses_shards(plan: Sm90Plan, ranks: int) -> bool:
     return plan.m // ranks % plan.tile[0] != 0
 
 
-class Share(NamedTuple):
+class ShardWork(NamedTuple):
     """A rank's part of a product; ints, arrays or traced integers."""
 
     rank: Any
@@ -149,7 +149,7 @@ class Share(NamedTuple):
     shard_rows: Any
 
 
-def cluster_place(plan: Sm90Plan, number: Integer, grid: Tile, share: Share, minimum: Minimum = least) -> Tile:
+def cluster_place(plan: Sm90Plan, number: Integer, grid: Tile, share: ShardWork, minimum: Minimum = least) -> Tile:
     """(Row, column) of the cluster that a rank computes as its number `number`; ints, arrays or traced integers.
 
     Gathered: rows from the own shard on. Scattered: shard by shard, from the next rank's on.
@@ -161,7 +161,7 @@ def cluster_place(plan: Sm90Plan, number: Integer, grid: Tile, share: Share, min
     return ShardByShard(schedule).tile(number, grid, share.rank + 1, share.ranks, minimum)
 
 
-def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], share: Share) -> np.ndarray:
+def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], share: ShardWork) -> np.ndarray:
     """All clusters of a grid in a rank's order: an array [number] of (row, column)."""
     found: tuple[np.ndarray, np.ndarray]
     found = cluster_place(plan, np.arange(grid[0] * grid[1]), grid, share)
@@ -190,7 +190,7 @@ class PartialTile:
     @classmethod
     def of(cls, plan: Sm90Plan) -> PartialTile:
         """A plan's; whole vectors of each accumulator, as `check_shards` asks."""
-        vectors = plan.mma.accumulator_registers * plan.c.dtype.bytes // VECTOR
+        vectors = plan.mma.accumulator_registers * plan.c.dtype.bytes // VECTOR_BYTES
         registers = plan.registers[1] if plan.registers else launch_registers(plan.arch, plan.threads)
         free = registers - plan.mma.accumulator_registers * plan.blocks - _OTHER_REGISTERS
         at_once = max(_LEAST_LOADS, min(vectors, free // _VECTOR_REGISTERS))
@@ -199,7 +199,7 @@ class PartialTile:
     @property
     def values(self) -> int:
         """Values of a vector."""
-        return VECTOR // self.dtype.bytes
+        return VECTOR_BYTES // self.dtype.bytes
 
     @property
     def vectors(self) -> int:
@@ -209,11 +209,11 @@ class PartialTile:
     @property
     def bytes(self) -> int:
         """Bytes of a tile."""
-        return int(self.layout.size) * VECTOR
+        return int(self.layout.size) * VECTOR_BYTES
 
-    def byte(self, tile, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
+    def byte(self, tile: W, consumer: W, block: W, vector: W, thread: W) -> W:
         """The byte of a room at which a vector of its tile number `tile` lies."""
-        return tile * self.bytes + self.layout((thread, vector, block, consumer)) * VECTOR
+        return tile * self.bytes + self.layout((thread, vector, block, consumer)) * VECTOR_BYTES
 
 
 def tiles_of_shard(plan: Sm90Plan, ranks: int) -> int:
@@ -253,15 +253,14 @@ def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epi
         raise PlanError(f"shards = {shards!r}: Gathered() or Scattered()")
     if batch > 1:
         raise PlanError(f"batch = {batch}: {shards.name} is of one matrix")
-    usual: dict[str, object] = {"rows": None, "single": False, "split": 1, "launch": "workers"}
-    knobs: dict[str, object] = {"overlap": False, "snake": False, "along": "M", "dealt": ()}
+    takes = f"{shards.name} takes"
     if isinstance(shards, Scattered):
-        usual |= {"store": "tma", "early": 0}
         _check_partial_sums(shards, config, c, epilogue)
-    for name, value in (*usual.items(), *knobs.items()):
-        found = getattr(config.tuning if name in knobs else config, name)
-        if found != value:
-            raise PlanError(f"{name} = {found!r}: {shards.name} takes {value!r}")
+        check_settings(config, takes, store="tma", staged_epilogue_k_tiles=0)
+    check_settings(
+        config, takes, loaded_a_rows=None, one_tile_per_cluster=False, split=1, launch="workers", overlap=False,
+        reverse_odd_tiles=False, along="M", gpc_order=(),
+    )  # fmt: skip
 
 
 def _check_partial_sums(shards: Scattered, config: Sm90Config, c: Operand, epilogue: Epilogue | None) -> None:
@@ -276,10 +275,10 @@ def _check_partial_sums(shards: Scattered, config: Sm90Config, c: Operand, epilo
         raise PlanError(f"c is {c}: partial sums are rows of f32, bf16 or f16")
     if config.loader == "self":  # it would wait for peers' sums of its next tile before it stores those they wait for
         raise PlanError(f"loader = 'self': {shards.name} takes 'warp' or 'warpgroup', which wait while consumers store")
-    if config.tile[1] // 2 * c.dtype.bytes % VECTOR:
+    if config.tile[1] // 2 * c.dtype.bytes % VECTOR_BYTES:
         raise PlanError(
             f"tile = {config.tile}: a thread has {config.tile[1] // 2} partial sums of a row of {c.dtype.name}, which "
-            f"are no whole {VECTOR} bytes"
+            f"are no whole {VECTOR_BYTES} bytes"
         )
 
 
@@ -379,17 +378,17 @@ def _partial_tile(plan: Sm90Plan) -> Check:
     want = threads * plan.blocks * plan.mma.accumulator_registers * plan.c.dtype.bytes
     answer = tile.layout.is_bijective()
     witness = "" if answer and tile.bytes == want else f"{tile.layout}: {tile.bytes} bytes for values of {want}"
-    statement = f"{threads} threads' partial sums of a tile fill {want} bytes, each {VECTOR} once"
+    statement = f"{threads} threads' partial sums of a tile fill {want} bytes, each {VECTOR_BYTES} once"
     return Check("partial sums", statement, not witness, "bijective", witness)
 
 
-def _orders(plan: Sm90Plan) -> Iterator[tuple[Share, tuple[int, int], np.ndarray, np.ndarray]]:
+def _orders(plan: Sm90Plan) -> Iterator[tuple[ShardWork, tuple[int, int], np.ndarray, np.ndarray]]:
     """Orders of small scatters: the share, the grid of clusters, and the shard and the chunk of each number."""
     unit = plan.tile[0] * plan.config.cluster[0]
     for ranks in range(2, MAX_RANKS + 1):
         for rows, columns, chunks in ((1, 1, 1), (2, 3, 2), (2, 3, 3), (4, 2, 8)):
             for rank in range(ranks):
-                share, tiles = Share(rank, ranks, chunks, rows * unit), rows * columns
+                share, tiles = ShardWork(rank, ranks, chunks, rows * unit), rows * columns
                 part, within = ShardByShard.place(np.arange(ranks * tiles), tiles)
                 yield share, (ranks * rows, columns), (part + rank + 1) % ranks, within // (tiles // chunks)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...layouts import Layout
 from ..derive import OperandPlan
+from ..numbers import W
 from ..plan import BARRIER_BYTES, StoreSmemMap, rounded_up
 from ..store import TILE_ALIGNMENT, StorePlan
 from .indexed.copies import GatheredOperand
@@ -29,14 +30,14 @@ class Sm90Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Exchange:
+class SplitKExchange:
     """The receiving CTA's shared memory of split-K partial sums.
 
     values   of a thread's accumulator that a block takes
     layout   (thread, vector of 4 values, accumulator, consumer, slot) -> vectors of 16 bytes; a slot is another block's
     offset   bytes from the beginning of the block's shared memory: behind the stages, which others may still read
 
-    >>> two = Exchange(8, Layout((128, 2, 1, 1, 1)))
+    >>> two = SplitKExchange(8, Layout((128, 2, 1, 1, 1)))
     >>> two.parts, two.bytes, two.slot(0, 1), two.slot(1, 0)
     (2, 4096, 0, 0)
     """
@@ -65,13 +66,14 @@ class Exchange:
         """Bytes that a consumer warp sends to each other block."""
         return 32 * int(self.layout[1].size) * int(self.layout[2].size) * 16
 
-    def slot(self, source, target):  # type: ignore[no-untyped-def]  # ints or traced integers
+    def slot(self, source: W, target: W) -> W:
         """Which of the places of `target` is for what `source`, another block, sends."""
         return (source - target - 1 + self.parts) % self.parts
 
-    def byte(self, slot, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
+    def byte(self, slot: W, consumer: W, block: W, vector: W, thread: W) -> W:
         """The byte at which a vector lies."""
-        return self.offset + self.layout((thread, vector, block, consumer, slot)) * 16
+        byte: W = self.offset + self.layout((thread, vector, block, consumer, slot)) * 16
+        return byte
 
 
 def smem_map(

@@ -9,6 +9,7 @@ import numpy as np
 from ...atoms import smem_tile, stmatrix, wgmma
 from ...atoms.copy.feeds_mma import feeds, row_addresses
 from ...checks import bank_conflicts
+from ...checks.coverage import not_once
 from ...errors import CoordinateError
 from ...layouts import Proof
 from ...memo import memoized
@@ -62,9 +63,7 @@ def _columns(plan: Sm90Plan, store: StorePlan) -> Check:
                         witness = witness or f"part {part} stores columns {chunk.column}..{end - 1}"
                     if store.c != plan.c or chunk.tile.dtype != plan.c.dtype:
                         witness = witness or f"the store is of {store.c}, C is {plan.c}"
-        if (times != 1).any():
-            column = int(np.nonzero(times != 1)[0][0])
-            witness = witness or f"column {column} of block {block} is stored {int(times[column])} times"
+        witness = witness or not_once(times, f"column {{}} of block {block} is stored {{}} times")
     for chunk in distinct_chunks(store):
         values = np.arange(chunk.first_value, chunk.first_value + chunk.values)
         if chunk.values < 1 or values[-1] >= int(layout[1].size):

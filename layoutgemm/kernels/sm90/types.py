@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from ...dtypes import DType, dtype
 from ...errors import PlanError
-from ..derive import Given, Operand
+from ..derive import Operand, OperandSpec
 
 INPUTS = ("bf16", "f16", "e4m3", "e5m2", "tf32", "i8", "u8")
 _INTEGERS = ("i8", "u8")
@@ -54,7 +54,7 @@ def output_of(a: DType) -> DType:
     return dtype("bf16") if a.name in ("e4m3", "e5m2") else dtype(accumulator_of(a))
 
 
-def operands(a: Given, b: Given | None, c: Given | None) -> tuple[Operand, Operand, Operand]:
+def operands(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:
     """A, B and C as given, with what is left out: B of A's type, row-major, and C of `output_of` A's, row-major.
 
     Raises PlanError for types that the kernel has not and for an order that its instruction does not read.

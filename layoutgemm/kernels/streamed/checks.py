@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...atoms.copy.base import WARP
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import bank_conflicts, registers, shared_memory_of
+from ...checks.coverage import not_once
 from ...report import Check, Report
 from ..derivation import checked
 from ..plan_checks import fragment_checks, misplaced
@@ -16,7 +17,7 @@ from ..quantized.blocks import QUARTERS, STRIP
 from ..quantized.checks import conversion_check, fragments_check, order_checks
 from ..quantized.conversions import FusedPairs, NumpyPairs
 from ..quantized.formats import UNIT_ROWS
-from ..quantized.order import VECTOR_BYTES, WORDS
+from ..quantized.order import WORDS
 from .operands import COLUMNS
 from .plan import BUFFERS, F32, StreamedPlan
 from .reference import register_bytes
@@ -284,10 +285,7 @@ def _taken(plan: StreamedPlan, strips: int) -> str:
         np.add.at(times, (row[inside], column[inside]), 1)
         if value % 2 and (row != plan.coords_C(thread, value - 1)[0]).any():
             return f"values {value - 1} and {value} are not neighbours of a row"
-    if (times != 1).any():
-        i, j = (int(x) for x in np.argwhere(times != 1)[0])
-        return f"row {i}, column {j} of {strips} strips is taken {times[i, j]} times"
-    return ""
+    return not_once(times, f"row {{}}, column {{}} of {strips} strips is taken {{}} times")
 
 
 def _received(plan: StreamedPlan) -> Check:

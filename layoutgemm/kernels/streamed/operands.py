@@ -19,13 +19,12 @@ from functools import cached_property
 import numpy as np
 
 from ...atoms import MmaAtom, ldmatrix, operand_map
-from ...atoms.copy.base import WARP
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...dtypes import DType
 from ...layouts import Layout
 from ..numbers import W
 from ..quantized.blocks import QUARTERS, PackedBlocks
 from ..quantized.formats import UNIT_K
-from ..quantized.order import VECTOR_BYTES
 from ..thread_addresses import ThreadAddresses
 
 COLUMNS = 8  # of C in an mma.sync: rows of x

@@ -23,11 +23,11 @@ from ...arch import Arch
 from ...arch import arch as arch_named
 from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
-from ...atoms.copy.base import WARP
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import most_stages
 from ...errors import PlanError
 from ...layouts import Layout
-from ..derive import Given, Operand
+from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..partials import Partial
@@ -43,7 +43,7 @@ from ..plan import (
 )
 from ..quantized.blocks import QUARTERS, STRIP, PackedTile
 from ..quantized.formats import FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
-from ..quantized.order import VECTOR_BYTES, PackedOrder
+from ..quantized.order import PackedOrder
 from ..quantized.packing import units_of
 from .operands import COLUMNS, StreamedRows, StreamedWeights
 
@@ -143,9 +143,9 @@ class StreamedPlan(GemmPlan):
         *,
         weights: QuantizedFormat,
         arch: str | Arch = "sm_90a",
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
+        a: OperandSpec = "bf16",
+        b: OperandSpec | None = None,
+        c: OperandSpec | None = None,
         config: StreamedConfig | None = None,
         epilogue: Epilogue | None = None,
     ) -> StreamedPlan:
@@ -373,7 +373,7 @@ def _target(arch: str | Arch) -> Arch:
     return target
 
 
-def _operands(a: Given, b: Given | None, c: Given | None) -> tuple[Operand, Operand, Operand]:
+def _operands(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:
     """The operands; raises PlanError for others than a streamed product has."""
     left = Operand.parse(a)
     right = Operand.parse(Operand(left.dtype, "col") if b is None else b)

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...atoms import ldmatrix
-from ...atoms.copy.base import WARP
+from ...atoms.copy.base import VECTOR_BYTES, WARP
+from ...checks.coverage import not_once
 from ...errors import PlanError
 from ...memo import memoized
 from ..quantized.blocks import STRIP
 from ..quantized.conversions import FusedPairs, NumpyPairs, values_of
 from ..quantized.fragments import fragment, words_of
-from ..quantized.order import VECTOR_BYTES, WORDS
+from ..quantized.order import WORDS
 from .operands import StreamedRows
 from .plan import BUFFERS, F32, StreamedPlan
 
@@ -54,9 +55,8 @@ def execute_streamed(
                 _store(plan, found, (start, count), (part, buffer), c, times)
         if progress is not None:
             progress(cluster + 1, clusters)
-    if (times != 1).any():
-        i, j = (int(v) for v in np.argwhere(times != 1)[0])
-        raise PlanError(f"C[{i}, {j}] is stored {times[i, j]} times")
+    if wrong := not_once(times, "C[{}, {}] is stored {} times"):
+        raise PlanError(wrong)
     return np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(c)), np.float32)
 
 

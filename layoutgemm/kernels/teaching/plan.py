@@ -16,7 +16,8 @@ from ...atoms import MmaAtom, SmemTile, wgmma
 from ...atoms.tma.derive import STRIDE_UNIT
 from ...dtypes import bf16, f16, f32
 from ...errors import PlanError
-from ..derive import Given, Operand, OperandPlan, derive_operand
+from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
+from ..numbers import W
 from ..plan import (
     BARRIER_BYTES,
     MAX_COORDINATE,
@@ -95,9 +96,9 @@ class TeachingPlan(GemmPlan):
         k: int,
         *,
         arch: str | Arch = "sm_90a",
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
+        a: OperandSpec = "bf16",
+        b: OperandSpec | None = None,
+        c: OperandSpec | None = None,
         config: TeachingConfig | None = None,
     ) -> TeachingPlan:
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
@@ -179,7 +180,7 @@ class TeachingPlan(GemmPlan):
         """Blocks of the launch: one a tile of C, tiles along N first."""
         return (self.tiles[0] * self.tiles[1], 1, 1)
 
-    def tile_origin(self, block, tiles_n=None):  # type: ignore[no-untyped-def]  # ints or traced integers alike
+    def tile_origin(self, block: W, tiles_n: W | None = None) -> tuple[W, W]:
         """Block number -> (first row, first column) of its tile of C. `tiles_n` may be given at run time.
 
         >>> TeachingPlan.derive(200, 136, 64).tile_origin(4)

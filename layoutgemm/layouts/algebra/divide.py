@@ -262,7 +262,9 @@ def copies(extent: int, size: int, where: str, block: Shape) -> int:
     return extent // size
 
 
-def tile_to_shape(block: Pair, shape: Any, order: Any = None, split: Split = multiply, copies: Copies = copies) -> Pair:
+def tile_to_shape(
+    block: Pair, shape: object, order: object = None, split: Split = multiply, copies: Copies = copies
+) -> Pair:
     """The block repeated until it fills `shape`, tiles in `order` (column-major when None)."""
     target = shape if shape.__class__ is tuple else (shape,)
     r = len(target)

@@ -181,21 +181,21 @@ def max_common(a: Pair, b: Pair) -> Pair:
     # How far A follows B's inverse: mode by mode, each composed on its own with what is below it.
     rs: list[int] = []
     rd: list[int] = []
-    end: int = 1
     for s, d in zip(S, D):
-        n = _follows(a, pack(rs, rd), s, d, end)
+        n = _follows(a, pack(rs, rd), s, d)
         if n > 1:
             rs.append(n)
             rd.append(d)
         if n < s:
             break
-        end *= s
     return pack(rs, rd)
 
 
-def _follows(a: Pair, below: Pair, s: int, d: int, end: int) -> int:
-    """The largest n <= s along which A follows `below` and then j*d. A(below(i) + j*d) = i + end*j for all i < end, j <
-    n; it already holds for n = 1."""
+def _follows(a: Pair, below: Pair, s: int, d: int) -> int:
+    """The largest n <= s along which A follows `below` and then j*d.
+
+    A(below(i) + j*d) = i + end*j for all i < end and j < n, `end` the size of `below`; it already holds for n = 1.
+    """
 
     size = prod(leaves(a[0]))
     top = sum([(t - 1) * e for t, e in zip(leaves(below[0]), leaves(below[1]))])

@@ -90,7 +90,7 @@ class Form:
     def __pos__(self) -> Form:
         return self
 
-    def __sub__(self, other: Any) -> Form:
+    def __sub__(self, other: object) -> Form:
         right = self._lift(other)
         return NotImplemented if right is None else self + -right
 

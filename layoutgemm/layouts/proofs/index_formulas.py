@@ -234,7 +234,7 @@ def _counterexample(coord: object, left: Scalar, right: Scalar, index: int, env:
     return CounterExample(coord, left, right, index, f"not equivalent at {where}", "digits", tuple(values.items()))
 
 
-def _values(f: Any, sizes: Mapping[int, int], coord: list[int]) -> Any:
+def _values(f: object, sizes: Mapping[int, int], coord: list[int]) -> Any:
     return transform(lambda x: _value(x, sizes, coord), f)
 
 

@@ -473,7 +473,7 @@ def _between(text: str, low: object, high: object, modulus: object = 0) -> list[
     return [f"{text.format(show(modulus))} {show(low)}..{show(high)}"]
 
 
-def _under(given: object, *objects: Any) -> tuple[Facts | None, tuple[Any, ...]]:
+def _under(given: object, *objects: object) -> tuple[Facts | None, tuple[Any, ...]]:
     """The facts about the objects, None without any, and the objects under them; a tile is its layout."""
     objects = tuple(map(_proof.layout_of, objects))
     if isinstance(given, (tuple, list)) and not given:

@@ -51,7 +51,7 @@ def cases_of(bounded: list[int]) -> list[dict[int, int]] | None:
     return [dict(zip(bounded, v)) for v in itertools.product(*ranges)] if total <= CASES else None
 
 
-def at(x: Any, env: dict[int, int]) -> Any:
+def at(x: object, env: dict[int, int]) -> Any:
     """A layout or entry at the values of the generators."""
     if hasattr(x, "with_parts"):
         return x.with_parts(lambda y: at(y, env))

@@ -1,7 +1,7 @@
 """Facts about symbols: divisibility, bounds and equalities, each solved for one symbol and substituted.
 
 After that only free generators with integer bounds are left, so every question about a layout is polynomial arithmetic
-(`poly.py`), and a fact can neither be forgotten nor applied twice:
+(`polynomial.py`), and a fact can neither be forgotten nor applied twice:
 
     64 | M                  M = 64*m
     8 | M - 3               M = 8*m + 3

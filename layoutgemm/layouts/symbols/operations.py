@@ -84,7 +84,7 @@ class _Composition:
         self.last = len(S) - 1
         self.parts: list[tuple[int, Scalar]] = []  # mode of A, reach within it
 
-    def of(self, bshape: Any, bstride: Any) -> Pair:
+    def of(self, bshape: object, bstride: object) -> Pair:
         out = self._modes(bshape, bstride)
         for i in range(self.last):
             reach = [r for j, r in self.parts if j == i]

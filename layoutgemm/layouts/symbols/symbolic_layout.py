@@ -170,7 +170,7 @@ class SymbolicLayout(Layout):
             f"offsets() of {self}: put numbers in first, as in .at({', '.join(f'{s}=...' for s in self.symbols)})"
         )
 
-    def _offset(self, coord: object, stride: Any) -> Any:
+    def _offset(self, coord: object, stride: object) -> Any:
         return _offset(coord, self.shape, stride)
 
     # ------------------------------------------------------------ the algebra

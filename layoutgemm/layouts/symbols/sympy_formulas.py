@@ -1,4 +1,4 @@
-"""Closed forms of layouts in SymPy: `//`, `%` and `^` as people write them. Loaded by `formula.py` on demand.
+"""Closed forms of layouts in SymPy: `//`, `%` and `^` as people write them. Loaded by `formulas.py` on demand.
 
 SymPy's own floor(a/b) and Mod(a, b) print as functions, and evaluate in floats once numbers come in. The three
 functions here print as operators, evaluate on ints exactly, become NumPy code under `lambdify`, and have a LaTeX form.

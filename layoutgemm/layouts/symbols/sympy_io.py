@@ -1,4 +1,4 @@
-"""Entries to and from SymPy. The only module of the algebra that loads it; `symbolic.py` imports this one on demand."""
+"""Entries to and from SymPy. Entries of layouts load it on demand (`dims.py`)."""
 
 from __future__ import annotations
 

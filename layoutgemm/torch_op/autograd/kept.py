@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..compiled.guards import ALIGNED
 from ..launch import Prepared
 from ..prepared import prepare, problem_at
 from ..solver import solve
@@ -18,7 +19,6 @@ from .products import DerivedProduct, derived_product, is_stretched
 
 Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 MAX_KEPT = 64  # backward passes kept for one forward product; beyond, all go
-_ALIGNED = 15  # bits that are 0 in an address that TMA reads
 
 
 class GradientLaunch(NamedTuple):
@@ -54,7 +54,7 @@ class KeptGradients(NamedTuple):
         if self.copies:
             grad = grad.contiguous()
         at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), grad.data_ptr()
-        if (at_a | at_b | at_c) & _ALIGNED:
+        if (at_a | at_b | at_c) & ALIGNED:
             return None
         left = right = None
         if self.of_a is not None:

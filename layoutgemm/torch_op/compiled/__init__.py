@@ -3,5 +3,6 @@
 traced     checks, whose refusals the compiler reports with their text
 lowering   what Inductor writes for an operator: a call of a function of `direct`
 direct     these functions: products into a given tensor, without torch's dispatcher
+constants  the mark of functions whose results are constants of a graph
 guards     the compiler's guards, by which eager calls find kept launches
 """

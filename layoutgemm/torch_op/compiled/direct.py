@@ -18,7 +18,7 @@ from ..scaled_grouped.grouped import grouped_product
 from ..scaled_grouped.kept import Keeping, find
 from ..scaled_grouped.operators import checked_grouped, plain_config
 from ..scaled_grouped.recipes import BLOCK
-from ..scaled_grouped.scaled import ScaledFinish
+from ..scaled_grouped.scaled import BiasActivation
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, config: str, allow_tf32: bool | None) -> None:
@@ -66,7 +66,7 @@ def grouped_matmul(
     """The product of groups into `out`; rows in no group are zeros, as those of a new result are."""
     given = dict(zip(tensors, others))
     groups, scale_a, scale_b = given.get("groups"), given.get("scale_a"), given.get("scale_b")
-    finish = ScaledFinish(given.get("bias"), activation, use_fast_accum)
+    finish = BiasActivation(given.get("bias"), activation, use_fast_accum)
     key: tuple[object, ...] = ()
     if groups is not None:
         options = "new", said, config, recipe_a, recipe_b, activation, use_fast_accum

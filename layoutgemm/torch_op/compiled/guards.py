@@ -12,6 +12,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+FIRST_GPU = 0  # of the indices of devices; below are CPUs, whose calls are no launches
+MAX_READY = 4096  # kept calls; beyond, all go
+ALIGNED = 15  # bits that are 0 in an address that TMA or a bulk copy reads, or stores to
+
 Key = tuple[object, ...]
 T = TypeVar("T")
 MAX_GUARDS = 4  # of one key: calls that differ in strides, types or classes alone

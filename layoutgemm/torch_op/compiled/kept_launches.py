@@ -19,18 +19,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.autograd.forward_ad as _forward
 
-from ...kernels.epilogue.chain import Epilogue, Given
+from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.parameters import number_word
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autograd_alone, tracing_state
 from ..launch import Direct, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
 from ..prepared import mark_written
 from ..problem import StridedOperand
-from .guards import KeptCalls, Key, guarded
+from .guards import FIRST_GPU, KeptCalls, Key, guarded
 
 OWN = ("a", "b", "c")  # a launch's first arguments
 _BEYOND = 1 << 32  # addresses are larger, sizes and numbers smaller: what is not known and larger may be an address
 MAX_KEPT = 1024
-FIRST_GPU = 0  # of the indices of devices; below are CPUs, whose calls are no launches
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -53,7 +52,7 @@ class KeptCall:
     kind: torch.dtype | None
     spans: tuple[int, ...]
     written: tuple[int, ...]
-    numbers: tuple[Given, ...]
+    numbers: tuple[EpilogueOperand, ...]
     memory: tuple[int, ...]
     lists: tuple[torch.Tensor, ...]
 
@@ -70,7 +69,7 @@ class Extras(NamedTuple):
     """
 
     written: Mapping[str, torch.Tensor] = MappingProxyType({})
-    numbers: tuple[Given, ...] = ()
+    numbers: tuple[EpilogueOperand, ...] = ()
     given: Mapping[str, Any] = MappingProxyType({})
     stores_c: bool = True
 
@@ -80,7 +79,7 @@ NO_EXTRAS = Extras()
 
 def epilogue_again_or(
     make: Callable[[], torch.Tensor], options: Key, tensors: Mapping[str, torch.Tensor | None], epilogue: object,
-    given: Mapping[str, Any] | None, out: torch.Tensor | None,
+    given: Mapping[str, object] | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """`again_or` of a product with an epilogue; `given` holds the epilogue's operands."""
     if type(epilogue) is not Epilogue or type(given) is not dict or len(given) != len(epilogue.given):
@@ -133,7 +132,7 @@ def again_or(
 
 
 def _again(
-    kept: KeptCall, tensors: Sequence[torch.Tensor], given: Mapping[str, Any], out: torch.Tensor | None
+    kept: KeptCall, tensors: Sequence[torch.Tensor], given: Mapping[str, object], out: torch.Tensor | None
 ) -> torch.Tensor | None:
     """The launch for tensors that a guard holds for; None where an address is another."""
     index = kept.direct.device

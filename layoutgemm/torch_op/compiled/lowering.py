@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from .constants import constant_in_graphs
+
 _IMPORT = "from layoutgemm.torch_op.compiled import direct as layoutgemm_direct"
 # The tensors that an operator of each name may be without.
 _OPTIONAL: dict[str, tuple[str, ...]] = {
@@ -36,6 +38,7 @@ _NODES = ("ExternKernelOut", "ExternKernelAlloc", "MultiOutput", "MultiOutputLay
 _lowered: set[str] = set()
 
 
+@constant_in_graphs
 def register() -> bool:
     """Set the lowerings of the operators that are defined, once each; False for an Inductor that differs."""
     missing = [name for name in _OPTIONAL if name not in _lowered and hasattr(torch.ops.layoutgemm, name)]
@@ -54,9 +57,6 @@ def register() -> bool:
     return True
 
 
-register._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called where a call is traced
-
-
 def _lowering(name: str, operator: Any) -> Callable[..., object]:
     """The function that makes an operator's node of Inductor's graph."""
     from torch._inductor import ir, lowering
@@ -68,7 +68,7 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
 
     one_result, several_results = _calls()
 
-    def lower(*args: Any, **kwargs: Any) -> object:
+    def lower(*args: object, **kwargs: object) -> object:
         value = V.graph.current_node.meta["val"]
         several = isinstance(value, (tuple, list))
         if V.graph.cpp_wrapper or not (several or value.is_contiguous()):
@@ -118,7 +118,7 @@ def _layout(value: torch.Tensor) -> Any:
     return ir.FixedLayout(value.device, value.dtype, shape, strides)
 
 
-def _split(name: str, given: Mapping[str, Any], several: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(name: str, given: Mapping[str, object], several: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors of a call, and its other arguments. `tensors` among these names the optional ones that are given.
 
     several  whether the function makes the results, and has to know their type

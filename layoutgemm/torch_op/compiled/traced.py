@@ -36,6 +36,7 @@ from ..checks import (
 )
 from ..prepared import choice_of
 from ..types import NAMES
+from .constants import constant_in_graphs
 from .lowering import register
 
 _MOST = 2**63  # beyond the integers that an operator's schema holds
@@ -68,12 +69,12 @@ def _checked_gemm(
     check_gemm_sizes(one, a, b, two, c, out, kind, product_shape(a, b))
 
 
-def named(**operands: Any) -> dict[str, Any]:
+def named(**operands: object) -> dict[str, Any]:
     """The operands that are given."""
     return {name: x for name, x in operands.items() if x is not None}
 
 
-def _settled(x: Any, exact: bool) -> Any:
+def _settled(x: object, exact: bool) -> Any:
     """A number that may be a symbol: 0, or what stands for others that no check refuses, unless it has to be exact."""
     if not isinstance(x, (torch.SymInt, torch.SymFloat)):
         return x
@@ -131,7 +132,14 @@ _REFUSE = checking_operator("refuse", "(str text) -> ()", _refuse)
 
 
 def check_compiled(
-    a: Any, b: Any, out: Any, bias: Any, activation: Any, config: object, out_dtype: object, allow_tf32: bool | None
+    a: object,
+    b: object,
+    out: object,
+    bias: object,
+    activation: object,
+    config: object,
+    out_dtype: object,
+    allow_tf32: bool | None,
 ) -> None:
     """Check a call of `matmul` that is being traced: tensors by the operator, all else as constants."""
     check_kinds({"a": a, "b": b, **named(bias=bias)}, named(out=out))
@@ -186,6 +194,7 @@ def refuse(text: str) -> None:
         raise OperandError(text)
 
 
+@constant_in_graphs
 def refusal(check: str, *plain: object) -> str:
     """The text of a check's refusal of values that are no tensors, or "": a constant to the compiler."""
     try:
@@ -193,9 +202,6 @@ def refusal(check: str, *plain: object) -> str:
     except LayoutError as error:
         return str(error)
     return ""
-
-
-refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
 
 
 def _stand_in(kind: type) -> object:

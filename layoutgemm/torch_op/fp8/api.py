@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -17,6 +16,7 @@ from ..checks import (
     tracing_state,
     transforms,
 )
+from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import check_kinds, refusal, refuse
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from .launch import READY, Key, computed
@@ -101,7 +101,7 @@ def _by_operator(x: torch.Tensor, *options: object) -> tuple[torch.Tensor, torch
 
 
 def _traced(
-    x: Any, recipe: object, dtype: Any, power_of_two: Any, scale_major: Any
+    x: object, recipe: object, dtype: object, power_of_two: object, scale_major: object
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     check_kinds({"x": x}, {})
@@ -112,9 +112,7 @@ def _traced(
     return _by_operator(x, _name(recipe), dtype, power_of_two, scale_major)
 
 
+@constant_in_graphs
 def _name(recipe: object) -> str:
     """The name of a recipe that has been checked: a constant to the compiler."""
     return recipe_text("recipe", recipe)
-
-
-_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`

@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 import torch
 
+from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import OperandError
 from ...kernels.compile.compiler import CompiledGemm
 from ...kernels.fp8.plan import BLOCK as DEPTH
-from ...kernels.fp8.plan import VECTOR_BYTES, QuantizePlan, pitch_of, scale_pitch
+from ...kernels.fp8.plan import QuantizePlan, pitch_of, scale_pitch
 from ...kernels.plan import MAX_COORDINATE, tile_count
+from ..compiled.guards import MAX_READY
 from ..launch import Direct, empty_on_gpu, raw_stream
 from ..prepared import on_gpu, target
 from ..problem import contiguous_strides
@@ -106,7 +108,6 @@ class KeptQuantizer:
 
 
 READY: dict[Key, KeptQuantizer] = {}
-MAX_READY = 4096  # beyond, all go
 
 
 def computed(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,6 @@ It has no derivative: rounding has none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -88,7 +87,7 @@ with_autograd("quantize", _underived)
 
 
 @_quantize.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *options: Any) -> tuple[Pair, tuple[int, int]]:
+def _(info: object, in_dims: Sequence[int | None], x: torch.Tensor, *options: object) -> tuple[Pair, tuple[int, int]]:
     """The mapped dimension comes in front: matrices of a batch have scales of their own."""
     at = in_dims[0]
     assert at is not None  # what else is mapped is no tensor

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
 from ...errors import LayoutError, OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.run.tensor_maps import run_given
-from ...kernels.sm90.choose.occupancy import Places
+from ...kernels.run.tensor_maps import run_with_operands
+from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.rules import Sm90Choice, choose, nearest, spare_of_sums
 from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.operands.combined import Combined
@@ -29,8 +28,8 @@ _WAY_OUT = "give combine= the rows that torch.index_select makes"
 
 
 def combined_rows(
-    a: torch.Tensor, b: Sequence[torch.Tensor], rows: torch.Tensor, combine: Combine, given: Mapping[str, Any] | None,
-    out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
+    a: torch.Tensor, b: Sequence[torch.Tensor], rows: torch.Tensor, combine: Combine,
+    given: Mapping[str, object] | None, out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
 ) -> torch.Tensor:  # fmt: skip
     """combine(a[rows] @ b[0], a[rows] @ b[1], ...): a's rows are copied first, then one kernel multiplies.
 
@@ -62,14 +61,14 @@ def combined_rows(
         plan = plan_of(sizes, types, INTS[rows.dtype], how, choice_of(config), gpu(a.get_device())[0])
         further = dict(zip(plan.further, placed[1:], strict=True))
         read = {"rows": rows.contiguous(), **further, **numbers}
-        result: torch.Tensor = run_given(plan, a, placed[0], read, out).c
+        result: torch.Tensor = run_with_operands(plan, a, placed[0], read, out).c
         return result
 
 
 @lru_cache(maxsize=256)
 def plan_of(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], kind: str, how: Combined,
-    config: Sm90Choice | None, places: Places,
+    config: Sm90Choice | None, places: ClusterOccupancy,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a call: M, N, K and rows of A; types of A, B and C; the indices' type."""
     m, n, k, rows = sizes

@@ -23,7 +23,7 @@ from ..scaled_grouped.grouped import INTS, grouped_product
 from ..scaled_grouped.kept import Keeping, find
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import TENSOR, recipe_text
-from ..scaled_grouped.scaled import ScaledFinish, check_config
+from ..scaled_grouped.scaled import BiasActivation, check_config
 from .torch_rows import gathered, of_rows, selected
 
 _autocast = torch._C._is_any_autocast_enabled
@@ -94,7 +94,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Option
     """The product of plain tensors."""
     said = next(name for name in _SAID if given.get(name) is not None)
     groups = given[said]
-    finish = ScaledFinish(given.get("bias"), given.get("activation"), bool(given.get("use_fast_accum", True)))
+    finish = BiasActivation(given.get("bias"), given.get("activation"), bool(given.get("use_fast_accum", True)))
     config: Sm90Config | None = given.get("config")
     scales, out, asked = (given["scale_a"], given["scale_b"]), given["out"], given.get("out_dtype")
     recipes = given.get("recipe_a"), given.get("recipe_b")

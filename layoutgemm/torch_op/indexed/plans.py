@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...dtypes import dtype
 from ...errors import LayoutError, OperandError
 from ...kernels.epilogue.chain import Activation, Epilogue, VectorScale
-from ...kernels.sm90.choose.occupancy import Places
+from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.rules import SPARE, Sm90Choice, choose, nearest
 from ...kernels.sm90.choose.scaled_grouped import masked_rows, usual_config
 from ...kernels.sm90.config import Sm90Config
@@ -40,7 +40,7 @@ class IndexedShape(NamedTuple):
     activation: str | None
     gate: str | None
     weighted: bool
-    places: Places
+    places: ClusterOccupancy
 
 
 @lru_cache(maxsize=1024)

@@ -25,7 +25,7 @@ from ..compiled.kept_launches import again_or
 from ..compute import product
 from ..explanation import Explanation
 from ..launch import plan_of
-from ..prepared import NO_FINISH, Config, Finish, choice_of, launched, on_gpu, problem_at, target
+from ..prepared import NO_FINISH, Config, LaunchEpilogue, choice_of, launched, on_gpu, problem_at, target
 from ..problem import shapes_of
 from ..reference import exact
 from ..solver import solve
@@ -164,7 +164,7 @@ def placed_pairs(left: Two, right: Two) -> tuple[list[torch.Tensor], list[torch.
     return rows, columns, [*of_a, *of_b]
 
 
-def finish_of_pairs(rows: Two, columns: Two, after: Finish) -> Finish:
+def finish_of_pairs(rows: Two, columns: Two, after: LaunchEpilogue) -> LaunchEpilogue:
     """The second pair as a kernel takes it, after the words of an epilogue."""
     places = [word for x in (rows[1], columns[1]) for word in (x.data_ptr(), max(x.stride()))]
     second = rows[1].shape[1]

@@ -20,7 +20,7 @@ import torch
 from ...dtypes import dtype, f32
 from ...errors import OperandError, PlanError, TensorError
 from ...kernels.epilogue.parameters import float_word, host_number
-from ...kernels.epilogue.steps import ACTIVATIONS, Given, check_activation
+from ...kernels.epilogue.steps import ACTIVATIONS, EpilogueOperand, check_activation
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.operands.combined import LEAST_MATRICES, MOST_MATRICES, Combined
 from ..checks import NOT_RECORDED, autocast, check_call, check_out, differentiated, has_tangent, needs_dispatcher
@@ -28,7 +28,7 @@ from ..compiled.kept_launches import Extras, again_or
 from ..compute import product
 from ..explanation import Explanation
 from ..launch import plan_of
-from ..prepared import Config, Finish, choice_of, launched, on_gpu, problem_at, start, target
+from ..prepared import Config, LaunchEpilogue, choice_of, launched, on_gpu, problem_at, start, target
 from ..problem import shapes_of
 from ..reference import exact, rounded
 from ..solver import padded_strides, solve
@@ -58,7 +58,7 @@ class TorchMath:
 
 
 def matmul_combined(
-    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, Any] | None,
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """combine(a @ b[0], a @ b[1], ...): `matmul` of several matrices. See the module's docstring.
@@ -103,7 +103,7 @@ def matmul_combined(
 
 
 def checked_call(
-    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, Any] | None,
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor], Combined, dict[str, float], torch.dtype]:  # fmt: skip
     """The operands of a call, its function and numbers, and the result's type; raises as `matmul_combined` does."""
@@ -154,9 +154,9 @@ def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Co
 
 
 @functools.lru_cache(256)
-def _numbers_named(names: tuple[str, ...]) -> tuple[Given, ...]:
+def _numbers_named(names: tuple[str, ...]) -> tuple[EpilogueOperand, ...]:
     """The function's numbers as a launch takes them; a name that no function has is refused with the function."""
-    return tuple([Given(name, "", f32, host=True) for name in names if name.isidentifier()])
+    return tuple([EpilogueOperand(name, "", f32, host=True) for name in names if name.isidentifier()])
 
 
 @functools.lru_cache(256)
@@ -188,11 +188,11 @@ def computed(
     return launched(a, placed[0], kind, config, out, finish_of(how, numbers, placed))
 
 
-def finish_of(how: Combined, numbers: Mapping[str, float], placed: Sequence[torch.Tensor]) -> Finish:
+def finish_of(how: Combined, numbers: Mapping[str, float], placed: Sequence[torch.Tensor]) -> LaunchEpilogue:
     """The function as a kernel takes it, with its parameters at this launch."""
     words = [word for b in placed[1:] for word in (b.data_ptr(), max(b.stride()))]
     words += [float_word(numbers[name]) for name in how.numbers]
-    return Finish(None, tuple(words), (how, placed[0].stride()), gated=how)
+    return LaunchEpilogue(None, tuple(words), (how, placed[0].stride()), gated=how)
 
 
 def as_lines(
@@ -237,7 +237,7 @@ def _orders(b: torch.Tensor, name: str, k_major: str) -> tuple[str, ...]:
 
 
 def explain_combined(
-    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, Any] | None,
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
 ) -> Explanation:  # fmt: skip
     """Which kernel the product takes, why, and what it copies; raises as `matmul_combined` does."""

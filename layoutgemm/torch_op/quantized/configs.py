@@ -9,6 +9,7 @@ from functools import lru_cache
 from ...errors import OperandError
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.streamed.plan import StreamedConfig
+from ..compiled.constants import constant_in_graphs
 from ..prepared import config_text
 from ..scaled_grouped.operators import plain_config
 
@@ -24,6 +25,7 @@ def check_packed_config(config: object) -> None:
         )
 
 
+@constant_in_graphs
 def packed_text(config: PackedConfig | None) -> str:
     """A configuration as text; "" for none.
 
@@ -33,10 +35,6 @@ def packed_text(config: PackedConfig | None) -> str:
     if isinstance(config, StreamedConfig):
         return json.dumps({_STREAMED: dataclasses.asdict(config)})
     return config_text(config)
-
-
-# What torch.compiler.assume_constant_result sets: see `prepared.config_text`.
-packed_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(1024)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -208,7 +207,7 @@ def _(
     return x.new_empty((x.shape[0], n), dtype=call.kind)
 
 
-def _underived(*operands: Any) -> torch.Tensor:
+def _underived(*operands: object) -> torch.Tensor:
     scale_x = operands[_SCALE_X] if len(operands) > _SCALE_X else None
     refuse_derivatives({"x": operands[0], "scales": operands[2], "scale_x": scale_x}, _WAY_OUT)
     raise OperandError("torch.ops.layoutgemm.quantized_grouped_matmul has no derivative")

@@ -13,15 +13,12 @@ import torch
 import torch.autograd.forward_ad as _forward
 
 from ..checks import launched_alone, modes_of_dispatch, modes_of_functions, tracing_state
-from ..compiled.guards import KeptCalls, guarded
+from ..compiled.guards import ALIGNED, FIRST_GPU, MAX_READY, KeptCalls, guarded
 from ..launch import Direct, empty_on_gpu, raw_stream
 from ..problem import contiguous_strides
 
 Key = tuple[object, ...]
 
-FIRST_GPU = 0  # of the indices of devices; below are CPUs
-MAX_READY = 4096  # beyond, all go
-_ALIGNED = 15  # bits that are 0 in an address that TMA or a bulk copy reads, or stores to
 _ALIGNED_FLOAT = 3  # and in that of a float32
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
@@ -79,7 +76,7 @@ def _again(
 ) -> torch.Tensor | None:  # fmt: skip
     """The result of a kept launch; None where an address is another."""
     index, at_x, at_units = kept.direct.device, x.data_ptr(), units.data_ptr()
-    if _current_device() != index or (at_x | at_units) & _ALIGNED:
+    if _current_device() != index or (at_x | at_units) & ALIGNED:
         return None
     if scale_x is not None and scale_x.data_ptr() & _ALIGNED_FLOAT:
         return None

@@ -23,7 +23,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
-from ...kernels.epilogue.parameters import Placed, words_of
+from ...kernels.epilogue.parameters import PlacedOperand, words_of
 from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm80.plan import Sm80Plan
@@ -205,7 +205,7 @@ def arguments_of(plan: Sm90Plan | StreamedPlan, pitch: int, workers: int) -> tup
     n, rows, k = plan.m, plan.n, plan.k
     names = [given.name for given in plan.epilogue.given]
     own = {name: n if plan.batch > 1 and name != SCALE_X else 0 for name in names}  # of each expert; x's are of rows
-    words = words_of(plan.epilogue, {name: Placed(0, 0, step) for name, step in own.items()})
+    words = words_of(plan.epilogue, {name: PlacedOperand(0, 0, step) for name, step in own.items()})
     sizes = (n, rows, k, plan.batch, k, pitch, n, n * k, rows * pitch, rows * n, workers)
     experts = plan.experts if isinstance(plan, Sm90Plan) else None
     names += [experts.name] if experts is not None else []
@@ -264,7 +264,7 @@ def mma_plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: i
 
 def mma_arguments_of(plan: Sm80Plan, pitch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The same as `arguments_of`, of the kernel by mma.sync: one block a tile, so workers are not read."""
-    words = words_of(plan.epilogue, {given.name: Placed(0) for given in plan.epilogue.given})
+    words = words_of(plan.epilogue, {given.name: PlacedOperand(0) for given in plan.epilogue.given})
     sizes = (plan.m, plan.n, plan.k, 1, pitch, plan.k, plan.n, 0, 0, 0, 1)
     at = [3 + len(sizes) + plan.words.index(given.name) for given in plan.epilogue.given]
     return (0, 0, 0, *sizes, *words), (1, 0, 2, *at)

@@ -158,7 +158,7 @@ class _QuantizedProduct(torch.autograd.Function):
         return value
 
     @staticmethod
-    def vmap(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
+    def vmap(info: object, in_dims: Sequence[int | None], x: torch.Tensor, *others: object) -> tuple[torch.Tensor, int]:
         """Slices of x are more rows of one product."""
         if in_dims[0] is None or in_dims[1] is not None or in_dims[2] is not None or others[-1] is not None:
             raise OperandError("quantized_matmul is mapped and differentiated along x alone")

@@ -22,6 +22,7 @@ from ..checks import (
     seen_by_autograd_alone,
     transforms,
 )
+from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..epilogue import NOT_COMPILED
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
@@ -46,7 +47,7 @@ from .operators import (
 )
 from .own_epilogue import ScaledFactors, with_epilogue
 from .recipes import recipe_text
-from .scaled import APART, ScaledFinish, check_config, scaled_product
+from .scaled import APART, BiasActivation, check_config, scaled_product
 
 _is_traced = torch.compiler.is_dynamo_compiling
 _DERIVED = (torch.bfloat16, torch.float16)
@@ -136,7 +137,7 @@ def scaled_matmul(
              kernel, but for a scale of each column of b and 128 of K, and a gate whose columns are no multiple of 16:
              float32 and `quantize` follow
     config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
-    epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.Epilogue`, behind the scales
+    epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.chain.Epilogue`, behind the scales
     given    what it reads and writes, by name, as for `matmul`. A launch of its own: not under torch.compile
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
@@ -158,13 +159,13 @@ def scaled_matmul(
             refuse(NOT_COMPILED)
         if out_recipe is not None:
             raise OperandError("out_recipe and epilogue: one or the other; Quantize() is a step of the latter")
-        finish, of = ScaledFinish(bias, activation, bool(use_fast_accum)), ScaledFactors(a, scale_a, b, scale_b)
+        finish, of = BiasActivation(bias, activation, bool(use_fast_accum)), ScaledFactors(a, scale_a, b, scale_b)
         return with_epilogue(of, epilogue, given, (recipe_a, recipe_b), finish, out, out_dtype, config)
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options, out_recipe)
     if out_recipe is not None:
-        finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+        finish = BiasActivation(bias, activation, bool(use_fast_accum))
         named_by = recipe_a, recipe_b, out_dtype, out_recipe
         return _quantized(a, scale_a, b, scale_b, finish, out, *named_by, config)
     others = () if bias is None else (bias,)
@@ -172,7 +173,7 @@ def scaled_matmul(
     key, found = find(a, b, scale_a, scale_b, others, out, chosen)
     if found is not None:
         return found
-    finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+    finish = BiasActivation(bias, activation, bool(use_fast_accum))
     check_config(config)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names)
@@ -187,7 +188,7 @@ def scaled_matmul(
 
 
 def _quantized(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: BiasActivation,
     out: torch.Tensor | None, recipe_a: object, recipe_b: object, out_dtype: object, out_recipe: object,
     config: Sm90Config | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -222,7 +223,7 @@ def _quantized(
 @lru_cache(1024)
 def _scales_of(a: tuple[int, ...], columns: int, activation: str | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of the scales of a result."""
-    shape = (*a[:-1], columns // ScaledFinish(None, activation).halves)
+    shape = (*a[:-1], columns // BiasActivation(None, activation).halves)
     return kept_shapes(shape, AS_QUANTIZE).scales
 
 
@@ -262,19 +263,17 @@ def _refuse_recorded(read: dict[str, torch.Tensor], out: torch.Tensor | None) ->
         refuse(NOT_RECORDED)
 
 
+@constant_in_graphs
 def _refusal_of_options(recipe_a: object, recipe_b: object, config: object) -> str:
     """The refusal of options that are no tensors, or "": a constant to the compiler."""
     texts = [refusal("recipe", "recipe_a", recipe_a), refusal("recipe", "recipe_b", recipe_b)]
     return next(filter(None, texts), "") or refusal("plain config", config)
 
 
+@constant_in_graphs
 def _recipe_text(recipe: object) -> str:
     """The name of a recipe that has been checked: a constant to the compiler."""
     return recipe_text("recipe", recipe)
-
-
-_refusal_of_options._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
-_recipe_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # -------------------------------------------------------------------------------------------------------------- grouped
@@ -326,8 +325,8 @@ def grouped_matmul(
               alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
-    epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.Epilogue`. Of all forms but
-              columns; with `rows`, of groups of rows and, without scales, of masked groups
+    epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
+              but columns; with `rows`, of groups of rows and, without scales, of masked groups
     given     what it reads and writes, by name, as for `matmul`. Of groups of rows a vector along N is (N,), or
               (experts, N) for one of each group, and columns are reduced to (experts, N). Rows of no group are in no
               reduction and are not written. A launch of its own: not under torch.compile
@@ -374,7 +373,7 @@ def grouped_matmul(
     check_expected(expected_rows, counts, config)
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
         return _record(a, b, groups, said, out_dtype, config)
-    finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+    finish = BiasActivation(bias, activation, bool(use_fast_accum))
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
     check_config(config)
@@ -468,7 +467,7 @@ class _RecordedGroups(torch.autograd.Function):
         return grouped_matmul(a, b, **{said: groups}, out_dtype=out_dtype, config=config)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: object, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return (*grouped_gradients(ctx, grad, _derived), None, None, None, None)
 
 

@@ -44,11 +44,11 @@ from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
 from .own_epilogue import ScaledFactors, behind_scales, checked, of_one, promoted_plan, promotes
 from .recipes import Recipes, as_vector
-from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
+from .scaled import BiasActivation, ScaledCall, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
 
 
 def explain_scaled(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: BiasActivation,
     out: torch.Tensor | None, out_dtype: torch.dtype | None, recipes: tuple[object, object], config: Any,
     out_recipe: object = None,
 ) -> Explanation:  # fmt: skip
@@ -63,7 +63,7 @@ def explain_scaled(
 
 def explain_own_epilogue(
     of: ScaledFactors, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
-    finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Any,
+    finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Any,
 ) -> Explanation:  # fmt: skip
     """Which kernel `scaled_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
     call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
@@ -89,7 +89,7 @@ def explain_own_epilogue(
 
 def _then_quantized(
     call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
-    finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+    finish: BiasActivation, out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     """A product in float32, which a kernel of its own quantises."""
     wide = call._replace(kind=torch.float32, quantizes=False)
@@ -110,7 +110,7 @@ def _then_quantized(
 
 def _scaled(
     call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
-    finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+    finish: BiasActivation, out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     if 0 in (*call.shape, a.shape[-1]):
         return ZEROS
@@ -163,7 +163,7 @@ def _of_plan(
         lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
         size = out.element_size()
         pitch = padded_leading(plan.c.dtype, out.shape[-1])
-        if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or plan.beyond_line:
+        if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or plan.line_overrun:
             rule = f"out: strides {tuple(out.stride())}: stored with rows {pitch} elements apart, then copied"
             copies.append((rule, prod(out.shape[:-1]) * pitch * size))
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
@@ -187,7 +187,7 @@ def _copied(plan: Sm90Plan, name: str, x: torch.Tensor) -> list[tuple[str, int]]
 
 def explain_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None,
+    scale_b: torch.Tensor | None, finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None,
     recipes: tuple[object, object], config: Any, expected_rows: int | None = None, rows: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel `grouped_matmul` takes for these tensors, why, and what it copies. Raises as that does.
@@ -211,7 +211,7 @@ def explain_grouped(
 
 def _grouped(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+    scale_b: torch.Tensor | None, finish: BiasActivation, out: torch.Tensor | None, config: Sm90Config | None,
     rows: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
     if call.form == COLUMNS:
@@ -227,7 +227,7 @@ def _grouped(
     if call.form == BATCH:
         return _batches(call, a, b, scale_a, scale_b, finish, out, config)
     assert groups is not None
-    if call.form == ALONG_K and (reason := why_not_along_k(a, call)):
+    if reason := why_not_along_k(a, call):
         raise OperandError(reason)
     copies = _copied_beside(call, (a.ndim, b.ndim), named(scale_a=scale_a, scale_b=scale_b), groups)
     if finish.gate is not None and (by_torch := why_by_torch(b)):
@@ -299,7 +299,7 @@ def explain_grouped_epilogue(
 
 def _of_rows(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+    scale_b: torch.Tensor | None, finish: BiasActivation, out: torch.Tensor | None, config: Sm90Config | None,
     rows: torch.Tensor,
 ) -> Explanation:  # fmt: skip
     """The same with rows of A by index, which are copied first."""
@@ -312,7 +312,7 @@ def _of_rows(
 
 def _batches(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
-    finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+    finish: BiasActivation, out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     """Groups of as many rows each: a batch."""
     if call.recipes is not None and scale_a is not None:

@@ -1,4 +1,4 @@
-"""GroupedCall products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+"""Grouped products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
 
     a             b             groups         result       group e                                  on a GPU
     ------------  ------------  -------------  -----------  ---------------------------------------  ------------------
@@ -59,8 +59,8 @@ from .recipes import SQUARE, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
     NO_FINISH,
+    BiasActivation,
     ScaledCall,
-    ScaledFinish,
     beside,
     check_addresses,
     check_bias,
@@ -128,7 +128,7 @@ def check_expected(rows: object, counts: object, config: object) -> None:
 
 def check_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, out_dtype: object, names: tuple[str, str], finish: ScaledFinish = NO_FINISH,
+    scale_b: torch.Tensor | None, out_dtype: object, names: tuple[str, str], finish: BiasActivation = NO_FINISH,
 ) -> GroupedCall:  # fmt: skip
     """The grouped product of dense tensors of one device. Raises OperandError or TensorError, naming the operand.
 
@@ -264,7 +264,7 @@ def _check_scales(
 
 def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
-    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: ScaledFinish = NO_FINISH,
+    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: BiasActivation = NO_FINISH,
     config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: Keeping = NOT_KEPT,
     rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
@@ -298,7 +298,7 @@ def grouped_product(
         return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out.zero_() if clears and out is not None else out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
-    if call.form == ALONG_K and (why := why_not_along_k(a, call)):
+    if why := why_not_along_k(a, call):
         raise OperandError(why)
     if call.form != ROWS and call.experts == 1:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
@@ -311,7 +311,7 @@ def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCal
 
 
 def _gated_by_torch(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: BiasActivation,
     config: Sm90Config | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The product of all columns in float32, gated by torch."""
@@ -333,7 +333,7 @@ def _stored(
 
 
 def _nothing(
-    call: GroupedCall, groups: torch.Tensor | None, finish: ScaledFinish, device: torch.device,
+    call: GroupedCall, groups: torch.Tensor | None, finish: BiasActivation, device: torch.device,
     out: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
     """Empty sums are 0, and bias and activation follow."""
@@ -342,7 +342,9 @@ def _nothing(
     return _stored(call, value, groups, out, clears)
 
 
-def finished(call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish) -> torch.Tensor:
+def finished(
+    call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None, finish: BiasActivation
+) -> torch.Tensor:
     """Bias and activation by torch on sums, rounded once; what is in no group is 0."""
     bias = finish.bias
     if bias is None and finish.activation is None:
@@ -365,7 +367,7 @@ def _in_groups_alone(call: GroupedCall, value: torch.Tensor, groups: torch.Tenso
 
 def _batch(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
-    finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
+    finish: BiasActivation, config: Sm90Config | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of as many rows each, all of them."""
     if call.recipes is None and finish.gate is not None:
@@ -385,7 +387,7 @@ def _batch(
 
 def _one_group(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: ScaledFinish, config: Sm90Config | None,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: BiasActivation, config: Sm90Config | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """One masked group, or one along K: its plan has no batch."""
@@ -424,7 +426,7 @@ def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Te
 
 def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
     """Why there is no product with groups along K on a GPU, or ""."""
-    if a.dtype in FP8:
+    if call.form == ALONG_K and a.dtype in FP8:
         return (
             f"groups along K of {a.dtype}: wgmma reads 8-bit operands with K contiguous alone, and a TMA load of it "
             "begins at multiples of 16 elements, where groups begin at any; give bfloat16 or float16"
@@ -434,7 +436,7 @@ def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
 
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: BiasActivation, config: Sm90Config | None, out: torch.Tensor | None,
     keeping: Keeping, rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows, masked ones, or along K, by their kernel."""
@@ -466,7 +468,7 @@ def _by_kernel(
 
 
 def plan_of(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: ScaledFinish,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: BiasActivation,
     config: Sm90Config | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
     epilogue: Epilogue | None = None,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
@@ -490,7 +492,7 @@ def plan_of(
 
 
 def _types_and_scales(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, finish: ScaledFinish
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, finish: BiasActivation
 ) -> tuple[tuple[str, str, str], tuple[int, ...] | None]:
     """The types of A, B and C with their orders, and the main loop's scales; None for a plain sum."""
     recipes = call.recipes
@@ -499,7 +501,9 @@ def _types_and_scales(
     return (NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]), scales
 
 
-def expected_config(call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: ScaledFinish) -> Sm90Config:
+def expected_config(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation
+) -> Sm90Config:
     """The configuration of masked groups of so many rows each."""
     (m, k), n = a.shape[-2:], call.shape[-1]
     sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
@@ -523,7 +527,7 @@ def _plan_along_k(
     return derived(sizes, types, None, config, groups, epilogue), why
 
 
-def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
+def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
     """The epilogue of a call: the scales that the main loop leaves, bias, and an activation but for a gate."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
     return epilogue_of(call.recipes or Recipes("", ""), bias, finish.activation)
@@ -572,7 +576,7 @@ def ragged_name(
 
 def _on_cpu(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: BiasActivation, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Each group in float64, rounded once; `out` keeps its rows of no group."""
     assert groups is not None
@@ -602,7 +606,7 @@ def group_sums(
             yield e, (part,), _sums(call, a[part], b[e], *scales)
 
 
-def _finished_group(call: GroupedCall, wide: torch.Tensor, finish: ScaledFinish, e: int) -> torch.Tensor:
+def _finished_group(call: GroupedCall, wide: torch.Tensor, finish: BiasActivation, e: int) -> torch.Tensor:
     """A group's bias and activation on its sums in float64, rounded once."""
     bias = finish.bias if finish.bias is None or finish.bias.ndim < 2 else finish.bias[e]
     return finished_by_torch(wide, bias, finish, call.kind)

@@ -35,6 +35,7 @@ from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.indexed.rows import check_inside
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import autocast, needs_dispatcher, refuse_derivatives
+from ..compiled.guards import MAX_READY
 from ..compiled.kept_launches import epilogue_again_or
 from ..compiled.traced import named
 from ..epilogue import (
@@ -53,10 +54,9 @@ from ..epilogue import (
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import gathered, of_rows
 from ..launch import note_workspace, workspace_on
-from ..prepared import Finish, mark_written, on_gpu
+from ..prepared import LaunchEpilogue, mark_written, on_gpu
 from .epilogue import why_unfinished
 from .grouped import (
-    ALONG_K,
     BATCH,
     COLUMNS,
     ENDS,
@@ -73,11 +73,11 @@ from .grouped import (
     plan_of,
     why_not_along_k,
 )
-from .kept import MAX_READY, PLANS, launch_once, require_hopper
+from .kept import PLANS, launch_once, require_hopper
 from .operators import checked_grouped
 from .own_epilogue import ScaledFactors, behind_scales, with_epilogue
 from .recipes import Recipes, recipe_text
-from .scaled import NO_FINISH, ScaledFinish, check_config, of_group
+from .scaled import NO_FINISH, BiasActivation, check_config, of_group
 
 _OF_ROWS = ("rows", "a_rows", COPIED)
 
@@ -166,7 +166,7 @@ class GroupedOptions(NamedTuple):
     expected_rows  of masked groups, for which the configuration is chosen
     """
 
-    finish: ScaledFinish = NO_FINISH
+    finish: BiasActivation = NO_FINISH
     recipes: tuple[object, object] = (None, None)
     out: torch.Tensor | None = None
     out_dtype: torch.dtype | None = None
@@ -192,7 +192,7 @@ def grouped_call(
             if options.get(name) is not None:
                 raise OperandError(f"{name} and epilogue: a grouped product with an epilogue takes rows= alone")
     check_expected(options.get("expected_rows"), options.get("counts"), options["config"])
-    finish = ScaledFinish(options["bias"], options["activation"], bool(options["use_fast_accum"]))
+    finish = BiasActivation(options["bias"], options["activation"], bool(options["use_fast_accum"]))
     asked = GroupedOptions(
         finish, (options["recipe_a"], options["recipe_b"]), options["out"], options["out_dtype"], options["config"],
         options.get("expected_rows"),
@@ -322,7 +322,7 @@ def _computed(made: Checked, out: torch.Tensor | None) -> torch.Tensor:
 
 def refusal_on_gpu(made: Checked) -> str:
     """Why no kernel has such groups, or ""."""
-    return why_not_along_k(made.of.a, made.call) if made.call.form == ALONG_K else ""
+    return why_not_along_k(made.of.a, made.call)
 
 
 def _reduce_nothing(made: Checked) -> None:
@@ -413,7 +413,7 @@ class GroupedLaunch(NamedTuple):
 
     plan: Sm90Plan
     why: str
-    finish: Finish
+    finish: LaunchEpilogue
     operands: Tensors
     tables: dict[str, torch.Tensor]
 

@@ -22,11 +22,11 @@ from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import resolved
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import lines_of
-from ...kernels.run.torch_tensors import LaunchOf, check_tensors, launch_of
+from ...kernels.run.torch_tensors import TensorLaunch, check_tensors, launch_of
 from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
-from ..compiled.guards import KeptCalls, guarded
+from ..compiled.guards import FIRST_GPU, MAX_READY, KeptCalls, guarded
 from ..epilogue import placed_of
 from ..launch import Direct, Prepared, empty_on_gpu, note_target, raw_stream, span
 from ..prepared import mark_written, target
@@ -99,8 +99,6 @@ class KeptLaunch:
 READY: KeptCalls[KeptLaunch] = KeptCalls()
 SEEN = READY.seen
 PLANS: dict[Key, tuple[Sm90Plan, str]] = {}  # of launches that are not kept, and why
-MAX_READY = 4096  # beyond, all go
-FIRST_GPU = 0  # of the indices of devices; below are CPUs
 _WORD, _PAIRS = 3, 15  # a table's numbers are read one at a time, an epilogue's vectors in pairs too
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
@@ -352,7 +350,7 @@ def launch(
     return c
 
 
-def _keep_rows(plan: Sm90Plan, made: LaunchOf, out: torch.Tensor | None) -> None:
+def _keep_rows(plan: Sm90Plan, made: TensorLaunch, out: torch.Tensor | None) -> None:
     """Keep rows in no group, where C is stored beside the output and then copied."""
     if made.late and out is not None and plan.ragged is not None and not plan.ragged.clears:
         made.c.copy_(out)

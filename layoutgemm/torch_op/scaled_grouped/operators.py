@@ -37,7 +37,7 @@ from .grouped import (
     grouped_product,
 )
 from .recipes import BLOCK, recipe_text
-from .scaled import FP8, NO_FINISH, ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
+from .scaled import FP8, NO_FINISH, BiasActivation, ScaledCall, check_config, check_scaled, scaled_product
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
 _SAID = ("offsets", "offs", "counts")
@@ -52,7 +52,7 @@ def _scaled(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> torch.Tensor:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     return scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config)).contiguous()
 
@@ -63,7 +63,7 @@ def _(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> torch.Tensor:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     plain_config(config)
     return a.new_empty(call.shape, dtype=call.kind)
@@ -75,7 +75,7 @@ def _quantized(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
     scales = scales_of_c(call.shape, a)
     c = scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config), None, (), scales)
@@ -88,7 +88,7 @@ def _(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
     plain_config(config)
     return a.new_empty(call.shape, dtype=call.kind), scales_of_c(call.shape, a)
@@ -100,7 +100,7 @@ def scales_of_c(shape: tuple[int, ...], beside: torch.Tensor) -> torch.Tensor:
 
 
 def checked_scaled(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: BiasActivation,
     out: torch.Tensor | None, out_dtype: object, recipe_a: object, recipe_b: object, out_recipe: object = None,
 ) -> ScaledCall:  # fmt: skip
     """The checked product: operands, recipes, output. Raises OperandError or TensorError, naming the operand."""
@@ -136,7 +136,7 @@ def plain_config(text: str) -> Sm90Config | None:
     return choice.config
 
 
-def _underived(*operands: Any) -> torch.Tensor:
+def _underived(*operands: object) -> torch.Tensor:
     names = ("a", "scale_a", "b", "scale_b", "bias")
     refuse_derivatives(dict(zip(names, operands)), WAY_OUT)
     raise OperandError("torch.ops.layoutgemm.scaled_matmul has no derivative")
@@ -156,7 +156,7 @@ def _grouped(
     recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
     activation: str | None = None, use_fast_accum: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     c = grouped_product(call, a, b, groups, scale_a, scale_b, finish, plain_config(config))
     return c.mT.contiguous().mT if call.form == COLUMNS else c.contiguous()
@@ -169,7 +169,7 @@ def _(
     recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
     activation: str | None = None, use_fast_accum: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     plain_config(config)
     if call.form == COLUMNS:
@@ -179,7 +179,7 @@ def _(
 
 def checked_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: object,
+    scale_b: torch.Tensor | None, finish: BiasActivation, out: torch.Tensor | None, out_dtype: object,
     recipe_a: object, recipe_b: object,
 ) -> GroupedCall:  # fmt: skip
     """The checked product: operands, groups, recipes, output. Raises OperandError or TensorError."""
@@ -215,7 +215,7 @@ class _GroupedProduct(torch.autograd.Function):
         ctx.said, ctx.kind = inputs[3], output.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: object, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return (*grouped_gradients(ctx, grad, differentiable), None, None, None, None)
 
     @staticmethod
@@ -227,11 +227,13 @@ class _GroupedProduct(torch.autograd.Function):
         return None if not values else values[0] if len(values) == 1 else (values[0] + values[1]).to(ctx.kind)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
+    def vmap(info: object, in_dims: Sequence[int | None], *arguments: object) -> tuple[torch.Tensor, int]:
         return one_by_one(info, in_dims, arguments, differentiable_of), 0
 
 
-def one_by_one(info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any], call: Multiply) -> torch.Tensor:
+def one_by_one(
+    info: object, in_dims: Sequence[int | None], arguments: Sequence[object], call: Multiply
+) -> torch.Tensor:
     """A call for each slice along the mapped dimension, stacked: groups differ from slice to slice."""
     return torch.stack([call(*each) for each in slices_of(info, in_dims, arguments)])
 
@@ -316,14 +318,14 @@ def _recorded(
             "torch.ops.layoutgemm.grouped_matmul is differentiated by torch.func, which takes no operator's "
             "derivative: layoutgemm.grouped_matmul has it, outside of torch.compile"
         )
-    finish = ScaledFinish(bias, activation, use_fast_accum)
+    finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     if bias is None and activation is None:
         return _derivable(a, b, groups, said, out_dtype, config)
     return finished(call, _derivable(a, b, groups, said, recorded_type(call, finish, a, b), config), groups, finish)
 
 
-def recorded_type(call: GroupedCall, finish: ScaledFinish, a: torch.Tensor, b: torch.Tensor) -> torch.dtype:
+def recorded_type(call: GroupedCall, finish: BiasActivation, a: torch.Tensor, b: torch.Tensor) -> torch.dtype:
     """The type of a product that torch finishes: before a gate the result's own where it is kept, as by `matmul`."""
     kept = finish.gate is not None and call.kind.itemsize == 2 and differentiated(a, b)
     return call.kind if kept else torch.float32
@@ -345,23 +347,25 @@ with_autograd("grouped_matmul", _recorded)
 
 
 @_scaled.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
+def _(info: object, in_dims: Sequence[int | None], *arguments: object) -> tuple[torch.Tensor, int]:
     return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.scaled_matmul), 0
 
 
 @_quantized.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
+def _(
+    info: object, in_dims: Sequence[int | None], *arguments: object
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
     call = torch.ops.layoutgemm.scaled_matmul_quantized
     found = [call(*each) for each in slices_of(info, _dims(in_dims, arguments), arguments)]
     return tuple([torch.stack(parts) for parts in zip(*found)]), (0, 0)
 
 
 @_grouped.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
+def _(info: object, in_dims: Sequence[int | None], *arguments: object) -> tuple[torch.Tensor, int]:
     return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.grouped_matmul), 0
 
 
-def _dims(in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[int | None]:
+def _dims(in_dims: Sequence[int | None], arguments: Sequence[object]) -> list[int | None]:
     return [*in_dims, *[None] * (len(arguments) - len(in_dims))]
 
 
@@ -374,7 +378,7 @@ def _check_scaled(
     out: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, recipe_a: str, recipe_b: str,
     out_recipe: str,
 ) -> None:  # fmt: skip
-    finish = ScaledFinish(bias, activation)
+    finish = BiasActivation(bias, activation)
     checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, recipe_a, recipe_b, out_recipe)
 
 
@@ -383,7 +387,7 @@ def _check_grouped(
     scale_b: torch.Tensor | None, bias: torch.Tensor | None, out: torch.Tensor | None, said: str,
     activation: str | None, out_dtype: torch.dtype | None, recipe_a: str, recipe_b: str,
 ) -> None:  # fmt: skip
-    finish = ScaledFinish(bias, activation)
+    finish = BiasActivation(bias, activation)
     checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, recipe_a, recipe_b)
 
 

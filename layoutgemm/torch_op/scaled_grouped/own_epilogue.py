@@ -33,13 +33,13 @@ from ..epilogue import (
     reference_of,
 )
 from ..launch import workspace_on
-from ..prepared import Finish, mark_written, on_gpu
+from ..prepared import LaunchEpilogue, mark_written, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
 from .kept import launch_once, require_hopper
 from .operators import WAY_OUT, checked_scaled
 from .recipes import Recipes, recipe_text
-from .scaled import ScaledCall, ScaledFinish, check_config, chosen, derived, of_group, sums, vectors_of
+from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, of_group, sums, vectors_of
 
 _OF_SCALES = ("scale_a", "scale_b")
 
@@ -70,7 +70,7 @@ class ScaledFactors(NamedTuple):
 
 def with_epilogue(
     of: ScaledFactors, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
-    finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
+    finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product; without elements, of shape (0,), where the epilogue stores no C.
 
@@ -81,7 +81,7 @@ def with_epilogue(
     >>> largest = torch.empty(2)
     >>> steps, found = Epilogue(RowReduce("max")), {"row_max": largest}
     >>> of = ScaledFactors(one, torch.tensor([[1.0], [0.5]]), one.T, None)
-    >>> with_epilogue(of, steps, found, (None, None), ScaledFinish(), None, torch.bfloat16, None).tolist()
+    >>> with_epilogue(of, steps, found, (None, None), BiasActivation(), None, torch.bfloat16, None).tolist()
     [[128.0, 128.0], [64.0, 64.0]]
     >>> largest.tolist()
     [128.0, 64.0]
@@ -117,7 +117,7 @@ def of_one(
 
 def checked(
     of: ScaledFactors, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
-    finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
+    finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
 ) -> tuple[ScaledCall, Epilogue, GivenOperands]:  # fmt: skip
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
     beside = [name for name in ("bias", "activation") if getattr(finish, name) is not None]
@@ -179,7 +179,7 @@ def promotes(call: ScaledCall, fast: bool) -> bool:
 
 def promoted_plan(
     call: ScaledCall, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, given: Tensors, config: Sm90Config | None
-) -> tuple[Sm90Plan, str, Finish]:
+) -> tuple[Sm90Plan, str, LaunchEpilogue]:
     """The plan of a promoted product, why this configuration, and the epilogue's words."""
     batch = a.shape[0] if a.ndim == 3 else 1
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch

@@ -39,6 +39,7 @@ from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, stored_as
+from ..compiled.guards import MAX_READY
 from ..epilogue import epilogue_product, finish_of
 from ..fp8.launch import AS_QUANTIZE, computed_into
 from ..prepared import gpu, on_gpu, prepare
@@ -46,7 +47,7 @@ from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ, listed
 from .epilogue import SCALE_C, epilogue_of
-from .kept import MAX_READY, Keeping, Key, find, keep, launch, require_hopper
+from .kept import Keeping, Key, find, keep, launch, require_hopper
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -66,7 +67,7 @@ class ScaledCall(NamedTuple):
     quantizes: bool = False
 
 
-class ScaledFinish(NamedTuple):
+class BiasActivation(NamedTuple):
     """A bias along N and an activation after the scaled sums; `fast` sums stay in the tensor core.
 
     A gate's bias is of all columns of [gate | up].
@@ -80,7 +81,7 @@ class ScaledFinish(NamedTuple):
     def gate(self) -> str | None:
         """The function of a gate, or None.
 
-        >>> ScaledFinish(None, "swiglu").gate, ScaledFinish(None, "silu").gate
+        >>> BiasActivation(None, "swiglu").gate, BiasActivation(None, "silu").gate
         ('silu', None)
         """
         return GATES.get(self.activation) if self.activation is not None else None
@@ -95,7 +96,7 @@ class ScaledFinish(NamedTuple):
         return b.shape[-1] if self.gate is None else half(b.ndim, b.shape[-1])
 
 
-NO_FINISH = ScaledFinish()
+NO_FINISH = BiasActivation()
 APART: dict[Key, ScaledCall] = {}  # checked calls whose results a kernel of its own quantises
 
 
@@ -103,7 +104,7 @@ APART: dict[Key, ScaledCall] = {}  # checked calls whose results a kernel of its
 
 
 def check_scaled(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: BiasActivation,
     out_dtype: object, names: tuple[str, str],
 ) -> ScaledCall:  # fmt: skip
     """The product of dense tensors of one device. Raises OperandError or TensorError, naming the operand.
@@ -156,8 +157,8 @@ def check_config(config: object) -> None:
 
 def scaled_product(
     call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
-    finish: ScaledFinish = NO_FINISH, config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
-    scale_c: torch.Tensor | None = None,
+    finish: BiasActivation = NO_FINISH, config: Sm90Config | None = None, out: torch.Tensor | None = None,
+    key: Key = (), scale_c: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, or `out`.
 
@@ -230,7 +231,7 @@ def beside(bias: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def finished_by_torch(
-    wide: torch.Tensor, bias: torch.Tensor | None, finish: ScaledFinish, kind: torch.dtype
+    wide: torch.Tensor, bias: torch.Tensor | None, finish: BiasActivation, kind: torch.dtype
 ) -> torch.Tensor:
     """Bias, and activation or gate, by torch on sums of all columns, rounded once; `bias` as torch adds it."""
     if finish.gate is None:
@@ -293,7 +294,7 @@ def line(x: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
-def quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None) -> bool:
+def quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: BiasActivation, config: Sm90Config | None) -> bool:
     """True if the product's kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
 
     A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns. And
@@ -314,14 +315,14 @@ def quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish,
     return config is not None or not each_column
 
 
-def epilogue_for(call: ScaledCall, finish: ScaledFinish) -> Epilogue:
+def epilogue_for(call: ScaledCall, finish: BiasActivation) -> Epilogue:
     """The epilogue of a call."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
     return epilogue_of(call.recipes, bias, finish.activation, C_NAMES[call.kind] if call.quantizes else None)
 
 
 def plan_of(
-    call: ScaledCall, a: torch.Tensor, b: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None = None
+    call: ScaledCall, a: torch.Tensor, b: torch.Tensor, finish: BiasActivation, config: Sm90Config | None = None
 ) -> tuple[Sm90Plan, str]:
     """The plan of a promoted or gated product, and why this configuration."""
     batch = a.shape[0] if a.ndim == 3 else 1

@@ -27,12 +27,14 @@ from layoutgemm.checks.pipeline.actions import (
     Wait,
     Write,
 )
-from layoutgemm.checks.pipeline.model import WARP, Buffer, Mbarrier, NamedBarrier, Pipeline, Role, ranks_of
+from layoutgemm.checks.pipeline.model import Buffer, Mbarrier, NamedBarrier, Pipeline, Role, ranks_of
 from layoutgemm.checks.pipeline.table import barriers_of, fillers_of, readers_of, work_of
 from layoutgemm.layouts.display import picture, table
 from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import FAINT, INK, hue, lighter
 from layoutgemm.view.sheet import MARGIN, NOTE_SIZE, Note, header
+
+from ...atoms.copy.base import WARP
 
 CHIP, GAP, CELL = 18.0, 4.0, 20.0  # heights of an action and of a stage, and the room between two, in pixels
 TEXT = 11.0

@@ -10,12 +10,14 @@ from layoutgemm.checks.smem.bank_conflicts import BankReport, Requests, lanes_of
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from layoutgemm.lazy_numpy import np
-from layoutgemm.view.banks import BANK_BYTES, BANKS, LINE_BYTES, on_elements, own_tile, pair_reports
+from layoutgemm.view.banks import LINE_BYTES, on_elements, own_tile, pair_reports
 from layoutgemm.view.grid import extent
 from layoutgemm.view.pages.model import NOTHING, Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Table
 from layoutgemm.view.pages.parts import LINE_BITS, UNIT_BITS, bank_of, bank_paint, holder_paint
 
-WARP = 32
+from ...atoms.copy.base import WARP
+from ...checks.smem.bank_conflicts import BANK_BYTES, BANKS
+
 NO_LANE = -(1 << 62)  # in place of the address of a lane that takes no part
 CONFLICTS = ((0, "no conflict"), (1, "conflicts with another lane in a bank"))
 

@@ -10,7 +10,7 @@ from layoutgemm.checks.smem.access_patterns import AccessPattern
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from layoutgemm.schedule.persistent import Persistent
 from layoutgemm.schedule.tile_order import Schedule
-from layoutgemm.view.banks import BANK_BYTES, LINE_BYTES, as_byte, lanes_at, on_elements, pair_reports, worst_phase
+from layoutgemm.view.banks import LINE_BYTES, as_byte, lanes_at, on_elements, pair_reports, worst_phase
 from layoutgemm.view.box import placed_of, told
 from layoutgemm.view.grid import Drawable, offsets_of
 from layoutgemm.view.schedule import named, numbered
@@ -18,6 +18,7 @@ from layoutgemm.view.smem_map import Region, check_regions
 from layoutgemm.view.text.layouts import table
 
 from ...arguments import checked
+from ...checks.smem.bank_conflicts import BANK_BYTES
 
 if TYPE_CHECKING:
     import numpy.typing as npt

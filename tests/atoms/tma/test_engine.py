@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.atoms.tma import engine
-from layoutgemm.atoms.tma.rules import TensorMap, beyond_line, broken, format_of, whole_units
+from layoutgemm.atoms.tma.rules import TensorMap, broken, format_of, line_overrun, whole_units
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import TmaError
 
@@ -94,7 +94,7 @@ def test_whole_units_of_every_width():
         for line in range(512, 512 + 2 * unit, 2 if element == "e2m1" else 1):
             tmap = whole_units(TensorMap(dtype(element), (line, 7), (1024,), (unit, 4), (1, 1)))
             assert tmap.extents == (-(-line // unit) * unit, 7)
-            assert beyond_line(line, tmap.kind) == tmap.extents[0] - line
+            assert line_overrun(line, tmap.kind) == tmap.extents[0] - line
     padded = TensorMap(dtype("e2m3"), (384, 7), (1024,), (128, 4), (1, 1))  # extents of 128 elements, 96 bytes
     assert whole_units(padded) is padded
 

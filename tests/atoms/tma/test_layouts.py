@@ -239,9 +239,9 @@ def test_what_a_store_writes_is_whole_units():
         want[start[1] + c : start[1] + d, start[0] + a : start[0] + b] = True
         assert np.array_equal(memory.view(np.uint16).reshape(40, 40) > 0, want)
         assert [d - b for (_, b), (_, d) in zip(plan.inside(index)[0], plan.written(index)[0])] == [3 * index[1], 0]
-    assert plan.beyond_line(37) == 3 and tiles_cover("tiles", plan)
+    assert plan.line_overrun(37) == 3 and tiles_cover("tiles", plan)
     load = tma_load(gmem, Layout((16, 32), (32, 1)), "bf16")
-    assert load.beyond_line(37) == 0
+    assert load.line_overrun(37) == 0
     with pytest.raises(TmaError, match="a load writes shared memory"):
         load.written((0, 0))
 

@@ -44,25 +44,29 @@ def store(warps: int, buffers: int, rounds: int, blocks: int = 1) -> StoreRing:
 
 FORMS = {
     "self": Hopper(2, LANDS),
-    "self, two consumers, early": Hopper(3, LANDS, consumers=2, blocks=2, early=1, store=store(1, 2, 2, 2)),
+    "self, two consumers, early": Hopper(
+        3, LANDS, consumers=2, blocks=2, staged_epilogue_k_tiles=1, store=store(1, 2, 2, 2)
+    ),
     "self, cluster": Hopper(2, LANDS, cluster=(2, 1)),
     "warp, cluster": Hopper(2, LANDS, loader=1, cluster=(1, 2)),
     "warpgroup, cluster 2x2": Hopper(2, LANDS, loader=4, cluster=(2, 2), registers=(24, 240)),
     "pingpong": Hopper(2, LANDS, loader=1, consumers=2, pingpong=True),
     "pingpong, cluster, early": Hopper(
-        2, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, early=1, cluster=(2, 1)
+        2, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, staged_epilogue_k_tiles=1, cluster=(2, 1)
     ),
-    "self, two k tiles by block": Hopper(3, LANDS, consumers=2, blocks=2, early=2, cluster=(2, 1)),
-    "warpgroup, two k tiles of three blocks": Hopper(3, LANDS, loader=4, blocks=3, early=2),
-    "early": Hopper(2, LANDS, loader=1, blocks=2, early=1),
-    "one tile": Hopper(2, LANDS, loader=1, single=True, consumers=2, store=store(4, 1, 1)),
-    "one tile, self": Hopper(2, LANDS, single=True, store=store(1, 1, 2)),
-    "K in parts": Hopper(2, LANDS, loader=1, single=True, split=2, store=store(1, 2, 2)),
-    "K in parts, self, cluster": Hopper(2, LANDS, single=True, split=2, cluster=(1, 2)),
+    "self, two k tiles by block": Hopper(3, LANDS, consumers=2, blocks=2, staged_epilogue_k_tiles=2, cluster=(2, 1)),
+    "warpgroup, two k tiles of three blocks": Hopper(3, LANDS, loader=4, blocks=3, staged_epilogue_k_tiles=2),
+    "early": Hopper(2, LANDS, loader=1, blocks=2, staged_epilogue_k_tiles=1),
+    "one tile": Hopper(2, LANDS, loader=1, one_tile_per_cluster=True, consumers=2, store=store(4, 1, 1)),
+    "one tile, self": Hopper(2, LANDS, one_tile_per_cluster=True, store=store(1, 1, 2)),
+    "K in parts": Hopper(2, LANDS, loader=1, one_tile_per_cluster=True, split=2, store=store(1, 2, 2)),
+    "K in parts, self, cluster": Hopper(2, LANDS, one_tile_per_cluster=True, split=2, cluster=(1, 2)),
     "K in three parts, two consumers": Hopper(
-        2, LANDS, loader=1, single=True, split=3, consumers=2, store=store(1, 1, 3)
+        2, LANDS, loader=1, one_tile_per_cluster=True, split=3, consumers=2, store=store(1, 1, 3)
     ),
-    "K in parts, cluster": Hopper(2, LANDS, loader=1, single=True, split=2, cluster=(2, 1), store=store(1, 1, 2)),
+    "K in parts, cluster": Hopper(
+        2, LANDS, loader=1, one_tile_per_cluster=True, split=2, cluster=(2, 1), store=store(1, 1, 2)
+    ),
     "few rows": Hopper(2, LANDS, loader=1, padding=True),
     "promoted": Hopper(2, LANDS, promoted=True),
     "promoted, self, two consumers, cluster": Hopper(2, LANDS, consumers=2, promoted=True, cluster=(1, 2)),
@@ -73,7 +77,15 @@ FORMS = {
         2, LANDS, loader=2, consumers=2, blocks=2, promoted=True, numbers=True, full_arrivals=33
     ),
     "numbers, K in parts, cluster": Hopper(
-        2, LANDS, loader=4, single=True, split=2, cluster=(2, 1), promoted=True, numbers=True, full_arrivals=33
+        2,
+        LANDS,
+        loader=4,
+        one_tile_per_cluster=True,
+        split=2,
+        cluster=(2, 1),
+        promoted=True,
+        numbers=True,
+        full_arrivals=33,
     ),
 }
 
@@ -154,7 +166,7 @@ def test_a_buffer_that_the_last_tile_used_last() -> None:
     assert replace(wrong, store=right).store_pipeline().prove()
     assert not replace(wrong, store=StoreRing(1, 2, (((0, 0), (1, 2), (0, 2)),))).store_pipeline().prove()
     # One tile alone has no tile before it.
-    assert replace(wrong, single=True).store_pipeline().prove()
+    assert replace(wrong, one_tile_per_cluster=True).store_pipeline().prove()
 
 
 def test_zeros_are_met_over_before_they_are_multiplied() -> None:
@@ -193,9 +205,9 @@ def test_an_arrival_where_nobody_sends_from() -> None:
         ({"full_arrivals": 2}, "deadlock"),
         ({"empty_arrivals": 5}, "deadlock"),
         ({"empty_arrivals": 3}, "arrival"),
-        ({"split": 2, "single": True, "sums_bytes": 4 * 512 + 1}, "deadlock"),
-        ({"split": 2, "single": True, "sums_bytes": 4 * 512 - 1}, "bytes"),
-        ({"split": 2, "single": True, "sums_arrivals": 2}, "deadlock"),
+        ({"split": 2, "one_tile_per_cluster": True, "sums_bytes": 4 * 512 + 1}, "deadlock"),
+        ({"split": 2, "one_tile_per_cluster": True, "sums_bytes": 4 * 512 - 1}, "bytes"),
+        ({"split": 2, "one_tile_per_cluster": True, "sums_arrivals": 2}, "deadlock"),
     ],
 )
 def test_numbers_that_do_not_fit(change: dict[str, int], kind: str) -> None:
@@ -306,7 +318,7 @@ def test_stores_that_another_block_counts() -> None:
 
 @pytest.mark.parametrize("form", [
     Hopper(16, LANDS, loader=1, cluster=(2, 4)),  # 2185 runs where loops end last
-    Hopper(5, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, early=1, cluster=(2, 1)),
+    Hopper(5, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, staged_epilogue_k_tiles=1, cluster=(2, 1)),
 ])  # fmt: skip
 def test_states_are_walked_about_once(form: Hopper) -> None:
     """Each state has two answers: two runs a state are the fewest."""

@@ -23,8 +23,8 @@ CASES = [
     Hopper(2, (64, 64), loader=4, cluster=(1, 4), consumers=2).cases()[-1],
     Hopper(2, (64, 64), consumers=2, cluster=(3, 1)).cases()[-1],
     Hopper(2, (64, 64), loader=1, consumers=2, pingpong=True).cases()[-1],
-    Hopper(2, (64, 64), single=True, split=3).cases()[-1],
-    Hopper(2, (64, 64), consumers=2, blocks=2, early=1).cases()[-1],
+    Hopper(2, (64, 64), one_tile_per_cluster=True, split=3).cases()[-1],
+    Hopper(2, (64, 64), consumers=2, blocks=2, staged_epilogue_k_tiles=1).cases()[-1],
     Blackwell(2, (64, 64)).cases()[0],
 ]
 

@@ -148,7 +148,7 @@ def test_loading_needs_no_dsl_and_no_pickle(compiled: Any) -> None:
 
 KERNEL = Kernel(Sm90Choice(SMALL), ("bf16:row", "bf16:row", "bf16:row"))
 OTHER = Kernel(Sm90Choice(Sm90Config((64, 32), consumers=1, loader="warp")), KERNEL.operands)
-WRONG = Kernel(Sm90Choice(Sm90Config((64, 64), consumers=1, rows=8)), ("bf16:col", "bf16:row", "bf16:row"))
+WRONG = Kernel(Sm90Choice(Sm90Config((64, 64), consumers=1, loaded_a_rows=8)), ("bf16:col", "bf16:row", "bf16:row"))
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ from layoutgemm.kernels.epilogue.chain import (
     Custom,
     Dropout,
     Epilogue,
-    Given,
+    EpilogueOperand,
     Residual,
     Scale,
     VectorScale,
 )
-from layoutgemm.kernels.epilogue.parameters import Placed, words_of
+from layoutgemm.kernels.epilogue.parameters import PlacedOperand, words_of
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.plan import Sm90Plan
@@ -101,7 +101,7 @@ def test_a_mask_is_as_dense_as_it_says_and_follows_from_its_seed() -> None:
 
 def test_the_transposed_epilogue_does_the_same() -> None:
     acc = numbers((5, 7), 0)
-    own = Custom.of(lambda x, i, j, ops, w: ops.where(i > 2 * j, x + w, x * 3), Given("w", "m", F32))
+    own = Custom.of(lambda x, i, j, ops, w: ops.where(i > 2 * j, x + w, x * 3), EpilogueOperand("w", "m", F32))
     epilogue = Epilogue(Bias(), VectorScale("m"), Residual("f32"), own, Dropout(0.5), Aux("f32"))
     given = {"bias": numbers(7, 1), "scale": numbers(5, 2), "beta": 2.0, "w": numbers(5, 3), "seed": 11}
     d = numbers((5, 7), 4)
@@ -160,11 +160,11 @@ def test_powers_are_products() -> None:
         (lambda: Custom.of(lambda x, i, j, ops: x * 10**5000), "bits is beyond float32"),
         (lambda: Custom.of(lambda x, i, j, ops: ops.where(i < 2**40, x, 0.0)), "41 bits is beyond int32"),
         (lambda: Custom.of(5), "5 is not a callable"),
-        (lambda: Custom.of(lambda x, i, j, ops, w: x, "w"), "'w': a Given"),
-        (lambda: Given(5, "m", F32), "named 5"),
-        (lambda: Given("w", ["m"], F32), "axes"),
-        (lambda: Given("w", "m", "i8"), "w is i8"),
-        (lambda: Given("w", "m", "f99"), "unknown number format 'f99'"),
+        (lambda: Custom.of(lambda x, i, j, ops, w: x, "w"), "'w': an EpilogueOperand"),
+        (lambda: EpilogueOperand(5, "m", F32), "named 5"),
+        (lambda: EpilogueOperand("w", ["m"], F32), "axes"),
+        (lambda: EpilogueOperand("w", "m", "i8"), "w is i8"),
+        (lambda: EpilogueOperand("w", "m", "f99"), "unknown number format 'f99'"),
         (lambda: Activation(["relu"]), "activation"),
         (lambda: Clamp("a", "b"), "low = 'a'"),
         (lambda: Dropout("x"), "p = 'x'"),
@@ -197,7 +197,7 @@ def test_operands_are_rounded_once_to_their_type() -> None:
         found = Epilogue(Bias("n", dtypes)).reference(np.zeros((1, 1)), bias=[near]).c
         arrays = Arrays(Epilogue(Bias("n", dtypes)), (1, 1), {"bias": [near]})
         assert found.item() == want == dtype(dtypes).decode(arrays.words[0]).item()
-    assert Given("w", "m", "f32") == Given("w", "m", F32)
+    assert EpilogueOperand("w", "m", "f32") == EpilogueOperand("w", "m", F32)
 
 
 def test_names_of_cublaslt() -> None:
@@ -240,13 +240,13 @@ def test_refusals_name_the_error() -> None:
         Epilogue(Bias()).reference(np.ones((2, 3)))
     for given, text in (
         ({}, "bias is missing"),
-        ({"bias": Placed(1), "d": 1}, "d is no operand"),
+        ({"bias": PlacedOperand(1), "d": 1}, "d is no operand"),
         ({"bias": 3.0}, "lies in memory"),
     ):
         with pytest.raises(OperandError, match=text):
             words_of(Epilogue(Bias()), given)
     with pytest.raises(OperandError, match="alpha is a number"):
-        words_of(Epilogue(Scale()), {"alpha": Placed(16)})
+        words_of(Epilogue(Scale()), {"alpha": PlacedOperand(16)})
 
 
 def test_equal_functions_are_one_kernel_and_others_are_not() -> None:
@@ -281,7 +281,7 @@ def emulate(plan: Sm90Plan, given: dict[str, Any], accumulator: np.ndarray, oper
         padded[..., : value.shape[-1]] = value
         bits = arrays[operand.name] = operand.dtype.encode(padded)
         own = math.prod(padded.shape[-len(operand.axes) :])  # elements of one matrix's share of a batch
-        placed[operand.name] = Placed(bits, padded.shape[-1], own if plan.batch > 1 else 0)
+        placed[operand.name] = PlacedOperand(bits, padded.shape[-1], own if plan.batch > 1 else 0)
     a, b = operands
     lines = a if plan.a.order == "row" else a.swapaxes(-1, -2), b if plan.b.order == "row" else b.swapaxes(-1, -2)
     bits, pitch = [], []
@@ -317,7 +317,7 @@ def emulate(plan: Sm90Plan, given: dict[str, Any], accumulator: np.ndarray, oper
 
 EVERYTHING = Epilogue(
     Scale(), Residual("bf16"), Bias(), VectorScale("m"), Aux("f32"), Activation("relu"),
-    Custom.of(lambda x, i, j, ops, w: x + w * (i - j), Given("w", "n", F32)), Amax(),
+    Custom.of(lambda x, i, j, ops, w: x + w * (i - j), EpilogueOperand("w", "n", F32)), Amax(),
 )  # fmt: skip
 FORMS = {
     "plain": (Sm90Config((64, 64), consumers=1), "f32", False, 1, EVERYTHING),
@@ -326,8 +326,14 @@ FORMS = {
     "swapped": (Sm90Config((64, 16), consumers=1), "bf16", True, 1, EVERYTHING),
     "batch": (Sm90Config((64, 64), consumers=1), "f16", False, 3, EVERYTHING.in_pairs()),
     "direct": (Sm90Config((64, 64), consumers=1, store="direct"), "f32", False, 1, EVERYTHING),
-    "split": (Sm90Config((64, 64), consumers=1, single=True, split=2), "f32", False, 1, EVERYTHING),
-    "early": (Sm90Config((256, 64), early=1, chunks=1, buffers=2), "bf16", False, 1, EVERYTHING.in_pairs()),
+    "split": (Sm90Config((64, 64), consumers=1, one_tile_per_cluster=True, split=2), "f32", False, 1, EVERYTHING),
+    "early": (
+        Sm90Config((256, 64), staged_epilogue_k_tiles=1, chunks=1, buffers=2),
+        "bf16",
+        False,
+        1,
+        EVERYTHING.in_pairs(),
+    ),
     "pingpong": (Sm90Config((64, 64), schedule="pingpong", loader="warpgroup"), "bf16", False, 1, EVERYTHING),
     "fp8": (SMALL, "e4m3", False, 1, Epilogue(Scale("c_scale", device=True), Clamp(-448, 448))),
 }

@@ -31,7 +31,7 @@ from layoutgemm.kernels.epilogue.chain import (
     RowReduce,
 )
 from layoutgemm.kernels.epilogue.numpy_math import Math
-from layoutgemm.kernels.epilogue.parameters import Placed, words_of
+from layoutgemm.kernels.epilogue.parameters import PlacedOperand, words_of
 from layoutgemm.kernels.orders import stored_elements
 from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
 from layoutgemm.kernels.run.arrays import global_matrix
@@ -147,7 +147,10 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
         (lambda: Quantize(least=0.0), "least = 0.0"),
         (lambda: Epilogue(Quantize(), Activation("relu")), "last step"),
         (lambda: Epilogue(Bias(), stores_c=False), "no step writes anything"),
-        (lambda: words_of(Epilogue(RowReduce()), {"row_sum": Placed(16)}), "row_sum has partial results: workspace="),
+        (
+            lambda: words_of(Epilogue(RowReduce()), {"row_sum": PlacedOperand(16)}),
+            "row_sum has partial results: workspace=",
+        ),
         (lambda: Epilogue(RowReduce(), RowReduce()), "two operands of the epilogue are named row_sum"),
     ],
     ids=range(22),
@@ -181,7 +184,7 @@ def test_plans_without_such_kernels_are_refused() -> None:
 
     refused("each = 48 columns, and a tile is stored 64 columns at a time", Epilogue(RowReduce("sum", each=48)))
     refused("a multiple of 8", Epilogue(RowReduce("sum", each=4)))
-    split = replace(SMALL, split=2, single=True)
+    split = replace(SMALL, split=2, one_tile_per_cluster=True)
     refused("stored 32 columns at a time", Epilogue(RowReduce("sum", each=64)), config=split)
     refused("Quantize gives e4m3, and c is bf16", Epilogue(Quantize(each=64)))
     refused("Quantize gives e4m3, and c is e5m2", Epilogue(Quantize(each=64)), c="e5m2")
@@ -252,8 +255,10 @@ FORMS = {
     "pairs": (Sm90Config((128, 64), chunks=1, buffers=2), "bf16", False, 1, EVERYTHING.in_pairs()),
     "swapped": (Sm90Config((64, 16), consumers=1), "bf16", True, 1, EVERYTHING),
     "batch": (SMALL, "f16:col", False, 3, EVERYTHING),
-    "split": (Sm90Config((64, 64), consumers=1, single=True, split=2), "f32", False, 1, EVERYTHING),
-    "halves": (Sm90Config((128, 64), early=1, chunks=1, buffers=2), "bf16", False, 1, EVERYTHING.in_pairs()),
+    "split": (Sm90Config((64, 64), consumers=1, one_tile_per_cluster=True, split=2), "f32", False, 1, EVERYTHING),
+    "halves": (
+        Sm90Config((128, 64), staged_epilogue_k_tiles=1, chunks=1, buffers=2), "bf16", False, 1, EVERYTHING.in_pairs(),
+    ),
     "pingpong": (
         Sm90Config((64, 64), schedule="pingpong", loader="warpgroup"), "bf16", False, 1,
         Epilogue(*ONLY.steps, RowReduce("amax", each=32)),
@@ -299,7 +304,7 @@ def test_values_quantised_to_the_bit(form: str) -> None:
     step, more = Quantize(each=64 if form == "plain" else 32), {}
     config = Sm90Config((64, 64), consumers=1, stages=2)
     if form == "halves":
-        config = Sm90Config((64, 64), consumers=1, early=1, chunks=1)
+        config = Sm90Config((64, 64), consumers=1, staged_epilogue_k_tiles=1, chunks=1)
     a, b = numbers((m, k), 1) / 3, numbers((k, n), 2) / 7
     types = {"a": "bf16", "b": "bf16:col"}
     given: dict[str, Any] = {"bias": np.linspace(-1e-3, 5, n).astype(np.float32)}
@@ -314,7 +319,9 @@ def test_values_quantised_to_the_bit(form: str) -> None:
     result = plan.run(a, b, given=given, device="emulator")
     # The accumulator's own f32 values, so that C and scales are compared to the bit.
     same = replace(plan.c, dtype=plan.mma.c_dtype)
-    wide = Sm90Plan.derive(m, n, k, **types, c=same, config=replace(config, early=0), epilogue=Epilogue(Bias()), **more)
+    wide = Sm90Plan.derive(
+        m, n, k, **types, c=same, config=replace(config, staged_epilogue_k_tiles=0), epilogue=Epilogue(Bias()), **more
+    )
     sums = wide.run(a, b, given=given, device="emulator").c
     want = Epilogue(step).reference(sums)
     assert np.array_equal(result.written["scales"], want.written["scales"])

@@ -107,7 +107,7 @@ def self_loading() -> Hopper:
     """The model of level 12, with cases for every number of k tiles."""
     rounds = tuple((i % 2, 1) for i in range(4))
     return Hopper(
-        3, (32768, 14336), 61440, empty_arrivals=16, cluster=(2, 1), consumers=2, blocks=2, early=1,
+        3, (32768, 14336), 61440, empty_arrivals=16, cluster=(2, 1), consumers=2, blocks=2, staged_epilogue_k_tiles=1,
         store=StoreRing(1, 2, (rounds, rounds)),
     )  # fmt: skip
 

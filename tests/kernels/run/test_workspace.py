@@ -11,7 +11,7 @@ from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, ColumnReduce, Epi
 from layoutgemm.kernels.sm80.plan import Sm80Plan
 from layoutgemm.kernels.sm100.plan import Sm100Plan
 
-SPLIT = Sm90Config((64, 16), consumers=1, loader="warp", single=True, split=2)
+SPLIT = Sm90Config((64, 16), consumers=1, loader="warp", one_tile_per_cluster=True, split=2)
 PLANS = {
     "first": lambda: TeachingPlan.derive(64, 64, 64),
     "mma.sync": lambda: Sm80Plan.derive(256, 256, 256),

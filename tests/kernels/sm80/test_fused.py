@@ -19,7 +19,7 @@ from layoutgemm.kernels.epilogue.chain import (
     ColumnReduce,
     Custom,
     Epilogue,
-    Given,
+    EpilogueOperand,
     Quantize,
     RowReduce,
     Scale,
@@ -188,4 +188,4 @@ def test_the_epilogue_is_part_of_the_kernel() -> None:
         Sm80Plan.derive(70, 102, 72, config=SMALL, epilogue=Epilogue(Bias())).run(
             a, b, given={"bias": np.ones(70)}, device="emulator"
         )
-    assert Given("w", "n", "f32").axes == "n"
+    assert EpilogueOperand("w", "n", "f32").axes == "n"

@@ -23,7 +23,7 @@ def stored_in_order(
 ) -> np.ndarray:
     """The bits of C that the compiled kernel stores; asserts that nothing is found."""
     lying = [global_matrix(operand, x, [], True) for operand, x in ((plan.a, a), (plan.b, b))]
-    words = words_of_arrays(plan, given_of(plan, given)) if plan.reads_more else ()
+    words = words_of_arrays(plan, given_of(plan, given)) if plan.takes_extra_params else ()
     found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
     assert not done.findings, done.report()
     return found

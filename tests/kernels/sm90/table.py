@@ -80,18 +80,32 @@ TABLE = {
     "self, two blocks each": Product(300, 72, 264, small(256, 24, consumers=2)),
     "warp": Product(200, 90, 328, small(loader="warp")),
     "warpgroup, two consumers": Product(300, 72, 200, small(128, 32, loader="warpgroup")),
-    "warpgroup, three consumers": Product(400, 72, 200, small(192, 32, loader="warpgroup", snake=True, along="N")),
+    "warpgroup, three consumers": Product(
+        400, 72, 200, small(192, 32, loader="warpgroup", reverse_odd_tiles=True, along="N")
+    ),
     "pingpong": Product(200, 100, 328, small(64, 24, loader="warp", schedule="pingpong", consumers=2), workers=1),
     "pingpong, two blocks, early": Product(
         520,
         100,
         200,
-        small(128, 32, schedule="pingpong", loader="warpgroup", early=1, chunks=1, buffers=2, consumers=2),
+        small(
+            128,
+            32,
+            schedule="pingpong",
+            loader="warpgroup",
+            staged_epilogue_k_tiles=1,
+            chunks=1,
+            buffers=2,
+            consumers=2,
+        ),
     ),
     # clusters
     "cluster 2x1": Product(300, 72, 200, small(64, 32, cluster=(2, 1))),
     "cluster 1x2, pingpong": Product(
-        200, 150, 200, small(64, 24, cluster=(1, 2), schedule="pingpong", loader="warp", consumers=2, snake=True)
+        200,
+        150,
+        200,
+        small(64, 24, cluster=(1, 2), schedule="pingpong", loader="warp", consumers=2, reverse_odd_tiles=True),
     ),
     "cluster 2x2": Product(300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup"), workers=1),
     "cluster 4x2, self": Product(300, 72, 136, small(64, 32, cluster=(4, 2), stages=2), workers=1),
@@ -113,7 +127,16 @@ TABLE = {
         50,
         200,
         small(
-            256, 32, consumers=2, cluster=(4, 2), overlap=True, prefetch=2, launch="tiles", along="N", chunks=1, early=2
+            256,
+            32,
+            consumers=2,
+            cluster=(4, 2),
+            overlap=True,
+            prefetch=2,
+            launch="tiles",
+            along="N",
+            chunks=1,
+            staged_epilogue_k_tiles=2,
         ),
     ),
     # where boxes end with their matrix: tiles, and shares, that are outside; last rows that make no 16 bytes of C
@@ -157,32 +180,53 @@ TABLE = {
         ),
     ),
     # ends
-    "early, one buffer": Product(300, 90, 200, small(256, 40, consumers=2, early=1, chunks=1, buffers=1)),
-    "early, two k tiles": Product(300, 90, 200, small(256, 40, consumers=2, early=2, stages=3, cluster=(2, 1))),
+    "early, one buffer": Product(
+        300, 90, 200, small(256, 40, consumers=2, staged_epilogue_k_tiles=1, chunks=1, buffers=1)
+    ),
+    "early, two k tiles": Product(
+        300, 90, 200, small(256, 40, consumers=2, staged_epilogue_k_tiles=2, stages=3, cluster=(2, 1))
+    ),
     "early, two k tiles and no more, a loader": Product(
-        300, 90, 128, small(256, 40, consumers=2, early=2, stages=4, loader="warpgroup", chunks=1, buffers=2)
+        300,
+        90,
+        128,
+        small(256, 40, consumers=2, staged_epilogue_k_tiles=2, stages=4, loader="warpgroup", chunks=1, buffers=2),
     ),
-    "early, one k tile": Product(300, 90, 60, small(256, 24, consumers=2, early=1, cluster=(1, 2))),
+    "early, one k tile": Product(300, 90, 60, small(256, 24, consumers=2, staged_epilogue_k_tiles=1, cluster=(1, 2))),
     "early, halves of one block": Product(
-        300, 150, 328, small(128, 64, early=2, loader="warp", chunks=1, buffers=2, cluster=(2, 1))
+        300, 150, 328, small(128, 64, staged_epilogue_k_tiles=2, loader="warp", chunks=1, buffers=2, cluster=(2, 1))
     ),
-    "early, halves, one k tile, self": Product(70, 90, 60, small(64, 48, early=1), c="f32"),
+    "early, halves, one k tile, self": Product(70, 90, 60, small(64, 48, staged_epilogue_k_tiles=1), c="f32"),
     "early, halves, pingpong, columns": Product(
         200,
         150,
         328,
-        small(64, 64, early=1, loader="warpgroup", schedule="pingpong", consumers=2, overlap=True, prefetch=1),
+        small(
+            64,
+            64,
+            staged_epilogue_k_tiles=1,
+            loader="warpgroup",
+            schedule="pingpong",
+            consumers=2,
+            overlap=True,
+            prefetch=1,
+        ),
         b="bf16:row",
         c="bf16:col",
     ),
-    "early, halves, tf32": Product(130, 72, 200, small(64, 80, early=2), a="tf32", b="tf32:col", c="f32"),
+    "early, halves, tf32": Product(
+        130, 72, 200, small(64, 80, staged_epilogue_k_tiles=2), a="tf32", b="tf32:col", c="f32"
+    ),
     # one tile a block, in a grid of tiles; fetched ahead
     "a grid of tiles": Product(200, 90, 328, small(overlap=True, prefetch=2, launch="tiles")),
     "a grid of tiles, dealt out": Product(
-        200, 90, 328, small(launch="tiles", dealt=(((0,), 1), ((1, 2, 3), 2), ((1, 3), 3)), along="N", loader="warp")
+        200,
+        90,
+        328,
+        small(launch="tiles", gpc_order=(((0,), 1), ((1, 2, 3), 2), ((1, 3), 3)), along="N", loader="warp"),
     ),
     "clusters dealt out": Product(
-        300, 172, 200, small(64, 32, cluster=(2, 1), dealt=(((0, 1), 2),), group=2), workers=4
+        300, 172, 200, small(64, 32, cluster=(2, 1), gpc_order=(((0, 1), 2),), group=2), workers=4
     ),
     "a grid of tiles along N, cluster 2x1": Product(
         200,
@@ -198,55 +242,87 @@ TABLE = {
             along="N",
             cluster=(2, 1),
             loader="warp",
-            early=2,
+            staged_epilogue_k_tiles=2,
         ),
     ),
     "a grid of tiles, cluster 2x2, fetched beyond K": Product(
         300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup", overlap=True, prefetch=4, launch="tiles")
     ),
     "a grid of tiles, K in 2 parts": Product(
-        130, 100, 328, small(64, 32, single=True, split=2, loader="warp", overlap=True, prefetch=2, launch="tiles")
+        130,
+        100,
+        328,
+        small(64, 32, one_tile_per_cluster=True, split=2, loader="warp", overlap=True, prefetch=2, launch="tiles"),
     ),
     "three rounds through two buffers": Product(130, 400, 72, small(128, 176, chunks=1, buffers=2, stages=2)),
     "four rounds through three buffers": Product(72, 500, 72, small(64, 248, chunks=1, buffers=3, stages=2)),
     "threads store": Product(130, 77, 72, small(64, 40, store="direct"), batch=2),
     "threads store columns": Product(77, 50, 72, small(64, 24, store="direct"), c="f32:col"),
     "threads store pairs, 16 rows": Product(
-        13, 100, 328, small(64, 48, rows=16, single=True, loader="warp", store="direct", launch="tiles")
+        13,
+        100,
+        328,
+        small(64, 48, loaded_a_rows=16, one_tile_per_cluster=True, loader="warp", store="direct", launch="tiles"),
     ),
     "threads store pairs of 8 bits": Product(
         70, 50, 136, small(64, 24, store="direct"), a="e4m3", b="e4m3:col", c="e4m3"
     ),
     "threads store pairs of f32, a batch": Product(70, 50, 72, small(64, 24, store="direct"), c="f32", batch=2),
     # one tile a cluster, parts of K, few rows
-    "one tile": Product(130, 100, 200, small(128, 48, single=True, chunks=1, buffers=2)),
-    "one tile, warp, launched early": Product(70, 16, 700, small(64, 16, single=True, loader="warp", overlap=True)),
+    "one tile": Product(130, 100, 200, small(128, 48, one_tile_per_cluster=True, chunks=1, buffers=2)),
+    "one tile, warp, launched early": Product(
+        70, 16, 700, small(64, 16, one_tile_per_cluster=True, loader="warp", overlap=True)
+    ),
     "one tile, cluster 1x2, the next kernel at its end": Product(
         130,
         100,
         328,
         small(
-            64, 32, single=True, loader="warp", cluster=(1, 2), overlap=True, trigger="end", launch="tiles", first="B"
+            64,
+            32,
+            one_tile_per_cluster=True,
+            loader="warp",
+            cluster=(1, 2),
+            overlap=True,
+            trigger="end",
+            launch="tiles",
+            first="B",
         ),
     ),
     "one tile, cluster 2x1, self": Product(
-        200, 100, 200, small(128, 32, single=True, cluster=(2, 1), l2_promotion="256B")
+        200, 100, 200, small(128, 32, one_tile_per_cluster=True, cluster=(2, 1), l2_promotion="256B")
     ),
-    "K in 2 parts": Product(130, 100, 328, small(64, 32, single=True, split=2, loader="warp")),
+    "K in 2 parts": Product(130, 100, 328, small(64, 32, one_tile_per_cluster=True, split=2, loader="warp")),
     "K in 3 parts, columns": Product(
         130,
         90,
         328,
-        small(64, 48, single=True, split=3, chunks=3, loader="warp", overlap=True, trigger="end", launch="tiles"),
+        small(
+            64,
+            48,
+            one_tile_per_cluster=True,
+            split=3,
+            chunks=3,
+            loader="warp",
+            overlap=True,
+            trigger="end",
+            launch="tiles",
+        ),
         c="bf16:col",
     ),
-    "K in 4 parts, two of them empty": Product(130, 60, 100, small(64, 32, single=True, split=4)),
+    "K in 4 parts, two of them empty": Product(130, 60, 100, small(64, 32, one_tile_per_cluster=True, split=4)),
     "K in 2 parts, cluster 2x1, columns": Product(
-        200, 64, 328, small(64, 32, single=True, split=2, cluster=(2, 1), loader="warpgroup"), c="bf16:col"
+        200,
+        64,
+        328,
+        small(64, 32, one_tile_per_cluster=True, split=2, cluster=(2, 1), loader="warpgroup"),
+        c="bf16:col",
     ),
-    "K in 2 parts of two blocks": Product(256, 32, 200, small(256, 32, consumers=2, single=True, split=2)),
+    "K in 2 parts of two blocks": Product(
+        256, 32, 200, small(256, 32, consumers=2, one_tile_per_cluster=True, split=2)
+    ),
     "K in 4 parts, two of them empty, cluster 2x1": Product(
-        130, 60, 100, small(64, 32, single=True, split=4, cluster=(2, 1), loader="warp")
+        130, 60, 100, small(64, 32, one_tile_per_cluster=True, split=4, cluster=(2, 1), loader="warp")
     ),
     "K in 2 parts, cluster 2x2, launched early": Product(
         200,
@@ -256,7 +332,7 @@ TABLE = {
             128,
             32,
             consumers=2,
-            single=True,
+            one_tile_per_cluster=True,
             split=2,
             cluster=(2, 2),
             loader="warp",
@@ -265,16 +341,18 @@ TABLE = {
             launch="tiles",
         ),
     ),
-    "K in 2 parts, cluster 1x2, self": Product(130, 90, 200, small(64, 32, single=True, split=2, cluster=(1, 2))),
+    "K in 2 parts, cluster 1x2, self": Product(
+        130, 90, 200, small(64, 32, one_tile_per_cluster=True, split=2, cluster=(1, 2))
+    ),
     "K in 2 parts, threads store pairs": Product(
-        130, 100, 328, small(64, 32, single=True, split=2, loader="warp", store="direct")
+        130, 100, 328, small(64, 32, one_tile_per_cluster=True, split=2, loader="warp", store="direct")
     ),
     "K in 3 parts, threads store columns": Product(
-        130, 77, 328, small(64, 48, single=True, split=3, loader="warp", store="direct"), c="bf16:col"
+        130, 77, 328, small(64, 48, one_tile_per_cluster=True, split=3, loader="warp", store="direct"), c="bf16:col"
     ),
-    "16 rows": Product(13, 200, 328, small(64, 48, rows=16, loader="warp")),
+    "16 rows": Product(13, 200, 328, small(64, 48, loaded_a_rows=16, loader="warp")),
     "8 rows, K in 2 parts": Product(
-        5, 100, 328, small(64, 32, rows=8, split=2, single=True, loader="warp", tile_k=128)
+        5, 100, 328, small(64, 32, loaded_a_rows=8, split=2, one_tile_per_cluster=True, loader="warp", tile_k=128)
     ),
     # types and orders
     "f16, row-major B": Product(200, 72, 104, small(64, 64), a="f16", b="f16:row", c="f16"),
@@ -288,7 +366,9 @@ TABLE = {
         13,
         100,
         328,
-        small(64, 40, rows=16, single=True, loader="warp", overlap=True, prefetch=2, launch="tiles"),
+        small(
+            64, 40, loaded_a_rows=16, one_tile_per_cluster=True, loader="warp", overlap=True, prefetch=2, launch="tiles"
+        ),
         b="bf16:row",
     ),
     "rows of B, four chunks of C and a span in part": Product(130, 250, 72, small(128, 120), b="bf16:row"),
@@ -305,7 +385,7 @@ TABLE = {
         300,
         90,
         136,
-        small(256, 40, consumers=2, early=1, cluster=(2, 1), chunks=1, buffers=2),
+        small(256, 40, consumers=2, staged_epilogue_k_tiles=1, cluster=(2, 1), chunks=1, buffers=2),
         a="tf32",
         b="tf32:col",
         c="f16:col",
@@ -314,14 +394,27 @@ TABLE = {
         200, 100, 140, small(64, 24, loader="warp", schedule="pingpong", consumers=2), a="tf32", b="tf32:col", workers=1
     ),
     "tf32, K in 2 parts, a batch": Product(
-        130, 40, 72, small(64, 32, single=True, split=2, loader="warp"), a="tf32", b="tf32:col", batch=2, c="f32"
+        130,
+        40,
+        72,
+        small(64, 32, one_tile_per_cluster=True, split=2, loader="warp"),
+        a="tf32",
+        b="tf32:col",
+        batch=2,
+        c="f32",
     ),
     "i8": Product(200, 90, 328, small(64, 48), a="i8", b="i8:col", c="i32"),
     "i8 times u8 in clusters, early": Product(
-        300, 90, 264, small(256, 48, consumers=2, early=1, cluster=(1, 2)), a="i8", b="u8:col", c="i32"
+        300,
+        90,
+        264,
+        small(256, 48, consumers=2, staged_epilogue_k_tiles=1, cluster=(1, 2)),
+        a="i8",
+        b="u8:col",
+        c="i32",
     ),
     "u8, K in 4 parts, two of them empty": Product(
-        130, 60, 180, small(64, 32, single=True, split=4), a="u8", b="u8:col", c="i32"
+        130, 60, 180, small(64, 32, one_tile_per_cluster=True, split=4), a="u8", b="u8:col", c="i32"
     ),
     "u8 times i8 to columns": Product(
         130, 40, 200, small(64, 32, loader="warpgroup"), a="u8", b="i8:col", c="i32:col", batch=2
@@ -334,12 +427,14 @@ TABLE = {
     "a batch": Product(130, 72, 104, small(64, 40), batch=3),
     "a batch in columns": Product(70, 72, 104, small(64, 32, cluster=(1, 2)), batch=2, a="bf16:col", c="f16:col"),
     "one row, one column": Product(1, 1, 8, small(64, 8)),
-    "widest": Product(300, 264, 136, Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2)),
+    "widest": Product(
+        300, 264, 136, Sm90Config((256, 224), cluster=(2, 1), staged_epilogue_k_tiles=1, chunks=1, buffers=2)
+    ),
     "widest, tf32": Product(
         300,
         264,
         68,
-        Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2),
+        Sm90Config((256, 224), cluster=(2, 1), staged_epilogue_k_tiles=1, chunks=1, buffers=2),
         a="tf32",
         b="tf32:col",
         c="f32",
@@ -348,7 +443,7 @@ TABLE = {
         300,
         264,
         272,
-        Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2),
+        Sm90Config((256, 224), cluster=(2, 1), staged_epilogue_k_tiles=1, chunks=1, buffers=2),
         a="i8",
         b="i8:col",
         c="i32",

@@ -35,8 +35,13 @@ FORMS: dict[str, tuple[Sm90Config, str, str, tuple[int, ...]]] = {
     "pair": (replace(LOADER, cluster=(2, 1), loader="warpgroup"), "bf16", "bf16:col", SIZES),
     "across": (replace(LOADER, tile=(128, 64), consumers=2, cluster=(1, 2)), "bf16", "f16", (65, 2, 0, 100)),
     "narrow": (Sm90Config((64, 72), consumers=1, stages=2, loader="warp"), "bf16", "bf16", (63, 0, 66)),
-    "early": (Sm90Config((256, 64), early=2, stages=3, loader="warp"), "bf16", "bf16", (200, 0, 1, 128)),
-    "halves": (replace(SELF, early=1), "bf16", "bf16", (64, 5, 0)),
+    "early": (
+        Sm90Config((256, 64), staged_epilogue_k_tiles=2, stages=3, loader="warp"),
+        "bf16",
+        "bf16",
+        (200, 0, 1, 128),
+    ),
+    "halves": (replace(SELF, staged_epilogue_k_tiles=1), "bf16", "bf16", (64, 5, 0)),
     "deep": (replace(LOADER, tile_k=32, along="N"), "bf16", "bf16", (31, 0, 33, 64)),
     "threads store": (replace(LOADER, store="direct"), "bf16", "bf16", (70, 0, 9)),
     "one": (SELF, "bf16", "f32", (75,)),
@@ -168,7 +173,7 @@ def test_the_compiled_code() -> None:
     """No spills, and products of a K tile are issued together."""
     for config in (
         Sm90Config((128, 256), loader="warpgroup", cluster=(2, 1), chunks=1, buffers=2),
-        Sm90Config((256, 192), cluster=(1, 2), early=2, chunks=1, buffers=2),
+        Sm90Config((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=2, chunks=1, buffers=2),
     ):
         plan = Sm90Plan.derive(512, 512, 4096, batch=4, a="bf16:col", b="bf16:row", config=config, along_k=AlongK.of(4))
         plan.check().require()
@@ -217,7 +222,7 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_k_tiles_of_a_group() -> None:
     """One, the `early` ones, or the stages of a consumer that loads."""
     least = {form: problem(form)[0].least_k_tiles for form in ("loader", "self", "early", "halves")}
-    assert least == {"loader": 1, "self": 3, "early": 2, "halves": 3}
+    assert least == {"loader": 1, "self": 3, "staged_epilogue_k_tiles": 2, "halves": 3}
     plan = problem("self")[0]
     assert [module.k_tiles_of(plan, lines, max) for lines in (0, 1, 192, 193)] == [3, 3, 3, 4]
     assert module.line_table(plan, np.asarray([-1, 5, 10000]))[:4] == [0, 5, plan.k, plan.k]
@@ -242,10 +247,10 @@ def test_refusals() -> None:
         ({"b": "bf16:col"}, "b is bf16 col-major: groups begin at any line of K"),
         ({"a": "e4m3", "b": "e4m3:col"}, "a is e4m3 row-major: wgmma reads e4m3 with K contiguous alone, a TMA load"),
         ({"a": "tf32", "b": "tf32:col"}, "groups along K are of bf16 and f16"),
-        ({"config": replace(LOADER, split=2, single=True)}, "single = True"),
+        ({"config": replace(LOADER, split=2, one_tile_per_cluster=True)}, "one_tile_per_cluster = True"),
         ({"config": replace(LOADER, schedule="pingpong", consumers=2)}, "schedule = 'pingpong'"),
         ({"config": LOADER.tuned(overlap=True)}, "overlap = True: a product with groups along K takes False"),
-        ({"config": LOADER.tuned(snake=True)}, "snake = True"),
+        ({"config": LOADER.tuned(reverse_odd_tiles=True)}, "reverse_odd_tiles = True"),
         ({"batch": 65}, r"batch = 65: AlongK.of\(groups\) has room"),
         (
             {"mainloop": Promoted.of(lambda total, product: total + product, depth=64)},

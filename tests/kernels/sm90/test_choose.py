@@ -6,7 +6,7 @@ import pytest
 
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.epilogue.chain import Activation, Epilogue
-from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import choose, likeliest, of_estimate
 from layoutgemm.kernels.sm90.stages import sent, stages
 
@@ -79,7 +79,7 @@ def test_chosen_configurations(sizes: tuple[int, int, int]) -> None:
     choice, reason = choose(*sizes)
     config = choice.config
     assert (config.tile, config.cluster, config.loader, choice.swapped, config.overlap) == TABLE[sizes], reason
-    assert config.snake is False, "bits would depend on where a tile lies"
+    assert config.reverse_odd_tiles is False, "bits would depend on where a tile lies"
 
 
 # (M, N, K) -> how it is launched, what is fetched before the kernel before has ended, how many k tiles end early.
@@ -103,7 +103,7 @@ LAUNCHES = {
 @pytest.mark.parametrize("sizes", LAUNCHES, ids=lambda s: "x".join(map(str, s)))
 def test_how_it_is_launched(sizes: tuple[int, int, int]) -> None:
     config = choose(*sizes)[0].config
-    assert (config.launch, config.along, config.prefetch, config.early) == LAUNCHES[sizes]
+    assert (config.launch, config.along, config.prefetch, config.staged_epilogue_k_tiles) == LAUNCHES[sizes]
     assert choose(*sizes, batch=2)[0].config.launch == "workers", "a grid of tiles is that of one matrix"
 
 
@@ -275,7 +275,7 @@ def test_few_tiles_share_out_their_sums(case: tuple[int, int, int, str]) -> None
     plan = choice.plan(*case[:3], b="bf16:col" if case[3] == "K" else "bf16:row")
     if choice.config.split > 1:
         across = plan.order.clusters(plan.tiles)
-        assert across[0] * across[1] <= Places().resident(plan.cluster_size), "all of them run at a time"
+        assert across[0] * across[1] <= ClusterOccupancy().resident(plan.cluster_size), "all of them run at a time"
         assert plan.exchange is not None and plan.exchange.bytes == sent(choice.config.tile, choice.config.split)
 
 

@@ -37,9 +37,9 @@ FORMS: dict[str, tuple[Combined, str, str, Sm90Config]] = {
     "three row-major": (THREE, "bf16:row", "bf16:col", replace(SMALL, tile=(64, 192), cluster=(2, 1), tile_k=128)),
     "four": (FOUR, "bf16:col", "f32", replace(SMALL, tile=(64, 96), store="direct")),
     "four in turn": (FOUR, "bf16:col", "f32", Sm90Config((64, 96), schedule="pingpong", loader="warp", stages=2)),
-    "early": (TWO, "bf16:col", "bf16", Sm90Config((256, 64), early=1, chunks=1, buffers=2, stages=2)),
-    "few rows": (TWO, "bf16:col", "bf16", replace(SMALL, rows=8, single=True)),
-    "parts of K": (THREE, "bf16:col", "f32", replace(SMALL, tile=(64, 96), single=True, split=4)),
+    "early": (TWO, "bf16:col", "bf16", Sm90Config((256, 64), staged_epilogue_k_tiles=1, chunks=1, buffers=2, stages=2)),
+    "few rows": (TWO, "bf16:col", "bf16", replace(SMALL, loaded_a_rows=8, one_tile_per_cluster=True)),
+    "parts of K": (THREE, "bf16:col", "f32", replace(SMALL, tile=(64, 96), one_tile_per_cluster=True, split=4)),
 }
 EMULATED = ("two row-major", "three in a pair", "four in turn")
 
@@ -151,12 +151,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(gated=THREE), r"64 columns, of 3 matrices B: a multiple of 3 \* 8"),
     (lambda: derive(b="bf16"), r"64 columns, of 2 matrices B: .* 2 \* 64: its row-major lines fill spans of 128 bytes"),
     (lambda: derive(batch=2), "batch = 2: several sums are of one A"),
-    (lambda: derive(config=replace(SMALL, single=True, split=8)), "and 8 parts of K: a multiple of "),
+    (lambda: derive(config=replace(SMALL, one_tile_per_cluster=True, split=8)), "and 8 parts of K: a multiple of "),
     (lambda: derive(order="symmetric", config=replace(SMALL, tile=(64, 128))), "gated: a symmetric product takes none"),
     (lambda: derive(triangles=Triangles("lower")), "gated: a product of triangular matrices takes none"),
     (lambda: derive(weights=MXFP4, c="bf16:col"), "gated: a product with packed weights takes none"),
     (lambda: derive(shards=Gathered()), "gated: a product of shards takes none"),
-    (lambda: derive(config=replace(SMALL, early=1)), "gated products halve them, too"),
+    (lambda: derive(config=replace(SMALL, staged_epilogue_k_tiles=1)), "gated products halve them, too"),
     (lambda: Combined.of(lambda x, ops: x), "1 matrices B: a kernel combines 2 to 4"),
     (lambda: Combined.of(lambda x, y: x), r"a function of \(x, y\): it takes the sums, then ops"),
     (lambda: Combined.of(lambda x, y, ops: x, 3), r"called with \(sum0, sum1, sum2, ops\)"),

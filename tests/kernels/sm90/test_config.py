@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,8 +17,8 @@ from layoutgemm.kernels.compile.worker import choice_of, entry_of_choice
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 
 KNOBS: dict[str, Any] = {
-    "group": 4, "along": "N", "snake": True, "overlap": True, "trigger": "end", "prefetch": 1, "first": "B",
-    "l2_promotion": "256B", "chunks": 1, "buffers": 2, "dealt": (((0, 1), 2),),
+    "group": 4, "along": "N", "reverse_odd_tiles": True, "overlap": True, "trigger": "end", "prefetch": 1, "first": "B",
+    "l2_promotion": "256B", "chunks": 1, "buffers": 2, "gpc_order": (((0, 1), 2),),
     "products": "warp",
 }  # fmt: skip
 FULL = Sm90Config((64, 32), consumers=1, loader="warp", **KNOBS)
@@ -64,8 +65,29 @@ def test_json_of_a_choice_is_flat_and_reads_back() -> None:
     entry = json.loads(json.dumps(entry_of_choice(choice)))
     assert entry["config"]["group"] == 4 and "tuning" not in entry["config"]
     assert choice_of(entry) == choice
-    stored = {"swapped": False, "config": {"tile": [64, 32], "consumers": 1, "overlap": True, "dealt": [[[0, 1], 2]]}}
-    assert choice_of(stored) == Sm90Choice(Sm90Config((64, 32), consumers=1, overlap=True, dealt=(((0, 1), 2),)))
+    for name in ("gpc_order", "dealt"):  # the second is of stored choices of version 0.1
+        stored = {"swapped": False, "config": {"tile": [64, 32], "consumers": 1, "overlap": True, name: [[[0, 1], 2]]}}
+        known = Sm90Config((64, 32), consumers=1, overlap=True, gpc_order=(((0, 1), 2),))
+        assert choice_of(stored) == Sm90Choice(known)
+
+
+@pytest.mark.parametrize(
+    ("former", "name", "value"),
+    [
+        ("snake", "reverse_odd_tiles", True),
+        ("dealt", "gpc_order", (((0, 1), 2),)),
+        ("single", "one_tile_per_cluster", True),
+        ("early", "staged_epilogue_k_tiles", 2),
+    ],
+)
+def test_former_names_of_knobs_work_and_warn(former: str, name: str, value: object) -> None:
+    config = Sm90Config(**{name: value})
+    makers: list[Callable[..., Sm90Config]] = [Sm90Config, lambda **knobs: replace(Sm90Config(), **knobs)]
+    for made in [*makers, *[Sm90Config().tuned] * hasattr(Sm90Tuning(), name)]:
+        with pytest.warns(DeprecationWarning, match=f"Sm90Config.{former} is now {name}; the old name goes in"):
+            assert made(**{former: value}) == config
+    with pytest.warns(DeprecationWarning, match=f"Sm90Config.{former} is now {name}"):
+        assert getattr(config, former) == value
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,9 @@ def test_choices_of_scaled_products_lose_little_to_the_fastest_kernel_measured()
         for config in scaled_grouped.scaled_candidates((m, n, k, 1), False, 132):
             tile = f"{config.tile[0]}x{config.tile[1]}"
             kind = (
-                f"S{tile}/{config.split}" if config.single else f"{'F' if config.loader == 'warpgroup' else 'P'}{tile}"
+                f"S{tile}/{config.split}"
+                if config.one_tile_per_cluster
+                else f"{'F' if config.loader == 'warpgroup' else 'P'}{tile}"
             )
             if kind in times:  # the record has no time of some that are never near
                 fastest = min(us for name, us in times.items() if not name.startswith("dg"))

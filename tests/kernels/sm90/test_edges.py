@@ -52,7 +52,11 @@ def test_which_operands_end_so() -> None:
         "rows of B": plan(70, 40, b="bf16:row").b,
         "loads between the products": plan(70, 40, loader="self").a,
         "halves of a tile": GemmPlan.derive(
-            300, 150, 328, b="bf16:col", config=small(128, 64, early=2, loader="warp", chunks=1, buffers=2)
+            300,
+            150,
+            328,
+            b="bf16:col",
+            config=small(128, 64, staged_epilogue_k_tiles=2, loader="warp", chunks=1, buffers=2),
         ).b,
         "few rows, which are a box of their own": TABLE["16 rows"].plan().a,
         "a gate and what it multiplies": Sm90Plan.derive(

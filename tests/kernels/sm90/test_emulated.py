@@ -63,8 +63,9 @@ def test_the_table_has_every_type_order_and_form() -> None:
     assert len({(p.a.order, p.b.order) for p in plans if p.a.dtype.bits == 16}) == 4
     assert {plan.c.order for plan in plans} == {"row", "col"}
     for name, values in {
-        "schedule": 2, "loader": 3, "store": 2, "single": 2, "early": 2, "snake": 2, "overlap": 2, "split": 3,
-        "along": 2, "consumers": 3, "buffers": 3, "rows": 3, "cluster": 5,
+        "schedule": 2, "loader": 3, "store": 2, "one_tile_per_cluster": 2, "staged_epilogue_k_tiles": 2,
+        "reverse_odd_tiles": 2, "overlap": 2, "split": 3,
+        "along": 2, "consumers": 3, "buffers": 3, "loaded_a_rows": 3, "cluster": 5,
         "launch": 2, "prefetch": 4, "trigger": 2, "l2_promotion": 2, "first": 3,
     }.items():  # fmt: skip
         assert len({getattr(plan.config, name) for plan in plans}) >= values, name
@@ -100,7 +101,7 @@ def test_a_kernel_takes_the_tiles_that_it_is_dealt(monkeypatch: pytest.MonkeyPat
     for name, rounds in other.items():
         product = TABLE[name]  # with rounds that no other test has: compiled kernels are kept in memory
         with pytest.raises(AssertionError, match="elements, the first at"):
-            emulate(replace(product, config=replace(product.config, dealt=rounds)))
+            emulate(replace(product, config=replace(product.config, gpc_order=rounds)))
 
 
 # ----------------------------------------------------------------------------------------------- what the compiler made
@@ -142,10 +143,10 @@ def test_no_local_memory_and_products_that_overlap(name: str) -> None:
     assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
     steps = len(plan.a.descriptor.k_steps)
     # The compiler may copy a k tile; of those at an early end each block has its own.
-    each = steps if plan.config.early else steps * plan.blocks
+    each = steps if plan.config.staged_epilogue_k_tiles else steps * plan.blocks
     assert max(sass.wgmma_runs) == steps * plan.blocks
     assert sass.serialised_wgmma(each) is None, sass.serialised_wgmma(each)
-    assert len(sass.wgmma_runs) >= 1 + plan.config.early
+    assert len(sass.wgmma_runs) >= 1 + plan.config.staged_epilogue_k_tiles
     if plan.registers is not None:
         assert sass.count("USETMAXREG") == 2
         assert used.registers == 65536 // plan.threads // 8 * 8
@@ -180,11 +181,11 @@ def products(draw: st.DrawFn) -> Product:
         "schedule": draw(st.sampled_from(("cooperative", "cooperative", "pingpong"))),
         "loader": draw(st.sampled_from(("self", "warp", "warpgroup"))),
         "cluster": draw(st.sampled_from(((1, 1), (2, 1), (1, 2), (2, 2), (1, 3)))),
-        "single": draw(st.booleans()),
+        "one_tile_per_cluster": draw(st.booleans()),
         "split": draw(st.sampled_from((1, 1, 2, 3))),
-        "rows": draw(st.sampled_from((None, None, 8, 24))),
-        "early": draw(st.sampled_from((0, 0, 1, 2))),
-        "snake": draw(st.booleans()),
+        "loaded_a_rows": draw(st.sampled_from((None, None, 8, 24))),
+        "staged_epilogue_k_tiles": draw(st.sampled_from((0, 0, 1, 2))),
+        "reverse_odd_tiles": draw(st.booleans()),
         "overlap": (overlap := draw(st.booleans())),
         "prefetch": draw(st.integers(0, 3)) if overlap else 0,
         "trigger": draw(st.sampled_from(("start", "end"))),
@@ -203,8 +204,8 @@ def products(draw: st.DrawFn) -> Product:
     outputs = ("bf16", "f16", "f32", "e4m3", "bf16:col", "f32:col", "e5m2:col")
     c = draw(st.sampled_from(("i32", "i32:col") if a[:2] == "i8" else outputs))
     sizes = [draw(st.integers(1, 200)), draw(st.integers(1, 200)), draw(st.integers(1, 400))]
-    if config["rows"]:
-        sizes[0] = min(sizes[0], config["rows"])
+    if config["loaded_a_rows"]:
+        sizes[0] = min(sizes[0], config["loaded_a_rows"])
     return Product(
         *sizes, Sm90Config(**config), batch=draw(st.sampled_from((1, 1, 2))), a=a, b=b, c=c,
         workers=draw(st.integers(1, 3)),

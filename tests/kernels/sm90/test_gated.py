@@ -31,10 +31,10 @@ FORMS = {
     "pair": (replace(SMALL, cluster=(2, 1)), "bf16"),
     "across": (replace(SMALL, cluster=(1, 2), tile_k=128), "f16"),
     "pingpong": (Sm90Config((64, 96), schedule="pingpong", loader="warpgroup", stages=2), "bf16"),
-    "early": (Sm90Config((256, 64), early=1, chunks=1, buffers=2, stages=2), "bf16"),
-    "rows": (replace(SMALL, rows=8, single=True), "bf16"),
-    "parts": (replace(SMALL, rows=8, single=True, split=2, loader="warp"), "bf16"),
-    "four parts": (replace(SMALL, single=True, split=4, loader="warp", store="direct"), "f32"),
+    "early": (Sm90Config((256, 64), staged_epilogue_k_tiles=1, chunks=1, buffers=2, stages=2), "bf16"),
+    "rows": (replace(SMALL, loaded_a_rows=8, one_tile_per_cluster=True), "bf16"),
+    "parts": (replace(SMALL, loaded_a_rows=8, one_tile_per_cluster=True, split=2, loader="warp"), "bf16"),
+    "four parts": (replace(SMALL, one_tile_per_cluster=True, split=4, loader="warp", store="direct"), "f32"),
 }
 EMULATED = ("plain", "pair", "pingpong", "direct", "parts", "four parts")
 
@@ -51,7 +51,7 @@ def product(a: np.ndarray, w: np.ndarray, kind: str = "relu") -> np.ndarray:
 
 def problem(form: str, kind: str = "relu") -> tuple[Sm90Plan, np.ndarray, np.ndarray]:
     config, c = FORMS[form]
-    m, n, k = SIZES if config.rows is None else (config.rows, *SIZES[1:])
+    m, n, k = SIZES if config.loaded_a_rows is None else (config.loaded_a_rows, *SIZES[1:])
     plan = Sm90Plan.derive(m, n, k, b="bf16:col", c=c, config=config, gated=kind)
     return plan, integers((m, k), 1, 1), integers((2 * n, k), 2, 1)
 
@@ -119,7 +119,14 @@ GROUPS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], bool]] = {
     "pair": (replace(SMALL, cluster=(2, 1), loader="warpgroup"), "bf16", "bf16:col", "f32", (70, 0, 33), False),
     "masked": (replace(SMALL, cluster=(1, 2), loader="warp"), "f16", "f16:col", "f16", (90, 0, 3, 64), True),
     "one masked": (SMALL, "e4m3", "e4m3:col", "bf16", (66,), True),
-    "early": (Sm90Config((256, 64), early=1, stages=2), "bf16", "bf16:col", "bf16", (300, 0, 1), False),
+    "early": (
+        Sm90Config((256, 64), staged_epilogue_k_tiles=1, stages=2),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (300, 0, 1),
+        False,
+    ),
 }
 Grouped = tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, Any], np.ndarray]
 
@@ -232,7 +239,7 @@ def test_refusals() -> None:
         ({"b": "bf16"}, r"b is bf16 row-major: .* one \(2H, K\) matrix"),
         ({"a": "i8", "b": "i8:col"}, "c is i32, and a gated product is computed in f32"),
         ({"config": Sm90Config((64, 24), consumers=1)}, "24 columns, half of them the gate's: a multiple of 16"),
-        ({"config": replace(SMALL, single=True, split=8)}, "and K in 8 parts: a multiple of 128"),
+        ({"config": replace(SMALL, one_tile_per_cluster=True, split=8)}, "and K in 8 parts: a multiple of 128"),
     ):
         with pytest.raises(PlanError, match=text):
             derive(**given)
@@ -274,7 +281,7 @@ def test_the_choice_has_halves_that_the_instruction_has(given: Any, want: Any) -
     *sizes, a = given
     choice, why = choose(*sizes, a=a, gated="silu")
     config = choice.config
-    assert (config.tile, config.cluster, config.rows if sizes[0] <= 64 else config.schedule) == want
+    assert (config.tile, config.cluster, config.loaded_a_rows if sizes[0] <= 64 else config.schedule) == want
     assert not choice.swapped and why.endswith(f"gated: {config.tile[1] // 2} columns of C from {config.tile[1]} of B")
     plan = choice.plan(*sizes, a=a, b=f"{a}:col", c="bf16", gated="silu")
     assert plan.tile_c == (config.tile[0], config.tile[1] // 2)

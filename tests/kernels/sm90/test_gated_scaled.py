@@ -40,9 +40,9 @@ FORMS: dict[str, tuple[Sm90Config, tuple[int, ...], Any, int, str, int]] = {
     "across": (Sm90Config((128, 64), cluster=(1, 2)), (1, 128), 130, 72, "bf16:col", 1),
     "wide": (Sm90Config((256, 128), cluster=(1, 2), loader="warpgroup", chunks=1), (1, 128), 300, 136, "e4m3", 1),
     "halves": (Sm90Config((128, 256), stages=2, loader="warpgroup", chunks=1), (1, 128), 130, 144, "bf16", 1),
-    "of A alone": (replace(SMALL, rows=8), (1,), 8, 88, "f32", 1),
+    "of A alone": (replace(SMALL, loaded_a_rows=8), (1,), 8, 88, "f32", 1),
     "no scales": (SMALL, (), 70, 88, "f32", 1),
-    "parts": (replace(SMALL, single=True, split=2), (1, 128), 70, 88, "bf16", 1),
+    "parts": (replace(SMALL, one_tile_per_cluster=True, split=2), (1, 128), 70, 88, "bf16", 1),
     "rows": (SMALL, (1, 128), [0, 30, 1, 0, 65], 88, "f32", 5),
     "masked": (replace(SMALL, cluster=(1, 2)), (1, 128), ["masked", 66, 0, 1], 72, "bf16", 3),
 }
@@ -189,7 +189,7 @@ def test_tables_and_refusals() -> None:
     usual = {"a": "e4m3", "b": "e4m3:col", "config": SMALL, "mainloop": mainloop_of((1, 128)), "gated": "silu"}
     for changed, text in (
         ({"gated": Combined.of(lambda x, y, ops: x * y)}, "gated: 2 matrices B combined, each with columns of its own"),
-        ({"config": replace(SMALL, single=True, split=8)}, "and K in 8 parts: a multiple of 128"),
+        ({"config": replace(SMALL, one_tile_per_cluster=True, split=8)}, "and K in 8 parts: a multiple of 128"),
         ({"config": replace(SMALL, tile=(64, 24))}, "24 columns, half of them the gate's"),
     ):
         with pytest.raises(PlanError, match=text):

@@ -55,7 +55,7 @@ def test_every_form_is_exact(name: str) -> None:
 def test_real_values_are_within_the_bound(name: str) -> None:
     """Sizes of several waves, against float64. Values of tf32 are float32, which the kernel rounds."""
     product = TABLE[name]
-    m = product.m if product.config.rows else product.m + 1500
+    m = product.m if product.config.loaded_a_rows else product.m + 1500
     larger = replace(product, m=m, n=product.n + 1300, k=product.k + 1000)
     plan = larger.plan()
     rng = np.random.default_rng(0)
@@ -168,10 +168,16 @@ def test_numpy_arrays_and_cpu_tensors_are_taken_to_the_gpu() -> None:
 M, SIZE, LAUNCHES = 64, 1024, 300
 CONFIGS = (
     Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp")),
-    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True), swapped=True),
-    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2)),
-    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2, cluster=(1, 2), trigger="end")),
-    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=4, cluster=(1, 2), chunks=4)),
+    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", one_tile_per_cluster=True), swapped=True),
+    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", one_tile_per_cluster=True, split=2)),
+    Sm90Choice(
+        Sm90Config(
+            (64, 64), consumers=1, loader="warp", one_tile_per_cluster=True, split=2, cluster=(1, 2), trigger="end"
+        )
+    ),
+    Sm90Choice(
+        Sm90Config((64, 64), consumers=1, loader="warp", one_tile_per_cluster=True, split=4, cluster=(1, 2), chunks=4)
+    ),
 )
 
 

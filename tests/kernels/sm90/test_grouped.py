@@ -35,8 +35,15 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     "pair": (replace(SMALL, cluster=(2, 1), loader="warpgroup"), "bf16", "bf16:col", "bf16", SIZES, None),
     "across": (replace(SMALL, cluster=(1, 2), loader="warp"), "bf16", "bf16:col", "f16", SIZES, None),
     "pingpong": (Sm90Config((64, 32), schedule="pingpong", loader="warpgroup"), "bf16", "bf16", "bf16", SIZES, None),
-    "early": (Sm90Config((256, 64), early=1, stages=2), "bf16", "bf16:col", "bf16", (300, 0, 1, 256), None),
-    "one": (replace(SMALL, snake=True, along="N"), "bf16", "bf16:col", "f32", (75,), None),
+    "early": (
+        Sm90Config((256, 64), staged_epilogue_k_tiles=1, stages=2),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (300, 0, 1, 256),
+        None,
+    ),
+    "one": (replace(SMALL, reverse_odd_tiles=True, along="N"), "bf16", "bf16:col", "f32", (75,), None),
     "fp8": (SMALL, "e4m3", "e5m2:col", "e4m3", SIZES, None),
     "scaled": (Sm90Config((128, 64), stages=2), "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }
@@ -262,8 +269,8 @@ def test_refusals() -> None:
     for given, text in (
         ({"a": "bf16:col"}, "a is bf16 col-major: groups begin at any row"),
         ({"c": "bf16:col"}, "c is bf16 col-major: groups end between rows"),
-        ({"config": replace(SMALL, rows=8)}, "rows = 8"),
-        ({"config": replace(SMALL, single=True)}, "single = True"),
+        ({"config": replace(SMALL, loaded_a_rows=8)}, "loaded_a_rows = 8"),
+        ({"config": replace(SMALL, one_tile_per_cluster=True)}, "one_tile_per_cluster = True"),
         ({"config": replace(SMALL, overlap=True)}, "overlap = True"),
         ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
         ({"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1}, "gated: several matrices of B meet"),

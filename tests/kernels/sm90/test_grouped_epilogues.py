@@ -77,7 +77,7 @@ FORMS = {
     "pair": Form(PAIR),
     "two": Form(Sm90Config((128, 64), chunks=1, buffers=2, stages=2)),
     "turns": Form(Sm90Config((64, 64), schedule="pingpong", loader="warpgroup", stages=3)),
-    "early": Form(Sm90Config((256, 64), early=1, stages=2), (300, 0, 1, 256)),
+    "early": Form(Sm90Config((256, 64), staged_epilogue_k_tiles=1, stages=2), (300, 0, 1, 256)),
     "scaled": Form(Sm90Config((128, 64), stages=2), types=("e4m3", "e4m3:col", "f32"), loop=SCALED),
     "copied": Form(indexed=IndexedRows(RowIndices(50), copy=True)),
     "gathered": Form(replace(SMALL, loader="warpgroup"), said="offsets", indexed=IndexedRows(RowIndices(50))),

@@ -18,7 +18,7 @@ from layoutgemm.emulator.mutation.run import LaunchCase, sample, survey, unreach
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, Given
+from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, EpilogueOperand
 from layoutgemm.kernels.run.emulated import emulate_launch, linked
 from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
 from layoutgemm.kernels.sm90.checks import pipeline_of
@@ -32,7 +32,7 @@ needs_cc = needs.C_COMPILER
 SMALL = Sm90Config((64, 64), consumers=1, stages=3, loader="warpgroup")
 PAIR = Sm90Config((128, 64), stages=3, loader="warpgroup", cluster=(2, 1))
 TURNS = Sm90Config((64, 40), schedule="pingpong", loader="warpgroup", stages=3)
-WEIGHTED = Epilogue(Custom.of(lambda x, i, j, ops, w: w * x, Given("w", "m", "f32")))
+WEIGHTED = Epilogue(Custom.of(lambda x, i, j, ops, w: w * x, EpilogueOperand("w", "m", "f32")))
 SIZES = (0, 70, 0, 1, 64, 33)
 # M, N, K; A, B, C; configuration; (rows of A, type of indices), (rows of C, type of indices); groups
 FORMS: dict[str, tuple[Any, ...]] = {
@@ -329,7 +329,10 @@ GATHER, SCATTER = IndexedRows(RowIndices(50)), IndexedRows(scatter=RowIndices(50
         ({"indexed": GATHER, "a": "tf32", "b": "tf32:col"}, "TMA rounds float32 as it copies, and cp.async"),
         ({"indexed": GATHER, "config": replace(SMALL, loader="warp")}, "loader='warpgroup'"),
         ({"indexed": GATHER, "config": replace(SMALL, cluster=(1, 2))}, "does not multicast A along N"),
-        ({"indexed": GATHER, "config": replace(SMALL, snake=True)}, "snake = True: gathered rows are loaded in order"),
+        (
+            {"indexed": GATHER, "config": replace(SMALL, reverse_odd_tiles=True)},
+            "reverse_odd_tiles = True: gathered rows are loaded in order",
+        ),
         ({"indexed": SCATTER, "c": "bf16:col"}, "scattered rows are contiguous, a 'row' C"),
         ({"indexed": SCATTER, "config": replace(SMALL, store="direct")}, "store = 'direct': a product with indexed"),
         ({"indexed": GATHER, "batch": 3}, "batch = 3: a product with indexed rows takes none"),

@@ -77,6 +77,6 @@ def test_every_warp_barrier_is_needed(name: str) -> None:
         left += [mutant] * (not row.caught)
         assert verdict(kernel, replace(one, policy=replace(one.policy, lanes="off")), mutant)[0] == ""
     # The first of the two in as many rounds as there are buffers, for each part of the columns.
-    one_tile = plan.config.single or plan.config.launch == "tiles" or name == "one row, one column"
+    one_tile = plan.config.one_tile_per_cluster or plan.config.launch == "tiles" or name == "one row, one column"
     assert plan.store is None or len(left) <= plan.config.split * plan.store.buffers * one_tile
     assert not set(left) & set(barriers[1::2])

@@ -29,9 +29,9 @@ SMALL = Sm90Config((64, 64), consumers=1)
 def test_the_plans_statement_of_row_ends(c: str, m: int, n: int, beyond: int) -> None:
     plan = Sm90Plan.derive(m, n, 64, c=c, config=SMALL)
     assert plan.bytes_beyond_line == beyond
-    assert plan.beyond_line == "" if beyond == 0 else f"{beyond} bytes beyond it are overwritten" in plan.beyond_line
+    assert plan.line_overrun == "" if beyond == 0 else f"{beyond} bytes beyond it are overwritten" in plan.line_overrun
     direct = Sm90Plan.derive(m, n, 64, c=c, config=Sm90Config((64, 64), consumers=1, store="direct"))
-    assert (direct.bytes_beyond_line, direct.beyond_line) == (0, "")
+    assert (direct.bytes_beyond_line, direct.line_overrun) == (0, "")
 
 
 @needs.DSL

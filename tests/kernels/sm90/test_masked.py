@@ -30,8 +30,16 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, int, tuple[int, ...], Any]] = 
     "two": (Sm90Config((128, 64), chunks=1, buffers=2, stages=2), "f16", "f16", "f32", 140, (130, 0, 3), None),
     "pair": (replace(SMALL, cluster=(2, 1), loader="warpgroup"), "bf16", "bf16:col", "bf16", 200, (0, 200, 65), None),
     "across": (replace(SMALL, cluster=(1, 2), loader="warp"), "bf16:col", "bf16:col", "f16", 96, COUNTS, None),
-    "early": (Sm90Config((256, 64), early=1, stages=2), "bf16", "bf16:col", "bf16", 300, (300, 0, 1, 256), None),
-    "one": (replace(SMALL, snake=True, along="N"), "bf16", "bf16:col", "f32", 75, (66,), None),
+    "early": (
+        Sm90Config((256, 64), staged_epilogue_k_tiles=1, stages=2),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        300,
+        (300, 0, 1, 256),
+        None,
+    ),
+    "one": (replace(SMALL, reverse_odd_tiles=True, along="N"), "bf16", "bf16:col", "f32", 75, (66,), None),
     "scaled": (Sm90Config((128, 64), stages=2), "e4m3", "e4m3:col", "bf16", 140, (70, 0, 130, 1), SCALED),
 }
 N, K = 88, 200

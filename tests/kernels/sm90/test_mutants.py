@@ -29,7 +29,9 @@ FORMS = {
     "self": Sm90Config((128, 128), stages=3),
     "cluster": Sm90Config((128, 64), stages=3, loader="warpgroup", cluster=(2, 1)),
     "pingpong": Sm90Config((64, 64), stages=3, schedule="pingpong", loader="warpgroup"),
-    "parts": Sm90Config((64, 64), stages=2, consumers=1, loader="warp", single=True, split=2, cluster=(1, 2)),
+    "parts": Sm90Config(
+        (64, 64), stages=2, consumers=1, loader="warp", one_tile_per_cluster=True, split=2, cluster=(1, 2)
+    ),
 }
 # k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than blocks. The last of each is how
 # many clusters there are: of several, one begins at another row and one at another column than 0.

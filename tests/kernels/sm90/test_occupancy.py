@@ -15,7 +15,7 @@ from benchmarks.verify_places import held
 from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Plan, Sm100Config, Sm100Plan
 from layoutgemm.kernels.run import ampere, tensor_maps, torch_tensors
 from layoutgemm.kernels.run import occupancy as device_places
-from layoutgemm.kernels.sm90.choose.occupancy import SIZES, Places
+from layoutgemm.kernels.sm90.choose.occupancy import SIZES, ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.schedule import GpcOrder
@@ -26,14 +26,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_fewer_places_than_multiprocessors() -> None:
     """Whole clusters of what an H200 has, and the same share of another's multiprocessors."""
-    for places in (Places(), Places(114), Places(78), Places(1)):
+    for places in (ClusterOccupancy(), ClusterOccupancy(114), ClusterOccupancy(78), ClusterOccupancy(1)):
         for blocks in SIZES:
             assert places.most(blocks) * blocks <= places.multiprocessors
         assert places.most(1) == places.multiprocessors
     with pytest.raises(ValueError, match=r"clusters = \(66, 33\): one number for each of"):
-        Places(132, (66, 33))
+        ClusterOccupancy(132, (66, 33))
     with pytest.raises(ValueError, match="clusters of 5 blocks"):
-        Places().most(5)
+        ClusterOccupancy().most(5)
 
 
 def test_a_persistent_kernel_has_as_many_clusters_as_find_a_place() -> None:
@@ -42,8 +42,8 @@ def test_a_persistent_kernel_has_as_many_clusters_as_find_a_place() -> None:
     for cluster, wanted in (((1, 1), 132), ((2, 1), 66), ((2, 2), 30), ((2, 4), 15)):
         choice = Sm90Choice(Sm90Config((128, 128), cluster=cluster))
         solution = SimpleNamespace(kernel=SimpleNamespace(choice=choice))
-        assert launch.workers(solution, Places()) == wanted
-        assert launch.workers(solution, Places(132, (0, 0, 0, 0))) == (132 if cluster == (1, 1) else 1)
+        assert launch.workers(solution, ClusterOccupancy()) == wanted
+        assert launch.workers(solution, ClusterOccupancy(132, (0, 0, 0, 0))) == (132 if cluster == (1, 1) else 1)
 
 
 def test_one_function_counts_the_clusters_of_a_launch() -> None:
@@ -70,15 +70,15 @@ def test_a_gpu_is_asked_for_its_clusters(answer: tuple[int, ...] | None, monkeyp
     try:
         for major, processors in ((9, 132), (10, 148), (12, 170), (8, 108)):
             device_places.of_device.cache_clear()
-            device_places.places.cache_clear()
+            device_places.cluster_occupancy.cache_clear()
             found = SimpleNamespace(major=major, multi_processor_count=processors)
             monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index, found=found: found)
-            known = Places(processors, answer or ()) if major >= 9 else Places(processors)
+            known = ClusterOccupancy(processors, answer or ()) if major >= 9 else ClusterOccupancy(processors)
             got = [device_places.resident(0, blocks) for blocks in (1, 2, 3, 4, 8)]
             assert got == [processors, *[max(1, count) for count in known.clusters]]
     finally:
         device_places.of_device.cache_clear()
-        device_places.places.cache_clear()
+        device_places.cluster_occupancy.cache_clear()
 
 
 class Launched(Exception):
@@ -93,7 +93,7 @@ def run_of(name: str) -> tuple[Any, Any, int]:
         config = Sm90Config((64, 96), consumers=1, cluster=(3, 1))
         plan, blocks = Sm90Plan.derive(64, 96, 64, b="bf16:col", config=config), 3
     elif name == "parts":
-        config = Sm90Config((64, 64), consumers=1, cluster=(2, 1), split=2, single=True)
+        config = Sm90Config((64, 64), consumers=1, cluster=(2, 1), split=2, one_tile_per_cluster=True)
         plan, blocks = Sm90Plan.derive(64, 64, 256, config=config), 4
     elif name == "pair":
         plan, blocks = Sm100Plan.derive(64, 64, 64, config=Sm100Config((256, 64))), 2
@@ -129,13 +129,13 @@ def test_clusters_without_a_place_are_not_chosen() -> None:
     shape = 184, 7624, 13136  # lines begin between the memory's: clusters share as much as they can
     sizes = []
     for clusters in ((66, 39, 30, 15), (66, 39, 30, 8), (66, 39, 0, 0)):
-        config = choose(*shape, multiprocessors=Places(132, clusters))[0].config
+        config = choose(*shape, multiprocessors=ClusterOccupancy(132, clusters))[0].config
         blocks = config.cluster[0] * config.cluster[1] * config.split
         sizes.append(blocks)
-        choice = choose(*shape, multiprocessors=Places(132, clusters))[0]
+        choice = choose(*shape, multiprocessors=ClusterOccupancy(132, clusters))[0]
         m, n = shape[1::-1] if choice.swapped else shape[:2]
         tiles = -(-m // config.tile[0]) * -(-n // config.tile[1])
-        assert tiles * config.split <= blocks * Places(132, clusters).most(blocks)
+        assert tiles * config.split <= blocks * ClusterOccupancy(132, clusters).most(blocks)
     assert sizes[0] >= 4 > sizes[2]
 
 
@@ -144,11 +144,11 @@ def test_tiles_are_dealt_out_where_the_rounds_are_known(shape: tuple[int, int, i
     """And only there; the kernel then never begins before the one in front of it has ended."""
     choice = choose(*shape)[0]
     config, told = choice.config, choice.plan(*shape, b="bf16:col").explain()
-    assert f"taken in rounds of {GpcOrder(config.dealt)}" in told and "a grid of" not in told
+    assert f"taken in rounds of {GpcOrder(config.gpc_order)}" in told and "a grid of" not in told
     assert ("126 blocks, a tile each, by rounds" in told) == (config.launch == "tiles")
-    assert config.dealt == Places().dealt(config.cluster[0] * config.cluster[1]) != ()
+    assert config.gpc_order == ClusterOccupancy().gpc_rounds(config.cluster[0] * config.cluster[1]) != ()
     assert not config.overlap and config.prefetch == 0
-    assert choose(*shape, multiprocessors=Places(132, (66, 36, 26, 14)))[0].config.dealt == ()
+    assert choose(*shape, multiprocessors=ClusterOccupancy(132, (66, 36, 26, 14)))[0].config.gpc_order == ()
 
 
 def test_a_gpu_that_does_not_answer_has_an_h200s_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,19 +158,19 @@ def test_a_gpu_that_does_not_answer_has_an_h200s_share(monkeypatch: pytest.Monke
         raise RuntimeError(f"no GPU {index}")
 
     monkeypatch.setattr(device_places, "asked", refused)
-    assert device_places.places.__wrapped__(0, 114) == Places(114)
+    assert device_places.cluster_occupancy.__wrapped__(0, 114) == ClusterOccupancy(114)
 
 
 def test_rounds_equal_the_record() -> None:
     """The dealt rounds equal the recorded launch for each cluster size; shifted by one they differ."""
     record = json.loads((ROOT / "benchmarks" / "results" / "places_h200.json").read_text())
-    assert tuple(record["clusters"]) == Places().clusters and tuple(record["sizes"]) == SIZES
-    known = [blocks for blocks in (1, *SIZES) if Places().dealt(blocks)]
+    assert tuple(record["clusters"]) == ClusterOccupancy().clusters and tuple(record["sizes"]) == SIZES
+    known = [blocks for blocks in (1, *SIZES) if ClusterOccupancy().gpc_rounds(blocks)]
     assert known == [1, 2, 4]
     for blocks in known:
         at = record["seen"][str(blocks)]["first"]
-        assert len(at) == Places().most(blocks) and held(Places().dealt(blocks), at) == ""
-    assert held(Places().dealt(1), record["seen"]["1"]["first"], plant=1) != ""
+        assert len(at) == ClusterOccupancy().most(blocks) and held(ClusterOccupancy().gpc_rounds(blocks), at) == ""
+    assert held(ClusterOccupancy().gpc_rounds(1), record["seen"]["1"]["first"], plant=1) != ""
 
 
 @pytest.mark.gpu

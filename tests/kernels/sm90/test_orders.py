@@ -27,7 +27,7 @@ ONE = Sm90Config((64, 64), consumers=1, stages=3, loader="warp")
 SELF = replace(ONE, loader="self")
 PAIR = Sm90Config((64, 128), consumers=1, stages=2, cluster=(2, 1))
 PINGPONG = Sm90Config((64, 64), schedule="pingpong", loader="warp", stages=3)
-SPLIT = Sm90Config((64, 64), consumers=1, stages=2, split=2, single=True)
+SPLIT = Sm90Config((64, 64), consumers=1, stages=2, split=2, one_tile_per_cluster=True)
 BACKWARDS = Formula.of(lambda t, rows, columns: (rows - 1 - t % rows, columns - 1 - t // rows))
 RANKS = Rotated(Linear("N"), ranks=4)
 # Configuration, type of C, sizes, batch, what `derive` is given, and what a run is.
@@ -140,7 +140,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": "symmetric", "epilogue": Epilogue(Bias())}, "epilogue: a symmetric product takes none"),
     ({"triangles": Triangles("lower"), "config": SELF}, "loader = 'self'"),
     ({"triangles": Triangles("lower"), "config": PINGPONG}, "schedule = 'pingpong'"),
-    ({"triangles": Triangles("lower"), "config": ONE.tuned(snake=True)}, "snake = True"),
+    ({"triangles": Triangles("lower"), "config": ONE.tuned(reverse_odd_tiles=True)}, "reverse_odd_tiles = True"),
     ({"triangles": Triangles("lower"), "gated": "silu", "config": ONE}, "gated: a product of triangular matrices"),
 ]
 

@@ -31,8 +31,8 @@ FORMS: dict[str, tuple[str, str, str, int, Sm90Config]] = {
     "self": ("bf16", "bf16:col", "f32", 16, SMALL),
     "last span in part": ("bf16:col", "bf16:row", "f32", 72, replace(SMALL, tile=(64, 80), cluster=(2, 1))),
     "in turn": ("bf16", "bf16:col", "bf16", 8, Sm90Config((64, 64), schedule="pingpong", loader="warp", stages=2)),
-    "parts of K": ("bf16", "bf16:col", "f32", 136, replace(SMALL, single=True, split=2)),
-    "reversed": ("bf16", "bf16:col", "f32", 200, replace(SMALL, tuning=replace(SMALL.tuning, snake=True))),
+    "parts of K": ("bf16", "bf16:col", "f32", 136, replace(SMALL, one_tile_per_cluster=True, split=2)),
+    "reversed": ("bf16", "bf16:col", "f32", 200, replace(SMALL, tuning=replace(SMALL.tuning, reverse_odd_tiles=True))),
     "fetched ahead": ("f16", "f16:col", "f16", 24, SMALL.tuned(overlap=True, prefetch=2)),
     "e4m3": ("e4m3", "e4m3:col", "f32", 16, replace(SMALL, cluster=(1, 2))),
 }

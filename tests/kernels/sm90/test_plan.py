@@ -22,9 +22,9 @@ from layoutgemm.kernels.run.torch_tensors import check_out
 from layoutgemm.kernels.sm90 import checks as sm90_proofs
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.explain import barriers, roles
-from layoutgemm.kernels.sm90.multicast import Sharing
+from layoutgemm.kernels.sm90.multicast import MulticastGroups
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
-from layoutgemm.kernels.sm90.smem import Exchange
+from layoutgemm.kernels.sm90.smem import SplitKExchange
 from layoutgemm.schedule import Persistent
 from tests import needs
 from tests.kernels.plan_mutants import Stuck, outcome, values, with_chunk
@@ -96,37 +96,49 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(stages=True), "stages of Sm90Config must be an integer or None, not True"),
     (lambda: Sm90Config(tile=(64,)), "tile of Sm90Config must be 2 integers, not (64,)"),
     (lambda: Sm90Config(cluster=(2, True)), "cluster of Sm90Config must be 2 integers, not (2, True)"),
-    (lambda: Sm90Config(single=1), "single of Sm90Config must be True or False, not 1"),
+    (lambda: Sm90Config(one_tile_per_cluster=1), "one_tile_per_cluster of Sm90Config must be True or False, not 1"),
     (lambda: Sm90Config(schedule="pong"), "schedule = 'pong': known are 'cooperative', 'pingpong'"),
     (lambda: Sm90Config(consumers=0), "consumers of Sm90Config must be at least 1, not 0"),
     (lambda: Sm90Config((256, 64), consumers=4), "three warpgroups and a producer"),
     (lambda: Sm90Config((96, 64), consumers=1), "96 rows for 1 cooperative warpgroup(s)"),
     (lambda: small(cluster=(4, 4)), "4 * 4 = 16 blocks of a cluster: every GPU takes 8"),
-    (lambda: small(cluster=(3, 1), split=3, single=True), "3 * 1 * 3 parts of K = 9 blocks"),
+    (lambda: small(cluster=(3, 1), split=3, one_tile_per_cluster=True), "3 * 1 * 3 parts of K = 9 blocks"),
     (lambda: small(schedule="pingpong", consumers=2), "pingpong needs a loader of its own"),
     (lambda: small(schedule="pingpong", loader="warp"), "pingpong takes two consumers in turn, not 1"),
-    (lambda: small(single=True, early=1), "one tile a cluster leaves nothing to overlap with"),
-    (lambda: small(split=2), "one tile a cluster, single=True"),
-    (lambda: small(split=2, single=True, early=1), "one tile a cluster leaves nothing to overlap with"),
     (
-        lambda: small(split=2, single=True, schedule="pingpong", consumers=2, loader="warp"),
+        lambda: small(one_tile_per_cluster=True, staged_epilogue_k_tiles=1),
         "one tile a cluster leaves nothing to overlap with",
     ),
-    (lambda: small(rows=12), "rows = 12: a multiple of 8 up to 64"),
-    (lambda: derive(m=17, rows=16), "rows = 16 of A's tile are loaded, and the product has 17"),
+    (lambda: small(split=2), "one tile a cluster, one_tile_per_cluster=True"),
+    (
+        lambda: small(split=2, one_tile_per_cluster=True, staged_epilogue_k_tiles=1),
+        "one tile a cluster leaves nothing to overlap with",
+    ),
+    (
+        lambda: small(split=2, one_tile_per_cluster=True, schedule="pingpong", consumers=2, loader="warp"),
+        "one tile a cluster leaves nothing to overlap with",
+    ),
+    (lambda: small(loaded_a_rows=12), "loaded_a_rows = 12: a multiple of 8 up to 64"),
+    (lambda: derive(m=17, loaded_a_rows=16), "loaded_a_rows = 16 of A's tile are loaded, and the product has 17"),
     (lambda: Sm90Config(group=1025), "group = 1025: 1024 at most"),
     (lambda: Sm90Config(stages={}), "stages of Sm90Config must be an integer or None, not {} (dict)"),
     (lambda: Sm90Config(tile_k=1 << 40), "tile_k of Sm90Config must be at most 2147483647"),
-    (lambda: small(128, 32, rows=16), "rows are for a tile of 64 rows that no other block shares"),
-    (lambda: derive(a="bf16:col", rows=16), "rows = 16 of a col-major A"),
+    (lambda: small(128, 32, loaded_a_rows=16), "loaded_a_rows is for a tile of 64 rows that no other block shares"),
+    (lambda: derive(a="bf16:col", loaded_a_rows=16), "loaded_a_rows = 16 of a col-major A"),
     (
         lambda: derive(tile=(64, 128), cluster=(4, 1), tile_k=128),
         "B's tile of 128x128, shared by 4 blocks: copy 0 of block 2 starts at (64, 0), byte 16384: 2 times the "
         "distance of block 1 is (0, 128), byte 16384",
     ),
-    (lambda: derive(tile=(64, 40), split=2, single=True), "40 columns in 2 parts"),
-    (lambda: derive(tile=(64, 256), split=2, single=True, tile_k=128, stages=3), "32768 of partial sums: 2 fit"),
-    (lambda: derive(tile=(64, 256), single=True, stages=2, tile_k=16, chunks=4, buffers=2), "bytes, the stages"),
+    (lambda: derive(tile=(64, 40), split=2, one_tile_per_cluster=True), "40 columns in 2 parts"),
+    (
+        lambda: derive(tile=(64, 256), split=2, one_tile_per_cluster=True, tile_k=128, stages=3),
+        "32768 of partial sums: 2 fit",
+    ),
+    (
+        lambda: derive(tile=(64, 256), one_tile_per_cluster=True, stages=2, tile_k=16, chunks=4, buffers=2),
+        "bytes, the stages",
+    ),
     (lambda: derive(tile=(64, 32), m=2**31 - 1, n=2**31 - 1), "tiles of clusters"),
     (lambda: derive(tile=(64, 8), c="e4m3"), "no whole 16 bytes"),
     (lambda: small(launch="grid"), "launch = 'grid': known are 'workers', 'tiles'"),
@@ -136,10 +148,15 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(launch="tiles", batch=2), "batch = 2: a grid of tiles is that of one matrix"),
     (lambda: derive(tile=(64, 32), launch="tiles", n=32 * 65536), "x 65536 tiles of clusters along M and N: a grid"),
     (lambda: derive(tile=(64, 32), launch="tiles", along="N", m=64 * 65536), "second dimension, which is M"),
-    (lambda: derive(tile=(64, 40), early=1), "N = 20 is none of them"),
-    (lambda: derive(tile=(64, 32), early=1, store="direct"), "halves its columns: those leave by tensor stores alone"),
+    (lambda: derive(tile=(64, 40), staged_epilogue_k_tiles=1), "N = 20 is none of them"),
     (
-        lambda: Sm90Plan.derive(64, 32, 64, b="bf16:col", gated="silu", config=small(64, 64, early=1)),
+        lambda: derive(tile=(64, 32), staged_epilogue_k_tiles=1, store="direct"),
+        "halves its columns: those leave by tensor stores alone",
+    ),
+    (
+        lambda: Sm90Plan.derive(
+            64, 32, 64, b="bf16:col", gated="silu", config=small(64, 64, staged_epilogue_k_tiles=1)
+        ),
         "gated products halve them, too",
     ),
 ]
@@ -190,8 +207,8 @@ class OtherColumns(Sm90Plan):
     """Blocks are numbered along N first."""
 
     @property
-    def sharers(self) -> Sharing:
-        class ByRows(Sharing):
+    def sharers(self) -> MulticastGroups:
+        class ByRows(MulticastGroups):
             def place(self, rank: Any) -> tuple[Any, Any]:
                 return rank // self.columns, rank % self.columns
 
@@ -206,14 +223,14 @@ class ShortRuns(Sm90Plan):
         return tuple((first, count - 16) for first, count in super().dead_runs)
 
 
-class OneSlot(Exchange):
+class OneSlot(SplitKExchange):
     """Every other block's sums in the same place."""
 
     def slot(self, source: Any, target: Any) -> Any:
         return 0
 
 
-class Light(Exchange):
+class Light(SplitKExchange):
     """Warps that send less than is expected."""
 
     @property
@@ -298,22 +315,25 @@ def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
     yield "setmaxnreg", "no multiple of 8", replace(changing, registers=(24, 228))
     two = replace(derive(tile=(128, 32), loader="warp", stages=2), threads=256)
     yield "threads", "a loader that is not there", two
-    single, columns = derive(tile=(128, 32), single=True, stages=2), derive(c="bf16:col", tile=(128, 32), stages=2)
+    single, columns = (
+        derive(tile=(128, 32), one_tile_per_cluster=True, stages=2),
+        derive(c="bf16:col", tile=(128, 32), stages=2),
+    )
     yield "named barriers", "stages", as_(with_property("stages_barrier", 2), single)
     yield "named barriers", "threads at the stages", as_(with_property("stages_threads", 128), single)
     yield "named barriers", "threads at a store", as_(with_property("store_threads", 256), columns)
     turns = derive(tile=(64, 32), schedule="pingpong", consumers=2, loader="warpgroup", stages=2)
     yield "named barriers", "threads of a turn", as_(with_property("turn_threads", 128), turns)
     yield "barriers", "who shares", as_(OtherColumns, derive(m=256, n=128, cluster=(2, 2), stages=2))
-    few = derive(m=16, rows=16, loader="warp", stages=2)
+    few = derive(m=16, loaded_a_rows=16, loader="warp", stages=2)
     yield "copy A", "zeros", as_(ShortRuns, few)
-    yield "copy A", "rows", replace(few, config=replace(few.config, rows=24))
-    parts = derive(tile=(64, 64), split=2, single=True, stages=3)
+    yield "copy A", "rows", replace(few, config=replace(few.config, loaded_a_rows=24))
+    parts = derive(tile=(64, 64), split=2, one_tile_per_cluster=True, stages=3)
     assert parts.check() and parts.exchange is not None
     yield "tiles of K", "parts", as_(OtherParts, parts)
     same = Layout(parts.exchange.layout.shape, (1, 64, 512, 512, 512))
     yield "exchange", "places", replace(parts, exchange=replace(parts.exchange, layout=same))
-    three = derive(tile=(64, 48), split=3, single=True, chunks=3, stages=2)
+    three = derive(tile=(64, 48), split=3, one_tile_per_cluster=True, chunks=3, stages=2)
     assert three.check() and three.exchange is not None
     yield "exchange", "slots", replace(three, exchange=OneSlot(three.exchange.values, three.exchange.layout))
     fewer = Layout((*three.exchange.layout.shape[:-1], 1))
@@ -405,7 +425,7 @@ def test_the_barriers_of_a_plan() -> None:
 
 
 def test_explanation_holds_the_numbers() -> None:
-    text = derive(m=13, rows=16, split=2, single=True, loader="warp", c="bf16:col").explain()
+    text = derive(m=13, loaded_a_rows=16, split=2, one_tile_per_cluster=True, loader="warp", c="bf16:col").explain()
     for part in (
         "1 x 7 of C, 4 along K", "K in 2 parts", "loaded up to row 16; 6144 bytes of each stage are zeros",
         "0x4000004000010000", "stmatrix x4 .trans", "8 values of each part to (128,2,1,1,1):(1,128,256,256,256)",
@@ -416,7 +436,7 @@ def test_explanation_holds_the_numbers() -> None:
     early = small(launch="tiles", along="N", cluster=(2, 1), overlap=True, prefetch=2)
     text = Sm90Plan.derive(200, 300, 64, config=early).explain()
     assert "a grid of 20 x 2 blocks, along N first" in text and "2 k tile(s), 20480 bytes a block" in text
-    assert "one half of the columns after the other" in derive(tile=(64, 32), early=1).explain()
+    assert "one half of the columns after the other" in derive(tile=(64, 32), staged_epilogue_k_tiles=1).explain()
     assert "setmaxnreg: 24 for the loader, 240 for consumers" in derive(tile=(128, 32), loader="warpgroup").explain()
     svg = derive().svg()
     assert svg.startswith("<svg") and "m64n32k16" in svg
@@ -435,7 +455,7 @@ def test_the_executor_is_exact(name: str) -> None:
 
 
 def test_swapped_operands_in_the_executor() -> None:
-    choice = Sm90Choice(small(64, 16, single=True), swapped=True)
+    choice = Sm90Choice(small(64, 16, one_tile_per_cluster=True), swapped=True)
     plan = choice.plan(13, 200, 100, b="bf16:col")
     a, b, want = values(plan)
     assert np.array_equal(plan.run(a, b, device="reference").c, want) and (plan.m, plan.n) == (200, 13)
@@ -445,7 +465,7 @@ def test_real_values_within_the_bound() -> None:
     rng = np.random.default_rng(1)
     for a_type, b_type, c_type in (("bf16", "bf16:col", "f32"), ("f16", "f16", "f16"), ("e4m3", "e5m2:col", "bf16"),
                                    ("e4m3", "e4m3:col", "e4m3")):  # fmt: skip
-        plan = derive(70, 40, 300, a=a_type, b=b_type, c=c_type, split=2, single=True)
+        plan = derive(70, 40, 300, a=a_type, b=b_type, c=c_type, split=2, one_tile_per_cluster=True)
         pair = []
         for op, shape in ((plan.a, (70, 300)), (plan.b, (300, 40))):
             pair.append(np.asarray(op.dtype.decode(op.dtype.encode(rng.standard_normal(shape).astype(np.float32) / 4))))
@@ -475,7 +495,7 @@ def test_wrong_plans_give_wrong_products() -> None:
     assert [name for name, mutant in wrong.items() if not outcome(mutant)] == []
     # Who sends a share does not matter to the product.
     assert outcome(replace(plan, b=replace(b, tma=replace(b.tma, instructions=swapped)))) == ""
-    parts = derive(100, 100, 200, tile=(64, 64), split=2, single=True, stages=3)
+    parts = derive(100, 100, 200, tile=(64, 64), split=2, one_tile_per_cluster=True, stages=3)
     assert outcome(parts) == "" and parts.exchange is not None
     same = Layout(parts.exchange.layout.shape, (1, 0, 512, 512, 512))
     assert outcome(replace(parts, exchange=replace(parts.exchange, layout=same)))
@@ -586,7 +606,7 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
 
 @pytest.mark.parametrize("config", [
     {"tile": (128, 256), "stages": 4, "consumers": 2}, {"tile": (64, 32), "stages": 7},
-    {"tile": (128, 32), "single": True},
+    {"tile": (128, 32), "one_tile_per_cluster": True},
 ])  # fmt: skip
 def test_the_budget_of_shared_memory_names_the_bytes_of_each_part(config: dict[str, Any]) -> None:
     """The unnamed rest is the barriers and their alignment."""

@@ -95,7 +95,7 @@ def case(form: str) -> tuple[Sm90Plan, Any, Any, dict[str, Any], Any]:
         plan = Sm90Plan.derive(70, 88, 200, **{**plain, **fp8})
         return plan, a, b, {"rows": rows, "sa": scales, "sb": np.ones((1, 2), np.float32)}, parts[0] + parts[1]
     assert form == "parts"
-    config = Sm90Config((64, 32), consumers=1, split=2, single=True, loader="warp", overlap=True)
+    config = Sm90Config((64, 32), consumers=1, split=2, one_tile_per_cluster=True, loader="warp", overlap=True)
     a, b, rows = integers(50, 256), integers(256, 32, seed=1), indices(64)
     return Sm90Plan.derive(64, 32, 256, **{**plain, "config": config}), a, b, {"rows": rows}, a[rows] @ b
 

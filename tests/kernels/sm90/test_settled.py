@@ -32,9 +32,9 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "integers as f32": ({"a": "i8", "b": "i8:col", "c": "f32"}, {}, {}),
     "stores of columns by threads": ({"c": "bf16:col"}, {"store": "direct"}, {}),
     "two blocks": ({"epilogue": RELU}, {"tile": (128, 32)}, {}),
-    "two blocks, early": ({"epilogue": RELU}, {"tile": (128, 32), "early": 1}, {}),
-    "halves, early": ({"epilogue": RELU}, {"early": 1}, {}),
-    "parts of K": ({"epilogue": RELU}, {"single": True, "split": 2, "chunks": 2}, {}),
+    "two blocks, early": ({"epilogue": RELU}, {"tile": (128, 32), "staged_epilogue_k_tiles": 1}, {}),
+    "halves, early": ({"epilogue": RELU}, {"staged_epilogue_k_tiles": 1}, {}),
+    "parts of K": ({"epilogue": RELU}, {"one_tile_per_cluster": True, "split": 2, "chunks": 2}, {}),
     "blocks of a worker": ({"epilogue": RELU}, {"launch": "workers"}, {}),
 }
 
@@ -47,7 +47,7 @@ def test_products_overlap_and_are_read_when_done(name: str) -> None:
     steps = len(plan.a.descriptor.k_steps)
     if name != "halves, early":  # which ptxas serialises for reasons of its own: `_IN_HALVES` says where not
         code = plan.compile().sass()
-        each = steps if plan.config.early else steps * plan.blocks
+        each = steps if plan.config.staged_epilogue_k_tiles else steps * plan.blocks
         assert code.serialised_wgmma(each) is None, code.serialised_wgmma(each)
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-2, 3, size).astype(np.float32) for size in ((100, 130), (130, n * plan.halves)))

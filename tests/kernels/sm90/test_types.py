@@ -14,7 +14,7 @@ from layoutgemm.emulator.host.launcher import HostFunction
 from layoutgemm.errors import EmulatorError, OperandError, PlanError
 from layoutgemm.kernels import GemmPlan, error_bound
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale, VectorScale
-from layoutgemm.kernels.epilogue.parameters import Placed, words_of
+from layoutgemm.kernels.epilogue.parameters import PlacedOperand, words_of
 from layoutgemm.kernels.run.emulated import emulate_launch, host_parameters
 from layoutgemm.kernels.run.hardware_model import unwritten
 from layoutgemm.kernels.run.tensor_maps import tma_operand
@@ -160,7 +160,7 @@ def test_integer_sums_through_an_epilogue() -> None:
     a, b = rng.integers(-128, 128, (m, k)).astype(np.int8), rng.integers(0, 256, (n, k)).astype(np.uint8)
     scale = rng.integers(1, 5, m).astype(np.float32)
     words = unwritten(plan.c.dtype, (m, n))
-    given = words_of(epilogue, {"alpha": 2.0**-7, "scale": Placed(f32.encode(scale))})
+    given = words_of(epilogue, {"alpha": 2.0**-7, "scale": PlacedOperand(f32.encode(scale))})
     sizes = (m, n, k, 1, k, k, n, 0, 0, 0, 2)
     done = emulate_launch(plan, (a.view(np.uint8), b, words, *sizes, *given), progress=False)
     assert not done.findings, done.report()

@@ -47,7 +47,7 @@ def block_size(fiber: Fiber, value: Value) -> int:
     return size
 
 
-def shared_block(fiber: Fiber, cta: Cta, offset: int, size: int, what: str) -> None:
+def shared_block(cta: Cta, offset: int, size: int, what: str) -> None:
     """Refuse a shared-memory location that is misaligned or outside."""
     if offset % BULK_ALIGNMENT:
         raise EmulatorError(f"{what}: shared offset {offset:#x} is not a multiple of {BULK_ALIGNMENT}")
@@ -75,7 +75,7 @@ def own_block(fiber: Fiber, address: int, size: int, ins: PtxInstruction) -> tup
     cta, offset = block_of(fiber, address)
     if cta is not fiber.cta:
         raise EmulatorError(f"{ins.opcode} reads shared memory of another block")
-    shared_block(fiber, cta, offset, size, ins.opcode)
+    shared_block(cta, offset, size, ins.opcode)
     return cta, offset
 
 
@@ -200,7 +200,7 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
             reads_global(fiber, ins, units(source, size), GRANULE, barrier, event)
             for rank in ranks:
                 cta = cluster.ctas[rank]
-                shared_block(fiber, cta, offset, size, ins.opcode)
+                shared_block(cta, offset, size, ins.opcode)
                 writes_shared(fiber, cta, offset, size, event, ins, lane)
                 barrier_in(cta, barrier.offset)
             machine.counts.bytes["global to shared"] += size * len(ranks)
@@ -229,7 +229,7 @@ def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | No
         for target, source, mark, lane in each_lane(fiber, destination, origin, barrier_of):
             (own, at), (cta, offset) = own_block(fiber, source, size, ins), block_of(fiber, target)
             barrier = signalled(fiber, mark, cta, ins)
-            shared_block(fiber, cta, offset, size, ins.opcode)
+            shared_block(cta, offset, size, ins.opcode)
             event = wrote = cluster.ledger.event(True, fiber.describe, by=fiber)
             if combine is not None:  # reductions do not race with each other, though other reads and writes may
                 wrote = cluster.ledger.event(True, fiber.describe, STRONG, by=fiber)

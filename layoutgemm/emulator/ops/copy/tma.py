@@ -1,7 +1,7 @@
 """TMA: cp.async.bulk.tensor both ways, cp.reduce.async.bulk.tensor, and the prefetch of a box.
 
 PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor,
-cp.async.bulk.prefetch.tensor". `atoms.tma_engine` defines the source and the destination of each element. Its answer
+cp.async.bulk.prefetch.tensor". `atoms.tma.engine` defines the source and the destination of each element. Its answer
 for each tensor map is kept as indices. A load is an asynchronous event that the mbarrier knows of when it has landed. A
 store reads shared memory until the thread waits for its bulk group.
 

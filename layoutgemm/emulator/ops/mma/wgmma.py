@@ -49,8 +49,8 @@ from .operands import UNWRITTEN, Matrix, Reading, SharedOperandRead, accumulate,
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
 MAJORS = ("K", "MN")
-Held: TypeAlias = tuple[Any, ...]  # the contents of registers, `Pending` ones among them
-Picks: TypeAlias = Callable[[Sequence[Any]], Held]
+RegisterValues: TypeAlias = tuple[Any, ...]  # the contents of registers, `Pending` ones among them
+Picks: TypeAlias = Callable[[Sequence[Any]], RegisterValues]
 
 
 class Pending(InFlightRegister):
@@ -530,7 +530,7 @@ def _check_fence(
         )
 
 
-def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int], held: Held) -> None:
+def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int], held: RegisterValues) -> None:
     """Put the accumulator's registers, which hold `held`, in flight; those already in flight stay."""
     registers, accumulator = fiber.registers, found.accumulator
     parts = accumulator.parts[warp]

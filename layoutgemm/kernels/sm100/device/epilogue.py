@@ -15,12 +15,13 @@ from cutlass import Float32, Int32, const_expr
 from layoutgemm.atoms.tmem.layout import WARP_LANES, tmem_address
 
 from ....atoms import TmemCopyAtom
+from ....atoms.copy.base import VECTOR_BYTES
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
 from ...dsl.fused import FusedBlock, PartPlan
 from ...store import StoreChunk, StoreRound
 from ..plan import Sm100Plan
-from ..store import VECTOR_BYTES, alike, load_of
+from ..store import alike, load_of
 from .loaded import fused_values
 
 

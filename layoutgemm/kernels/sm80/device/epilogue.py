@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ...dsl import ampere, bridge
-from ..operand import VECTOR, WARP
 from ..plan import Sm80Plan
 from ..store import BUFFERS, matrix_row
 
@@ -41,7 +41,7 @@ class Sm80Epilogue:
         """(row, column) of the chunk that a lane takes; of one beyond the last row, that of another."""
         store = self.plan.store
         row, chunk = store.chunk_of(lane, drain)
-        return row % store.tile.extent[0], chunk * (VECTOR // store.c.dtype.bytes)
+        return row % store.tile.extent[0], chunk * (VECTOR_BYTES // store.c.dtype.bytes)
 
     def fill(self, sums: cute.Tensor, block: int, buffer: cute.Pointer, put: list[cute.Pointer]) -> None:
         """The pairs of neighbours of one row of blocks, converted, into a buffer."""
@@ -70,10 +70,10 @@ class Sm80Epilogue:
         """A round from its buffer to C: 16 bytes a lane, whole lines of a warp's columns."""
         store = self.plan.store
         size = store.c.dtype.bytes
-        width = VECTOR // size
+        width = VECTOR_BYTES // size
         for drain in cutlass.range_constexpr(store.drains):
             base, constant = store.chunks.of[drain,]
-            words = ampere.load_words(buffer + taken[base] + constant, VECTOR // 4)
+            words = ampere.load_words(buffer + taken[base] + constant, VECTOR_BYTES // 4)
             i, chunk = store.chunk_of(lane, drain)
             room = n - column - chunk * width
             there = row + i < m
@@ -98,7 +98,7 @@ class Sm80Epilogue:
                 ampere.store_vector(address + 4 * w, words[w : w + each])
         else:
             per = 4 // size
-            for e in range(VECTOR // size):
+            for e in range(VECTOR_BYTES // size):
                 ampere.store_part(address + e * size, words[e // per], e % per, size * 8)
 
 

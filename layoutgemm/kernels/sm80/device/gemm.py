@@ -296,7 +296,7 @@ def next_stage(offset: Int32, pitch: int, stages: int) -> Int32:
     return cutlass.select_(ahead == stages * pitch, Int32(0), ahead)
 
 
-class Copies(ampere.Held):
+class Copies(ampere.LoopCarried):
     """A thread's copies of one operand's tiles: where they come from, where they go, and how many bytes are there."""
 
     held = ("anchors", "bases", "rooms", "others")
@@ -395,7 +395,7 @@ def clamp(value: Int32, most: int) -> Int32:
     return cutlass.max(cutlass.min(value, Int32(most)), Int32(0))
 
 
-class Loads(ampere.Held):
+class Loads(ampere.LoopCarried):
     """A lane's loads of one operand's fragments."""
 
     held = ("bases", "selectors")

@@ -18,6 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
+from ....atoms.copy.base import VECTOR_BYTES
 from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
 from ...dsl.packed_weights import DevicePairs
@@ -25,7 +26,7 @@ from ...dsl.reductions import launch_finish
 from ...plan import tile_count
 from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
-from ...quantized.order import VECTOR_BYTES, WORDS
+from ...quantized.order import WORDS
 from ..quantized.operand import Sm80PackedOperand
 from .gemm import Copies, Sm80GemmKernel
 
@@ -82,7 +83,7 @@ class InsideCopies(Copies):
         return anchors, rooms
 
 
-class PackedCopies(ampere.Held):
+class PackedCopies(ampere.LoopCarried):
     """A thread's copies of packed weights: where they come from, and where they go."""
 
     held = ("anchors", "steps", "others")
@@ -139,7 +140,7 @@ class PackedCopies(ampere.Held):
             ampere.copy_chunk(destination, source, valid, there)
 
 
-class PackedLoads(ampere.Held):
+class PackedLoads(ampere.LoopCarried):
     """A lane's loads of packed words, and their conversion to registers of B."""
 
     held = ("words", "scales")

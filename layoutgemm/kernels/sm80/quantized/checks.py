@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....checks import bank_conflicts
 from ....report import Check
 from ...quantized.blocks import QUARTERS, STRIP
 from ...quantized.checks import conversion_check, copied_check, fragments_check, order_checks
 from ...quantized.formats import UNIT_ROWS
-from ...quantized.order import VECTOR_BYTES
 from .operand import Sm80PackedOperand
 
 if TYPE_CHECKING:

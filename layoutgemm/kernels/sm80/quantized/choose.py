@@ -26,13 +26,12 @@ from ....atoms import smem_tile
 from ....checks import most_stages
 from ....dtypes import bf16
 from ....errors import PlanError
-from ...plan import rounded_up
+from ...plan import LEAST_STAGES, rounded_up
 from ...quantized.blocks import DEPTHS
 from ...quantized.formats import QuantizedFormat
 from ..plan import Sm80Config
 
 _FEW_ROWS, _FEW_FEATURES = (16, 32), (128, 64)
-_LEAST_STAGES = 2
 
 
 class _TimedTile(NamedTuple):
@@ -70,7 +69,7 @@ def packed_config(
         x = smem_tile((tile[0], how.depth), bf16, "K")
         stage = rounded_up(x.bytes + stage_bytes(fmt, tile[1], how.depth), x.alignment)
         stages = min(most_stages(replace(facts, smem_per_block=room), stage), how.stages)
-        if stages >= _LEAST_STAGES:
+        if stages >= LEAST_STAGES:
             return Sm80Config(tile, how.depth, stages, how.warps, 8, ahead=tile[1] < _SPILLS)
     raise PlanError(f"{room} bytes of shared memory: 2 stages of packed weights do not fit")
 

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....atoms import MmaAtom
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....errors import PlanError
 from ....layouts import Layout
 from ...numbers import W
+from ...plan import check_settings
 from ...quantized.blocks import DEPTHS, QUARTERS, STRIP, PackedBlocks, PackedTile
 from ...quantized.conversions import FusedPairs, NumpyPairs
 from ...quantized.formats import ACTIVATIONS, FLOAT8, UNIT_ROWS, QuantizedFormat
-from ...quantized.order import VECTOR_BYTES, PackedOrder
+from ...quantized.order import PackedOrder
 from ...thread_addresses import Index, ThreadAddresses
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def halves_of(order: PackedOrder, atom: MmaAtom) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def _places(atom: MmaAtom, name: str, lanes: Any) -> Any:
+def _places(atom: MmaAtom, name: str, lanes: object) -> Any:
     """(row or column, k) of every register's values: (2, lane, register, value)."""
     values = int(atom.layout_A[1].size)
     places = np.stack([np.asarray(x) for x in atom.coords(name)(lanes, np.arange(values)[None, :])])
@@ -228,10 +229,7 @@ def check_packed(
     if batch > 1:
         raise PlanError(f"batch = {batch}: packed weights are one matrix")
     fmt.check_depth(k)
-    usual = {"loads": "cp.async", "persistent": False}
-    for name, value in usual.items():
-        if (found := getattr(config, name)) != value:
-            raise PlanError(f"{name} = {found!r}: a product with packed weights takes {value!r}")
+    check_settings(config, "a product with packed weights takes", loads="cp.async", persistent=False)
     if config.tile_k not in (None, *DEPTHS):
         raise PlanError(f"tile_k = {config.tile_k}: a K tile is half a packed unit or a whole one, {DEPTHS}")
     if config.tile[1] % UNIT_ROWS:

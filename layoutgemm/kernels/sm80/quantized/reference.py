@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ...quantized.conversions import values_of
 from ...quantized.formats import UNIT_ROWS
 from ...quantized.fragments import fragment, words_of
-from ...quantized.order import VECTOR_BYTES, WORDS
+from ...quantized.order import WORDS
 from ...quantized.packing import units_of
 
 if TYPE_CHECKING:

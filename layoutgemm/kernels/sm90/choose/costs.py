@@ -54,7 +54,7 @@ def cost_model(name: str, gpu: str = "h200") -> CostModel:
 def _values(part: dict[str, list[Any]]) -> dict[str, Any]:
     """The values without their units; "256x224" and "64" are keys of two numbers and of one."""
 
-    def plain(x: Any) -> Any:
+    def plain(x: object) -> Any:
         if isinstance(x, dict):
             keys = [tuple(map(int, key.split("x"))) for key in x]
             return {key if len(key) > 1 else key[0]: plain(y) for key, y in zip(keys, x.values(), strict=True)}

@@ -22,7 +22,7 @@ from ..config import MAX_CLUSTER
 from ..multicast import LINE
 from ..stages import FEW, TALL, buffers, sent, stages, warpgroups
 from .costs import cost_model
-from .occupancy import Places
+from .occupancy import ClusterOccupancy
 from .small_m import between
 
 MODEL = cost_model("many_rows")
@@ -52,7 +52,7 @@ class Estimate:
     swapped   C^T = B^T @ A^T: the tile's rows are columns of C
     pingpong  two warpgroups take tiles in turn
     split     parts of K, a cluster each
-    dealt     rounds in which the GPU deals clusters out, where tiles are taken by them: see `schedule.GpcOrder`
+    gpc_rounds  rounds in which the GPU deals clusters out, where tiles are taken by them: see `schedule.GpcOrder`
     """
 
     tile: tuple[int, int]
@@ -66,12 +66,12 @@ class Estimate:
     pingpong: bool = False
     split: int = 1
     swapped: bool = False
-    dealt: Rounds = ()
+    gpc_rounds: Rounds = ()
 
     def __str__(self) -> str:
         rows, columns = self.tile
         name = f"{rows}x{columns}" + " of the transposed product" * self.swapped + " in turn" * self.pingpong
-        name += f" in {self.split} parts of K" * (self.split > 1) + " dealt out" * bool(self.dealt)
+        name += f" in {self.split} parts of K" * (self.split > 1) + " dealt out" * bool(self.gpc_rounds)
         return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
 
 
@@ -85,18 +85,18 @@ class _Launch(NamedTuple):
     waves: int
     split: int
     pingpong: bool
-    dealt: bool
+    by_gpc: bool
 
 
 @dataclass(frozen=True)
-class ManyRows:
+class LargeMModel:
     """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on so many multiprocessors.
 
     swapped   rows are columns of C
     matrices  whether an epilogue reads or writes matrices of C's shape, or reduces its rows
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
-    >>> print(ManyRows(512, 4096, 4096, 1, Places()).estimate((128, 128), (2, 1), pingpong=False))
+    >>> print(LargeMModel(512, 4096, 4096, 1, ClusterOccupancy()).estimate((128, 128), (2, 1), pingpong=False))
     128x128: 128 tiles, 1 wave(s) of 132, 22.5 us
     """
 
@@ -104,7 +104,7 @@ class ManyRows:
     n: int
     k: int
     batch: int
-    places: Places
+    places: ClusterOccupancy
     swapped: bool = False
     matrices: bool = False
     rows_of: int | None = None
@@ -120,17 +120,17 @@ class ManyRows:
         return -(-self.m // (rows * along_m)) * along_m, -(-self.n // (columns * along_n)) * along_n
 
     def estimate(
-        self, tile: tuple[int, int], cluster: tuple[int, int], pingpong: bool, split: int = 1, dealt: bool = False
+        self, tile: tuple[int, int], cluster: tuple[int, int], pingpong: bool, split: int = 1, by_gpc: bool = False
     ) -> Estimate:
         """The cost of a tile.
 
-        dealt  True if CTAs of one wave take tiles by the rounds in which the GPU deals them out
+        by_gpc  True if CTAs of one wave take tiles by the rounds in which the GPU deals them out
         """
         rows, columns = tile
         grid = self.grid(tile, cluster)
         tiles = grid[0] * grid[1] * self.batch
         waves = -(-tiles // self.multiprocessors)
-        launch = _Launch(tile, cluster, grid, tiles, waves, split, pingpong, dealt)
+        launch = _Launch(tile, cluster, grid, tiles, waves, split, pingpong, by_gpc)
         crowding = self._crowding(launch)
         tiles_of_k = waves * self._depth(split) / _K_TILE
         seconds = _norm(
@@ -144,7 +144,7 @@ class ManyRows:
         if columns % (8 * cluster[0]):
             seconds *= 1 + (MODEL.between if waves == 1 else MODEL.between_later)
         long = waves > 1 and 2 * self.m * self.n * self.k * self.batch >= LONG_WORK
-        rounds = self.places.dealt(cluster[0] * cluster[1]) if (dealt or long) and split == 1 else ()
+        rounds = self.places.gpc_rounds(cluster[0] * cluster[1]) if (by_gpc or long) and split == 1 else ()
         if waves > 1 and cluster in _PAIRS:
             seconds *= MODEL.paired[rows][_PAIRS.index(cluster)]
             if rounds and cluster == (2, 1):
@@ -155,7 +155,7 @@ class ManyRows:
         if cluster[0] > 1 and rows == 64:
             seconds *= 1 - MODEL.low_sharing
         seconds *= 1 + MODEL.swapped * self.swapped
-        seconds = seconds + MODEL.start + MODEL.large * (cluster in _LARGE) + MODEL.after * dealt
+        seconds = seconds + MODEL.start + MODEL.large * (cluster in _LARGE) + MODEL.after * by_gpc
         if split > 1:
             seconds += MODEL.exchange * (MODEL.exchange_128 if rows > 64 else 1) + MODEL.sent * sent(tile, split)
             seconds += MODEL.more_parts * (cluster[0] * cluster[1] * split > 2)
@@ -169,19 +169,19 @@ class ManyRows:
             rounds,
         )  # fmt: skip
 
-    def _order(self, launch: _Launch, dealt: bool) -> tuple[int, str]:
+    def _order(self, launch: _Launch, by_gpc: bool) -> tuple[int, str]:
         """Clusters of a band, and the dimension along which the bands lie."""
         tile, cluster, grid, waves = launch.tile, launch.cluster, launch.grid, launch.waves
         tall = tile[0] == 256 and cluster == (1, 2)
         if waves == 1:
             along_n = self._weights_first(cluster) == (self.weights == 1)
-        elif dealt:  # those that lie together share what the blocks of a cluster do not
+        elif by_gpc:  # those that lie together share what the blocks of a cluster do not
             along_n = cluster[0] >= cluster[1]
         else:
             along_n = grid[0] > 16 if tall else cluster[0] > 1 and tile[0] in (128, TALL) and grid[0] > 8
-        group = 16 if tall and grid[0] <= 16 and not dealt else 8
+        group = 16 if tall and grid[0] <= 16 and not by_gpc else 8
         side = tile[1] * cluster[1] if along_n else tile[0] * cluster[0]
-        if dealt and waves > 1 and group * side * self.k * bf16.bytes > MODEL.band:
+        if by_gpc and waves > 1 and group * side * self.k * bf16.bytes > MODEL.band:
             group = MODEL.narrow_band
         return group, "N" if along_n else "M"
 
@@ -217,8 +217,8 @@ class ManyRows:
         grid, cluster, weights, single = launch.grid, launch.cluster, self.weights, launch.waves == 1
         shared = MODEL.shared if single else MODEL.shared_later
         reads = [grid[1] * shared ** (cluster[1] // 2), grid[0] * shared ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
-        if launch.dealt:  # of the blocks of a place, those of the same rows or columns ask once
-            together = GpcOrder(self.places.dealt(1)).most
+        if launch.by_gpc:  # of the blocks of a place, those of the same rows or columns ask once
+            together = GpcOrder(self.places.gpc_rounds(1)).most
             across = min(grid[1 - weights], together)
             reads[weights] /= across
             reads[1 - weights] /= together / across
@@ -244,7 +244,7 @@ class ManyRows:
         """
         grid, split = launch.grid, launch.split
         blocks = launch.tiles * split
-        soon = not launch.dealt and (split == 1 or early_parts(launch.cluster, split, grid[0] * grid[1]))
+        soon = not launch.by_gpc and (split == 1 or early_parts(launch.cluster, split, grid[0] * grid[1]))
         if launch.waves > 1 or launch.cluster != (1, 1) or not soon or blocks <= self.multiprocessors // 2:
             return 1.0
         share = MODEL.crowded_split if split > 1 else MODEL.crowded
@@ -265,7 +265,7 @@ class ManyRows:
         if launch.cluster in _LARGE:
             steps = zip(launch.tile, self._apart, strict=True)
             filled = sum(side * LINE / (MODEL.fill if step % LINE else MODEL.fill_whole) for side, step in steps)
-        return filled + sum(launch.tile) * LINE / MODEL.fill_dealt * launch.dealt
+        return filled + sum(launch.tile) * LINE / MODEL.fill_dealt * launch.by_gpc
 
     def _weights_first(self, cluster: tuple[int, int]) -> bool:
         """True if consecutive clusters of one wave have different weights: most CTAs of a cluster share theirs.
@@ -327,15 +327,15 @@ class ManyRows:
                     if self.shares((rows, columns), cluster):
                         found = self.estimate((rows, columns), cluster, False)
                         yield found
-                        if found.waves == 1 and cluster == (1, 1) and self._may_be_dealt(found):
-                            yield self.estimate((rows, columns), cluster, False, dealt=True)
+                        if found.waves == 1 and cluster == (1, 1) and self._may_order_by_gpc(found):
+                            yield self.estimate((rows, columns), cluster, False, by_gpc=True)
                         if found.waves > 1 and rows == 128 and _IN_TURN[0] <= columns <= _IN_TURN[1]:
                             yield self.estimate((rows, columns), cluster, True)
 
-    def _may_be_dealt(self, of: Estimate) -> bool:
+    def _may_order_by_gpc(self, of: Estimate) -> bool:
         """True if CTAs of one wave may take tiles by rounds: several share weights, and each has one tile."""
         several = min(self.grid(of.tile)) > 1 and self.batch == 1 and of.tile != WIDE
-        return several and bool(self.places.dealt(1)) and of.tiles > self.multiprocessors // 2
+        return several and bool(self.places.gpc_rounds(1)) and of.tiles > self.multiprocessors // 2
 
     def in_parts(self) -> Iterator[Estimate]:
         """Estimates of split-K: few tiles, whose CTAs may share loads as well."""

@@ -16,14 +16,14 @@ MODEL = cost_model("places")  # of the GPU that others are scaled from
 
 
 @dataclass(frozen=True)
-class Places:
+class ClusterOccupancy:
     """A GPU's SMs, and its resident clusters of 2, 3, 4 and 8 CTAs.
 
     clusters  (): the share of the multiprocessors that an H200's have
 
     Raises ValueError for another number of numbers.
 
-    >>> Places().clusters, Places(114).clusters, Places(132, (66, 36, 26, 14)).most(8)
+    >>> ClusterOccupancy().clusters, ClusterOccupancy(114).clusters, ClusterOccupancy(132, (66, 36, 26, 14)).most(8)
     ((66, 39, 30, 15), (57, 33, 25, 12), 14)
     """
 
@@ -38,13 +38,13 @@ class Places:
         object.__setattr__(self, "clusters", found)
 
     @classmethod
-    def of(cls, known: int | Places) -> Places:
+    def of(cls, known: int | ClusterOccupancy) -> ClusterOccupancy:
         """The places of a GPU of which no more than its multiprocessors may be known.
 
-        >>> Places.of(132) == Places.of(Places()) == Places()
+        >>> ClusterOccupancy.of(132) == ClusterOccupancy.of(ClusterOccupancy()) == ClusterOccupancy()
         True
         """
-        return known if isinstance(known, Places) else cls(known)
+        return known if isinstance(known, ClusterOccupancy) else cls(known)
 
     def resident(self, blocks: int) -> int:
         """As `most`, of any number of blocks up to the largest of SIZES: between them what the next larger one has.
@@ -53,27 +53,27 @@ class Places:
 
         Raises ValueError for more, as `most` does.
 
-        >>> [Places().resident(blocks) for blocks in (1, 2, 4, 6)]
+        >>> [ClusterOccupancy().resident(blocks) for blocks in (1, 2, 4, 6)]
         [132, 66, 30, 15]
         """
         return max(1, self.most(next((size for size in (1, *SIZES) if size >= blocks), blocks)))
 
-    def dealt(self, blocks: int) -> Rounds:
+    def gpc_rounds(self, blocks: int) -> Rounds:
         """The rounds in which an idle GPU deals clusters out to GPCs: see `schedule.GpcOrder`.
 
         Known of H200s, by what they have place for; () where they are not.
 
-        >>> [(places[0], len(places), times) for places, times in Places().dealt(2)]
+        >>> [(places[0], len(places), times) for places, times in ClusterOccupancy().gpc_rounds(2)]
         [(0, 4, 1), (4, 8, 4), (4, 7, 4)]
-        >>> Places(132, (66, 36, 26, 14)).dealt(2)
+        >>> ClusterOccupancy(132, (66, 36, 26, 14)).gpc_rounds(2)
         ()
         """
-        return MODEL.rounds.get(blocks, ()) if self == Places() else ()
+        return MODEL.rounds.get(blocks, ()) if self == ClusterOccupancy() else ()
 
     def most(self, blocks: int) -> int:
         """Clusters of so many blocks that run at a time. Raises ValueError for a number that is not in SIZES, nor 1.
 
-        >>> [Places().most(blocks) for blocks in (1, 2, 3, 4, 8)]
+        >>> [ClusterOccupancy().most(blocks) for blocks in (1, 2, 3, 4, 8)]
         [132, 66, 39, 30, 15]
         """
         if blocks == 1:

@@ -14,7 +14,7 @@ from typing import Any
 from ....arguments import as_int, checked
 from ....dtypes import DType, bf16
 from ....errors import PlanError
-from ...derive import Given, Operand
+from ...derive import Operand, OperandSpec
 from ...epilogue.chain import Epilogue
 from ...operand_orders import Choice
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
@@ -28,8 +28,8 @@ from ..plan import Sm90Config, Sm90Plan
 from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
 from .costs import cost_model
-from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, ManyRows, early_parts
-from .occupancy import Places
+from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, early_parts
+from .occupancy import ClusterOccupancy
 from .small_m import crowded, fetched, for_few_rows
 
 
@@ -47,9 +47,9 @@ class Sm90Choice(Choice):
         k: int,
         *,
         batch: int = 1,
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
+        a: OperandSpec = "bf16",
+        b: OperandSpec | None = None,
+        c: OperandSpec | None = None,
         epilogue: Epilogue | None = None,
         gated: Combined | str | None = None,
         pair: Pair | int | None = None,
@@ -80,7 +80,7 @@ class Sm90Choice(Choice):
         config = self.config
         orders = a_.order, b_.order
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
-        if config.tile == WIDE and config.early and config.loader == "warp" and not plain:
+        if config.tile == WIDE and config.staged_epilogue_k_tiles and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
@@ -98,8 +98,8 @@ _TALL_COLUMNS = 200  # of 192 rows beside a loader of their own
 # A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
 # 512x8192x8192 +0.4% (NOTES.md). ptxas finds registers for the halves of plain products of 16 bits and K-major
 # operands; beside an epilogue, wide outputs or loads between the products it serialises them all (C7511).
-_IN_HALVES: dict[str, Any] = {"loader": "warp", "early": 2}
-_WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
+_IN_HALVES: dict[str, Any] = {"loader": "warp", "staged_epilogue_k_tiles": 2}
+_WHOLE: dict[str, Any] = {"loader": "self", "staged_epilogue_k_tiles": 0}
 
 
 # Rows of a tile and clusters of gated products whose tiles are taken by the rounds in which the GPU deals clusters out:
@@ -127,8 +127,8 @@ def spare_of_sums(how: Combined) -> Sm90Config:
 
 @checked(PlanError)
 def choose(
-    m: int, n: int, k: int, *, batch: int = 1, a: Given = "bf16", b_major: str = "K",
-    multiprocessors: int | Places = 132, gated: Combined | str | None = None, matrices: bool = False,
+    m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b_major: str = "K",
+    multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None, matrices: bool = False,
     in_place: bool = False,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and the reason.
@@ -140,7 +140,7 @@ def choose(
     gated    as for Sm90Plan.derive: B has 2n columns, and a tile as many of the gate as of what it multiplies. Its
              halves are widths of the instruction, and operands keep their places. Or a Combined: each of its matrices
              has n columns, and a tile as many of each
-    multiprocessors  the GPU's, or its `Places`; of a number alone it is taken to place clusters as an H200 does
+    multiprocessors  the GPU's SMs, or its `ClusterOccupancy`; by their number alone it places clusters as an H200 does
     matrices whether an epilogue reads or writes matrices of C's shape, or reduces rows, across which it goes where
              operands change places: products of 16 bits and more than 64 rows then change them for a larger gain
     in_place whether the operands keep their places: nothing is computed as C^T = B^T @ A^T
@@ -169,7 +169,7 @@ def choose(
             alike = "set of matrices" if how.separate else "pair of matrices, B K-major"
             raise PlanError(f"{what}: {how}, a product is of one {alike}")
         halves, n = how.matrices, how.matrices * n
-    places = Places.of(multiprocessors)
+    places = ClusterOccupancy.of(multiprocessors)
     if m <= 64:
         few = for_few_rows(
             m, n, k, batch, kind, b_major, places, _unit(kind, halves, b_major), halves == 1 and not in_place
@@ -193,8 +193,8 @@ def choose(
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
     lines = _on_lines(k, None if b_major == "K" else n, kind)
     if bits == 16 and best.waves > 1 and work >= LONG_WORK and (best.tile[0], best.cluster) in _DEALT:
-        best = replace(best, dealt=places.dealt(2))
-    config = _configured(best, k, batch, kind, work < MODEL.short_work and not best.dealt, False, lines)
+        best = replace(best, gpc_rounds=places.gpc_rounds(2))
+    config = _configured(best, k, batch, kind, work < MODEL.short_work and not best.gpc_rounds, False, lines)
     return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], how)
 
 
@@ -205,7 +205,7 @@ def likeliest(
     b_major: str = "K",
     *,
     batch: int = 1,
-    multiprocessors: int | Places = 132,
+    multiprocessors: int | ClusterOccupancy = 132,
     matrices: bool = False,
 ) -> list[Estimate]:
     """Estimates for more than 64 rows of 16-bit elements, the fastest first: in place, swapped, split-K. Arguments as
@@ -215,12 +215,12 @@ def likeliest(
     128x80 of the transposed product in 2 parts of K: 60 tiles, 1 wave(s) of 132, 27.9 us
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
-    places = Places.of(multiprocessors)
-    straight = ManyRows(m, n, k, batch, places, rows_of=rows_of)
+    places = ClusterOccupancy.of(multiprocessors)
+    straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
-    turned = ManyRows(n, m, k, batch, places, swapped=True, matrices=matrices, rows_of=rows_of)
+    turned = LargeMModel(n, m, k, batch, places, swapped=True, matrices=matrices, rows_of=rows_of)
     found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 
@@ -238,7 +238,7 @@ def of_estimate(
         return _of_parts(best)
     halves = b_major == "K" and not best.swapped
     lines = _on_lines(k, None if b_major == "K" else n, bf16)
-    overlap = _overlaps(m, n, k, batch) and not best.dealt  # only an idle GPU deals clusters out as it is known to
+    overlap = _overlaps(m, n, k, batch) and not best.gpc_rounds  # only an idle GPU deals clusters out as it is known to
     config = _configured(best, k, batch, bf16, overlap, halves, lines)
     return Sm90Choice(config, best.swapped), _reason(best, config)
 
@@ -248,10 +248,10 @@ def nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90C
 
     k_major   whether the kernel's A is: else none of its rows can be left out of the copies
     """
-    config = choice.config if k_major else replace(choice.config, rows=None)
+    config = choice.config if k_major else replace(choice.config, loaded_a_rows=None)
     yield replace(choice, config=config), why
-    if config.early:  # a C of wide elements leaves fewer stages
-        yield replace(choice, config=replace(config, early=0)), why
+    if config.staged_epilogue_k_tiles:  # a C of wide elements leaves fewer stages
+        yield replace(choice, config=replace(config, staged_epilogue_k_tiles=0)), why
     rows, columns = config.tile
     if columns % 16:  # lines of a C of 8 bits are whole 16 bytes
         yield replace(choice, config=replace(config, tile=(rows, -(-columns // 16) * 16))), why
@@ -268,7 +268,7 @@ def _reason(best: Estimate, config: Sm90Config) -> str:
     shared = "too short, or too few tiles, for a cluster to pay"
     if best.cluster != (1, 1):
         shared = f"blocks in clusters of {rows}x{columns} share loads"
-    elif best.dealt:
+    elif best.gpc_rounds:
         shared = "blocks that lie together on the GPU read the same lines"
     return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.tuning.overlap
 
@@ -309,8 +309,8 @@ def _configured(
         l2_promotion="256B" if best.waves > 1 and on_lines else "128B",
         chunks=1,
         buffers=buffers(best.tile, consumers),
-        early=2 if (rows == 256 or tall) and k >= 1024 else 0,
-        dealt=best.dealt,
+        staged_epilogue_k_tiles=2 if (rows == 256 or tall) and k >= 1024 else 0,
+        gpc_order=best.gpc_rounds,
     )
     if best.tile == WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:
         config = replace(config, **_IN_HALVES)
@@ -340,7 +340,7 @@ def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
     rows, cluster = best.tile[0], best.cluster
     early = early_parts(cluster, best.split, best.tiles)
     config = Sm90Config(
-        best.tile, consumers=rows // 64, loader="warp", single=True, cluster=cluster, split=best.split,
+        best.tile, consumers=rows // 64, loader="warp", one_tile_per_cluster=True, cluster=cluster, split=best.split,
         chunks=best.split, overlap=True, trigger="start" if early else "end", prefetch=2 * early, launch="tiles",
         along=best.along,
     )  # fmt: skip
@@ -377,7 +377,7 @@ def _estimate(
     grid = -(-m // rows), -(-n // columns)
     tiles = grid[0] * grid[1] * batch
     waves = -(-tiles // multiprocessors)
-    cluster, group, along = _cluster(tile, grid, waves, k, kind, multiprocessors)
+    cluster, group, along = _cluster(tile, grid, waves, k, kind)
     if waves == 1:
         along = "N" if cluster[0] > 1 else "M"
     rate = MODEL.rates.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
@@ -402,7 +402,7 @@ def _estimate(
 
 
 def _cluster(
-    tile: tuple[int, int], grid: tuple[int, int], waves: int, k: int, kind: DType, multiprocessors: int
+    tile: tuple[int, int], grid: tuple[int, int], waves: int, k: int, kind: DType
 ) -> tuple[tuple[int, int], int, str]:
     """The cluster of two CTAs that leaves none without work, and the tile order."""
     if waves == 1 and kind.bits == 16 and tile != WIDE:

@@ -17,8 +17,8 @@ from ..gated import HALVES
 from ..mainloop import DEPTH
 from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
-from .large_m import ManyRows
-from .occupancy import Places
+from .large_m import LargeMModel
+from .occupancy import ClusterOccupancy
 from .rules import choose
 
 MODEL = cost_model("promoted", "h100")
@@ -117,12 +117,12 @@ def quantized_gate_config(m: int, n: int, k: int, batch: int = 1) -> Sm90Config:
 
     n  columns of C
 
-    >>> quantized_gate_config(4096, 2048, 7168).tile, quantized_gate_config(16, 2048, 7168).rows
+    >>> quantized_gate_config(4096, 2048, 7168).tile, quantized_gate_config(16, 2048, 7168).loaded_a_rows
     ((128, 256), 16)
     """
     if m <= _ONE_TILE:
         rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS else None
-        return Sm90Config((_ONE_TILE, 256), consumers=1, loader="warp", rows=rows, chunks=1, buffers=1)
+        return Sm90Config((_ONE_TILE, 256), consumers=1, loader="warp", loaded_a_rows=rows, chunks=1, buffers=1)
     sharing = _sharing((m, HALVES * n, k, batch), (128, 256))
     return Sm90Config((128, 256), loader="warpgroup", cluster=sharing, chunks=1, buffers=1)
 
@@ -150,7 +150,7 @@ def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, conf
 
     kind  of `KINDS`
 
-    >>> config = Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2)
+    >>> config = Sm90Config((64, 64), consumers=1, loader="warp", one_tile_per_cluster=True, split=2)
     >>> round(estimate(MODEL, (64, 4096, 7168, 1), "one", config, 132) * 1e6, 1)
     13.1
     """
@@ -187,11 +187,16 @@ def _kernels(sizes: tuple[int, int, int, int], each_column: bool, places: int) -
             if each_column and tile[1] > _EACH_COLUMN * 64 // tile[0]:  # what the launch's threads have registers for
                 continue
             consumers = tile[0] // 64
-            yield "one", alone(tile, consumers=consumers, rows=of_rows, single=True, split=parts, buffers=1)
+            yield (
+                "one",
+                alone(
+                    tile, consumers=consumers, loaded_a_rows=of_rows, one_tile_per_cluster=True, split=parts, buffers=1
+                ),
+            )
     for tile in MODEL.few_step:
         if tile[1] <= _EACH_COLUMN or not each_column:
             of_rows = rows if tile[0] == 64 else None
-            yield "few", alone(tile, consumers=tile[0] // 64, rows=of_rows, buffers=2)
+            yield "few", alone(tile, consumers=tile[0] // 64, loaded_a_rows=of_rows, buffers=2)
     for tile in MODEL.full_step if m > _FEW_ROWS else ():
         if not each_column:
             three = tile[0] == 192
@@ -246,7 +251,9 @@ def grouped_config(
             l2_promotion="256B",
         )  # fmt: skip
     early = 2 if k_bytes > STAGE_BYTES_OF_K else 0
-    return Sm90Config((256, 192), cluster=(1, 2), early=early, group=16, chunks=1, buffers=2, l2_promotion="256B")
+    return Sm90Config(
+        (256, 192), cluster=(1, 2), staged_epilogue_k_tiles=early, group=16, chunks=1, buffers=2, l2_promotion="256B"
+    )
 
 
 def _evenly(widths: Sequence[int], columns: int, groups: int) -> int:
@@ -263,7 +270,7 @@ def _evenly(widths: Sequence[int], columns: int, groups: int) -> int:
 
 @lru_cache(4096)
 def along_k_config(
-    m: int, n: int, k: int, groups: int, wide: bool = False, places: Places | None = None, columns: int = 1
+    m: int, n: int, k: int, groups: int, wide: bool = False, places: ClusterOccupancy | None = None, columns: int = 1
 ) -> Sm90Config:
     """The configuration for groups along K that is estimated fastest.
 
@@ -281,7 +288,7 @@ def along_k_config(
 
 
 def along_k_candidates(
-    sizes: tuple[int, int, int, int], wide: bool = False, places: Places | None = None
+    sizes: tuple[int, int, int, int], wide: bool = False, places: ClusterOccupancy | None = None
 ) -> list[Sm90Config]:
     """The configurations for groups along K, the one estimated fastest first.
 
@@ -296,7 +303,7 @@ def along_k_candidates(
     """
     m, n, k, groups = sizes
     lines = -(-k // groups)
-    product = ManyRows(m, n, lines, groups, places or Places(), rows_of=n)
+    product = LargeMModel(m, n, lines, groups, places or ClusterOccupancy(), rows_of=n)
     found = []
     for tile in _ALONG_K:
         consumers = warpgroups(tile, once=False)
@@ -307,8 +314,8 @@ def along_k_candidates(
             best = product.estimate(tile, cluster, pingpong=False)
             config = Sm90Config(
                 tile, consumers=consumers, loader="warp" if consumers == 1 else "self" if deep else "warpgroup",
-                cluster=cluster, early=2 if tile[0] == 256 and deep and not wide else 0, group=best.group,
-                along=best.along, chunks=1, buffers=1 if wide else 2, l2_promotion="256B",
+                cluster=cluster, staged_epilogue_k_tiles=2 if tile[0] == 256 and deep and not wide else 0,
+                group=best.group, along=best.along, chunks=1, buffers=1 if wide else 2, l2_promotion="256B",
             )  # fmt: skip
             found.append((best.seconds, config))
     return [config for _, config in sorted(found, key=lambda candidate: candidate[0])]
@@ -402,7 +409,7 @@ def whole_columns(config: Sm90Config, columns: int) -> Sm90Config:
 
 
 def gated_config(
-    sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, places: Places
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, places: ClusterOccupancy
 ) -> tuple[Sm90Config, str]:
     """The configuration of a gated product without scales in its main loop, and why.
 
@@ -410,7 +417,7 @@ def gated_config(
 
     sizes  M, N, K and the batch; N is C's columns
 
-    >>> gated_config((64, 2048, 4096, 1), ("e4m3", "e4m3:col", "bf16"), "silu", Places())[0].tile
+    >>> gated_config((64, 2048, 4096, 1), ("e4m3", "e4m3:col", "bf16"), "silu", ClusterOccupancy())[0].tile
     (64, 32)
     """
     m, n, k, batch = sizes

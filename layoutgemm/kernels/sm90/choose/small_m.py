@@ -18,7 +18,7 @@ from ..multicast import LINE
 from ..stages import sent
 from ..types import output_of
 from .costs import cost_model
-from .occupancy import Places
+from .occupancy import ClusterOccupancy
 
 MODEL = cost_model("few_rows")
 _SPLITS = 1, 2, 4
@@ -51,7 +51,7 @@ def between(asked: tuple[float, float], apart: tuple[int, int]) -> float:
 
 
 @dataclass(frozen=True)
-class FewRows:
+class SmallMChoice:
     """The configuration, whether the operands change places, and why."""
 
     config: Sm90Config
@@ -83,7 +83,7 @@ class _Problem:
     k: int
     batch: int
     kind: DType
-    places: Places
+    places: ClusterOccupancy
     b_major: str = "K"
 
     def tile_k(self, columns: int) -> int:
@@ -187,18 +187,18 @@ def fetched(stage: int, most: int) -> int:
 
 
 def for_few_rows(
-    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, places: Places, unit: int, swappable: bool
-) -> FewRows:
+    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, places: ClusterOccupancy, unit: int, swappable: bool
+) -> SmallMChoice:
     """The kernel for M up to 64.
 
     unit        a tile's columns are a multiple of it, in each of K's parts; 1 for one sum an element
     swappable   whether C^T = B^T @ A^T is a way to compute it
 
     >>> from layoutgemm.dtypes import dtype
-    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "K", Places(), 1, True)
+    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "K", ClusterOccupancy(), 1, True)
     >>> found.config.tile, found.config.tuning.trigger
     ((64, 48), 'start')
-    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "MN", Places(), 1, True)
+    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "MN", ClusterOccupancy(), 1, True)
     >>> found.config.tile, found.config.tuning.trigger  # 96 blocks: 36 multiprocessors have none
     ((64, 64), 'end')
     """
@@ -221,20 +221,20 @@ def for_few_rows(
     return _in_place(problem, straight, rows)
 
 
-def _swapped(problem: _Problem, turned: _Cost, straight: _Cost) -> FewRows:
+def _swapped(problem: _Problem, turned: _Cost, straight: _Cost) -> SmallMChoice:
     """The kernel of C^T = B^T @ A^T."""
     width, split, tile_k = turned.columns, turned.split, problem.tile_k(turned.columns)
     # Of 16 columns in parts of K each thread has few, and stores them at once: 0.5% in the median, and up to 11.
     store = "direct" if split > 1 and width == WARP_ROWS else "tma"
     config = _configured(problem, turned, (64 + width) * tile_k, (64, width), tile_k=tile_k, split=split, store=store)
-    return FewRows(config, True, (
+    return SmallMChoice(config, True, (
         f"operands swapped, {-(-problem.n // 64)} tiles of 64 columns" + f", each of {split} blocks" * (split > 1)
         + f": {turned.seconds * 1e6:.1f} us; {straight.columns} columns a block would take "
         + f"{straight.seconds * 1e6:.1f} us" + _when(config)
     ))  # fmt: skip
 
 
-def _in_place(problem: _Problem, cost: _Cost, rows: int) -> FewRows:
+def _in_place(problem: _Problem, cost: _Cost, rows: int) -> SmallMChoice:
     """The kernel of C = A @ B, with so many loaded rows of A."""
     columns, parts, tile_k = cost.columns, cost.split, problem.tile_k(cost.columns)
     both = problem.both(rows, columns, parts)
@@ -243,10 +243,10 @@ def _in_place(problem: _Problem, cost: _Cost, rows: int) -> FewRows:
     direct = rows <= WARP_ROWS and columns <= _HELD
     config = _configured(
         problem, cost, (rows + columns) * tile_k, (64, columns), tile_k=tile_k, split=parts, chunks=parts,
-        rows=rows if rows < 64 else None, first="B", store="direct" if direct else "tma",
+        loaded_a_rows=rows if rows < 64 else None, first="B", store="direct" if direct else "tma",
         cluster=(1, 2) if both else (1, 1), along="N" if problem.batch == 1 else "M",
     )  # fmt: skip
-    return FewRows(config, False, (
+    return SmallMChoice(config, False, (
         f"{-(-problem.n // columns)} tiles of {columns} columns" + f", each of {parts} blocks," * (parts > 1)
         + f" on {problem.multiprocessors} multiprocessors; bound by {cost.bound}, {cost.seconds * 1e6:.1f} us"
         + "; two blocks share A" * both + "; threads store what they hold" * direct + _when(config)
@@ -258,7 +258,7 @@ def _configured(problem: _Problem, cost: _Cost, elements: int, tile: tuple[int, 
     early = fetched(elements * problem.kind.bytes, MODEL.fetched) if cost.trigger == "start" else 0
     launch = "tiles" if problem.batch == 1 else "workers"  # of a batch tiles are numbered
     return Sm90Config(
-        tile, consumers=1, loader="warp", single=True, launch=launch, overlap=True, trigger=cost.trigger,
+        tile, consumers=1, loader="warp", one_tile_per_cluster=True, launch=launch, overlap=True, trigger=cost.trigger,
         prefetch=early, **settings,
     )  # fmt: skip
 

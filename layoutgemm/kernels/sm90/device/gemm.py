@@ -44,13 +44,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 from ....atoms import TmaPlan
+from ....checks.budgets import WARPGROUP
 from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
 from ...dsl.tables import WordReads, reads_of
 from ...plan import present, tile_count
 from ...store import ROWS
-from ..config import WARPGROUP
 from ..gated import HALF
 from ..multicast import OTHER_MAPS
 from ..plan import Sm90Plan
@@ -123,7 +123,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     ) -> tuple[Int32, Int32 | int, int]:
         """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
         plan = self.plan
-        if plan.by_place:
+        if plan.tile_from_block_index:
             rows, columns = plan.order.clusters(self.grid_of(m, n))
             across = (rows, columns) if plan.config.tuning.along == "M" else (columns, rows)
             return across[0] * plan.cluster_size, across[1], 1
@@ -293,9 +293,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             job = job.extended(groups=batch)
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
         maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
-        first = plan.dealt.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
+        first = plan.gpc_order.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
         if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
-            first = Int32(0) if plan.by_place else first
+            first = Int32(0) if plan.tile_from_block_index else first
             job.tiles, job.workers = first + 1, Int32(1)  # type: ignore[attr-defined]
 
         # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K, and the
@@ -356,7 +356,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """This CTA's first row, first column and matrix, for a cluster tile's number."""
         plan = self.plan
         matrix = Int32(0)
-        if plan.by_place:  # as plan.order has it, by the hardware's own division of a block's number
+        if plan.tile_from_block_index:  # as plan.order has it, by the hardware's own division of a block's number
             x, y, _ = cute.arch.block_idx()
             x //= plan.cluster_size
             row, column = plan.order.within((x, y) if plan.config.tuning.along == "M" else (y, x), job.rank)
@@ -383,13 +383,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         first_block = Int32(0) if pingpong else consumer * plan.blocks
         a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        # What the last k tiles are multiplied with where they are `early`: pieces that are complete one by one.
+        # What the last k tiles are multiplied with where the epilogue is staged: pieces that are complete one by one.
         pieces, finish, b_of, sums = plan.pieces(0), mma, b, accumulators
         if const_expr(plan.half is not None):
             finish = bridge.Wgmma(plan, plan.half)
             b_of = bridge.WgmmaOperand(present(plan.half)[1], job.shared.b(0), plan.smem.b_stage_bytes)
             sums = finish.halves(accumulators[0])
-        if const_expr(plan.config.rows is not None):
+        if const_expr(plan.config.loaded_a_rows is not None):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
         stage, parity = Int32(0), Int32(0)
         done = Int32(0)  # pingpong: tiles of the block before this one
@@ -413,7 +413,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
             # One group in flight: the stage of the group before is released, and refilled, while this one runs.
             before = stage
-            early = plan.config.early
+            early = plan.config.staged_epilogue_k_tiles
             for k_tile in cutlass.range(k_tiles - early, unroll=1):
                 stage = bridge.uniform(stage)
                 self.between_products(job, tile, k_tile)
@@ -456,9 +456,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             if const_expr(plan.shards is not None):  # many divisions, which the last products hide
                 m0, n0, matrix = self.origin(job, tile)
             row, at = m0 + first_block * ROWS, (consumer, thread, tile)
-            last = len(pieces) - 1 if plan.config.early else 0  # the piece whose products free the last stage
-            frees = plan.drains or not plan.config.single  # of a single tile only the blocks of a cluster still ask
-            if const_expr(plan.config.single):
+            last = (
+                len(pieces) - 1 if plan.config.staged_epilogue_k_tiles else 0
+            )  # the piece whose products free the last stage
+            frees = (
+                plan.drains or not plan.config.one_tile_per_cluster
+            )  # of a single tile only the blocks of a cluster still ask
+            if const_expr(plan.config.one_tile_per_cluster):
                 mma.wait(0)
             if const_expr(plan.config.split > 1):
                 if job.k_tiles == 0:
@@ -505,7 +509,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         plan = self.plan
         if const_expr(plan.exchange is not None):
             self.epilogue.send(job, sums, at)
-        if const_expr(plan.config.single and plan.store is not None):
+        if const_expr(plan.config.one_tile_per_cluster and plan.store is not None):
             # The buffers lie over the stages: all have to have read these.
             bridge.named_sync(plan.stages_barrier, plan.stages_threads)
         if const_expr(plan.config.slices > 1):

@@ -19,12 +19,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
 from ...dsl.tables import WordReads, choose, group_entry
-from ...dsl.warp import VECTOR_BYTES
 from ...plan import tile_count
 from ...store import WARP_ROWS, WARPS_OF_GROUP
 from ..grouped import ENTRY_BYTES, clusters_of, store_extents, store_place

@@ -19,12 +19,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
+from ....atoms.copy.base import VECTOR_BYTES
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes, load_words, store_part, store_vector
 from ...dsl.tables import choose
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, StoreChunk
-from ..indexed.copies import VECTOR_BYTES, RowScatter
+from ..indexed.copies import RowScatter
 from ..indexed.rows import OUT_ROWS
 from ..indexed.rows import ROWS as GATHERED_ROWS
 from ..plan import Sm90Plan

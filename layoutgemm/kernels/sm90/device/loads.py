@@ -64,7 +64,7 @@ class Sm90Loads:
                 bridge.barrier_wait(job.shared.empty(stage), parity)
                 if bridge.elect():
                     at = k_tile
-                    if const_expr(plan.config.tuning.snake):
+                    if const_expr(plan.config.tuning.reverse_odd_tiles):
                         at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
                     self.before_loads(job, tile, m0, k_tile)
                     self.issue_loads(job, maps, m0, n0, matrix, self.place_of_k(job, share, at), stage)

@@ -1,4 +1,4 @@
-"""The second store of a symmetric product's tile, transposed, through the buffers of the first. See `sm90.mirror`.
+"""The second store of a symmetric product's tile, transposed: see `triangular.mirror`.
 
 step      threads                          does
 ------    -----------------------------    ---------------------------------------------------------------------------

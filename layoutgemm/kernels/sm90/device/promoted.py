@@ -26,6 +26,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from ....atoms.copy.base import WARP
+from ....checks.budgets import WARPGROUP
 from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes
@@ -34,7 +35,6 @@ from ...dsl.tables import load_word_shared
 from ...epilogue.tracing import Values
 from ...plan import present
 from ...store import ROWS
-from ..config import WARPGROUP
 from ..mainloop import (
     BULK,
     NUMBER_BYTES,
@@ -70,7 +70,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         first_block = consumer * plan.blocks
         a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
         b = bridge.WgmmaOperand(descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        if const_expr(plan.config.rows is not None):
+        if const_expr(plan.config.loaded_a_rows is not None):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
         tables = StageTables(plan, first_block * ROWS, thread)
         pieces = [(block, part) for block in range(plan.blocks) for part in range(parts)]
@@ -110,7 +110,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 for part in cutlass.range_constexpr(plan.config.split):
                     if job.part == part:
                         self.store_piece(job, maps, totals, (consumer, thread, tile), (row, n0, matrix), number, part)
-            if const_expr(plan.config.loader == "self" and not plan.config.single):
+            if const_expr(plan.config.loader == "self" and not plan.config.one_tile_per_cluster):
                 ahead = self.load_next(job, maps, ahead)
             tile += job.workers
         self.after_tiles(job, tile)

@@ -146,7 +146,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                         accumulators[block].fill(0)
             mma.settle(*accumulators)
             self.bring_together(job, accumulators, (consumer, thread))
-            if const_expr(plan.drains or not plan.config.single):
+            if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
                 self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
@@ -213,7 +213,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             mma.wait(0, products)
             scales.add(totals[plan.blocks - 1], products)
             self.bring_together(job, totals, (consumer, thread))
-            if const_expr(plan.drains or not plan.config.single):
+            if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
                 self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)

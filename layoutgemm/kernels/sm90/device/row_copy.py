@@ -19,12 +19,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
+from ....atoms.copy.base import VECTOR_BYTES
 from ...dsl import bridge
 from ...dsl.ampere import load_element, store_part, store_vector
 from ...dsl.math import load_sixteen_bytes_if
 from ...dsl.tables import choose, load_long, load_word
 from ...plan import present, tile_count
-from ..indexed.copies import VECTOR_BYTES
 from ..indexed.row_copy import COPIED, RowCopy
 from ..indexed.rows import ROWS
 from ..plan import Sm90Plan

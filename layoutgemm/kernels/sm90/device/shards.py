@@ -35,7 +35,7 @@ from ...dsl.math import as_words, from_words, load_sixteen_bytes
 from ...dsl.tables import choose, load_word
 from ...store import ROWS
 from ..plan import Sm90Plan
-from ..shards import PartialTile, Share, chunks_of_rows, cluster_place, place_in_own, signals_of_tile
+from ..shards import PartialTile, ShardWork, chunks_of_rows, cluster_place, place_in_own, signals_of_tile
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 from .loads import Copy
@@ -62,7 +62,7 @@ class Sm90ShardsKernel(Sm90FusedKernel):
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row and first column of this CTA's tile of C, in the rank's order."""
         plan = self.plan
-        share = Share(job.rank_of_host, job.ranks, job.chunks, job.shard_rows)
+        share = ShardWork(job.rank_of_host, job.ranks, job.chunks, job.shard_rows)
         place = cluster_place(plan, tile, (job.rows, job.columns), share, cutlass.min)
         row, column = plan.order.within(place, job.rank)
         return row * plan.tile_c[0], column * plan.tile_c[1], Int32(0)

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....checks import bank_conflicts
+from ....checks.budgets import WARPGROUP
+from ....checks.coverage import not_once
 from ....report import Check
 from ...plan import present, tile_count
 from ...store import WARP_ROWS, StoreChunk, distinct_chunks
-from ..config import WARPGROUP
-from .copies import VECTOR_BYTES, GatheredOperand, RowScatter
+from .copies import GatheredOperand, RowScatter
 from .row_copy import COPIED, copied_bytes, copied_shape, row_copy_check
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def _gathered(operand: GatheredOperand) -> Check:
                 np.add.at(times, (row, first + e), 1)
             if (to % VECTOR_BYTES).any():
                 witness = witness or f"thread {int(np.argmax(to % VECTOR_BYTES > 0))} copies to an odd byte"
-    if (times != 1).any() and not witness:
-        at_row, at_k = (int(x[0]) for x in np.nonzero(times != 1))
-        witness = f"row {at_row}, k {at_k} is copied {int(times[at_row, at_k])} times"
+    witness = witness or not_once(times, "row {}, k {} is copied {} times")
     statement = (
         f"{operand.arrivals} threads copy {copy.passes} row(s) each in {copy.spans} vector(s) of 16 bytes: each "
         f"element of {tile.extent[0]}x{tile.extent[1]} once, where its tile has it"
@@ -107,9 +106,7 @@ def _scattered(chunk: StoreChunk) -> Check:
                 witness = witness or f"{place} is read from byte {bytes_[lanes][wrong[0]] + e * size}"
     if chunk.tile.extent[0] != WARP_ROWS or chunk.column * size % VECTOR_BYTES:
         witness = witness or f"a chunk of {chunk.tile.extent[0]} rows from column {chunk.column} on"
-    if (times != 1).any() and not witness:
-        row_, column_ = (int(x[0]) for x in np.nonzero(times != 1))
-        witness = f"row {row_}, column {column_} is stored {int(times[row_, column_])} times"
+    witness = witness or not_once(times, "row {}, column {} is stored {} times")
     statement = (
         f"lanes store {WARP_ROWS} rows of {chunk.width} columns in {scatter.passes} vector(s) of 16 bytes each: each "
         "element once, from where its tile has it"

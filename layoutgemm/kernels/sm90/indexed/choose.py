@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..choose.costs import cost_model
-from ..choose.occupancy import Places
+from ..choose.occupancy import ClusterOccupancy
 from ..choose.scaled_grouped import grouped_config
 from ..config import Sm90Config
 
@@ -38,7 +38,7 @@ def indexed_config(sizes: tuple[int, int, int, int], gathers: bool, grouped: boo
 def _tile_of_groups(rows: int) -> tuple[int, int]:
     """Few rows: a group's weights are read once; many: large tiles. Tiles of 192 rows waste few of 129 to 192.
 
-    Measured on an H100 with 4, 64, 384 and 1024 rows a group (`bench_indexed.py`).
+    Measured on an H100 with 4, 64, 384 and 1024 rows a group (`benchmarks/bench_indexed.py`).
     """
     if rows <= 32:
         return 64, 256
@@ -50,7 +50,7 @@ def _tile_of_one(m: int, n: int) -> tuple[int, int]:
 
     def work(tile: tuple[int, int]) -> int:
         tiles = -(-m // tile[0]) * -(-n // tile[1])
-        return -(-tiles // Places().multiprocessors) * max(tile[0], 128) * (tile[1] + _OVERHEAD)
+        return -(-tiles // ClusterOccupancy().multiprocessors) * max(tile[0], 128) * (tile[1] + _OVERHEAD)
 
     return min(_TILES, key=work)
 

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....atoms import OperandDescriptor, SmemTile, TiledCopy, make_tiled_copy
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....atoms.copy.cp_async import cp_async
+from ....checks.budgets import WARPGROUP
 from ....dtypes import DType
 from ....errors import PlanError
 from ....layouts import Layout
 from ...numbers import W
-from ..config import WARPGROUP
-
-VECTOR_BYTES = 16  # of a cp.async past L1, and of a vector of C
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
+from ....checks.budgets import WARPGROUP
 from ...plan import present
 from ...run.hardware_model import GlobalMatrix, Output, SharedBytes, unwritten
 from ...store import StoreChunk
-from ..config import WARPGROUP
-from .copies import VECTOR_BYTES, RowScatter
+from .copies import RowScatter
 from .row_copy import copied_shape
 from .rows import OUT_ROWS, ROWS
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....arguments import settle
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....dtypes import DType
 from ....errors import PlanError
 from ....layouts import Layout
@@ -27,7 +27,6 @@ from ....report import Check
 from ...numbers import W
 from ...plan import check_sizes, tile_count
 from ..multicast import LINE
-from .copies import VECTOR_BYTES
 
 if TYPE_CHECKING:
     from ..plan import Sm90Plan

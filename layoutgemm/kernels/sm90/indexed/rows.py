@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from ....arguments import checked, settle
 from ....errors import OperandError, PlanError
-from ...plan import check_sizes
+from ...plan import check_settings, check_sizes
 from ..grouped import checked_numbers
 from .row_copy import COPIED, RowCopy
 
@@ -236,10 +236,10 @@ def check_indexed(
     if others:
         way = "scatter by torch" if indexed.scatter is not None else "IndexedRows(..., copy=True) copies A's rows first"
         raise PlanError(f"{others[0]}: a product with {moved} rows takes none; {way}")
-    usual: dict[str, object] = {"rows": None, "single": False, "split": 1, "store": "tma", "launch": "workers"}
-    for name, value in usual.items():
-        if (found := getattr(config, name)) != value:
-            raise PlanError(f"{name} = {found!r}: a product with {moved} rows takes {value!r}")
+    check_settings(
+        config, f"a product with {moved} rows takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1,
+        store="tma", launch="workers",
+    )  # fmt: skip
     if indexed.gather is not None and not indexed.copies:
         _check_gather(config, a)
     if indexed.scatter is not None and c.order != "row":
@@ -257,7 +257,7 @@ def _check_gather(config: Sm90Config, a: Operand) -> None:
         raise PlanError(f"loader = {config.loader!r}: rows are gathered by a warpgroup, loader='warpgroup'")
     if config.cluster[1] != 1:
         raise PlanError(f"cluster = {config.cluster}: cp.async does not multicast A along N; take (rows, 1)")
-    for name in ("snake", "prefetch"):
+    for name in ("reverse_odd_tiles", "prefetch"):
         if found := getattr(config.tuning, name):
             raise PlanError(f"{name} = {found!r}: gathered rows are loaded in order of K, and not prefetched")
 

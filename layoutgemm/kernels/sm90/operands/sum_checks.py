@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....atoms.tma.engine import shared_bits
+from ....checks.coverage import not_once
 from ....report import Check
 from ..gated import HALF, HALVES
 from ..plan import WARPGROUP, Sm90Plan
@@ -31,9 +32,7 @@ def filled_side_by_side(plan: Sm90Plan) -> Check:
                 of = f"k {int(k[where])} of line {int(n[where])} of matrix {matrix}"
                 witness = f"{of} lands at byte {int(at[where])}"
             np.add.at(times, np.clip(at[..., None] + np.arange(size), 0, tile.bytes - 1).ravel(), 1)
-    if not witness and (times != 1).any():
-        byte = int(np.nonzero(times != 1)[0][0])
-        witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
+    witness = witness or not_once(times, "byte {} of the tile is written {} times, should be 1")
     boxes = sum(len(tma.instructions) for tma in plan.b.copies)
     statement = (
         f"{boxes} box(es) bring {width} columns of each of {plan.sums} matrices B, one matrix beside the other, each "
@@ -65,9 +64,7 @@ def filled_by_halves(plan: Sm90Plan) -> Check:
                 f"k {int(k[where])} of line {int(n[where])} of half {int(half[where])} lands at byte {int(at[where])}"
             )
         np.add.at(times, np.minimum(at[..., None] + np.arange(size), tile.bytes - 1).ravel(), 1)
-    if not witness and (times != 1).any():
-        byte = int(np.nonzero(times != 1)[0][0])
-        witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
+    witness = witness or not_once(times, "byte {} of the tile is written {} times, should be 1")
     statement = (
         f"{len(tma.instructions)} box(es) {tma.box} along {tma.dims} bring {width} gate columns of B, then the {width} "
         "that they gate, each element once, in its place"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ...quantized.formats import UNIT_K, UNIT_ROWS
-from ..choose.occupancy import Places
+from ..choose.occupancy import ClusterOccupancy
 from ..config import Sm90Config
 
 _FEW = 64  # rows
@@ -71,7 +71,7 @@ class _TileKind:
         width = min(self.tile[1], -(-rows // 16) * 16) if self.tile[1] == _WIDTH else self.tile[1]
         return Sm90Config(
             (self.tile[0], width), tile_k=self.tile_k, consumers=self.consumers, loader=self.loader, split=self.split,
-            single=self.split > 1, cluster=(self.along_m, 1), store=store,
+            one_tile_per_cluster=self.split > 1, cluster=(self.along_m, 1), store=store,
         )  # fmt: skip
 
     def estimate(self, n: int, rows: int, k: int, sms: int) -> float | None:
@@ -140,7 +140,7 @@ def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
 
 def _rounds(blocks: int, split: int, sms: int) -> int:
     """Rounds of clusters of `split` blocks: those of four do not cross a GPC, so fewer fit than SMs say."""
-    return -(-blocks // Places(sms).resident(split))
+    return -(-blocks // ClusterOccupancy(sms).resident(split))
 
 
 def _few(n: int, rows: int, k: int, sms: int) -> Sm90Config:
@@ -158,8 +158,8 @@ def _few(n: int, rows: int, k: int, sms: int) -> Sm90Config:
     width, consumers = -(-rows // (8 * split)) * (8 * split), _consumers(tile, rows)
     sliced = consumers > tile // UNIT_ROWS
     return Sm90Config(
-        (tile, width), consumers=consumers, split=split, single=sliced or split > 1, store="direct", loader="warp",
-        schedule="sliced" if sliced else "cooperative", overlap=True, prefetch=min(_AHEAD, k_tiles),
+        (tile, width), consumers=consumers, split=split, one_tile_per_cluster=sliced or split > 1, store="direct",
+        loader="warp", schedule="sliced" if sliced else "cooperative", overlap=True, prefetch=min(_AHEAD, k_tiles),
     )  # fmt: skip
 
 

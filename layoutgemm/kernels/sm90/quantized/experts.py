@@ -23,7 +23,7 @@ from ....errors import PlanError
 from ....report import Check
 from ...derive import either
 from ...numbers import W
-from ...plan import present, tile_count
+from ...plan import check_settings, present, tile_count
 from ...quantized.formats import UNIT_ROWS
 from ..grouped import Ragged
 
@@ -42,12 +42,10 @@ def check_experts(
         raise PlanError(f"experts = {experts!r}, batch = {groups}: Ragged.of(groups) has room for them, not masked")
     if weights is None:
         raise PlanError("experts without weights: they are groups of columns of a product with packed weights")
-    usual = {
-        "cluster": (1, 1), "split": 1, "single": False, "overlap": False, "store": "direct", "launch": "workers",
-    }  # fmt: skip
-    for name, value in usual.items():
-        if (found := getattr(config, name)) != value:
-            raise PlanError(f"{name} = {found!r}: a product of several experts takes {value!r}")
+    check_settings(
+        config, "a product of several experts takes", cluster=(1, 1), split=1, one_tile_per_cluster=False,
+        overlap=False, store="direct", launch="workers",
+    )  # fmt: skip
     if c.order != "col":
         raise PlanError(f"c is {c}: a group of rows of x is a group of columns of C, a 'col'")
     written = [given.name for given in epilogue.given if given.written] if epilogue else []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import PlanError
 from ...derive import Operand
+from ...plan import check_settings
 from ...quantized.blocks import DEPTHS, PackedBlocks, PackedTile
 from ...quantized.float8 import refusal
 from ...quantized.formats import ACTIVATIONS, FLOAT8, QuantizedFormat
@@ -76,11 +77,10 @@ def check_packed(
     if sizes[3] > 1 and not experts:
         raise PlanError(f"batch = {sizes[3]}: packed weights are one matrix; those of several take experts=")
     fmt.check_depth(sizes[2])
-    taken = {"rows": (None,), "early": (0,), "schedule": ("cooperative", "sliced")}
-    for name, values in taken.items():
-        if (found := getattr(config, name)) not in values:
-            told = " or ".join(map(repr, values))
-            raise PlanError(f"{name} = {found!r}: a product with packed weights takes {told}")
+    takes = "a product with packed weights takes"
+    check_settings(config, takes, loaded_a_rows=None, staged_epilogue_k_tiles=0)
+    if config.schedule != "sliced":
+        check_settings(config, f"{takes} 'sliced' or", schedule="cooperative")
     if config.tile_k not in (None, *DEPTHS):
         raise PlanError(f"tile_k = {config.tile_k}: a K tile is half a packed unit or a whole one, {DEPTHS}")
     if config.cluster[1] != 1:

@@ -40,7 +40,7 @@ def by_rounds(order: Triangular, sizes: tuple[int, int, int], major: str) -> Ite
         choice, why = of_estimate(estimate, m, n, k, major)
         for each, _ in nearest(choice, why, k_major=True):
             of_tiles = each.config.launch == "tiles"
-            yield replace(each.config, launch="workers", early=0) if of_tiles else each.config
+            yield replace(each.config, launch="workers", staged_epilogue_k_tiles=0) if of_tiles else each.config
 
 
 def _cluster(estimate: Estimate) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from ....report import Check
 from ....schedule import Schedule, Triangular
 from ...derive import Operand
 from ...numbers import W
-from ...plan import PersistentPlan, present
+from ...plan import PersistentPlan, check_settings, present
 from ...plan_checks import boxes_of_c
 from ...store import ROWS, WARPS_OF_GROUP, StorePlan
 
@@ -48,10 +48,7 @@ def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config, others: l
         raise PlanError(f"order = 'symmetric': C is square, not {sizes[0]}x{sizes[1]}")
     if others:
         raise PlanError(f"{others[0]}: a symmetric product takes none, since each tile is stored twice")
-    usual = {"store": "tma", "split": 1, "early": 0}
-    for name, value in usual.items():
-        if getattr(config, name) != value:
-            raise PlanError(f"{name} = {getattr(config, name)!r}: a symmetric product takes {value!r}")
+    check_settings(config, "a symmetric product takes", store="tma", split=1, staged_epilogue_k_tiles=0)
 
 
 def mirror_of(store: StorePlan, stored: MmaAtom, blocks: int, chunks: int, batch: int) -> StorePlan:

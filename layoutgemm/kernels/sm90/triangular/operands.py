@@ -21,6 +21,7 @@ import numpy as np
 from ....arguments import settle
 from ....errors import OperandError, PlanError
 from ....report import Check
+from ...plan import check_settings
 
 if TYPE_CHECKING:
     from ..config import Sm90Config
@@ -97,12 +98,10 @@ def check_triangles(sizes: tuple[int, int, int, int], config: Sm90Config, others
     """
     if others:
         raise PlanError(f"{others[0]}: a product of triangular matrices takes none")
-    usual = {"split": 1, "schedule": "cooperative", "early": 0}
-    knobs = {"snake": False, "prefetch": 0}
-    for name, value in (*usual.items(), *knobs.items()):
-        found = getattr(config.tuning if name in knobs else config, name)
-        if found != value:
-            raise PlanError(f"{name} = {found!r}: tiles with different numbers of K tiles take {value!r}")
+    check_settings(
+        config, "tiles with different numbers of K tiles take", split=1, schedule="cooperative",
+        staged_epilogue_k_tiles=0, reverse_odd_tiles=False, prefetch=0,
+    )  # fmt: skip
     if config.loader == "self":
         raise PlanError(
             "loader = 'self': a consumer that loads looks ahead into tiles with another number of K tiles; triangular "

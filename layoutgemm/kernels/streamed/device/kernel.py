@@ -31,7 +31,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32, Int64, const_expr
 
-from ....atoms.copy.base import WARP
+from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
 from ...dsl.fused import FusedBlock
@@ -41,7 +41,7 @@ from ...plan import tile_count
 from ...quantized.blocks import STRIP
 from ...quantized.conversions import HALF
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
-from ...quantized.order import VECTOR_BYTES, WORDS
+from ...quantized.order import WORDS
 from ..plan import F32, StreamedPlan
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
@@ -207,7 +207,7 @@ class StreamedKernel(FusedEntry):
         if const_expr(bool(plan.epilogue)):
             given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
             job = bridge.Carried(m=limit, n=sizes[1], given=given)
-            done = FusedBlock(Summed(plan), job, (first, Int32(0), Int32(0)), thread).values(values, 0, len(done))
+            done = FusedBlock(StreamedSums(plan), job, (first, Int32(0), Int32(0)), thread).values(values, 0, len(done))
         for v in cutlass.range_constexpr(plan.accumulator_registers):
             row, column = plan.coords_C(thread, v)
             if self.stores(row, first, limit) & (column < sizes[1]):
@@ -238,14 +238,14 @@ class StreamedKernel(FusedEntry):
         return total
 
 
-class Summed:
+class StreamedSums:
     """The sums of a thread as `FusedBlock` sees them."""
 
     def __init__(self, plan: StreamedPlan):
         self.epilogue, self.c, self.batch, self.partials, self.mma = plan.epilogue, plan.c, 1, plan.partials, plan
 
 
-class WarpStream(ampere.Held):
+class WarpStream(ampere.LoopCarried):
     """A lane's slots: filled with its share of units, and multiplied."""
 
     held = ("values",)

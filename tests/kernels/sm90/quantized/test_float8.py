@@ -34,14 +34,15 @@ FEW = {"store": "direct", "loader": "warp"}
 FORMS = {
     "self": (INT4, "e4m3", (100, 13, 384), Sm90Config((64, 16), consumers=1, store="direct", stages=3)),
     "split": (
-        ZEROS, "e4m3", (150, 20, 416), Sm90Config((128, 32), consumers=2, split=2, single=True, **FEW),
+        ZEROS, "e4m3", (150, 20, 416), Sm90Config((128, 32), consumers=2, split=2, one_tile_per_cluster=True, **FEW),
     ),
     "warps": (
-        MXFP4, "e5m2", (136, 13, 384), Sm90Config((128, 16), split=2, single=True, products="warp", stages=2, **FEW),
+        MXFP4, "e5m2", (136, 13, 384),
+        Sm90Config((128, 16), split=2, one_tile_per_cluster=True, products="warp", stages=2, **FEW),
     ),
     "sliced": (
         QuantizedFormat("int4", 64), "e4m3", (100, 13, 640),
-        Sm90Config((64, 32), consumers=3, split=2, single=True, schedule="sliced", stages=6, **FEW),
+        Sm90Config((64, 32), consumers=3, split=2, one_tile_per_cluster=True, schedule="sliced", stages=6, **FEW),
     ),
     "two blocks": (QuantizedFormat("e4m3"), "e5m2", (264, 40, 300), Sm90Config((256, 32), tile_k=64, stages=2)),
     "cluster": (

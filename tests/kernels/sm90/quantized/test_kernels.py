@@ -27,13 +27,13 @@ from tests import needs
 needs_dsl = needs.DSL
 INT4 = QuantizedFormat("int4", 128)
 FEW: dict[str, Any] = {"store": "direct", "loader": "warp"}
-SLICED: dict[str, Any] = {**FEW, "schedule": "sliced", "single": True}
+SLICED: dict[str, Any] = {**FEW, "schedule": "sliced", "one_tile_per_cluster": True}
 # Format, activations, (out features, rows, in features), configuration
 FORMS = {
     "self": (INT4, "bf16", (100, 13, 384), Sm90Config((64, 16), consumers=1, store="direct", stages=3)),
     "split": (
         QuantizedFormat("int4", 32, True), "f16", (150, 20, 416),
-        Sm90Config((128, 32), consumers=2, split=2, single=True, **FEW),
+        Sm90Config((128, 32), consumers=2, split=2, one_tile_per_cluster=True, **FEW),
     ),
     "cluster": (
         QuantizedFormat("e4m3", 64), "bf16", (328, 70, 192),
@@ -44,7 +44,8 @@ FORMS = {
         Sm90Config((64, 8), consumers=1, tile_k=64, stages=2, launch="tiles", **FEW),
     ),
     "warps, split": (
-        INT4, "bf16", (136, 13, 384), Sm90Config((128, 16), split=2, single=True, products="warp", stages=2, **FEW),
+        INT4, "bf16", (136, 13, 384),
+        Sm90Config((128, 16), split=2, one_tile_per_cluster=True, products="warp", stages=2, **FEW),
     ),
     "warps, half units": (
         QuantizedFormat("int8"), "f16", (72, 9, 300),
@@ -220,7 +221,7 @@ REFUSED = {
     "cluster": ({"config": Sm90Config((64, 16), consumers=1, cluster=(1, 2))}, "packed weights are not shared along N"),
     "pingpong": (
         {"config": Sm90Config((64, 64), schedule="pingpong", loader="warp")},
-        "schedule = 'pingpong': a product with packed weights takes 'cooperative' or 'sliced'",
+        "schedule = 'pingpong': a product with packed weights takes 'sliced' or 'cooperative'",
     ),
     "odd stages": (
         {"config": Sm90Config((64, 16), consumers=2, stages=3, **SLICED)},
@@ -232,7 +233,7 @@ REFUSED = {
     ),
     "gated": ({"gated": "silu", "n": 16}, "gated: a product with packed weights takes none"),
     "split": (
-        {"config": Sm90Config((64, 8), consumers=1, split=2, single=True)},
+        {"config": Sm90Config((64, 8), consumers=1, split=2, one_tile_per_cluster=True)},
         "split = 2 of 8 columns: a thread has 4 sums, and sends vectors of 4 to each part; take a multiple of 16",
     ),
     "scale": ({"epilogue": INT4.epilogue(Bias("m"), Bias("m", name="weight_scale"))}, "the epilogue has weight_scale"),
