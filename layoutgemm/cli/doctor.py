@@ -137,7 +137,7 @@ class _Torch:
 
 
 def _torch() -> _Torch | None:
-    """The installed torch, None where there is none."""
+    """The installed torch, or None."""
     spec = importlib.util.find_spec("torch")
     if spec is None:
         return None
