@@ -182,6 +182,15 @@ def test_a_published_text_is_its_layout(text: str, right: str) -> None:
     assert parse(right) == parse(text)
 
 
+@pytest.mark.parametrize("wrapper", ["cute:ComposedLayout<", "mine::Swizzled<", "error: no match for 'Composed<"])
+def test_a_layout_beside_a_swizzle_is_not_read_without_it(wrapper: str) -> None:
+    """The layout alone would be another function."""
+    plain = "cute::Layout<cute::tuple<cute::_8,cute::_32>,cute::tuple<cute::_32,cute::_1>>"
+    assert str(parse(f"error: no match for '{plain}' here")) == "(8,32):(32,1)"
+    with pytest.raises(ParseError):
+        parse(f"{wrapper}cute::Swizzle<2,4,3>, {plain}>")
+
+
 LISTED = [
     """TiledCopy
   Tiler_MN:       (_32,_16)

@@ -135,6 +135,8 @@ def of_compiler(text: str) -> str | None:
     if len({text[start:end] for start, end in types}) != 1 or not text[: types[0][0]].strip():
         return None
     start, end = types[0]
+    if "wizzle" in text[:start] + text[end:]:  # part of a type that is not read: its swizzle would be passed over
+        return None
     return " " * start + text[start:end] + " " * (len(text) - end)
 
 
