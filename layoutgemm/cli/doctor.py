@@ -9,7 +9,9 @@ import importlib.util
 import json
 import os
 import platform
+import runpy
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -121,32 +123,74 @@ def _driver() -> ReportLine:
     return ReportLine("driver", OK, said)
 
 
+@dataclass(frozen=True)
+class _Torch:
+    """The installed torch, as its file version.py states it: importing torch takes a second.
+
+    version, cuda  of torch, and of the CUDA that it is built with, None for none
+    sees_gpus      False where it can find none: built for no GPU, or without a driver
+    """
+
+    version: str
+    cuda: str | None
+    sees_gpus: bool
+
+
+def _torch() -> _Torch | None:
+    """The installed torch, or None."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        return None
+    stated = Path(spec.origin or "").with_name("version.py")
+    if "torch" in sys.modules or not stated.is_file():
+        import torch
+
+        return _Torch(torch.__version__, torch.version.cuda, True)
+    facts = runpy.run_path(str(stated))
+    cuda, hip = facts.get("cuda"), facts.get("hip")
+    return _Torch(facts["__version__"], cuda, hip is not None or (cuda is not None and _has_driver()))
+
+
+def _has_driver() -> bool:
+    try:
+        cuda_driver()
+    except OSError:
+        return False
+    return True
+
+
 def _gpus() -> Iterator[ReportLine]:
-    if importlib.util.find_spec("torch") is None:
+    found = _torch()
+    if found is None:
         yield ReportLine("torch", MISSING, ABSENT, "pip install 'layoutgemm[torch]'")
         return
-    import torch
-
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    said = f"torch {torch.__version__}, {built}"
-    numbers = [int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit()]
+    built = f"CUDA {found.cuda}" if found.cuda else "built without CUDA"
+    said = f"torch {found.version}, {built}"
+    numbers = [int(part) for part in found.version.split("+")[0].split(".")[:2] if part.isdigit()]
     if tuple(numbers) < TORCH:
         yield ReportLine("torch", MISSING, said, f"pip install 'torch>={TORCH[0]}.{TORCH[1]}'")
-    elif not torch.version.cuda:
+    elif not found.cuda:
         yield ReportLine("torch", MISSING, said, "install a build with CUDA: https://pytorch.org/get-started/locally")
     else:
         yield ReportLine("torch", OK, said)
-    if not torch.cuda.is_available():
+    yield from _cards(found)
+
+
+def _cards(found: _Torch) -> Iterator[ReportLine]:
+    """A line for each GPU that torch finds."""
+    if found.sees_gpus:
+        import torch
+    if not found.sees_gpus or not torch.cuda.is_available():
         yield ReportLine("GPU", MISSING, "torch finds none", "a Hopper GPU (H100, H200, GH200) and its driver")
         return
     able = []
     for index in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(index)
-        capability = f"{found.major}.{found.minor}"
-        memory = f"{found.total_memory / 2**30:.0f} GiB"
-        processors = found.multi_processor_count
-        text = f"cuda:{index} {found.name}, compute capability {capability}, {processors} SMs, {memory}"
-        able.append(((found.major, found.minor), text))
+        card = torch.cuda.get_device_properties(index)
+        capability = f"{card.major}.{card.minor}"
+        memory = f"{card.total_memory / 2**30:.0f} GiB"
+        processors = card.multi_processor_count
+        text = f"cuda:{index} {card.name}, compute capability {capability}, {processors} SMs, {memory}"
+        able.append(((card.major, card.minor), text))
     for version, text in able:
         if version == (9, 0):
             yield ReportLine("GPU", OK, text, "")

@@ -208,7 +208,11 @@ def layout_shown(given: Tile, part_: dict[str, Any]) -> Shown:
 
     def text() -> str:
         if symbolic:
-            return f"{layout}\nno table: some of its extents and strides are symbols; write numbers in their place"
+            named = re.fullmatch(r"m\d+n\d+k\d+:\w+", str(layout)) is not None
+            hint = f"; the instruction's operand is mma:{layout}" if named else ""
+            return (
+                f"{layout}\nno table: some of its extents and strides are symbols; write numbers in their place{hint}"
+            )
         large = not part_ and layout.size > PRINTED
         return head_of(layout) if large else view.layout_table(layout, **part_)
 

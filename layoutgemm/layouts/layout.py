@@ -456,10 +456,11 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     def left_inverse(self) -> Layout:
         """R with R(self(i)) = i for every flat index i: the right inverse of (self, complement of self).
 
-        Raises LayoutError where self is not injective or has no complement.
+        A padded layout, whose complement leaves gaps out, has its digits. Raises LayoutError where self is not
+        injective, or has neither a complement nor strides each of which divides the next.
 
-        >>> str(Layout(4, 2).left_inverse())
-        '(2,4):(4,1)'
+        >>> str(Layout(4, 2).left_inverse()), str(Layout((8, 4), (1, 12)).left_inverse())
+        ('(2,4):(4,1)', '(12,4):(1,8)')
         """
         return _new(*_inverse.left_inverse(self.shape, self.stride))
 

@@ -83,6 +83,7 @@ _TYPE_OF_INTEGER = regex(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
 _BASIS = regex(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
 _FLY_BASIS = regex(r"\s*(-?\d+)E(\d+)(?![\w.])")  # FlyDSL's 1E0
 _UNKNOWN = regex(r"\s*\?(?:\{([^{}]*)\})?")
+_FACTS = regex(r"\s*(?:i\d+\b)?\s*(?:div\s*=\s*(0*[1-9]\d*))?\s*")
 _SWIZZLE = regex(
     r"\s*(?:cute::)?S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\{\})?(?:\[(?:(bytes)|(\d+)b)\])?"
 )
@@ -118,6 +119,7 @@ _UNIT = regex(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
     _AT_ADDRESS,
     regex(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
+    regex(r"\s*(?:tma_gbasis|layout_copy_tv|atom_layout_MNK)\s*=\s*<\s*\""),
     regex(r"\s*!fly\.(?:(?:composed_)?layout<|memref<\s*[\w.]+\s*,\s*[#\w.]+(?:<[^<>]*>)?\s*,)(?=\s*[(_\d?S])"),
     regex(r"\s*tensor\((?=\w*ptr)"), regex(r"\s*[\"'`]"),
 )  # fmt: skip
@@ -914,7 +916,7 @@ class _LayoutReader(TextReader):
             return self.made(lambda: _int(digits), found)
         found = self.take(_UNKNOWN)
         if found is not None:
-            return self._fresh(found[1] or "")
+            return self._fresh(found)
         end = self._end_of_entry()
         words = self.text[start:end].strip()
         if _STATIC.match(words) is not None:
@@ -932,10 +934,12 @@ class _LayoutReader(TextReader):
         self.at = end
         return x * ScaledBasis(1, tuple([int(p) for p in reversed(path)])) if path else x
 
-    def _fresh(self, facts: str) -> Scalar:
+    def _fresh(self, found: re.Match[str]) -> Scalar:
         """A symbol that no other text has: unknown, unknown_1, ..."""
-        divisor = re.search(r"div\s*=\s*(\d+)", facts)
-        return symbol(fresh_name("unknown"), max(1, _int(divisor[1])) if divisor is not None else 1)
+        facts = _FACTS.fullmatch(found[1] or "")
+        if facts is None:
+            raise ParseError("expected ?{i64 div=8}, ?{div=8} or ?{i64}", self.text, found.start(1))
+        return self.made(lambda: symbol(fresh_name("unknown"), _int(facts[1] or "1")), found)
 
     def _end_of_entry(self) -> int:
         """The end of the entry that begins here: at a comma, colon or bracket outside its own brackets."""

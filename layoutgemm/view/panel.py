@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -390,14 +390,18 @@ class Panel:
     def _frames(self, canvas: Canvas, left: float, top: float) -> None:
         width, height = self.cell
         within = 1.0 if self.sparse else 0.0  # ink is seen on the cell's colour, not on a dark neighbour
-        for places, dots in ((self.framed, ""), (self.marked, "2 3")):
-            for row in sorted({row for row, _ in places}):
-                inside = [(row, column) in places for column in range(len(self.columns))]
-                for start, stop in runs(inside):
-                    if inside[start]:
-                        x, y = left + start * width, top + row * height
-                        wide, high = (stop - start) * width - 2 * within, height - 2 * within
-                        canvas.frame(x + within, y + within, wide, high, 2, dots)
+        found = [
+            (left + start * width + within, top + row * height + within, (stop - start) * width - 2 * within, dots)
+            for places, dots in ((self.framed, ""), (self.marked, "2 3"))
+            for row, start, stop in in_rows(places, len(self.columns))
+        ]
+        high = height - 2 * within
+        if halos := "".join(
+            f"M{number(x)} {number(y)}h{number(w)}v{number(high)}h{number(-w)}z" for x, y, w, _ in found
+        ):
+            canvas.shape(halos, f'{paint("halo", "stroke")} stroke-width="4" fill="none"')
+        for x, y, wide, dots in found:
+            canvas.frame(x, y, wide, high, 2, dots)
 
     def _titles(self, canvas: Canvas, left: float, top: float, run: int) -> None:
         """Invisible strokes over the cells, each with what it tells: hovering shows nothing else without a script."""
@@ -423,6 +427,17 @@ def moved(left: float, top: float, width: float, height: float) -> str:
     return (
         f'transform="translate({number(left)} {number(top)}) scale({number(width)} {number(height)})" stroke-width="1"'
     )
+
+
+def in_rows(places: Collection[tuple[int, int]], columns: int) -> Iterator[tuple[int, int, int]]:
+    """The runs (row, start, stop) of neighbouring places in each row.
+
+    >>> list(in_rows({(1, 0), (1, 1), (0, 2)}, 3))
+    [(0, 2, 3), (1, 0, 2)]
+    """
+    for row in sorted({row for row, _ in places}):
+        inside = [(row, column) in places for column in range(columns)]
+        yield from ((row, start, stop) for start, stop in runs(inside) if inside[start])
 
 
 def borders(zones: Sequence[Sequence[int]]) -> dict[int, list[tuple[int, int, int, bool]]]:

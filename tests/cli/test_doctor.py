@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +40,17 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == status
     text = capsys.readouterr().out
     assert text.rstrip().endswith(("on the GPU here",) if status == 0 else ("computed by torch", "need none of it"))
+
+
+def test_a_torch_that_can_find_no_gpu_is_not_imported() -> None:
+    """What it states is the same as that of the imported torch: its version.py, without a GPU or a driver."""
+    needs.module("torch")
+    program = (
+        "import sys; from layoutgemm.cli import doctor; lines = [str(x) for x in doctor._gpus()]; "
+        "found = doctor._torch(); assert ('torch' in sys.modules) == found.sees_gpus, found; "
+        "import torch; assert lines == [str(x) for x in doctor._gpus()], lines"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_verdicts() -> None:

@@ -230,7 +230,9 @@ ENCODING = of_kernel([], [[4, 2]], [[(1, 0)]], [(1, 1)])
     ("tile_distribution_encoding{Rs: sequence<1>}", "tile", "Composable Kernel"),
     ("st_bf<64, 64>", "st_bf", "ThunderKittens"), ("kittens::rt<kittens::bf16, 16, 64>", "kittens", "ThunderKittens"),
     ("[(4,8):(8,1)].fp16.SH", "[(4", "Graphene"), ("cutlass::layout::RowMajor", "RowMajor", "(4,8):(8,1)"),
-    ("row_major(4, 8)", "row_major", "Hidet"), ("tilus.SharedLayout(shape=[4], mode_shape=[4])", "SharedL", "Tilus"),
+    ("row_major(4, M)", "row_major", "Hidet"), ("row_major(4, 8).swizzle(0)", "row_major", "Hidet"),
+    ("#4:[2,2].[8].thread", "[2,2]", "Graphene"), ("A:[16,16].[8,8].fp16.SH", "[16", "Graphene"),
+    ("tilus.SharedLayout(shape=[4], mode_shape=[4])", "SharedL", "Tilus"),
     ("tensor_descriptor{ntransforms: 3}", "tensor_d", "tile_distribution_encoding<...> is read"),
 ])  # fmt: skip
 def test_what_is_no_map_says_where_and_what_was_expected(text: str, at: str, expected: str) -> None:

@@ -225,6 +225,12 @@ def test_every_parser_reads_or_refuses_hostile_texts(number: int) -> None:
 # ---------------------------------------------------------------- pointers, unknowns, and what repr prints
 
 
+@pytest.mark.parametrize("facts", ["div=0", "div=-8", "foo", "dvi=8", "div=8 i64", "i64 div=8x"])
+def test_facts_of_an_unknown_are_read_or_refused(facts: str) -> None:
+    with pytest.raises(ParseError, match="i64 div=8"):
+        parse(f"(?{{{facts}}},4):(4,1)")
+
+
 def test_unknowns_of_two_texts_are_no_one_integer() -> None:
     first, second = parse("(?,8):(8,1)"), parse("(?,8):(8,1)")
     assert not set(first.symbols) & set(second.symbols)

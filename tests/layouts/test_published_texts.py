@@ -170,6 +170,9 @@ PUBLISHED += [
     ("(4,5):(8,1) o 5 o (3,2):(1,4)", "S<0,0,0> o 9 o (3,2):(8,1)"),
     ('// CHECK: cute.zipped_product(%0, %1) : (!cute.layout<"(4,3):(1@0,1@1)">, !cute.layout<"(2,5):(1,2)">) -> '
      '!cute.layout<"((4,3),(2,5)):((1@0,1@1),(3@1,6@1))">', "((4,3),(2,5)):((1@0,1@1),(3@1,6@1))"),
+    ('tma_gbasis = <"(64,128,1,(1)):(1@1,1@0,1@0@0@2,(1@1@2))">', "(64,128,1,(1)):(1@1,1@0,1@0@0@2,(1@1@2))"),
+    ("Layout.row_major(4, 8, 2)", "(4,8,2):(16,2,1)"), ("a = layout.Layout.col_major(4, 8)  # Mojo", "(4,8):(1,4)"),
+    ("FixedLayout(device(type='cuda', index=0), torch.float16, size=[4, 8], stride=[8, 1])", "(4,8):(8,1)"),
 ]  # fmt: skip
 
 
@@ -177,6 +180,15 @@ PUBLISHED += [
 def test_a_published_text_is_its_layout(text: str, right: str) -> None:
     assert str(parse(text)) == right
     assert parse(right) == parse(text)
+
+
+@pytest.mark.parametrize("wrapper", ["cute:ComposedLayout<", "mine::Swizzled<", "error: no match for 'Composed<"])
+def test_a_layout_beside_a_swizzle_is_not_read_without_it(wrapper: str) -> None:
+    """The layout alone would be another function."""
+    plain = "cute::Layout<cute::tuple<cute::_8,cute::_32>,cute::tuple<cute::_32,cute::_1>>"
+    assert str(parse(f"error: no match for '{plain}' here")) == "(8,32):(32,1)"
+    with pytest.raises(ParseError):
+        parse(f"{wrapper}cute::Swizzle<2,4,3>, {plain}>")
 
 
 LISTED = [

@@ -23,6 +23,10 @@ def nvmma(width: int, transposed: bool = False, bits: int = 16) -> str:
     return f"#ttg.nvmma_shared<{{swizzlingByteWidth = {width}, transposed = {said}, elementBitWidth = {bits}}}>"
 
 
+def nvmma_3(width: int) -> str:
+    return nvmma(width, True).replace("}", ", rank = 3}")
+
+
 def swizzled(vec: int, each: int, most: int, order: list[int]) -> str:
     return f"#ttg.swizzled_shared<{{vec = {vec}, perPhase = {each}, maxPhase = {most}, order = {order}}}>"
 
@@ -42,7 +46,6 @@ def tmem(fields: str) -> str:
 
 MMA_LANES = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
 A_LANES, B_LANES = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [0, 1], [0, 2], [0, 4]]
-THREE = nvmma(128, True).replace("}", ", rank = 3}")
 # (type, input -> bases)
 BLOCKED = blocked([1, 8], [2, 16], [4, 1], [1, 0])
 FOUND = [
@@ -166,7 +169,8 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
         (f"tensor<8x128xf16, {BLOCKED.replace('order', 'CTASplitNum = [2, 1], order')}>", "#ttg", "not 2 of 1"),
         (f"tensor<8x128xf16, {BLOCKED.replace('order', 'CGALayout = [[1, 1]], order')}>", "#ttg", "one a power of two"),
         (f"!ttg.memdesc<4x64xf16, {nvmma(128)}, #smem>", "#ttg", "8 rows or more"),
-        (f"!ttg.memdesc<2x64x8xf16, {THREE}, #smem>", "#ttg", "or more of them where transposed = false"),
+        (f"!ttg.memdesc<32x4x4xf16, {nvmma_3(128)}, #smem>", "#ttg", "8 rows or more"),
+        (f"!ttg.memdesc<8x16xf16, {nvmma(0, True)}, #smem>", "#ttg", "Triton up to 3.7 passes over transposed"),
         ("tensor<2x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [3, 0]]}>>", "#ttg", "[4, 2] or more"),
         (f"!ttg.memdesc<3x8x64xf16, {nvmma(128)}, #smem>", "3x8", "not 3; one of them is 8x64"),
         (
@@ -510,11 +514,62 @@ def test_tensor_memory_and_mfma_over_a_cluster(text: str, bases: dict[str, list[
     test_a_type_gives_the_bases_of_triton(text, bases)
 
 
-def test_without_a_swizzle_the_last_dimension_is_the_fastest() -> None:
-    """Triton's nvmmaSharedToLinearLayout passes over `transposed` where the width of the swizzle is 0."""
-    plain, transposed = (parse(f"!ttg.memdesc<2x16x8xf16, {nvmma(0, flag)}, #smem>") for flag in (False, True))
-    assert plain == transposed and plain.columns[:3] == (32, 64, 128)
-    assert parse(nvmma(0, True)) == parse(nvmma(0, False))
+PRINTED = [  # (type, input -> bases): to_linear_layout of Triton 3.9; 3.7 prints the same
+    (f"!ttg.memdesc<16x4x8xf16, {nvmma_3(32)}, #smem>", {
+        "offset": [[1, 0, 0], [2, 0, 0], [4, 0, 0], [8, 0, 0], [0, 0, 4], [0, 1, 0], [8, 2, 0], [0, 0, 1], [0, 0, 2]]}),
+    (f"!ttg.memdesc<16x8x8xf16, {nvmma_3(32)}, #smem>", {
+        "offset": [[1, 0, 0], [2, 0, 0], [4, 0, 0], [8, 0, 0], [0, 1, 0], [0, 2, 0], [8, 4, 0],
+                   [0, 0, 1], [0, 0, 2], [0, 0, 4]]}),
+    (f"!ttg.memdesc<512x512xf16, {nvmma(0)}, #smem>", {  # without a swizzle boxes along the fastest dimension first
+        "offset": [*[[0, 1 << i] for i in range(8)], *[[1 << i, 0] for i in range(8)], [0, 256], [256, 0]]}),
+    (f"!ttg.memdesc<512x512xf16, {nvmma(128)}, #smem>", {
+        "offset": [*[[0, 1 << i] for i in range(6)], [1, 8], [2, 16], [4, 32], *[[8 << i, 0] for i in range(6)],
+                   [0, 64], [0, 128], [0, 256]]}),
+    ("tensor<32x64xf16, #ttg.dot_op<{opIdx = 0, parent = #ttg.amd_wmma<{version = 1, isTranspose = true, "
+     "ctaLayout = {register = [[1, 0]], warp = [[0, 1]]}}>, kWidth = 8}>>", {
+        "register": [[0, 1], [0, 2], [0, 4], [16, 0], [0, 8], [0, 16], [0, 32]],
+        "lane": [[1, 0], [2, 0], [4, 0], [8, 0], [0, 0]], "warp": [[0, 0]]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "bases"), PRINTED)
+def test_a_type_gives_the_bases_that_triton_prints(text: str, bases: dict[str, list[list[int]]]) -> None:
+    test_a_type_gives_the_bases_of_triton(text, bases)
+
+
+def test_registers_of_gluon_without_warps_are_read() -> None:
+    called = "AMDWMMALayout(version=2, transposed=False, warp_bases=[], reg_bases=[[1, 0]], instr_shape=[16, 16, 16])"
+    attribute = "#ttg.amd_wmma<{version = 2, isTranspose = false, ctaLayout = {register = [[1, 0]], warp = []}}>"
+    assert parse(f"<[64, 16], fp16, {called}>") == parse(f"tensor<64x16xf16, {attribute}>")
+
+
+def test_a_padded_buffer_of_gluon_is_its_attribute() -> None:
+    called = "PaddedSharedLayout([[64, 8]], [[0, 1], [1, 0], [0, 2], [0, 4], [2, 0]], cga_layout=[], shape=[4, 8])"
+    alone = parse(called)
+    assert parse(f"shared_memory_descriptor<fp16, [4, 8], {called}, [4, 8]>") == alone
+    assert parse("PaddedSharedLayout.with_identity_for([[8, 2]], [4, 8], [1, 0], [])") == parse("(4,8):(10,1)")
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("!ttg.memdesc<4x8xf16, {}, #smem, mutable, 8x8>", "this is a part of one of 8x8"),
+    ("!ttg.memdesc<4x8xf16, {}, #smem> junk", "the end of the type"),
+    ("#p = {}\n!ttg.memdesc<4x8xf16, #p, #smem, mutable, 8x8>", "this is a part of one of 8x8"),
+    ("#p = {}\n!ttg.memdesc<4x8xf16, #p, #smem> junk", "the end of the type"),
+])  # fmt: skip
+def test_what_stands_behind_a_padded_layout_is_read(text: str, expected: str) -> None:
+    with pytest.raises(ParseError, match=expected):
+        parse(text.format("#ttg.padded_shared<[8:+2] {order = [1, 0], shape = [4, 8]}>"))
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("tensor<16x16xf16, #ttg.amd_wmma<{version = 1, ctaLayout = {warp = []}, instrShape = [16, 16, 32]}>>",
+     "one of [[16, 16, 16]] of version 1"),
+    ("tensor<16x64xf16, #ttg.dot_op<{opIdx = 0, parent = #ttg.amd_wmma<{version = 2, ctaLayout = {warp = []}}>, "
+     "kWidth = 2}>>", "kWidth = one of (4, 8, 16) of version 2"),
+])  # fmt: skip
+def test_an_instruction_that_amd_does_not_have_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ParseError, match=re.escape(expected)):
+        parse(text)
 
 
 def test_a_field_that_linear_does_not_have_is_refused() -> None:

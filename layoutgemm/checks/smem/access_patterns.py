@@ -8,7 +8,7 @@ of a lane are what its one vector holds, in order. For ldmatrix, stmatrix and ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -106,6 +106,22 @@ class AccessPattern:
         starts = Layout(counts, steps).offsets()
         moved = np.where(self.coords[None] < 0, -1, inside[self.coords][None] + starts[:, None, None, None])
         return AccessPattern(self.name, self.kind, moved.reshape(-1, *self.coords.shape[1:]))
+
+
+def listed(accesses: object) -> list[AccessPattern]:
+    """One access or several, as a list. Raises AtomError for anything else, such as an atom.
+
+    >>> listed(7)
+    Traceback (most recent call last):
+    layoutgemm.errors.AtomError: accesses are AccessPatterns, as matrix_access((64, 64), 'bf16') makes, not 7
+    """
+    found: list[AccessPattern] = []
+    for access in accesses if isinstance(accesses, Iterable) else [accesses]:
+        if not isinstance(access, AccessPattern):
+            said = f"a {type(access).__name__}" if len(repr(access)) > 40 else repr(access)
+            raise AtomError(f"accesses are AccessPatterns, as matrix_access((64, 64), 'bf16') makes, not {said}")
+        found.append(access)
+    return found
 
 
 @checked(AtomError)

@@ -45,7 +45,7 @@ from ...layouts import ComposedLayout, Layout
 from ...layouts.linear import LinearLayout
 from ...lazy_numpy import np
 from ...report import Check
-from .access_patterns import AccessPattern, IntArray, byte_addresses, check_width
+from .access_patterns import IntArray, byte_addresses, check_width, listed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -300,11 +300,9 @@ def requests_of(
         return [(kind, kind, addresses, int(how))], "these addresses"
     if kind is not None:
         raise AtomError(f"an access has its own kind; {kind!r} is not for a {noun}")
-    accesses = [how] if isinstance(how, AccessPattern) else list(how)
-    if not accesses or not all(isinstance(access, AccessPattern) for access in accesses):
-        raise AtomError(
-            f"how must be an AccessPattern or several, as matrix_access((64, 64), 'bf16') makes, not {how!r}"
-        )
+    accesses = listed(how)
+    if not accesses:
+        raise AtomError(f"how is one access or several, as matrix_access((64, 64), 'bf16') makes, not {how!r}")
     return [(access.name, access.kind, *byte_addresses(what, access, element)) for access in accesses], str(what)
 
 

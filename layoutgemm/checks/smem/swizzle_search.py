@@ -34,7 +34,7 @@ from ...layouts import Layout, Swizzle
 from ...layouts.proofs.gf2 import Elimination
 from ...lazy_numpy import np
 from ...report import Check
-from .access_patterns import AccessPattern, IntArray, byte_addresses, element_bits
+from .access_patterns import AccessPattern, IntArray, byte_addresses, element_bits, listed
 from .bank_conflicts import BANK_BYTES, WAVEFRONT, BankReport, bank_conflicts, judge, phases_of, ways_of
 
 BANK_LOW = BANK_BYTES.bit_length() - 1  # the address bits from here ...
@@ -264,14 +264,14 @@ def best_swizzle(
 def _search(
     layout: Any, accesses: AccessPattern | Sequence[AccessPattern], element: DType | str | int | None, tma: bool
 ) -> SwizzleAnswer:
-    listed = [accesses] if isinstance(accesses, AccessPattern) else list(accesses)
-    if not listed:
+    given = listed(accesses)
+    if not given:
         raise AtomError("no access is given: every swizzle is free of conflicts")
     bits = element_bits(layout, element)
     if isinstance(layout, SmemTile):
         layout, element = layout.layout, layout.dtype
-    at = [byte_addresses(layout, access, element) for access in listed]
-    patterns = [pattern_of(access.name, *found) for access, found in zip(listed, at)]
+    at = [byte_addresses(layout, access, element) for access in given]
+    patterns = [pattern_of(access.name, *found) for access, found in zip(given, at)]
     total = -(-int(np.max(np.asarray(layout.offsets())) + 1) * bits // 8)
     width = max(pattern.width for pattern in patterns)
     every = list(candidates((total - 1).bit_length(), total, width))
@@ -283,7 +283,7 @@ def _search(
         method = "exhaustion" if not any(p.columns for p in patterns) else "GF(2) rank and exhaustion"
     for swizzle in looked:
         if all(pattern.is_free(swizzle) for pattern in patterns):
-            report = _report(layout, patterns, listed, swizzle)
+            report = _report(layout, patterns, given, swizzle)
             if not report:
                 raise AssertionError(f"{swizzle} passed the search and conflicts: {report}")
             return SwizzleAnswer(swizzle, swizzle, report, len(every), len(looked), method)
@@ -293,7 +293,7 @@ def _search(
     form = "the copy engine's modes" if tma else f"the swizzles within {(total - 1).bit_length()} address bits"
     whole = "" if tma else f" that keep {width}-byte vectors whole"
     reason = _why_none(patterns, looked, [[ways for ways, _ in row] for row in weights], form, whole)
-    return SwizzleAnswer(None, best, _report(layout, patterns, listed, best), len(every), len(looked), method, reason)
+    return SwizzleAnswer(None, best, _report(layout, patterns, given, best), len(every), len(looked), method, reason)
 
 
 def _report(
@@ -386,7 +386,7 @@ def find_padding(
     >>> find_padding((32, 32), thread_access(Layout(32, 1)), "f32").pitch  # a column of floats
     33
     """
-    listed = [accesses] if isinstance(accesses, AccessPattern) else list(accesses)
+    given = listed(accesses)
     bits = dtype(element).bits
     if major not in ("K", "MN"):
         raise AtomError(f"major is {major!r}; it is 'K' or 'MN'")
@@ -398,7 +398,7 @@ def find_padding(
     for pitch in period:
         layout = Layout(extent, (pitch, 1) if major == "K" else (1, pitch))
         try:
-            report = bank_conflicts(layout, listed, element=element)
+            report = bank_conflicts(layout, given, element=element)
         except AtomError as error:
             refusal = refusal or error
             continue

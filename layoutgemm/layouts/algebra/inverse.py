@@ -146,7 +146,10 @@ def _longest_chain(modes: list[tuple[int, int, Scalar]]) -> list[tuple[Scalar, S
 
 
 def left_inverse(shape: Shape, stride: Stride) -> Pair:
-    """R with R(L(i)) = i: the right inverse of (L, complement of L), which must leave nothing out."""
+    """R with R(L(i)) = i: the right inverse of (L, complement of L), or of a padded L its digits.
+
+    Raises LayoutError where the complement leaves something out and a stride does not divide the next.
+    """
     for s, d in zip(leaves(shape), leaves(stride)):
         if s != 1 and d == 0:
             raise LayoutError(
@@ -157,8 +160,34 @@ def left_inverse(shape: Shape, stride: Stride) -> Pair:
     try:
         rest = complement_exact(shape, stride, 1, "it")
     except LayoutError as error:
-        raise LayoutError(f"left_inverse of {show(shape)}:{show(stride)}: {error}") from None
+        padded = _digits(shape, stride)
+        if padded is None:
+            raise LayoutError(f"left_inverse of {show(shape)}:{show(stride)}: {error}") from None
+        return padded
     return right_inverse((shape, rest[0]), (stride, rest[1]))
+
+
+def _digits(shape: Shape, stride: Stride) -> Pair | None:
+    """The left inverse of modes of which each stride divides the next, None for others.
+
+    Each mode is a digit of the offset. (8,4):(1,12) has digits in (12,4), and (12,4):(1,8) reads them.
+    """
+    modes: list[tuple[int, int, int]] = []
+    w = 1
+    for s, d in zip(leaves(shape), leaves(stride)):
+        if not isinstance(s, int) or not isinstance(d, int):
+            return None
+        if s != 1:
+            modes.append((d, s, w))
+        w *= s
+    modes.sort()
+    extents, strides = [modes[0][0]], [0]
+    for (d, s, w), (above, _, _) in zip(modes, [*modes[1:], (modes[-1][0] * modes[-1][1], 1, 1)]):
+        if d < 1 or above % d or s * d > above:
+            return None
+        extents.append(above // d)
+        strides.append(w)
+    return coalesce(tuple(extents), tuple(strides))
 
 
 def nullspace(shape: Shape, stride: Stride) -> Pair:

@@ -19,6 +19,13 @@ from .parts import AttributeFields, Tile, Vectors, unit
 _MFMA = "version versionMajor versionMinor warpsPerCTA instrShape isTransposed tilesPerWarp elementBitWidth elementType"
 _WMMA = "version isTranspose isTransposed warpsPerCTA ctaLayout instrShape tilesPerWarp rank"
 _LANES = 64  # of a wavefront that runs MFMA
+# Instructions of a version, and kWidth of their operands; Source: Triton's verifier of AMDWmmaEncodingAttr
+_WMMA_SIZES = {
+    1: [[16, 16, 16]],
+    2: [[16, 16, 16], [16, 16, 32]],
+    3: [[16, 16, 4], [16, 16, 32], [16, 16, 64], [16, 16, 128], [32, 16, 64], [32, 16, 128]],
+}
+_WMMA_WIDTHS = {1: (8, 16), 2: (4, 8, 16)}
 _SIZES = [[32, 32], [16, 16], [64, 4], [4, 64]]
 
 
@@ -125,8 +132,11 @@ class _Wmma:
         self.version = given.number("version", power=False)
         self.transposed = given.flag("isTransposed" if "isTransposed" in given.fields else "isTranspose")
         self.size = given.instruction() if "instrShape" in given.fields else [16, 16, 16]
-        if self.version not in (1, 2, 3) or self.size[:2] not in ([16, 16], [32, 16]) or len(self.size) != 3:
-            raise given.fail("version = 1 to 3 and instrShape = [16, 16, k] or [32, 16, k]")
+        sizes = _WMMA_SIZES.get(self.version)
+        if sizes is None:
+            raise given.fail(f"version = 1 to 3, not {self.version},")
+        if "instrShape" in given.fields and self.size not in sizes:
+            raise given.fail(f"instrShape = one of {sizes} of version {self.version}, not {self.size},")
         self.registers: Vectors = []
         self.warps: Vectors = []
         cta = given.fields.get("ctaLayout")
@@ -194,11 +204,14 @@ def wmma_operand(given: AttributeFields, parent: AttributeFields, shape: Sequenc
     found, k = _Wmma(parent), given.depth(len(shape))
     free = _free(given, found, shape, k)
     tall = (free == len(shape) - 1) == found.transposed  # along the larger side of a 32 x 16 instruction
+    width, widths = given.number("kWidth"), _WMMA_WIDTHS.get(found.version)
+    if widths is not None and width not in widths:
+        raise given.fail(f"kWidth = one of {widths} of version {found.version}, not {width},")
     tile = Tile(shape)
-    tile.grow("register", k, given.number("kWidth"))
+    tile.grow("register", k, width)
     tile.grow("lane", free, 16)
     tile.grow("lane", k, 2, repeats=found.version == 1)
-    tile.grow("register", k, max(1, found.size[2] // tile.reached[k]))
+    tile.grow("register", k, max(1, found.size[2] // (2 * width)))  # both halves count, equal or not
     tile.grow("register", free, found.size[0] // 16 if tall else 1)
     return _placed(tile, found, k)
 

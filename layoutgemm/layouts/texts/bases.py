@@ -320,9 +320,10 @@ class ValueReader(TextReader):
         if name.startswith("amd_"):
             given["isTransposed"] = given.pop("transposed", given.get("isTransposed", "false"))
         of_warps = given.get("warp")
-        if name == "amd_wmma" and isinstance(of_warps, ListValue) and all(isinstance(x, int) for x in of_warps.items):
+        counts = of_warps.items if isinstance(of_warps, ListValue) else ()
+        if name == "amd_wmma" and counts and all(isinstance(x, int) for x in counts):
             given["warpsPerCTA"] = given.pop("warp")  # the third argument of older versions
-        elif name == "amd_wmma" and of_warps is not None:
+        elif name == "amd_wmma" and (of_warps is not None or "register" in given):
             parts = [(key, given.pop(key)) for key in ("register", "warp") if key in given]
             given["ctaLayout"] = FieldsValue(found.end() - 1, tuple(parts))
         if name in ("linear", "shared_linear"):

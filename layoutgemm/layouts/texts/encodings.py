@@ -33,7 +33,7 @@ from .bases import (
     integers_of,
     made,
 )
-from .parts import AttributeFields, Tile, Vectors, unit
+from .parts import AttributeFields, Tile, Vectors, end_of_gluon_type, end_of_type, unit
 
 _TYPE = regex(
     r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?"
@@ -45,13 +45,8 @@ _GLUON_TYPE = regex(
     r"\s*(?:\w+\s*[:=]\s*)?(?:(?P<memory>shared|tensor)_memory_descriptor<\s*\w+\s*,\s*\[(?P<in_memory>[\d,\s]*)\]\s*,"
     r"|<\s*\[(?P<shape>[\d,\s'\"]*)\]\s*,\s*(?:pointer<\w+>|\w+)\s*,)\s*(?=\w*Layout\()"
 )
-_GLUON_REST = regex(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
 # A line that names a layout; those without fields are passed over
 _NAMED = regex(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[))?[^\n]*\n\s*")
-_REST = regex(
-    r"(?:\s*,\s*(?:#[\w.]+|mutable|(?P<whole>\d+(?:\s*x\s*\d+)*)))*\s*>(?P<outer>\s*>)?\s*(?:loc\([^\n]*\)\s*)?"
-    r"(?:(?://|;)[^\n]*)?\s*\Z"
-)
 RANK = 16  # dimensions of a tensor: no program prints more
 # Boxes of tensor copies have at most so many elements along a dimension
 BOX = 256
@@ -104,10 +99,7 @@ def shaped(text: str) -> tuple[LinearLayout, list[int]] | None:
         raise ParseError(f"expected at most {RANK} dimensions, not {len(shape)}", text, found.start("shape"))
     reader = ValueReader(text, found.end(), known)
     attribute = reader.attribute(0)
-    rest = _REST.match(text, reader.at)
-    if rest is None or (rest["outer"] is not None and found["described"] is None):
-        raise reader.fail("'>' and the end of the type")
-    _is_whole(text, rest, shape)
+    end_of_type(reader, shape, described=found["described"] is not None)
     return _over(text, found.start("shape"), attribute, shape, in_memory="memdesc" in found[0]), shape
 
 
@@ -120,10 +112,7 @@ def _of_gluon(text: str, found: re.Match[str]) -> tuple[LinearLayout, list[int]]
         raise ParseError(f"expected 1 to {RANK} extents and one of {', '.join(GLUON)}", text, found.start(group))
     reader = ValueReader(text, found.end())
     attribute = reader.called(called, 0)
-    rest = _GLUON_REST.match(text, reader.at)
-    if rest is None:
-        raise reader.fail("'>' and the end of the type")
-    _is_whole(text, rest, shape)
+    end_of_gluon_type(reader, shape)
     return _over(text, found.start(group), attribute, shape, in_memory=found["memory"] is not None), shape
 
 
@@ -169,14 +158,6 @@ def _buffered(text: str, at: int, bases: list[Basis], buffers: int, one: Sequenc
         vectors = [(0, *vector) for vector in basis.vectors]
         out.append(Basis(basis.name, (*vectors, *follow) if basis.name == "offset" else tuple(vectors), basis.at))
     return out
-
-
-def _is_whole(text: str, rest: re.Match[str], shape: Sequence[int]) -> None:
-    """Refuse a part of a buffer: its elements lie where the whole buffer's layout puts them."""
-    whole = [int(extent) for extent in re.findall(r"\d{1,18}", rest["whole"] or "")]
-    if whole and whole[-len(shape) :] != list(shape):
-        said = "x".join(map(str, whole[-len(shape) :]))
-        raise ParseError(f"expected a whole buffer: this is a part of one of {said}", text, rest.start("whole"))
 
 
 def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> tuple[LinearLayout, list[int]] | None:
@@ -306,9 +287,7 @@ def _nvmma_tile(given: AttributeFields) -> list[int]:
         raise given.fail(f"rank = 2 to {RANK}")
     if not given.flag("transposed") or not width:
         return [*[1] * (rank - 2), 8, wide]
-    if rank > 2:
-        raise given.fail(_NVMMA_RANK)
-    return [wide, 8]
+    return [wide, *[1] * (rank - 2), 8]
 
 
 def _bases(text: str, attribute: AttributeValue, shape: Sequence[int]) -> list[Basis]:
@@ -496,6 +475,8 @@ def _rotating(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors
 def _nvmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     """Boxes of TMA, as wide as the swizzle: rows first, then further boxes, those along the first dimension first.
 
+    Without a swizzle the further boxes along the fastest dimension come first.
+
     fp4Padded: 16 bytes of a box hold 16 elements of 4 bits, so 8 bytes of the tensor, and 8 bytes of padding.
     """
     given.only("swizzlingByteWidth", "transposed", "elementBitWidth", "fp4Padded", "rank")
@@ -503,27 +484,43 @@ def _nvmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
     rank, packed = len(shape), 2 if given.flag("fp4Padded") else 1
     if width not in (0, 32, 64, 128) or bits > 32 or bits < 4 or (packed > 1 and (width != 128 or bits != 8)):
         raise given.fail("swizzlingByteWidth = 0, 32, 64 or 128 and elements of 4 to 32 bits, 128 and 8 of fp4Padded")
-    if rank < 2 or (given.flag("transposed") and width and rank > 2):
-        raise given.fail(_NVMMA_RANK)
-    # Fastest first. Without a swizzle the flag changes nothing, as in Triton's nvmmaSharedToLinearLayout.
-    order = [0, 1] if given.flag("transposed") and width else list(range(rank))[::-1]
+    transposed = given.flag("transposed")
+    if rank < 2:
+        raise given.fail("a tensor of 2 dimensions or more")
+    if transposed and not width and sum(extent > 1 for extent in shape) > 1:
+        raise given.fail(_UNSWIZZLED)
+    order = [0, *range(1, rank)[::-1]] if transposed and width else list(range(rank))[::-1]  # fastest first
     box = [min(BOX, extent) for extent in shape]
     wide = 8 * width // bits if width else box[order[0]]  # with padding
     box[order[0]] = wide // packed if width else wide
-    rows = [(dim, 1 << i) for dim in order[1:] for i in range(box[dim].bit_length() - 1)]
+    rows, rest = _rows_of_box(box, order, transposed=transposed and width > 0)
     if width and (shape[order[0]] < box[order[0]] or len(rows) < 3):
         raise given.fail(f"8 rows or more and whole patterns of {width} bytes")
     vec, phases = 128 // bits, width // 16
     found = [unit(order[0], _unpadded(1 << i, packed), rank) for i in range(wide.bit_length() - 1)]
-    for i, (dim, at) in enumerate(rows):
+    for i, row in enumerate(rows):
         shifted = _unpadded(vec * ((1 << i) % 8 * width // 128 % phases), packed) if phases else 0
-        found.append(tuple([at if d == dim else shifted if d == order[0] else 0 for d in range(rank)]))
-    for dim in range(rank):
+        found.append(tuple([shifted if d == order[0] else at for d, at in enumerate(row)]))
+    found += rest
+    for dim in range(rank) if width else order:
         found += [unit(dim, box[dim] << i, rank) for i in range((shape[dim] // box[dim]).bit_length() - 1)]
     return {"offset": found}
 
 
-_NVMMA_RANK = "a tensor of 2 dimensions, or more of them where transposed = false,"
+def _rows_of_box(box: Sequence[int], order: Sequence[int], *, transposed: bool) -> tuple[Vectors, Vectors]:
+    """The bits of a box beyond its fastest dimension: those of its rows, and those that follow them.
+
+    Transposed, Triton counts the last dimension alone as rows, and then splits the number of an element along `order`.
+    """
+    bits = [unit(dim, 1 << i, len(box)) for dim in order[1:] for i in range(box[dim].bit_length() - 1)]
+    rows = box[-1].bit_length() - 1 if transposed else len(bits)
+    return bits[len(bits) - rows :], bits[: len(bits) - rows]
+
+
+_UNSWIZZLED = (
+    "transposed = false with swizzlingByteWidth = 0 (Triton up to 3.7 passes over transposed = true there, and from "
+    "3.8 the first dimension is the fastest: #ttg.shared_linear<{...}> says which)"
+)
 
 
 def _unpadded(column: int, packed: int) -> int:

@@ -19,6 +19,7 @@ from ...errors import ParseError
 from ...regex import regex
 from ..layout import Layout
 from .bases import ListValue, Value, ValueReader, basis_of, integers_of
+from .parts import end_of_gluon_type, end_of_type
 
 _ATTRIBUTE = regex(
     r"\s*(?:#\w+\s*=\s*)?(?:(?:\w+\s*[=:]\s*)?!ttg?\.memdesc\s*<\s*(?P<shape>(?:\d+\s*x\s*)+)\w+\s*,\s*)?"
@@ -27,10 +28,13 @@ _ATTRIBUTE = regex(
 # A line that names a padded layout, and a type that refers to it
 _NAMED = regex(r"(?m)^\s*#(\w+)\s*=\s*#(?:ttg|triton_gpu|gluon)\.padded_shared\s*<\s*(?=\[)")
 _USED = regex(r"!ttg?\.memdesc\s*<\s*(?P<shape>(?:\d+\s*x\s*)+)\w+\s*,\s*#(\w+)(?![\w.])[^\n]*\s*\Z")
-_CLASS = regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?P<name>PaddedSharedLayout)(?P<identity>\.with_identity_for)?\(")
+_CLASS = regex(
+    r"\s*(?:\w+\s*[:=]\s*)?(?:shared_memory_descriptor<\s*\w+\s*,\s*\[(?P<shape>[\d,\s]*)\]\s*,\s*)?"
+    r"(?:\w+\.)*(?P<name>PaddedSharedLayout)(?P<identity>\.with_identity_for)?\("
+)
 _PAD = regex(r"\s*(\d+)\s*:\s*\+\s*(\d+)\s*")
 _NAMES = {"interval_padding_pairs": "pairs", "cga_layout": "block", "block_bases": "block", "offset_bases": "offset"}
-_ORDERS = {True: ("pairs", "shape", "order"), False: ("pairs", "offset", "block", "shape")}
+_ORDERS = {True: ("pairs", "shape", "order", "block"), False: ("pairs", "offset", "block", "shape")}
 _SYNTAX = "[interval:+padding, ...]"
 
 
@@ -60,22 +64,31 @@ def padded(text: str) -> Layout | None:
         reader, place = ValueReader(text, found.end()), _Place(text, found.start("name"))
         pairs = _pairs(reader)
         given = dict(reader.fields(0).items)
-        reader.end(">") if found["shape"] is None else None
+        if found["shape"] is None:
+            reader.end(">")
+        elif not reader.take(">"):
+            raise reader.fail("'>'")
+        else:
+            end_of_type(reader, _extents(found))
         return _layout(place, pairs, given, _extents(found))
     if named is not None and used is not None:
         reader, place = ValueReader(text, named.end()), _Place(text, named.end() - 1)
         pairs = _pairs(reader)
+        end_of_type(ValueReader(text, used.end(2)), _extents(used))
         return _layout(place, pairs, dict(reader.fields(0).items), _extents(used))
     called = _CLASS.match(text)
     if called is None:
         return None
     reader, place = ValueReader(text, called.end()), _Place(text, called.start("name"))
     given = reader.arguments(_ORDERS[called["identity"] is not None], _NAMES)
-    reader.end("")
+    if called["shape"] is None:
+        reader.end("")
+    else:
+        end_of_gluon_type(reader, _extents(called))
     listed = given.pop("pairs", None)
     items = listed.items if isinstance(listed, ListValue) else ()
     pairs = [(int(a), int(b)) for a, b in (_two(place, integers_of(text, each, place.at)) for each in items)]
-    return _layout(place, pairs, given, [])
+    return _layout(place, pairs, given, _extents(called))
 
 
 def _extents(found: re.Match[str]) -> list[int]:
@@ -127,7 +140,10 @@ def _layout(place: _Place, pairs: Sequence[tuple[int, int]], given: dict[str, Va
     for bit, vector in enumerate(vectors):
         moved = [(d, x) for d, x in enumerate(vector) if x]
         if len(vector) != rank or len(moved) != 1 or moved[0][1] & (moved[0][1] - 1) or moved[0][1] < 0:
-            raise place.fail(f"bases of one bit each, since padding is added, not {list(vector)} of offset {1 << bit},")
+            raise place.fail(
+                f"bases of one bit each, since padding is added, not {list(vector)} of offset {1 << bit} "
+                "(before padding it is #ttg.shared_linear<{offset = [[...]], block = []}>)"
+            )
         dim, value = moved[0]
         if value in strides[dim]:
             raise place.fail(f"{list(vector)} once")
@@ -143,7 +159,10 @@ def _offsets(place: _Place, given: dict[str, Value], whole: list[int]) -> list[t
     """The coordinates of each bit of an element's number, before padding; a shape beside them is put into `whole`."""
     if "offset" in given:
         if "shape" in given:
-            whole.extend(integers_of(place.text, given["shape"], place.at))
+            shape = integers_of(place.text, given["shape"], place.at)
+            if whole and whole != shape:
+                raise place.fail(f"a buffer of the layout's shape {shape}, not {whole},")
+            whole[:] = shape
         return list(basis_of(place.text, "offset", given["offset"], place.at).vectors)
     if "order" not in given or "shape" not in given:
         raise place.fail("order = [...] and shape = [...], or offset = [[...], ...]")

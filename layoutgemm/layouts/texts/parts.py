@@ -6,14 +6,49 @@ the lower half of the tensor. Blocks beyond the split hold the same elements.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ...errors import ParseError
-from .bases import AttributeValue, Value, basis_of, integers_of
+from ...regex import regex
+from .bases import AttributeValue, TextReader, Value, basis_of, integers_of
 
 Vectors: TypeAlias = "list[tuple[int, ...]]"
 CLUSTER = frozenset("CTAsPerCGA CTASplitNum CTAOrder CGALayout".split())
+# Behind the layout in a type: a memory space, the shape of the buffer that this is a part of, a remark
+_REST = regex(
+    r"(?:\s*,\s*(?:#[\w.]+|mutable|(?P<whole>\d+(?:\s*x\s*\d+)*)))*\s*>(?P<outer>\s*>)?\s*(?:loc\([^\n]*\)\s*)?"
+    r"(?:(?://|;)[^\n]*)?\s*\Z"
+)
+_GLUON_REST = regex(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
+
+
+def end_of_type(reader: TextReader, shape: Sequence[int], *, described: bool = False) -> None:
+    """Refuse other text than the end of a type of Triton's IR; `described`: in a tensordesc.
+
+    Raises ParseError, also for a part of a buffer.
+    """
+    rest = _REST.match(reader.text, reader.at)
+    if rest is None or (rest["outer"] is not None and not described):
+        raise reader.fail("'>' and the end of the type")
+    _is_whole(reader.text, rest, shape)
+
+
+def end_of_gluon_type(reader: TextReader, shape: Sequence[int]) -> None:
+    """Refuse other text than the end of a type of Gluon. Raises ParseError."""
+    rest = _GLUON_REST.match(reader.text, reader.at)
+    if rest is None:
+        raise reader.fail("'>' and the end of the type")
+    _is_whole(reader.text, rest, shape)
+
+
+def _is_whole(text: str, rest: re.Match[str], shape: Sequence[int]) -> None:
+    """Refuse a part of a buffer: its elements lie where the whole buffer's layout puts them."""
+    whole = [int(extent) for extent in re.findall(r"\d{1,18}", rest["whole"] or "")]
+    if whole and whole[-len(shape) :] != list(shape):
+        said = "x".join(map(str, whole[-len(shape) :]))
+        raise ParseError(f"expected a whole buffer: this is a part of one of {said}", text, rest.start("whole"))
 
 
 class AttributeFields:

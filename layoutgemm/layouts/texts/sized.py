@@ -70,7 +70,8 @@ _BYTE_OFFSET = regex(r"byte_offset\s*[=:]\s*(\d{1,18})")
 _ARRAYS = ("ndarray", "array", "as_strided", "Array")
 # An integer behind the strides: an offset under another name, unless the word is unrelated to the layout
 _INTEGER_WORD = regex(
-    r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off|[Ss]wizzle"
+    r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)(?<!device\(type='cuda', )"
+    r"\w+\W{0,2}(?:=\s*|:\s+)-?\d|off|[Ss]wizzle"
 )
 # Behind sizes and strides: what would change them
 _OPERATION = regex(r"[\s)\]>'\",;]*(?:(?<=\s)o\s|[*+/%@:({\d]|-\s*\d)")

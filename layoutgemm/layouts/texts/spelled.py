@@ -45,6 +45,10 @@ _INTEGER = regex(
 # Types of extents and strides that a program computes
 _COMPUTED = regex(r"(?:std::)?(?:(?:unsigned|signed|long)\b\s*)*(?:int|long|unsigned|u?int\d+_t|size_t)\b(?!\s*[<(])")
 _INTEGER_TYPE = regex(r"\s*(?:std::)?(?:unsigned\s+|signed\s+)?[a-z]\w*(?:\s+(?:int|long))*\s*,\s*")
+# Mojo's Layout.row_major(4, 8), and Hidet's row_major(4, 8)
+_MAJOR = regex(
+    r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(row|col|column)_major\(\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*\)\s*(?:(?://|#)[^\n]*)?\Z"
+)
 _END = regex(r"(?:\s*(?:const|&+|\*))*[\s)\]]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
 _KEYWORD = regex(r"(shape|stride|order|offset|inner|outer)\s*=(?!=)\s*")
 _LAYOUT = regex(r"\s*(?:\w+(?:::|\.))*(?:Layout\s*<|make_(?:ordered_|identity_)?layout\s*\()")
@@ -59,17 +63,31 @@ def spelled(text: str) -> Layout | ComposedLayout | None:
 
     >>> spelled("Layout<Shape<_4,Shape<_2,_2>>, Stride<_1,Stride<_4,_8>>>{}")
     Layout((4, (2, 2)), (1, (4, 8)))
+    >>> print(spelled("Layout.row_major(4, 8)"))
+    (4,8):(8,1)
     >>> print(spelled("composition(Swizzle<3,3,3>{}, make_layout(make_shape(Int<8>{}, _64{}), LayoutRight{}))"))
     S<3,3,3> o 0 o (8,64):(64,1)
     """
     head = _HEAD.match(text)
     if head is None:
-        return None
+        return _by_major(text)
     reader = _SourceReader(text, head.end())
     out = reader.layout(0)
     if _END.match(text, reader.at) is None:
         raise reader.fail("the end of the text")
     return out
+
+
+def _by_major(text: str) -> Layout | None:
+    """The layout of a call of extents alone, row_major(4, 8) or col_major(4, 8); None for another text."""
+    found = _MAJOR.match(text)
+    if found is None:
+        return None
+    shape = tuple([int(extent[:1000]) for extent in found[2].split(",")])
+    try:
+        return Layout(shape, _row_major(shape, 1)[0] if found[1] == "row" else None)
+    except LayoutError as error:
+        raise ParseError(error.reason, text, found.start(2)) from None
 
 
 class _SourceReader(TextReader):

@@ -39,12 +39,14 @@ _OTHERS = (
     (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:Shape|Stride|Step|Tile)\s*<"),
      "a shape or a tile alone; with strides it is Layout<Shape<_4,_8>,Stride<_8,_1>>"),
     (regex(r"[^\n]*\bo\s+(\w*ptr)\s+o\s"), "a pointer without its type, as in smem_ptr[16b](unset)"),
+    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cute\.(?:shape|stride|int_tuple|coord|arith_tuple_iter)<[^\n]*>)\s*\Z"),
+     'a shape or a coordinate alone; !cute.layout<"(4,8):(8,1)"> is one'),
     (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cute\.ptr<[^\n\"]*>)\s*\Z"),
      "a pointer alone; !cute.memref<...> has its layout"),
     (regex(r"\s*(?:#\w+\s*=\s*)?(affine_map<)[^\n]*\s*\Z"),
      "a map without extents, as memref<4x8xf32, affine_map<(i, j) -> (i * 8 + j)>> has them"),
     (regex(r"\s*(?:%\w+\s*[=:]\s*)?(!cute_nvgpu\.)[^\n]*\Z"),
-     "an atom's type alone; !cute.tiled_mma<...> and !cute.tiled_copy<...> have its layouts"),
+     "an atom's type alone; !cute.tiled_mma<...>, !cute.tiled_copy<...> and its tma_gbasis = <...> are read"),
     (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?((?:tensor|vector)<)[\d?x]*x?[a-z]\w*>\s*\Z"),
      "a tensor's sizes alone; memref<4x8xf32, strided<[8, 1]>> has strides"),
     (regex(r"\s*\(?(_?-?\d+(?:@\d+)+)[\d,@_\s]*\)?\s*\Z"),
@@ -58,17 +60,18 @@ _OTHERS = (
      "a tile's type of ThunderKittens; smem_tile((64, 64), 'bf16', 'K') is one in shared memory, wgmma(64) a fragment"),
     (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:cutlass::)?(?:layout::)(\w+)"),
      "a class of CUTLASS 2, which holds no extents; RowMajor of 4 x 8 is (4,8):(8,1), ColumnMajor (4,8):(1,4)"),
-    (regex(r"\s*(?:%\w+\s*:\s*)?(\[)[\d(),:\s]*\]\s*\.\s*[\[a-zA-Z]"),
+    (regex(r"\s*(?:[%#]?\w+\s*:\s*)?(\[)[\d(),:\s]*(?:\.\s*\[[\d(),:.\s]*\]\s*)*\]\s*\.\s*[\[a-zA-Z]"),
      "a tensor of Graphene; of each bracket the shape:stride is a layout"),
     (regex(r"\s*(?:\w+::)*(tensor_descriptor|tensor_adaptor|static_distributed_tensor|tile_window\w*|tile_distribution_encoding(?=\s*\{))\s*[<{]"),
      "an object of Composable Kernel with transforms; tile_distribution_encoding<...> is read"),
     (regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)?((?:Shared|Global|TMemory)Layout|(?:shared|global|tmemory)_layout)\("),
      "a layout of memory of Tilus; RegisterLayout(...) is read, and shape:stride"),
-    (regex(r"\s*(?:\w+\.)?(auto_map|row_major|column_major|strided_layout|local_layout|row_layout|column_layout)\("),
-     "a layout of data of Hidet; row_major(4, 8) is (4,8):(8,1), and spatial(4, 8).repeat(2, 1) is read"),
+    (regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?!(?:row|col|column)_major\(\s*\d[\d,\s]*\)\s*(?:(?://|#)[^\n]*)?\Z)"
+           r"(auto_map|(?:row|col|column)_major|strided_layout|local_layout|row_layout|column_layout)\b"),
+     "a layout of data of Hidet or Mojo; row_major(4, 8) and spatial(4, 8).repeat(2, 1) are read"),
     (regex(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
 )  # fmt: skip
-_OTHER_TYPE = regex(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile)<")
+_OTHER_TYPE = regex(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile|arith_tuple_iter)<")
 
 
 def bare(text: str) -> str:
@@ -132,6 +135,8 @@ def of_compiler(text: str) -> str | None:
     if len({text[start:end] for start, end in types}) != 1 or not text[: types[0][0]].strip():
         return None
     start, end = types[0]
+    if "wizzle" in text[:start] + text[end:]:  # part of a type that is not read: its swizzle would be passed over
+        return None
     return " " * start + text[start:end] + " " * (len(text) - end)
 
 

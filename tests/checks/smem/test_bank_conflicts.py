@@ -400,7 +400,7 @@ def test_the_report_reads() -> None:
         (lambda: bank_conflicts([[0], [0, 4]], 4), "must be alike"),
         (lambda: bank_conflicts([0], 8, "ldmatrix"), "ldmatrix moves 16 bytes"),
         (lambda: bank_conflicts(Layout(32, 1), thread_access(Layout(32, 1))), "give element="),
-        (lambda: bank_conflicts(Layout(32, 1), [], element=32), "an AccessPattern or several"),
+        (lambda: bank_conflicts(Layout(32, 1), [], element=32), "one access or several"),
         (lambda: bank_conflicts(Layout(32, 1), thread_access(Layout(32, 1)), "ld.shared", element=32), "own kind"),
         (lambda: bank_conflicts(Layout(16, 1), thread_access(Layout(32, 1)), element=32), "coordinate 31 outside"),
         (lambda: bank_conflicts(smem_tile((8, 64), "bf16", "K"), matrix_access((8, 32), "f32"), element="f32"),

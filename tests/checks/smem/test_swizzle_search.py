@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from layoutgemm import Layout
-from layoutgemm.atoms import smem_tile
+from layoutgemm.atoms import ldmatrix, smem_tile
 from layoutgemm.checks import (
     AccessPattern,
     bank_conflicts,
@@ -279,6 +279,9 @@ def test_refusals_and_what_a_search_says() -> None:
         find_swizzle(tile, [], element="bf16")
     with pytest.raises(AtomError, match="give element="):
         find_swizzle(tile, matrix_access((64, 64), "bf16"))
+    for search in (find_swizzle, bank_conflicts, lambda tile, how, element: find_padding((64, 64), how, element)):
+        with pytest.raises(AtomError, match=r"AccessPatterns.*not .*CopyAtom"):
+            search(tile, ldmatrix(4), element="bf16")
     found = find_swizzle(tile, matrix_access((64, 64), "bf16"), element="bf16")
     text = found.explain()
     assert text.startswith("S<3,4,3>[bytes] is free of conflicts\nsearched: ")
