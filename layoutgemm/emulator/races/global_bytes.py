@@ -38,10 +38,14 @@ BETWEEN_BLOCKS = (
     "orders them; so does a launch of its own for the second."
 )
 DOUBTED = (
-    "only an atomic or volatile read of a flag stands between them, without a fence after it: PTX orders nothing by "
-    "that, older code counts on it, and Policy(strict=True) makes this a finding"
+    "only an atomic or volatile read of a flag without a fence after it, or an mbarrier operation of one block's scope "
+    "(.cta, the default), stands between them: PTX orders nothing by that, practice counts on it, and "
+    "Policy(strict=True) makes this a finding"
 )
-ACQUIRE = "A fence (fence.acq_rel) after the read of the flag, or an acquiring read of it, orders them."
+ACQUIRE = (
+    "A fence (fence.acq_rel) after the read of the flag, or an acquiring read of it, orders them; at an mbarrier, "
+    ".release.cluster and .acquire.cluster do."
+)
 UNFENCED = "no fence.proxy.async between the write and the read by a copy engine"
 Numbers = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.int64]
