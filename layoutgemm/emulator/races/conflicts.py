@@ -23,8 +23,8 @@ REFILL = (
     "CUTLASS go without; Policy(strict=True) makes this a finding"
 )
 NARROW = (
-    "only an mbarrier orders the two blocks, and its arrival or its wait has one block's scope (.cta, the default): PTX "
-    "orders nothing by that, CUTLASS's remote arrivals count on it, and Policy(strict=True) makes this a finding"
+    "only an mbarrier orders the two blocks, and its arrival or its wait has one block's scope (.cta, the default): "
+    "PTX orders nothing by that, CUTLASS's remote arrivals count on it, and Policy(strict=True) makes this a finding"
 )
 CLUSTER_SCOPE = "mbarrier.arrive.release.cluster by the first block and mbarrier.try_wait.acquire.cluster order them."
 # The beginning of the first access's opcode -> how a thread learns that it has happened.
