@@ -357,7 +357,7 @@ def fixed_pair(pair: Value, at: int) -> Floats:
 
 
 def scaled(y: Floats, scales: Value, at: int) -> Floats:
-    """A float64 times the power of two that a ue8m0 at a bit of a packed pair is; 255 is NaN."""
+    """A value times the ue8m0 at a bit of a packed pair; a scale of 255 is NaN."""
     code = np.asarray(scales) >> at & 255
     return np.where(code == 255, np.nan, np.float64(y) * np.exp2(np.float64(code)) * 2.0**-127)
 

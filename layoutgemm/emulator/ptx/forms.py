@@ -87,7 +87,7 @@ mov           .pred|.b128                                  : t t
 cvta          [.to] .global|.shared|.local|.const|.shared::cta|.param .u32|.u64 : t t
 cvta          [.to] .shared::cluster .u32|.u64             : t t        @90
 isspacep      .global|.local|.const|.shared|.shared::cta   : pred b64
-isspacep      .param                                       : pred b64
+isspacep      .param|.param::entry                         : pred b64
 isspacep      .shared::cluster                             : pred b64   @90
 selp          ANY                                          : t t t pred
 slct          ANY .s32                                     : u u u s32

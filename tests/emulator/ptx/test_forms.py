@@ -15,7 +15,10 @@ from tests import needs
 
 PTXAS = shutil.which("ptxas")
 # Forms of PTX 9.1 and 9.2, and the first release of ptxas that is tested with them.
-NEWER, NEWEST = re.compile(r"s2f6x2|\.e\dm\dx2\.bf16x2|\.bf16x2\.e\dm\dx2|[us]8x4|^add\.sat\.(u32|[us]16x2)"), (13, 4)
+NEWER, NEWEST = (
+    re.compile(r"s2f6x2|\.e\dm\dx2\.(b?f16x2)|\.bf16x2\.e\dm\dx2|[us]8x4|^add\.sat\.(u32|[us]16x2)"),
+    (13, 4),
+)
 REGISTERS = {1: "p", 8: "b", 16: "h", 32: "r", 64: "d", 128: "q"}
 
 

@@ -1,4 +1,4 @@
-"""Results of forms of PTX 9.1 to 9.4, and of bf16 by other rounding modes, against Python's integers and fractions."""
+"""Forms of PTX 9.1 to 9.4, and every rounding of bf16, against Python's integers and fractions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_packed_integers(opcode: str) -> None:
 
 
 def to_bf16(x: Fraction, mode: str = "rn") -> float:
-    """The bf16 of an exact value by a rounding mode, with 8 bits of precision and exponents from -126 to 127."""
+    """The bf16 of an exact value by a rounding mode: 8 bits, exponents from -126 to 127."""
     if x == 0:
         return 0.0
     exponent = abs(x).numerator.bit_length() - x.denominator.bit_length()

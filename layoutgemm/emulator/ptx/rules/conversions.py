@@ -45,7 +45,7 @@ def _cvt(g: CodeGenerator, ins: PtxInstruction) -> str:
 
 
 def _scaled(g: CodeGenerator, ins: PtxInstruction) -> str:
-    """cvt of a narrow pair to a pair of bf16, times the powers of two of a third operand."""
+    """cvt of a narrow pair to a pair of bf16, scaled by a third operand."""
     *words, to, from_ = ins.words[1:]
     text, scales = g.packed(ins.operands[1]), g.packed(ins.operands[2]) if len(ins.operands) > 2 else None
     bits, halves = _field_bits(from_) if from_ != "s2f6x2" else 8, []
