@@ -316,10 +316,10 @@ def form_of(opcode: str, operands: int, target: str) -> PtxForm:
 
     >>> form_of("add.rz.f32", 3, "sm_90a").operands
     ('f32', 'f32', 'f32')
-    >>> form_of("add.sat.u32", 3, "sm_90a")
+    >>> form_of("add.sat.u64", 3, "sm_90a")
     Traceback (most recent call last):
     ...
-    ValueError: add.sat.u32 is no form of add in PTX
+    ValueError: add.sat.u64 is no form of add in PTX
     """
     name = opcode.partition(".")[0]
     found = forms_of(name).get(opcode) or _orderless(name).get(_sorted_words(opcode))

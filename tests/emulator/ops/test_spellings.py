@@ -130,7 +130,7 @@ def accesses() -> Iterator[str]:
 
 
 def vectors() -> Iterator[str]:
-    """Loads and stores of every vector, with the words that not every vector, space and target has."""
+    """Loads and stores of vectors, with words that not every vector, space and target has."""
     orders = ("", "volatile", "relaxed.gpu", "nc", "mmio.relaxed.sys", "ca")
     sizes = (("", "b32"), ("v4", "b32"), ("v8", "b32"), ("v4", "b64"), ("v8", "b16"), ("v2", "b128"), ("v8", "b64"),
              ("v4", "f64"), ("", "b128"), ("v2", "f32"))  # fmt: skip
@@ -166,7 +166,8 @@ def others() -> Iterator[str]:
         "match.all.sync.b64 %r0|%p0, %d1, -1;", "nanosleep.u32 %r0;", "nanosleep.b32 1;",
         "discard.global.L2 [%d0], 128;", "discard.L2 [%d0], 64;", "setmaxnreg.inc.sync.aligned.u32 264;",
         "applypriority.global.L2::evict_normal [%d0], 128;", "applypriority.L2::evict_normal [%d0], 64;",
-        "prefetchu.L1 [%d0];", "prefetchu.L2 [%d0];", "prefetchu.global.L1 [%d0];", "prefetch.global.L2 [%d0];", "prefetch.shared.L2 [%r0];", "prefetch.tensormap [%d0];", "prefetch.L1 [%d0];",
+        "prefetchu.L1 [%d0];", "prefetchu.L2 [%d0];", "prefetchu.global.L1 [%d0];",
+        "prefetch.global.L2 [%d0];", "prefetch.shared.L2 [%r0];", "prefetch.tensormap [%d0];", "prefetch.L1 [%d0];",
         "setmaxnreg.inc.sync.aligned.u32 232;", "setmaxnreg.dec.sync.aligned.u32 25;",
         "setmaxnreg.inc.sync.aligned.u32 %r0;", "cp.async.bulk.wait_group %r0;", "cp.async.bulk.wait_group.read 1;",
         "st.bulk.weak.shared::cta [%r0], 64, 0;", "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p0, %q0;",
