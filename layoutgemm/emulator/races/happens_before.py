@@ -604,6 +604,7 @@ class Shadow:
         if not ledger.enabled or not places:
             return None
         base, seen, proxied, narrow = ledger.base, knows.seen, ledger.fenced(knows), knows.narrow
+        doubts = asynchronous or narrow
         self.refilled = self.refilled or (asynchronous and write)
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
         self.accesses = turn = self.accesses + 1
@@ -627,7 +628,7 @@ class Shadow:
                     seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
                 )
                 doubtful = ""
-                if harmless and at >= 0 and not earlier.asynchronous:
+                if doubts and harmless and at >= 0 and not earlier.asynchronous:
                     if asynchronous and self._doubtful(earlier, wrote, write, knows):
                         doubtful = PROXY
                     elif narrow and narrow >> at & 1 and (wrote or ledger.scopes):
