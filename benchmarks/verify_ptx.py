@@ -1,6 +1,7 @@
 """Runs random PTX instructions on a GPU and in the emulator, and keeps what differs.
 
     python benchmarks/verify_ptx.py --gpu --out FILE [--count 900] [--seed 1] [--keep all]
+    python benchmarks/verify_ptx.py --gpu --only 'fma.*bf16'
     python benchmarks/verify_ptx.py FILE
 
 With `--gpu` it draws cases. Scalar instructions get random types, modifiers and register widths from the emulator's
@@ -139,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", action="store_true", help="draw cases and run them on the GPU")
     parser.add_argument("--out", type=Path, help="write the GPU's results here")
     parser.add_argument("--count", type=int, default=900, help="cases with scalar, warp-wide and matrix instructions")
+    parser.add_argument("--only", default="", help="a regular expression: draw scalar instructions that match, alone")
     parser.add_argument("--maps", type=int, default=60, help="TMA loads through random maps")
     parser.add_argument("--seed", type=int, default=1, help="of the random choices")
     parser.add_argument("--keep", choices=("differing", "all"), default="differing", help="the cases that --out keeps")
@@ -158,14 +160,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = {"device": gpu.name, "target": gpu.target, "driver": "{}.{}".format(*gpu.driver),
                  "seed": str(args.seed), "date": datetime.date.today().isoformat()}  # fmt: skip
         print(about, flush=True)
-        cases = scalar.draw(rng, args.count, gpu.target)
+        cases = scalar.draw(rng, args.count, gpu.target, args.only)
         real = on_gpu(gpu, cases, arrays)
         print(f"{len(cases)} cases ran on the GPU in {time.monotonic() - start:.0f} s", flush=True)
         rows = [
             judged(case, gpu.target, arrays, *((None, found) if isinstance(found, str) else (found,)))
             for case, found in zip(cases, real, strict=True)
         ]
-        maps = tensor_rows(gpu, rng, args.maps)
+        maps = tensor_rows(gpu, rng, 0 if args.only else args.maps)
     if args.out:
         kept = [row for row in rows if row.result is not None and (args.keep == "all" or row.outcome != "same")]
         scalar.save(args.out, about, arrays, [(row.case, row.result) for row in kept if row.result is not None])

@@ -40,6 +40,7 @@ from .machine.timeline import Timeline
 from .machine.unwritten_memory import settled
 from .ops import program_of
 from .ptx.parser import Parameter, PtxInstruction, PtxKernel, read_module
+from .races.dependent_launches import PreviousLaunch, dependent
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok
@@ -338,9 +339,14 @@ def _run_once(
     launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy, progress: bool, watch: Watch
 ) -> list[LaunchResult]:
     out: list[LaunchResult] = []
+    front: PreviousLaunch | None = None
     for number, launch in enumerate(launches):
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
         machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)
+        if machine.global_watch is not None:
+            if launch.dependent:
+                machine.global_watch.dependent = dependent(machine.global_watch, front)
+            front = PreviousLaunch(launch.kernel.name[:60], memory, machine.global_watch)
         start = time.perf_counter()
         try:
             machine.run()

@@ -63,8 +63,9 @@ def text_of(case: Case, name: str) -> str:
 """
 
 
-def module_of(cases: Sequence[Case], target: str, version: str = "8.6") -> str:
-    """One module with the kernels k0, k1, ... of these cases."""
+def module_of(cases: Sequence[Case], target: str, version: str = "") -> str:
+    """One module with the kernels k0, k1, ... of these cases, in the least version of PTX with the target's forms."""
+    version = version or ("8.6" if int(re.sub(r"\D", "", target)) < 100 else "9.2")
     return header(target, version) + "".join(text_of(case, f"k{n}") for n, case in enumerate(cases))
 
 
@@ -146,7 +147,7 @@ APPROXIMATE = {"f32": 2.0**-19, "f64": 2.0**-18, "f16": 2.0**-9, "bf16": 2.0**-6
 def _bits(kind: str) -> int:
     if kind in ("pred", "p"):
         return 1
-    if kind.endswith("x2"):
+    if kind.endswith(("x2", "8x4")):
         return 64 if kind == "f32x2" else 32
     return max(8 if kind == "b8" else 16, int(re.search(r"\d+", kind)[0]))
 
@@ -250,15 +251,22 @@ MATRIX = [
 ]  # fmt: skip
 
 
-def draw(rng: random.Random, count: int, target: str) -> list[Case]:
-    """Cases for a target: forms of every instruction in turn, and warp-wide and matrix instructions."""
+def draw(rng: random.Random, count: int, target: str, only: str = "") -> list[Case]:
+    """Cases for a target: forms of every instruction in turn, and warp-wide and matrix instructions.
+
+    only  a regular expression that opcodes must match; with it, no cases from lists
+    """
     every: dict[str, list[tuple[str, PtxForm]]] = {}
     for name in sorted(names()):
         for opcode, found in forms_of(name).items():
-            every.setdefault(name, []).extend((opcode, form) for form in found if _fits(opcode, form, target))
+            every.setdefault(name, []).extend(
+                (opcode, form) for form in found if re.search(only, opcode) and _fits(opcode, form, target)
+            )
     every = {name: rng.sample(found, len(found)) for name, found in every.items() if found}
-    out = [Case(body, 64 if "%dx" in body else 32) for body in WARP + MATRIX]
-    out += [Case(body, 64 if "%dx" in body else 32) for body in rng.sample(CARRIES, min(len(CARRIES), 12))]
+    if only:
+        count, out = min(count, sum(map(len, every.values()))), []
+    else:
+        out = _listed(rng)
     out = out[:count]
     while len(out) < count and every:
         for name in list(every):
@@ -273,13 +281,21 @@ def draw(rng: random.Random, count: int, target: str) -> list[Case]:
     return out
 
 
+def _listed(rng: random.Random) -> list[Case]:
+    """The cases from lists."""
+    out = [Case(body, 64 if "%dx" in body else 32) for body in WARP + MATRIX]
+    return out + [Case(body, 64 if "%dx" in body else 32) for body in rng.sample(CARRIES, min(len(CARRIES), 12))]
+
+
 def _fits(opcode: str, form: PtxForm, target: str) -> bool:
     try:
         form_of(opcode, len(form.operands), target)
     except ValueError:
         return False
     left_out = {"rs", "oob", "pred", "b128"} & set(form.words)
-    return not left_out and opcode.partition(".")[0] not in ("cvta", "isspacep")
+    return (
+        not left_out and not re.search(r"s2f6x2\.\w+$", opcode) and opcode.partition(".")[0] not in ("cvta", "isspacep")
+    )
 
 
 # Results --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ typedef int (*encode_function)(void *map, int type, uint32_t rank, uint64_t addr
                                const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                                int swizzle, int l2, int oob);
 typedef int (*launch_function)(const uint32_t *grid, const uint32_t *block, const uint32_t *cluster, uint64_t shared,
-                               const char *kernel, void **arguments, int cooperative);
+                               const char *kernel, void **arguments, int cooperative, int dependent);
 encode_function layoutgemm_encode;
 launch_function layoutgemm_launch;
 int32_t layoutgemm_multiprocessors, layoutgemm_shared_opt_in;
@@ -36,25 +36,28 @@ struct launch {
   const struct attribute *attributes;
   uint32_t count;
 };
-enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4 }; /* cudaLaunchAttributeID */
+enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6 }; /* cudaLaunchAttributeID */
 
 int _cudaLaunchKernelEx(const struct launch *launch, const void *kernel, void **arguments) {
   uint32_t cluster[3] = {1, 1, 1};
-  int cooperative = 0;
+  int cooperative = 0, dependent = 0;
   for (uint32_t i = 0; i < launch->count; i++) {
     if (launch->attributes[i].kind == CLUSTER_DIMENSION)
       memcpy(cluster, launch->attributes[i].value, sizeof cluster);
     if (launch->attributes[i].kind == COOPERATIVE)
       cooperative = launch->attributes[i].value[0] != 0;
+    if (launch->attributes[i].kind == PROGRAMMATIC_STREAM_SERIALIZATION)
+      dependent = launch->attributes[i].value[0] != 0;
   }
-  return layoutgemm_launch(launch->grid, launch->block, cluster, launch->shared, kernel, arguments, cooperative);
+  return layoutgemm_launch(launch->grid, launch->block, cluster, launch->shared, kernel, arguments, cooperative,
+                           dependent);
 }
 
 int _cudaLaunchKernel(const void *kernel, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz,
                       void **arguments, size_t shared, void *stream) {
   uint32_t grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz}, cluster[3] = {1, 1, 1};
   (void)stream;
-  return layoutgemm_launch(grid, block, cluster, shared, kernel, arguments, 0);
+  return layoutgemm_launch(grid, block, cluster, shared, kernel, arguments, 0, 0);
 }
 
 /* A kernel's handle is a copy of its name, which the caller builds on its stack. */

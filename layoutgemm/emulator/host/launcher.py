@@ -37,7 +37,7 @@ ET_DYN = 3  # the type of a shared library in its ELF header
 
 @dataclass(frozen=True)
 class HostLaunch:
-    """A launch that a host function asked for."""
+    """A launch that a host function asked for; dependent: it may begin before the one in front of it has ended."""
 
     kernel: PtxKernel
     grid: tuple[int, int, int]
@@ -45,6 +45,7 @@ class HostLaunch:
     cluster: tuple[int, int, int]
     dynamic_shared: int
     parameters: bytes
+    dependent: bool = False
 
     def within(self, memory: GlobalMemory) -> Launch:
         """The launch in a memory."""
@@ -124,7 +125,7 @@ _ENCODE = ctypes.CFUNCTYPE(
 )  # fmt: skip
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, *[ctypes.POINTER(ctypes.c_uint32)] * 3, ctypes.c_uint64, ctypes.c_char_p,
-    ctypes.POINTER(ctypes.c_void_p), ctypes.c_int,
+    ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_int,
 )  # fmt: skip
 COOPERATIVE_LAUNCH_TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge, driver_types.h
 
@@ -250,7 +251,15 @@ class HostFunction:
         return 0
 
     def _launch(
-        self, grid: Any, block: Any, cluster: Any, shared: int, name: bytes | None, arguments: Any, cooperative: int
+        self,
+        grid: Any,
+        block: Any,
+        cluster: Any,
+        shared: int,
+        name: bytes | None,
+        arguments: Any,
+        cooperative: int,
+        dependent: int,
     ) -> int:
         try:
             kernel = self._kernel(name)
@@ -263,7 +272,8 @@ class HostFunction:
             if cooperative and blocks > room:
                 self.refusal = f": a cooperative launch of {blocks} blocks, of which {room} are resident at once"
                 return COOPERATIVE_LAUNCH_TOO_LARGE
-            self.launches.append(HostLaunch(kernel, sizes[0], sizes[1], sizes[2], shared, bytes(parameters)))  # type: ignore[arg-type]
+            x, y, z = sizes
+            self.launches.append(HostLaunch(kernel, x, y, z, shared, bytes(parameters), bool(dependent)))  # type: ignore[arg-type]
         except Exception as error:
             self.failure = self.failure or error
             return 1

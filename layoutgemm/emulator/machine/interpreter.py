@@ -184,9 +184,8 @@ class Cluster:
         self.machine = machine
         self.number = machine.begun  # among the launch's clusters, in the order of their beginning
         machine.begun += 1
-        self.ledger = Ledger(
-            machine.policy.fences == "writers", machine.policy.races, machine.policy.lanes, machine.policy.strict
-        )
+        policy = machine.policy
+        self.ledger = Ledger(policy.fences == "writers", policy.races, policy.lanes, policy.strict, policy.strict)
         self.fibers: list[Fiber] = []
         self.ready: deque[Fiber] = deque()
         self.pending: list[Callable[[], None]] = []

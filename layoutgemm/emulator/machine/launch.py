@@ -154,6 +154,12 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
         "%reserved_smem_offset_cap": 0,
         "%reserved_smem_offset_0": 0,
         "%reserved_smem_offset_1": 0,
+        "%current_graph_exec": 0,  # of no graph
+        # The fourth element of each vector is unused, and zero.
+        **{
+            f"%{name}.w": 0
+            for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+        },
         **{f"%envreg{n}": 0 for n in range(32)},
         **{f"%pm{n}{wide}": 0 for n in range(8) for wide in ("", "_64")},
         "%envreg1": WORKSPACE >> 32,

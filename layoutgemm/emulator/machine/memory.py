@@ -99,6 +99,15 @@ class GlobalMemory:
             raise EmulatorError(f"global address {address:#x} and {size} bytes leave {buffer.name}")
         return buffer, address - buffer.address
 
+    def address_of(self, buffer: GlobalBuffer, offset: int) -> int | None:
+        """The address here of a byte of another memory's buffer, or None: of the same place in this process."""
+        place = buffer.data.__array_interface__["data"][0] + offset
+        for one in (*self.buffers, *self.followed):
+            low = one.data.__array_interface__["data"][0]
+            if low <= place < low + len(one.data):
+                return one.address + place - low
+        return None
+
     def replicas(self, buffer: GlobalBuffer) -> list[npt.NDArray[np.uint8]] | None:
         """The bytes of each device, for a buffer in a multicast window; None for ordinary memory."""
         if self.windows is None:

@@ -353,6 +353,7 @@ class EmulatedMbarrier:
     bytes    transactions outstanding; it may be negative for a while. announced: by this phase's expect_tx
     phase    phases that have ended
     arrivals (who, how many) of this phase, for reports; before: of the phase before
+    far      what threads of other blocks have handed on in this phase, or None; far_sealed: in the phases before
     members  arrivals in this phase; ended: in the phase before, or None; earlier: in the phase before that
     """
 
@@ -367,6 +368,8 @@ class EmulatedMbarrier:
         self.waiting: list[Fiber] = []
         self.knows, self.sealed, self.members = (self.ledger.knowledge() for _ in range(3))
         self.tensor, self.tensor_sealed = self.ledger.knowledge(), self.ledger.knowledge()
+        self.far: Knowledge | None = None
+        self.far_sealed: Knowledge | None = None
         self.ended: Knowledge | None = None
         self.earlier: Knowledge | None = None
 
@@ -422,6 +425,28 @@ class EmulatedMbarrier:
         self.check()
         return early
 
+    def hand(self, by: Cta, handed: Knowledge, wide: bool) -> None:
+        """Take what a block's threads hand on; wide: by an operation of the cluster's scope."""
+        if by is self.cta:
+            self.knows.merge(handed)
+            return
+        if self.far is None:
+            self.far = self.ledger.knowledge()
+        if wide:
+            self.far.merge(handed)
+        else:
+            self.far.merge_narrow(handed)
+
+    def tell(self, fiber: Fiber, relaxed: bool, wide: bool) -> None:
+        """Let a thread that has waited learn what the ended phases tell: now, or if relaxed, at its next fence."""
+        near, others = waited(fiber) if relaxed else (fiber.knows, fiber.knows)
+        near.merge(self.sealed)
+        if self.far_sealed is not None:
+            if wide:
+                others.merge(self.far_sealed)
+            else:
+                others.merge_narrow(self.far_sealed)
+
     def _after(self, knows: Knowledge, phase: Knowledge | None) -> bool:
         return phase is None or not self.ledger.enabled or not phase.past & ~(knows.seen | knows.past)
 
@@ -445,6 +470,11 @@ class EmulatedMbarrier:
                 self.members.past |= self.ledger.bit(self.ledger.event(True, self.__str__))
             self.sealed.merge(self.knows)
             self.sealed.past |= self.members.past
+            if self.far is not None:
+                if self.far_sealed is None:
+                    self.far_sealed = self.ledger.knowledge()
+                self.far_sealed.merge(self.far)
+                self.far = None
             if self.tensor.seen:
                 self.tensor_sealed.merge(self.tensor)
                 self.tensor = self.ledger.knowledge()
@@ -574,7 +604,10 @@ def mbarrier_inval(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("mbarrier.arrive", "mbarrier.arrive_drop")
 def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
-    """mbarrier.arrive: each active lane arrives; with expect_tx it first announces bytes."""
+    """mbarrier.arrive: each active lane arrives; with expect_tx it first announces bytes.
+
+    PTX ISA, "mbarrier.arrive": its scope is .cta unless it is written, for another block's barrier too.
+    """
     known(ins, "arrive", "arrive_drop", "expect_tx", "noComplete", *SCOPES)
     operands = list(ins.operands)
     state = None
@@ -584,6 +617,7 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
     address = program.address(operands[0])
     extra = program.value(operands[1]) if len(operands) > 1 else None
     expects, drops, relaxed = "expect_tx" in ins.words, "arrive_drop" in ins.words, "relaxed" in ins.words
+    wide, open_phase = "cluster" in ins.words, "noComplete" in ins.words
 
     def go(fiber: Fiber) -> None:
         ledger, acted = fiber.cta.cluster.ledger, fiber.epoch
@@ -604,9 +638,9 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
                 fiber.machine.problem("protocol", f"lanes of one arrive fall into two phases of the {barrier}", fiber)
             if state is not None:
                 states.append(barrier.phase | barrier.pending << PHASE_BITS)
-            barrier.knows.merge(handed)
+            barrier.hand(fiber.cta, handed, wide or relaxed)  # of a relaxed one, initialisations alone
             if relaxed and (more := fenced(fiber, barrier.cta is not fiber.cta)) is not None:
-                barrier.knows.merge(more)
+                barrier.hand(fiber.cta, more, wide)
             if tensor is not None:
                 barrier.tensor.merge(tensor)
             if barrier.cta is not fiber.cta:
@@ -618,6 +652,11 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             early = barrier.arrive(1 if expects else amount, acted, handed)
             if early is not None:
                 fiber.machine.problem("protocol", early, fiber, ins)
+            if open_phase and barrier.phase != phases[barrier]:
+                text = (
+                    f"a .noComplete arrival ends phase {phases[barrier]} of the {barrier}: PTX leaves open what comes"
+                )
+                fiber.machine.problem("protocol", text, fiber, ins)
         if state is not None:
             fiber.registers[state] = compact(fiber.spread(np.array(states, dtype=np.uint64)))
 
@@ -663,6 +702,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
     address = program.address(ins.operands[1])
     phase = program.value(ins.operands[2])
     by_parity, relaxed, tries = "parity" in ins.words, "relaxed" in ins.words, "try_wait" in ins.words
+    wide = "cluster" in ins.words
 
     def go(fiber: Fiber) -> int | None:
         barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
@@ -676,15 +716,14 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
             if by_parity and (wrong := barrier.stale(fiber.knows)) is not None:
                 fiber.machine.problem("protocol", wrong, fiber)
             ledger = fiber.cta.cluster.ledger
-            if not relaxed:
-                ledger.acquire(fiber, barrier.sealed)
-            else:
-                waited(fiber)[0].merge(barrier.sealed)
+            barrier.tell(fiber, relaxed, wide)
             if relaxed or barrier.tensor_sealed.seen:
                 told = fiber.warp.scratch.setdefault(RELAXED, ledger.knowledge())
                 told.merge(barrier.tensor_sealed)
                 if relaxed:
                     told.merge(barrier.sealed)
+                    if barrier.far_sealed is not None:
+                        told.merge(barrier.far_sealed)
             fiber.spin = None
             return None
         if fiber.spin == question:
@@ -718,19 +757,28 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
 
     acquires, releases = "release" not in words, "acquire" not in words
     far, wide = "cta" not in words, not {"cta", "cluster"} & words
-    return lambda fiber: flag_fence(fiber, acquires, releases, far, wide)
+    shared_alone = any(word.startswith("sync_restrict") for word in words)
+    return lambda fiber: flag_fence(fiber, acquires, releases, far, wide, shared_alone)
 
 
 def _proxy_fence(words: set[str]) -> Run:
-    """fence.proxy.async: of all memory, of shared memory, or of global memory alone."""
-    in_global, in_shared = "global" in words, any(word.startswith("shared") for word in words)
+    """fence.proxy.async: of all memory, of shared memory, or of global memory alone.
+
+    .async::generic with .release or .acquire is a fence of that direction too, for shared memory and the cluster: it
+    goes with relaxed operations of an mbarrier.
+    """
+    in_global, in_shared = "global" in words, any("shared" in word for word in words)
 
     def go(fiber: Fiber) -> None:
         ledger = fiber.cta.cluster.ledger
+        if "acquire" in words:
+            flag_fence(fiber, True, False, True, False, True)
         if not in_global:
             ledger.proxy_fence(fiber)
         if not in_shared:
             ledger.global_fence(fiber)
+        if "release" in words:
+            flag_fence(fiber, False, True, True, False, True)
 
     return go
 

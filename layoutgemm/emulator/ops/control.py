@@ -70,10 +70,28 @@ def trap(program: Program, ins: PtxInstruction) -> Run:
 
 
 @operation("nanosleep", "pmevent", "prefetch", "prefetchu", "applypriority", "discard", "cp.async.bulk.prefetch.L2",
-           "griddepcontrol.launch_dependents", "griddepcontrol.wait")  # fmt: skip
+)  # fmt: skip
 def hint(program: Program, ins: PtxInstruction) -> Run:
-    """Instructions without an effect on results: delays, cache hints, and other grids, none of which runs."""
+    """Instructions without an effect on results: delays and cache hints."""
     return lambda fiber: None
+
+
+@operation("griddepcontrol.launch_dependents", "griddepcontrol.wait")
+def dependent_grid(program: Program, ins: PtxInstruction) -> Run:
+    """griddepcontrol: wait for the launches before this one, or let the next begin; races with them are looked for."""
+    if len(ins.words) != 2 or ins.operands:
+        raise ValueError(f"{ins.text} is not known here")
+    waits = ins.words[1] == "wait"
+
+    def go(fiber: Fiber) -> None:
+        watch = fiber.machine.global_watch
+        if watch is not None and watch.dependent is not None:
+            if waits:
+                watch.dependent.wait(fiber)
+            else:
+                watch.dependent.trigger(fiber)
+
+    return go
 
 
 @operation("mma.sp", "mma.sp::ordered_metadata", "wgmma.mma_async.sp", "tcgen05.mma.sp", "tcgen05.mma.ws.sp")

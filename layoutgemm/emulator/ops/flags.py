@@ -138,17 +138,22 @@ def fenced(fiber: Fiber, far: bool) -> Knowledge | None:
     return None if found is None else found[far]
 
 
-def fence(fiber: Fiber, acquires: bool, releases: bool, far: bool, wide: bool) -> None:
+def fence(fiber: Fiber, acquires: bool, releases: bool, far: bool, wide: bool, shared_alone: bool = False) -> None:
     """A fence: what relaxed reads have told is acquired, and relaxed writes after it hand on earlier accesses.
 
-    far  its scope has more than the block; wide: more than a cluster
+    far           its scope has more than the block; wide: more than a cluster
+    shared_alone  it orders shared memory alone (.sync_restrict): the clocks of global memory stay
     """
     ledger, scratch = fiber.cta.cluster.ledger, fiber.warp.scratch
+    clocks = fiber.knows.clocks
     if acquires and WAITED in scratch:
         near, others = waited(fiber)
         ledger.acquire(fiber, near)
         if far:
             ledger.acquire(fiber, others)
+        if shared_alone:
+            fiber.knows.clocks = clocks
+        elif far:
             del scratch[WAITED]
     if wide:
         ledger.gpu_fence(fiber, acquires, releases)
@@ -156,5 +161,7 @@ def fence(fiber: Fiber, acquires: bool, releases: bool, far: bool, wide: bool) -
         own = ledger.knowledge()
         ledger.release(fiber, own)
         before: list[Knowledge] | None = scratch.get(FENCED)
+        if shared_alone:
+            own.clocks = NO_CLOCKS if before is None else before[1].clocks
         others = own if far else before[1] if before is not None else ledger.knowledge()
         scratch[FENCED] = [own, others]

@@ -5,7 +5,8 @@ One line of `TABLE` is a family of spellings. `.u32|.s32` is a choice, `[.v2|.v4
 an address, `v` any other, `r` one without a second result, `_` the sink, a number itself; `?` may be left out. `@100`
 is the least target. Instructions whose builders check all of this themselves are not in the table.
 
-Source: PTX ISA, "Instruction Set"; a test compares it with what ptxas 13.0 accepts.
+Source: PTX ISA, "Instruction Set"; a test compares it with what ptxas accepts (13.0 and 13.4). What ptxas takes beyond
+PTX is refused: `atom.add.noftz.f32`, `match.any.sync.u32`, `ld.volatile` with a priority of eviction.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ discard [.global] .L2                                              : a 128
 prefetch [.global|.local] .L1|.L2                                  : a
 prefetch.global .L2::evict_last|.L2::evict_normal                  : a
 prefetch [.const|.param] .tensormap                                : a
+prefetchu.L1                                                       : a
 st.bulk [.weak] [.shared::cta]                                     : a v 0 @100
 TRYCANCEL [.multicast::cluster::all] .b128                         : a a @100
 clusterlaunchcontrol.query_cancel.is_canceled .pred .b128          : v v @100
@@ -106,7 +108,7 @@ REDASYNC .and|.or|.xor .b32                                        : a v a
 st.async [.weak] .mbarrier::complete_tx::bytes [.shared::cluster] [.v2|.v4] .b32|.u32|.s32|.f32 : a v a
 st.async [.weak] .mbarrier::complete_tx::bytes [.shared::cluster] [.v2] .b64|.u64|.s64|.f64 : a v a
 ld [.weak] SPACE [.ca|.cg|.cs|.lu|.cv] HINTS AHEAD VEC TYPE [.unified] : v a v?
-ld [.weak] .const VEC TYPE                                         : v a
+ld [.weak] .const [.ca|.cg|.cs|.lu|.cv] VEC TYPE                   : v a
 ld [.global] .nc [.ca|.cg|.cs] HINTS AHEAD VEC TYPE                : v a v?
 ld .volatile SPACE AHEAD VEC TYPE                                  : v a
 ld .relaxed|.acquire SCOPE SHARED HINTS AHEAD VEC TYPE             : v a v?
@@ -216,6 +218,49 @@ _SINCE = {
 }  # fmt: skip
 
 
+_WIDTH = re.compile(r"[busf](\d+)")
+# Caching hints of ld and st, and the spaces in which they exist; "": generic addresses.
+_HINTS, _HINTED = ("L1::", "L2::"), {"", "global"}
+_OPERATORS = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"}
+
+
+def check_access(ins: PtxInstruction, target: str) -> None:
+    """Raise ValueError for words of a load or a store that do not go together.
+
+    PTX ISA, "ld" and "st": vectors have 128 bits at most, and of global memory 256 from sm_100 on. Priorities of
+    eviction in L2 belong to the latter.
+    """
+    words = ins.words[1:]
+    space = next((word for word in words if word.partition("::")[0] in _SPACES), "")
+    hints = [word for word in words if word.startswith(_HINTS)]
+    width = _WIDTH.fullmatch(words[-2] if words[-1] == "unified" else words[-1])
+    assert width is not None, ins.opcode
+    count = next((int(word[1:]) for word in words if word in ("v2", "v4", "v8")), 1)
+    bits, element = count * int(width[1]), int(width[1])
+    wide = bits == 256 and element in (32, 64) and ins.words[0] != "ldu"
+    if count == 8 and ins.words[0] == "ldu":
+        raise ValueError("ldu has vectors of 2 and 4 elements")
+    if bits > 128 and not wide:
+        raise ValueError(f"a vector of {bits} bits: 128 are the most, 256 in eight of 32 bits or four of 64")
+    if wide and space not in _HINTED:
+        raise ValueError(f"a vector of 256 bits in .{space}: it is of global memory alone")
+    if wide and not reached(target, "100"):
+        raise ValueError("a vector of 256 bits needs .target sm_100 or above")
+    if hints and space not in _HINTED:
+        raise ValueError(f".{hints[0]} in .{space}: it is of global memory alone")
+    if any(word.startswith("L2::evict") for word in hints) and not wide:
+        raise ValueError("a priority of eviction in L2 goes with .v8.b32 and .v4.b64 alone")
+    if _OPERATORS & {*words} and any(word.startswith("L1::") for word in hints):
+        raise ValueError("a cache operator and a priority of eviction in L1 do not go together")
+    if "nc" in words and space != "global":
+        raise ValueError("ld.nc is of .global")
+    if "volatile" in words and space.startswith("param"):
+        raise ValueError(f".volatile in .{space}: it is not of parameters")
+
+
+_SPACES = {"global", "shared", "local", "param", "const"}
+
+
 def check_spelling(ins: PtxInstruction, target: str) -> None:
     """Raise ValueError for a spelling, operands or a target that PTX does not have."""
     if ins.words[0] not in _table() or ins.opcode.startswith(_OWN):
@@ -228,6 +273,8 @@ def check_spelling(ins: PtxInstruction, target: str) -> None:
         raise ValueError(f"{ins.opcode} with other operands than PTX has ({kinds}; a: an address)")
     if not any(reached(target, one.target) for one in found):
         raise ValueError(f"{ins.opcode} needs .target sm_{found[0].target} or above")
+    if ins.words[0] in ("ld", "ldu", "st") and ins.words[1] not in ("async", "bulk"):
+        check_access(ins, target)
 
 
 def check_words(ins: PtxInstruction, target: str) -> None:

@@ -47,6 +47,8 @@ def bits_of(kind: str) -> int:
         return 1
     if kind.endswith("x2"):
         return 64 if kind == "f32x2" else 32
+    if kind in ("u8x4", "s8x4"):
+        return 32
     found = re.search(r"\d+", kind)
     return int(found.group()) if found else 0
 

@@ -230,8 +230,10 @@ def directed64(name: str, mode: str, *values: Value) -> Value:
 
 
 @cache
-def half_operation(name: str, kind: str, flush: bool, relu: bool, saturate: bool) -> Callable[..., Value]:
-    """An operation on the bits of one f16 or bf16: computed in float64 and rounded once."""
+def half_operation(
+    name: str, kind: str, flush: bool, relu: bool, saturate: bool, mode: str = "rn"
+) -> Callable[..., Value]:
+    """An operation on the bits of one f16 or bf16: computed in float64 and rounded once, fma by any mode."""
     form, exact = dtype(kind), name in ("min", "max", "min.NaN", "max.NaN")
     if name == "fma":
         core: Callable[..., Floats] = fma_odd
@@ -244,12 +246,15 @@ def half_operation(name: str, kind: str, flush: bool, relu: bool, saturate: bool
         with np.errstate(all="ignore"):
             if flush:
                 values = tuple([flushed_half(x, kind) for x in values])
-            y = core(*[np.float64(decode(x, form)) for x in values])
+            parts = [np.float64(decode(x, form)) for x in values]
+            y = core(*parts)
+            if mode != "rn":
+                y = zero_sign(y, parts[0] * parts[1], parts[2], mode)
             if relu:
                 y = np.where(y <= 0, 0.0, y)
             if saturate:
                 y = saturated(y, 0.0, 1.0)
-            found = encode(y, form)
+            found = encode(y, form) if mode == "rn" else to_narrow(y, form, mode)
         return flushed_half(found, kind) if flush and not exact else found
 
     return operation
@@ -266,6 +271,14 @@ def flushed_half(x: Value, kind: str) -> Value:
 def packed(function: Callable[..., Value], *values: Value) -> Value:
     """A function of 16 bits on both halves of each value (f16x2, bf16x2, u16x2, s16x2)."""
     return function(*[x & M16 for x in values]) | function(*[x >> 16 & M16 for x in values]) << 16
+
+
+def packed_bytes(function: Callable[..., Value], *values: Value) -> Value:
+    """A function of 8 bits on the four bytes of each value (u8x4, s8x4)."""
+    found: Value = 0
+    for at in (0, 8, 16, 24):
+        found = found | function(*[x >> at & 255 for x in values]) << at
+    return found
 
 
 def pair32(function: Callable[..., Value], *values: Value) -> Value:
@@ -338,16 +351,15 @@ def scale_bits(y: Floats, up: bool, saturates: bool) -> Value:
     return found if found.ndim else int(found)
 
 
-def fixed_pair(pair: Value, scales: Value, kind: DType, relu: bool) -> Value:
-    """s2f6 pair (8-bit integers over 64) times powers of two, as a packed pair. Finite results saturate."""
-    out: Value = 0
-    largest = kind.decode(np.asarray([kind.encode(np.inf) - 1], dtype=kind.storage))[0]
-    for at in (8, 0):
-        value = (((np.asarray(pair) >> at & 255) ^ 128) - 128) / 64.0
-        value = value * np.exp2(np.asarray(scales) >> at & 255, dtype=np.float64) * 2.0**-127
-        value = np.clip(np.maximum(value, 0) if relu else value, -largest, largest)
-        out = out << kind.bits | encode(value, kind)
-    return out & M32
+def fixed_pair(pair: Value, at: int) -> Floats:
+    """One value of an s2f6 pair: the 8-bit integer at this bit, over 64."""
+    return (((np.asarray(pair) >> at & 255) ^ 128) - 128) / 64.0
+
+
+def scaled(y: Floats, scales: Value, at: int) -> Floats:
+    """A value times the ue8m0 at a bit of a packed pair; a scale of 255 is NaN."""
+    code = np.asarray(scales) >> at & 255
+    return np.where(code == 255, np.nan, np.float64(y) * np.exp2(np.float64(code)) * 2.0**-127)
 
 
 def as_predicate(x: bool | np.bool_ | npt.NDArray[np.bool_]) -> bool | np.bool_ | npt.NDArray[np.bool_]:

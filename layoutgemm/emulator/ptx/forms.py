@@ -3,11 +3,11 @@
 One line of `TABLE` is a family of forms. `[.rn|.rz]` is optional, `.u32|.s32` is a choice. Operand types follow the
 colon: `t` is the last type of the opcode, `u` the one before it, `w` twice the width of `t`, `d` the result's type.
 `*` before a type allows wider registers, `d|p` is a pair, `?` an operand that may be left out. `@90` is the least
-target, `@100a` an architecture of its own, `@10x` one of the
-family 100 to 109.
+target, `@100a` an architecture or a family of its own, `@100A` an architecture alone, `@10x` one of the family 100 to
+109 and `@10X` its architectures alone.
 
-Source: PTX ISA, "Instruction Set"; what ptxas 13.0 accepts is compared with this table by a test, for targets up to
-sm_90a: conversions between bf16x2 and narrow floats, and of s2f6x2, are newer.
+Source: PTX ISA, "Instruction Set". A test compares this table with what ptxas 13.4 accepts, for PTX 9.4, and with an
+earlier ptxas without the newer forms. ptxas takes rcp.ftz.f64 with a rounding mode, too, which PTX does not have.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _TYPE = re.compile(r"(?:[busf]|bf|tf|e|ue)\d\w*|pred")
 TABLE = """
 add sub       INT                                          : t t t
 add sub       .sat .s32                                    : t t t
+add           .sat .u32|.u16x2|.s16x2                      : t t t      @12x
 add           .u16x2|.s16x2                                : t t t      @90
+add sub       [.sat] .u8x4|.s8x4                           : t t t      @12x
 add sub       .cc .u32|.s32|.u64|.s64                      : t t t
 addc subc     [.cc] .u32|.s32|.u64|.s64          : t t t
 mul           .lo|.hi INT                                  : t t t
@@ -53,9 +55,12 @@ mad24         .hi .sat .s32                                : t t t t
 sad           INT                                          : t t t t
 div rem       INT                                          : t t t
 abs neg       .s16|.s32|.s64                               : t t
+neg           .s8x4                                        : t t        @12x
 min max       INT                                          : t t t
 min max       .u16x2|.s16x2                                : t t t      @90
 min max       .relu .s16x2|.s32                            : t t t      @90
+min max       .u8x4|.s8x4                                  : t t t      @12x
+min max       .relu .s8x4                                  : t t t      @12x
 popc clz      .b32|.b64                                    : b32 t
 bfind         [.shiftamt] .u32|.s32|.u64|.s64              : b32 t
 fns           .b32                                         : t b32 b32 b32
@@ -82,7 +87,7 @@ mov           .pred|.b128                                  : t t
 cvta          [.to] .global|.shared|.local|.const|.shared::cta|.param .u32|.u64 : t t
 cvta          [.to] .shared::cluster .u32|.u64             : t t        @90
 isspacep      .global|.local|.const|.shared|.shared::cta   : pred b64
-isspacep      .param                                       : pred b64
+isspacep      .param|.param::entry                         : pred b64
 isspacep      .shared::cluster                             : pred b64   @90
 selp          ANY                                          : t t t pred
 slct          ANY .s32                                     : u u u s32
@@ -136,7 +141,7 @@ fma mad       RND .f64                                     : t t t t
 fma           RND [.ftz] .f32x2                            : t t t t    @100
 fma           .rn [.ftz] [.sat] HALF                       : t t t t
 fma           .rn [.ftz] .relu HALF                        : t t t t    @80
-fma           .rn [.relu] BRAIN                            : t t t t    @80
+fma           RND [.relu] BRAIN                            : t t t t    @80
 fma           .rn .oob [.relu] HALF                        : t t t t    @90
 fma           .rn .oob [.relu] BRAIN                       : t t t t    @90
 fma           RND [.sat] .f32 .f16|.bf16                   : f32 t t f32 @100
@@ -183,8 +188,11 @@ cvt           RND [.sat] .f64|.f16 I8                      : *u *t
 cvt           RND .bf16 .u16|.s16|.u32|.s32|.u64|.s64      : u t       @90
 cvt           RND .bf16 .f16|.f64                          : u t       @90
 cvt           RND .f16 .bf16                               : u t       @90
+cvt           .f16 .bf16                                   : u t       @90
+cvt           .bf16 .f16                                   : u t       @90
 cvt           [RND] .f64 .bf16                             : u t       @90
-cvt           .rm|.rp .bf16 .f32                           : u t       @80
+cvt           .rm|.rp [.ftz] .bf16 .f32                    : u t       @80
+cvt           .rn|.rz .ftz .bf16 .f32                      : u t       @80
 cvt           [RNI] [.ftz] [.sat] .f32 .f32                : *u *t
 cvt           [RNI] [.sat] .f64 .f64                       : *u *t
 cvt           [RNI] [.sat] .f16 .f16                       : *u *t
@@ -195,7 +203,8 @@ cvt           RND [.sat] .f16 .f64                         : *u *t
 cvt           [.ftz] [.sat] .f32 .f16                      : *u *t
 cvt           [.ftz] [.sat] .f64 .f32                      : *u *t
 cvt           [.sat] .f64 .f16                             : *u *t
-cvt           .f32 .bf16                                   : u t
+cvt           [RND] .f32 .bf16                             : u t
+cvt           [RND] .ftz .f32 .bf16                        : u t       @90
 cvt           .rn|.rz [.relu] [.satfinite] .f16 .f32       : *u *t       @80
 cvt           .rn|.rz [.relu] [.satfinite] .bf16 .f32      : u t         @80
 cvt           .rn|.rz [.relu] [.satfinite] .f16x2|.bf16x2 .f32 : u t t   @80
@@ -218,11 +227,17 @@ cvt           .rn .satfinite [.relu] .e2m3x2|.e3m2x2 .f16x2 : b16 t      @100a
 cvt           .rn .satfinite [.relu] .e2m1x2 .f16x2|.bf16x2 : b8 t       @100a
 cvt           .rn [.satfinite] [.relu] .bf16x2 FP8|.e2m3x2|.e3m2x2 : u b16 @100a
 cvt           .rn [.satfinite] [.relu] .bf16x2 .e2m1x2     : u b8        @100a
-cvt           .rn .satfinite [.relu] .bf16x2 .s2f6x2       : u b16       @100a
-cvt           .rn .satfinite [.relu] .scaled::n2::ue8m0 .bf16x2 .s2f6x2 : u b16 b16 @100a
-cvt           .rs [.relu] [.satfinite] .f16x2|.bf16x2 .f32 : u t t b32   @10x
-cvt           .rs [.relu] .satfinite .e4m3x4|.e5m2x4|.e2m3x4|.e3m2x4 .f32 : b32 v4 b32 @10x
-cvt           .rs [.relu] .satfinite .e2m1x4 .f32          : b16 v4 b32  @10x
+cvt           .rn [.satfinite] [.relu] .scaled::n2::ue8m0 .bf16x2 FP8|.e2m3x2|.e3m2x2 : u b16 b16 @100a
+cvt           .rn [.satfinite] [.relu] .scaled::n2::ue8m0 .bf16x2 .e2m1x2 : u b8 b16 @100a
+cvt           .rn [.satfinite] [.relu] .bf16x2 .s2f6x2     : u b16       @100A
+cvt           .rn [.satfinite] [.relu] .scaled::n2::ue8m0 .bf16x2 .s2f6x2 : u b16 b16 @100A
+cvt           .rn .satfinite [.relu] .s2f6x2 .f32          : b16 t t     @100A
+cvt           .rn .satfinite [.relu] .s2f6x2 .bf16x2       : b16 t       @100A
+cvt           .rn .satfinite [.relu] .scaled::n2::ue8m0 .s2f6x2 .f32 : b16 t t b16 @100A
+cvt           .rn .satfinite [.relu] .scaled::n2::ue8m0 .s2f6x2 .bf16x2 : b16 t b16 @100A
+cvt           .rs [.relu] [.satfinite] .f16x2|.bf16x2 .f32 : u t t b32   @10X
+cvt           .rs [.relu] .satfinite .e4m3x4|.e5m2x4|.e2m3x4|.e3m2x4 .f32 : b32 v4 b32 @10X
+cvt           .rs [.relu] .satfinite .e2m1x4 .f32          : b16 v4 b32  @10X
 cvt           .pack .sat .u16|.s16 .s32                    : b32 t t
 cvt           .pack .sat .u8|.s8|.u4|.s4|.u2|.s2 .s32 .b32 : b32 s32 s32 b32
 """
@@ -301,10 +316,10 @@ def form_of(opcode: str, operands: int, target: str) -> PtxForm:
 
     >>> form_of("add.rz.f32", 3, "sm_90a").operands
     ('f32', 'f32', 'f32')
-    >>> form_of("add.sat.u32", 3, "sm_90a")
+    >>> form_of("add.sat.u64", 3, "sm_90a")
     Traceback (most recent call last):
     ...
-    ValueError: add.sat.u32 is no form of add in PTX
+    ValueError: add.sat.u64 is no form of add in PTX
     """
     name = opcode.partition(".")[0]
     found = forms_of(name).get(opcode) or _orderless(name).get(_sorted_words(opcode))
@@ -315,7 +330,7 @@ def form_of(opcode: str, operands: int, target: str) -> PtxForm:
         counts = " or ".join(str(len(form.operands)) for form in found)
         raise ValueError(f"{opcode} takes {counts} operands, not {operands}")
     if not any(reached(target, form.target) for form in fitting):
-        raise ValueError(f"{opcode} with {operands} operands needs .target sm_{fitting[0].target} or above")
+        raise ValueError(f"{opcode} with {operands} operands needs .target sm_{fitting[0].target.lower()} or above")
     return fitting[0]
 
 
@@ -335,9 +350,9 @@ def _sorted_words(opcode: str) -> tuple[str, ...]:
 def reached(target: str, least: str) -> bool:
     """True if an architecture ("sm_90a") has what `least` ("100a") asks for."""
     number = int(re.sub(r"\D", "", target) or 0)
-    own = least[-1] in "ax"
-    if least[-1] == "x" and number // 10 != int(least[:-1]):
+    own = least[-1] in "axAX"
+    if least[-1] in "xX" and number // 10 != int(least[:-1]):
         return False
-    return number >= int(least[:-1] + "0" if least[-1] == "x" else least.rstrip("a")) and (
-        not own or target[-1] in "af"
+    return number >= int(least[:-1] + "0" if least[-1] in "xX" else least.rstrip("aA")) and (
+        not own or target[-1] in ("a" if least[-1].isupper() else "af")
     )

@@ -22,6 +22,11 @@ REFILL = (
     "no fence.proxy.async stands between the read and the copy that overwrites it: PTX asks for one, and pipelines of "
     "CUTLASS go without; Policy(strict=True) makes this a finding"
 )
+NARROW = (
+    "only an mbarrier orders the two blocks, and its arrival or its wait has one block's scope (.cta, the default): "
+    "PTX orders nothing by that, CUTLASS's remote arrivals count on it, and Policy(strict=True) makes this a finding"
+)
+CLUSTER_SCOPE = "mbarrier.arrive.release.cluster by the first block and mbarrier.try_wait.acquire.cluster order them."
 # The beginning of the first access's opcode -> how a thread learns that it has happened.
 _COMPLETED = (
     (r"cp\.(reduce\.)?async\.bulk\.(tensor\.\dd\.)?global\.shared", "cp.async.bulk.wait_group by the thread that "

@@ -26,6 +26,7 @@ from .conflicts import FENCE, Conflict, remedy
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber, Warp
+    from .dependent_launches import DependentLaunch
     from .happens_before import MemoryEvent
 
 PAGE_BITS = 16
@@ -38,10 +39,14 @@ BETWEEN_BLOCKS = (
     "orders them; so does a launch of its own for the second."
 )
 DOUBTED = (
-    "only an atomic or volatile read of a flag stands between them, without a fence after it: PTX orders nothing by "
-    "that, older code counts on it, and Policy(strict=True) makes this a finding"
+    "only an atomic or volatile read of a flag without a fence after it, or an mbarrier operation of one block's scope "
+    "(.cta, the default), stands between them: PTX orders nothing by that, practice counts on it, and "
+    "Policy(strict=True) makes this a finding"
 )
-ACQUIRE = "A fence (fence.acq_rel) after the read of the flag, or an acquiring read of it, orders them."
+ACQUIRE = (
+    "A fence (fence.acq_rel) after the read of the flag, or an acquiring read of it, orders them; at an mbarrier, "
+    ".release.cluster and .acquire.cluster do."
+)
 UNFENCED = "no fence.proxy.async between the write and the read by a copy engine"
 Numbers = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.int64]
@@ -110,10 +115,12 @@ class GlobalWatch:
 
     strict   as `Policy.strict`
     flagged  whether the kernel has strong accesses, by which blocks tell each other of what they did
+    dependent  launches that may run beside this one, or None (`dependent_launches.py`)
     """
 
     def __init__(self, strict: bool = False, flagged: bool = True) -> None:
         self.strict, self.flagged = strict, flagged
+        self.dependent: DependentLaunch | None = None
         self.accesses: list[GlobalAccess | None] = [None]  # by their numbers; 0: none
         self.numbers: dict[tuple[Stamp, int], int] = {}  # (turn, pc) -> number
         self.groups: dict[int, tuple[int, ...]] = {}  # number of several strong writes -> theirs
@@ -165,6 +172,8 @@ class GlobalWatch:
         number, coarse = self._number(fiber, pc, what, copying), copying is not None and size == GRANULE
         source = fiber.warp.source if copying is None else copying.stamp[0]
         race: Conflict | None = None
+        if self.dependent is not None:
+            race = self.dependent.race(fiber, what, addresses, size, same is not None)
         for places in _places(addresses, size):
             if race is None or race.lint:
                 race = self._examined(fiber, what, copying, places, same, strong) or race
@@ -186,11 +195,17 @@ class GlobalWatch:
 
     def written_by(self, addresses: Addresses, size: int) -> str | None:
         """The text of an access that wrote one of these bytes, or None."""
+        return self.touched_by(addresses, size, False)
+
+    def touched_by(self, addresses: Addresses, size: int, reads: bool) -> str | None:
+        """The text of an access that wrote one of these bytes, or None; reads: or that read one."""
         for places in _places(addresses, size):
             for pages in (self.pages, self.coarse):
                 page = pages.get(places.page)
-                for numbers in (page.writers, page.changers) if page is not None else ():
-                    written = numbers[places.units(page.shift)] if numbers is not None and page is not None else None
+                if page is None:
+                    continue
+                for numbers in (page.writers, page.changers, *([page.readers] if reads else [])):
+                    written = numbers[places.units(page.shift)] if numbers is not None else None
                     if written is not None and (number := int(written.max(initial=0))):
                         access = self.accesses[self.groups.get(number, (number,))[0]]
                         return None if access is None else access.what

@@ -37,13 +37,23 @@ from weakref import ref
 from ..machine.memory import GRANULE
 from ..ptx.program import SHARED_START
 from .clocks import NO_CLOCKS, Stamp
-from .conflicts import ANOTHERS_FENCE, FENCE, FENCE_READS, REFILL, Conflict, remedy
+from .conflicts import (
+    ANOTHERS_FENCE,
+    CLUSTER_SCOPE,
+    FENCE,
+    FENCE_READS,
+    NARROW,
+    REFILL,
+    Conflict,
+    remedy,
+)
 from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, never_race, one_lane, unknown, unordered
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
 
 SAME = "both write the same bytes, so that memory holds them in either order; PTX calls it a race all the same"
+PROXY, SCOPE = "proxy", "scope"  # what makes an ordered pair doubtful
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
 NO_PARTS: Parts = MappingProxyType({})
@@ -94,6 +104,7 @@ class Knowledge:
              not know that it did
     inits    events whose initialisations of mbarriers are seen (fence.mbarrier_init)
     own      epochs of the fiber itself, and its own asynchronous generic writes
+    narrow   events among the seen that an mbarrier of too small a scope told of: PTX does not order them
     open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
              so that a proxy fence of any that does counts
     past     events beside those seen that came before in time, though nothing orders their accesses: what the issuer
@@ -105,19 +116,21 @@ class Knowledge:
     """
 
     __slots__ = (
-        "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "mine", "open", "own", "past", "proxied",
-        "seen", "time",
+        "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "mine", "narrow", "open", "own", "past",
+        "proxied", "seen", "time",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.crossed = self.inits = self.own = self.open = self.past = self.time = 0
-        self.fenced = 0
+        self.fenced = self.narrow = 0
         self.clocks = NO_CLOCKS
         self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
 
     def merge(self, other: Knowledge) -> None:
         """Learn the events that another set knows."""
+        if self.narrow or other.narrow:
+            self.narrow = (self.narrow | other.narrow) & ~(self.seen & ~self.narrow | other.seen & ~other.narrow)
         self.seen |= other.seen
         self.proxied |= other.proxied
         self.crossed |= other.crossed
@@ -128,6 +141,12 @@ class Knowledge:
         self.past |= other.past
         if other.clocks is not self.clocks:
             self.clocks = self.clocks.merged(other.clocks)
+
+    def merge_narrow(self, other: Knowledge) -> None:
+        """Learn what another set knows by way of too small a scope: practice counts on it, PTX does not."""
+        narrow, clocks = self.narrow | other.seen & ~(self.seen | self.own), self.clocks
+        self.merge(other)
+        self.narrow, self.clocks = narrow, clocks.after_relaxed(other.clocks, True)
 
 
 class Record:
@@ -215,6 +234,7 @@ class Ledger:
 
     writers  True: a proxy fence covers the fencing fiber's own writes alone
     refills  True: a copy over what was read needs a proxy fence, too
+    scopes   True: what another block's mbarrier operation hands on needs the scope of the cluster
     enabled  False: nothing is recorded and nothing is a race
     lanes    True: the lanes of a warp can race; reads: also where one reads what another overwrites or releases
     created  a list of new events, where a timeline is recorded; clock: their time
@@ -224,8 +244,15 @@ class Ledger:
     divided: Callable[[MemoryEvent, MemoryEvent], None] | None = None
     SWEEP = 256
 
-    def __init__(self, writers: bool = True, enabled: bool = True, lanes: str = "off", refills: bool = False) -> None:
-        self.writers, self.enabled, self.refills = writers, enabled, refills
+    def __init__(
+        self,
+        writers: bool = True,
+        enabled: bool = True,
+        lanes: str = "off",
+        refills: bool = False,
+        scopes: bool = False,
+    ) -> None:
+        self.writers, self.enabled, self.refills, self.scopes = writers, enabled, refills, scopes
         self.lanes, self.reads = enabled and lanes != "off", enabled and lanes == "strict"
         self.base = 0
         self.next = 0
@@ -256,7 +283,7 @@ class Ledger:
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
             out.crossed, out.time = of.crossed, of.time
-            out.past, out.fenced, out.clocks = of.past, of.fenced, of.clocks
+            out.past, out.fenced, out.clocks, out.narrow = of.past, of.fenced, of.clocks, of.narrow
         self._knowledges.append(ref(out))
         if len(self._knowledges) > self._sweep:
             self._knowledges = [one for one in self._knowledges if one() is not None]
@@ -302,6 +329,7 @@ class Ledger:
     def _completed(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         bit = self.bit(event)
         knowledge.seen |= bit
+        knowledge.narrow &= ~bit
         knowledge.time = max(knowledge.time, event.time)
         if event.asynchronous:
             knowledge.proxied |= bit
@@ -428,6 +456,7 @@ class Ledger:
                 knowledge.open >>= shift
                 knowledge.past >>= shift
                 knowledge.fenced >>= shift
+                knowledge.narrow >>= shift
             self.base = base
 
     def prune(self, shadow: Shadow, fibers: Iterable[Fiber]) -> None:
@@ -435,7 +464,9 @@ class Ledger:
         seen = proxied = crossed = -1
         alone = not self.lanes
         for fiber in fibers:
-            seen &= fiber.knows.seen | (self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0)
+            seen &= fiber.knows.seen & ~fiber.knows.narrow | (
+                self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0
+            )
             proxied &= fiber.knows.proxied
             crossed &= fiber.knows.crossed
         if not self.refills or not shadow.refilled:
@@ -572,13 +603,14 @@ class Shadow:
         ledger = self.ledger
         if not ledger.enabled or not places:
             return None
-        base, seen, proxied = ledger.base, knows.seen, ledger.fenced(knows)
+        base, seen, proxied, narrow = ledger.base, knows.seen, ledger.fenced(knows), knows.narrow
+        doubts = asynchronous or narrow
         self.refilled = self.refilled or (asynchronous and write)
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
         self.accesses = turn = self.accesses + 1
         low, high = ends or ((places & -places).bit_length() - 1, places.bit_length() - 1)
         first, last = low + SHIFT >> PAGE, high + SHIFT >> PAGE
-        found: list[tuple[tuple[int, bool, int], Record, int, int]] = []
+        found: list[tuple[tuple[int, bool, int], Record, int, str]] = []
         for key in _examined(first, last, write):
             gone = False
             for record in self.pages.get(key, ()):
@@ -595,13 +627,12 @@ class Shadow:
                 harmless = at < 0 or (
                     seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
                 )
-                doubtful = (
-                    asynchronous
-                    and harmless
-                    and at >= 0
-                    and not earlier.asynchronous
-                    and self._doubtful(earlier, wrote, write, knows)
-                )
+                doubtful = ""
+                if doubts and harmless and at >= 0 and not earlier.asynchronous:
+                    if asynchronous and self._doubtful(earlier, wrote, write, knows):
+                        doubtful = PROXY
+                    elif narrow and narrow >> at & 1 and (wrote or ledger.scopes):
+                        doubtful = SCOPE
                 if harmless and not write and not doubtful:
                     continue
                 common = record.places & places
@@ -623,7 +654,11 @@ class Shadow:
         for _, record, common, crossed in sorted(found, key=itemgetter(0)):
             common = record.narrow(common)
             if crossed:
-                race = race or self._crossed(record, common, what)
+                if race is None or race.lint:
+                    doubt = (
+                        self._crossed(record, common, what) if crossed == PROXY else self._narrow(record, common, what)
+                    )
+                    race = doubt if race is None or not doubt.lint else race
             elif race is None or race.lint:
                 new = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
                 if new is not None and record.write and not record.event.asynchronous and same is not None and same():
@@ -724,6 +759,10 @@ class Shadow:
         if wrote:
             return not (knows.proxied | knows.fenced) >> at & 1
         return writes and not (knows.crossed | knows.fenced) >> at & 1
+
+    def _narrow(self, record: Record, common: int, what: Callable[[], str]) -> Conflict:
+        """Describe a pair that an mbarrier of too small a scope orders in practice alone."""
+        return Conflict(f"{self._both(record, common, what)}; {NARROW}", CLUSTER_SCOPE, lint=not self.ledger.scopes)
 
     def _crossed(self, record: Record, common: int, what: Callable[[], str]) -> Conflict:
         """Describe a doubtful pair: the proxy fence of practice or that of PTX is missing."""

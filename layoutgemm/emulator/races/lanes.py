@@ -278,12 +278,13 @@ def join(
         crossed &= one.crossed
         inits &= one.inits
         opened &= one.open
-    knows.apart, knows.mine, knows.fenced = [], [], 0
+    knows.apart, knows.mine, knows.fenced, knows.narrow = [], [], 0, 0
     for lanes, one in arrived:
         knows.clocks = knows.clocks.merged(one.clocks)
         knows.past |= one.seen | one.past
         knows.own |= one.own
         knows.fenced |= one.fenced
+        knows.narrow |= one.narrow & seen
         knows.time = max(knows.time, one.time)
         knows.mine += [event for event in one.mine if event not in knows.mine]
         if (one.seen & ~seen or one.proxied & ~proxied or one.inits & ~inits or one.open & ~opened
@@ -308,7 +309,7 @@ def _add(ledger: Ledger, knows: Knowledge, lanes: int, more: Knowledge) -> None:
 
 def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
     """One set for each lane; equal sets share lanes."""
-    names = ("seen", "proxied", "inits", "open", "crossed")
+    names = ("seen", "proxied", "inits", "open", "crossed", "narrow")
     found: dict[tuple[int, ...], int] = {}
     for lane in range(32):
         bits = [0] * len(names)
@@ -441,6 +442,8 @@ def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
             knowledge.open |= new
         if knowledge.past & bit:
             knowledge.past |= new
+        if knowledge.narrow & bit:
+            knowledge.narrow |= new
     if ledger.divided is not None:
         ledger.divided(event, made)
     return made

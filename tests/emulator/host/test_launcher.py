@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layoutgemm import emulate
 from layoutgemm.atoms.tma.rules import TensorMap
 from layoutgemm.dtypes import dtype
 from layoutgemm.emulator.host import launcher as host
@@ -273,6 +274,18 @@ def test_several_launches_of_a_call(small: Any, compiled: Compile) -> None:
     _, launches = function.call([np.zeros(64, np.float32)])
     assert [launch.cluster for launch in launches] == [(1, 1, 1), (2, 1, 1)]
     assert ["add" in launch.kernel.name for launch in launches] == [True, False]
+    assert [launch.dependent for launch in launches] == [False, False]
+
+
+@pytest.mark.dsl
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_dependent_launch(small: Any, compiled: Compile, waits: bool) -> None:
+    x, y, z = (np.full(32, value, np.float32) for value in (1, 0, 0))
+    function = CompiledFunction.of(compiled(small.Dependent(waits), *map(dynamic, (x, y, z))))
+    _, launches = function.call([x, y, z])
+    assert [launch.dependent for launch in launches] == [False, True]
+    done = emulate(function, x, y, z, progress=False)
+    assert [one.kind for one in done.findings] == ([] if waits else ["race"]) and z.tolist() == [4.0] * 32
 
 
 @pytest.mark.dsl

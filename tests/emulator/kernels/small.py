@@ -43,6 +43,31 @@ class Room:
         self.kernel(a, room).launch(grid=(1, 1, 1), block=(4, 1, 1))
 
 
+class Dependent:
+    """y = x + 1, then z = 2 * y by a dependent launch (PDL); waits: it has griddepcontrol.wait."""
+
+    def __init__(self, waits: bool) -> None:
+        self.waits = waits
+
+    @cute.kernel
+    def add(self, x: cute.Tensor, y: cute.Tensor) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        cute.arch.griddepcontrol_launch_dependents()
+        y[thread] = x[thread] + 1.0
+
+    @cute.kernel
+    def double(self, y: cute.Tensor, z: cute.Tensor) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        if cutlass.const_expr(self.waits):
+            cute.arch.griddepcontrol_wait()
+        z[thread] = y[thread] * 2.0
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, y: cute.Tensor, z: cute.Tensor) -> None:
+        self.add(x, y).launch(grid=(1, 1, 1), block=(32, 1, 1))
+        self.double(y, z).launch(grid=(1, 1, 1), block=(32, 1, 1), use_pdl=True)
+
+
 class Twice:
     """Two launches of different kernels: x += 1, then x *= 2, the second in clusters of two."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ from layoutgemm.emulator.ptx.forms import PtxForm, form_of, forms_of, names
 from tests import needs
 
 PTXAS = shutil.which("ptxas")
+# Forms of PTX 9.1 and 9.2, and the first release of ptxas that is tested with them.
+NEWER, NEWEST = (
+    re.compile(r"s2f6x2|\.e\dm\dx2\.(b?f16x2)|\.bf16x2\.e\dm\dx2|[us]8x4|^add\.sat\.(u32|[us]16x2)"),
+    (13, 4),
+)
 REGISTERS = {1: "p", 8: "b", 16: "h", 32: "r", 64: "d", 128: "q"}
 
 
@@ -20,6 +26,8 @@ def width(kind: str) -> int:
     kind = kind.lstrip("*")
     if kind in ("pred", "p"):
         return 1
+    if kind in ("u8x4", "s8x4"):
+        return 32
     if kind.endswith("x2"):
         return 64 if kind == "f32x2" else 32
     found = re.search(r"\d+", kind)
@@ -40,10 +48,25 @@ def spelled(opcode: str, form: PtxForm) -> str:
     return f"{opcode} {', '.join(operand(kind, n) for n, kind in enumerate(form.operands))};"
 
 
+@cache
+def release() -> tuple[int, int]:
+    """The release of ptxas, as (13, 0)."""
+    assert PTXAS is not None
+    said = subprocess.run([PTXAS, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"release (\d+)\.(\d+)", said)
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+def version() -> str:
+    """The version of PTX that ptxas knows, of those with the forms of the table."""
+    return "9.4" if release() >= NEWEST else "9.0" if release() >= (13, 0) else "8.6"
+
+
 def refused_by_ptxas(lines: list[str], target: str, folder: Path) -> dict[int, str]:
     """Line -> error, for each line that ptxas refuses."""
     declared = " ".join(f".reg .{'pred' if bits == 1 else f'b{bits}'} %{r}<8>;" for bits, r in REGISTERS.items())
-    head = f".version 8.6\n.target {target}\n.address_size 64\n.visible .entry k() {{\n{declared}\n"
+    head = f".version {version()}\n.target {target}\n.address_size 64\n.visible .entry k() {{\n{declared}\n"
     text = folder / "forms.ptx"
     text.write_text(head + "\n".join(lines) + "\nret; }\n")
     assert PTXAS is not None
@@ -55,12 +78,14 @@ def refused_by_ptxas(lines: list[str], target: str, folder: Path) -> dict[int, s
 
 
 @needs.PTXAS
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_120a"])
 def test_ptxas_takes_the_forms_of_the_table_and_no_others(target: str, tmp_path: Path):
     """Every spelling for every target, and neighbours of it: a word left out, doubled or exchanged for another."""
     lines, ours = [], []
     for name in sorted(names()):
         for opcode, found in forms_of(name).items():
+            if NEWER.search(opcode) and release() < NEWEST:
+                continue
             for form in found:
                 lines.append(spelled(opcode, form))
                 ours.append(takes(opcode, len(form.operands), target))

@@ -17,9 +17,10 @@ def _cvt(g: CodeGenerator, ins: PtxInstruction) -> str:
         raise ValueError("stochastic rounding (.rs) is left out of the emulator")
     if "pack" in words:
         return _packed_integers(g, ins)
-    if from_ == "s2f6x2":
-        scale = g.packed(sources[1]) if len(sources) > 1 else "0x7F7F"
-        return f"fixed_pair({g.packed(sources[0])}, {scale}, {kind_of(to[:-2])}, {'relu' in words})"
+    if to == "s2f6x2":
+        raise ValueError("cvt to s2f6x2 is left out of the emulator: no hardware has confirmed its NaN and its scale")
+    if from_ == "s2f6x2" or "scaled::n2::ue8m0" in words:
+        return _scaled(g, ins)
     if to.endswith("x2") and from_ == "f32":
         up, low = (f"decode({g.read(o, from_)}, KIND_f32)" for o in sources)
         return _pair(words, to, up, low)
@@ -41,6 +42,19 @@ def _cvt(g: CodeGenerator, ins: PtxInstruction) -> str:
         value = g.signed(sources[0], from_, wider=True)
         return f"{wide}(from_integer({value}, {kind_of(to)}, {rounding_of(words)!r}, {'sat' in words}))"
     return f"{wide}({_between_floats(g, ins)})"
+
+
+def _scaled(g: CodeGenerator, ins: PtxInstruction) -> str:
+    """cvt of a narrow pair to a pair of bf16, scaled by a third operand."""
+    *words, to, from_ = ins.words[1:]
+    text, scales = g.packed(ins.operands[1]), g.packed(ins.operands[2]) if len(ins.operands) > 2 else None
+    bits, halves = _field_bits(from_) if from_ != "s2f6x2" else 8, []
+    for at, scale_at in ((bits, 8), (0, 0)):
+        part = f"fixed_pair({text}, {at})"
+        if from_ != "s2f6x2":
+            part = f"decode({text} >> {at} & {(1 << bits) - 1}, {kind_of(from_[:-2])})"
+        halves.append(part if scales is None else f"scaled({part}, {scales}, {scale_at})")
+    return _pair(words, to, *halves)
 
 
 def _between_floats(g: CodeGenerator, ins: PtxInstruction) -> str:

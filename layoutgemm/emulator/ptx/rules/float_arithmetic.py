@@ -27,7 +27,7 @@ def _computed(name: str, ins: PtxInstruction, kind: str, texts: str) -> str:
     if "oob" in ins.words:
         raise ValueError("fma.oob is left out of the emulator")
     if kind in HALVES:
-        core = f"half_operation({name!r}, {HALVES[kind]!r}, {flush}, {'relu' in ins.words}, {saturate})"
+        core = f"half_operation({name!r}, {HALVES[kind]!r}, {flush}, {'relu' in ins.words}, {saturate}, {mode!r})"
         return f"packed({core}, {texts})" if kind.endswith("x2") else f"{core}({texts})"
     if kind == "f64":
         if mode != "rn" or name == "fma":

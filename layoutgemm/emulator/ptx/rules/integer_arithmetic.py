@@ -13,7 +13,7 @@ SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 def integer(g: CodeGenerator, ins: PtxInstruction) -> str | Pairs:
     """add, sub, mul, mad, div, min, max of integers; `.cc` writes the carry too."""
     name, kind = ins.words[0], ins.words[-1]
-    if kind.endswith("16x2"):
+    if kind.endswith(("16x2", "8x4")):
         return _packed(g, ins)
     a, b, *c = ins.operands[1:]
     bits, mask = bits_of(kind), mask_of_type(kind)
@@ -22,7 +22,8 @@ def integer(g: CodeGenerator, ins: PtxInstruction) -> str | Pairs:
     if name in ("add", "sub"):
         if "sat" in ins.words:
             exact = f"{g.signed(a, kind)} {SIGNS[name]} {g.signed(b, kind)}"
-            return f"least(largest({exact}, {-(1 << bits - 1)}), {(1 << bits - 1) - 1}) & {mask}"
+            low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
+            return f"least(largest({exact}, {low}), {top}) & {mask}"
         return wrapped(f"{g.read(a, kind)} {SIGNS[name]} {g.read(b, kind)}", bits)
     if name in ("min", "max"):
         chosen = f"{'least' if name == 'min' else 'largest'}({g.signed(a, kind)}, {g.signed(b, kind)})"
@@ -63,15 +64,20 @@ def _product(g: CodeGenerator, a: PtxOperand, b: PtxOperand, kind: str, part: st
 
 
 def _packed(g: CodeGenerator, ins: PtxInstruction) -> str:
-    """add, min, max of pairs of 16-bit integers."""
+    """add, sub, min, max of two 16-bit integers, or of four of 8 bits."""
     name, kind = ins.words[0], ins.words[-1]
     texts = ", ".join(g.read(operand, kind) for operand in ins.operands[1:])
-    if name == "add":
-        return f"packed(lambda a, b: a + b & M16, {texts})"
-    view = "s16" if kind[0] == "s" else ""
-    chosen = f"{'least' if name == 'min' else 'largest'}({view}(a), {view}(b))"
-    chosen = f"largest({chosen}, 0)" if "relu" in ins.words else chosen
-    return f"packed(lambda a, b: {chosen} & M16, {texts})"
+    bits, fields = (16, "packed") if kind.endswith("16x2") else (8, "packed_bytes")
+    a, b = (f"(({x} ^ {1 << bits - 1}) - {1 << bits - 1})" if kind[0] == "s" else x for x in "ab")
+    if name in ("add", "sub"):
+        core = f"{a} {SIGNS[name]} {b}"
+        if "sat" in ins.words:
+            low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
+            core = f"least(largest({core}, {low}), {top})"
+    else:
+        core = f"{'least' if name == 'min' else 'largest'}({a}, {b})"
+        core = f"largest({core}, 0)" if "relu" in ins.words else core
+    return f"{fields}(lambda a, b: ({core}) & {(1 << bits) - 1}, {texts})"
 
 
 @rule("addc", "subc", "madc")
@@ -98,6 +104,8 @@ def _carrying(g: CodeGenerator, ins: PtxInstruction) -> str | Pairs:
 def _sign(g: CodeGenerator, ins: PtxInstruction) -> str:
     name, kind, source = ins.words[0], ins.words[-1], ins.operands[1]
     text = g.read(source, kind)
+    if kind == "s8x4":
+        return f"packed_bytes(lambda a: -a & 255, {text})"
     if kind[0] == "s":
         if name == "neg":
             return f"signed_wide(-s64({text}))" if kind == "s64" else f"(-{text}) & {mask_of_type(kind)}"
