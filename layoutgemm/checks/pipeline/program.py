@@ -176,7 +176,7 @@ def largest_later(agents: tuple[Agent, ...]) -> int:
     return max(bounds, default=0)
 
 
-def period_of(agents: tuple[Agent, ...], kind: type[TileIs] | type[KIs]) -> int:
+def tile_period(agents: tuple[Agent, ...], kind: type[TileIs] | type[KIs] = TileIs) -> int:
     """After so many tiles, or k tiles, every condition on their number repeats."""
     return lcm(*(i.condition.modulus for agent in agents for i in agent.code if isinstance(i.condition, kind)))
 

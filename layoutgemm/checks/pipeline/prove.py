@@ -50,11 +50,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from ...errors import PlanError
-from .actions import KIs, TileIs
+from .actions import KIs
 from .happens_before import Hazard
 from .machine import ASK_K, ASK_TILE, GO, Machine
 from .model import Pipeline, proof_of
-from .program import State, key_of, largest_later, period_of, set_unknown
+from .program import State, key_of, largest_later, set_unknown, tile_period
 from .symmetry import SimulatedWarps, fewest
 from .trace import Trace, TraceStep
 
@@ -158,7 +158,7 @@ def _explore(
 ) -> PipelineProof | list[bool]:
     """Walk through the states; a proof, or the answers that lead to a hazard."""
     machine = Machine(pipeline, fences, cast=cast)
-    later, periods = largest_later(machine.agents), (period_of(machine.agents, TileIs), period_of(machine.agents, KIs))
+    later, periods = largest_later(machine.agents), (tile_period(machine.agents), tile_period(machine.agents, KIs))
     seen: dict[object, list[_Node]] = {}
     # The state met first is walked first: a later one's set grows by its walk, and is then walked once for all of it.
     todo: list[tuple[int, bool, _Node]] = []
