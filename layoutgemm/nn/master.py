@@ -6,7 +6,7 @@ import torch
 
 from ..errors import OperandError
 from ..torch_op.bias_activation import GATES, by_autograd
-from ..torch_op.checks import autocast, check_activation, differentiated
+from ..torch_op.checks import autocast, autocast_type, check_activation, check_input, differentiated
 from ..torch_op.fp8.api import quantize
 from ..torch_op.problem import half
 from ..torch_op.scaled_grouped import scaled_matmul
@@ -69,8 +69,8 @@ class MasterLinear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features), or half of them with a gate."""
-        rows = x if x.ndim > 1 else x.unsqueeze(0)
-        kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        check_input(x)
+        rows, kind = x if x.ndim > 1 else x.unsqueeze(0), autocast_type(x) or x.dtype
         if self.activation in GATES and not differentiated(x, self.weight, self.bias):
             value = self._gated(rows, kind)
         else:

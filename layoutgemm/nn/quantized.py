@@ -12,7 +12,7 @@ from ..kernels.quantized.checkpoints import from_awq, from_gptq, order_of_groups
 from ..kernels.quantized.formats import QuantizedFormat
 from ..kernels.quantized.packing import QuantizedWeights
 from ..torch_op.bias_activation import GATES
-from ..torch_op.checks import check_activation
+from ..torch_op.checks import autocast_type, check_activation, check_input
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
 from ..torch_op.scaled_grouped.recipes import ROW
@@ -24,7 +24,7 @@ class QuantizedLinear(torch.nn.Module):
     """activation(x @ weight.T + bias) with packed weights; `from_linear` and `from_checkpoint` make one.
 
     With weights packed for float8, x is bfloat16, float16 or float32. Each call quantises it to float8_e4m3fn, with a
-    scale for each row; the result has x's type. x then has no gradient.
+    scale for each row; the result has x's type, or autocast's. x then has no gradient.
 
     units, scales  buffers, as `QuantizedWeight` has them: not trained. x and bias have gradients
     bias           a parameter, or None
@@ -126,13 +126,15 @@ class QuantizedLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        check_input(x)
         x = x if self.order is None else x.index_select(-1, self.order)
         if self.activations.itemsize > 1:
             return quantized_matmul(x, self.weight, bias=self.bias, activation=self.activation)
         values, scale = quantize(x.reshape(-1, x.shape[-1]), ROW, dtype=self.activations)
         made = quantized_matmul(
-            values, self.weight, scale_x=scale, bias=self.bias, activation=self.activation, out_dtype=x.dtype
-        )
+            values, self.weight, scale_x=scale, bias=self.bias, activation=self.activation,
+            out_dtype=autocast_type(x) or x.dtype,
+        )  # fmt: skip
         return made.reshape(*x.shape[:-1], self.out_features)
 
     def dequantized(self) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import OperandError, TensorError
 from ..torch_op.bias_activation import GATES, by_autograd
-from ..torch_op.checks import check_activation, differentiated
+from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated
 from ..torch_op.fp8.api import quantize
 from ..torch_op.operator import matmul
 from ..torch_op.problem import half
@@ -47,7 +47,7 @@ class ScaledLinear(torch.nn.Module):
     """activation(x @ weight.T + bias) with float8 weights: a scale for 128 x 128 weights, and for 128 of a row of x.
 
     in_features, out_features, bias, activation  as `layoutgemm.nn.Linear`, gates too
-    dtype  of state dicts, bias and result: bfloat16 or float16
+    dtype  of state dicts, bias and result: bfloat16 or float16. `float()` makes it float32; autocast's is the result's
 
     weight        float8_e4m3fn (out_features, in_features), a buffer: it is not trained
     weight_scale  float32 (out_features / 128, in_features / 128)
@@ -97,18 +97,19 @@ class ScaledLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        rows = x.reshape(-1, x.shape[-1])
+        check_input(x)
+        rows, kind = x.reshape(-1, x.shape[-1]), autocast_type(x) or self.wide
         if differentiated(x, self.bias):
-            value: torch.Tensor = _StraightThrough.apply(rows, self.weight, self.weight_scale, self.wide)
+            value: torch.Tensor = _StraightThrough.apply(rows, self.weight, self.weight_scale, kind)
             if self.bias is not None:
-                value = value + self.bias
+                value = (value + self.bias).to(kind)
             if self.activation is not None:
                 value = by_autograd(value, self.activation)
         else:
             eight, scale = quantize(rows, BLOCK, power_of_two=True)
             value = scaled_matmul(
                 eight, scale, self.weight.mT, self.weight_scale, recipe_a=BLOCK, recipe_b=SQUARE, bias=self.bias,
-                activation=self.activation, out_dtype=self.wide,
+                activation=self.activation, out_dtype=kind,
             )  # fmt: skip
         return value.reshape(*x.shape[:-1], value.shape[-1])
 
@@ -117,8 +118,10 @@ class ScaledLinear(torch.nn.Module):
         return dequantized(self.weight, self.weight_scale, self.wide)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledLinear:
-        """Move the module; a cast leaves weights in 8 bits and scales in float32."""
+        """Move the module; a cast leaves weights in 8 bits and scales in float32, and changes the result's type."""
         weight, scale = self.weight, self.weight_scale
+        kind = fn(torch.empty(0, dtype=self.wide, device=scale.device)).dtype
+        self.wide = kind if kind in (torch.bfloat16, torch.float16, torch.float32) else self.wide
         super()._apply(fn, recurse)
         device = self.weight_scale.device
         self.weight = self.weight if self.weight.dtype == FLOAT8 else weight.to(device)

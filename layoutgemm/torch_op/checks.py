@@ -228,14 +228,28 @@ def has_tangent(x: torch.Tensor) -> bool:
     return _forward.unpack_dual(x).tangent is not None
 
 
+def autocast_type(x: torch.Tensor) -> torch.dtype | None:
+    """The type that the autocast region of a tensor's device casts to; None outside of a region."""
+    kind = x.device.type
+    inside = kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if inside else None
+
+
 def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Floats of 16 and 32 bits in the type of the autocast region they are in; all others as they are."""
-    kind = a.device.type
-    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
-        return a, b
-    to = torch.get_autocast_dtype(kind)
-    takes = (torch.float32, torch.bfloat16, torch.float16)
-    return a.to(to) if a.dtype in takes else a, b.to(to) if b.dtype in takes else b
+    to = autocast_type(a)
+    return (a, b) if to is None else (cast(a, to), cast(b, to))
+
+
+def cast(x: torch.Tensor, to: torch.dtype | None) -> torch.Tensor:
+    """A float of 16 or 32 bits in an `autocast_type`; another tensor, and outside of a region, as it is."""
+    return x if to is None or x.dtype not in (torch.float32, torch.bfloat16, torch.float16) else x.to(to)
+
+
+def check_input(x: torch.Tensor) -> None:
+    """Raise OperandError for the input of a module that is no dense tensor."""
+    if not torch.compiler.is_compiling():
+        check_operands({"x": x})
 
 
 def sizes_later() -> bool:

@@ -434,3 +434,16 @@ def test_indices_with_strides_are_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     with emulated(monkeypatch):
         for _ in range(2):
             assert torch.equal(ours(x, True, True, True, config=SMALL), by_hand(x, True, True, True).bfloat16())
+
+
+@pytest.mark.parametrize("combine", [None, "silu"])
+def test_autocast_converts_float32_operands(combine: str | None) -> None:
+    x = problem()
+    a, b, rows = x["a"], x["b"], x["rows"]
+    several = b if combine is None else (b, b)
+    want = matmul(a, several, rows=rows, combine=combine)
+    with torch.autocast("cpu", dtype=BF16):
+        wide = b.float() if combine is None else (b.float(), b.half())
+        assert torch.equal(matmul(a.float(), wide, rows=rows, combine=combine), want)
+    with pytest.raises(OperandError, match=r"a is torch.float32: a product with row indices is of bfloat16"):
+        matmul(a.float(), b.float(), rows=rows)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...errors import OperandError, TensorError
+from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.config import Sm90Config
 from ..checks import NOT_RECORDED, autocast, differentiated, needs_dispatcher
@@ -65,11 +66,10 @@ def indexed_matmul(
         if found is not None:
             return found
     check_config(config)
-    call = check_indexed(given, out, activation, out_dtype)
+    check_operands(given.named, {} if out is None else {"out": out})
     a, b = autocast(given.a, given.b)
-    if a is not given.a or b is not given.b:
-        given = given._replace(a=a, b=b)
-        call = check_indexed(given, out, activation, out_dtype)
+    given = given._replace(a=a, b=b)
+    call = check_indexed(given, out, activation, out_dtype)
     if not needs_dispatcher(*given, out):
         return indexed_product(call, given, config, out, key, copy_rows)
     if given.batched:

@@ -15,7 +15,7 @@ from ...kernels.sm90.choose.rules import Sm90Choice, choose, nearest, spare_of_s
 from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.plan import Sm90Plan
-from ..checks import differentiated, has_tangent, needs_dispatcher
+from ..checks import autocast_type, cast, differentiated, has_tangent, needs_dispatcher
 from ..operands.several import Combine, as_lines, checked_call, computed
 from ..prepared import Config, choice_of, gpu, on_gpu
 from ..scaled_grouped.grouped import INTS
@@ -40,8 +40,10 @@ def combined_rows(
     [[9.0, 16.0], [1.0, -0.0], [9.0, 16.0]]
     """
     check_operands({"a": a, "rows": rows})
+    a = cast(a, to := autocast_type(a))
     if isinstance(b, (tuple, list)) and b:
-        check_indexed(IndexedOperands(a, b[0], rows), None, None, out_dtype)
+        check_operands({"a": a, "b": b[0]})
+        check_indexed(IndexedOperands(a, cast(b[0], to), rows), None, None, out_dtype)
     m = rows.shape[0]
     _, matrices, how, numbers, kind = checked_call(of_rows(a, rows), b, combine, given, out, config, out_dtype, None)
     if differentiated(a, *matrices) or any(has_tangent(x) for x in (a, *matrices)):

@@ -117,14 +117,14 @@ def checked_call(
     named = {f"b[{i}]": x for i, x in enumerate(b)}
     check_operands({"a": a, **named}, {} if out is None else {"out": out})
     choice_of(config)
-    for name, x in named.items():
-        if x.ndim != 2 or x.shape != b[0].shape or x.dtype != b[0].dtype:
-            of = f"{x.dtype} of shape {list(x.shape)}"
-            raise TensorError(f"{name} is {of}: matrices of one shape and type are combined, b[0]'s is {b[0].dtype} of "
-                              f"{list(b[0].shape)}")  # fmt: skip
+    matrices = [autocast(a, x)[1] for x in b]
+    first = matrices[0]
+    for name, x in zip(named, matrices, strict=True):
+        if x.ndim != 2 or x.shape != first.shape or x.dtype != first.dtype:
+            one, of = (f"{y.dtype} of shape {list(y.shape)}" for y in (first, x))
+            raise TensorError(f"{name} is {of}: matrices of one shape and type are combined, b[0] is {one}")
     if a.ndim < 2:
         raise TensorError("a is a vector: combine= takes a matrix, or a batch of them")
-    matrices = [autocast(a, x)[1] for x in b]
     a, matrices[0], kind = check_call(a, b[0], None, out_dtype, allow_tf32)
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}, and sums are combined in float32: say out_dtype=torch.float32")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import needs_dispatcher, transforms
+from ..checks import autocast_type, cast, needs_dispatcher, transforms
 from ..compiled.lowering import register
 from .configs import PackedConfig, packed_text
 from .kept import Key, find
@@ -13,6 +13,7 @@ from .operators import checked_call, derivable, facts_of
 from .weights import QuantizedWeight, check_product
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
+_autocast = torch._C._is_any_autocast_enabled
 
 
 def quantized_matmul(
@@ -41,8 +42,8 @@ def quantized_matmul(
     Of up to 8 rows, scales of groups multiply sums in float32 where the kernel is a streamed one (`StreamedPlan`). Of
     more, a weight of a group is rounded to x's type when it is multiplied. Sums are float32. With float8 the codes are
     multiplied, exactly; each group's sum, or each 128 of K, is multiplied by its scale and added in float32. Scales,
-    bias and activation are applied before the one rounding. Works under torch.compile, FakeTensor and in CUDA graphs.
-    x and bias have gradients, but for a float8 x.
+    bias and activation are applied before the one rounding. Works under torch.compile, FakeTensor, autocast and in CUDA
+    graphs. x and bias have gradients, but for a float8 x.
 
     Raises OperandError, or TensorError for shapes, naming the operand.
 
@@ -56,6 +57,8 @@ def quantized_matmul(
     [[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]]
     """
     key: Key = ()
+    if (_is_traced() or _autocast()) and isinstance(x, torch.Tensor):
+        x = cast(x, autocast_type(x))
     if _is_traced():
         register()  # Inductor is told of the operator before it meets it
     elif type(weight) is QuantizedWeight:

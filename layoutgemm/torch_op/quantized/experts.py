@@ -27,7 +27,7 @@ from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.quantized.choose import experts_config
 from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
-from ..checks import check_device, refuse_derivatives, stored_as
+from ..checks import autocast_type, cast, check_device, refuse_derivatives, stored_as
 from ..compiled.traced import named
 from ..launch import Direct, raw_stream
 from ..library import with_autograd
@@ -39,7 +39,7 @@ from ..scaled_grouped.scaled import check_config
 from ..types import C_NAMES, NAMES
 from .launch import QuantizedCall, arguments_of, epilogue_of, flat, in_place, readable, scale_recipe
 from .operators import Facts, check_gateless, check_rows, facts_of, format_of
-from .weights import QuantizedWeight, dense_of, multiplied, packed_for
+from .weights import QuantizedWeight, dense_of, multiplied, packed_for, unlike
 
 _WAY_OUT = "it is for inference; give its detach()"
 _SCALE_X = 12  # its place among the operator's arguments
@@ -129,7 +129,8 @@ def quantized_grouped_matmul(
     out_dtype  default x's, or bfloat16 of a float8 x
     config     the kernel's configuration, of the transposed product; default a tile as wide as two usual groups
 
-    An empty group costs nothing. Works under torch.compile, FakeTensor and in CUDA graphs. There are no gradients.
+    An empty group costs nothing. Works under torch.compile, FakeTensor, autocast and in CUDA graphs. There are no
+    gradients.
 
     Raises OperandError, or TensorError for shapes, naming the operand.
 
@@ -139,6 +140,8 @@ def quantized_grouped_matmul(
     >>> quantized_grouped_matmul(x, QuantizedExperts.of([eye, two]), torch.tensor([0, 1, 3])).tolist()
     [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
     """
+    if isinstance(x, torch.Tensor):
+        x = cast(x, autocast_type(x))
     check_experts(x, weights, offsets, config)
     facts = facts_of(weights.format, weights.n, weights.k)
     value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
@@ -155,7 +158,7 @@ def check_experts(x: object, weights: object, offsets: object, config: object) -
         found = type(offsets if isinstance(x, torch.Tensor) else x).__qualname__
         raise OperandError(f"x and offsets are torch tensors; got a {found}")
     if not weights.expert(0).takes(x.dtype):
-        raise OperandError(f"x is {x.dtype}, and the weights are packed for {weights.activations}")
+        raise OperandError(unlike(x.dtype, weights.activations))
     check_config(config)
 
 

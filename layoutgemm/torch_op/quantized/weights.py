@@ -203,6 +203,14 @@ def _inverse(order: PackedOrder, codes: bool) -> torch.Tensor:
     return torch.from_numpy(np.argsort(np.asarray(layout.offsets())))
 
 
+def unlike(kind: torch.dtype, packed: torch.dtype) -> str:
+    """The refusal of an x of another type than its packed weights take."""
+    way_out = (
+        f"x.to({packed}) is one" if packed.itemsize > 1 else "layoutgemm.quantize(x, 'RowWise') makes one, and scales"
+    )
+    return f"x is {kind}, and the weights are packed for {packed}: {way_out}"
+
+
 def check_product(x: object, weight: object, config: object) -> None:
     """Raise OperandError or TensorError for what `quantized_matmul` does not multiply."""
     if not isinstance(weight, QuantizedWeight):
@@ -212,7 +220,7 @@ def check_product(x: object, weight: object, config: object) -> None:
     if not torch.compiler.is_compiling():
         check_operands({"x": x})
     if not weight.takes(x.dtype):
-        raise OperandError(f"x is {x.dtype}, and the weights are packed for {weight.activations}")
+        raise OperandError(unlike(x.dtype, weight.activations))
     if x.ndim == 0 or x.shape[-1] != weight.k:
         raise TensorError(f"x has shape {list(x.shape)}: (..., {weight.k}), the weights being {weight.n}x{weight.k}")
     check_packed_config(config)

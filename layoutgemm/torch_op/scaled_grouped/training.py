@@ -122,6 +122,9 @@ class _Fp8Product(torch.autograd.Function):
         ctx.save_for_backward(left if right.requires_grad else None, right if left.requires_grad else None)
         ctx.recipes, ctx.types = recipes, (left.dtype, right.dtype, None if bias is None else bias.dtype)
         ctx.by_columns = right.stride(-2) == 1 and right.stride(-1) != 1
+        if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+            # torch.export runs this with gradients on, and quantize refuses what requires one
+            left, right, bias = left.detach(), right.detach(), None if bias is None else bias.detach()
         return _product(left, right, recipes, kind, bias, fast)
 
     @staticmethod
