@@ -101,6 +101,11 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         else:
             self.consume_by_warpgroup(job, maps, tile, consumer, thread, ahead)
 
+    def slice_of(self, job: bridge.Carried, consumer: Int32) -> tuple[Int32, Int32, Int32, Int32]:
+        """A consumer's first block of rows; its first stage, with its parity; how many K tiles are its slice's."""
+        rows, slice_ = self.plan.place_of_consumer(consumer)
+        return rows * self.plan.blocks, Int32(slice_), Int32(0), self.plan.slice_of_k(job.k_tiles, slice_)
+
     @cute.jit
     def consume_by_warpgroup(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
@@ -110,11 +115,9 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         plan = self.plan
         mma = RegisterWgmma(plan)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
-        rows, slice_ = plan.place_of_consumer(consumer)
-        first_block = rows * plan.blocks
+        first_block, stage, parity, mine = self.slice_of(job, consumer)
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         packed = PackedFragments(plan, first_block, thread)
-        stage, parity, mine = Int32(slice_), Int32(0), plan.slice_of_k(job.k_tiles, slice_)
         groups = plan.a.product_groups(plan.blocks)
         blocks_of_k = plan.tile[2] // plan.a.packing.depth // groups
         while tile < job.tiles:
@@ -168,12 +171,11 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """
         plan = self.plan
         mma = RegisterWgmma(plan)
-        rows, slice_ = plan.place_of_consumer(consumer)
+        first_block, stage, parity, mine = self.slice_of(job, consumer)
         products, totals = mma.accumulator(), [mma.accumulator() for _ in range(plan.blocks)]
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        packed = PackedFragments(plan, rows * plan.blocks, thread)
+        packed = PackedFragments(plan, first_block, thread)
         scales = ScaledSums(plan)
-        stage, parity, mine = Int32(slice_), Int32(0), plan.slice_of_k(job.k_tiles, slice_)
         groups = plan.a.product_groups(plan.blocks)
         fragments = plan.tile[2] // plan.a.packing.depth // groups  # of a group
         parts = groups // plan.a.sums  # groups of a sum
@@ -231,10 +233,9 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """Products by mma.sync: a stage is released when the warp has multiplied it."""
         plan = self.plan
         mma = WarpMultiply(plan, thread)
-        rows, slice_ = plan.place_of_consumer(consumer)
+        first_block, stage, parity, mine = self.slice_of(job, consumer)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
-        packed = PackedFragments(plan, rows * plan.blocks, thread)
-        stage, parity, mine = Int32(slice_), Int32(0), plan.slice_of_k(job.k_tiles, slice_)
+        packed = PackedFragments(plan, first_block, thread)
         while tile < job.tiles:
             origin = self.origin(job, tile)
             chains = [[mma.accumulator() for _ in range(plan.blocks)] for _ in range(CHAINS)]
