@@ -181,8 +181,9 @@ cvt           RNI .u16|.s16|.u32|.s32|.u64|.s64 .bf16      : u t       @90
 cvt           RND [.ftz] [.sat] .f32 I8                    : *u *t
 cvt           RND [.sat] .f64|.f16 I8                      : *u *t
 cvt           RND .bf16 .u16|.s16|.u32|.s32|.u64|.s64      : u t       @90
-cvt           RND .bf16 .f16|.f64                          : u t       @90
-cvt           RND .f16 .bf16                               : u t       @90
+cvt           RND .bf16 .f64                               : u t       @90
+cvt           [RND] .bf16 .f16                             : u t       @90
+cvt           [RND] .f16 .bf16                             : u t       @90
 cvt           [RND] .f64 .bf16                             : u t       @90
 cvt           .rm|.rp .bf16 .f32                           : u t       @80
 cvt           [RNI] [.ftz] [.sat] .f32 .f32                : *u *t
