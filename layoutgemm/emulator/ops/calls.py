@@ -20,6 +20,14 @@ from .local import fetch_local, is_local, store_local
 from .registry import operation
 
 MAX_TEXT = 1 << 16  # bytes of a format or of a string
+_HEAP = "it has no body in this module, and memory that threads allocate is left out: pass a buffer"
+_LEFT_OUT = {  # the first letters of a function of CUDA's runtime -> why it is refused
+    "malloc": _HEAP, "free": _HEAP,
+    **dict.fromkeys(
+        ("__cudaCDP2", "cudaLaunchDevice", "cudaGetParameterBuffer"),
+        "a launch from within a kernel (dynamic parallelism) is left out: launch both kernels from the host",
+    ),
+}  # fmt: skip
 _CONVERSION = re.compile(rb"%([-+ #0]*)(\*|\d*)(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L)?([diouxXeEfFgGaAcsp%])")
 
 
@@ -37,7 +45,9 @@ def call(program: Program, ins: PtxInstruction) -> Run:
         return _printing(program, ins, results, arguments)
     if name == "__assertfail":
         return _failing(program, ins, arguments)
-    raise ValueError(f"call of {name}: {program.kernel.functions.get(name, 'the module does not declare it')}")
+    why = next((why for start, why in _LEFT_OUT.items() if name.startswith(start)), None)
+    why = why or program.kernel.functions.get(name, "the module does not declare it")
+    raise ValueError(f"call of {name}: {why}")
 
 
 @operation("alloca", "stacksave", "stackrestore")

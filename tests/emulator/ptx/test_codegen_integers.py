@@ -83,6 +83,27 @@ def test_saturating_addition():
               lambda x, y, f=function: fit(max(-(1 << 31), min((1 << 31) - 1, f(signed(x, 32), signed(y, 32)))), 32))  # fmt: skip # noqa: E501
 
 
+@pytest.mark.parametrize("bits", (32, 64))
+def test_carries(bits):
+    """sub.cc carries where nothing is borrowed, as ptxas compiles it: IADD3 P0 of a + ~b + 1, and IMAD.X of P0."""
+    k, b, one = f"u{bits}", f"b{bits}", 1 << bits
+    zero = {32: "%r20", 64: "%d20"}[bits]  # the result that is not looked at
+    three = [b, b, b]
+
+    def after(first, second, carry, result):
+        agree(f"{first}.cc.{k} {zero}, {{a}}, {{b}}; {second}.{k} {{0}}, {{b}}, {{c}}", three, [b],
+              lambda x, y, z: fit(result(y, z, carry(x, y)), bits))  # fmt: skip
+
+    after("add", "addc", lambda x, y: x + y >= one, lambda y, z, c: y + z + c)
+    after("sub", "addc", lambda x, y: x >= y, lambda y, z, c: y + z + c)
+    after("add", "subc", lambda x, y: x + y >= one, lambda y, z, c: y - z - 1 + c)
+    after("sub", "subc", lambda x, y: x >= y, lambda y, z, c: y - z - 1 + c)
+    agree(f"sub.cc.{k} {zero}, {{a}}, {{b}}; subc.cc.{k} {zero}, {{b}}, {{c}}; addc.{k} {{0}}, {{a}}, 0", three, [b],
+          lambda x, y, z: fit(x + (y >= z + (x < y)), bits))  # fmt: skip
+    agree(f"mad.lo.cc.{k} {zero}, {{a}}, {{b}}, {{c}}; madc.hi.{k} {{0}}, {{a}}, {{b}}, 0", three, [b],
+          lambda x, y, z: x * y + z >> bits)  # fmt: skip
+
+
 def test_minimum_and_maximum_that_are_not_negative():
     for name, function in (("min", min), ("max", max)):
         agree(f"{name}.relu.s32 {{0}}, {{a}}, {{b}}", ["b32", "b32"], ["b32"],

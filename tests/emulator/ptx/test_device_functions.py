@@ -156,6 +156,7 @@ def test_everything_that_is_unsupported_is_listed_at_once():
   add.sat.u32 %r0, %r1, %r2;
   alloca.u64 %d0, %d1;
   call.uni (q), malloc, (p);
+  call.uni (q), __cudaCDP2LaunchDeviceV2, (p, q);
   add.sat.u32 %r0, %r1, %r2;
   mov.u32 %r0, ?;
   ret; }}
@@ -164,8 +165,9 @@ def test_everything_that_is_unsupported_is_listed_at_once():
     with pytest.raises(PtxError) as caught:
         emulate_ptx(text, kernel="bad", args=[np.zeros(4)])
     said = str(caught.value)
-    assert "kernel bad, 5 refusals" in said and "PTX line 9, 12: add.sat.u32" in said
+    assert "kernel bad, 6 refusals" in said and "PTX line 9, 13: add.sat.u32" in said
     assert all(word in said for word in ("frobnicate", "alloca is left out", "malloc: it has no body", "cannot read"))
+    assert "pass a buffer" in said and "dynamic parallelism" in said
     assert emulate_ptx(text, kernel="good", args=[np.zeros(4)]).ok
     with pytest.raises(PtxError, match="cannot read"):
         parse(text)

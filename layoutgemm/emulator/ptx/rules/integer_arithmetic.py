@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..codegen import CodeGenerator, bits_of, mask_of_type, number, rule, wrapped
-from ..parser import CARRY, PtxInstruction, PtxOperand
+from ..parser import CARRIED, CARRY, PtxInstruction, PtxOperand
 
 Pairs = list[tuple[PtxOperand, str]]
 _CARRY = PtxOperand("reg", CARRY)
@@ -82,16 +82,20 @@ def _packed(g: CodeGenerator, ins: PtxInstruction) -> str:
 
 @rule("addc", "subc", "madc")
 def _carrying(g: CodeGenerator, ins: PtxInstruction) -> str | Pairs:
-    """Extended-precision arithmetic: `.cc` writes the carry or the borrow, addc, subc and madc read it."""
+    """Extended-precision arithmetic: `.cc` writes the carry, addc, subc and madc read it.
+
+    The carry of a - b - borrow is that of a + ~b + 1 - borrow, 1 where nothing is borrowed, as ptxas compiles it. The
+    128-bit division of nvcc reads a subtraction's carry by addc.
+    """
     name, kind = ins.words[0].removesuffix("c"), ins.words[-1]
     bits, mask = bits_of(kind), mask_of_type(kind)
-    carry = f"R[{g.index[CARRY]}]" if ins.words[0] in ("addc", "subc", "madc") else "0"
+    carry = f"R[{g.index[CARRY]}]" if ins.words[0] in CARRIED else str(int(name == "sub"))
     if name == "mad":
         texts = [_product(g, ins.operands[1], ins.operands[2], kind, ins.words[1]), g.read(ins.operands[3], kind)]
     else:
         texts = [g.read(operand, kind) for operand in ins.operands[1:]]
-    sign = "-" if name == "sub" else "+"
-    core = f"lambda a, b, c: a {sign} b {sign} c"
+    second = f"(b ^ {mask})" if name == "sub" else "b"
+    core = f"lambda a, b, c: a + {second} + c"
     value = f"by_lane(lambda a, b, c: ({core})(a, b, c) & {mask}, {', '.join(texts)}, {carry})"
     value = f"wide({value})" if bits == 64 else value
     if "cc" not in ins.words:
