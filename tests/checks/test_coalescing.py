@@ -90,7 +90,7 @@ def test_a_pitch_that_is_no_multiple_of_a_sector() -> None:
         (lambda: sectors([0], 16, alignment=8), "does not align accesses of 16"),
         (lambda: sectors([4], 8), "names byte 4, no multiple of its 8 bytes"),
         (lambda: sectors([0], 64), "not 64"),
-        (lambda: sectors(Layout(32, 1), "ld", element=32), "an AccessPattern or several"),
+        (lambda: sectors(Layout(32, 1), "ld", element=32), "accesses are AccessPatterns, as matrix_access"),
         (lambda: sectors(Layout(32, 1), thread_access(Layout(32, 1), 1, "ld.global"), "x", element=32), "own kind"),
     ],
 )

@@ -43,7 +43,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_torch_that_can_find_no_gpu_is_not_imported() -> None:
-    """What it states is the same as that of the imported torch: its version.py, without a GPU or a driver."""
+    """The report is that of the imported torch: its version.py, without a GPU or a driver."""
     needs.module("torch")
     program = (
         "import sys; from layoutgemm.cli import doctor; lines = [str(x) for x in doctor._gpus()]; "

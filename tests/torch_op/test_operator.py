@@ -300,7 +300,7 @@ def test_where_lines_end_decides_who_stores_them() -> None:
 
 
 def test_what_has_no_kernel_is_refused_by_name() -> None:
-    rows = Sm90Choice(Sm90Config((64, 64), consumers=1, rows=8))
+    rows = Sm90Choice(Sm90Config((64, 64), consumers=1, loaded_a_rows=8))
     turned = given(64, 64, strides=(1, 64))
     with pytest.raises(OperandError, match=r"no kernel for a bf16:col.*rows = 8 of a col-major A"):
         solve(Problem(turned, given(64, 64), given(64, 64), config=rows))

@@ -263,7 +263,7 @@ def test_a_result_that_cannot_be_kept_is_named(what: str, own_cache: Path) -> No
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_result_that_loads_too_few_rows_is_passed_over(swapped: bool) -> None:
     """A kernel that would leave rows out is refused, from file and caller."""
-    few = Sm90Choice(Sm90Config((64, 64), consumers=1, rows=8), swapped)
+    few = Sm90Choice(Sm90Config((64, 64), consumers=1, loaded_a_rows=8), swapped)
     col = StridedOperand((512, 512), (1, 512), "bf16")
     row = StridedOperand((512, 512), (512, 1), "bf16")
     product = Problem(row, col, row, ClusterOccupancy(), GPU)

@@ -220,9 +220,9 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_k_tiles_of_a_group() -> None:
-    """One, the `early` ones, or the stages of a consumer that loads."""
+    """One, those whose epilogue is staged, or the stages of a consumer that loads."""
     least = {form: problem(form)[0].least_k_tiles for form in ("loader", "self", "early", "halves")}
-    assert least == {"loader": 1, "self": 3, "staged_epilogue_k_tiles": 2, "halves": 3}
+    assert least == {"loader": 1, "self": 3, "early": 2, "halves": 3}
     plan = problem("self")[0]
     assert [module.k_tiles_of(plan, lines, max) for lines in (0, 1, 192, 193)] == [3, 3, 3, 4]
     assert module.line_table(plan, np.asarray([-1, 5, 10000]))[:4] == [0, 5, plan.k, plan.k]
