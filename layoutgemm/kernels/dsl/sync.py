@@ -52,7 +52,7 @@ def barrier_done(barrier: cute.Pointer, phase: Int32) -> Boolean:
 def next_in_ring(
     stage: Int32, parity: Int32, stages: cutlass.Constexpr, step: cutlass.Constexpr = 1
 ) -> tuple[Int32, Int32]:
-    """The stage some steps on in a ring, and its barriers' parity, which flips at the ring's end.
+    """The stage some steps on in a ring. The parity of its barriers flips at the ring's end.
 
     step  at most `stages`
     """
