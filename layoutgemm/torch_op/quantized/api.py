@@ -39,11 +39,11 @@ def quantized_matmul(
     out_dtype  default x's, or bfloat16 of a float8 x
     config     the configuration of 9.0's kernel, of the transposed product; default the one estimated fastest
 
-    Of up to 8 rows, scales of groups multiply sums in float32 where the kernel is a streamed one (`StreamedPlan`). Of
-    more, a weight of a group is rounded to x's type when it is multiplied. Sums are float32. With float8 the codes are
-    multiplied, exactly; each group's sum, or each 128 of K, is multiplied by its scale and added in float32. Scales,
-    bias and activation are applied before the one rounding. Works under torch.compile, FakeTensor, autocast and in CUDA
-    graphs. x and bias have gradients, but for a float8 x.
+    Scales of groups multiply sums in float32 where the kernel is a streamed one (`StreamedPlan`): of up to 4 rows on
+    9.0 and on the CPU, of up to 8 elsewhere. Of more rows, a weight of a group is rounded to x's type when it is
+    multiplied. Sums are float32. With float8 the codes are multiplied, exactly; each group's sum, or each 128 of K, is
+    multiplied by its scale and added in float32. Scales, bias and activation are applied before the one rounding. Works
+    under torch.compile, FakeTensor, autocast and in CUDA graphs. x and bias have gradients, but for a float8 x.
 
     Raises OperandError, or TensorError for shapes, naming the operand.
 
