@@ -113,9 +113,8 @@ def name_of(choice: Sm90Choice) -> str:
     for field, short in shorts.items():
         if getattr(config, field) != getattr(defaults, field):
             parts.append(f"{short}{getattr(config, field)}")
-    parts += [f"r{config.loaded_a_rows}"] * (config.loaded_a_rows is not None) + [
-        "single"
-    ] * config.one_tile_per_cluster
+    parts += [f"r{config.loaded_a_rows}"] * (config.loaded_a_rows is not None)
+    parts += ["single"] * config.one_tile_per_cluster
     parts += ["tiles"] * (config.launch == "tiles")
     parts += [config.store] * (config.store != "tma")
     parts += [f"{tuning.first}first"] * (tuning.first is not None)

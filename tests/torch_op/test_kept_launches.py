@@ -7,6 +7,7 @@ import math
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -330,21 +331,20 @@ def test_what_is_no_name_is_refused_by_the_product() -> None:
         matmul(a, b, order="rows", given=[1])
 
 
-def test_a_result_that_was_cleared_first_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kept call would not clear it."""
-    monkeypatch.setattr(scaled_grouped_kept, "is_partial", lambda plan: True)
+@pytest.mark.parametrize(
+    ("module", "name", "instead", "made"),
+    [
+        # A kept call would not clear the result.
+        pytest.param(scaled_grouped_kept, "is_partial", lambda plan: True, groups, id="a result that was cleared"),
+        pytest.param(launch, "note_workspace", lambda memory: None, dense, id="an unknown address"),
+    ],
+)
+def test_what_is_not_kept(
+    module: ModuleType, name: str, instead: object, made: Callable[[], Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, instead)
     with launches(monkeypatch) as (_, first):
-        call = groups()
-        call()
-        call()
-        assert len(first) == 2 and not kept_launches.KEPT.seen
-
-
-def test_an_unknown_address_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here that of partial results is unknown."""
-    monkeypatch.setattr(launch, "note_workspace", lambda memory: None)
-    with launches(monkeypatch) as (_, first):
-        call = dense()
+        call = made()
         call()
         call()
         assert len(first) == 2 and not kept_launches.KEPT.seen

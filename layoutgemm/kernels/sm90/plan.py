@@ -518,7 +518,10 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
 
     @property
     def loads_once(self) -> bool:
-        """True if a loader of its own has the K tiles of a single tile."""
+        """True if a loader of its own has the K tiles of a single tile.
+
+        Of packed weights alone: other kernels were not measured with that loop.
+        """
         return self.one_each and self.config.loader != "self" and self.weights is not None
 
     def place_of_consumer(self, consumer: W) -> tuple[W, W | int]:

@@ -456,12 +456,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             if const_expr(plan.shards is not None):  # many divisions, which the last products hide
                 m0, n0, matrix = self.origin(job, tile)
             row, at = m0 + first_block * ROWS, (consumer, thread, tile)
-            last = (
-                len(pieces) - 1 if plan.config.staged_epilogue_k_tiles else 0
-            )  # the piece whose products free the last stage
-            frees = (
-                plan.drains or not plan.config.one_tile_per_cluster
-            )  # of a single tile only the blocks of a cluster still ask
+            last = len(pieces) - 1 if early else 0  # the piece whose products free the last stage
+            # Of a single tile only the blocks of a cluster still ask.
+            frees = plan.drains or not plan.config.one_tile_per_cluster
             if const_expr(plan.config.one_tile_per_cluster):
                 mma.wait(0)
             if const_expr(plan.config.split > 1):
