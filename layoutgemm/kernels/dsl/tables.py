@@ -57,6 +57,13 @@ def load_word_shared(address: Int32, *, loc: object = None, ip: object = None) -
     return assembly("ld.shared.b32 $0, [$1];", "=r,r,~{memory}", [Int32(address)], [Int32], loc=loc, ip=ip)[0]
 
 
+@dsl_user_op
+def load_words_shared(address: Int32, *, loc: object = None, ip: object = None) -> list[Int32]:
+    """ld.shared of four neighbours of 32 bits; `address` is an Int32 in bytes, a multiple of 16."""
+    text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
+    return list(assembly(text, "=r,=r,=r,=r,r,~{memory}", [Int32(address)], [Int32] * 4, loc=loc, ip=ip))
+
+
 class WordReads:
     """The words of an order of tiles in a kernel: see `schedule.tile_order.Reads`.
 

@@ -58,6 +58,7 @@ TOTAL = "total"
 DEPTH = 128  # elements of K in a K block, unless a main loop says otherwise
 NUMBER_BYTES = 4  # of a table's f32
 BULK = 16  # bytes: the address and the size of a bulk copy are multiples of it (PTX ISA, "cp.async.bulk")
+SPANS = (1, 4)  # K blocks whose numbers one copy of a slot brings: 4 or 16 bytes (PTX ISA, "cp.async")
 WIDEST = 192  # columns of a product whose registers fit beside the totals of 64 rows; of more, halves are multiplied
 COPY_ARRIVALS = WARP  # at a stage's barrier: each lane of the loader's warp copies numbers, and arrives for its own
 
@@ -138,14 +139,18 @@ class Promoted:
     expression: tracing.Expression
     tables: tuple[Table, ...] = ()
     depth: int = DEPTH
+    span: int = 1
 
     @classmethod
     @checked(PlanError)
-    def of(cls, function: Callable[..., Any], *tables: Table, depth: int = DEPTH) -> Promoted:
+    def of(cls, function: Callable[..., Any], *tables: Table, depth: int = DEPTH, span: int = 1) -> Promoted:
         """The main loop total = function(total, product, *tables), from 0, over K blocks.
 
         The function is traced: called once with symbols, which take + - * / and comparisons. depth is in elements, and
         is the kernel's k tile: the last one of a K that it does not divide is filled up with zeros.
+
+        span  K blocks whose numbers are copied and read together, 1 or 4. Of 4 the tables lie with K blocks contiguous,
+              every 4 at a multiple of 16 bytes
 
         Raises PlanError when the function gives no number, or two tables have one name.
 
@@ -159,8 +164,10 @@ class Promoted:
         names = [table.name for table in tables]
         if len({TOTAL, *names}) <= len(names):
             raise PlanError(f"tables named {', '.join(names)}: each has a name of its own, and none is {TOTAL!r}")
+        if span not in SPANS:
+            raise PlanError(f"span = {span!r}: one of {SPANS}, the K blocks whose numbers come together")
         traced = tracing.trace(lambda x, i, j, ops, total, *more: function(total, x, *more), (TOTAL, *names))
-        return cls(traced, tables, depth)
+        return cls(traced, tables, depth, span)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -259,6 +266,7 @@ class NumberSlots:
     slots    of the tile
     first    the first slot's byte in the stage's numbers
     width    rows or columns of the tile that lie next to each other: of a gated product's columns those of one half
+    span     K blocks whose numbers are in a slot
     """
 
     table: Table
@@ -266,6 +274,12 @@ class NumberSlots:
     slots: int
     first: int
     width: int
+    span: int = 1
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self.span * NUMBER_BYTES
 
     @property
     def bulk_bytes(self) -> int:
@@ -275,15 +289,17 @@ class NumberSlots:
         [1024, 0]
         """
         size = self.slots * NUMBER_BYTES
+        if self.span > 1:
+            return 0
         return size if self.table.axis == "m" and self.table.group == 1 and size % BULK == self.first % BULK == 0 else 0
 
     def byte(self, along: W) -> W:
-        """The byte in the stage's numbers for row or column `along` of the tile; an int or a traced integer.
+        """The byte of the slot for row or column `along` of the tile; an int or a traced integer.
 
         >>> NumberSlots(Table("scale_b", "n", 128), 64, 3, 1024, 192).byte(130)
         1032
         """
-        return self.first + along // self.segment * NUMBER_BYTES
+        return self.first + along // self.segment * self.slot_bytes
 
     def line(self, origin: W, along: W, size: W, minimum: Callable[..., W]) -> W:
         """The row of A or column of B of the tile's row or column `along`.
@@ -314,6 +330,11 @@ class StageNumbers:
 
     parts: tuple[NumberSlots, ...] = ()
 
+    @property
+    def span(self) -> int:
+        """K blocks whose numbers come together."""
+        return self.parts[0].span if self.parts else 1
+
     @classmethod
     def of(cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, halves: int) -> StageNumbers:
         """The numbers of a main loop's tables for tiles of C.
@@ -326,14 +347,14 @@ class StageNumbers:
             extent = tile["mn".index(table.axis)]
             width = extent // (halves if table.axis == "n" else 1)
             segment = table.segment(width) if table.axis == "n" or aligned_rows else 1
-            first = parts[-1].first + parts[-1].slots * NUMBER_BYTES if parts else 0
-            parts.append(NumberSlots(table, segment, extent // segment, first, width))
+            first = parts[-1].first + parts[-1].slots * parts[-1].slot_bytes if parts else 0
+            parts.append(NumberSlots(table, segment, extent // segment, first, width, loop.span))
         return cls(tuple(parts))
 
     @property
     def bytes(self) -> int:
         """Bytes of a stage's numbers, a multiple of 16."""
-        return rounded_up(sum(part.slots for part in self.parts) * NUMBER_BYTES, BULK)
+        return rounded_up(sum(part.slots * part.slot_bytes for part in self.parts), BULK)
 
     @property
     def bulk_bytes(self) -> int:
@@ -414,8 +435,8 @@ def products_check(plan: Sm90Plan) -> Check:
 
 
 def table_registers(plan: Sm90Plan) -> int:
-    """Registers of a thread for the numbers of one K block, and their address."""
-    found = len(numbers_read(plan)) if plan.mainloop is not None else 0
+    """Registers of a thread for the numbers that it reads together, and their address."""
+    found = len(numbers_read(plan)) * plan.mainloop.span if plan.mainloop is not None else 0
     return found + 1 if found else 0
 
 
@@ -440,7 +461,7 @@ def promotion_check(plan: Sm90Plan) -> Check:
             witness = witness or f"{table.name}: {plan.n} columns, a multiple of {table.unit or table.group}"
         for size in sizes:
             for start in starts:
-                slot = (part.byte(start + read) - part.first) // NUMBER_BYTES
+                slot = (part.byte(start + read) - part.first) // part.slot_bytes
                 origins = np.arange(0, period, step)[:, None, None]
                 wanted, found = (part.line(origins, x, size, _inside) for x in (start + own, slot * part.segment))
                 wrong = np.argwhere(wanted // table.group != found // table.group)
@@ -479,6 +500,7 @@ def explain_mainloop(plan: Sm90Plan) -> list[str]:
         part = plan.numbers.part(table.name)
         lines.append(
             f"  {table.name}: f32, {table.said}; the loader copies {part.slots} into a stage, a thread reads {count}"
+            + f"; those of {part.span} K blocks together" * (part.span > 1)
         )
     return lines
 
@@ -503,7 +525,7 @@ def said(expression: tracing.Expression, inside: bool = False) -> str:
     return f"{head}({', '.join(said(part) for part in parts)})"
 
 
-def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums: str) -> None:
+def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums: str, k: int) -> None:
     """Raise PlanError with the reason if no kernel has this main loop."""
     if not isinstance(loop, Promoted):
         raise PlanError(f"mainloop = {loop!r}: a Promoted, made by Promoted.of")
@@ -525,6 +547,16 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
             f"split = {config.split}: parts of K are totalled apart, then added, and total = {said(loop.expression)} "
             "does more than add to the total"
         )
+    if loop.span > 1:
+        if k % (loop.depth * loop.span):
+            raise PlanError(
+                f"K = {k}: numbers of {loop.span} K blocks come together, so K is a multiple of {loop.depth} * {loop.span}"
+            )
+        if config.loader == "self" or config.split > 1:
+            raise PlanError(
+                f"loader = {config.loader!r}, split = {config.split}: numbers of {loop.span} K blocks come together by a "
+                "warp of their own, for all of K"
+            )
     tile_n = config.tile[1] // (1 if gated is None else HALVES)
     for table in loop.tables:
         segment = table.segment(tile_n)
@@ -535,10 +567,11 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
             )
 
 
-def mainloop_of(groups: tuple[int, ...]) -> Promoted:
+def mainloop_of(groups: tuple[int, ...], span: int = 1) -> Promoted:
     """The main loop of a product with scales.
 
     groups  rows of A, and columns of B where it has scales, that share one; () for a loop that only adds
+    span    K blocks whose scales come together: see `Promoted.of`
 
     >>> [table.name for table in mainloop_of((1, 128)).tables]
     ['scale_a', 'scale_b']
@@ -546,6 +579,7 @@ def mainloop_of(groups: tuple[int, ...]) -> Promoted:
     if not groups:
         return Promoted.of(lambda total, product: total + product, depth=DEPTH)
     if len(groups) == 1:
-        return Promoted.of(lambda total, product, a: total + a * product, Table("scale_a", "m", groups[0]), depth=DEPTH)
+        only = Table("scale_a", "m", groups[0])
+        return Promoted.of(lambda total, product, a: total + a * product, only, depth=DEPTH, span=span)
     tables = Table("scale_a", "m", groups[0]), Table("scale_b", "n", groups[1])
-    return Promoted.of(lambda total, product, a, b: total + a * b * product, *tables, depth=DEPTH)
+    return Promoted.of(lambda total, product, a, b: total + a * b * product, *tables, depth=DEPTH, span=span)

@@ -674,7 +674,7 @@ class _Request:
         if mainloop is not None:
             if isinstance(mainloop, Promoted) and halves_of(gated) > 1:
                 mainloop = mainloop.in_halves(sizes[1], config.tile[1] // HALVES)
-            check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype))
+            check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype), sizes[2])
             config = replace(config, tile_k=mainloop.depth)
         if ragged is not None:
             check_ragged(ragged, sizes[3], config, a, c, gated)

@@ -40,7 +40,7 @@ from .along_k import k_tiles_of, line_table, load_place, of_lines
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
-from .mainloop import COPY_ARRIVALS, product_of
+from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
 from .operands.pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import expert_tables
@@ -110,6 +110,7 @@ class _Block:
         self.origin: dict[str, int] = {}
         self.sums: dict[tuple[int, int], Values] = {}  # (consumer, block of rows) -> accumulator
         self.totals: dict[tuple[int, int], Values] = {}  # of a main loop that promotes
+        self.numbers: dict[tuple[str, int, int], list[Values]] = {}  # of its tables, in registers: a list of K blocks
 
     def registers(self, key: tuple[int, int]) -> Values:
         """[thread, value] of an accumulator."""
@@ -307,16 +308,18 @@ class _Cluster:
             block.sums[key] = (total + scales[:, which, None].astype(np.float64) * product).astype(np.float32)
 
     def _copy_numbers(self, block: _Block, stage: int, k_tile: int) -> None:
-        """The loader's copies of a K block's numbers into a stage."""
+        """The loader's copies of numbers into a stage: those of a K block, or of the `span` from it on."""
         plan = self.plan
-        for part in plan.numbers.parts:
+        for part in plan.numbers.parts if k_tile % plan.numbers.span == 0 else ():
             table, size = part.table, plan.m if part.table.axis == "m" else plan.n
             slots = np.arange(part.slots)
             group = part.line(block.origin[table.axis], slots * part.segment, size, np.minimum) // table.group
             of_matrix = self.given[table.name]
-            found = (of_matrix[block.origin["l"]] if of_matrix.ndim > 2 else of_matrix)[group, k_tile]
-            first = self._numbers(block, stage)
-            block.smem.write(first + part.byte(slots * part.segment), f32.encode(found), f32)
+            of_rows = (of_matrix[block.origin["l"]] if of_matrix.ndim > 2 else of_matrix)[group]
+            first = self._numbers(block, stage) + part.byte(slots * part.segment)
+            for ahead in range(part.span):
+                found = f32.encode(of_rows[:, k_tile + ahead])
+                block.smem.write(first + ahead * NUMBER_BYTES, found, f32)
         if plan.numbers.parts:
             block.full[stage].arrive(COPY_ARRIVALS)
 
@@ -324,11 +327,17 @@ class _Cluster:
         """Add the sum of one K block to the total; after the last one it is the sum."""
         plan, loop, key = self.plan, present(self.plan.mainloop), (consumer, number)
         values = {}
+        ahead = block.loaded % plan.numbers.span  # a matrix's K blocks are a multiple of the span
         for part in plan.numbers.parts:
-            of_rows = part.table.axis == "m"
-            along = (consumer * plan.blocks + number) * ROWS + np.arange(ROWS) if of_rows else np.arange(plan.tile[1])
-            found = f32.decode(block.smem.read(self._numbers(block, stage) + part.byte(along), f32))
-            values[part.table.name] = found[:, None] if of_rows else found[None, :]
+            of_rows, name = part.table.axis == "m", part.table.name
+            if ahead == 0:  # into registers, for the K blocks from this one on
+                lines = (consumer * plan.blocks + number) * ROWS + np.arange(ROWS)
+                along = lines if of_rows else np.arange(plan.tile[1])
+                at = self._numbers(block, stage) + part.byte(along)
+                each = [block.smem.read(at + later * NUMBER_BYTES, f32) for later in range(part.span)]
+                block.numbers[name, *key] = [f32.decode(bits) for bits in each]
+            found = block.numbers[name, *key][ahead]
+            values[name] = found[:, None] if of_rows else found[None, :]
         total = block.totals.get(key, self._nothing())
         block.totals[key] = loop.apply(total, block.sums.pop(key), values)
 

@@ -31,7 +31,7 @@ from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes
 from ...dsl.math import ElementMath
-from ...dsl.tables import load_word_shared
+from ...dsl.tables import load_word_shared, load_words_shared
 from ...epilogue.tracing import Values
 from ...plan import present
 from ...store import ROWS
@@ -74,37 +74,41 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
         tables = StageTables(plan, first_block * ROWS, thread)
         pieces = [(block, part) for block in range(plan.blocks) for part in range(parts)]
-        stage, parity = Int32(0), Int32(0)
+        stage, parity, span = Int32(0), Int32(0), plan.numbers.span
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
             row = m0 + first_block * ROWS
             for block in cutlass.range_constexpr(plan.blocks):
                 totals[block].fill(0)
             ready = bridge.barrier_done(job.shared.full(stage), parity)
-            for k_tile in cutlass.range(job.k_tiles, unroll=1):
-                stage = bridge.uniform(stage)
-                if not ready:
-                    bridge.barrier_wait(job.shared.full(stage), parity)
-                following, flipped = stage + 1, parity
-                if following == plan.stages:
-                    following = Int32(0)
-                    flipped = parity ^ 1
-                # Of several products the first hides reads, which issues wait for. Of one, before: 4 to 15% faster.
-                numbers = tables.numbers(job.shared, stage) if const_expr(len(pieces) == 1) else {}
-                for piece in cutlass.range_constexpr(len(pieces)):
-                    block, part = pieces[piece]
-                    mma.multiply_block(products, a, b, stage, block, part, False)
-                    if const_expr(piece == 0 and len(pieces) > 1):
-                        numbers = tables.numbers(job.shared, stage)
-                    mma.wait(0, products)
-                    if const_expr(piece == len(pieces) - 1):
-                        self.release(job, stage)
-                        ready = bridge.barrier_done(job.shared.full(following), flipped)  # known after the promotion
-                        if const_expr(plan.config.loader == "self"):
-                            if k_tile > 0:  # into the stage before: another consumer may still read this one
-                                ahead = self.load_next(job, maps, ahead)
-                    self.promote(tables, numbers, products, totals[block], (block, part * atom.accumulator_registers))
-                stage, parity = following, flipped
+            for k_tile in cutlass.range(job.k_tiles // span, unroll=1):
+                read: dict[int, Numbers] = {}
+                for later in cutlass.range_constexpr(span):
+                    stage = bridge.uniform(stage)
+                    if not ready:
+                        bridge.barrier_wait(job.shared.full(stage), parity)
+                    following, flipped = stage + 1, parity
+                    if following == plan.stages:
+                        following = Int32(0)
+                        flipped = parity ^ 1
+                    # Of several products the first hides reads, which issues wait for. Of one, before: 4 to 15% faster.
+                    if const_expr(later == 0 and len(pieces) == 1):
+                        read = tables.numbers(job.shared, stage)
+                    for piece in cutlass.range_constexpr(len(pieces)):
+                        block, part = pieces[piece]
+                        mma.multiply_block(products, a, b, stage, block, part, False)
+                        if const_expr(later == piece == 0 and len(pieces) > 1):
+                            read = tables.numbers(job.shared, stage)
+                        mma.wait(0, products)
+                        if const_expr(piece == len(pieces) - 1):
+                            self.release(job, stage)
+                            ready = bridge.barrier_done(job.shared.full(following), flipped)  # known after the promotion
+                            if const_expr(plan.config.loader == "self"):
+                                if k_tile > 0:  # into the stage before: another consumer may still read this one
+                                    ahead = self.load_next(job, maps, ahead)
+                        place = block, part * atom.accumulator_registers
+                        self.promote(tables, read[later], products, totals[block], place)
+                    stage, parity = following, flipped
             self.bring_together(job, totals, (consumer, thread))
             for number in cutlass.range_constexpr(len(plan.pieces(0))):
                 for part in cutlass.range_constexpr(plan.config.split):
@@ -155,15 +159,19 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         at  stage, its parity, and how many stages from it on cp.async may have written since bulk copies did
         """
         stage, parity, written = at
-        for _ in cutlass.range(job.k_tiles, unroll=1):
-            bridge.barrier_wait(job.shared.empty(stage), parity)
-            if const_expr(numbers.bulk):
-                if written > 0:
-                    bridge.shared_writes_visible()
-                    written -= 1
-            numbers.copy(job, stage)
-            numbers.advance()
-            stage, parity = bridge.next_in_ring(stage, parity, self.plan.stages)
+        span = self.plan.numbers.span
+        for _ in cutlass.range(job.k_tiles // span, unroll=1):
+            for later in cutlass.range_constexpr(span):
+                bridge.barrier_wait(job.shared.empty(stage), parity)
+                if const_expr(numbers.bulk):
+                    if written > 0:
+                        bridge.shared_writes_visible()
+                        written -= 1
+                if const_expr(later == 0):
+                    numbers.copy(job, stage)
+                    numbers.advance()
+                bridge.barrier_arrive_copied(job.shared.full(stage))
+                stage, parity = bridge.next_in_ring(stage, parity, self.plan.stages)
         if const_expr(not numbers.bulk):
             written = Int32(self.plan.stages)
         return stage, parity, written
@@ -172,6 +180,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         """Copy the tables' numbers of a K block into its stage: the warp that loads, without a warp for them."""
         if self.plan.numbers.parts:
             NumberAddresses(self.plan, job, place, k_tile).copy(job, stage)
+            bridge.barrier_arrive_copied(job.shared.full(stage))
 
 
 class NumberAddresses(bridge.Carried):
@@ -179,7 +188,7 @@ class NumberAddresses(bridge.Carried):
 
     bulk    those with `NumberSlots.bulk_bytes` come by one bulk copy each, which one thread issues
     starts  of each of the lane's copies, the address of the next K block's number, or of the first of a bulk copy's
-    steps   of each table, the bytes from one K block to the next
+    steps   of each table, the bytes from one stage's numbers to the next
     """
 
     def __init__(
@@ -189,7 +198,9 @@ class NumberAddresses(bridge.Carried):
         parts = plan.numbers.parts
         self.copies = [(part, first, bulk and part.bulk_bytes > 0) for part in parts
                        for first in range(0, part.slots, part.slots if bulk and part.bulk_bytes else WARP)]  # fmt: skip
-        steps = {part.table.name: Int64(getattr(job.given, f"{part.table.name}_k")) * f32.bytes for part in parts}
+        steps = {
+            part.table.name: Int64(getattr(job.given, f"{part.table.name}_k")) * (part.span * f32.bytes) for part in parts
+        }
         self.names, self.given = tuple(steps), job.given
         super().__init__(
             starts=tuple(
@@ -216,18 +227,17 @@ class NumberAddresses(bridge.Carried):
         return off == 0
 
     def copy(self, job: bridge.Carried, stage: Int32) -> None:
-        """Copy a K block's numbers into a stage; the lane arrives at its barrier when its own have landed."""
+        """Copy a stage's numbers: the lane arrives at its barrier later, and its arrival counts when they have landed."""
         full = job.shared.full(stage)
         for (part, first, whole), start in zip(self.copies, self.starts, strict=True):
-            to = job.shared.numbers(stage) + (part.first + first * NUMBER_BYTES)
+            to = job.shared.numbers(stage) + (part.first + first * part.slot_bytes)
             if whole:
                 _copy_whole(to, start, part.bulk_bytes, full)
             else:
-                _copy(to + self.lane * NUMBER_BYTES, start, self.lane, part.slots - first)
-        bridge.barrier_arrive_copied(full)
+                _copy(to + self.lane * part.slot_bytes, start, self.lane, part.slots - first, part.slot_bytes)
 
     def advance(self) -> None:
-        """Go on to the next K block."""
+        """Go on to the next stage with numbers."""
         step = dict(zip(self.names, self.steps, strict=True))
         further = (start + step[part.table.name] for (part, _, _), start in zip(self.copies, self.starts, strict=True))
         self.__dict__["starts"] = tuple(further)
@@ -248,13 +258,15 @@ def _address(
 
 
 @cute.jit
-def _copy(to: cute.Pointer, start: Int64, lane: Int32, lanes: cutlass.Constexpr) -> None:
-    """cp.async of a number, by the first `lanes` lanes."""
+def _copy(
+    to: cute.Pointer, start: Int64, lane: Int32, lanes: cutlass.Constexpr, nbytes: cutlass.Constexpr
+) -> None:  # fmt: skip
+    """cp.async of a slot, by the first `lanes` lanes."""
     if const_expr(lanes >= WARP):
-        copy_bytes(to, start, NUMBER_BYTES, Int32(NUMBER_BYTES))
+        copy_bytes(to, start, nbytes, Int32(nbytes))
     else:
         if lane < lanes:
-            copy_bytes(to, start, NUMBER_BYTES, Int32(NUMBER_BYTES))
+            copy_bytes(to, start, nbytes, Int32(nbytes))
 
 
 @cute.jit
@@ -275,13 +287,18 @@ class StageTables(bridge.Carried):
         self.plan = plan
         super().__init__(row=row, thread=thread)
 
-    def numbers(self, shared: bridge.SharedMemory, stage: Int32) -> Numbers:
-        """The numbers of one K block that the thread's promotions read."""
-        found, base = {}, shared.numbers(stage).toint()
+    def numbers(self, shared: bridge.SharedMemory, stage: Int32) -> dict[int, Numbers]:
+        """The numbers of a stage that the thread's promotions read, for each of its K blocks."""
+        span, base = self.plan.numbers.span, shared.numbers(stage).toint()
+        found: dict[int, Numbers] = {later: {} for later in range(span)}
         for key, (table, of_block, v) in numbers_read(self.plan).items():
             thread = 0 if same_for_all(self.plan, table, v) else self.thread
-            at = byte_of(self.plan, table, self.row, thread, of_block, v)
-            found[key] = bridge.as_floats([load_word_shared(base + at)])[0]
+            at = base + byte_of(self.plan, table, self.row, thread, of_block, v)
+            if span == 1:
+                found[0][key] = bridge.as_floats([load_word_shared(at)])[0]
+            else:
+                for later, number in enumerate(load_words_shared(at)):
+                    found[later][key] = bridge.as_floats([number])[0]
         return found
 
     def element(self, numbers: Numbers, block: int, v: int, total: Float32) -> Values:
