@@ -96,14 +96,16 @@ class StorePlan:
     @classmethod
     @memoized(256)
     def derive(
-        cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1, part_per_cta: bool = True
-    ) -> StorePlan:
+        cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1,
+        part_per_cta: bool = True, rows: int = WARP_ROWS,
+    ) -> StorePlan:  # fmt: skip
         """The store of `blocks` accumulators of `mma`, one below the other.
 
         chunks   how many chunks a round has; more make fewer rounds and larger buffers
         buffers  how many rounds may be in flight
         parts    of the columns: dealt out to so many blocks of a cluster that share the sum over K; or, without
                  `part_per_cta`, complete one after the other
+        rows     of a box of a row-major C: a warp's own 16, or a warpgroup's 64
 
         Raises PlanError where a count is not positive or the columns cannot be dealt out; passes on TmaError.
 
@@ -118,7 +120,8 @@ class StorePlan:
             raise PlanError(f"{columns} columns in {parts} parts: each needs whole groups of 8 columns")
         part = columns // parts
         widths = _spans(part, c.dtype) if by_row else _blocks_of(part, _COLUMNS)
-        tiles, maps = tiles_of_chunks(WARP_ROWS if by_row else ROWS, widths, c)
+        rows = rows if by_row else ROWS
+        tiles, maps = tiles_of_chunks(rows, widths, c)
         rounds = [
             StoreRound(block, which, group)
             for block in range(blocks)
@@ -126,7 +129,7 @@ class StorePlan:
             for group in gathered(widths, chunks, tiles, lambda *at: _chunk(mma, c, *at), which * part)
         ]
         bytes_ = buffer_bytes(rounds)
-        return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4, parts, part_per_cta and parts > 1)
+        return cls(c, maps, tuple(rounds), bytes_, buffers, rows // WARP_ROWS, parts, part_per_cta and parts > 1)
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
         """(number, round) of one block and part; the number, of all that a consumer stores, tells the buffer."""

@@ -16,7 +16,7 @@ from ...errors import PlanError
 from ...schedule import GpcOrder, Grouped, Linear
 from ...schedule.gpc_order import Rounds
 from ..plan import MAX_TILES, check_fields
-from ..store import ROWS
+from ..store import ROWS, WARP_ROWS
 
 SCHEDULES = ("cooperative", "pingpong", "sliced")
 LOADERS = ("self", "warp", "warpgroup")
@@ -57,6 +57,8 @@ class Sm90Tuning:
                cluster share, which takes longest, else A
     l2_promotion   bytes that an L2 miss of a load fetches: "none", "64B", "128B" or "256B"; see `TensorMap`
     chunks, buffers   of the store; see StorePlan
+    box_rows   of a box of the store, of a row-major C: 16 are a warp's own, which waits for no other warp. 64 are a
+               warpgroup's: a quarter of the boxes
     products   of packed weights: "warpgroup" is wgmma, "warp" is mma.sync, each warp for its own 16 rows; see
                `quantized.warp_products`
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
@@ -81,6 +83,7 @@ class Sm90Tuning:
     l2_promotion: str = "128B"
     chunks: int = 2
     buffers: int = 1
+    box_rows: int = WARP_ROWS
     products: str = "warpgroup"
     gpc_order: Rounds = ()
 
@@ -90,6 +93,8 @@ class Sm90Tuning:
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
             "products": PRODUCTS,
         })  # fmt: skip
+        if self.box_rows not in (WARP_ROWS, ROWS):
+            raise PlanError(f"box_rows = {self.box_rows}: {WARP_ROWS}, a warp's rows, or {ROWS}, a warpgroup's")
         GpcOrder(self.gpc_order)
         if self.prefetch and not self.overlap:
             raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")

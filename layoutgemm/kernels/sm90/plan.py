@@ -904,7 +904,8 @@ class _Request:
             return None
         stored, parts = self.instruction(self.columns), 2 if halved else config.split
         store = StorePlan.derive(
-            stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, part_per_cta=config.split > 1
+            stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, part_per_cta=config.split > 1,
+            rows=tuning.box_rows,
         )
         if self.indexed is not None and self.indexed.scatter is not None:
             return store  # by vectors of C's rows, wherever they are

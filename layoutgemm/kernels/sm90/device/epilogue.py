@@ -93,6 +93,37 @@ class Sm90Epilogue:
         if const_expr(fused is not None):
             present(fused).finish()
 
+    @cute.jit
+    def store_whole(
+        self, job: bridge.Carried, maps: bridge.Maps, accumulators: Sequence[cute.Tensor], at: tuple[Int32, ...],
+        origin: bridge.Place,
+    ) -> None:  # fmt: skip
+        """Store all blocks at once, each round in a buffer of its own: one wait, one fence and one meeting for all."""
+        store = present(self.plan.store)
+        consumer, thread = at
+        row, column, matrix = origin
+        warp, lane = bridge.uniform(thread // 32), thread % 32
+        owner = (consumer * WARPS_OF_GROUP + warp) // store.warps
+        issuer = lane if const_expr(store.warps == 1) else thread
+        rows = warp * WARP_ROWS if const_expr(store.warps == 1) else 0
+        if issuer == 0:
+            bridge.wait_stores_read(0)
+        self.meet(consumer)
+        for i, round_ in enumerate(store.rounds):
+            for chunk in round_.chunks:
+                values = self.convert(job, accumulators[round_.block], chunk, None)
+                into = self.buffer(job, owner, i) + chunk.offset
+                self.fill(values, into, chunk, thread if store.warps == WARPS_OF_GROUP else lane)
+        bridge.shared_writes_visible()
+        self.meet(consumer)
+        if issuer == 0:
+            for i, round_ in enumerate(store.rounds):
+                for chunk in round_.chunks:
+                    place = self.place(job, row + (round_.block * ROWS + rows), column + chunk.column, matrix)
+                    from_ = self.buffer(job, owner, i) + chunk.offset
+                    bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, from_)
+            bridge.commit_stores()
+
     def buffer(self, job: bridge.Carried, owner: Int32, number: int) -> cute.Pointer:
         """The buffer of an owner's round."""
         buffers = present(self.plan.store).buffers
@@ -145,9 +176,10 @@ class Sm90Epilogue:
     def fill(self, pairs: Sequence[Numeric], tile: cute.Pointer, chunk: StoreChunk, thread: Int32) -> None:
         """One chunk of a thread's registers into shared memory; `thread` counts in the tile's owner."""
         dtype, by_row = self.plan.c.dtype, self.plan.c.order == "row"
+        alone = present(self.plan.store).warps == 1
         if chunk.rows is not None:
             for i in range(len(pairs) // chunk.matrices):
-                offset = chunk.rows((thread % 32, (i, 0 if by_row else thread // 32))) * dtype.bytes
+                offset = chunk.rows((thread % 32, (i, 0 if alone else thread // 32))) * dtype.bytes
                 matrices = pairs[i * chunk.matrices : (i + 1) * chunk.matrices]
                 bridge.store_matrices(tile + offset, [pair for (pair,) in matrices], transpose=not by_row)
             return

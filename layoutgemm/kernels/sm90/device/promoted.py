@@ -110,7 +110,10 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                         self.promote(tables, read[later], products, totals[block], place)
                     stage, parity = following, flipped
             self.bring_together(job, totals, (consumer, thread))
-            for number in cutlass.range_constexpr(len(plan.pieces(0))):
+            whole = plan.store is not None and plan.store.buffers >= len(plan.store.rounds)
+            if const_expr(whole):
+                self.epilogue.store_whole(job, maps[2], totals, (consumer, thread), (row, n0, matrix))
+            for number in cutlass.range_constexpr(0 if whole else len(plan.pieces(0))):
                 for part in cutlass.range_constexpr(plan.config.split):
                     if job.part == part:
                         self.store_piece(job, maps, totals, (consumer, thread, tile), (row, n0, matrix), number, part)
