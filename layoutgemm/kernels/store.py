@@ -82,6 +82,7 @@ class StorePlan:
     warps         of an owner: 1 or 4
     parts         of an accumulator's columns
     part_per_cta  True if each CTA's consumer stores one part; else one consumer stores all, one after another
+    at_once       all rounds of a tile are one bulk group: each has a buffer, and they are stored when all are filled
     """
 
     c: Operand
@@ -92,12 +93,13 @@ class StorePlan:
     warps: int
     parts: int = 1
     part_per_cta: bool = False
+    at_once: bool = False
 
     @classmethod
     @memoized(256)
     def derive(
         cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1,
-        part_per_cta: bool = True, rows: int = WARP_ROWS,
+        part_per_cta: bool = True, rows: int = WARP_ROWS, at_once: bool = False,
     ) -> StorePlan:  # fmt: skip
         """The store of `blocks` accumulators of `mma`, one below the other.
 
@@ -106,6 +108,7 @@ class StorePlan:
         parts    of the columns: dealt out to so many blocks of a cluster that share the sum over K; or, without
                  `part_per_cta`, complete one after the other
         rows     of a box of a row-major C: a warp's own 16, or a warpgroup's 64
+        at_once  a buffer for each round of a tile, which are one bulk group; `buffers` does not count
 
         Raises PlanError where a count is not positive or the columns cannot be dealt out; passes on TmaError.
 
@@ -129,7 +132,9 @@ class StorePlan:
             for group in gathered(widths, chunks, tiles, lambda *at: _chunk(mma, c, *at), which * part)
         ]
         bytes_ = buffer_bytes(rounds)
-        return cls(c, maps, tuple(rounds), bytes_, buffers, rows // WARP_ROWS, parts, part_per_cta and parts > 1)
+        buffers = len(rounds) if at_once else buffers
+        per_cta = part_per_cta and parts > 1
+        return cls(c, maps, tuple(rounds), bytes_, buffers, rows // WARP_ROWS, parts, per_cta, at_once)
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
         """(number, round) of one block and part; the number, of all that a consumer stores, tells the buffer."""
@@ -146,6 +151,8 @@ class StorePlan:
         >>> [store.pending(number) for number in range(3)]
         [0, 2, 1]
         """
+        if self.at_once:
+            return 0
         count = len([r for r in self.rounds if not self.part_per_cta or r.part == 0])
         if number >= self.buffers or count <= number:
             return self.buffers - 1

@@ -27,13 +27,14 @@ from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
     gated_config,
+    plan_with_scales,
     read_each_column,
     scaled_config,
     usual_config,
 )
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
-from ...kernels.sm90.mainloop import mainloop_of
+from ...kernels.sm90.mainloop import DEPTH, SPANS
 from ...kernels.sm90.plan import Sm90Plan
 from ...torch_op.problem import Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from ...torch_op.scaled_grouped.epilogue import epilogue_of
@@ -104,7 +105,6 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
     if recipes is not None:
         scales = recipes.groups if recipes.in_mainloop else None if product.fast else ()
     types = a, f"{b}:{'col' if product.turned or dtype(b).bits == 8 else 'row'}", c
-    loop = None if scales is None else mainloop_of(scales)
     ragged, sums = None, 1 if product.gate is None else HALVES
     if product.form == ROWS:
         ragged = Ragged.of(batch, _INTS[str(product.offsets)])
@@ -114,10 +114,9 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
     else:
         each = read_each_column(scales, n, sums)
         config = scaled_config(m, n, k, batch=batch, each_column=each, c=c, sums=sums)
-    return Sm90Plan.derive(
-        m, n, k, batch=batch, a=a, b=types[1], c=c, config=config, ragged=ragged, mainloop=loop, epilogue=epilogue,
-        gated=product.gate,
-    )  # fmt: skip
+    span = 1 if k % (DEPTH * SPANS[-1]) else SPANS[-1]  # all arrays are contiguous
+    more = {"ragged": ragged, "epilogue": epilogue, "gated": product.gate}
+    return plan_with_scales((m, n, k, batch), types, scales, config, span, **more)
 
 
 def _planned(product: ScaledProduct, given: _Given, on: Target) -> jax.Array:

@@ -20,6 +20,7 @@ from ..orders import clusters_of_plan, given_names, order_values, schedule_of
 from ..plan import GemmPlan, present
 from ..sm80.plan import Sm80Plan
 from ..sm90.indexed.row_copy import copied_bytes
+from ..sm90.mainloop import NUMBER_BYTES, lie_together
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from . import ampere
@@ -94,7 +95,7 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
         value = np.asarray(values[table.name], np.float32)
         groups, k_blocks = value.shape[-2:]
         of_k = np.swapaxes(value, -1, -2)  # the same memory where numbers of neighbouring rows lie next to each other
-        along_k = value.flags.c_contiguous or not of_k.flags.c_contiguous
+        along_k = value.flags.c_contiguous or not of_k.flags.c_contiguous or plan.numbers.span > 1
         lying, strides = (value, (k_blocks, 1)) if along_k else (of_k, (1, groups))
         words += [np.ascontiguousarray(lying), *strides, groups * k_blocks if value.ndim > 2 else 0]
     if plan.groups is not None:
@@ -130,6 +131,13 @@ def words_of_tensors(
         for table, shape in plan.mainloop.expected(rest, _sizes_of_b(plan), plan.joined_rows):
             value = given[table.name]
             _check_tensor(table.name, value, "torch.float32", shape, device, f", {table.said}")
+            span = plan.numbers.span
+            if span > 1 and not lie_together(value.stride(), value.data_ptr(), span):
+                raise OperandError(
+                    f"{table.name} has strides {list(value.stride())} and begins at {value.data_ptr():#x}: this main "
+                    f"loop reads numbers of {span} K blocks together, neighbours at multiples of "
+                    f"{span * NUMBER_BYTES} bytes"
+                )
             words += [value.data_ptr(), value.stride(-2), value.stride(-1), value.stride(0) if value.ndim > 2 else 0]
     if plan.groups is not None:
         name, kind = plan.groups.name, "torch.int32" if plan.groups.offsets == "i32" else "torch.int64"

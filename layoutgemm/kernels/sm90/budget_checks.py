@@ -89,6 +89,11 @@ def _threads(plan: Sm90Plan) -> Check:
     return Check("threads", statement, not witness, "arithmetic", witness)
 
 
+def registers_fit(plan: Sm90Plan) -> bool:
+    """True if a thread of each role has the registers that it needs."""
+    return all(check.ok for check in _registers(plan))
+
+
 def _registers(plan: Sm90Plan) -> list[Check]:
     """A consumer's registers against those of the launch or of setmaxnreg."""
     promoted = plan.mainloop is not None  # beside the totals, the products of one block of rows

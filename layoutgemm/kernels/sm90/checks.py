@@ -132,6 +132,8 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         part = [plan.store.rounds_of(*piece) for piece in plan.pieces(0)]
         rounds = tuple(tuple((i % plan.store.buffers, plan.store.pending(i)) for i, _ in of_block) for of_block in part)
         ring = StoreRing(plan.store.warps, plan.store.buffers, rounds, threads=plan.scatters)
+        if plan.store.at_once:  # as one round of one larger buffer
+            ring = StoreRing(plan.store.warps, 1, (*[()] * (len(part) - 1), ((0, 0),)))
     return Hopper(
         stages=plan.stages,
         lands=(plan.a.sent_bytes, plan.b.sent_bytes),

@@ -59,6 +59,8 @@ class Sm90Tuning:
     chunks, buffers   of the store; see StorePlan
     box_rows   of a box of the store, of a row-major C: 16 are a warp's own, which waits for no other warp. 64 are a
                warpgroup's: a quarter of the boxes
+    store_at_once   all rounds of a tile's store have a buffer, and are stored together: one wait and one fence. For a
+               main loop that promotes
     products   of packed weights: "warpgroup" is wgmma, "warp" is mma.sync, each warp for its own 16 rows; see
                `quantized.warp_products`
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
@@ -84,6 +86,7 @@ class Sm90Tuning:
     chunks: int = 2
     buffers: int = 1
     box_rows: int = WARP_ROWS
+    store_at_once: bool = False
     products: str = "warpgroup"
     gpc_order: Rounds = ()
 

@@ -255,7 +255,7 @@ def _explain_store(plan: Sm90Plan) -> list[str]:
     chunks = distinct_chunks(store)
     lines = [
         f"store: {plan.c}, {len(store.rounds)} rounds of a consumer through {store.buffers} buffer(s) of "
-        f"{store.buffer_bytes} bytes for each {owner}"
+        f"{store.buffer_bytes} bytes for each {owner}" + ", stored together" * store.at_once
     ]
     for chunk in chunks:
         how = "each thread its own values"

@@ -52,6 +52,7 @@ from ..store import ROWS
 from .gated import HALVES
 
 if TYPE_CHECKING:
+    from .config import Sm90Config
     from .plan import Sm90Plan
 
 TOTAL = "total"
@@ -343,7 +344,9 @@ class StageNumbers:
         halves        places of B that a tile's columns are of: 2 of a gated product
         """
         parts: list[NumberSlots] = []
-        for table in loop.tables if loop is not None else ():
+        if loop is None:
+            return cls()
+        for table in loop.tables:
             extent = tile["mn".index(table.axis)]
             width = extent // (halves if table.axis == "n" else 1)
             segment = table.segment(width) if table.axis == "n" or aligned_rows else 1
@@ -364,6 +367,18 @@ class StageNumbers:
     def part(self, name: str) -> NumberSlots:
         """The slots of one table."""
         return next(part for part in self.parts if part.table.name == name)
+
+
+def lie_together(strides: tuple[int, ...], address: int, span: int = SPANS[-1]) -> bool:
+    """True if a table's numbers of `span` K blocks are neighbours, at a multiple of their bytes.
+
+    strides  in numbers, that of K blocks last
+    address  in bytes
+
+    >>> lie_together((56, 1), 256), lie_together((1, 4096), 256), lie_together((55, 1), 256), lie_together((56, 1), 8)
+    (True, False, False, False)
+    """
+    return strides[-1] == 1 and not any(x % span for x in strides[:-1]) and address % (span * NUMBER_BYTES) == 0
 
 
 def numbers_read(plan: Sm90Plan) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
@@ -550,12 +565,13 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
     if loop.span > 1:
         if k % (loop.depth * loop.span):
             raise PlanError(
-                f"K = {k}: numbers of {loop.span} K blocks come together, so K is a multiple of {loop.depth} * {loop.span}"
+                f"K = {k}: numbers of {loop.span} K blocks come together, so K is a multiple of {loop.depth} * "
+                f"{loop.span}"
             )
         if config.loader == "self" or config.split > 1:
             raise PlanError(
-                f"loader = {config.loader!r}, split = {config.split}: numbers of {loop.span} K blocks come together by a "
-                "warp of their own, for all of K"
+                f"loader = {config.loader!r}, split = {config.split}: numbers of {loop.span} K blocks come together by "
+                "a warp of their own, for all of K"
             )
     tile_n = config.tile[1] // (1 if gated is None else HALVES)
     for table in loop.tables:
@@ -565,6 +581,14 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
                 f"{table.name}: a number for every {table.group} columns, in tiles of {tile_n}: tiles have it change "
                 f"after every {segment} columns, and threads where {segment} divides 8 or is a multiple of it"
             )
+
+
+def takes_together(config: Sm90Config) -> bool:
+    """True if a kernel may read numbers of several K blocks together: a loader of many registers, all of K.
+
+    Kernels of few rows have other loaders. They gain nothing by it.
+    """
+    return config.loader == "warpgroup" and config.split == 1
 
 
 def mainloop_of(groups: tuple[int, ...], span: int = 1) -> Promoted:

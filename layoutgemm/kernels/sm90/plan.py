@@ -40,7 +40,7 @@ from ..plan import (
     tile_count,
 )
 from ..quantized.formats import UNIT_K, QuantizedFormat
-from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
+from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
 from .config import Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
@@ -902,16 +902,36 @@ class _Request:
         config, tuning = self.config, self.config.tuning
         if config.store != "tma" or (self.epilogue is not None and not self.epilogue.stores_c):
             return None
+        self.check_store()
         stored, parts = self.instruction(self.columns), 2 if halved else config.split
         store = StorePlan.derive(
-            stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, part_per_cta=config.split > 1,
+            stored,
+            self.blocks,
+            self.operands[2],
+            tuning.chunks,
+            tuning.buffers,
+            parts,
+            part_per_cta=config.split > 1,
             rows=tuning.box_rows,
+            at_once=tuning.store_at_once,
         )
         if self.indexed is not None and self.indexed.scatter is not None:
             return store  # by vectors of C's rows, wherever they are
         if self.ragged is not None:
             return ragged_store(store, self.sizes[3] > 1 and not self.joined_rows)
         return store.of_batch(self.sizes[3])
+
+    def check_store(self) -> None:
+        """Raise PlanError for a way to store that the kernel has not."""
+        tuning, named = self.config.tuning, [*self.named, *["indexed"] * (self.indexed is not None)]
+        if tuning.store_at_once and (self.mainloop is None or self.config.split > 1):
+            raise PlanError(
+                "store_at_once: the store of a main loop that promotes, and of a K in one part; this product has "
+                f"{'no such loop' if self.mainloop is None else f'split = {self.config.split}'}"
+            )
+        other = next((name for name in named if name not in ("mainloop", "gated")), None)
+        if other is not None and (tuning.store_at_once or tuning.box_rows != WARP_ROWS):
+            raise PlanError(f"box_rows = {tuning.box_rows}, store_at_once = {tuning.store_at_once}: not with {other}")
 
     @property
     def table_bytes(self) -> int:

@@ -335,8 +335,8 @@ class _Cluster:
                 along = lines if of_rows else np.arange(plan.tile[1])
                 at = self._numbers(block, stage) + part.byte(along)
                 each = [block.smem.read(at + later * NUMBER_BYTES, f32) for later in range(part.span)]
-                block.numbers[name, *key] = [f32.decode(bits) for bits in each]
-            found = block.numbers[name, *key][ahead]
+                block.numbers[(name, *key)] = [f32.decode(bits) for bits in each]
+            found = block.numbers[(name, *key)][ahead]
             values[name] = found[:, None] if of_rows else found[None, :]
         total = block.totals.get(key, self._nothing())
         block.totals[key] = loop.apply(total, block.sums.pop(key), values)

@@ -316,7 +316,7 @@ def _batches(
 ) -> Explanation:  # fmt: skip
     """Groups of as many rows each: a batch."""
     if call.recipes is not None and scale_a is not None:
-        scaled = ScaledCall(call.recipes, call.kind, call.shape)
+        scaled = ScaledCall(call.recipes, call.kind, call.shape, span=call.span)
         found = _scaled(scaled, a, scale_a, b, scale_b, finish, out, config)
     elif 0 in (*call.shape, a.shape[-1]):
         return ZEROS

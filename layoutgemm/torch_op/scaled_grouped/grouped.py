@@ -69,6 +69,7 @@ from .scaled import (
     line,
     of_group,
     scaled_product,
+    span_of,
     sums,
     tuned_name,
     vectors_of,
@@ -88,6 +89,7 @@ class GroupedCall(NamedTuple):
     experts  how many groups
     recipes  of the scales, or None
     kind     the result's type, and its `shape`
+    span     K blocks whose scales may come together: see `span_of`
     """
 
     form: str
@@ -96,6 +98,7 @@ class GroupedCall(NamedTuple):
     recipes: Recipes | None
     kind: torch.dtype
     shape: tuple[int, ...]
+    span: int = 1
 
     @property
     def leaves_rows(self) -> bool:
@@ -157,7 +160,8 @@ def check_grouped(
             what = "scale_b" if scaled else "recipe_a" if names[0] else "recipe_b"
             raise OperandError(f"{what} without a scale_a")
         return GroupedCall(form, said, experts, None, kind, shape)
-    return GroupedCall(form, said, experts, _check_scales(form, a, b, scale_a, scale_b, names), kind, shape)
+    recipes = _check_scales(form, a, b, scale_a, scale_b, names)
+    return GroupedCall(form, said, experts, recipes, kind, shape, span_of(a.shape[-1], recipes, scale_a, scale_b))
 
 
 def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
@@ -381,7 +385,7 @@ def _batch(
         value = by_torch(exact(a, b), beside(finish.bias), finish.activation, call.kind)
         return value if out is None else out.copy_(value)
     assert scale_a is not None
-    inner = ScaledCall(call.recipes, call.kind, call.shape)
+    inner = ScaledCall(call.recipes, call.kind, call.shape, span=call.span)
     return scaled_product(inner, a, scale_a, b, scale_b, finish, config, out)
 
 
@@ -488,7 +492,7 @@ def plan_of(
     sizes = m, n, k, call.experts
     config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.gate, epilogue.columns)
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]), copy=True)
-    return derived(sizes, types, scales, config, ragged, epilogue, finish.gate, indexed), why
+    return derived(sizes, types, scales, config, ragged, epilogue, finish.gate, indexed, call.span), why
 
 
 def _types_and_scales(

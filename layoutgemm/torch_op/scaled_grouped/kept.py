@@ -341,7 +341,8 @@ def launch(
     c: torch.Tensor = made.c if out is None else out
     if keeping.key and not made.late and not any(x.data_ptr() & _PAIRS for x in (a, b, *operands.values())):
         tensors = (a, b, *read.values())
-        masks = _WORD if tables else _PAIRS, _PAIRS if operands else _WORD
+        together = _PAIRS if plan.numbers.span > 1 else _WORD
+        masks = together if tables else _PAIRS, _PAIRS if operands else together
         copies = [x.data_ptr() != lines.data_ptr() for x, lines in zip((a, b), made.read)]
         copied = CopiedOperands(plan, *copies) if any(copies) else None
         zeros = is_partial(plan)

@@ -187,7 +187,7 @@ def promoted_plan(
     groups = call.recipes.groups if call.recipes.in_mainloop else ()
     config, why = chosen(sizes, types, groups, a.get_device(), config, epilogue.columns)
     finish = finish_of(epilogue, given, call.shape)
-    return derived(sizes, types, groups, config, None, finish.epilogue), why, finish
+    return derived(sizes, types, groups, config, None, finish.epilogue, span=call.span), why, finish
 
 
 def _promoted(

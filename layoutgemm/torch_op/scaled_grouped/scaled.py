@@ -26,6 +26,7 @@ from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import (
     gated_config,
+    plan_with_scales,
     quantized_gate_config,
     quantizes_apart,
     read_each_column,
@@ -34,7 +35,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.indexed.rows import IndexedRows
-from ...kernels.sm90.mainloop import DEPTH, mainloop_of
+from ...kernels.sm90.mainloop import DEPTH, SPANS, lie_together, mainloop_of
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
@@ -59,12 +60,14 @@ class ScaledCall(NamedTuple):
     """A checked product with scales: both operands' recipes, the result's type and shape.
 
     quantizes  whether the result has a scale for each 1x128 of it
+    span       K blocks whose scales may come together: see `span_of`
     """
 
     recipes: Recipes
     kind: torch.dtype
     shape: tuple[int, ...]
     quantizes: bool = False
+    span: int = 1
 
 
 class BiasActivation(NamedTuple):
@@ -125,7 +128,7 @@ def check_scaled(
     check_activation(finish.activation)
     shape = (*front, a.shape[-2], finish.columns(b))
     check_bias(finish.bias, [(b.shape[-1],)])
-    return ScaledCall(recipes, kind, shape)
+    return ScaledCall(recipes, kind, shape, span=span_of(a.shape[-1], recipes, scale_a, scale_b))
 
 
 def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -144,6 +147,19 @@ def check_addresses(**scales: torch.Tensor | None) -> None:
         if x is not None and addressed(x) and x.data_ptr() % _FLOAT_BYTES:
             at = f"{name} starts at {x.data_ptr():#x}, no multiple of {_FLOAT_BYTES}"
             raise OperandError(f"{at}: {name}.clone() does")
+
+
+def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
+    """K blocks whose scales lie together, for a main loop that reads them so; else 1.
+
+    >>> recipes, lines = Recipes("BlockWise1x128", ""), torch.ones(8, 4)
+    >>> span_of(512, recipes, lines), span_of(512, recipes, lines.T.contiguous().T), span_of(400, recipes, lines)
+    (4, 1, 1)
+    """
+    if not recipes.in_mainloop or k == 0 or k % (DEPTH * SPANS[-1]):
+        return 1
+    given = [x for x in scales if x is not None]
+    return SPANS[-1] if all(addressed(x) and lie_together(x.stride(), x.data_ptr()) for x in given) else 1
 
 
 def check_config(config: object) -> None:
@@ -338,7 +354,7 @@ def plan_of(
     else:
         columns = BLOCK_OF_C if call.quantizes else 1
         config, why = chosen(sizes, types, groups, index, config, columns, finish.gate)
-    return derived(sizes, types, groups, config, None, epilogue_for(call, finish), finish.gate), why
+    return derived(sizes, types, groups, config, None, epilogue_for(call, finish), finish.gate, span=call.span), why
 
 
 def gated_choice(
@@ -392,7 +408,7 @@ def tuned_name(
 def derived(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
     ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None, gate: str | None = None,
-    indexed: IndexedRows | None = None,
+    indexed: IndexedRows | None = None, span: int = 1,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a product.
 
@@ -400,10 +416,8 @@ def derived(
     gate    the function of a gate; N is C's columns
     indexed which rows of A are copied first
     groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
+    span    K blocks whose scales lie together
     """
-    m, n, k, batch = sizes
-    a, b, c = types
-    loop = None if groups is None else mainloop_of(groups)
     name = "along_k" if isinstance(ragged, AlongK) else "ragged"
-    more: dict[str, Any] = {"mainloop": loop, name: ragged, "epilogue": epilogue or None, "gated": gate}
-    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, indexed=indexed, **more)
+    more: dict[str, Any] = {name: ragged, "epilogue": epilogue or None, "gated": gate, "indexed": indexed}
+    return plan_with_scales(sizes, types, groups, config, span, **more)

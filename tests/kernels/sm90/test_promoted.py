@@ -19,6 +19,7 @@ from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
 from layoutgemm.kernels.sm90.checks import pipeline_of
+from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table, numbers_read
 from tests import needs
 
@@ -27,9 +28,12 @@ SMALL = Sm90Config((64, 64), consumers=1, stages=2)
 M, N, K = 200, 136, 328  # ragged along each; three K blocks of 128, the last of 72
 
 
-def scaled(rows: int = 1, columns: int = 128, depth: int = 128) -> Promoted:
+TOGETHER = 1024  # K of main loops that read numbers of 4 K blocks together: twice
+
+
+def scaled(rows: int = 1, columns: int = 128, depth: int = 128, span: int = 1) -> Promoted:
     tables = Table("sa", "m", rows), Table("sb", "n", columns)
-    return Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, *tables, depth=depth)
+    return Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, *tables, depth=depth, span=span)
 
 
 ONLY_A = Promoted.of(lambda total, product, sa: total + sa * product, Table("sa", "m"))
@@ -81,23 +85,48 @@ FORMS = {  # config, main loop, batch, A, B, C
     "three": (Sm90Config((192, 128), consumers=3, chunks=1), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
     # The third tile lies across two groups of columns.
     "across groups": (replace(SMALL, tile=(64, 48), loader="warp"), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+    "together": (replace(SMALL, loader="warpgroup"), scaled(span=4), 2, "e4m3", "e4m3:col", "bf16"),
+    "together, pair": (
+        Sm90Config((256, 32), loader="warpgroup", cluster=(1, 2)),
+        scaled(columns=8, span=4),
+        1,
+        "e5m2",
+        "e4m3:col",
+        "f32",
+    ),
+    "at once": (
+        Sm90Config((256, 64), loader="warpgroup", chunks=1, store_at_once=True, box_rows=64),
+        scaled(),
+        1,
+        "e4m3",
+        "e4m3:col",
+        "bf16",
+    ),
+    "warps at once": (
+        Sm90Config((128, 96), loader="warp", chunks=1, store_at_once=True),
+        scaled(),
+        2,
+        "e4m3",
+        "e4m3:col",
+        "f16",
+    ),
     "two scales": (Sm90Config((128, 96), chunks=1, buffers=1), scaled(columns=64), 1, "e4m3", "e4m3:col", "bf16"),
 }
 SLOW = [pytest.mark.slow]
 EMULATED = (
     "no table", "loader", "two", "pair", "each column", "bf16", "rows", "parts of K", "parts of two", "one tile",
-    "five blocks", "across groups",
+    "five blocks", "across groups", "together", "together, pair", "at once", "warps at once",
 )  # fmt: skip
 
 
 def problem(form: str) -> tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
     """Small integers and scales that are powers of two: every sum is exact."""
     config, loop, batch, a_type, b_type, c_type = FORMS[form]
-    m = 8 if form == "rows" else M
-    plan = Sm90Plan.derive(m, N, K, batch=batch, a=a_type, b=b_type, c=c_type, config=config, mainloop=loop)
+    m, k = 8 if form == "rows" else M, K if loop.span == 1 else TOGETHER
+    plan = Sm90Plan.derive(m, N, k, batch=batch, a=a_type, b=b_type, c=c_type, config=config, mainloop=loop)
     rng, front = np.random.default_rng(3), (batch,) if batch > 1 else ()
-    a, b = (rng.integers(-3, 4, (*front, *shape)).astype(np.float32) for shape in ((m, K), (K, N)))
-    blocks = -(-K // loop.depth)
+    a, b = (rng.integers(-3, 4, (*front, *shape)).astype(np.float32) for shape in ((m, k), (k, N)))
+    blocks = -(-k // loop.depth)
     tables = {
         t.name: np.exp2(rng.integers(-2, 3, (*front, *t.shape(m, N, blocks)))).astype(np.float32) for t in loop.tables
     }
@@ -167,6 +196,90 @@ def test_bulk_copies_of_numbers_are_proven(form: str) -> None:
     plan = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=FORMS["loader"][0], mainloop=other)
     assert any("one by one" in name for name in names)
     assert not any("one by one" in case.name for case in pipeline_of(plan).cases())
+
+
+def test_numbers_of_four_k_blocks_take_one_read_and_the_proven_room() -> None:
+    """Their slots have 16 bytes; a slot of 4 would be another number's."""
+    plan = problem("together")[0]
+    assert [part.slot_bytes for part in plan.numbers.parts] == [16, 16] and plan.numbers.bulk_bytes == 0
+    assert plan.smem.numbers_bytes == 16 * (64 + 1)
+    once = replace(plan, mainloop=scaled())
+    assert "derivation" in {check.name for check in once.check() if not check}
+    assert "those of 4 K blocks together" in plan.explain()
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_code_of_four_k_blocks_reads_numbers_once() -> None:
+    plan = problem("together")[0]
+    compiled = plan.compile()
+    sass = compiled.sass()
+    assert sass.serialised_wgmma(len(plan.a.descriptor.k_steps)) is None and sass.local_memory == ()
+    assert sass.count("FFMA") == 4 * plan.blocks * plan.mma.accumulator_registers
+    reads = [i for i in sass.instructions if i.base == "LDS" and "PT" not in i.predicate]
+    assert len(reads) == len(numbers_read(plan)) and compiled.ptx.count("ld.shared.v4.b32") == len(reads)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 640}, r"K = 640: numbers of 4 K blocks come together, so K is a multiple of 128 \* 4"),
+        ({"loader": "self"}, "loader = 'self', split = 1: numbers of 4 K blocks come together by a warp of their own"),
+        ({"loader": "warp", "split": 2, "one_tile_per_cluster": True}, "split = 2: numbers of 4 K blocks"),
+    ],
+)
+def test_what_reads_no_numbers_together(change: dict[str, Any], message: str) -> None:
+    config, k = replace(SMALL, loader="warpgroup"), change.pop("k", TOGETHER)
+    with pytest.raises(PlanError, match=message):
+        Sm90Plan.derive(M, N, k, a="e4m3", b="e4m3:col", config=replace(config, **change), mainloop=scaled(span=4))
+
+
+def test_a_span_is_one_or_four() -> None:
+    with pytest.raises(PlanError, match=r"span = 2: one of \(1, 4\)"):
+        scaled(span=2)
+
+
+def test_a_store_at_once_is_proven_as_one_round() -> None:
+    """A buffer that is written while stores of the tile before still read it is refuted."""
+    plan = problem("at once")[0]
+    assert plan.store is not None and plan.store.buffers == len(plan.store.rounds) == 2 and plan.store.pending(1) == 0
+    *_, store = pipeline_of(plan).cases()
+    assert "1 rounds through 1 buffer" in store.name and store.prove()
+    early = replace(
+        store,
+        roles=tuple(
+            replace(
+                role,
+                program=tuple(
+                    replace(x, body=tuple(replace(y, pending=1) if isinstance(y, WaitGroup) else y for y in x.body))
+                    if hasattr(x, "body")
+                    else x
+                    for x in role.program
+                ),
+            )
+            for role in store.roles
+        ),
+    )
+    assert not early.prove()
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "message"),
+    [
+        ({"store_at_once": True}, {"mainloop": None}, "this product has no such loop"),
+        ({"store_at_once": True, "split": 2, "one_tile_per_cluster": True}, {}, "has split = 2"),
+        (
+            {"box_rows": 64},
+            {"ragged": Ragged.of(2), "batch": 2},
+            "box_rows = 64, store_at_once = False: not with",
+        ),
+        ({"box_rows": 32}, {}, "box_rows = 32: 16, a warp's rows, or 64, a warpgroup's"),
+    ],
+)
+def test_what_is_not_stored_at_once(config: dict[str, Any], more: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        made = replace(SMALL, loader="warp", **config)
+        Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=made, **{"mainloop": scaled(), **more})
 
 
 @needs_dsl

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 from ....dtypes import dtype
 from ...plan import STAGE_BYTES_OF_K
+from ..budget_checks import registers_fit
 from ..config import Sm90Config
 from ..gated import HALVES
-from ..mainloop import DEPTH
+from ..mainloop import DEPTH, Promoted, mainloop_of, takes_together
+from ..plan import Sm90Plan
 from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
 from .large_m import LargeMModel
@@ -39,6 +42,8 @@ _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `m
 _QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a product: seconds, and bytes a second
 _QUANTIZE_BYTES = 9  # an element of float32, written and read, and its 8 bits
 _QUANTIZED_GATE_START = 3e-6  # seconds, and of a K block of 128 and 256 columns of B, by rows of the tile:
+_AT_ONCE_K = range(1024, 2049)  # where a store at once is faster: it takes the memory of a stage
+_AT_ONCE_GAIN = 0.2e-6  # seconds a tile
 _QUANTIZED_GATE_STEP = {64: 0.44e-6, 128: 0.755e-6}
 
 
@@ -65,6 +70,35 @@ def scaled_config(
     """
     places = multiprocessors or MODEL.multiprocessors
     return _fastest((m, n, k, batch), each_column, places, columns, c, sums)[0]
+
+
+def plan_with_scales(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
+    span: int = 1, **more: Any,
+) -> Sm90Plan:  # fmt: skip
+    """The plan of a product with scales in its main loop, which reads those of `span` K blocks together if it can.
+
+    sizes   M, N, K and the batch
+    types   of A, B and C
+    groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
+    span    K blocks whose scales lie together
+    more    what else `Sm90Plan.derive` takes
+
+    >>> config = scaled_config(4096, 7168, 2048)
+    >>> types = "e4m3", "e4m3:col", "bf16"
+    >>> [plan_with_scales((4096, 7168, 2048, 1), types, (1, 128), config, span).numbers.span for span in (1, 4)]
+    [1, 4]
+    """
+    (m, n, k, batch), (a, b, c) = sizes, types
+
+    def plan(loop: Promoted | None) -> Sm90Plan:
+        return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, mainloop=loop, **more)
+
+    if groups and span > 1 and takes_together(config):
+        together = plan(mainloop_of(groups, span))
+        if registers_fit(together):
+            return together
+    return plan(None if groups is None else mainloop_of(groups))
 
 
 def _fastest(
@@ -162,7 +196,8 @@ def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, conf
     k_blocks = -(-k // DEPTH)
     steps = -(-k_blocks // parts)
     waves = -(-tiles // max(1, resident))
-    products = waves * (steps * getattr(model, f"{kind}_step")[tile] + getattr(model, f"{kind}_end")[tile])
+    end = getattr(model, f"{kind}_end")[tile] - _AT_ONCE_GAIN * config.tuning.store_at_once
+    products = waves * (steps * getattr(model, f"{kind}_step")[tile] + end)
     loads = tiles * along_m * along_n * k * (tile[0] / along_n + tile[1] / along_m) / model.l2
     memory = max(batch * (m * k + n * k + 2 * m * n) / model.memory[KINDS[kind]], loads)
     overlapped = (products**model.power + memory**model.power) ** (1 / model.power)
@@ -199,10 +234,11 @@ def _kernels(sizes: tuple[int, int, int, int], each_column: bool, places: int) -
             yield "few", alone(tile, consumers=tile[0] // 64, loaded_a_rows=of_rows, buffers=2)
     for tile in MODEL.full_step if m > _FEW_ROWS else ():
         if not each_column:
-            three = tile[0] == 192
+            three, at_once = tile[0] == 192, tile == (256, 128) and k in _AT_ONCE_K
             yield "full", Sm90Config(
                 tile, consumers=3 if three else 2, loader="warpgroup", cluster=_sharing(sizes, tile),
-                chunks=2 if three else 1, buffers=2 if tile == (128, 128) else 1,
+                chunks=2 if three or at_once else 1, buffers=2 if tile == (128, 128) else 1, overlap=True,
+                store_at_once=at_once, box_rows=64 if at_once else 16,
             )  # fmt: skip
 
 

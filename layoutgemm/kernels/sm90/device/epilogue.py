@@ -94,7 +94,7 @@ class Sm90Epilogue:
             present(fused).finish()
 
     @cute.jit
-    def store_whole(
+    def store_at_once(
         self, job: bridge.Carried, maps: bridge.Maps, accumulators: Sequence[cute.Tensor], at: tuple[Int32, ...],
         origin: bridge.Place,
     ) -> None:  # fmt: skip
@@ -109,11 +109,15 @@ class Sm90Epilogue:
         if issuer == 0:
             bridge.wait_stores_read(0)
         self.meet(consumer)
-        for i, round_ in enumerate(store.rounds):
-            for chunk in round_.chunks:
-                values = self.convert(job, accumulators[round_.block], chunk, None)
-                into = self.buffer(job, owner, i) + chunk.offset
-                self.fill(values, into, chunk, thread if store.warps == WARPS_OF_GROUP else lane)
+        for block in cutlass.range_constexpr(self.plan.blocks):
+            fused = self.fused(job, (row + block * ROWS, column, matrix), thread, 0)
+            for i, round_ in store.rounds_of(block, 0):
+                for chunk in round_.chunks:
+                    values = self.convert(job, accumulators[block], chunk, fused)
+                    into = self.buffer(job, owner, i) + chunk.offset
+                    self.fill(values, into, chunk, thread if store.warps == WARPS_OF_GROUP else lane)
+            if const_expr(fused is not None):
+                present(fused).finish()
         bridge.shared_writes_visible()
         self.meet(consumer)
         if issuer == 0:

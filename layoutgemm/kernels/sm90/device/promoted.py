@@ -37,7 +37,6 @@ from ...plan import present
 from ...store import ROWS
 from ..mainloop import (
     BULK,
-    NUMBER_BYTES,
     TOTAL,
     NumberSlots,
     byte_of,
@@ -87,10 +86,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                     stage = bridge.uniform(stage)
                     if not ready:
                         bridge.barrier_wait(job.shared.full(stage), parity)
-                    following, flipped = stage + 1, parity
-                    if following == plan.stages:
-                        following = Int32(0)
-                        flipped = parity ^ 1
+                    following, flipped = bridge.next_in_ring(stage, parity, plan.stages)
                     # Of several products the first hides reads, which issues wait for. Of one, before: 4 to 15% faster.
                     if const_expr(later == 0 and len(pieces) == 1):
                         read = tables.numbers(job.shared, stage)
@@ -102,7 +98,9 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                         mma.wait(0, products)
                         if const_expr(piece == len(pieces) - 1):
                             self.release(job, stage)
-                            ready = bridge.barrier_done(job.shared.full(following), flipped)  # known after the promotion
+                            ready = bridge.barrier_done(
+                                job.shared.full(following), flipped
+                            )  # known after the promotion
                             if const_expr(plan.config.loader == "self"):
                                 if k_tile > 0:  # into the stage before: another consumer may still read this one
                                     ahead = self.load_next(job, maps, ahead)
@@ -110,13 +108,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                         self.promote(tables, read[later], products, totals[block], place)
                     stage, parity = following, flipped
             self.bring_together(job, totals, (consumer, thread))
-            whole = plan.store is not None and plan.store.buffers >= len(plan.store.rounds)
-            if const_expr(whole):
-                self.epilogue.store_whole(job, maps[2], totals, (consumer, thread), (row, n0, matrix))
-            for number in cutlass.range_constexpr(0 if whole else len(plan.pieces(0))):
-                for part in cutlass.range_constexpr(plan.config.split):
-                    if job.part == part:
-                        self.store_piece(job, maps, totals, (consumer, thread, tile), (row, n0, matrix), number, part)
+            self.store_tile(job, maps, totals, (consumer, thread, tile), (row, n0, matrix))
             if const_expr(plan.config.loader == "self" and not plan.config.one_tile_per_cluster):
                 ahead = self.load_next(job, maps, ahead)
             tile += job.workers
@@ -125,6 +117,21 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
+
+    @cute.jit
+    def store_tile(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], totals: Sequence[cute.Tensor], at: tuple[Int32, ...],
+        origin: bridge.Place,
+    ) -> None:  # fmt: skip
+        """Store a tile's totals: all at once, or piece by piece. `at`: (consumer, thread, number of the tile)."""
+        plan = self.plan
+        at_once = plan.store is not None and plan.store.at_once
+        if const_expr(at_once):
+            self.epilogue.store_at_once(job, maps[2], totals, at[:2], origin)
+        for number in cutlass.range_constexpr(0 if at_once else len(plan.pieces(0))):
+            for part in cutlass.range_constexpr(plan.config.split):
+                if job.part == part:
+                    self.store_piece(job, maps, totals, at, origin, number, part)
 
     def promote(
         self, tables: StageTables, numbers: Numbers, products: cute.Tensor, totals: cute.Tensor, at: tuple[int, int]
@@ -202,7 +209,8 @@ class NumberAddresses(bridge.Carried):
         self.copies = [(part, first, bulk and part.bulk_bytes > 0) for part in parts
                        for first in range(0, part.slots, part.slots if bulk and part.bulk_bytes else WARP)]  # fmt: skip
         steps = {
-            part.table.name: Int64(getattr(job.given, f"{part.table.name}_k")) * (part.span * f32.bytes) for part in parts
+            part.table.name: Int64(getattr(job.given, f"{part.table.name}_k")) * (part.span * f32.bytes)
+            for part in parts
         }
         self.names, self.given = tuple(steps), job.given
         super().__init__(
@@ -230,7 +238,7 @@ class NumberAddresses(bridge.Carried):
         return off == 0
 
     def copy(self, job: bridge.Carried, stage: Int32) -> None:
-        """Copy a stage's numbers: the lane arrives at its barrier later, and its arrival counts when they have landed."""
+        """Copy a stage's numbers. The lane arrives at its barrier later, and counts when they have landed."""
         full = job.shared.full(stage)
         for (part, first, whole), start in zip(self.copies, self.starts, strict=True):
             to = job.shared.numbers(stage) + (part.first + first * part.slot_bytes)
