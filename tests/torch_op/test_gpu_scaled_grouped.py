@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ torch = needs.module("torch")
 
 from layoutgemm import grouped_matmul, scaled_matmul
 from layoutgemm.errors import LayoutError
+from layoutgemm.kernels import Sm90Config, Sm90Tuning
 from layoutgemm.kernels.epilogue.chain import Amax, Epilogue, Residual, RowReduce, Scale
 from layoutgemm.torch_op.scaled_grouped import kept
 
@@ -138,6 +140,55 @@ def test_scales_lie_anyhow() -> None:
         ):  # fmt: skip
             for _ in (1, 2):
                 assert torch.equal(scaled_matmul(a, lay(sa), b, lay(sb)), want), (x, y)
+
+
+def lain(s: Any) -> list[Any]:
+    """The same scales along K, at an address of 4 bytes more, with lines of one number more, and along the lines."""
+    *front, lines, blocks = s.shape
+    moved = torch.zeros(s.numel() + 1, device="cuda")[1:].view(s.shape).copy_(s)
+    wider = torch.zeros(*front, lines, blocks + 1, device="cuda")[..., :blocks].copy_(s)
+    return [s, moved, wider, s.mT.contiguous().mT]
+
+
+@pytest.mark.parametrize("form", ["plain", "at once", "gated", "quantised", "rows", "masked"])
+def test_scales_along_k_are_read_four_k_blocks_at_a_time(form: str) -> None:
+    """Bits do not hang on how scales lie; a kept launch is not taken for an address that it cannot read."""
+    m, n, k, experts = (1000, 1040, 1024, 5) if form in ("rows", "masked") else (2100, 2080, 1024, 1)
+    torch.manual_seed(3)
+    front = (experts,) if experts > 1 else ()
+    a = torch.randn(*(front if form == "masked" else ()), m, k, device="cuda").to(E4M3)
+    b = torch.randn(*front, n, k, device="cuda").to(E4M3).mT
+    sa = torch.rand(*a.shape[:-1], k // 128, device="cuda") + 0.5
+    sb = torch.rand(*front, -(-n // 128), k // 128, device="cuda") + 0.5
+    config = Sm90Config((256, 128), loader="warpgroup", cluster=(1, 2), chunks=2, store_at_once=True, box_rows=64)
+    more = {
+        "plain": {"config": replace(config, tuning=Sm90Tuning(chunks=1))},
+        "at once": {"config": config, "activation": "gelu"},
+        "gated": {"activation": "swiglu"},
+        "quantised": {"out_dtype": E4M3, "out_recipe": "BlockWise1x128"},
+    }.get(form, {})
+    offsets = torch.tensor([0, 3, 3, 500, 777, m], device="cuda", dtype=torch.int32)
+    counts = torch.tensor([1000, 0, 77, 128, 513], device="cuda", dtype=torch.int32)
+    groups = {"rows": {"offsets": offsets}, "masked": {"counts": counts}}.get(form)
+
+    def product(x: Any, y: Any) -> list[Any]:
+        if groups is None:
+            got = scaled_matmul(a, x, b, y, **more)
+            return [z.float() for z in got] if isinstance(got, tuple) else [got]
+        into = torch.zeros(*a.shape[:-1], n, device="cuda", dtype=BF16)
+        grouped_matmul(a, b, scale_a=x, scale_b=y, out=into, **groups)
+        return [into]
+
+    want = product(lain(sa)[3], sb)
+    assert all(bool(x.isfinite().all()) for x in want)
+    for x in lain(sa):
+        for y in lain(sb):
+            for _ in (1, 2, 3):
+                assert all(map(torch.equal, product(x, y), want)), (x.stride(), y.stride(), x.data_ptr() % 16)
+    if form == "plain":
+        left, right = wide("BlockWise1x128", "a", sa, m, k) * a.double(), b.double()
+        right = right * wide("BlockWise128x128", "b", sb, n, k)
+        assert off(want[0], left @ right, left.abs() @ right.abs(), k, False) <= 1
 
 
 def test_row_wise_is_near_torchs() -> None:
