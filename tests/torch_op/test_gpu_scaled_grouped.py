@@ -143,7 +143,7 @@ def test_scales_lie_anyhow() -> None:
 
 
 def lain(s: Any) -> list[Any]:
-    """The same scales along K, at an address of 4 bytes more, with lines of one number more, and along the lines."""
+    """The same scales in four ways: along K, 4 bytes on, with longer lines, along the lines."""
     *front, lines, blocks = s.shape
     moved = torch.zeros(s.numel() + 1, device="cuda")[1:].view(s.shape).copy_(s)
     wider = torch.zeros(*front, lines, blocks + 1, device="cuda")[..., :blocks].copy_(s)

@@ -370,7 +370,7 @@ class StageNumbers:
 
 
 def lie_together(strides: tuple[int, ...], address: int, span: int = SPANS[-1]) -> bool:
-    """True if a table's numbers of `span` K blocks are neighbours, at a multiple of their bytes.
+    """True if numbers of `span` K blocks are neighbours, at a multiple of their bytes.
 
     strides  in numbers, that of K blocks last
     address  in bytes

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.epilogue.chain import Activation, Epilogue
+from layoutgemm.kernels.sm90.budget_checks import registers_fit
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import choose, likeliest, of_estimate
+from layoutgemm.kernels.sm90.choose.scaled_grouped import plan_with_scales, scaled_config
 from layoutgemm.kernels.sm90.stages import sent, stages
 
 # (M, N, K) -> tile, cluster, loader, swapped, launched early. What is picked; test_choices_record.py says how it stands
@@ -349,3 +353,13 @@ def test_few_multiprocessors_have_no_room_for_parts_of_k(m: int, multiprocessors
 def test_the_reason_of_swapped_operands_names_the_parts_of_k(sizes: tuple[int, int, int]) -> None:
     choice, why = choose(*sizes)
     assert choice.swapped and choice.config.split == 2 and "each of 2 blocks" in why
+
+
+@pytest.mark.parametrize("c", ["bf16", "f32", "e4m3"])
+def test_every_choice_of_a_scaled_product_has_a_plan(c: str) -> None:
+    """Also where scales of four K blocks are read together, which takes shared memory and registers."""
+    for m, n, k in product((300, 4096), (2112, 7168), (512, 2048, 7168)):
+        config = scaled_config(m, n, k, c=c, columns=128 if c == "e4m3" else 1)
+        for span in (1, 4):
+            plan = plan_with_scales((m, n, k, 1), ("e4m3", "e4m3:col", c), (1, 128), config, span)
+            assert registers_fit(plan) and plan.numbers.span in (1, span), (m, n, k, span)

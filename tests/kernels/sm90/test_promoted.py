@@ -240,7 +240,7 @@ def test_a_span_is_one_or_four() -> None:
 
 
 def test_a_store_at_once_is_proven_as_one_round() -> None:
-    """A buffer that is written while stores of the tile before still read it is refuted."""
+    """A buffer that is written while earlier stores still read it is refuted."""
     plan = problem("at once")[0]
     assert plan.store is not None and plan.store.buffers == len(plan.store.rounds) == 2 and plan.store.pending(1) == 0
     *_, store = pipeline_of(plan).cases()

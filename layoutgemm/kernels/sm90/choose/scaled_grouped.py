@@ -63,6 +63,8 @@ def scaled_config(
     ((64, 32), 2)
     >>> scaled_config(4096, 7168, 16384).tile, scaled_config(4096, 2112, 7168).tile
     ((256, 128), (128, 192))
+    >>> [scaled_config(4096, 7168, 2048, c=c).tuning.store_at_once for c in ("bf16", "f32")]
+    [True, False]
     >>> scaled_config(64, 576, 7168).tile, scaled_config(64, 576, 7168, c="e4m3").tile
     ((64, 32), (64, 64))
     >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 2048, 7168, sums=2).split
@@ -76,7 +78,7 @@ def plan_with_scales(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
     span: int = 1, **more: Any,
 ) -> Sm90Plan:  # fmt: skip
-    """The plan of a product with scales in its main loop, which reads those of `span` K blocks together if it can.
+    """The plan of a product with scales, read for `span` K blocks together if possible.
 
     sizes   M, N, K and the batch
     types   of A, B and C
@@ -109,7 +111,7 @@ def _fastest(
     wide, unit = (m, n * sums, k, batch), STORE_UNIT // dtype(c).bytes
     stored = [
         (config.tile[1] // config.split // sums, kind, config)
-        for kind, config in _ranked(wide, each_column, places)
+        for kind, config in _ranked(wide, each_column, places, dtype(c).bits <= 16)
         if config.tile[1] % (8 * sums * config.split) == 0
     ]
     found = [(width, kind, config) for width, kind, config in stored if width % unit == 0]
@@ -172,10 +174,13 @@ def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, place
     return [config for _, config in _ranked(sizes, each_column, places)]
 
 
-def _ranked(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> list[tuple[str, Sm90Config]]:
+def _ranked(
+    sizes: tuple[int, int, int, int], each_column: bool, places: int, narrow: bool = True
+) -> list[tuple[str, Sm90Config]]:
     """(kind, configuration) of all that may be chosen, the one estimated fastest first."""
     return sorted(
-        _kernels(sizes, each_column, places), key=lambda found: estimate(MODEL, sizes, found[0], found[1], places)
+        _kernels(sizes, each_column, places, narrow),
+        key=lambda found: estimate(MODEL, sizes, found[0], found[1], places),
     )
 
 
@@ -204,11 +209,15 @@ def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, conf
     return float(model.start[KINDS[kind]] + overlapped + model.exchange[parts])
 
 
-def _kernels(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> Iterator[tuple[str, Sm90Config]]:
+def _kernels(
+    sizes: tuple[int, int, int, int], each_column: bool, places: int, narrow: bool
+) -> Iterator[tuple[str, Sm90Config]]:
     """(kind, configuration) of all that may be chosen.
 
     "one": CTAs that compute one tile each, or a part of its K. "few": persistent CTAs without registers to hand over.
     "full": persistent clusters with a warpgroup that loads.
+
+    narrow  C has at most 16 bits an element: a whole tile fits beside the stages
     """
     m, _, k, _ = sizes
     rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS else None
@@ -234,7 +243,7 @@ def _kernels(sizes: tuple[int, int, int, int], each_column: bool, places: int) -
             yield "few", alone(tile, consumers=tile[0] // 64, loaded_a_rows=of_rows, buffers=2)
     for tile in MODEL.full_step if m > _FEW_ROWS else ():
         if not each_column:
-            three, at_once = tile[0] == 192, tile == (256, 128) and k in _AT_ONCE_K
+            three, at_once = tile[0] == 192, narrow and tile == (256, 128) and k in _AT_ONCE_K
             yield "full", Sm90Config(
                 tile, consumers=3 if three else 2, loader="warpgroup", cluster=_sharing(sizes, tile),
                 chunks=2 if three or at_once else 1, buffers=2 if tile == (128, 128) else 1, overlap=True,

@@ -299,7 +299,7 @@ class StageTables(bridge.Carried):
         super().__init__(row=row, thread=thread)
 
     def numbers(self, shared: bridge.SharedMemory, stage: Int32) -> dict[int, Numbers]:
-        """The numbers of a stage that the thread's promotions read, for each of its K blocks."""
+        """The numbers of a stage that the thread promotes with, by K block."""
         span, base = self.plan.numbers.span, shared.numbers(stage).toint()
         found: dict[int, Numbers] = {later: {} for later in range(span)}
         for key, (table, of_block, v) in numbers_read(self.plan).items():
