@@ -357,7 +357,7 @@ def test_the_reason_of_swapped_operands_names_the_parts_of_k(sizes: tuple[int, i
 
 @pytest.mark.parametrize("c", ["bf16", "f32", "e4m3"])
 def test_every_choice_of_a_scaled_product_has_a_plan(c: str) -> None:
-    """Also where scales of four K blocks are read together, which takes shared memory and registers."""
+    """Also where scales of four K blocks are read together: in more memory and registers."""
     for m, n, k in product((300, 4096), (2112, 7168), (512, 2048, 7168)):
         config = scaled_config(m, n, k, c=c, columns=128 if c == "e4m3" else 1)
         for span in (1, 4):
