@@ -292,7 +292,7 @@ def _fits(opcode: str, form: PtxForm, target: str) -> bool:
         form_of(opcode, len(form.operands), target)
     except ValueError:
         return False
-    left_out = {"rs", "oob", "pred", "b128"} & set(form.words)
+    left_out = {"rs", "oob", "pred", "b128"} & set(form.words) or re.match(r"fma\.r[zmp](\.relu)?\.bf16$", opcode)
     return (
         not left_out and not re.search(r"s2f6x2\.\w+$", opcode) and opcode.partition(".")[0] not in ("cvta", "isspacep")
     )

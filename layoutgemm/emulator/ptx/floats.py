@@ -230,10 +230,8 @@ def directed64(name: str, mode: str, *values: Value) -> Value:
 
 
 @cache
-def half_operation(
-    name: str, kind: str, flush: bool, relu: bool, saturate: bool, mode: str = "rn"
-) -> Callable[..., Value]:
-    """An operation on the bits of one f16 or bf16: computed in float64 and rounded once, fma by any mode."""
+def half_operation(name: str, kind: str, flush: bool, relu: bool, saturate: bool) -> Callable[..., Value]:
+    """An operation on the bits of one f16 or bf16: computed in float64 and rounded once, to nearest."""
     form, exact = dtype(kind), name in ("min", "max", "min.NaN", "max.NaN")
     if name == "fma":
         core: Callable[..., Floats] = fma_odd
@@ -246,15 +244,12 @@ def half_operation(
         with np.errstate(all="ignore"):
             if flush:
                 values = tuple([flushed_half(x, kind) for x in values])
-            parts = [np.float64(decode(x, form)) for x in values]
-            y = core(*parts)
-            if mode != "rn":
-                y = zero_sign(y, parts[0] * parts[1], parts[2], mode)
+            y = core(*[np.float64(decode(x, form)) for x in values])
             if relu:
                 y = np.where(y <= 0, 0.0, y)
             if saturate:
                 y = saturated(y, 0.0, 1.0)
-            found = encode(y, form) if mode == "rn" else to_narrow(y, form, mode)
+            found = encode(y, form)
         return flushed_half(found, kind) if flush and not exact else found
 
     return operation

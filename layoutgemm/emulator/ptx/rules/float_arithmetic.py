@@ -27,7 +27,9 @@ def _computed(name: str, ins: PtxInstruction, kind: str, texts: str) -> str:
     if "oob" in ins.words:
         raise ValueError("fma.oob is left out of the emulator")
     if kind in HALVES:
-        core = f"half_operation({name!r}, {HALVES[kind]!r}, {flush}, {'relu' in ins.words}, {saturate}, {mode!r})"
+        if kind == "bf16" and mode != "rn":  # of bf16x2 it leaves the mode out: a GPU rounds to nearest
+            raise ValueError(f"fma.{mode}.bf16 is compiled by ptxas (13.0, 13.4) as if its operands were f16: use .rn")
+        core = f"half_operation({name!r}, {HALVES[kind]!r}, {flush}, {'relu' in ins.words}, {saturate})"
         return f"packed({core}, {texts})" if kind.endswith("x2") else f"{core}({texts})"
     if kind == "f64":
         if mode != "rn" or name == "fma":
