@@ -105,7 +105,7 @@ TRIPLES = [one if math.isfinite(one[2]) else (*one[:2], 0.0) for one in TRIPLES]
 @pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
 @pytest.mark.parametrize("relu", ["", ".relu"])
 def test_fma_of_bf16_by_a_mode_rounds_to_nearest_or_is_refused(mode: str, relu: str) -> None:
-    """ptxas leaves the mode of bf16x2 out (seen on an H100), and takes bf16 for f16."""
+    """ptxas leaves out the mode of bf16x2, as an H100 showed. It takes bf16 for f16."""
     a, b, c = (np.array(bits_of([one[n] for one in TRIPLES])) for n in range(3))
     wanted = []
     for x, y, z in TRIPLES:
