@@ -129,7 +129,7 @@ def plans(mesh: Any, sequence: bool) -> None:
 
 
 def traced(mesh: Any) -> None:
-    """Layers of DTensors under torch.compile, and a refusal that names the sizes of the whole operands."""
+    """Layers of DTensors under torch.compile, and a refusal with whole sizes."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(Linear(16, 32, dtype=BF16, activation="gelu"), Linear(32, 16, dtype=BF16))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
