@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import view
 from ..arguments import shown
@@ -23,7 +23,24 @@ MESSAGE = 1000  # characters of a message about arguments: a longer one repeats 
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line that names the help. Exit status 2."""
+    """An argument parser whose errors are one line that names the help. Exit status 2.
+
+    Options are written in full: an abbreviation would be a guess (`--a` of plan is not -a).
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self.set_defaults(parser=self)
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Print the words that the command does not take, with the nearest options, and exit."""
+        options = self._option_string_actions
+        asked = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+        near: list[str] = []
+        if asked is not None and asked.startswith("--"):
+            near = [name for name in options if name.startswith(asked)] or difflib.get_close_matches(asked, options, 1)
+        hint = f"; do you mean {' or '.join(near)}?" if near else ""
+        self.error(f"it takes no {' '.join(words)}{hint}")
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit. For a misspelt choice, the nearest one comes first."""
@@ -80,6 +97,9 @@ def add_picture(parser: argparse.ArgumentParser, what: str) -> None:
 def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
     """Draw into the files of --svg and --png and say so; return False without either."""
     files = [file for file in (args.svg, args.png) if file is not None]
+    for option, file in (("--svg", args.svg), ("--png", args.png)):
+        if file is not None and file.is_dir():
+            raise LayoutError(f"{option} {file} is a folder: name a file in it")
     if not files and args.dark:
         raise LayoutError("--dark applies to a picture: give --svg FILE or --png FILE too")
     if not files:
@@ -115,9 +135,12 @@ def failed(error: Exception, as_json: bool) -> int:
     """Report an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 2."""
     said = f"{type(error).__name__}: {bounded(one_line(error))}"
     if as_json:
-        print(json.dumps({"ok": False, "error": said}))
-    else:
-        print(f"layoutgemm: {said}", file=sys.stderr)
+        try:
+            print(json.dumps({"ok": False, "error": said}), flush=True)
+            return 2
+        except OSError:  # the file that stdout writes to takes no more: stderr may
+            pass
+    print(f"layoutgemm: {said}", file=sys.stderr)
     return 2
 
 

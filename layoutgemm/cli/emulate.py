@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = ARGUMENTS
     parser.add_argument("file", type=Path, help="PTX, or a Python script (.py, .ipynb), with its arguments behind it")
     parser.add_argument("--arch", default="sm_90a", help="the GPU that a script is told about (%(default)s)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="run a script as torchrun would, on N GPUs")
+    parser.add_argument(
+        "--ranks", type=_count, default=1, metavar="N", help="run a script as torchrun would, on N GPUs"
+    )
     parser.add_argument("--kernel", help="its name, where the file has several")
     parser.add_argument("--grid", type=_sizes, default=(1,), help="blocks, as 4 or 4,2,1 (%(default)s)")
     parser.add_argument("--block", type=_sizes, help="threads; default what the kernel requires, else 32")
@@ -67,11 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smem", type=int, default=0, help="bytes of dynamic shared memory (%(default)s)")
     parser.add_argument("--arg", action="append", default=[], metavar="ARG", help="see below; repeatable")
     parser.add_argument(
-        "--save", action="append", default=[], metavar="N=FILE.npy", help="then write argument N (from 0) to a file"
-    )
+        "--save", action="append", type=_saved, default=[], metavar="N=FILE.npy",
+        help="then write argument N (from 0) to a file",
+    )  # fmt: skip
     parser.add_argument(
-        "--order", "--policy", default="late", help="late, early, or a number: a random order with this seed"
-    )
+        "--order", "--policy", type=_policy, default="late",
+        help="late, early, or a number: a random order with this seed",
+    )  # fmt: skip
     parser.add_argument(
         "--lanes", choices=("strict", "converged", "off"), default="converged",
         help="races between the lanes of one warp: by PTX's definition, by practice (%(default)s), or not checked",
@@ -85,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the first launch's first block there")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--mutants", nargs="?", type=int, const=0, metavar="N",
+        "--mutants", nargs="?", type=_count, const=0, metavar="N",
         help="run at most N mutants of the kernel and list the survivors; status 1 if one is "
         "left without a proof that it changes nothing",
     )  # fmt: skip
@@ -100,17 +104,19 @@ def run(args: argparse.Namespace) -> int:
             return _script(args)
         rng = np.random.default_rng(args.seed)
         values = [argument(text, rng) for text in args.arg]
+        beyond = [number for number, _ in args.save if number >= len(values)]
+        if beyond:
+            raise EmulatorError(f"--save {beyond[0]}: the call has {len(values)} argument(s), numbered from 0")
         if args.mutants is not None:
             return _mutants(args, values)
         done = emulate_ptx(
             args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
-            kernel=args.kernel, policy=_policy(args), banks=args.banks, timeline=_timed(args),
+            kernel=args.kernel, policy=replace(args.order, lanes=args.lanes), banks=args.banks, timeline=_timed(args),
         )  # fmt: skip
     except (LayoutError, OSError, ValueError) as error:
         return failed(error, args.json)
-    for text in args.save:
-        number, _, path = text.partition("=")
-        value = values[int(number)]
+    for number, path in args.save:
+        value = values[number]
         value = cast(Any, value.array) if isinstance(value, TensorMapOf) else value
         np.save(path, value.values if isinstance(value, Packed) else value)
     _drawn(args, done.launches)
@@ -118,9 +124,26 @@ def run(args: argparse.Namespace) -> int:
     return 0 if done.ok else 1
 
 
-def _policy(args: argparse.Namespace) -> Policy:
+def _policy(text: str) -> Policy:
     """The order of events that --order names."""
-    return replace(POLICIES.get(args.order) or Policy(pick="random", seed=int(args.order)), lanes=args.lanes)
+    if text not in POLICIES and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: write late, early, or a number from 0, the seed of a random order")
+    return POLICIES.get(text) or Policy(pick="random", seed=int(text))
+
+
+def _count(text: str) -> int:
+    """A number of ranks or mutants."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: write a number from 1")
+    return int(text)
+
+
+def _saved(text: str) -> tuple[int, str]:
+    """`0=FILE.npy` as the argument's number and the file."""
+    number, _, path = text.partition("=")
+    if not number.isdecimal() or not path:
+        raise argparse.ArgumentTypeError(f"{text!r}: write N=FILE.npy, as 0=out.npy for the first argument")
+    return int(number), path
 
 
 def _timed(args: argparse.Namespace) -> bool:
@@ -149,7 +172,8 @@ def _script(args: argparse.Namespace) -> int:
         if getattr(args, name) != usual:
             raise EmulatorError(f"--{name} describes a launch of PTX, and {args.file} makes its own")
     options = {
-        "policy": _policy(args), "banks": args.banks, "timeline": _timed(args), "progress": sys.stderr.isatty(),
+        "policy": replace(args.order, lanes=args.lanes), "banks": args.banks, "timeline": _timed(args),
+        "progress": sys.stderr.isatty(),
     }  # fmt: skip
     if args.ranks > 1:
         done = run_ranks(args.file, args.script, args.arch, args.ranks, **options)

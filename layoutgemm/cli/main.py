@@ -18,19 +18,25 @@ EXTRAS = {"torch": "torch", "cutlass": "dsl", "resvg_py": "png"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for yes, 1 for no, 2 for input that it cannot take."""
+    if sys.stderr is None:  # closed by the shell's 2>&-: print() would write errors to stdout
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # open until the program ends
+    if sys.stdout is None:
+        return failed(LayoutError("stdout is closed: there is nowhere to print to"), False)
     own, of_script = script_arguments(sys.argv[1:] if argv is None else argv)
     parser = make_parser(next((word for word in own if not word.startswith("-")), ""))
     if not own:  # no command: print the help
         parser.print_help()
         return 2
-    args = parser.parse_args(own, argparse.Namespace(script=of_script))
+    args, unknown = parser.parse_known_args(own, argparse.Namespace(script=of_script))
+    if unknown:
+        args.parser.refuse(unknown)
     as_json = getattr(args, "json", False)
     try:
         status = int(args.run(args))
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has closed the pipe, as `| head` does; nothing is left to flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_unwritten()
         return 141  # the status that shells use for a closed pipe: 1 would say no
     except KeyboardInterrupt:
         return 130  # the status that shells use for ^C
@@ -42,7 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         way_out = f"pip install 'layoutgemm[{EXTRAS[error.name]}]'; layoutgemm doctor says what else is missing"
         return failed(LayoutError(f"{error.name} is not installed: {way_out}"), as_json)
     except (LayoutError, OSError) as error:
-        return failed(error, as_json)
+        status = failed(error, as_json)
+        if isinstance(error, OSError):
+            discard_unwritten()
+        return status
+
+
+def discard_unwritten() -> None:
+    """Drop what stdout holds where it cannot be written: Python would try again at exit, and print a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:

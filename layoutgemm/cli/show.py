@@ -27,6 +27,9 @@ from .pages import add_page, paged
 from .texts import FORMS as WRITTEN
 from .texts import LAYOUT_HELP, AnyLayout, Tile, layout_of, parsed
 
+SWIZZLE = "a swizzle is written S<3,4,3> or S<3,4,3>[bytes]"
+OTHERS = f"{SWIZZLE}, an atom {ATOMS}, a copy copy:ldmatrix:4, an order schedule:grouped:8:16x12"
+
 EXAMPLES = (
     'layoutgemm show "(4,(2,2)):(2,(1,8))"',
     'layoutgemm show "zipped_divide((8,16):(16,1), (4,8))"',
@@ -85,7 +88,7 @@ def part(text: str) -> range:
 def run(args: argparse.Namespace) -> int:
     """Print or draw an object; returns the exit status."""
     if not named(args.what):
-        given = parsed(args.what, f"{WRITTEN}, a swizzle is written S<3,4,3> or S<3,4,3>[bytes]")
+        given = parsed(args.what, f"{WRITTEN}, {OTHERS}" if args.what[:1].isalpha() else f"{WRITTEN}, {SWIZZLE}")
         args.what = str(given) if isinstance(given, Swizzle) else args.what
     try:
         return _show(args)

@@ -17,7 +17,7 @@ DTensor takes the rule that moves the fewest bytes, and redistributes operands f
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -25,6 +25,7 @@ import torch
 from ..errors import OperandError
 from ..torch_op import library as _library  # noqa: F401  # defines the operators, as the next does
 from ..torch_op.bias_activation import GATES
+from ..torch_op.compiled.traced import OF_TENSORS
 from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401
 
 Placement: TypeAlias = "torch.distributed.tensor.placement_types.Placement"
@@ -44,8 +45,8 @@ _ours = torch.ops.layoutgemm
 def register_shardings() -> None:
     """Give DTensor the sharding rules of matmul, finished, gated and scaled_matmul.
 
-    Once a process, before a DTensor is multiplied; further calls do nothing. Grouped products, and the checks under
-    torch.compile, have no rule: DTensor refuses them by name.
+    Once a process, before a DTensor is multiplied; further calls do nothing. Also for calls that torch.compile traces.
+    Grouped products have no rule: DTensor refuses them by name.
 
     Raises OperandError, naming torch's version, where it has no `register_sharding`.
     """
@@ -58,6 +59,21 @@ def register_shardings() -> None:
     register_sharding(_ours.finished.default)(finished_rules)
     register_sharding(_ours.gated.default)(gated_rules)
     register_sharding(_ours.scaled_matmul.default)(scaled_rules)
+    for name in ("check", "check_scaled"):
+        torch.library.register_torch_dispatch(f"layoutgemm::{name}", torch.distributed.tensor.DTensor, _checking(name))
+
+
+def _checking(name: str) -> Callable[..., None]:
+    """DTensor's rule of a traced call's check, on whole shapes: an operator without a result has no placements."""
+
+    def rule(
+        cls: type, operator: object, types: Sequence[type], arguments: Sequence[object] = (),
+        named: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        del cls, operator, types
+        OF_TENSORS[name](*arguments, **named or {})
+
+    return rule
 
 
 def _placements() -> tuple[Placement, Placement, type]:

@@ -503,6 +503,18 @@ def _variable(name: str, value: object) -> npt.NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
+def _read(file: Path) -> str:
+    """The text of a PTX file. Raises EmulatorError for a file of bytes, such as a cubin."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise EmulatorError(
+            f"{file} is not text (byte {error.start} is 0x{byte:02x}), and PTX is: `cuobjdump -ptx FILE` prints "
+            "the PTX of an object that holds it"
+        ) from None
+
+
 def described(
     text: str | Path,
     grid: int | Sequence[int],
@@ -517,7 +529,7 @@ def described(
     if not isinstance(args, (tuple, list)):
         raise EmulatorError(refusal(args, "args", "a tuple of one value for each parameter"))
     if isinstance(text, Path) or ("\n" not in text and text.endswith(".ptx")):
-        text = Path(text).read_text(encoding="utf-8")
+        text = _read(Path(text))
     kernels = read_module(text)
     chosen = next((k for k in kernels if k.name == kernel), None) if kernel else kernels[0]
     if chosen is None or (kernel is None and len(kernels) > 1):

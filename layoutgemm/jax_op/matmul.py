@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..arguments import refusal
 from ..errors import OperandError, TensorError
-from .primitive import multiply
+from .primitive import multiply, varying_alike
 from .product import Product, check_finish, check_shapes, check_types, stored_as
 from .reference import activated, finish
 
@@ -60,8 +61,8 @@ def matmul(
     (5, 2, 4)
     """
     left, right = array_of("a", a), array_of("b", b)
-    turned = bool(transpose_a), bool(transpose_b)
-    check_types(str(left.dtype), str(right.dtype), allow_tf32)
+    turned = flag("transpose_a", transpose_a), flag("transpose_b", transpose_b)
+    check_types(str(left.dtype), str(right.dtype), flag("allow_tf32", allow_tf32))
     kind = stored_as(str(left.dtype), type_name(out_dtype))
     check_shapes(left.shape, right.shape, turned)
     added = None if bias is None else array_of("bias", bias)
@@ -74,7 +75,8 @@ def matmul(
     product = Product(
         tuple(left.shape), tuple(right.shape), types, turned, None if added is None else str(added.dtype), activation
     )
-    result: jax.Array = _compiled(product, left, right, added)
+    alike = varying_alike(*[x for x in (left, right, added) if x is not None])
+    result: jax.Array = _compiled(product, *alike, *[None] * (3 - len(alike)))
     if vectors[0]:
         result = jnp.squeeze(result, -2)
     return jnp.squeeze(result, -1) if vectors[1] else result
@@ -86,10 +88,35 @@ def array_of(name: str, x: object) -> jax.Array:
         raise OperandError(f"{name} is a {type(x).__qualname__}; it is a jax.Array or a NumPy array")
     symbols = [n for n in x.shape if not isinstance(n, int)]
     if symbols:
-        raise TensorError(f"{name} has shape {x.shape}: kernels are compiled for known sizes, and {symbols[0]} is none")
-    if isinstance(x, np.ndarray) and jnp.dtype(x.dtype) != jax.dtypes.canonicalize_dtype(x.dtype):
-        raise OperandError(f"{name} is {x.dtype}, which JAX would round to {jax.dtypes.canonicalize_dtype(x.dtype)}")
+        raise TensorError(
+            f"{name} has shape {x.shape}: kernels are compiled for known sizes, and {symbols[0]} is a symbol"
+        )
+    if isinstance(x, np.ndarray) and jnp.dtype(x.dtype) != (narrow := jax.dtypes.canonicalize_dtype(x.dtype)):
+        if x.dtype.kind not in "iu":
+            raise OperandError(f"{name} is {x.dtype}, which JAX would round to {narrow}")
+        changed = x[x.astype(narrow) != x]
+        if changed.size:
+            raise OperandError(
+                f"{name} has {changed.flat[0]}, which JAX would cut to {narrow}: jax_enable_x64 keeps it"
+            )
     return jnp.asarray(x)
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False. Raises OperandError for another value, and for one that is known only when the program runs.
+
+    >>> flag("transpose_a", "no")
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.OperandError: transpose_a must be True or False, not 'no' (str)
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise OperandError(
+            f"{name} is traced: a kernel is compiled for True or for False, so name it in static_argnames"
+        )
+    if not isinstance(value, (bool, np.bool_)):
+        raise OperandError(refusal(value, name, "True or False"))
+    return bool(value)
 
 
 def type_name(asked: object) -> str | None:

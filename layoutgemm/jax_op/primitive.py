@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import jax
 from jax.custom_batching import custom_vmap
@@ -32,11 +32,51 @@ Local = Callable[..., jax.Array]
 MAX_PRODUCTS = 1024  # traced functions that are kept
 
 
+class Typed(Protocol):
+    """A product as its primitive reads it."""
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The result's shape."""
+
+    @property
+    def types(self) -> tuple[str, str, str]:
+        """JAX's names of the types of a, b and the result."""
+
+
 def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """The product's result: (*batch, m, n)."""
     operands = (a, b) if bias is None else (a, b, bias)
     result: jax.Array = _mapped(product)(*operands)
     return result
+
+
+def manual_axes(*arrays: jax.Array) -> frozenset[object]:
+    """The mesh axes of a shard_map along which any of the arrays differs between devices.
+
+    >>> manual_axes(jax.numpy.ones(2))
+    frozenset()
+    """
+    return frozenset().union(*[jax.typeof(x).manual_axis_type.varying for x in arrays])
+
+
+def varying_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays, each varying along the axes of all: its gradient is then summed over the axes that it lacked.
+
+    As the operators of jax.numpy do under shard_map with check_vma=True. Nothing is moved.
+
+    Raises OperandError in a shard_map over some axes of its mesh: XLA tells a partitioning no names of the others.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    others = [str(axis) for axis in mesh.axis_names if axis not in mesh.manual_axes]
+    if mesh.manual_axes and others:
+        raise OperandError(
+            f"shard_map over {', '.join(map(str, mesh.manual_axes))} leaves {', '.join(others)} of the mesh to XLA, "
+            "which would gather the operands of a product: name all axes in axis_names, or leave all to jit"
+        )
+    axes = manual_axes(*arrays)
+    lacked = [tuple(axes - manual_axes(x)) for x in arrays]
+    return tuple([jax.lax.pcast(x, own, to="varying") if own else x for x, own in zip(arrays, lacked, strict=True)])
 
 
 @functools.lru_cache(MAX_PRODUCTS)
@@ -116,6 +156,15 @@ def _partitioned(product: Product) -> Callable[..., jax.Array]:
     return shared
 
 
+def result_type(*operands: jax.core.ShapedArray, product: Typed) -> jax.core.ShapedArray:
+    """The type of a product's result; under shard_map it varies along the axes that its operands vary along."""
+    shape, kind, first = product.result, jax.numpy.dtype(product.types[2]), operands[0]
+    if not first.manual_axis_type.varying:
+        return jax.core.ShapedArray(shape, kind)
+    whole = NamedSharding(first.sharding.mesh, PartitionSpec(*(None,) * len(shape)))
+    return jax.core.ShapedArray(shape, kind, sharding=whole, manual_axis_type=first.manual_axis_type)
+
+
 def primitive_of(
     name: str, on_cuda: Callable[..., jax.Array], on_cpu: Callable[..., jax.Array]
 ) -> Callable[..., jax.Array]:
@@ -130,14 +179,26 @@ def primitive_of(
         return result
 
     def lowering(compute: Callable[..., jax.Array]) -> Callable[..., object]:
-        def lowered(*operands: jax.Array, product: object) -> jax.Array:
+        def traced(*operands: jax.Array, product: object) -> jax.Array:
             return compute(product, *operands)
 
-        found: Callable[..., object] = mlir.lower_fun(lowered, multiple_results=False)
-        return found
+        def lowered(ctx: mlir.LoweringRuleContext, *operands: object, product: object) -> object:
+            # One device's parts: the axes along which they vary would have to meet in all that `compute` calls.
+            types = [jax.core.ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
+            return mlir.lower_fun(traced, multiple_results=False)(
+                ctx.replace(avals_in=types), *operands, product=product
+            )
 
-    made.def_abstract_eval(lambda *_, product: jax.core.ShapedArray(product.result, jax.numpy.dtype(product.types[2])))
-    made.def_impl(lambda *operands, product: jax.jit(functools.partial(bound, product))(*operands))
+        return lowered
+
+    made.def_abstract_eval(result_type)
+
+    def computed(*operands: jax.Array, product: object) -> jax.Array:
+        with jax.disable_jit(False):  # else jit would call the primitive, and this again
+            result: jax.Array = jax.jit(functools.partial(bound, product))(*operands)
+            return result
+
+    made.def_impl(computed)
     mlir.register_lowering(made, lowering(on_cuda), platform="cuda")
     mlir.register_lowering(made, lowering(on_cpu), platform="cpu")
     mlir.register_lowering(made, _refused)

@@ -102,7 +102,7 @@ def packed_svg(name: str, order: PackedOrder, **options: Any) -> str:
     parts = [thread, Layout((code.shape, word.shape, vector.shape), (code.stride, word.stride, vector.stride))]
     held = Layout(tuple(part.shape for part in parts), tuple(part.stride for part in parts))
     title = f"{name}, packed {order.format}: the codes of a unit of {UNIT_ROWS}x{UNIT_K}"
-    return view.tv_svg(held, (UNIT_ROWS, UNIT_K), **{"title": title, "thread": 0, **options})
+    return view.tv_svg(held, (UNIT_ROWS, UNIT_K), **{"title": title, "thread": 0, "axes": ("feature", "k"), **options})
 
 
 def tmem_load_svg(plan: Any, **_: Any) -> str:
@@ -110,7 +110,7 @@ def tmem_load_svg(plan: Any, **_: Any) -> str:
     chunk = plan.store.rounds[0].chunks[0]
     load = load_of(chunk)
     title = f"{load}: the first {chunk.width} columns of a warp's {WARP_LANES} rows of an accumulator"
-    return view.tv_svg(load.tmem, (WARP_LANES, chunk.width), title=title, thread=0)
+    return view.tv_svg(load.tmem, (WARP_LANES, chunk.width), title=title, thread=0, axes=("lane", "column"))
 
 
 def grid_of(plan: GemmPlan) -> tuple[int, int]:

@@ -9,6 +9,7 @@
     MasterLinear     Linear in fp8 with gradients in fp8, to train   torch.nn.Linear's
     QuantizedLinear  Linear with packed weights of 4 or 8 bits       units, scales, bias
 
+Linear is DenseLinear, as models and reports print it.
 Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul` or `quantized_matmul`, with their rules and
 refusals.
 
@@ -21,10 +22,22 @@ replaced  0  by DenseLinear
 """
 
 from .gated import GatedMLP
-from .linear import DenseLinear as Linear
+from .linear import DenseLinear
 from .master import MasterLinear
 from .quantized import QuantizedLinear
 from .scaled import ScaledLinear
 from .swap import Swapped, Swaps, swap_linears
 
-__all__ = ["GatedMLP", "Linear", "MasterLinear", "QuantizedLinear", "ScaledLinear", "Swapped", "Swaps", "swap_linears"]
+Linear = DenseLinear  # the name that models and reports print can be imported, too
+
+__all__ = [
+    "DenseLinear",
+    "GatedMLP",
+    "Linear",
+    "MasterLinear",
+    "QuantizedLinear",
+    "ScaledLinear",
+    "Swapped",
+    "Swaps",
+    "swap_linears",
+]

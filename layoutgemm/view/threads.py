@@ -108,14 +108,15 @@ def tv_svg(
     thread: int | None = None,
     rows: range | None = None,
     columns: range | None = None,
+    axes: tuple[str, str] = ("m", "n"),
 ) -> str:
     """Draws a thread-value layout: the tile (M, N), in every cell its thread T and value (register) V.
 
     tv: (thread, value) -> m + M*n, the element's place in the tile counted column by column, or the pair (m, n).
     `color` groups threads by "warp" (32), "quad" (4), "thread" (1) or "auto" (warps if there are several), odd threads
     lighter; by "quad_lane" (thread % 4, odd quads lighter); or by "register": the values of a thread. `thread` frames
-    one thread's cells. A cell with several holders shows the first and the count of others; one without stays empty.
-    Above 4096 cells the texts are under the pointer alone.
+    one thread's cells. `axes` names the tile's dimensions. A cell with several holders shows the first and the count of
+    others; one without stays empty. Above 4096 cells the texts are under the pointer alone.
 
     Raises LayoutError if tv has not two modes or leaves the tile (with the thread and the value that do), and for more
     than 65536 cells: draw a part with `rows` and `columns`.
@@ -130,7 +131,7 @@ def tv_svg(
     shown = coloring(color, found.threads, found.values)
     heading = title or f"{tv} over a tile ({tile[0]}, {tile[1]})"
     notes = (Note(str(tv), mono=True),) if title else ()
-    panel = tv_panel(found, ("m", "n"), shown, thread=thread)
+    panel = tv_panel(found, axes, shown, thread=thread)
     notes = (*notes, Note(told([found], shown, thread, bool(panel.labels))))
     return Sheet(title=heading, notes=notes, legend=shown.legend, panels=((panel,),)).render()
 

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -273,10 +274,19 @@ def test_a_missing_package_is_one_line(capsys, monkeypatch, raised, said):
     ("prove '(4,8' M:1", "a layout is written '(M,N):(N,1)'"),
     ("prove S<3,3,3> M:1", "write 'S<3,3,3> o 0 o (8,64):(64,1)'"),
     ("tune 64 64 64", "layoutgemm doctor"), ("demo --device cuda", "'emulator' and 'reference' need no GPU"),
+    ("emulate --ranks 0 k.py", "'0': write a number from 1"),
+    ("emulate --order sideways k.py", "write late, early"),
+    ("emulate k.ptx --arg i32=1 --save 1=x.npy", "--save 1: the call has 1 argument(s)"),
+    ("emulate k.ptx --save out.npy", "write N=FILE.npy"), ("emulate k.ptx --mutants -3", "'-3': write a number from 1"),
     ("emulate k.ptx --grid x", "write 4 or 4,2,1, x first"), ("nonsense", "see layoutgemm --help"),
     ("shwo S<3,4,3>", "invalid choice: 'shwo'; do you mean 'show'? (choose from"),
     ("desc 128x64 --swizzle 128", "do you mean '128B'? (choose from"),
     ("banks wgmma:64:bf16:C", "wgmma:64:bf16:C is an instruction, held by threads, and shared memory holds tiles"),
+    ("plan 64 64 64 --a f8", "it takes no --a f8; do you mean --arch?; see layoutgemm plan --help"),
+    ("plan 64 64 64 --tile 64", "do you mean --tile-n or --tile-k?"),
+    ("show 4:1 5:1", "layoutgemm show: it takes no 5:1"),
+    ("show wgmma.m64n256k16", "an atom wgmma:64:bf16:C"), ("show ldmatrix.x4", "a copy copy:ldmatrix:4"),
+    ("show 4:1 --svg /", "--svg / is a folder: name a file in it"),
     ("swizzle schedule:grouped:4:8x8", "is an order of tiles, and shared memory holds tiles"),
 ])  # fmt: skip
 def test_refusals(capsys, monkeypatch, arguments, text):
@@ -327,6 +337,24 @@ def test_a_closed_pipe_is_no_verdict():
     child.stdout.close()
     assert child.wait(60) == 141 and child.stderr.read() == b""
     child.stderr.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_output_that_cannot_be_written_is_one_line_and_no_verdict(options):
+    line = f"{shlex.quote(sys.executable)} -m layoutgemm show '(4,8):(8,1)' {options}"
+    done = subprocess.run(["sh", "-c", f"{line} >/dev/full"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr, done
+    done = subprocess.run(["sh", "-c", f"{line} >&-"], capture_output=True, text=True, check=False)
+    assert (
+        done.returncode == 2
+        and done.stderr == "layoutgemm: LayoutError: stdout is closed: there is nowhere to print to\n"
+    )
+
+
+def test_a_file_of_bytes_is_not_ptx(capsys, tmp_path):
+    (tmp_path / "k.ptx").write_bytes(b"\x7fELF\x02\xa6")
+    assert "k.ptx is not text (byte 5 is 0xa6), and PTX is" in refusal(capsys, f"emulate {tmp_path}/k.ptx")
 
 
 def completed(script: str, *words: str) -> list[str]:

@@ -128,6 +128,26 @@ def plans(mesh: Any, sequence: bool) -> None:
         near(two.grad, one.grad, "parameters")
 
 
+def traced(mesh: Any) -> None:
+    """Layers of DTensors under torch.compile, and a refusal with whole sizes."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Linear(16, 32, dtype=BF16, activation="gelu"), Linear(32, 16, dtype=BF16))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    x, y = normal(4, 16).requires_grad_(), normal(4, 16).requires_grad_()
+    want, got = model(x), torch.compile(model, backend="aot_eager", fullgraph=True)(y)
+    near(got, want, "compiled")
+    want.sum().backward()
+    got.sum().backward()
+    near(y.grad, x.grad, "compiled dx")
+    try:
+        a, b = placed(normal(8, 16), mesh, Shard(0)), placed(normal(15, 4), mesh, Replicate())
+        torch.compile(matmul, backend="aot_eager")(a, b)
+    except Exception as error:
+        assert "K is 16 in a and 15 in b" in str(error), error
+    else:
+        raise AssertionError("nothing was refused")
+
+
 def main() -> None:
     rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
@@ -139,6 +159,8 @@ def main() -> None:
     finishes(mesh)
     for sequence in (False, True):
         plans(mesh, sequence)
+    if world == 2:
+        traced(mesh)
     print("right", flush=True)
     dist.destroy_process_group()
 

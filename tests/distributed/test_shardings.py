@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +25,9 @@ PROGRAM = Path(__file__).with_name("program.py")
 def test_every_placement_is_right(world: int, tmp_path: Path) -> None:
     commands = [[sys.executable, str(PROGRAM), str(rank), str(world), str(tmp_path / "store")] for rank in range(world)]
     root = PROGRAM.parents[2]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))}
     started = [
-        subprocess.Popen(each, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(each, cwd=root, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for each in commands
     ]
     try:

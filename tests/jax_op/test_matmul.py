@@ -15,7 +15,7 @@ from tests import needs
 jax = needs.module("jax")
 jnp = jax.numpy
 from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.jax import matmul
+from layoutgemm.jax import grouped_matmul, matmul
 from layoutgemm.jax_op.product import Product
 from layoutgemm.jax_op.reference import ACTIVATIONS
 
@@ -153,6 +153,12 @@ REFUSED = [
     (lambda x: matmul(x.astype(jnp.int32), x.T.astype(jnp.int32)), OperandError, "a and b are int32"),
     (lambda x: matmul([[1.0]], x), OperandError, "a is a list"),
     (lambda x: matmul(x, np.ones((3, 2))), OperandError, "b is float64, which JAX would round to float32"),
+    (lambda x: matmul(x, np.full((3, 2), 1 << 40)), OperandError, "b has 1099511627776, which JAX would cut to int32"),
+    (lambda x: matmul(x, x.T, transpose_a="no"), OperandError, r"transpose_a must be True or False, not 'no' \(str\)"),
+    (
+        lambda x: jax.jit(lambda t: matmul(x, x, transpose_b=t))(True), OperandError,
+        "transpose_b is traced.*static_argnames",
+    ),
     (lambda x: matmul(x, x.T, out_dtype="int32"), OperandError, "out_dtype int32: a product of bfloat16 is stored as"),
     (lambda x: matmul(x, x.T, out_dtype="fp99"), OperandError, "out_dtype is 'fp99'"),
     (lambda x: matmul(x, x.T, activation="swish"), OperandError, "activation 'swish': known are 'relu'"),
@@ -187,8 +193,15 @@ def test_symbolic_sizes_are_refused() -> None:
     export = needs.module("jax.export")
     (m,) = export.symbolic_shape("m")
     x = jax.ShapeDtypeStruct((m, 8), jnp.bfloat16)
-    with pytest.raises(TensorError, match="compiled for known sizes, and m is none"):
+    with pytest.raises(TensorError, match="compiled for known sizes, and m is a symbol"):
         jax.eval_shape(matmul, x, jax.ShapeDtypeStruct((8, 4), jnp.bfloat16))
+
+
+def test_without_jit_a_product_is_computed() -> None:
+    with jax.disable_jit():
+        assert matmul(normal(2, 3), jnp.ones((3, 2), jnp.bfloat16)).shape == (2, 2)
+        ends = np.array([0, 1, 2])  # int64, whose values int32 has
+        assert grouped_matmul(normal(2, 3), normal(2, 3, 4), ends).shape == (2, 4)
 
 
 def test_platforms_without_kernels_are_refused() -> None:

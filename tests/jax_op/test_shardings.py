@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -14,7 +15,8 @@ jax = needs.module("jax")
 jnp = jax.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from layoutgemm.jax import matmul
+from layoutgemm.errors import OperandError
+from layoutgemm.jax import grouped_matmul, matmul
 from layoutgemm.jax_op.product import Product
 from layoutgemm.jax_op.shardings import axes_of, labels_of
 
@@ -82,6 +84,46 @@ def test_shard_map_multiplies_what_it_is_given(mesh: Mesh) -> None:
     )  # fmt: skip
     wanted = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     np.testing.assert_allclose(jax.jit(each)(a, b), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_shard_map_sums_the_gradient_of_what_devices_share(mesh: Mesh) -> None:
+    """With check_vma, JAX's default, as jax.numpy.matmul: the result varies along the axes of both operands."""
+    a, b, bias = placed(mesh, ("x", None), 4, 6), placed(mesh, (None, "y"), 6, 8), placed(mesh, ("y",), 8)
+
+    def loss(multiply: Any, *operands: Any) -> Any:
+        specs = PartitionSpec("x", None), PartitionSpec(None, "y"), PartitionSpec("y")
+        each = jax.shard_map(multiply, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("x", "y"))
+        return (each(*operands) ** 2).sum()
+
+    found = jax.jit(jax.grad(functools.partial(loss, layer), (0, 1, 2)))(a, b, bias)
+    wanted = jax.grad(lambda a, b, bias: (jnp.maximum(a @ b + bias, 0) ** 2).sum(), (0, 1, 2))(a, b, bias)
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_shard_map_with_vmap_and_groups(mesh: Mesh) -> None:
+    a, b = placed(mesh, (None, "x", None), 3, 4, 6), placed(mesh, (None, "y"), 6, 8)
+    biases = placed(mesh, (None, None), 3, 8)
+    mapped = jax.vmap(lambda a, b, bias: matmul(a, b, bias=bias, allow_tf32=True), in_axes=(0, None, 0))
+    specs = PartitionSpec(None, "x"), PartitionSpec(None, "y"), PartitionSpec(None, "y")
+    each = jax.shard_map(mapped, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(None, "x", "y"))
+    wanted = np.asarray(a, np.float64) @ np.asarray(b, np.float64) + np.asarray(biases)[:, None]
+    np.testing.assert_allclose(jax.jit(each)(a, b, biases), wanted, rtol=1e-5, atol=1e-5)
+
+    rows, ends = a[0].astype(jnp.bfloat16), jnp.array([0, 1, 4])
+    experts = placed(mesh, (None, None, "y"), 2, 6, 8).astype(jnp.bfloat16)
+    groups = functools.partial(grouped_matmul, out_dtype=jnp.float32)
+    specs = PartitionSpec(None), PartitionSpec(None, None, "y"), PartitionSpec(None)
+    each = jax.shard_map(groups, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(None, "y"))
+    np.testing.assert_array_equal(jax.jit(each)(rows, experts, ends), groups(rows, experts, ends))
+
+
+def test_shard_map_over_some_axes_is_refused(mesh: Mesh) -> None:
+    a, b = placed(mesh, ("x", None), 8, 16), placed(mesh, (None, "y"), 16, 12)
+    specs = PartitionSpec("x", None), PartitionSpec(None, None)
+    each = jax.shard_map(layer, mesh=mesh, in_specs=(*specs, None), out_specs=specs[0], axis_names={"x"})
+    with pytest.raises(OperandError, match="shard_map over x leaves y of the mesh to XLA"):
+        jax.jit(each)(a, b, None)
 
 
 def test_an_axis_serves_one_factor_and_k_is_split_evenly() -> None:

@@ -229,9 +229,10 @@ def test_packed_weights_are_drawn_by_the_threads_that_hold_them() -> None:
         operand = plan.a if of == "a" else plan.b
         svg = plan.svg(of=of)
         assert f"{operand.name}, packed int4 in groups of 128: the codes of a unit of 64x128" in svg
+        assert ">feature \u2193</text>" in svg and ">k \u2192</text>" in svg
         codes, seen = operand.packing.codes, 0
         code, word = int(codes[0].size), int(codes[1].size)
-        for row, first, cells in re.findall(r"<title>m (\d+), n (\d+)(?: to \d+)?: (T[^<]*)</title>", svg):
+        for row, first, cells in re.findall(r"<title>feature (\d+), k (\d+)(?: to \d+)?: (T[^<]*)</title>", svg):
             for column, cell in enumerate(cells.split(" | "), int(first)):
                 thread, value = map(int, re.fullmatch(r"T(\d+) V(\d+)", cell).groups())
                 found = codes(value % code, value // code % word, thread, value // (code * word))

@@ -32,7 +32,10 @@ from .exported import WAY_OUT, loaded_from_file
 from .launcher import HostFunction, HostLaunch, gathered
 from .types import HostParameter, Raw, packed, parameter_of
 
-KEEP = 'compile with options="--gpu-arch sm_90a --keep-ptx --dump-dir FOLDER" (or CUTE_DSL_KEEP_PTX=1) to keep it'
+KEEP = (
+    'compile with options="--gpu-arch sm_90a --keep-ptx --dump-dir FOLDER" (or CUTE_DSL_KEEP_PTX=1) to keep it; '
+    "FOLDER has to exist, else the DSL keeps nothing and says nothing"
+)
 TYPES = "layoutgemm.arguments"  # the attribute of a module that lists its host function's types before lowering
 _STREAMS = ("CUstream", "cudaStream_t", "_FakeStream", "Stream")
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from ...errors import OperandError, TensorError
 from ...torch_op.scaled_grouped.epilogue import why_unfinished
-from ..matmul import array_of, type_name
+from ..matmul import array_of, flag, type_name
+from ..primitive import varying_alike
 from ..product import check_finish, stored_as
 from ..reference import activated
 from .primitive import multiply
@@ -67,6 +68,7 @@ def scaled_matmul(
     [384.0, 96.0]
     """
     left, right = array_of("a", a), array_of("b", b)
+    transpose_b, use_fast_accum = flag("transpose_b", transpose_b), flag("use_fast_accum", use_fast_accum)
     check_operands(str(left.dtype), str(right.dtype), True, False)
     k_of_b = right.shape[-1 if transpose_b else -2] if right.ndim > 1 else None
     if (
@@ -78,8 +80,8 @@ def scaled_matmul(
         order = "(N, K)" if transpose_b else "(K, N)"
         raise TensorError(f"a and b have shapes {left.shape} and {right.shape}: (M, K) and {order}, or as many of both")
     product = ScaledProduct(
-        PLAIN, tuple(left.shape), tuple(right.shape), _types(left, right, out_dtype), bool(transpose_b),
-        fast=bool(use_fast_accum),
+        PLAIN, tuple(left.shape), tuple(right.shape), _types(left, right, out_dtype), transpose_b,
+        fast=use_fast_accum,
     )  # fmt: skip
     product, operands = _with_scales(product, [left, right], scale_a, scale_b, recipe_a, recipe_b)
     return _finished(product, operands, bias, activation, [(product.columns,)])
@@ -127,6 +129,8 @@ def grouped_matmul(
     [2.0, 6.0, 6.0]
     """
     left, right, ends = array_of("a", a), array_of("b", b), array_of("offsets", offsets)
+    transpose_a, transpose_b = flag("transpose_a", transpose_a), flag("transpose_b", transpose_b)
+    use_fast_accum = flag("use_fast_accum", use_fast_accum)
     check_operands(str(left.dtype), str(right.dtype), scale_a is not None, True)
     if left.ndim != 2 or right.ndim not in (2, 3):
         shapes = f"a and b have shapes {left.shape} and {right.shape}"
@@ -153,7 +157,7 @@ def grouped_matmul(
         return _differentiable(product, left, right, ends, None)
     left = left.T if transpose_a else left
     product = ScaledProduct(
-        ROWS, tuple(left.shape), tuple(right.shape), types, bool(transpose_b), kind, count, fast=bool(use_fast_accum)
+        ROWS, tuple(left.shape), tuple(right.shape), types, transpose_b, kind, count, fast=use_fast_accum
     )
     operands = [left, right, ends]
     if scale_a is not None:
@@ -191,7 +195,7 @@ def _finished(
 
 
 def _differentiable(product: ScaledProduct, *operands: jax.Array | None) -> jax.Array:
-    result: jax.Array = _compiled(product, *[x for x in operands if x is not None])
+    result: jax.Array = _compiled(product, *varying_alike(*[x for x in operands if x is not None]))
     return result
 
 

@@ -189,23 +189,33 @@ def _matrix(rng: np.random.Generator, rows: int, k: int, leading: int) -> npt.ND
 # ---------------------------------------------------------------------------------------------- what levels are made of
 
 
-def operand(name: str, rows: int, depth: int, mma: MmaAtom, *, multicast: int = 1) -> OperandPlan:
-    """A K-major bf16 operand of wgmma: the tile in shared memory, the copy that fills it, the descriptor that reads it.
+def operand(
+    name: str, rows: int, depth: int, mma: MmaAtom, *, multicast: int = 1, major: str = "K"
+) -> OperandPlan:  # fmt: skip
+    """A bf16 operand of wgmma: the tile in shared memory, the copy that fills it, the descriptor that reads it.
 
     name       "A" or "B"
     rows       of the tile, along M or N
     depth      of the tile, along K
     multicast  blocks of the cluster that share the tile
+    major      the contiguous dimension in both memories: "K" for A (M, K) and B (N, K), "MN" for A (K, M) and B (K, N)
+
+    Raises PlanError for another name or major.
 
     >>> from layoutgemm.atoms import wgmma
     >>> a = operand("A", 128, 64, wgmma(256, "bf16"))
     >>> print(a.smem, a.tma.box, hex(a.descriptor.word))
     S<3,4,3>[bytes] o ((8,16),(64,1)):((64,512),(1,0)) x bf16 (64, 128) 0x4000004000010000
+    >>> turned = operand("B", 128, 64, wgmma(128, "bf16"), major="MN")
+    >>> turned.order, turned.tma.dims, turned.tma.box
+    ('row', ('n', 'k'), (64, 64))
     """
-    tile = smem_tile((rows, depth), bf16, "K")
-    copies = shared_out(derive_tma(tile, ("k", "m" if name == "A" else "n")), multicast)
-    order = "row" if name == "A" else "col"
-    return OperandPlan(name, bf16, order, "K", tile, copies, derive_descriptor(tile, mma, name))
+    if name not in ("A", "B") or major not in ("K", "MN"):
+        raise PlanError(f"operand({name!r}, major={major!r}): a name is A or B, and a major K or MN")
+    tile, along = smem_tile((rows, depth), bf16, major), "m" if name == "A" else "n"
+    copies = shared_out(derive_tma(tile, ("k", along) if major == "K" else (along, "k")), multicast)
+    order = "row" if (name == "A") == (major == "K") else "col"
+    return OperandPlan(name, bf16, order, major, tile, copies, derive_descriptor(tile, mma, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from ..types import NAMES
 from .constants import constant_in_graphs
 from .lowering import register
 
+OF_TENSORS: dict[str, Callable[..., None]] = {}  # name of an operator without a result -> its check
 _MOST = 2**63  # beyond the integers that an operator's schema holds
 
 
@@ -104,6 +105,7 @@ def checking_operator(name: str, schema: str, check: Callable[..., None]) -> Cal
         return None, None
 
     made.register_vmap(of_slices)
+    OF_TENSORS[name] = check
     return operator
 
 
