@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as _forward
 
+from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.parameters import host_number
 from ..kernels.run.operand_checks import check_operands
@@ -21,8 +22,8 @@ from .compiled.constants import constant_in_graphs
 from .problem import C_TYPES, broadcast, half, shapes_of
 from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, listed, usual_type
 
-# Types of which two kinds may meet in one product.
-_MIXED = ({torch.float8_e4m3fn, torch.float8_e5m2}, {torch.int8, torch.uint8})
+# Types that an instruction multiplies: a set, which a compiler of Python looks into.
+_PAIRS = frozenset([(a, b) for a in NAMES for b in NAMES if multiply_together(dtype(NAMES[a]), dtype(NAMES[b]))])
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NOT_RECORDED = (
     "matmul(): functions with out=... arguments don't support automatic differentiation, but one of the arguments "
@@ -110,8 +111,8 @@ def check_gemm_sizes(
 def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
     """Raise TensorError or OperandError unless a kernel multiplies the types of two dense tensors."""
     check_device(a)
-    if a.dtype != b.dtype and not any({a.dtype, b.dtype} == kinds for kinds in _MIXED):
-        raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
+    if a.dtype in NAMES or b.dtype in NAMES:
+        check_alike(a, b)
     if a.dtype not in NAMES:
         raise OperandError(
             f"a and b are {a.dtype}; this library multiplies {listed(NAMES)}. torch.matmul takes {a.dtype}"
@@ -122,6 +123,17 @@ def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> No
             "allow_tf32=True, set torch.backends.cuda.matmul.allow_tf32 = True, convert them to bfloat16 or float16, "
             "or use torch.matmul"
         )
+
+
+def check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise TensorError, with the way out, unless an instruction multiplies the two types."""
+    if a.dtype == b.dtype or (a.dtype, b.dtype) in _PAIRS:
+        return
+    way = f"convert {'b' if a.dtype in NAMES else 'a'} to a type of the library's, {listed(NAMES)}"
+    if a.dtype in NAMES and b.dtype in NAMES:
+        kinds = dtype(NAMES[a.dtype]), dtype(NAMES[b.dtype])
+        way = way_to_alike(*kinds, (str(a.dtype), str(b.dtype)), str(torch.bfloat16))
+    raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}; {way}")
 
 
 def check_matrices(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:

@@ -45,7 +45,7 @@ from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
 from ..bias_activation import by_torch
-from ..checks import check_activation, stored_as
+from ..checks import check_activation, check_alike, stored_as
 from ..compute import gated_product, product
 from ..epilogue import epilogue_product
 from ..indexed.torch_rows import gathered
@@ -166,12 +166,6 @@ def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
         if x.dtype not in kinds:
             raise OperandError(f"{name} is {x.dtype}: a grouped product{' with scales' * scaled} is of {listed(kinds)}")
     check_alike(a, b)
-
-
-def check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Raise TensorError unless both are of one type, or of 8-bit floats."""
-    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= set(FP8):
-        raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
 
 
 def _no_form(a: torch.Tensor, b: torch.Tensor) -> TensorError:
