@@ -102,7 +102,8 @@ def check_alike(a: str, b: str) -> None:
     known = a in NAMES and b in NAMES
     if a == b or (known and multiply_together(dtype(NAMES[a]), dtype(NAMES[b]))):
         return
-    way = f"convert {'b' if a in NAMES else 'a'} to a type of the library's, {', '.join(NAMES)}"
+    off = [name for name, kind in (("a", a), ("b", b)) if kind not in NAMES]
+    way = f"convert {' and '.join(off)} to a type of the library's, {', '.join(NAMES)}"
     if known:
         way = way_to_alike(dtype(NAMES[a]), dtype(NAMES[b]), (a, b), "bfloat16")
     raise TensorError(f"a is {a} and b is {b}: both have one type, or are 8-bit floats, or 8-bit integers; {way}")
@@ -117,8 +118,7 @@ def check_types(a: str, b: str, allow_tf32: bool) -> None:
     layoutgemm.errors.OperandError: a and b are float64; this library multiplies bfloat16, float16, float8_e4m3fn, \
 float8_e5m2, float32, int8, uint8. jax.numpy.matmul takes float64
     """
-    if a in NAMES or b in NAMES:
-        check_alike(a, b)
+    check_alike(a, b)
     if a not in NAMES:
         raise OperandError(f"a and b are {a}; this library multiplies {', '.join(NAMES)}. jax.numpy.matmul takes {a}")
     if a == "float32" and not allow_tf32:

@@ -111,8 +111,7 @@ def check_gemm_sizes(
 def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
     """Raise TensorError or OperandError unless a kernel multiplies the types of two dense tensors."""
     check_device(a)
-    if a.dtype in NAMES or b.dtype in NAMES:
-        check_alike(a, b)
+    check_alike(a, b)
     if a.dtype not in NAMES:
         raise OperandError(
             f"a and b are {a.dtype}; this library multiplies {listed(NAMES)}. torch.matmul takes {a.dtype}"
@@ -129,7 +128,8 @@ def check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
     """Raise TensorError, with the way out, unless an instruction multiplies the two types."""
     if a.dtype == b.dtype or (a.dtype, b.dtype) in _PAIRS:
         return
-    way = f"convert {'b' if a.dtype in NAMES else 'a'} to a type of the library's, {listed(NAMES)}"
+    off = [name for name, x in (("a", a), ("b", b)) if x.dtype not in NAMES]
+    way = f"convert {' and '.join(off)} to a type of the library's, {listed(NAMES)}"
     if a.dtype in NAMES and b.dtype in NAMES:
         kinds = dtype(NAMES[a.dtype]), dtype(NAMES[b.dtype])
         way = way_to_alike(*kinds, (str(a.dtype), str(b.dtype)), str(torch.bfloat16))

@@ -53,7 +53,7 @@ from .indexed.api import indexed_matmul
 from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
 from .launch import Prepared, empty_on_gpu, raw_stream
-from .library import dispatched, recorded_product
+from .library import bias_gradient, dispatched, recorded_product
 from .operands.pairs import matmul_pairs
 from .operands.several import Combine, matmul_combined
 from .ordered import ordered_product
@@ -296,9 +296,7 @@ class _RecordedProduct(torch.autograd.Function):
         wants_a, wants_b, wants_bias, _ = ctx.needs_input_grad
         of_bias = None
         if wants_bias:
-            lines = tuple(range(grad.ndim - 1))
-            same = grad.dtype == kind_of_bias
-            of_bias = grad.sum(lines) if same else grad.sum(lines, dtype=torch.float32).to(kind_of_bias)
+            of_bias = bias_gradient(grad, kind_of_bias)
         if prepared is not None and (wants_a or wants_b) and grad.dtype == a.dtype and not _grad_enabled():
             found = _gradients_again(prepared, a, b, grad, wants_a, wants_b)
             if found is not None:

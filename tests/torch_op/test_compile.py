@@ -245,5 +245,63 @@ def test_finished_operator_is_checked_by_torch_and_maps_its_bias(activation: Any
     mapped = torch.vmap(lambda z: finished(a, b, z, activation, F32))(bias)
     each = torch.stack([finished(a, b, z, activation, F32) for z in bias])
     assert torch.allclose(mapped, each, rtol=1e-5, atol=1e-5)
-    with pytest.raises(OperandError, match="no derivative"):
-        finished(a.float().requires_grad_(), b.float(), None, activation, F32, "", True)
+    left, right, line = (x.clone().requires_grad_() for x in (a, b, bias[0]))
+    assert set(torch.library.opcheck(finished, (left, right, line, activation, BF16)).values()) == {"SUCCESS"}
+    assert torch.equal(
+        finished(left, right, line, activation, BF16), matmul(left, right, bias=line, activation=activation)
+    )
+
+
+FINISHED = {
+    "a bias": (None, BF16), "relu": ("relu", BF16), "gelu": ("gelu", BF16), "a gate": ("swiglu", BF16),
+    "f32": ("silu", F32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_a_bias_is_rounded_once_by_every_way_that_records_derivatives(name: str) -> None:
+    """Compiled, exported and in torch.func, both passes have eager mode's bits."""
+    activation, kind = FINISHED[name]
+    x, weight, bias, grad = normal(33, 70, dtype=BF16), normal(48, 70, dtype=BF16), 30 * normal(48, dtype=BF16), None
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: Any, weight: Any, bias: Any) -> Any:
+            return matmul(x, weight.mT, bias=bias, activation=activation, out_dtype=kind)
+
+    layer, leaves = Layer(), tuple(t.clone().requires_grad_() for t in (x, weight, bias))
+    want = layer(*leaves)
+    grad = torch.ones_like(want)
+    gradients = torch.autograd.grad(want, leaves, grad)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(*leaves)
+    exported = torch.export.export(layer, leaves).module()(*leaves)
+    mapped, pull = torch.func.vjp(layer, x, weight, bias)
+    forward, tangent = torch.func.jvp(layer, (x, weight, bias), (x, weight, bias))
+    assert all(torch.equal(each, want) for each in (compiled, exported, mapped, forward))
+    for found in (torch.autograd.grad(compiled, leaves, grad), torch.autograd.grad(exported, leaves, grad), pull(grad)):
+        # torch's compiler decomposes the derivatives of its own activations.
+        room = 0 if activation in (None, "relu") else 2**-7
+        for each, one in zip(found, gradients, strict=True):
+            assert (each.double() - one.double()).norm() <= room * one.double().norm()
+    by_lines = sum((g.float() * t.float()).sum() for g, t in zip(gradients, (x, weight, bias), strict=True))
+    assert torch.allclose(tangent.float().sum(), by_lines, rtol=2**-6)
+
+
+def test_derivatives_of_finished_products_have_derivatives() -> None:
+    a, b, bias = normal(4, 8), normal(8, 6), normal(6)
+
+    def ours(a: Any, b: Any, bias: Any) -> Any:
+        return matmul(a, b, bias=bias, activation="relu", allow_tf32=True)
+
+    def torchs(a: Any, b: Any, bias: Any) -> Any:
+        return torch.relu(a @ b + bias)
+
+    def second(of: Any) -> Any:
+        first = torch.func.grad(lambda *given: of(*given).square().sum())
+        return torch.func.grad(lambda *given: first(*given).square().sum(), 1)(a, b, bias)
+
+    assert torch.allclose(second(ours), second(torchs), rtol=1e-4, atol=1e-4)
+    lines, rows = normal(3, 6), normal(3, 4, 8)
+    each = [
+        torch.func.vmap(torch.func.grad(lambda z, x, of=of: of(x, b, z).sum()))(lines, rows) for of in (ours, torchs)
+    ]
+    assert torch.allclose(*each, rtol=1e-4, atol=1e-4)
