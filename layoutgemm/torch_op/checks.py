@@ -233,6 +233,12 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
     return (torch.is_grad_enabled() and any(x.requires_grad for x in given)) or any(has_tangent(x) for x in given)
 
 
+def differentiated_in_trace(*tensors: torch.Tensor | None) -> bool:
+    """True if torch.jit.trace sees a tensor with a gradient: it traces a second time, without recording, to compare."""
+    traced = not torch.compiler.is_compiling() and tracing_state() is not None
+    return traced and any(x is not None and x.requires_grad for x in tensors)
+
+
 def has_tangent(x: torch.Tensor) -> bool:
     """True if forward mode is on, and the tensor carries a tangent."""
     if torch.compiler.is_dynamo_compiling() or _forward._current_level < 0 or not torch._C._is_fwd_grad_enabled():
@@ -281,6 +287,38 @@ def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
         or transforms()
         or tracing_state() is not None
     )
+
+
+def derived_by_func() -> bool:
+    """True if the innermost transform of torch.func sees a derivative or a map, which `functionalize` is not."""
+    top = torch._C._functorch.peek_interpreter_stack()
+    return top is not None and top.key() != torch._C._functorch.TransformType.Functionalize
+
+
+def refuse_traces(said: str) -> None:
+    """Raise OperandError under torch.jit.trace, which sees no launch that is not an operator's.
+
+    said   the argument that asks for the launch
+    """
+    if tracing_state() is not None:
+        raise OperandError(f"{said} is a launch of its own, not under torch.jit.trace: call it beside what is traced")
+
+
+def copied(value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """The value, in `out` if there is one. Raises OperandError for an `out` that vmap does not map as the value."""
+    if out is None:
+        return value
+    if not torch.compiler.is_compiling() and _level(value) > _level(out):
+        raise OperandError(
+            "out is one tensor for all that torch.func.vmap maps: map it too, as in vmap(f, in_dims=(0, 0))(x, out), "
+            "or leave it out"
+        )
+    return out.copy_(value)
+
+
+def _level(x: torch.Tensor) -> int:
+    """The innermost vmap that maps a tensor; -1 without one."""
+    return torch._C._functorch.maybe_get_level(x) if torch._C._functorch.is_batchedtensor(x) else -1
 
 
 def seen_by_autograd_alone() -> bool:

@@ -40,7 +40,10 @@ from .checks import (
     check_gated_type,
     check_matrices,
     check_sizes,
+    copied,
+    derived_by_func,
     differentiated,
+    differentiated_in_trace,
     fake_shape,
     output_type,
     sizes_later,
@@ -160,7 +163,7 @@ def differentiable(
 
     float32 has been allowed, or is the derivative of a product that was.
     """
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if not torch.compiler.is_compiling() and derived_by_func():
         return _Product.apply(a, b, out_dtype, config, allow_tf32)
     return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
 
@@ -194,7 +197,7 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
 
 def refuse_under_functorch(name: str) -> None:
     """Raise OperandError where torch.func differentiates an operator by name."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if derived_by_func():
         raise OperandError(
             f"torch.ops.layoutgemm.{name} is differentiated by torch.func, which takes no operator's derivative: "
             "layoutgemm.matmul has it, outside of torch.compile"
@@ -338,7 +341,7 @@ def finishing(
     config: str = "", allow_tf32: bool | None = True,
 ) -> torch.Tensor:  # fmt: skip
     """The operator `finished`, with its derivatives as `differentiable` has those of `matmul`."""
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if not torch.compiler.is_compiling() and derived_by_func():
         return _Finished.apply(a, b, bias, activation, kind, config, allow_tf32)
     return torch.ops.layoutgemm.finished(a, b, bias, activation, kind, config, allow_tf32)
 
@@ -449,7 +452,7 @@ def recorded_product(
     kind: torch.dtype, config: Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product that torch's dispatcher sees, and torch's own operators for what follows it."""
-    gated, recorded = activation in GATES, differentiated(a, b, bias)
+    gated, recorded = activation in GATES, differentiated(a, b, bias) or differentiated_in_trace(a, b, bias)
     finishes = bias is not None or activation is not None
     # Operators without derivatives: one kernel, where nothing is recorded and no transform maps their operands.
     alone = not recorded and (torch.compiler.is_compiling() or not transforms())
@@ -481,7 +484,7 @@ def recorded_product(
         *front, n = value.shape or (1,)
         check_sizes(a, b, out, bias, activation, kind, (*front, 2 * n) if fused else tuple(value.shape))
     value = value if finish is None else finish(value)
-    return value if out is None else out.copy_(value)
+    return copied(value, out)
 
 
 def dispatched(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None) -> torch.Tensor:

@@ -32,12 +32,14 @@ from .checks import (
     check_gemm_sizes,
     check_out,
     check_sizes,
+    copied,
     modes_of_dispatch,
     modes_of_functions,
     needs_dispatcher,
     output_type,
     product_shape,
     refuse_derivatives,
+    refuse_traces,
     seen_by_autograd_alone,
     sizes_later,
     tf32_allowed,
@@ -397,7 +399,7 @@ def gemm(
         if sizes_later() and not _is_traced():
             check_gemm_sizes(scale, left, right, factor, added, out, kind, tuple(value.shape))
         value = scaled_by_torch(value, scale, factor, added, kind)
-        return value if out is None else out.copy_(value)
+        return copied(value, out)
 
     written = _written(out)
     if _is_traced() or getattr(a, "dtype", None) is torch.float32 or (found := _scalars(alpha, beta, c)) is None:
@@ -537,6 +539,7 @@ def _with_epilogue(
 
     def make() -> torch.Tensor:
         beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
+        refuse_traces("epilogue=")
         every: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
         steps = checked_epilogue(epilogue, type(given), {name: type(x) for name, x in every.items()}, beside)
         of_steps = [{name: every[name] for name in names} for names in (steps.reads, steps.writes)]

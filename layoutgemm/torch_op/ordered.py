@@ -31,7 +31,7 @@ from ..kernels.sm80.plan import Sm80Plan
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Plan
 from ..schedule.listed import TileList
-from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives
+from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives, refuse_traces
 from .compiled.kept_launches import again_or
 from .launch import Direct, note_list, note_target, raw_stream
 from .prepared import Config, choice_of, mark_written, on_gpu, target
@@ -57,6 +57,7 @@ def ordered_product(
     """
 
     def make() -> torch.Tensor:
+        refuse_traces("order=")
         written = {} if out is None else {"out": out}
         check_operands({"a": a, "b": b}, written)
         choice = choice_of(config)
