@@ -290,7 +290,7 @@ def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
 
 
 def derived_by_func() -> bool:
-    """True if the innermost transform of torch.func sees a derivative or a map, which `functionalize` is not."""
+    """True if the innermost transform of torch.func derives or maps, as `functionalize` does not."""
     top = torch._C._functorch.peek_interpreter_stack()
     return top is not None and top.key() != torch._C._functorch.TransformType.Functionalize
 

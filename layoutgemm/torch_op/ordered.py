@@ -191,8 +191,7 @@ def _launched(
         schedule = schedule_of(plan)
         if isinstance(schedule, TileList) and schedule.schedule is not None:
             note_list(kept_list(schedule, clusters_of_plan(plan), a.device))
-        if out is not None or not is_partial(plan):  # else what the launch leaves out has been cleared
-            note_target(made.c)
+        note_target(made.c, cleared=out is None and is_partial(plan))
         index = a.get_device()
         Direct(ready.compiled, made.arguments, (), index, plan).launch((), raw_stream(index))
         if made.late:
