@@ -249,9 +249,20 @@ sm_103a or blackwell-ultra, sm_110a or thor, sm_120a or blackwell-geforce, sm_12
     known = ", ".join(f"{entry.name} or {entry.also[0]}" for entry in _SPECIFIC)
     if (why := _WITHOUT.get(text.rstrip("af"))) is not None:
         raise PlanError(f"no kernel for {text}: {why}; known: {known}")
-    near = get_close_matches(text, [*ARCHES, *[each for entry in _SPECIFIC for each in entry.also]], 1) if text else []
+    near = _near(text)
     meant = f"do you mean {near[0]}? " if near else ""
     raise PlanError(f"no architecture {shown(name)}; {meant}known: {known}")
+
+
+def _near(text: str) -> list[str]:
+    """The name that is most like another: of a target's, the nearest number of the same generation."""
+    number = re.fullmatch(r"sm_(\d+)[af]?", text)
+    if number is not None:
+        own = int(number[1])
+        same = [entry.name for entry in _SPECIFIC if entry.capabilities[0][0] == own // 10]
+        if same:
+            return [min(same, key=lambda name: abs(int(name[3:].rstrip("af")) - own))]
+    return get_close_matches(text, [*ARCHES, *[each for entry in _SPECIFIC for each in entry.also]], 1) if text else []
 
 
 def of_capability(capability: Capability) -> Arch | None:

@@ -92,7 +92,8 @@ def test_families():
 @pytest.mark.parametrize(
     "name, near",
     [
-        ("sm_901", "sm_90a"), ("sm_85", "sm_8"), ("hoper", "hopper"), ("sm_90f", "sm_90a"), ("rtx-4080", "rtx-4090"),
+        ("sm_91", "sm_90a"), ("sm_901", "sm_90a"), ("sm_85", "sm_86"), ("sm_102", "sm_103a"),
+        ("hoper", "hopper"), ("sm_90f", "sm_90a"), ("rtx-4080", "rtx-4090"),
         ((7, 4), ""), (9.0, ""),
         (None, ""), (True, ""), ("", ""), ((9, 0, 0), ""), ((9, True), ""), (10**5000, ""), (b"sm_90a", ""),
     ],
