@@ -164,7 +164,9 @@ def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
     kinds = FP8 if scaled else (torch.bfloat16, torch.float16, *FP8)
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in kinds:
-            raise OperandError(f"{name} is {x.dtype}: a grouped product{' with scales' * scaled} is of {listed(kinds)}")
+            way = ". layoutgemm.quantize makes such an operand and its scales" * scaled
+            of = " with scales" * scaled
+            raise OperandError(f"{name} is {x.dtype}: a grouped product{of} is of {listed(kinds)}{way}")
     check_alike(a, b)
 
 
