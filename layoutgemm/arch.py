@@ -1,13 +1,16 @@
 """Facts of each GPU architecture, frozen, each with its source.
 
 Sources, named once: [PG] CUDA C++ Programming Guide, appendix "Compute Capabilities", table "Technical Specifications
-per Compute Capability"; [PTX] PTX ISA, the section of the instruction named; [TUNE] the architecture's tuning guide.
+per Compute Capability"; [PTX] PTX ISA, the section of the instruction named. [TUNE] is the architecture's tuning guide,
+[SHEET] NVIDIA's data sheet of the GPU.
+
+CCCL's `cuda/__device/arch_traits.h` has the numbers of [PG] too.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
 
@@ -18,21 +21,42 @@ KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU of an architecture [SHEET].
+
+    name             as the driver gives it
+    multiprocessors  how many it has
+    memory, l2       GiB of memory, MiB of L2
+    """
+
+    name: str
+    multiprocessors: int
+    memory: int
+    l2: int
+
+
+Capability = tuple[int, int]  # a compute capability: (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Arch:
     """The facts of one architecture that plans are checked against.
 
     name                     the target that ptxas is given
-    smem_per_block           bytes of dynamic shared memory one thread block may ask for (opt-in maximum) [PG]
     smem_per_sm              bytes of shared memory of one multiprocessor; each resident block costs 1 KiB more [PG]
-    smem_reserved_per_block  bytes the system keeps of every block's shared memory [PG]
-    registers_per_sm         32-bit registers of one multiprocessor [PG]
-    registers_per_thread     most that one thread can be compiled to use [PG]
-    threads_per_sm, threads_per_block, blocks_per_sm   resident limits [PG]
+    threads_per_sm, blocks_per_sm   resident limits [PG]
     cluster_portable, cluster_max   thread blocks of a cluster: on every device, and with the non-portable attribute
                                     [PG]
     tmem_columns             columns of tensor memory, 128 lanes of 32 bits each (0: none) [PTX tcgen05]
     features                 instruction families present, by their PTX names [PTX]
+    capabilities             compute capabilities that run its code, its own first [PG "Binary Compatibility"]
+    gpu                      one GPU of the first capability
+    also                     other names of the architecture
     sources                  where each number above can be read
+    smem_reserved_per_block  bytes the system keeps of every block's shared memory [PG]
+    registers_per_sm         32-bit registers of one multiprocessor [PG]
+    registers_per_thread     most that one thread can be compiled to use [PG]
+    threads_per_block        most threads of a block [PG]
 
     >>> arch("sm_90a").smem_per_block
     232448
@@ -41,7 +65,6 @@ class Arch:
     """
 
     name: str
-    smem_per_block: int
     smem_per_sm: int
     threads_per_sm: int
     blocks_per_sm: int
@@ -49,6 +72,9 @@ class Arch:
     cluster_max: int
     tmem_columns: int
     features: frozenset[str]
+    capabilities: tuple[Capability, ...]
+    gpu: Gpu
+    also: tuple[str, ...]
     sources: MappingProxyType[str, str]
     smem_reserved_per_block: int = 1 * KIB
     registers_per_sm: int = 64 * KIB
@@ -58,10 +84,20 @@ class Arch:
     smem_banks: int = 32
     smem_bank_bytes: int = 4
 
+    @property
+    def smem_per_block(self) -> int:
+        """Bytes of dynamic shared memory that one thread block may ask for (opt-in maximum) [PG]."""
+        return self.smem_per_sm - self.smem_reserved_per_block
+
+    @property
+    def is_family(self) -> bool:
+        """True for a family target: its code runs on all its capabilities, and uses what they have in common."""
+        return self.name.endswith("f")
+
     def require(self, feature: str, why: str) -> None:
         """Raise PlanError, with the architectures that have it, if this one lacks an instruction family."""
         if feature not in self.features:
-            having = ", ".join(entry.name for entry in ARCHES.values() if feature in entry.features) or "none"
+            having = ", ".join(with_feature(feature)) or "none"
             raise PlanError(f"{why} needs {feature}, which {self.name} lacks; architectures with it: {having}")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -74,7 +110,12 @@ class Arch:
 
 _TABLE = 'CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"'
 _SM80 = frozenset({"mma.sync", "ldmatrix", "cp.async", "mbarrier"})
-_SM90 = _SM80 | {"stmatrix", "cp.async.bulk.tensor", "elect.sync", "cluster", "griddepcontrol"}
+_SM89 = _SM80 | {"mma.sync.e4m3"}
+_SM90 = _SM89 | {"stmatrix", "cp.async.bulk.tensor", "elect.sync", "cluster", "griddepcontrol"}
+_SM100 = _SM90 | {"tcgen05", "setmaxnreg", "tma.multicast"}
+_SM120 = _SM90 | {"setmaxnreg"}
+_TUNED = 'Tuning Guide, "Thread Block Clusters"'
+_OF_100 = {"cluster_max": f"Blackwell {_TUNED}", "tmem_columns": 'PTX ISA, "Tensor Memory"'}
 
 
 def _sources(**own: str) -> MappingProxyType[str, str]:
@@ -93,46 +134,89 @@ def _sources(**own: str) -> MappingProxyType[str, str]:
         _TABLE,
     )
     common["features"] = 'PTX ISA, "Target ISA Notes" of each instruction'
+    common["capabilities"] = 'CUDA C++ Programming Guide, "Binary Compatibility" and "Family-Specific Features"'
+    common["gpu"] = "NVIDIA, data sheet of the GPU"
     return MappingProxyType(common | own)
+
+
+# Machine code of an 8.x target runs on later 8.x, but for those of Tegra, 8.7: it has code of its own. That of an "a"
+# target runs on one capability, that of an "f" target on the capabilities of its family from its own on.
+_SPECIFIC = (
+    Arch("sm_80", 164 * KIB, 2048, 32, 1, 1, 0, _SM80, ((8, 0), (8, 6), (8, 9)),
+         Gpu("NVIDIA A100-SXM4-80GB", 108, 80, 40), ("ampere", "a100", "a30"), _sources()),
+    Arch("sm_86", 100 * KIB, 1536, 16, 1, 1, 0, _SM80, ((8, 6), (8, 9)),
+         Gpu("NVIDIA GeForce RTX 3090", 82, 24, 6), ("ampere-geforce", "rtx-3090", "a10", "a40", "rtx-a6000"),
+         _sources()),
+    Arch("sm_87", 164 * KIB, 1536, 16, 1, 1, 0, _SM80, ((8, 7),),
+         Gpu("Orin", 16, 64, 4), ("orin", "jetson-orin"), _sources()),
+    Arch("sm_89", 100 * KIB, 1536, 24, 1, 1, 0, _SM89, ((8, 9),),
+         Gpu("NVIDIA L40S", 142, 48, 96), ("ada", "ada-lovelace", "rtx-4090", "l4", "l40", "l40s"), _sources()),
+    Arch("sm_90a", 228 * KIB, 2048, 32, 8, 16, 0, _SM90 | {"wgmma", "setmaxnreg", "tma.multicast"}, ((9, 0),),
+         Gpu("NVIDIA H100 80GB HBM3", 132, 80, 50), ("hopper", "h100", "h200", "gh200", "h20"),
+         _sources(cluster_max=f"Hopper {_TUNED}")),
+    Arch("sm_100a", 228 * KIB, 2048, 32, 8, 16, 512, _SM100, ((10, 0),),
+         Gpu("NVIDIA B200", 148, 180, 126), ("blackwell", "b200", "gb200", "b100"), _sources(**_OF_100)),
+    Arch("sm_103a", 228 * KIB, 2048, 32, 8, 16, 512, _SM100, ((10, 3),),
+         Gpu("NVIDIA B300", 148, 268, 126), ("blackwell-ultra", "b300", "gb300"), _sources(**_OF_100)),
+    # The portable size is the largest that documents give for Thor's clusters.
+    Arch("sm_110a", 228 * KIB, 1536, 24, 8, 8, 512, _SM100, ((11, 0),),
+         Gpu("NVIDIA Thor", 20, 128, 32), ("thor", "jetson-thor"), _sources(tmem_columns=_OF_100["tmem_columns"])),
+    Arch("sm_120a", 100 * KIB, 1536, 24, 8, 8, 0, _SM120, ((12, 0),),
+         Gpu("NVIDIA GeForce RTX 5090", 170, 32, 96), ("blackwell-geforce", "rtx-5090", "rtx-pro-6000"), _sources()),
+    Arch("sm_121a", 100 * KIB, 1536, 24, 8, 8, 0, _SM120, ((12, 1),),
+         Gpu("NVIDIA GB10", 48, 128, 24), ("spark", "dgx-spark", "gb10"), _sources()),
+)  # fmt: skip
+
+
+def _family(first: Arch) -> Arch:
+    """The family target of an architecture: for the GPUs of its major capability from its own on."""
+    (major, minor), *_ = first.capabilities
+    later = [entry for entry in _SPECIFIC if entry.capabilities[0][0] == major and entry.capabilities[0][1] >= minor]
+    common = frozenset.intersection(*[entry.features for entry in later])
+    covered = tuple([entry.capabilities[0] for entry in later])
+    return replace(first, name=f"{first.name[:-1]}f", features=common, capabilities=covered, also=())
 
 
 ARCHES: dict[str, Arch] = {
     entry.name: entry
-    for entry in (
-        Arch("sm_80", 163 * KIB, 164 * KIB, 2048, 32, 1, 1, 0, _SM80, _sources()),
-        Arch(
-            "sm_90a", 227 * KIB, 228 * KIB, 2048, 32, 8, 16, 0, _SM90 | {"wgmma", "setmaxnreg", "tma.multicast"},
-            _sources(cluster_max='Hopper Tuning Guide, "Thread Block Clusters"'),
-        ),
-        Arch(
-            "sm_100a", 227 * KIB, 228 * KIB, 2048, 32, 8, 16, 512,
-            _SM90 | {"tcgen05", "setmaxnreg", "tma.multicast"},
-            _sources(
-                cluster_max='Blackwell Tuning Guide, "Thread Block Clusters"',
-                tmem_columns='PTX ISA, "Tensor Memory"',
-            ),
-        ),
-        Arch("sm_120a", 99 * KIB, 100 * KIB, 1536, 24, 8, 8, 0, _SM90 | {"setmaxnreg"}, _sources()),
-    )
-}  # fmt: skip
+    for entry in (*_SPECIFIC, *[_family(entry) for entry in _SPECIFIC if entry.capabilities[0] >= (10, 0)])
+}
+
+
+def with_feature(feature: str) -> tuple[str, ...]:
+    """The targets with a feature, without those for a family.
+
+    >>> with_feature("tcgen05"), with_feature("mma.sync.e4m3")[0]
+    (('sm_100a', 'sm_103a', 'sm_110a'), 'sm_89')
+    """
+    return tuple([entry.name for entry in _SPECIFIC if feature in entry.features])
 
 
 def facts_of(target: str) -> Arch:
     """The facts of the nearest architecture to a PTX target, not a later generation.
 
-    >>> facts_of("sm_103a").name, facts_of("sm_86").name, facts_of("sm_120f").name
-    ('sm_100a', 'sm_80', 'sm_120a')
+    >>> facts_of("sm_100").name, facts_of("sm_101a").name, facts_of("sm_120f").name
+    ('sm_100a', 'sm_100a', 'sm_120f')
     """
+    if target in ARCHES:
+        return ARCHES[target]
 
     def number(name: str) -> int:
         return int(name.removeprefix("sm_").rstrip("af"))
 
-    below = [entry for entry in ARCHES.values() if number(entry.name) <= number(target)]
-    return max(below or [min(ARCHES.values(), key=lambda a: number(a.name))], key=lambda a: number(a.name))
+    below = [entry for entry in _SPECIFIC if number(entry.name) <= number(target)]
+    return max(below or [_SPECIFIC[0]], key=lambda a: number(a.name))
 
 
-# Families by their common names. Blackwell means the data-center parts: others have no tensor memory.
-_FAMILIES = {"ampere": "sm_80", "hopper": "sm_90a", "blackwell": "sm_100a", "blackwell-geforce": "sm_120a"}
+# Names without "-". Blackwell means the data-center parts: others have no tensor memory.
+_NAMED = {name.replace("-", ""): entry.name for entry in _SPECIFIC for name in entry.also}
+_BRANDS = ("nvidia", "geforce", "tesla", "jetson", "agx")  # words before the name of a GPU
+# Targets without a kernel here, and why.
+_WITHOUT = {
+    **dict.fromkeys(("sm_70", "sm_72", "sm_75"), "it has no cp.async, and its tensor cores take no bf16"),
+    "sm_88": "the CuTe DSL has no such target",
+    "sm_107": "NVIDIA's documents do not give its limits",
+}
 
 
 ArchName = str | int | tuple[int, int] | Arch  # how a caller names an architecture
@@ -142,26 +226,58 @@ def arch(name: ArchName) -> Arch:
     """The facts of an architecture, by any of its names, in any case: "sm_90a", "sm90", "hopper", 90, (9, 0).
 
     A name without its suffix means the architecture-specific target: wgmma and tcgen05 exist on sm_90a and sm_100a
-    alone [PTX, "Target ISA Notes"]. Raises PlanError with the nearest names for one that is not in the table.
+    alone [PTX, "Target ISA Notes"]. "sm_100f" is a family target. Names of GPUs are taken too: "RTX 4090", "h200".
+    Raises PlanError with the nearest names for one that is not in the table, and the reason where there is one.
 
-    >>> [arch(name).name for name in ("sm_90a", "SM90", "hopper", 90, (9, 0), "9.0")]
-    ['sm_90a', 'sm_90a', 'sm_90a', 'sm_90a', 'sm_90a', 'sm_90a']
-    >>> arch("sm_86")
+    >>> [arch(name).name for name in ("sm_90a", "SM90", "hopper", 90, (9, 0), "9.0", "H200")]
+    ['sm_90a', 'sm_90a', 'sm_90a', 'sm_90a', 'sm_90a', 'sm_90a', 'sm_90a']
+    >>> [arch(name).name for name in ("ada", "GeForce RTX 3090", (12, 1), "sm_100f")]
+    ['sm_89', 'sm_86', 'sm_121a', 'sm_100f']
+    >>> arch("sm_75")
     Traceback (most recent call last):
     ...
-    layoutgemm.errors.PlanError: no architecture 'sm_86'; do you mean sm_80? known: sm_80 or ampere, sm_90a or hopper, \
-sm_100a or blackwell, sm_120a or blackwell-geforce
+    layoutgemm.errors.PlanError: no kernel for sm_75: it has no cp.async, and its tensor cores take no bf16; known: \
+sm_80 or ampere, sm_86 or ampere-geforce, sm_87 or orin, sm_89 or ada, sm_90a or hopper, sm_100a or blackwell, \
+sm_103a or blackwell-ultra, sm_110a or thor, sm_120a or blackwell-geforce, sm_121a or spark
     """
     if isinstance(name, Arch):
         return name
     text = _written(name)
-    found = ARCHES.get(_FAMILIES.get(text, text)) or ARCHES.get(f"{text}a")
-    if found is None:
-        near = get_close_matches(text, [*ARCHES, *_FAMILIES], 1) if text else []
-        meant = f"do you mean {near[0]}? " if near else ""
-        known = ", ".join(f"{target} or {family}" for family, target in _FAMILIES.items())
-        raise PlanError(f"no architecture {shown(name)}; {meant}known: {known}")
-    return found
+    found = ARCHES.get(text) or ARCHES.get(f"{text}a") or ARCHES.get(_NAMED.get(_bare(text), ""))
+    if found is not None:
+        return found
+    known = ", ".join(f"{entry.name} or {entry.also[0]}" for entry in _SPECIFIC)
+    if (why := _WITHOUT.get(text.rstrip("af"))) is not None:
+        raise PlanError(f"no kernel for {text}: {why}; known: {known}")
+    near = _near(text)
+    meant = f"do you mean {near[0]}? " if near else ""
+    raise PlanError(f"no architecture {shown(name)}; {meant}known: {known}")
+
+
+def _near(text: str) -> list[str]:
+    """The name that is most like another: of a target's, the nearest number of the same generation."""
+    number = re.fullmatch(r"sm_(\d+)[af]?", text)
+    if number is not None:
+        own = int(number[1])
+        same = [entry.name for entry in _SPECIFIC if entry.capabilities[0][0] == own // 10]
+        if same:
+            return [min(same, key=lambda name: abs(int(name[3:].rstrip("af")) - own))]
+    return get_close_matches(text, [*ARCHES, *[each for entry in _SPECIFIC for each in entry.also]], 1) if text else []
+
+
+def of_capability(capability: Capability) -> Arch | None:
+    """The architecture whose code a GPU of that compute capability runs best; None without one.
+
+    >>> [found and found.name for found in map(of_capability, ((8, 6), (9, 0), (12, 1), (7, 5)))]
+    ['sm_86', 'sm_90a', 'sm_121a', None]
+    """
+    return next((entry for entry in _SPECIFIC if entry.capabilities[0] == tuple(capability)), None)
+
+
+def _bare(text: str) -> str:
+    """A name without separators; a GPU's, which has digits, without brands: "rtx4090" of "nvidia-geforce-rtx-4090"."""
+    words = text.split("-")
+    return "".join([word for word in words if word not in _BRANDS] if re.search(r"\d", text) else words)
 
 
 def _written(name: object) -> str:

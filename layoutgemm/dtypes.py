@@ -313,6 +313,34 @@ _ALIASES = {
 }
 
 
+def multiply_together(a: DType, b: DType) -> bool:
+    """True if an instruction multiplies the two types: one type, or floats of 8 bits each, or integers of 8 bits each.
+
+    >>> multiply_together(dtype("e4m3"), dtype("e5m2")), multiply_together(dtype("e4m3"), dtype("bf16"))
+    (True, False)
+    """
+    return a == b or (a.bits == b.bits == 8 and (a.kind == "float") == (b.kind == "float"))
+
+
+def way_to_alike(a: DType, b: DType, spelled: tuple[str, str] | None = None, both: str = "bf16") -> str:
+    """The conversion, without loss if there is one, that makes operands a and b alike.
+
+    spelled   the types as the caller writes them, by default as this library does; `both` likewise bf16
+
+    >>> way_to_alike(dtype("e4m3"), dtype("bf16"))
+    'convert a to bf16, which has all values of e4m3'
+    >>> way_to_alike(dtype("f16"), dtype("bf16")), way_to_alike(dtype("i8"), dtype("e4m3"))
+    ('convert one of them', 'convert both to bf16, which has all their values')
+    """
+    first, second = spelled or (a.name, b.name)
+    if a.bits == b.bits == 8:
+        return f"convert both to {both}, which has all their values"
+    for name, narrow, wide, to, of in (("a", a, b, second, first), ("b", b, a, first, second)):
+        if narrow.bits == 8 and wide.bits > 8 and wide.kind == "float":
+            return f"convert {name} to {to}, which has all values of {of}"
+    return "convert one of them"
+
+
 def dtype(name: str | DType | Any) -> DType:
     """The format of a name, in any case, or of another library's dtype.
 

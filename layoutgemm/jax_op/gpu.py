@@ -36,8 +36,8 @@ from ..torch_op.problem import (
     bias_epilogue,
     code_of,
     contiguous_strides,
-    shared_memory,
     stores_fused,
+    why_no_code,
     workers,
 )
 from ..torch_op.solver import solve, why_unfused
@@ -68,13 +68,10 @@ def target() -> Target:
     major, minor = (int(part) for part in found.compute_capability.split("."))
     code = code_of((major, minor))
     if code is None:
-        raise OperandError(
-            f"{found} is {found.device_kind}, compute capability {major}.{minor}; these kernels run on 9.0 (H100, "
-            "H200, GH200), and by mma.sync on 8.x and 12.0. jax.numpy.matmul takes the same arrays"
-        )
+        raise OperandError(f"{found} is {found.device_kind}, {why_no_code((major, minor), 'jax.numpy.matmul')} arrays")
     processors = int(found.core_count)
     room = cluster_occupancy(int(found.local_hardware_id), processors) if major >= 9 else ClusterOccupancy(processors)
-    return Target(code, shared_memory((major, minor), code), room, str(found.device_kind))
+    return Target(code, arch(code).smem_per_block, room, str(found.device_kind))
 
 
 def fuses(product: Product, on: Target) -> bool:

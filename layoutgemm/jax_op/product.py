@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..dtypes import dtype
+from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.chain import ACTIVATIONS
 from ..kernels.sm90.gated import GATES, HALVES
@@ -24,7 +24,6 @@ NAMES: Mapping[str, str] = {
 C_NAMES: Mapping[str, str] = {**NAMES, "float32": "f32", "int32": "i32"}
 TYPES: Mapping[str, str] = {name: kind for kind, name in C_NAMES.items()}
 BIASES = ("float32", "bfloat16", "float16")
-_MIXED = ({"float8_e4m3fn", "float8_e5m2"}, {"int8", "uint8"})  # two kinds that may meet in one product
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,25 @@ def gate_of(activation: str | None) -> str | None:
     return None if activation is None else GATES.get(activation)
 
 
+def check_alike(a: str, b: str) -> None:
+    """Raise TensorError, with the way out, unless an instruction multiplies the two types.
+
+    >>> check_alike("float8_e4m3fn", "bfloat16")
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.TensorError: a is float8_e4m3fn and b is bfloat16: both have one type, or are 8-bit floats, or \
+8-bit integers; convert a to bfloat16, which has all values of float8_e4m3fn
+    """
+    known = a in NAMES and b in NAMES
+    if a == b or (known and multiply_together(dtype(NAMES[a]), dtype(NAMES[b]))):
+        return
+    off = [name for name, kind in (("a", a), ("b", b)) if kind not in NAMES]
+    way = f"convert {' and '.join(off)} to a type of the library's, {', '.join(NAMES)}"
+    if known:
+        way = way_to_alike(dtype(NAMES[a]), dtype(NAMES[b]), (a, b), "bfloat16")
+    raise TensorError(f"a is {a} and b is {b}: both have one type, or are 8-bit floats, or 8-bit integers; {way}")
+
+
 def check_types(a: str, b: str, allow_tf32: bool) -> None:
     """Raise TensorError or OperandError unless a kernel multiplies arrays of these types.
 
@@ -100,8 +118,7 @@ def check_types(a: str, b: str, allow_tf32: bool) -> None:
     layoutgemm.errors.OperandError: a and b are float64; this library multiplies bfloat16, float16, float8_e4m3fn, \
 float8_e5m2, float32, int8, uint8. jax.numpy.matmul takes float64
     """
-    if a != b and not any({a, b} == kinds for kinds in _MIXED):
-        raise TensorError(f"a is {a} and b is {b}: both have one type, or are 8-bit floats, or 8-bit integers")
+    check_alike(a, b)
     if a not in NAMES:
         raise OperandError(f"a and b are {a}; this library multiplies {', '.join(NAMES)}. jax.numpy.matmul takes {a}")
     if a == "float32" and not allow_tf32:

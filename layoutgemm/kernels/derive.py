@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile
 from ..atoms.smem.descriptor import derive as derive_descriptor
 from ..atoms.tma.derive import STRIDE_UNIT
 from ..atoms.tma.derive import derive as derive_tma
-from ..dtypes import DType, dtype
+from ..dtypes import DType, dtype, multiply_together, way_to_alike
 from ..errors import PlanError
 from ..memo import memoized
 from .numbers import W
@@ -98,6 +98,35 @@ OTHER_ORDER = {"row": "col", "col": "row"}
 
 
 MOST_SHARED = max(entry.smem_per_block for entry in ARCHES.values())
+
+
+def check_pair(a: Operand, b: Operand) -> None:
+    """Raise PlanError, with the way out, for operands of two types that no instruction multiplies.
+
+    >>> check_pair(Operand.parse("bf16"), Operand.parse("e4m3:col"))
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.PlanError: a is bf16 and b e4m3: no instruction multiplies them; convert b to bf16, which has \
+all values of e4m3
+    """
+    if not multiply_together(a.dtype, b.dtype):
+        way = way_to_alike(a.dtype, b.dtype)
+        raise PlanError(f"a is {a.dtype} and b {b.dtype}: no instruction multiplies them; {way}")
+
+
+def refused_output(c: DType, a: DType, known: Sequence[str], way: str = "") -> PlanError:
+    """The refusal of a type of C: the types that are stored, and how to get the one asked for.
+
+    known   types that the kernel stores of products of A's type, the accumulator's first
+    way     what else makes such a C; by default it is converted afterwards
+
+    >>> str(refused_output(dtype("i8"), dtype("i8"), ("i32", "f32")))
+    'c is i8; of i8 inputs this kernel stores i32, f32: store i32 and convert it'
+    """
+    if c.name == "tf32" and "f32" in known:
+        way = "store f32, which has all of its values"
+    way = way or f"store {known[0]} and convert it"
+    return PlanError(f"c is {c}; of {a} inputs this kernel stores {', '.join(known)}: {way}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def plan(
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
     m, n, k   any positive sizes, in elements; `batch` of them
-    arch      "sm_90a", "sm90", "hopper", (9, 0), ...; None: that of `config`, or sm_90a
+    arch      "sm_90a", "sm90", "hopper", "h200", (9, 0), ...; None: that of `config`, or sm_90a
     a, b, c   types with orders, as in "bf16", "f16:col", torch.float8_e4m3fn. b has a's type by default, and c the
               type of the inputs where that has 16 bits, else the accumulator's; all row-major
     config    None: what the architecture's rule chooses for these sizes, with the operands in their places. An
@@ -69,11 +69,11 @@ def plan(
     >>> made = plan(4096, 4096, 4096, b="bf16:col")
     >>> type(made).__name__, made.tile, made.stages, made.c.dtype.name
     ('Sm90Plan', (128, 256, 64), 4, 'bf16')
-    >>> [type(plan(512, 512, 512, arch=arch)).__name__ for arch in ("ampere", "hopper", "blackwell", (12, 0))]
+    >>> [type(plan(512, 512, 512, arch=arch)).__name__ for arch in ("ada", "hopper", "blackwell", (12, 0))]
     ['Sm80Plan', 'Sm90Plan', 'Sm100Plan', 'Sm80Plan']
     """
     target = arch_named(_OF_CONFIG[type(config)] if arch is None else arch)
-    kind = Sm80Config if isinstance(config, Sm80Config) else _CONFIGS[target.name]
+    kind = Sm80Config if isinstance(config, Sm80Config) else _config_of(target)
     if config is not None and not isinstance(config, kind):
         given = type(config).__name__
         raise PlanError(f"config is a {given}, and the kernel of {target.name} takes a {kind.__name__}")
@@ -101,7 +101,9 @@ def plan(
     if gates is not None:
         raise PlanError(f"gated = {gated}: the kernel of {target.name} has no gated products")
     if kind is Sm100Config:
-        return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order)
+        return Sm100Plan.derive(
+            m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order
+        )
     if chosen is None:
         chosen = holding_groups(_for_ampere(m, n, k, batch, target, a, c) or Sm80Config(), epilogue)
     return Sm80Plan.derive(
@@ -118,7 +120,7 @@ def _for_ampere(
     """
     if Operand.parse(a).dtype.bits != 16:
         return None
-    found, _ = choose_sm80(m, n, k, target)
+    found, _ = choose_sm80(m, n, k, target, target.gpu.multiprocessors)
     narrow = Operand.parse(a if c is None else c).dtype.bits == 16
     return replace(found, persistent=found.persistent and batch == 1, stmatrix=found.stmatrix and narrow)
 
@@ -202,7 +204,12 @@ SQUARE = (
     Sm90Config((64, 64), consumers=1, loader="warp"),
 )
 
-_CONFIGS: dict[str, type[Config]] = {
-    "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config, "sm_120a": Sm80Config,
-}  # fmt: skip
+
+def _config_of(target: Arch) -> type[Config]:
+    """The configuration's type of an architecture's production kernel, which is that of its own instructions."""
+    if "tcgen05" in target.features:
+        return Sm100Config
+    return Sm90Config if "wgmma" in target.features else Sm80Config
+
+
 _OF_CONFIG = {type(None): "sm_90a", Sm80Config: "sm_80", Sm90Config: "sm_90a", Sm100Config: "sm_100a"}

@@ -17,7 +17,7 @@ from ..torch_op.prepared import LaunchEpilogue
 from .api import LayoutgemmProvider, api
 from .design import AnyKernel, design_of, name_of, operands_of, targets_of
 from .epilogues import finish_for
-from .problems import BLACKWELL, by, choose, code_for, problem_of, solution_of, torch_type
+from .problems import by, choose, code_for, has_tensor_memory, problem_of, solution_of, torch_type
 
 MAX_KEPT = 256  # launches of one operator that are kept ready
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -91,8 +91,8 @@ class DenseOperator(api.Operator):
     def _check_target(self, target_sm: api.TargetSm | None) -> None:
         """Raise PlanError for a target of other code, or a kernel compiled only."""
         self._check_code(target_sm)
-        if self.code == BLACKWELL and torch.cuda.is_available():
-            raise PlanError(f"{BLACKWELL}: its kernels are compiled only, and launched nowhere yet")
+        if has_tensor_memory(self.code) and torch.cuda.is_available():
+            raise PlanError(f"{self.code}: its kernels are compiled only, and launched nowhere yet")
 
     def _compile(self, args: api.GemmArguments, target_sm: api.TargetSm | None = None) -> api.CompiledArtifact:
         """Compile for any sizes, by metadata alone."""

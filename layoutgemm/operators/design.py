@@ -30,22 +30,22 @@ from ..kernels.sm100.plan import Sm100Config, Sm100Plan
 from .api import api
 
 TMA_BYTES = 16  # to which TMA needs addresses and pitches aligned
-INSTRUCTIONS: dict[str, type[MmaInstruction]] = {"sm_90a": HopperWgmma, "sm_100a": BlackwellTcgen05Mma}
 
 
 class BlackwellKernel(NamedTuple):
-    """A kernel of sm_100a, as `Kernel` is of the others: configuration, types and orders, batch, epilogue."""
+    """A kernel of tcgen05, as `Kernel` is of the others: configuration, types and orders, batch, epilogue, target."""
 
     config: Sm100Config
     operands: tuple[str, str, str]
     batched: bool = False
     epilogue: Epilogue | None = None
+    code: str = "sm_100a"
 
     def plan(self, m: int, n: int, k: int, batch: int) -> GemmPlan:
         """The kernel's plan for these sizes."""
         a, b, c = self.operands
         return plan(
-            m, n, k, batch=batch, arch="sm_100a", a=a, b=b, c=c, config=self.config, epilogue=self.epilogue,
+            m, n, k, batch=batch, arch=self.code, a=a, b=b, c=c, config=self.config, epilogue=self.epilogue,
         )  # fmt: skip
 
 
@@ -82,7 +82,9 @@ def design_of(
     kernel: AnyKernel | PlannedKernel, code: str, made: Sm90Plan | Sm80Plan | Sm100Plan, why: str
 ) -> ChosenDesign:
     """The design of a kernel, whose plan is `made`."""
-    mma = AmpereMma if isinstance(kernel, Kernel) and isinstance(kernel.choice, Sm80Choice) else INSTRUCTIONS[code]
+    mma: type[MmaInstruction] = BlackwellTcgen05Mma if isinstance(kernel, BlackwellKernel) else HopperWgmma
+    if isinstance(kernel, Kernel) and isinstance(kernel.choice, Sm80Choice):
+        mma = AmpereMma
     cluster = (*getattr(made.config, "cluster", (1, 1)), 1)
     return ChosenDesign(
         mma_instruction_type=mma, tile_shape=tuple(made.tile), cluster_shape=cluster,

@@ -13,6 +13,7 @@ from cutlass.cute.typing import Numeric
 from cutlass.operators.utils.dtype import to_cutlass_type, torch_type_from_cutlass_type
 from cutlass.operators.utils.tensor import TensorWrapper
 
+from ..arch import arch, of_capability, with_feature
 from ..errors import OperandError
 from ..kernels.compile.worker import Kernel
 from ..kernels.sm80.choose import Sm80Choice
@@ -21,13 +22,11 @@ from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm100.plan import Sm100Config
 from ..torch_op.compute import wide_type
 from ..torch_op.prepared import LaunchEpilogue, alignment_of, gpu, target
-from ..torch_op.problem import Problem, Solution, StridedOperand, code_of
+from ..torch_op.problem import Problem, Solution, StridedOperand
 from ..torch_op.solver import solve
 from ..torch_op.types import C_NAMES, NAMES
 from .api import api
 from .design import AnyKernel, BlackwellKernel
-
-BLACKWELL = "sm_100a"
 
 
 class TargetGpu(NamedTuple):
@@ -43,16 +42,21 @@ def code_for(asked: api.TargetSm | None) -> str:
 
     Raises OperandError for a target without kernels, and for a GPU without.
 
-    >>> [code_for(api.TargetSm(text)) for text in ("86", "90a", "100a", "120a")]
-    ['sm_80', 'sm_90a', 'sm_100a', 'sm_120a']
+    >>> [code_for(api.TargetSm(text)) for text in ("86", "90a", "103a", "120a")]
+    ['sm_86', 'sm_90a', 'sm_103a', 'sm_120a']
     """
     if asked is None:
         return target(torch.cuda.current_device() if torch.cuda.is_available() else -1)[0]
-    code = BLACKWELL if (asked.major, asked.minor) == (10, 0) else code_of((asked.major, asked.minor))
-    made = None if code is None else api.TargetSm(code.removeprefix("sm_"))
-    if code is None or made is None or not made.is_portable_to(asked):
-        raise OperandError(f"target {asked}: layoutgemm's kernels are for 80 to 89, 90a, 100a and 120a")
-    return code
+    found = of_capability((asked.major, asked.minor))
+    if found is None or not api.TargetSm(found.name.removeprefix("sm_")).is_portable_to(asked):
+        known = ", ".join(name.removeprefix("sm_") for name in with_feature("mma.sync"))
+        raise OperandError(f"target {asked}: layoutgemm's kernels are for {known}")
+    return found.name
+
+
+def has_tensor_memory(code: str) -> bool:
+    """True for the codes whose products are those of tcgen05: `Sm100Plan` computes them."""
+    return "tcgen05" in arch(code).features
 
 
 def room_of(code: str) -> TargetGpu:
@@ -125,8 +129,9 @@ def solution_of(problem: Problem, kernel: AnyKernel | None = None) -> Solution:
 
     Raises OperandError for a problem that needs copies or several launches, and for one that the kernel does not take.
     """
-    blackwell = problem.code == BLACKWELL
-    # TMA reads the same operands on sm_100a: which order each has, the rules of sm_90a say.
+    blackwell = has_tensor_memory(problem.code)
+    code = problem.code
+    # TMA reads the same operands there: which order each has, the rules of sm_90a say.
     problem = replace(problem, code="sm_90a", smem=0) if blackwell else problem
     found = solve(problem if kernel is None else by(kernel, problem))
     for copy in found.copies:
@@ -135,8 +140,8 @@ def solution_of(problem: Problem, kernel: AnyKernel | None = None) -> Solution:
     if len(found.launches) != 1:
         raise OperandError(f"{len(found.launches)} launches: an operator is one; layoutgemm.matmul makes them")
     if blackwell and isinstance(found.kernel.choice, Sm80Choice):
-        raise OperandError(f"{BLACKWELL}: TMA does not read these operands in place; {found.why}")
-    ours = found.kernel if not blackwell else _blackwell(found.kernel)
+        raise OperandError(f"{code}: TMA does not read these operands in place; {found.why}")
+    ours = found.kernel if not blackwell else _blackwell(found.kernel, code)
     if kernel is not None and ours != kernel:
         raise OperandError(f"the operator is of {kernel}, and these arguments need {ours}")
     return found
@@ -145,10 +150,10 @@ def solution_of(problem: Problem, kernel: AnyKernel | None = None) -> Solution:
 def choose(problem: Problem) -> tuple[AnyKernel, str]:
     """The kernel of a problem and why. Raises OperandError where none takes it in one launch, without copies."""
     found = solution_of(problem)
-    if problem.code == BLACKWELL:
-        return _blackwell(found.kernel), "the default of sm_100a"
+    if has_tensor_memory(problem.code):
+        return _blackwell(found.kernel, problem.code), f"the default of {problem.code}"
     return found.kernel, found.why
 
 
-def _blackwell(kernel: Kernel) -> BlackwellKernel:
-    return BlackwellKernel(Sm100Config(), kernel.operands, kernel.batched, kernel.epilogue)
+def _blackwell(kernel: Kernel, code: str) -> BlackwellKernel:
+    return BlackwellKernel(Sm100Config(), kernel.operands, kernel.batched, kernel.epilogue, code)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as _forward
 
+from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.parameters import host_number
 from ..kernels.run.operand_checks import check_operands
@@ -21,8 +22,8 @@ from .compiled.constants import constant_in_graphs
 from .problem import C_TYPES, broadcast, half, shapes_of
 from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, listed, usual_type
 
-# Types of which two kinds may meet in one product.
-_MIXED = ({torch.float8_e4m3fn, torch.float8_e5m2}, {torch.int8, torch.uint8})
+# Types that an instruction multiplies: a set, which a compiler of Python looks into.
+_PAIRS = frozenset([(a, b) for a in NAMES for b in NAMES if multiply_together(dtype(NAMES[a]), dtype(NAMES[b]))])
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NOT_RECORDED = (
     "matmul(): functions with out=... arguments don't support automatic differentiation, but one of the arguments "
@@ -110,8 +111,7 @@ def check_gemm_sizes(
 def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
     """Raise TensorError or OperandError unless a kernel multiplies the types of two dense tensors."""
     check_device(a)
-    if a.dtype != b.dtype and not any({a.dtype, b.dtype} == kinds for kinds in _MIXED):
-        raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
+    check_alike(a, b)
     if a.dtype not in NAMES:
         raise OperandError(
             f"a and b are {a.dtype}; this library multiplies {listed(NAMES)}. torch.matmul takes {a.dtype}"
@@ -122,6 +122,18 @@ def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> No
             "allow_tf32=True, set torch.backends.cuda.matmul.allow_tf32 = True, convert them to bfloat16 or float16, "
             "or use torch.matmul"
         )
+
+
+def check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise TensorError, with the way out, unless an instruction multiplies the two types."""
+    if a.dtype == b.dtype or (a.dtype, b.dtype) in _PAIRS:
+        return
+    off = [name for name, x in (("a", a), ("b", b)) if x.dtype not in NAMES]
+    way = f"convert {' and '.join(off)} to a type of the library's, {listed(NAMES)}"
+    if a.dtype in NAMES and b.dtype in NAMES:
+        kinds = dtype(NAMES[a.dtype]), dtype(NAMES[b.dtype])
+        way = way_to_alike(*kinds, (str(a.dtype), str(b.dtype)), str(torch.bfloat16))
+    raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}; {way}")
 
 
 def check_matrices(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
@@ -221,6 +233,12 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
     return (torch.is_grad_enabled() and any(x.requires_grad for x in given)) or any(has_tangent(x) for x in given)
 
 
+def differentiated_in_trace(*tensors: torch.Tensor | None) -> bool:
+    """True if torch.jit.trace sees a tensor with a gradient: it traces a second time, without recording, to compare."""
+    traced = not torch.compiler.is_compiling() and tracing_state() is not None
+    return traced and any(x is not None and x.requires_grad for x in tensors)
+
+
 def has_tangent(x: torch.Tensor) -> bool:
     """True if forward mode is on, and the tensor carries a tangent."""
     if torch.compiler.is_dynamo_compiling() or _forward._current_level < 0 or not torch._C._is_fwd_grad_enabled():
@@ -269,6 +287,38 @@ def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
         or transforms()
         or tracing_state() is not None
     )
+
+
+def derived_by_func() -> bool:
+    """True if the innermost transform of torch.func derives or maps, as `functionalize` does not."""
+    top = torch._C._functorch.peek_interpreter_stack()
+    return top is not None and top.key() != torch._C._functorch.TransformType.Functionalize
+
+
+def refuse_traces(said: str) -> None:
+    """Raise OperandError under torch.jit.trace, which sees no launch that is not an operator's.
+
+    said   the argument that asks for the launch
+    """
+    if tracing_state() is not None:
+        raise OperandError(f"{said} is a launch of its own, not under torch.jit.trace: call it beside what is traced")
+
+
+def copied(value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """The value, in `out` if there is one. Raises OperandError for an `out` that vmap does not map as the value."""
+    if out is None:
+        return value
+    if not torch.compiler.is_compiling() and _level(value) > _level(out):
+        raise OperandError(
+            "out is one tensor for all that torch.func.vmap maps: map it too, as in vmap(f, in_dims=(0, 0))(x, out), "
+            "or leave it out"
+        )
+    return out.copy_(value)
+
+
+def _level(x: torch.Tensor) -> int:
+    """The innermost vmap that maps a tensor; -1 without one."""
+    return torch._C._functorch.maybe_get_level(x) if torch._C._functorch.is_batchedtensor(x) else -1
 
 
 def seen_by_autograd_alone() -> bool:

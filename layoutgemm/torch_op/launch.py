@@ -71,12 +71,14 @@ class Recording:
     memory   workspaces that were allocated for them: address -> bytes
     lists    tensors of the plan's own, the same for each launch of it
     targets  what they write as C, with the count of its writes then. Held, so that nothing else gets its address
+    clears   whether the last of these was cleared first
     """
 
     launches: list[RecordedLaunch] = field(default_factory=list)
     memory: dict[int, int] = field(default_factory=dict)
     lists: dict[int, torch.Tensor] = field(default_factory=dict)
     targets: list[tuple[torch.Tensor, int | None]] = field(default_factory=list)
+    clears: bool = False
 
 
 class _Recorded(threading.local):
@@ -99,9 +101,10 @@ def recorded() -> Iterator[Recording]:
         _RECORDED.now = before
 
 
-def note_target(c: torch.Tensor) -> None:
-    """Say which tensor the next launch writes as C."""
+def note_target(c: torch.Tensor, cleared: bool = False) -> None:
+    """Say which tensor the next launch writes as C, and whether it was cleared first."""
     for record in _RECORDED.now:
+        record.clears = cleared
         record.targets.append((c, None if c.is_inference() else c._version))
 
 

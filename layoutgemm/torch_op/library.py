@@ -11,8 +11,10 @@ derivatives are products too, through the same operator, so they have derivative
     C = A @ B  -->  dA = dC @ B^T,  dB = A^T @ dC, summed over the dimensions along which A or B was stretched
                     dC = dA @ B + A @ dB in forward mode
 
-Finished and gated products have none. A finished one is activation(a @ b + bias), rounded once. Of a gated one
-b = [gate | up] is (K, 2n), and C = act(a @ gate) * (a @ up) has n columns.
+A finished product is activation(a @ b + bias), rounded once. Its derivatives are those of a @ b, by way of the kept
+result for relu, and the bias's is dC summed over all rows. Where they are recorded, the kernel computes bias and relu,
+and torch the other activations in the result's type. Of a gated product, which has none, b = [gate | up] is (K, 2n),
+and C = act(a @ gate) * (a @ up) has n columns.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from ..kernels.sm90.choose.rules import Sm90Choice
 from ..moved import old_names
 from . import tuned_store as tuned
 from .autograd.products import check_derivable, gradients
-from .bias_activation import GATES, by_torch, gate_by_torch
+from .bias_activation import GATES, by_autograd, by_torch, gate_by_torch
 from .checks import (
     autocast,
     check_activation,
@@ -38,7 +40,10 @@ from .checks import (
     check_gated_type,
     check_matrices,
     check_sizes,
+    copied,
+    derived_by_func,
     differentiated,
+    differentiated_in_trace,
     fake_shape,
     output_type,
     sizes_later,
@@ -158,7 +163,7 @@ def differentiable(
 
     float32 has been allowed, or is the derivative of a product that was.
     """
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if not torch.compiler.is_compiling() and derived_by_func():
         return _Product.apply(a, b, out_dtype, config, allow_tf32)
     return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
 
@@ -190,15 +195,20 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
     _library.impl(name, refuse, "AutogradNestedTensor")  # nested tensors would say NotImplementedError
 
 
+def refuse_under_functorch(name: str) -> None:
+    """Raise OperandError where torch.func differentiates an operator by name."""
+    if derived_by_func():
+        raise OperandError(
+            f"torch.ops.layoutgemm.{name} is differentiated by torch.func, which takes no operator's derivative: "
+            "layoutgemm.matmul has it, outside of torch.compile"
+        )
+
+
 def _recorded(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
     allow_tf32: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise OperandError(
-            "torch.ops.layoutgemm.matmul is differentiated by torch.func, which takes no operator's derivative: "
-            "layoutgemm.matmul has it, outside of torch.compile"
-        )
+    refuse_under_functorch("matmul")
     return _Product.apply(a, b, out_dtype, config, allow_tf32)
 
 
@@ -264,11 +274,90 @@ def _(
     return a.new_empty(shape, dtype=kind)
 
 
-def _unfinished(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
-    raise OperandError("torch.ops.layoutgemm.finished has no derivative; matmul(a, b, bias=, activation=) has")
+class _Finished(torch.autograd.Function):
+    """The operator with bias and relu, and its derivatives, as `_Product` has them."""
+
+    @staticmethod
+    def forward(
+        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
+        config: str, allow_tf32: bool | None,
+    ) -> torch.Tensor:  # fmt: skip
+        return torch.ops.layoutgemm.finished(a, b, bias, activation, out_dtype, config, allow_tf32)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+        a, b, bias, activation, *_ = inputs
+        rectified = None if activation is None else output
+        ctx.save_for_backward(a, b, rectified)
+        ctx.save_for_forward(a, b, rectified)
+        ctx.set_materialize_grads(False)
+        ctx.kind, ctx.kind_of_bias = output.dtype, None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        a, b, rectified = ctx.saved_tensors
+        of_bias = None
+        if grad is not None:
+            grad = grad if rectified is None else torch.ops.aten.threshold_backward(grad, rectified, 0)
+            if ctx.needs_input_grad[2]:
+                of_bias = bias_gradient(grad, ctx.kind_of_bias)
+        return (*gradients(a, b, ctx.needs_input_grad[:2], grad, differentiable), of_bias, None, None, None, None)
+
+    @staticmethod
+    def jvp(
+        ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, dbias: torch.Tensor | None, *others: None
+    ) -> torch.Tensor | None:
+        a, b, rectified = ctx.saved_tensors
+        check_derivable(a)
+        pairs = [pair for pair in ((da, b), (a, db)) if None not in pair]
+        if not pairs and dbias is None:
+            return None
+        terms = [differentiable(x, y, torch.float32) for x, y in pairs]
+        if dbias is not None:
+            terms.append(dbias.float() if terms else dbias.float().expand(fake_shape(a, b)))
+        value = sum(terms[1:], terms[0]).to(ctx.kind)
+        return value if rectified is None else torch.ops.aten.threshold_backward(value, rectified, 0)
+
+    @staticmethod
+    def vmap(
+        info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+        activation: str | None, out_dtype: torch.dtype, config: str, allow_tf32: bool | None,
+    ) -> tuple[torch.Tensor, int]:  # fmt: skip
+        x, y = aligned(in_dims, a, b)
+        if bias is None or in_dims[2] is None:
+            return finishing(x, y, bias, activation, out_dtype, config, allow_tf32), 0
+        value = differentiable(x, y, wide_type(a.dtype), config, allow_tf32)
+        return by_torch(value, _lines(bias, in_dims, value), activation, out_dtype), 0
 
 
-with_autograd("finished", _unfinished)
+def bias_gradient(grad: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """The gradient of a bias of that type: the result's, summed over all rows, in float32 if the types differ."""
+    lines = tuple(range(grad.ndim - 1))
+    return grad.sum(lines) if grad.dtype == kind else grad.sum(lines, dtype=torch.float32).to(kind)
+
+
+def finishing(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype,
+    config: str = "", allow_tf32: bool | None = True,
+) -> torch.Tensor:  # fmt: skip
+    """The operator `finished`, with its derivatives as `differentiable` has those of `matmul`."""
+    if not torch.compiler.is_compiling() and derived_by_func():
+        return _Finished.apply(a, b, bias, activation, kind, config, allow_tf32)
+    return torch.ops.layoutgemm.finished(a, b, bias, activation, kind, config, allow_tf32)
+
+
+def _finished_recorded(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
+    config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    refuse_under_functorch("finished")
+    if activation is None or activation == "relu":
+        return _Finished.apply(a, b, bias, activation, out_dtype, config, allow_tf32)
+    value = torch.ops.layoutgemm.finished(a, b, bias, None, out_dtype, config, allow_tf32)
+    return by_autograd(value, activation)
+
+
+with_autograd("finished", _finished_recorded)
 
 
 @_finished.register_vmap
@@ -280,10 +369,14 @@ def _(
     if bias is None or in_dims[2] is None:
         return torch.ops.layoutgemm.finished(x, y, bias, activation, out_dtype, config, allow_tf32), 0
     value = torch.ops.layoutgemm.matmul(x, y, wide_type(a.dtype), config, allow_tf32)
-    lines = bias.movedim(in_dims[2], 0)
-    inner = value.ndim - (in_dims[:2] != (None, None))  # of one slice's product
-    wide = lines.reshape(lines.shape[0], *(1,) * (inner - 1), lines.shape[1])
-    return by_torch(value, wide, activation, out_dtype), 0
+    return by_torch(value, _lines(bias, in_dims, value), activation, out_dtype), 0
+
+
+def _lines(bias: torch.Tensor, in_dims: Sequence[int | None], value: torch.Tensor) -> torch.Tensor:
+    """A mapped bias, to be added to the products of all slices."""
+    lines = bias.movedim(in_dims[2] or 0, 0)
+    inner = value.ndim - (tuple(in_dims[:2]) != (None, None))  # of one slice's product
+    return lines.reshape(lines.shape[0], *(1,) * (inner - 1), lines.shape[1])
 
 
 # ------------------------------------------------------------------------------------------------------- gated products
@@ -347,7 +440,7 @@ def finished_operator(
 ) -> torch.Tensor:
     """The operator on an a of any rank, of operands that have been checked."""
     rows = a.unsqueeze(0) if a.ndim == 1 else a
-    value: torch.Tensor = torch.ops.layoutgemm.finished(rows, b, bias, activation, kind, config, True)
+    value = finishing(rows, b, bias, activation, kind, config)
     return value.squeeze(-2) if a.ndim == 1 else value
 
 
@@ -359,29 +452,39 @@ def recorded_product(
     kind: torch.dtype, config: Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product that torch's dispatcher sees, and torch's own operators for what follows it."""
-    gated = activation in GATES
+    gated, recorded = activation in GATES, differentiated(a, b, bias) or differentiated_in_trace(a, b, bias)
     finishes = bias is not None or activation is not None
     # Operators without derivatives: one kernel, where nothing is recorded and no transform maps their operands.
-    alone = not differentiated(a, b, bias) and (torch.compiler.is_compiling() or not transforms())
+    alone = not recorded and (torch.compiler.is_compiling() or not transforms())
     fused = gated and bias is None and alone
+    finish: Callable[[torch.Tensor], torch.Tensor] | None = None
     if fused:
         value = gated_operator(a, b, str(activation), kind, config_text(config))
+    elif finishes and b.ndim > 1 and recorded and kind.is_floating_point and kind.itemsize > 1:
+        # As in eager mode: bias and relu in the kernel, rounded once, then torch's operators in the result's type.
+        own = activation if activation == "relu" else None
+        if bias is None and own is None:
+            value = dispatched(a, b, kind, config)
+        else:
+            value = finished_operator(a, b, bias, own, kind, config_text(config))
+        if activation != own:
+            finish = functools.partial(by_autograd, activation=str(activation))
     elif finishes and not gated and alone and b.ndim > 1:
         value = finished_operator(a, b, bias, activation, kind, config_text(config))
-        finishes = False
     else:
         wide = torch.float32 if gated else wide_type(a.dtype)
-        if differentiated(a, b, bias) and kind.itemsize == 2:
+        if recorded and kind.itemsize == 2:
             wide = kind  # what is recorded is half as large
         value = dispatched(a, b, wide if finishes else kind, config)
+        if gated:
+            finish = functools.partial(gate_by_torch, bias=bias, activation=str(activation), kind=kind)
+        elif finishes:
+            finish = functools.partial(by_torch, bias=bias, activation=activation, kind=kind)
     if sizes_later() and not torch.compiler.is_dynamo_compiling():
         *front, n = value.shape or (1,)
         check_sizes(a, b, out, bias, activation, kind, (*front, 2 * n) if fused else tuple(value.shape))
-    if gated and not fused:
-        value = gate_by_torch(value, bias, str(activation), kind)
-    elif not gated and finishes:
-        value = by_torch(value, bias, activation, kind)
-    return value if out is None else out.copy_(value)
+    value = value if finish is None else finish(value)
+    return copied(value, out)
 
 
 def dispatched(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None) -> torch.Tensor:

@@ -32,12 +32,14 @@ from .checks import (
     check_gemm_sizes,
     check_out,
     check_sizes,
+    copied,
     modes_of_dispatch,
     modes_of_functions,
     needs_dispatcher,
     output_type,
     product_shape,
     refuse_derivatives,
+    refuse_traces,
     seen_by_autograd_alone,
     sizes_later,
     tf32_allowed,
@@ -53,7 +55,7 @@ from .indexed.api import indexed_matmul
 from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
 from .launch import Prepared, empty_on_gpu, raw_stream
-from .library import dispatched, recorded_product
+from .library import bias_gradient, dispatched, recorded_product
 from .operands.pairs import matmul_pairs
 from .operands.several import Combine, matmul_combined
 from .ordered import ordered_product
@@ -296,9 +298,7 @@ class _RecordedProduct(torch.autograd.Function):
         wants_a, wants_b, wants_bias, _ = ctx.needs_input_grad
         of_bias = None
         if wants_bias:
-            lines = tuple(range(grad.ndim - 1))
-            same = grad.dtype == kind_of_bias
-            of_bias = grad.sum(lines) if same else grad.sum(lines, dtype=torch.float32).to(kind_of_bias)
+            of_bias = bias_gradient(grad, kind_of_bias)
         if prepared is not None and (wants_a or wants_b) and grad.dtype == a.dtype and not _grad_enabled():
             found = _gradients_again(prepared, a, b, grad, wants_a, wants_b)
             if found is not None:
@@ -399,7 +399,7 @@ def gemm(
         if sizes_later() and not _is_traced():
             check_gemm_sizes(scale, left, right, factor, added, out, kind, tuple(value.shape))
         value = scaled_by_torch(value, scale, factor, added, kind)
-        return value if out is None else out.copy_(value)
+        return copied(value, out)
 
     written = _written(out)
     if _is_traced() or getattr(a, "dtype", None) is torch.float32 or (found := _scalars(alpha, beta, c)) is None:
@@ -539,6 +539,7 @@ def _with_epilogue(
 
     def make() -> torch.Tensor:
         beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
+        refuse_traces("epilogue=")
         every: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
         steps = checked_epilogue(epilogue, type(given), {name: type(x) for name, x in every.items()}, beside)
         of_steps = [{name: every[name] for name in names} for names in (steps.reads, steps.writes)]

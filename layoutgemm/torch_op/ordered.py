@@ -31,7 +31,7 @@ from ..kernels.sm80.plan import Sm80Plan
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Plan
 from ..schedule.listed import TileList
-from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives
+from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives, refuse_traces
 from .compiled.kept_launches import again_or
 from .launch import Direct, note_list, note_target, raw_stream
 from .prepared import Config, choice_of, mark_written, on_gpu, target
@@ -57,6 +57,7 @@ def ordered_product(
     """
 
     def make() -> torch.Tensor:
+        refuse_traces("order=")
         written = {} if out is None else {"out": out}
         check_operands({"a": a, "b": b}, written)
         choice = choice_of(config)
@@ -190,8 +191,7 @@ def _launched(
         schedule = schedule_of(plan)
         if isinstance(schedule, TileList) and schedule.schedule is not None:
             note_list(kept_list(schedule, clusters_of_plan(plan), a.device))
-        if out is not None or not is_partial(plan):  # else what the launch leaves out has been cleared
-            note_target(made.c)
+        note_target(made.c, cleared=out is None and is_partial(plan))
         index = a.get_device()
         Direct(ready.compiled, made.arguments, (), index, plan).launch((), raw_stream(index))
         if made.late:

@@ -23,7 +23,7 @@ from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
 from .compiled.constants import constant_in_graphs
 from .launch import Prepared
-from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, shared_memory, stores_fused
+from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, stores_fused, why_no_code
 from .types import C_NAMES, NAMES, usual_type
 
 Config = Sm90Config | Sm90Choice
@@ -210,8 +210,5 @@ def target(index: int) -> tuple[str, int]:
     version = found.major, found.minor
     code = code_of(version)
     if code is None or torch.version.hip:
-        raise OperandError(
-            f"cuda:{index} is {found.name}, compute capability {found.major}.{found.minor}; these kernels run on 9.0 "
-            "(H100, H200, GH200), and by mma.sync on 8.x and 12.0. torch.matmul takes the same tensors"
-        )
-    return code, int(getattr(found, "shared_memory_per_block_optin", shared_memory(version, code)))
+        raise OperandError(f"cuda:{index} is {found.name}, {why_no_code(version, 'torch.matmul')} tensors")
+    return code, int(getattr(found, "shared_memory_per_block_optin", arch(code).smem_per_block))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..arch import arch
+from ..arch import ARCHES, of_capability
 from ..atoms.tma.rules import STRIDE_UNIT
 from ..dtypes import dtype
 from ..errors import TensorError
@@ -169,7 +169,7 @@ class Problem:
     gated           "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]), of half B's columns; or a Combined: C
                     is its function of A @ B and products with further matrices; or None
     second_k        K of a second pair, whose product is added; 0 if there is none
-    code, smem      what the GPU runs ("sm_80", "sm_90a" or "sm_120a"), and bytes of shared memory of a block; 0: what
+    code, smem      what the GPU runs ("sm_86", "sm_90a", "sm_120a"), and bytes of shared memory of a block; 0: what
                     the architecture has at most
     """
 
@@ -334,10 +334,32 @@ def bias_epilogue(bias: str | None, activation: str | None, pairs: bool) -> Epil
 def code_of(capability: tuple[int, int]) -> str | None:
     """The code that a GPU of this compute capability runs; None where no kernel runs on it.
 
-    >>> code_of((9, 0)), code_of((8, 6)), code_of((7, 5))
-    ('sm_90a', 'sm_80', None)
+    None for the GPUs of tcgen05 too: `layoutgemm.plan` makes their kernel, which no GPU has run here.
+
+    >>> code_of((9, 0)), code_of((8, 6)), code_of((7, 5)), code_of((10, 0))
+    ('sm_90a', 'sm_86', None, None)
     """
-    return "sm_80" if capability[0] == 8 else {(9, 0): "sm_90a", (12, 0): "sm_120a"}.get(capability)
+    found = of_capability(capability)
+    return None if found is None or "tcgen05" in found.features else found.name
+
+
+def why_no_code(capability: tuple[int, int], instead: str) -> str:
+    """The reason that no kernel is launched on such a GPU, and what runs there.
+
+    instead   the function of the framework that takes the same operands
+
+    >>> why_no_code((10, 0), "torch.matmul").partition("; ")[0]
+    'compute capability 10.0 is sm_100a, whose kernel no GPU has run here: layoutgemm.plan makes and compiles it'
+    """
+    found = of_capability(capability)
+    text = f"compute capability {capability[0]}.{capability[1]}"
+    if found is not None:
+        text += f" is {found.name}, whose kernel no GPU has run here: layoutgemm.plan makes and compiles it"
+    able = [entry.capabilities[0] for entry in ARCHES.values() if code_of(entry.capabilities[0]) == entry.name]
+    others = ", ".join(f"{major}.{minor}" for major, minor in able if major != 9)
+    return (
+        f"{text}; these kernels run on 9.0 (H100, H200, GH200), and by mma.sync on {others}. {instead} takes the same"
+    )
 
 
 def stores_fused(code: str, kind: str) -> bool:
@@ -349,14 +371,3 @@ def stores_fused(code: str, kind: str) -> bool:
     (True, False, True)
     """
     return code == "sm_90a" or kind in STORED_FLOATS
-
-
-def shared_memory(capability: tuple[int, int], code: str) -> int:
-    """Bytes of shared memory that a block of such a GPU has at most.
-
-    Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
-
-    >>> shared_memory((8, 9), "sm_80"), shared_memory((9, 0), "sm_90a")
-    (101376, 232448)
-    """
-    return 99 << 10 if capability in ((8, 6), (8, 9)) else arch(code).smem_per_block

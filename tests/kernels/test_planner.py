@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
 
 from layoutgemm import GemmPlan, plan
+from layoutgemm.arch import ARCHES
 from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan, TeachingPlan
-from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Quantize
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Quantize, Scale
 from layoutgemm.kernels.sm90.choose.rules import choose
 
-KINDS = {"sm_80": Sm80Plan, "sm_90a": Sm90Plan, "sm_100a": Sm100Plan, "sm_120a": Sm80Plan}
+KINDS = {
+    **dict.fromkeys(("sm_80", "sm_86", "sm_87", "sm_89", "sm_120a", "sm_121a", "sm_120f", "sm_121f"), Sm80Plan),
+    **dict.fromkeys(("sm_100a", "sm_103a", "sm_110a", "sm_100f", "sm_103f", "sm_110f"), Sm100Plan),
+    "sm_90a": Sm90Plan,
+}
+# One target of each kernel and of each size of shared memory.
+SAMPLE = ("sm_80", "sm_89", "sm_90a", "sm_103a", "sm_120f")
 
 
-@pytest.mark.parametrize("arch", KINDS)
+def test_every_architecture_has_a_kernel_whose_blocks_fit() -> None:
+    assert set(KINDS) == set(ARCHES)
+    for arch, kind in KINDS.items():
+        for sizes in ((300, 200, 72), (8192, 8192, 8192), (8192, 8192, 8184)):
+            made = plan(*sizes, arch=arch, b="bf16:col")
+            assert type(made) is kind and made.arch is ARCHES[arch]
+            assert made.smem.total <= ARCHES[arch].smem_per_block
+
+
+@pytest.mark.parametrize("arch", SAMPLE)
 def test_the_plan_is_of_the_sizes_asked_for(arch: str) -> None:
     """Few rows and few columns too, where matmul's kernel computes the transposed product."""
     rng, sizes = random.Random(1), (1, 7, 16, 64, 65, 200, 777, 1024, 4096, 10000)
@@ -30,7 +47,7 @@ def test_the_plan_is_of_the_sizes_asked_for(arch: str) -> None:
 
 
 def test_every_type_is_planned_or_refused_by_name() -> None:
-    for arch in KINDS:
+    for arch in SAMPLE:
         for kind in ("bf16", "f16", "tf32", "e4m3", "e5m2", "i8", "u8", "e2m1"):
             try:
                 made = plan(520, 1032, 256, arch=arch, a=kind, b=f"{kind}:col", batch=2)
@@ -38,6 +55,40 @@ def test_every_type_is_planned_or_refused_by_name() -> None:
                 assert kind in str(error), (arch, kind)
             else:
                 assert made.batch == 2 and made.check(), (arch, kind)
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"))
+def test_refusals_of_types_of_c_give_a_way_that_works(arch: str) -> None:
+    refused = 0
+    for a in ("bf16", "tf32", "e4m3", "i8"):
+        for c in ("f32", "bf16", "e4m3", "i32", "i8", "tf32"):
+            if (a == "e4m3" and arch == "sm_80") or (a == "i8" and arch == "sm_100a"):
+                continue
+            try:
+                plan(64, 64, 64, arch=arch, a=a, b=f"{a}:col", c=c)
+            except LayoutError as error:
+                said = str(error)
+                assert said.startswith(f"c is {c}; of {a} inputs this kernel stores"), said
+                found = re.search(r"store (\w+)( behind an epilogue)?|it stores (\w+), as in epilogue=Epilogue", said)
+                assert found, said
+                by = Epilogue(Scale()) if found[2] or found[3] else None
+                assert plan(64, 64, 64, arch=arch, a=a, b=f"{a}:col", c=found[1] or found[3], epilogue=by)
+                refused += 1
+    assert refused > 8
+
+
+def test_integers_are_multiplied_by_mma_sync_where_tensor_memory_has_no_kernel_of_them() -> None:
+    with pytest.raises(PlanError, match=r"a is i8; .*config=Sm80Config\(\) asks for mma.sync"):
+        plan(64, 64, 64, arch="sm_103a", a="i8", b="i8:col")
+    assert plan(64, 64, 64, arch="sm_103a", a="i8", b="i8:col", config=Sm80Config()).check()
+
+
+def test_a_pair_of_types_is_refused_before_its_orders() -> None:
+    for arch in SAMPLE[1:]:
+        for a, b in (("bf16", "e4m3"), ("e4m3:col", "bf16")):
+            off, way = ("a", "b")[a == "bf16"], "e4m3"
+            with pytest.raises(PlanError, match=f"no instruction multiplies them; convert {off} to bf16.*{way}"):
+                plan(64, 64, 64, arch=arch, a=a, b=b)
 
 
 def test_a_choice_keeps_the_operands_in_their_places() -> None:
@@ -62,7 +113,7 @@ def test_the_type_of_c_is_one_rule() -> None:
         ({"arch": "sm_80", "epilogue": Epilogue(Quantize(each=32))}, "Quantize gives e4m3, and c is bf16"),
         ({"arch": "sm_120a", "gated": "silu"}, "the kernel of sm_120a has no gated products"),
         ({"arch": "blackwell", "gated": "silu"}, "the kernel of sm_100a has no gated products"),
-        ({"arch": "sm_75"}, "no architecture 'sm_75'"),
+        ({"arch": "sm_75"}, "no kernel for sm_75: it has no cp.async"),
         ({"batch": 0}, "batch"),
         ({"c": "i8"}, "c is i8"),
     ],

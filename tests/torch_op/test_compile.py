@@ -11,8 +11,9 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import Sm90Config, gemm, matmul
+from layoutgemm import Sm90Config, gemm, grouped_matmul, matmul
 from layoutgemm.errors import OperandError
+from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
 
 BF16, F32 = torch.bfloat16, torch.float32
 OP = torch.ops.layoutgemm.matmul
@@ -245,5 +246,143 @@ def test_finished_operator_is_checked_by_torch_and_maps_its_bias(activation: Any
     mapped = torch.vmap(lambda z: finished(a, b, z, activation, F32))(bias)
     each = torch.stack([finished(a, b, z, activation, F32) for z in bias])
     assert torch.allclose(mapped, each, rtol=1e-5, atol=1e-5)
-    with pytest.raises(OperandError, match="no derivative"):
-        finished(a.float().requires_grad_(), b.float(), None, activation, F32, "", True)
+    left, right, line = (x.clone().requires_grad_() for x in (a, b, bias[0]))
+    assert set(torch.library.opcheck(finished, (left, right, line, activation, BF16)).values()) == {"SUCCESS"}
+    assert torch.equal(
+        finished(left, right, line, activation, BF16), matmul(left, right, bias=line, activation=activation)
+    )
+
+
+FINISHED = {
+    "a bias": (None, BF16), "relu": ("relu", BF16), "gelu": ("gelu", BF16), "a gate": ("swiglu", BF16),
+    "f32": ("silu", F32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_a_bias_is_rounded_once_by_every_way_that_records_derivatives(name: str) -> None:
+    """Compiled, exported and in torch.func, both passes have eager mode's bits."""
+    activation, kind = FINISHED[name]
+    x, weight, bias, grad = normal(33, 70, dtype=BF16), normal(48, 70, dtype=BF16), 30 * normal(48, dtype=BF16), None
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: Any, weight: Any, bias: Any) -> Any:
+            return matmul(x, weight.mT, bias=bias, activation=activation, out_dtype=kind)
+
+    layer, leaves = Layer(), tuple(t.clone().requires_grad_() for t in (x, weight, bias))
+    want = layer(*leaves)
+    grad = torch.ones_like(want)
+    gradients = torch.autograd.grad(want, leaves, grad)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(*leaves)
+    exported = torch.export.export(layer, leaves).module()(*leaves)
+    mapped, pull = torch.func.vjp(layer, x, weight, bias)
+    forward, tangent = torch.func.jvp(layer, (x, weight, bias), (x, weight, bias))
+    assert all(torch.equal(each, want) for each in (compiled, exported, mapped, forward))
+    for found in (torch.autograd.grad(compiled, leaves, grad), torch.autograd.grad(exported, leaves, grad), pull(grad)):
+        # torch's compiler decomposes the derivatives of its own activations.
+        room = 0 if activation in (None, "relu") else 2**-7
+        for each, one in zip(found, gradients, strict=True):
+            assert (each.double() - one.double()).norm() <= room * one.double().norm()
+    by_lines = sum((g.float() * t.float()).sum() for g, t in zip(gradients, (x, weight, bias), strict=True))
+    assert torch.allclose(tangent.float().sum(), by_lines, rtol=2**-6)
+
+
+def test_derivatives_of_finished_products_have_derivatives() -> None:
+    a, b, bias = normal(4, 8), normal(8, 6), normal(6)
+
+    def ours(a: Any, b: Any, bias: Any) -> Any:
+        return matmul(a, b, bias=bias, activation="relu", allow_tf32=True)
+
+    def torchs(a: Any, b: Any, bias: Any) -> Any:
+        return torch.relu(a @ b + bias)
+
+    def second(of: Any) -> Any:
+        first = torch.func.grad(lambda *given: of(*given).square().sum())
+        return torch.func.grad(lambda *given: first(*given).square().sum(), 1)(a, b, bias)
+
+    assert torch.allclose(second(ours), second(torchs), rtol=1e-4, atol=1e-4)
+    lines, rows = normal(3, 6), normal(3, 4, 8)
+    each = [
+        torch.func.vmap(torch.func.grad(lambda z, x, of=of: of(x, b, z).sum()))(lines, rows) for of in (ours, torchs)
+    ]
+    assert torch.allclose(*each, rtol=1e-4, atol=1e-4)
+
+
+TRACED: dict[str, dict[str, Any]] = {
+    "plain": {}, "relu": {"bias": True, "activation": "relu"}, "gelu": {"bias": True, "activation": "gelu"},
+    "a gate": {"activation": "swiglu"},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes are compared, and are those of the trace
+@pytest.mark.parametrize("name", TRACED)
+def test_a_trace_records_derivatives(name: str) -> None:
+    """torch.jit.trace traces a second time, without recording, and compares the graphs."""
+    options = dict(TRACED[name])
+    a, b, bias = (
+        t.requires_grad_() for t in (normal(4, 8, dtype=BF16), normal(8, 6, dtype=BF16), normal(6, dtype=BF16))
+    )
+
+    def of(a: Any, b: Any, bias: Any) -> Any:
+        return matmul(a, b, **{**options, "bias": bias} if "bias" in options else options)
+
+    leaves = (a, b, bias) if "bias" in options else (a, b)
+    traced = torch.jit.trace(of, (a, b, bias))
+    found, want = traced(a, b, bias), of(a, b, bias)
+    grads = [torch.autograd.grad(c, leaves, torch.ones_like(c)) for c in (found, want)]
+    assert torch.equal(found, want) and all(torch.equal(x, y) for x, y in zip(*grads, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_launch_of_its_own_is_not_traced() -> None:
+    a, w = normal(4, 8, dtype=BF16), normal(8, 6, dtype=BF16)
+    for of in (
+        lambda a: matmul(a, w, order="row"),
+        lambda a: matmul(a, (w, w), combine=lambda x, y, ops, s: x + y),
+        lambda a: matmul(a, w, epilogue=Epilogue(Scale()), given={"alpha": 2.0}),
+    ):
+        with pytest.raises(OperandError, match=r"is a launch of its own, not under torch.jit.trace: call it beside"):
+            torch.jit.trace(of, (a,))
+    rows = torch.tensor([2, 0])
+    assert torch.equal(torch.jit.trace(lambda a: matmul(a, w, rows=rows), (a,))(a), matmul(a, w, rows=rows))
+
+
+def test_vmap_writes_into_a_mapped_output_alone() -> None:
+    a, b, out = normal(3, 4, 8, dtype=BF16), normal(8, 6, dtype=BF16), torch.empty(3, 4, 6, dtype=BF16)
+    torch.vmap(lambda x, c: matmul(x, b, out=c))(a, out)
+    assert torch.equal(out, matmul(a, b))
+    one, ends = torch.zeros(4, 6, dtype=BF16), torch.tensor([0, 2, 4], dtype=torch.int32)
+    for of in (
+        lambda x: matmul(x, b, out=one),
+        lambda x: gemm(2.0, x, b, out=one),
+        lambda x: grouped_matmul(x, torch.stack([b, b]), ends, out=one),
+    ):
+        with pytest.raises(OperandError, match=r"out is one tensor for all that torch.func.vmap maps: map it too"):
+            torch.vmap(of)(a)
+    assert not one.any()
+
+
+def test_functionalize_takes_products_and_outputs() -> None:
+    a, b, bias = normal(4, 8, dtype=BF16), normal(8, 6, dtype=BF16), normal(6, dtype=BF16)
+
+    def into(a: Any, b: Any) -> Any:
+        out = torch.empty(4, 6, dtype=BF16)
+        matmul(a, b, bias=bias, out=out)
+        return out
+
+    functionalize = torch.func.functionalize
+    assert torch.equal(functionalize(into)(a, b), matmul(a, b, bias=bias))
+    assert torch.equal(functionalize(matmul)(a, b), matmul(a, b))
+    out = torch.zeros(4, 6, dtype=BF16)
+    functionalize(lambda a, b, out: matmul(a, b, out=out))(a, b, out)
+    assert torch.equal(out, matmul(a, b))
+    ends, many = torch.tensor([0, 2, 4], dtype=torch.int32), torch.stack([b, b])
+    assert torch.equal(functionalize(lambda a: grouped_matmul(a, many, ends))(a), grouped_matmul(a, many, ends))
+
+
+def test_forward_derivatives_of_finished_products_are_those_of_torch() -> None:
+    a, b, bias = normal(4, 8), normal(8, 6), normal(6)
+    for way in (torch.func.jacfwd, torch.func.jacrev):
+        found = way(lambda *t: matmul(*t[:2], bias=t[2], activation="relu", allow_tf32=True), (0, 1, 2))(a, b, bias)
+        want = way(lambda a, b, z: torch.relu(a @ b + z), (0, 1, 2))(a, b, bias)
+        assert all(torch.allclose(x, y, rtol=1e-4, atol=1e-4) for x, y in zip(found, want, strict=True))

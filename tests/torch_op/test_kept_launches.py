@@ -24,7 +24,6 @@ from layoutgemm.kernels.sm90.indexed.row_copy import COPIED
 from layoutgemm.torch_op import launch, operator
 from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.compiled.guards import _class
-from layoutgemm.torch_op.scaled_grouped import kept as scaled_grouped_kept
 from tests.torch_op.host_launches import BareLaunches, bare_launches
 
 pytestmark = [
@@ -136,8 +135,14 @@ def triangle() -> Call:
     return lambda: matmul(a, b, order="lower", out=out)
 
 
+def lower() -> Call:
+    """A new result, in which the launch leaves tiles out."""
+    a, b = normal(N, K), normal(N, K).mT
+    return lambda: matmul(a, b, order="lower")
+
+
 OF_STEPS = (dense, into, transposed, nothing_stored, scaled, scaled_rows, groups, chosen_rows, masked)
-CALLS = (*OF_STEPS, scalars, alone, combined, pairs, in_order, triangle)
+CALLS = (*OF_STEPS, scalars, alone, combined, pairs, in_order, triangle, lower)
 
 
 @contextlib.contextmanager
@@ -278,11 +283,8 @@ def test_calls_that_are_more_than_a_launch_are_not_kept(monkeypatch: pytest.Monk
         for count in (1, 2):
             matmul(copied, b, epilogue=PLAIN, given=given)
             assert len(first) == count
-        for count in (3, 4):  # tiles that the launch leaves out are cleared before it
-            matmul(a[:, :N], b[:N], order="lower")
-            assert len(first) == count
         wide = normal(2 * N, kind=F32)[::2]  # a bias that no kernel reads: torch adds it
-        for count in (5, 6):
+        for count in (3, 4):
             matmul((a, a.clone()), (b, b.clone()), bias=wide)
             assert len(first) == count
         matmul(a, a.mT, epilogue=Epilogue(Scale("half")), given={"half": 1.0})  # which one is the kernel's A?
@@ -290,6 +292,19 @@ def test_calls_that_are_more_than_a_launch_are_not_kept(monkeypatch: pytest.Monk
         before = len(noted.arguments)
         matmul(*batch[:1], batch[1].transpose(0, 1), epilogue=steps, given=own)
         assert len(noted.arguments) > before + 1 and not any(kept_launches.KEPT.seen.values())
+
+
+def test_a_new_result_is_cleared_where_the_launch_leaves_tiles_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = lower()
+
+    def ones(shape: Any, strides: Any, kind: Any) -> Any:
+        return torch.empty_strided(shape, strides, dtype=kind).fill_(1)
+
+    with launches(monkeypatch) as (noted, first):
+        monkeypatch.setattr(kept_launches, "empty_on_gpu", ones)
+        results = [call() for _ in range(3)]
+        assert len(first) == 1 and len(noted.arguments) == 3
+        assert len({c.data_ptr() for c in results}) == 3 and not any(c.any() for c in results)  # they compute nothing
 
 
 def test_transforms_and_subclasses_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,8 +349,6 @@ def test_what_is_no_name_is_refused_by_the_product() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "instead", "made"),
     [
-        # A kept call would not clear the result.
-        pytest.param(scaled_grouped_kept, "is_partial", lambda plan: True, groups, id="a result that was cleared"),
         pytest.param(launch, "note_workspace", lambda memory: None, dense, id="an unknown address"),
     ],
 )

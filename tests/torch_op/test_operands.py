@@ -165,6 +165,28 @@ def test_raw_operators_refuse_alike_on_every_device() -> None:
         assert OP(f32, f32, None, "", True).shape == (4, 4)
 
 
+@pytest.mark.parametrize("off", ["a", "b"])
+def test_pairs_of_types_are_refused_by_the_operand_that_is_off(off: str) -> None:
+    wide, one, ends = ones(4, 4), torch.ones(()), torch.tensor([0, 4], dtype=torch.int32)
+    a, b = (wide.to(E4M3), wide) if off == "a" else (wide, wide.to(E4M3))
+    for call in (
+        lambda: matmul(a, b),
+        lambda: grouped_matmul(a, b[None], ends),
+        lambda: matmul(a, b, order="lower"),
+        lambda: matmul((a, a), (b, b)),
+        lambda: matmul(a, b, rows=ends),
+    ):
+        with pytest.raises(TensorError, match=f"convert {off} to torch.bfloat16, which has all values of"):
+            call()
+    other = "b" if off == "a" else "a"  # the one without 8 bits
+    for call in (
+        lambda: scaled_matmul(a, one, b, one),
+        lambda: grouped_matmul(a, b[None], ends, scale_a=one, scale_b=torch.ones(1)),
+    ):
+        with pytest.raises(OperandError, match=f"{other} is torch.bfloat16: .*layoutgemm.quantize makes such an"):
+            call()
+
+
 ODD, WIDE, CONFIGURED = ones(4, 3), torch.ones(4, 4), object()
 GRAD = ones(4, 4).requires_grad_()
 # calls that are compiled, and what the refusal says; apart from the calls, whose lines torch quotes
@@ -172,7 +194,13 @@ COMPILED = (
     (lambda a: matmul(a, a, activation="nope"), "activation 'nope': known are 'relu', 'relu_sq'"),
     (lambda a: matmul(a, a, activation=["relu"]), r"activation \['relu'\]: known are"),
     (lambda a: matmul(a.double(), a.double()), "a and b are torch.float64; this library multiplies bfloat16"),
-    (lambda a: matmul(a, a.half()), "expected a and b to have the same dtype"),
+    (lambda a: matmul(a, a.half()), "expected a and b to have the same dtype, .*; convert one of them"),
+    (lambda a: matmul(a, a.to(E4M3)), "bfloat16 != torch.float8_e4m3fn; convert b to torch.bfloat16, which has all"),
+    (lambda a: matmul(a.to(E4M3), a), "float8_e4m3fn != torch.bfloat16; convert a to torch.bfloat16, which has all"),
+    (lambda a: matmul(a.char(), a), "int8 != torch.bfloat16; convert a to torch.bfloat16"),
+    (lambda a: matmul(a.char(), a.to(E4M3)), "convert both to torch.bfloat16, which has all their values"),
+    (lambda a: matmul(a, a.double()), "convert b to a type of the library's"),
+    (lambda a: matmul(a.double(), a), "convert a to a type of the library's"),
     (lambda a: matmul(a.float(), a.float(), allow_tf32=False), "the tensor cores would round them to tf32"),
     (lambda a: matmul(a, a, bias=5), "bias is a builtins.int"),
     (lambda a: matmul(a, a, bias=CONFIGURED), "bias is a builtins.object"),

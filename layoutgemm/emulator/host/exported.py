@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...arch import ARCHES
 from ...errors import EmulatorError
 from .devices import GpuModel
 from .launcher import c_compiler
@@ -277,11 +278,11 @@ def runs_on(target: str, device: GpuModel) -> bool:
     >>> [runs_on(target, GpuModel.of("sm_103a")) for target in ("sm_100", "sm_100f", "sm_103a", "sm_100a", "sm_90")]
     [True, True, True, False, False]
     """
-    digits = re.fullmatch(r"sm_(\d+)(\d)([af]?)", target)
+    if target in ARCHES:
+        return device.capability in ARCHES[target].capabilities
+    digits = re.fullmatch(r"sm_(\d+)(\d)", target)
     if digits is None:
         return False
-    if digits[3] == "a":
-        return target == device.arch.name
     return int(digits[1]) == device.capability[0] and int(digits[2]) <= device.capability[1]
 
 

@@ -20,7 +20,7 @@ from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.problem import Ints
 from ...torch_op.scaled_grouped.recipes import SQUARE, Recipes, ScaledOperand, Scales, recipe_text, recipes_of
-from ..product import BIASES, gate_of
+from ..product import BIASES, check_alike, gate_of
 
 PLAIN, ROWS, ALONG_K = "plain", "rows", "K"
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -122,8 +122,7 @@ def check_operands(a: str, b: str, scaled: bool, grouped: bool) -> None:
         if kind not in known:
             what = "a grouped product" if grouped else "a product"
             raise OperandError(f"{name} is {kind}: {what}{' with scales' * scaled} is of {', '.join(known)}")
-    if a != b and not {a, b} <= {*FLOAT8}:
-        raise TensorError(f"a is {a} and b is {b}: both have one type, or are 8-bit floats")
+    check_alike(a, b)
 
 
 def check_bias(bias: tuple[str, Ints] | None, shapes: list[Ints]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...arch import arch
 from ...dtypes import DType
 from ...errors import OperandError, PlanError
 from ..compile.compiler import compile_plan
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# Compute capabilities that each target's code runs on: the "a" targets run on exactly one, sm_80 on all of its
-# generation (CUDA C++ Programming Guide, "Binary Compatibility").
-_CAPABILITY = {
-    "sm_80": ((8, 0), (8, 6), (8, 7), (8, 9)), "sm_90a": ((9, 0),), "sm_100a": ((10, 0),), "sm_120a": ((12, 0),),
-}  # fmt: skip
 _TORCH_NAMES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
     "tf32": "float32", "i8": "int8", "u8": "uint8", "i32": "int32",
@@ -78,7 +74,7 @@ def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
         return False, "torch finds no CUDA GPU"
     found = torch.cuda.get_device_capability(index)
     name = torch.cuda.get_device_name(index)
-    if found not in _CAPABILITY.get(plan.arch.name, ()):
+    if found not in plan.arch.capabilities:
         return False, f"the plan is for {plan.arch.name}, the GPU is {name} (compute capability {found[0]}.{found[1]})"
     if importlib.util.find_spec("cutlass") is None:
         return False, f"{name} is here, but the CuTe DSL is not installed: pip install 'layoutgemm[dsl]'"
@@ -102,7 +98,7 @@ def target_here(targets: Sequence[str], default: str) -> str:
         found = torch.cuda.get_device_capability()
     except (ImportError, PlanError, RuntimeError):
         return default
-    return next((name for name in targets if found in _CAPABILITY[name]), default)
+    return next((name for name in targets if found in arch(name).capabilities), default)
 
 
 def run_tensors(

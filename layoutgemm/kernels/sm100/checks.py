@@ -10,6 +10,7 @@ import numpy as np
 
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor
 from ...atoms.smem.operand_read import operand_read
+from ...atoms.targets import exists_on
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns, warp_lanes
 from ...checks import (
     bank_conflicts,
@@ -43,7 +44,7 @@ HELD = 56  # registers of an epilogue thread beside what it loads: converted val
 
 def check_sm100(plan: Sm100Plan) -> Report:
     """Every check of the plan."""
-    return checked(plan, _checks, batch=plan.batch, epilogue=plan.epilogue, **asked_order(plan))
+    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue, **asked_order(plan))
 
 
 def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
@@ -152,7 +153,7 @@ def _instruction(plan: Sm100Plan) -> Check:
     ):
         if have != want and not witness:
             witness = f"{what}: {have}, should be {want}"
-    if "sm_100a" not in mma.archs:
+    if not exists_on(mma.archs, plan.arch):
         witness = witness or f"{mma} exists on {', '.join(mma.archs)}"
     statement = (
         f"{word:#010x} says M {says.m}, N {says.n}, A {says.a} {says.a_major}-major, B {says.b} {says.b_major}-major, "

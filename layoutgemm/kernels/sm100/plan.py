@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...arch import Arch, ArchName
 from ...arch import arch as arch_named
 from ...arguments import checked
 from ...atoms import Tcgen05Atom, tcgen05_mma
@@ -19,7 +20,7 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
-from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
+from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
 from ..epilogue.chain import Epilogue
 from ..orders import Order, unmirrored
 from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
@@ -171,6 +172,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
         n: int,
         k: int,
         *,
+        arch: ArchName = "sm_100a",
         batch: int = 1,
         a: Operand | DType | str = "bf16",
         b: Operand | DType | str | None = None,
@@ -181,6 +183,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
     ) -> Sm100Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
+        arch             one with tensor memory, by any of its names: "sm_103a", "sm_110a", "sm_100f"
         m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
                          `bytes_beyond_line`
         a, b             bf16 or f16 alike, or e4m3 and e5m2 mixed at will; ":row" (default) or ":col". tf32 K-major: a
@@ -202,18 +205,18 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)
-        arch = arch_named("sm_100a")
+        target = arch_named(arch)
+        target.require("tcgen05", "this kernel")
         a_spec, b_spec, c_spec = _typed(a, b, c)
         check_epilogue(epilogue, c_spec)
         check_reductions(epilogue, config.tile[1], c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
         (tile_m, tile_n), blocks = config.tile, config.blocks
-        kind = _KINDS[a_spec.dtype.name]
-        atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
+        atom = tcgen05_mma(_KINDS[a_spec.dtype.name], tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
         tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, a_spec.dtype, atom)
         a_plan = _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch)
         b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
         store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers).of_batch(batch)
-        stages = _stages(a_plan, b_plan, store, config)
+        stages = _stages(target, a_plan, b_plan, store, config)
         schedule = _schedule(order, config, (m, n, batch))
         check_words((*epilogue.words, *schedule.words))
         check_tiles_reduced(epilogue, schedule)
@@ -222,7 +225,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
             n=n,
             k=k,
             batch=batch,
-            arch=arch,
+            arch=target,
             a=a_plan,
             b=b_plan,
             c=c_spec,
@@ -311,7 +314,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
 
     def __str__(self) -> str:
         many = f"{self.stages} stages, {self.accumulators} accumulator(s)"
-        return f"{self.described()} by {self.blocks} block(s), {many}"
+        return f"{self.described(f' {self.arch.name}')} by {self.blocks} block(s), {many}"
 
 
 def _typed(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:
@@ -322,11 +325,15 @@ def _typed(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tupl
     c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
     for name, spec in (("a", a_spec), ("b", b_spec)):
         if spec.dtype.name not in _KINDS:
-            raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_KINDS)}")
+            other = ""
+            if spec.dtype.name in ("i8", "u8"):
+                other = "; config=Sm80Config() asks for mma.sync, which multiplies it"
+            elif spec.dtype.name == "f32":
+                other = ": say 'tf32' for f32 rounded to 11 bits of its significand"
+            raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_KINDS)}{other}")
     if c_spec.dtype.name not in _OUTPUTS:
-        raise PlanError(f"c is {c_spec.dtype}; this kernel stores {', '.join(_OUTPUTS)}")
-    if _KINDS[a_spec.dtype.name] != _KINDS[b_spec.dtype.name]:
-        raise PlanError(f"no instruction multiplies {a_spec.dtype} with {b_spec.dtype}")
+        raise refused_output(c_spec.dtype, a_spec.dtype, _OUTPUTS)
+    check_pair(a_spec, b_spec)
     return a_spec, b_spec, c_spec
 
 
@@ -343,13 +350,13 @@ def _operand(
     return replace(plan, tma=plan.tma.batched("l")) if batch > 1 else plan
 
 
-def _stages(a: OperandPlan, b: OperandPlan, store: StorePlan, config: Sm100Config) -> int:
+def _stages(target: Arch, a: OperandPlan, b: OperandPlan, store: StorePlan, config: Sm100Config) -> int:
     """The stages, as many as asked for or as fit; raises PlanError."""
     c_bytes = store.bytes(EPILOGUE_WARPS)
     each = rounded_up(a.smem.bytes, 1024) + rounded_up(b.smem.bytes, 1024) + 2 * BARRIER_BYTES
     beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
     taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {c_bytes} of the store"
-    return fitting_stages(arch_named("sm_100a"), config.stages, LEAST_STAGES, each, beside, taken)
+    return fitting_stages(target, config.stages, LEAST_STAGES, each, beside, taken)
 
 
 def _schedule(order: Order | None, config: Sm100Config, sizes: tuple[int, int, int]) -> Schedule:

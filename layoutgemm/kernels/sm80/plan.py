@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...arch import Arch
+from ...arch import Arch, ArchName, with_feature
 from ...arch import arch as arch_named
 from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
+from ...atoms.targets import exists_on
 from ...checks import most_stages
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
-from ..derive import Operand, OperandSpec
+from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, unmirrored
@@ -45,7 +46,7 @@ from .operand import Sm80Operand, by_tensor_copy, derive_operand
 from .quantized.operand import Sm80PackedOperand, check_packed, packed_b
 from .store import BUFFERS, Sm80Store
 
-ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+ARCHES = with_feature("mma.sync")  # every architecture has the kernel's instruction
 LOADS = ("cp.async", "tma")
 STORED_FLOATS = ("f32", "bf16", "f16")  # types of C
 ALIGNMENTS = (16, 8, 4, 2, 1)
@@ -188,7 +189,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         n: int,
         k: int,
         *,
-        arch: str | Arch = "sm_80",
+        arch: ArchName = "sm_80",
         a: OperandSpec = "bf16",
         b: OperandSpec | None = None,
         c: OperandSpec | None = None,
@@ -201,7 +202,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes: what lies beyond is filled with zeros on load and guarded on store
-        arch     "sm_80", or a later one whose code is wanted
+        arch     the target of the code, by any of its names; see `layoutgemm.arch`
         a, b     bf16, f16, tf32 (f32 in memory, of which the instruction reads the upper 19 bits), i8, u8, and from
                  sm_89 on e4m3, e5m2; ":row" (default) or ":col". b defaults to a's type, row-major
         c        f32, bf16 or f16 of float inputs (default: the inputs' type where it has 16 bits, else f32), i32 of
@@ -218,7 +219,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         Sm80Plan 4096x4096x4096 sm_80: A bf16 row, B bf16 col, C bf16 row-major, tile 128x256x32, 4 stages, 2x4 warps
         """
         config = config or (Sm80Config() if weights is None else PACKED)
-        target = _target(arch)
+        target = arch_named(arch)
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, n=n, k=k)
         check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
         if config.persistent and batch > 1:
@@ -321,14 +322,6 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps{packed}"
 
 
-def _target(arch: str | Arch) -> Arch:
-    """The architecture; raises PlanError for one that the kernel is not for."""
-    target = arch_named(arch)
-    if target.name not in ARCHES:
-        raise PlanError(f"this kernel is for {', '.join(ARCHES)}, not for {target.name}")
-    return target
-
-
 def _like(a: OperandSpec) -> Operand:
     """Packed weights as an operand, for activations of a type."""
     return Operand(Operand.parse(a).dtype, "col")
@@ -341,9 +334,10 @@ def _typed(a: OperandSpec, b: OperandSpec | None, target: Arch) -> tuple[Operand
     for name, spec in (("a", a_spec), ("b", b_spec)):
         if spec.dtype.name not in _INSTRUCTIONS:
             raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_INSTRUCTIONS)}")
+    check_pair(a_spec, b_spec)
     atom = mma_sync(_INSTRUCTIONS[a_spec.dtype.name], a_spec.dtype, b_spec.dtype)
-    if target.name not in atom.archs:
-        raise PlanError(f"{target.name} has no {atom.ptx}: it exists on {', '.join(atom.archs)}")
+    if not exists_on(atom.archs, target):
+        raise PlanError(f"a is {a_spec.dtype}: {target.name} has no {atom.ptx}; it exists from {atom.archs[0]} on")
     return a_spec, b_spec, atom
 
 
@@ -376,10 +370,22 @@ def _output(c: OperandSpec | None, a: Operand, atom: MmaAtom, epilogue: Epilogue
     spec = Operand.parse(default if c is None else c)
     known = ("i32", *STORED_FLOATS * bool(epilogue)) if whole else STORED_FLOATS
     if spec.dtype.name not in known:
-        raise PlanError(f"c is {spec.dtype}; of {a.dtype} inputs this kernel stores {', '.join(known)}")
+        raise refused_output(spec.dtype, a.dtype, known, _way_to(spec.dtype.name, a.dtype.name, whole, bool(epilogue)))
     if spec.order != "row":
         raise PlanError(f"c is {spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
     return spec
+
+
+def _way_to(c: str, a: str, whole: bool, fused: bool) -> str:
+    """The way to a C of a type that the kernel does not store; "" if only a conversion leads there."""
+    if whole and not fused and c in STORED_FLOATS:
+        return f"behind an epilogue it stores {c}, as in epilogue=Epilogue(Scale())"
+    if c in ("e4m3", "e5m2"):
+        able = " and sm_100a's" * (not whole)
+        return (
+            f"store f32{' behind an epilogue' * (whole and not fused)} and convert it; sm_90a's{able} kernel stores {c}"
+        )
+    return ""
 
 
 def _schedule(order: Order | None, config: Sm80Config, sizes: tuple[int, int], epilogue: Epilogue) -> Schedule:

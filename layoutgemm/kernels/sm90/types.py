@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from ...dtypes import DType, dtype
 from ...errors import PlanError
-from ..derive import Operand, OperandSpec
+from ..derive import Operand, OperandSpec, check_pair, refused_output
 
 INPUTS = ("bf16", "f16", "e4m3", "e5m2", "tf32", "i8", "u8")
 _INTEGERS = ("i8", "u8")
@@ -69,6 +69,8 @@ def operands(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tu
         if spec.dtype.name not in INPUTS:
             hint = ": say 'tf32' for f32 rounded to 11 bits of its significand" if spec.dtype.name == "f32" else ""
             raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(INPUTS)}{hint}")
+    check_pair(a_given, given["b"])
+    for name, spec in given.items():
         if spec.dtype.bits != 16 and spec.order != _K_MAJOR[name]:
             raise PlanError(
                 f"{name} is {spec}, and wgmma reads {spec.dtype} K-major alone: plan '{spec.dtype}:{_K_MAJOR[name]}', "
@@ -76,5 +78,5 @@ def operands(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tu
             )
     known = _OUTPUTS[accumulator_of(a_given.dtype)]
     if c_given.dtype.name not in known:
-        raise PlanError(f"c is {c_given.dtype}; of {a_given.dtype} inputs this kernel stores {', '.join(known)}")
+        raise refused_output(c_given.dtype, a_given.dtype, known)
     return a_given, given["b"], c_given

@@ -38,7 +38,7 @@ def streamed_config(
 ) -> StreamedConfig | None:
     """The configuration for `rows` activations and weights (n, k), which become that type; None for another kernel.
 
-    shared  bytes of shared memory that a block may have, where they are fewer than the architecture's: of 8.6 and 8.9
+    shared  bytes of shared memory that a block may have, where they are fewer than the architecture's
 
     >>> from layoutgemm.arch import arch
     >>> int4 = QuantizedFormat("int4", 128)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ...arch import Arch
+from ...arch import Arch, ArchName
 from ...arch import arch as arch_named
 from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
@@ -48,7 +48,6 @@ from ..quantized.packing import units_of
 from .operands import COLUMNS, StreamedRows, StreamedWeights
 
 BANDS = (1, 2, 4)
-ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 TYPES = ("bf16", "f16")
 F32 = 4  # bytes of a sum
 PAIR = 2  # neighbours along a row of C that a thread adds and stores
@@ -142,7 +141,7 @@ class StreamedPlan(GemmPlan):
         k: int,
         *,
         weights: QuantizedFormat,
-        arch: str | Arch = "sm_90a",
+        arch: ArchName = "sm_90a",
         a: OperandSpec = "bf16",
         b: OperandSpec | None = None,
         c: OperandSpec | None = None,
@@ -162,7 +161,7 @@ class StreamedPlan(GemmPlan):
         >>> str(plan).partition(", tile ")[2]
         '16x8x128, 16 warps of 4 slots, int4 in groups of 128'
         """
-        config, target = config or StreamedConfig(), _target(arch)
+        config, target = config or StreamedConfig(), arch_named(arch)
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, k=k)
         check_range(PlanError, COLUMNS, f"a streamed product has 1 to {COLUMNS} rows of x", n=n)
         a_spec, b_spec, c_spec = _operands(a, b, c)
@@ -364,13 +363,6 @@ class StreamedPlan(GemmPlan):
         rest = [f"{config.warps} warps of {self.stages} slots", *[f"bands of {config.band} strips"] * (config.band > 1)]
         rest += [f"K in {config.split} parts"] * (config.split > 1)
         return ", ".join([head, *rest, str(self.weights)])
-
-
-def _target(arch: str | Arch) -> Arch:
-    target = arch_named(arch)
-    if target.name not in ARCHES:
-        raise PlanError(f"this kernel is for {', '.join(ARCHES)}, not for {target.name}")
-    return target
 
 
 def _operands(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:

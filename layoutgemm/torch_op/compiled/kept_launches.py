@@ -2,8 +2,8 @@
 
 A call is recorded while it runs: its launches, and the memory that was allocated for partial results. It is kept if it
 was one launch of which every argument is known. An argument is the address of a tensor of the call, of the result or of
-that memory, a number of the call, or follows from shapes, strides and types. A call that copied, cleared or
-converted anything has another address or another count of writes, and is not kept.
+that memory, a number of the call, or follows from shapes, strides and types. A call that copied or converted anything
+has another address or another count of writes, and is not kept. A new result that was cleared is cleared again.
 
 A guard finds the call again (`guards`). What a guard does not see is looked at each time: addresses are multiples of
 16, and what is written overlaps nothing else.
@@ -45,6 +45,7 @@ class KeptCall:
     numbers  the operands that are numbers
     memory   bytes of each workspace
     lists    what the launch reads of its plan's own
+    clears   whether a new C is cleared first, for what the launch leaves out
     """
 
     direct: Direct
@@ -55,6 +56,7 @@ class KeptCall:
     numbers: tuple[EpilogueOperand, ...]
     memory: tuple[int, ...]
     lists: tuple[torch.Tensor, ...]
+    clears: bool = False
 
 
 KEPT: KeptCalls[KeptCall] = KeptCalls()
@@ -151,6 +153,8 @@ def _again(
     mark_written([tensors[place] for place in kept.written])
     if kept.result is not None:
         c = empty_on_gpu(*kept.result)
+        if kept.clears:
+            c.zero_()
         values.append(c.data_ptr())
     else:
         c = tensors[0].new_empty(0, dtype=kept.kind) if out is None else out
@@ -197,7 +201,8 @@ class _RecordedCall:
         kind = None if self.extras.stores_c else c.dtype
         memory = tuple([record.memory[made.arguments[place]] for place in workspaces])
         spans, lists = tuple(map(_span, self.tensors)), tuple(record.lists.values())
-        return KeptCall(direct, result, kind, spans, self.written, numbers, memory, lists)
+        clears = new and record.clears
+        return KeptCall(direct, result, kind, spans, self.written, numbers, memory, lists, clears)
 
     def written_once(self) -> bool:
         """True if the call wrote once what it writes, and nothing else."""

@@ -15,7 +15,7 @@ from ...kernels.sm90.choose.rules import Sm90Choice, choose, nearest, spare_of_s
 from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.plan import Sm90Plan
-from ..checks import autocast_type, cast, differentiated, has_tangent, needs_dispatcher
+from ..checks import autocast_type, cast, differentiated, has_tangent, needs_dispatcher, refuse_traces
 from ..operands.several import Combine, as_lines, checked_call, computed
 from ..prepared import Config, choice_of, gpu, on_gpu
 from ..scaled_grouped.grouped import INTS
@@ -39,6 +39,7 @@ def combined_rows(
     >>> combined_rows(x, (w, w), torch.tensor([1, 0, 1]), "relu", None, None, None, None).tolist()
     [[9.0, 16.0], [1.0, -0.0], [9.0, 16.0]]
     """
+    refuse_traces("combine= with rows=")
     check_operands({"a": a, "rows": rows})
     a = cast(a, to := autocast_type(a))
     if isinstance(b, (tuple, list)) and b:

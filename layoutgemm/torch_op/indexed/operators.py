@@ -21,7 +21,7 @@ import torch
 from ...errors import OperandError, TensorError
 from ..autograd.products import dense
 from ..bias_activation import by_autograd
-from ..checks import has_tangent, refuse_derivatives
+from ..checks import derived_by_func, has_tangent, refuse_derivatives
 from ..compiled.traced import checking_operator
 from ..library import dispatched, with_autograd
 from ..reference import rounded
@@ -130,7 +130,7 @@ def _recorded(
 ) -> torch.Tensor:  # fmt: skip
     given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets)
     call = check_indexed(given, None, activation, out_dtype)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if derived_by_func():
         raise OperandError("row indices: torch.func takes no operator's derivative, and these products have no other")
     if any(has_tangent(x) for x in given.named.values()):
         raise TensorError("row indices have no forward derivatives: give unpack_dual(x).primal of each tensor")

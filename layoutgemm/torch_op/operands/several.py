@@ -23,7 +23,16 @@ from ...kernels.epilogue.parameters import float_word, host_number
 from ...kernels.epilogue.steps import ACTIVATIONS, EpilogueOperand, check_activation
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.operands.combined import LEAST_MATRICES, MOST_MATRICES, Combined
-from ..checks import NOT_RECORDED, autocast, check_call, check_out, differentiated, has_tangent, needs_dispatcher
+from ..checks import (
+    NOT_RECORDED,
+    autocast,
+    check_call,
+    check_out,
+    differentiated,
+    has_tangent,
+    needs_dispatcher,
+    refuse_traces,
+)
 from ..compiled.kept_launches import Extras, again_or
 from ..compute import product
 from ..explanation import Explanation
@@ -73,6 +82,7 @@ def matmul_combined(
     """
 
     def make() -> torch.Tensor:
+        refuse_traces("combine=")
         left, matrices, how, numbers, kind = checked_call(a, b, combine, given, out, config, out_dtype, allow_tf32)
         recorded = differentiated(left, *matrices)
         if any(has_tangent(x) for x in (left, *matrices)):

@@ -22,7 +22,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.quantized.formats import QuantizedFormat
 from ...kernels.run.operand_checks import check_operands
 from ..bias_activation import GATES, by_torch
-from ..checks import check_activation, check_device, refuse_derivatives, stored_as
+from ..checks import check_activation, check_device, derived_by_func, refuse_derivatives, stored_as
 from ..compiled.traced import named
 from ..library import with_autograd
 from ..operator import matmul
@@ -173,7 +173,7 @@ def _recorded(
     config: str = "", scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product as autograd records it."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if derived_by_func():
         raise OperandError(
             "torch.ops.layoutgemm.quantized_matmul is differentiated by torch.func, which takes no operator's "
             "derivative: layoutgemm.quantized_matmul has it, outside of torch.compile"

@@ -17,6 +17,7 @@ from ..checks import (
     NOT_RECORDED,
     PLAIN,
     autocast,
+    copied,
     differentiated,
     needs_dispatcher,
     seen_by_autograd_alone,
@@ -183,7 +184,7 @@ def scaled_matmul(
         value: torch.Tensor = torch.ops.layoutgemm.scaled_matmul(
             a, scale_a, b, scale_b, bias, activation, out_dtype, *names, finish.fast, text
         )
-        return value if out is None else out.copy_(value)
+        return copied(value, out)
     return scaled_product(call, a, scale_a, b, scale_b, finish, config, out, key)
 
 
@@ -251,7 +252,7 @@ def _traced_scaled(
     value: torch.Tensor = torch.ops.layoutgemm.scaled_matmul(
         a, scale_a, b, scale_b, bias, activation, out_dtype, *names, bool(use_fast_accum), config_text(config)
     )
-    return value if out is None else out.copy_(value)
+    return copied(value, out)
 
 
 def _refuse_recorded(read: dict[str, torch.Tensor], out: torch.Tensor | None) -> None:
@@ -447,7 +448,7 @@ def _placed(
         there, into = (value.mT, out.mT) if columns else (value, out)  # columns are rows of the transpose
         kept = torch.where(in_groups(there.shape, said, groups), there, into)
         value = kept.mT if columns else kept
-    return out.copy_(value)
+    return copied(value, out)
 
 
 class _RecordedGroups(torch.autograd.Function):

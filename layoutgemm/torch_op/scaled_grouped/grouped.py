@@ -45,7 +45,7 @@ from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
 from ..bias_activation import by_torch
-from ..checks import check_activation, stored_as
+from ..checks import check_activation, check_alike, stored_as
 from ..compute import gated_product, product
 from ..epilogue import epilogue_product
 from ..indexed.torch_rows import gathered
@@ -168,14 +168,10 @@ def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
     kinds = FP8 if scaled else (torch.bfloat16, torch.float16, *FP8)
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in kinds:
-            raise OperandError(f"{name} is {x.dtype}: a grouped product{' with scales' * scaled} is of {listed(kinds)}")
+            way = ". layoutgemm.quantize makes such an operand and its scales" * scaled
+            of = " with scales" * scaled
+            raise OperandError(f"{name} is {x.dtype}: a grouped product{of} is of {listed(kinds)}{way}")
     check_alike(a, b)
-
-
-def check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Raise TensorError unless both are of one type, or of 8-bit floats."""
-    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= set(FP8):
-        raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
 
 
 def _no_form(a: torch.Tensor, b: torch.Tensor) -> TensorError:

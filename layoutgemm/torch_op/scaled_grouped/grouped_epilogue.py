@@ -34,7 +34,7 @@ from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.indexed.rows import check_inside
 from ...kernels.sm90.plan import Sm90Plan
-from ..checks import autocast, needs_dispatcher, refuse_derivatives
+from ..checks import autocast, needs_dispatcher, refuse_derivatives, refuse_traces
 from ..compiled.guards import MAX_READY
 from ..compiled.kept_launches import epilogue_again_or
 from ..compiled.traced import named
@@ -234,6 +234,7 @@ def grouped_with_epilogue(
     """
 
     def make() -> torch.Tensor:
+        refuse_traces("epilogue=")
         made = checked_groups(of, epilogue, given, asked)
         out, tensors = asked.out, {**made.of.tensors, **made.operands.tensors}
         refuse_derivatives({**tensors, **named(out=out)}, NO_DERIVATIVE)

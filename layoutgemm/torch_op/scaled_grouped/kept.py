@@ -366,8 +366,7 @@ def launch_once(
         made = launch_of(plan, a, b, c, True, tuple(words))
         if plan.epilogue.stores_c:
             _keep_rows(plan, made, c)
-        if c is not None or not is_partial(plan):  # else what the launch leaves out has been cleared
-            note_target(made.c)
+        note_target(made.c, cleared=c is None and is_partial(plan))
         Direct(compile_plan(plan), made.arguments, (), index, plan).launch((), raw_stream(index))
         if made.late and c is not None and plan.epilogue.stores_c:
             c.copy_(made.c)

@@ -23,7 +23,7 @@ from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
-from ..checks import check_device, check_out, differentiated, refuse_derivatives
+from ..checks import check_device, check_out, derived_by_func, differentiated, refuse_derivatives
 from ..compiled.traced import CHECKS, checking_operator, named
 from ..fp8.launch import AS_QUANTIZE, shapes_of
 from ..library import configured, dispatched, with_autocast, with_autograd
@@ -278,7 +278,7 @@ def differentiable(
     config: str = "",
 ) -> torch.Tensor:  # fmt: skip
     """The operator, with its derivatives for autograd, forward mode and functorch."""
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if not torch.compiler.is_compiling() and derived_by_func():
         return _derivable(a, b, groups, said, out_dtype, config)
     value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(a, b, groups, said, None, None, out_dtype, "", "", config)
     return value
@@ -313,7 +313,7 @@ def _recorded(
     activation: str | None = None, use_fast_accum: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     check_derivable(a, b, scale_a, scale_b, bias)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if derived_by_func():
         raise OperandError(
             "torch.ops.layoutgemm.grouped_matmul is differentiated by torch.func, which takes no operator's "
             "derivative: layoutgemm.grouped_matmul has it, outside of torch.compile"

@@ -18,7 +18,7 @@ from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
-from ..checks import needs_dispatcher, refuse_derivatives
+from ..checks import needs_dispatcher, refuse_derivatives, refuse_traces
 from ..compiled.kept_launches import epilogue_again_or
 from ..epilogue import (
     NOT_DISPATCHED,
@@ -88,6 +88,7 @@ def with_epilogue(
     """
 
     def make() -> torch.Tensor:
+        refuse_traces("epilogue=")
         call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
         refuse_derivatives(operands.tensors, WAY_OUT)
         if needs_dispatcher(*of.tensors.values(), out, *operands.tensors.values()):

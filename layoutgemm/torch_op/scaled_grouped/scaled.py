@@ -116,7 +116,10 @@ def check_scaled(
     """
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in FP8:
-            raise OperandError(f"{name} is {x.dtype}: scales are for float8_e4m3fn and float8_e5m2")
+            raise OperandError(
+                f"{name} is {x.dtype}: scales are for float8_e4m3fn and float8_e5m2. layoutgemm.quantize makes such "
+                "an operand and its scales; matmul multiplies without scales"
+            )
     if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
         raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both")

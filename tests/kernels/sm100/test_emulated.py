@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from layoutgemm import plan
 from layoutgemm.emulator.api import ORDERS, emulate_host
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import LayoutError
@@ -98,6 +99,19 @@ def overlap(accumulators: int) -> bool:
 
 def test_with_two_accumulators_a_tile_is_stored_while_the_next_is_multiplied() -> None:
     assert [overlap(accumulators) for accumulators in (1, 2)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "arch", [pytest.param(x, marks=[pytest.mark.slow] * (x != "sm_103a")) for x in ("sm_103a", "sm_110a", "sm_100f")]
+)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=[pytest.mark.slow] * (x != "bf16")) for x in ("bf16", "f16", "tf32", "e4m3")]
+)
+def test_every_architecture_with_tensor_memory_gives_the_product(arch: str, kind: str) -> None:
+    made = plan(45, 40, 144, arch=arch, a=kind, b=f"{kind}:col", config=Sm100Config((128, 64)))
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((45, 144), (144, 40)))
+    assert made.arch.name == arch and np.array_equal(made.run(a, b, device="emulator").c, a @ b)
 
 
 def test_the_run_says_that_it_was_emulated() -> None:

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layoutgemm import plan
+from layoutgemm.arch import ARCHES
 from layoutgemm.emulator.api import ORDERS, Emulation, emulate_host
 from layoutgemm.emulator.host.launcher import HostFunction
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import EmulatorError
+from layoutgemm.kernels import Sm80Config
 from layoutgemm.kernels.compile.compiler import _machine_code
 from layoutgemm.kernels.run.emulated import emulate_launch, host_parameters
 from tests import needs
@@ -76,6 +79,25 @@ def test_every_form_is_exact_and_silent(name: str) -> None:
     refills = "fence.proxy.async by each thread that read"
     others = [one for one in done.findings if one.kind != "lint" or not one.orders.startswith(refills)]
     assert not others and (not done.findings or "TMA" in name), done.report()
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind"),
+    [
+        pytest.param(
+            arch, kind, marks=[pytest.mark.slow] * ((arch, kind) not in (("sm_86", "bf16"), ("sm_89", "e4m3")))
+        )
+        for arch in ("sm_80", "sm_86", "sm_87", "sm_89", "sm_120a", "sm_121a", "sm_120f")
+        for kind in ("bf16", "f16", "tf32", "i8", "u8", "e4m3", "e5m2")
+        if kind not in ("e4m3", "e5m2") or "mma.sync.e4m3" in ARCHES[arch].features
+    ],
+)
+def test_every_architecture_and_type_gives_the_product(arch: str, kind: str) -> None:
+    made = plan(45, 40, 144, arch=arch, a=kind, b=f"{kind}:col", config=Sm80Config((64, 64), stages=2, warps=(2, 2)))
+    whole, low = np.dtype({"i8": "int8", "u8": "uint8"}.get(kind, "float32")), 0 if kind == "u8" else -3
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(low, 4, shape).astype(whole) for shape in ((45, 144), (144, 40)))
+    assert np.array_equal(made.run(a, b, device="emulator").c, a.astype(np.int64) @ b.astype(np.int64))
 
 
 ORDERED = ("bf16 col-row", "late", "two stages", "odd pitches")

@@ -101,7 +101,7 @@ REFUSED = [
     ({"a": "e4m3", "b": "e4m3:col"}, "sm_80 has no mma.sync.aligned.m16n8k32.row.col.f32.e4m3"),
     ({"arch": "sm_70"}, "sm_70"),
     ({"a": "f64"}, "f64"),
-    ({"a": "bf16", "b": "f16"}, "bf16 and f16|takes"),
+    ({"a": "bf16", "b": "f16"}, "a is bf16 and b f16"),
     ({"c": "bf16:col"}, "row-major"),
     ({"c": "i32"}, "c is i32; of bf16 inputs"),
     ({"a": "i8", "b": "i8:col", "c": "f32"}, "c is f32; of i8 inputs"),

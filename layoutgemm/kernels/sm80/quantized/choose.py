@@ -57,7 +57,7 @@ def packed_config(
     """The configuration for `rows` activations and weights of n output features.
 
     processors  multiprocessors of the GPU: 108 of an A100
-    shared      bytes of shared memory that a block may have; 0: the architecture's. 99 KiB on 8.6 and 8.9
+    shared      bytes of shared memory that a block may have; 0: the architecture's
 
     >>> int4 = QuantizedFormat("int4", 128)
     >>> [packed_config(int4, rows, 8192, 132).tile for rows in (1, 40, 128, 256, 4096)]
@@ -65,10 +65,11 @@ def packed_config(
     """
     facts = arch_named(arch)
     room = min(shared or facts.smem_per_block, facts.smem_per_block)
+    limited = replace(facts, smem_per_sm=room + facts.smem_reserved_per_block)
     for tile, how in _by_time(rows, n, processors):
         x = smem_tile((tile[0], how.depth), bf16, "K")
         stage = rounded_up(x.bytes + stage_bytes(fmt, tile[1], how.depth), x.alignment)
-        stages = min(most_stages(replace(facts, smem_per_block=room), stage), how.stages)
+        stages = min(most_stages(limited, stage), how.stages)
         if stages >= LEAST_STAGES:
             return Sm80Config(tile, how.depth, stages, how.warps, 8, ahead=tile[1] < _SPILLS)
     raise PlanError(f"{room} bytes of shared memory: 2 stages of packed weights do not fit")
