@@ -455,9 +455,12 @@ def put(
 ) -> None:  # fmt: skip
     """Write the bytes [lane, bytes of all elements] of a store, checked and recorded; `lost`: those without a value."""
     machine, size = fiber.machine, form.bytes * form.count
-    if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
-        message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
-        machine.problem("race", message, fiber)
+    if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw, form.bytes)) is not None:
+        at, rounded = both
+        message = f"lanes of one {ins.opcode} write different values to address {at:#x}"
+        if rounded:
+            message += "; they are floats apart by rounding, and one of them stays"
+        machine.problem("lint" if rounded and not machine.policy.strict else "race", message, fiber)
     cta, offsets = place(fiber, form.space, addresses)
     if cta is None:
         if lost is not None:
