@@ -259,8 +259,8 @@ def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str)
             amount = theirs[len(mine) - 1][1]
             fiber.machine.problem(
                 kind if amount != count else "lint",
-                f"setmaxnreg to {count}, where warp {other} of the same warpgroup executes another, to {amount}: all of "
-                "them have to execute the same",
+                f"setmaxnreg to {count}, where warp {other} of the same warpgroup executes another, to {amount}: all "
+                "of them have to execute the same",
                 fiber,
             )
 

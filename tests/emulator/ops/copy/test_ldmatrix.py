@@ -166,7 +166,8 @@ def test_races_with_other_warps():
 def test_equal_matrices_of_two_warps_are_lint():
     """Warps that hold one tile each write the same rows: in either order memory holds them."""
     store = "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r10], {VALUE};"
-    same = "mov.u32 %r30, %tid.x; mov.u32 %r29, smem; and.b32 %r9, %r30, 31; and.b32 %r10, %r30, 7; mad.lo.u32 %r10, %r10, 16, %r29;"
+    same = """mov.u32 %r30, %tid.x; mov.u32 %r29, smem; and.b32 %r9, %r30, 31; and.b32 %r10, %r30, 7;
+    mad.lo.u32 %r10, %r10, 16, %r29;"""
     assert run(same + store.replace("VALUE", "%r9"), {}, block=64, shared=1024).kinds == ["lint"]
     assert "race" in run(same + store.replace("VALUE", "%r30"), {}, block=64, shared=1024).kinds
     # The bits of -0 and 0 differ, and those of a NaN equal themselves.
