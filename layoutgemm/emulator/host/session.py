@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,6 +196,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
     from unittest import mock
 
     import cutlass
+    from cutlass.base_dsl.compiler import CompileOptions
     from cutlass.base_dsl.dsl import BaseDSL
     from cutlass.base_dsl.jit_executor import JitCompiledFunction
 
@@ -230,6 +232,8 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
             stack.enter_context(mock.patch.object(owner, name, value))
 
         patch(BaseDSL, "generate_mlir_function_types", packed)
+        if (paths := getattr(CompileOptions, "_set_artifact_dump_paths", None)) is not None:
+            patch(CompileOptions, "_set_artifact_dump_paths", staticmethod(_with_short_names(paths)))
         if (ffi := sys.modules.get("tvm_ffi")) is not None:
             patch(ffi, "from_dlpack", _on_the_gpu(ffi.from_dlpack))
         for kind in (JitCompiledFunction, *_below(JitCompiledFunction)):
@@ -253,6 +257,20 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         yield
 
 
+MAX_NAME = 180  # bytes of a file's name, of which systems take 255; the DSL adds the architecture
+
+
+def _with_short_names(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The DSL's paths of kept files, for functions whose names are too long for one: the PTX would not be written."""
+
+    def paths(option: Any, folder: str, name: str, *more: Any) -> None:
+        if len(name.encode()) > MAX_NAME:
+            name = f"{name.encode()[: MAX_NAME - 17].decode(errors='ignore')}_{sha256(name.encode()).hexdigest()[:16]}"
+        plain(option, folder, name, *more)
+
+    return paths
+
+
 def _on_the_gpu(plain: Callable[..., Any]) -> Callable[..., Any]:
     """tvm_ffi.from_dlpack, which asks a tensor of torch for its device past Python."""
     return lambda x, *args, **named: plain(GpuCapsule(x) if on_gpu(x) else x, *args, **named)
@@ -265,6 +283,8 @@ def _has_kernels(compiled: Any) -> bool:
     """
     text = getattr(compiled, "__ptx__", None)
     found = isinstance(text, str) and ".entry" in text
+    if not found and text and text.endswith(".ptx"):
+        raise EmulatorError(f"the DSL has not written the function's PTX to {text}")
     if not found and getattr(compiled, "load_from_binary", False) and compiled.has_gpu_module:
         raise EmulatorError("the function was loaded from a file outside of this emulated GPU: load it within")
     return found

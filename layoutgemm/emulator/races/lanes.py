@@ -387,11 +387,11 @@ def conflicting(offsets: Lanes, data: npt.NDArray[np.uint8], width: int) -> tupl
     wrong = same & (data[order][1:] != data[order][:-1]).any(axis=1)
     if not wrong.any():
         return None
-    return int(offsets[order][1:][wrong][0]), _rounded(data[order][1:][wrong], data[order][:-1][wrong], width)
+    return int(offsets[order][1:][wrong][0]), apart_by_rounding(data[order][1:][wrong], data[order][:-1][wrong], width)
 
 
-def _rounded(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], width: int) -> bool:
-    """True if all elements are equal, or normal floats that differ in their last bits."""
+def apart_by_rounding(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], width: int) -> bool:
+    """True if all elements [n, bytes] are equal, or normal floats that differ in their last bits."""
     if width not in _FLOATS:
         return False
     kind, least = _FLOATS[width]

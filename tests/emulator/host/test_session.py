@@ -313,6 +313,7 @@ def add(pointer: cute.Pointer, b: cute.Tensor):
 
 x, y = torch.arange(32, device="cuda", dtype=torch.float32), torch.zeros(32, device="cuda")
 pointer = make_ptr(cutlass.Float32, x.data_ptr(), cute.AddressSpace.gmem, assumed_align=16)
+add.set_name_prefix("a_name_that_no_file_can_have_" * 8)
 compiled = cute.compile(add, pointer, from_dlpack(y))
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):

@@ -153,3 +153,6 @@ def test_equal_writes_of_two_warps_are_lint():
     assert one.kind == "lint" and "both write the same bytes" in one.message
     body = "mov.u32 %r1, %warpid; st.shared.b32 [smem], %r1;"
     assert set(run(body, block=64, shared=64).kinds) == {"race"}
+    rounded = body.replace("%warpid;", "%warpid; add.u32 %r1, %r1, 0x3F800000;")
+    assert run(rounded, block=64, shared=64).kinds == ["lint"]
+    assert run(rounded, block=64, shared=64, policy=Policy(strict=True)).kinds == ["race"]
