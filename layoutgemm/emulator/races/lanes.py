@@ -391,7 +391,7 @@ def conflicting(offsets: Lanes, data: npt.NDArray[np.uint8], width: int) -> tupl
 
 
 def apart_by_rounding(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], width: int) -> bool:
-    """True if all elements [n, bytes] are equal, or normal floats that differ in their last bits."""
+    """True if all elements are equal, or normal floats that differ in their last bits."""
     if width not in _FLOATS:
         return False
     kind, least = _FLOATS[width]
