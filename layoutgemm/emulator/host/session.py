@@ -196,7 +196,6 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
     from unittest import mock
 
     import cutlass
-    from cutlass.base_dsl.compiler import CompileOptions
     from cutlass.base_dsl.dsl import BaseDSL
     from cutlass.base_dsl.jit_executor import JitCompiledFunction
 
@@ -223,7 +222,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         known = self.execution_args.signature.parameters  # no constants, and not the object whose method is called
         return call(self, **{name: value for name, value in packs.named.items() if name in known})
 
-    with ExitStack() as stack, warnings.catch_warnings():
+    with ExitStack() as stack, warnings.catch_warnings(), _short_names():
         warnings.filterwarnings("ignore", "Cache is disabled as user wants")  # PTX is kept for the emulator
 
         def patch(owner: object, name: str, value: object) -> None:
@@ -232,8 +231,6 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
             stack.enter_context(mock.patch.object(owner, name, value))
 
         patch(BaseDSL, "generate_mlir_function_types", packed)
-        if (paths := getattr(CompileOptions, "_set_artifact_dump_paths", None)) is not None:
-            patch(CompileOptions, "_set_artifact_dump_paths", staticmethod(_with_short_names(paths)))
         if (ffi := sys.modules.get("tvm_ffi")) is not None:
             patch(ffi, "from_dlpack", _on_the_gpu(ffi.from_dlpack))
         for kind in (JitCompiledFunction, *_below(JitCompiledFunction)):
@@ -260,15 +257,25 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
 MAX_NAME = 180  # bytes of a file's name, of which systems take 255; the DSL adds the architecture
 
 
-def _with_short_names(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The DSL's paths of kept files, for functions whose names are too long for one: the PTX would not be written."""
+@contextmanager
+def _short_names() -> Iterator[None]:
+    """The DSL keeps files of functions whose names are too long for one: the PTX would not be written."""
+    from unittest import mock
 
-    def paths(option: Any, folder: str, name: str, *more: Any) -> None:
+    from cutlass.base_dsl.compiler import CompileOptions
+
+    plain = getattr(CompileOptions, "_set_artifact_dump_paths", None)
+    if plain is None:  # another version of the DSL
+        yield
+        return
+
+    def paths(option: object, folder: str, name: str, *more: object) -> None:
         if len(name.encode()) > MAX_NAME:
             name = f"{name.encode()[: MAX_NAME - 17].decode(errors='ignore')}_{sha256(name.encode()).hexdigest()[:16]}"
         plain(option, folder, name, *more)
 
-    return paths
+    with mock.patch.object(CompileOptions, "_set_artifact_dump_paths", staticmethod(paths)):
+        yield
 
 
 def _on_the_gpu(plain: Callable[..., Any]) -> Callable[..., Any]:
