@@ -42,6 +42,9 @@ def atom_of(ins: PtxInstruction) -> tuple[CopyAtom, str]:
     words = [word for word in words if word not in SPACES]
     if words[:2] != ["sync", "aligned"]:
         raise ValueError(f"{name} is .sync.aligned")
+    first = [r"m\d+n\d+", r"x\d", "trans"]  # ptxas takes these in any order; CUTLASS writes the number first
+    rank = {word: n for word in words[2:] for n, form in enumerate(first) if re.fullmatch(form, word)}
+    words[2:] = sorted(words[2:], key=lambda word: rank.get(word, len(first)))
     form = re.fullmatch(r"m(\d+)n(\d+)\.x(\d)(\.trans)?\.([\w.]+)", ".".join(words[2:]))
     if form is None:
         raise ValueError(f"{ins.opcode} is not known here")

@@ -111,6 +111,17 @@ X4 = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r0, %r1, %r2, %r3}, [%r10];"
 X1 = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%r10];"
 
 
+def test_modifiers_come_in_any_order():
+    """As ptxas takes them; CUTLASS writes the number before the shape."""
+    a, found = np.arange(512, dtype=np.uint16).view(np.uint8)[:512], []
+    store = "add.s64 %d1, %out, %d30; st.global.v4.b32 [%d1], {%r0, %r1, %r2, %r3};"
+    for form in ("m8n8.x4.trans.shared", "x4.trans.m8n8.shared", "m8n8.trans.x4.shared", "m8n8.x4.shared.trans"):
+        out = np.zeros((32, 4), np.uint32)
+        run(FILL + LOAD + X4.replace("m8n8.x4.shared", form) + store, {"a": a, "out": out}, shared=512)
+        found.append(out)
+    assert all((one == found[0]).all() for one in found) and found[0].any()
+
+
 def test_generic_addresses():
     body = (
         FILL
