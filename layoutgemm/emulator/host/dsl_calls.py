@@ -127,8 +127,22 @@ def _is_stream(value: object) -> bool:
     )
 
 
+def _repointed(value: object) -> bool:
+    """True for a tensor of the DSL whose descriptor has another address than the tensor. A launch reads the descriptor.
+
+    Scripts write a new address there, and drop the tensor's DLPack data, to spare a conversion for each call.
+    """
+    packed = getattr(value, "_c_pointers_cache", None)
+    if not packed or not hasattr(value, "_dltensor_wrapper"):
+        return False
+    own = value._dltensor_wrapper
+    return own is None or ctypes.c_uint64.from_address(packed[0]).value != own.data_ptr
+
+
 def _is_array(value: object) -> bool:
     """True for an array, or for a tensor on any device. Asking may raise."""
+    if _repointed(value):
+        return False
     return isinstance(value, Packed) or (
         (hasattr(value, "__array_interface__") and not np.isscalar(value)) or hasattr(value, "data_ptr")
     )
@@ -239,6 +253,8 @@ def _arrays_in(name: str, value: object, depth: int = 6) -> Iterator[tuple[str, 
     """The arrays within a value, with names."""
     if _is_array(value):
         yield name, value
+    elif _repointed(value):
+        return
     elif depth and isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
         for number, part in enumerate(value):

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -221,7 +222,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         known = self.execution_args.signature.parameters  # no constants, and not the object whose method is called
         return call(self, **{name: value for name, value in packs.named.items() if name in known})
 
-    with ExitStack() as stack, warnings.catch_warnings():
+    with ExitStack() as stack, warnings.catch_warnings(), _short_names():
         warnings.filterwarnings("ignore", "Cache is disabled as user wants")  # PTX is kept for the emulator
 
         def patch(owner: object, name: str, value: object) -> None:
@@ -253,6 +254,30 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         yield
 
 
+MAX_NAME = 180  # bytes of a file's name, of which systems take 255; the DSL adds the architecture
+
+
+@contextmanager
+def _short_names() -> Iterator[None]:
+    """The DSL keeps files of functions whose names are too long for one: the PTX would not be written."""
+    from unittest import mock
+
+    from cutlass.base_dsl.compiler import CompileOptions
+
+    plain = getattr(CompileOptions, "_set_artifact_dump_paths", None)
+    if plain is None:  # another version of the DSL
+        yield
+        return
+
+    def paths(option: object, folder: str, name: str, *more: object) -> None:
+        if len(name.encode()) > MAX_NAME:
+            name = f"{name.encode()[: MAX_NAME - 17].decode(errors='ignore')}_{sha256(name.encode()).hexdigest()[:16]}"
+        plain(option, folder, name, *more)
+
+    with mock.patch.object(CompileOptions, "_set_artifact_dump_paths", staticmethod(paths)):
+        yield
+
+
 def _on_the_gpu(plain: Callable[..., Any]) -> Callable[..., Any]:
     """tvm_ffi.from_dlpack, which asks a tensor of torch for its device past Python."""
     return lambda x, *args, **named: plain(GpuCapsule(x) if on_gpu(x) else x, *args, **named)
@@ -265,6 +290,8 @@ def _has_kernels(compiled: Any) -> bool:
     """
     text = getattr(compiled, "__ptx__", None)
     found = isinstance(text, str) and ".entry" in text
+    if not found and text and text.endswith(".ptx"):
+        raise EmulatorError(f"the DSL has not written the function's PTX to {text}")
     if not found and getattr(compiled, "load_from_binary", False) and compiled.has_gpu_module:
         raise EmulatorError("the function was loaded from a file outside of this emulated GPU: load it within")
     return found

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ...errors import EmulatorError
 from ..ptx.values import any_of
+from . import device_heap
 
 Item = TypeVar("Item", np.uint8, np.bool_)
 POISON = 0xFF
@@ -70,6 +71,7 @@ class GlobalMemory:
         self.windows: Callable[[int, int], list[npt.NDArray[np.uint8]] | None] | None = None
         self.given: dict[str, npt.NDArray[np.uint8]] = {}  # the bytes of module variables by name
         self.kept: tuple[object, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
+        self.heap = device_heap.DeviceHeap()
 
     def add(self, name: str, values: npt.NDArray[np.generic], offset: int = 0) -> GlobalBuffer:
         """Add a buffer over a contiguous array's bytes, `offset` bytes past a 4 GiB boundary."""
@@ -121,6 +123,8 @@ class GlobalMemory:
 
     def _followed(self, address: int) -> GlobalBuffer:
         """The array of this process at an address that the kernel read from memory. Raises EmulatorError."""
+        if device_heap.START <= address < device_heap.END:
+            return GlobalBuffer(*self.heap.find(address, 1))
         for buffer in self.followed:
             if buffer.address <= address < buffer.end:
                 return buffer
@@ -160,6 +164,7 @@ class GlobalMemory:
 
     def restore(self, saved: Contents) -> None:
         """Write the copies back into writeable buffers. Arrays found later return to their first content."""
+        self.heap.clear()
         every = list(zip(self.buffers, saved.buffers, strict=True))
         for number, (buffer, before) in enumerate(zip(self.followed, self.before, strict=True)):
             if before is not None:

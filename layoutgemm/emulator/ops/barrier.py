@@ -376,6 +376,11 @@ class EmulatedMbarrier:
     def __str__(self) -> str:
         return f"mbarrier at {self.offset:#x} of CTA {self.cta.coordinate}"
 
+    @property
+    def fresh(self) -> bool:
+        """True until a thread has arrived, announced bytes or waited, or bytes have come."""
+        return self.pending == self.count and not (self.phase or self.bytes or self.transacted or self.waiting)
+
     def state(self) -> list[str]:
         """Lines of a deadlock's report."""
         arrived = self.count - self.pending
@@ -573,12 +578,13 @@ def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
             if offset % BARRIER_BYTES or offset + BARRIER_BYTES > cta.shared.size:
                 raise EmulatorError(f"mbarrier at {offset:#x}: it is 8 bytes, 8-byte aligned, in shared memory")
             live = barriers_of(cta)
-            if offset in live:
-                fiber.machine.problem("protocol", f"mbarrier.init of the {live[offset]}, which is live", fiber)
+            alike = "protocol" if fiber.machine.policy.fences == "writers" else "lint"  # the same bytes once more
+            if (before := live.get(offset)) is not None:
+                kind = alike if before.fresh and before.count == arrivals else "protocol"
+                fiber.machine.problem(kind, f"mbarrier.init of the {before}, which is live: one thread does it", fiber)
             live[offset] = EmulatedMbarrier(cta, offset, arrivals, fiber.epoch)
-            if lanes > 1:  # of PTX the second lane's is of a live one; they write the same bytes
-                kind = "protocol" if fiber.machine.policy.fences == "writers" else "lint"
-                fiber.machine.problem(kind, f"{lanes} lanes initialise the {live[offset]}: elect one", fiber)
+            if lanes > 1:  # of PTX the second lane's is of a live one
+                fiber.machine.problem(alike, f"{lanes} lanes initialise the {live[offset]}: elect one", fiber)
             cta.scratch["events"].append(fiber.epoch)
             if fiber.machine.trace is not None:
                 fiber.machine.trace.initialised(fiber, offset)

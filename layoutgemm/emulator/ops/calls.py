@@ -1,4 +1,4 @@
-"""Calls of functions without a body: vprintf and __assertfail, which CUDA's runtime provides; others are refused.
+"""Calls of functions without a body: vprintf, __assertfail, malloc and free of CUDA's runtime; others are refused.
 
 Functions of the module are put in where they are called (`ptx/inlining.py`). PTX ISA, "call"; CUDA C++ Programming
 Guide, "Formatted Output", "Assertion".
@@ -10,30 +10,28 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Reader, Run
 from ..ptx.values import LANE, Value, bool_of, signed
+from .heap import Results, allocating, releasing
 from .local import fetch_local, is_local, store_local
 from .registry import operation
 
 MAX_TEXT = 1 << 16  # bytes of a format or of a string
-_HEAP = "it has no body in this module, and memory that threads allocate is left out: pass a buffer"
-_LEFT_OUT = {  # the first letters of a function of CUDA's runtime -> why it is refused
-    "malloc": _HEAP, "free": _HEAP,
-    **dict.fromkeys(
-        ("__cudaCDP2", "cudaLaunchDevice", "cudaGetParameterBuffer"),
-        "a launch from within a kernel (dynamic parallelism) is left out: launch both kernels from the host",
-    ),
-}  # fmt: skip
+_LEFT_OUT = dict.fromkeys(  # the first letters of a function of CUDA's runtime -> why it is refused
+    ("__cudaCDP2", "cudaLaunchDevice", "cudaGetParameterBuffer"),
+    "a launch from within a kernel (dynamic parallelism) is left out: launch both kernels from the host",
+)
 _CONVERSION = re.compile(rb"%([-+ #0]*)(\*|\d*)(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L)?([diouxXeEfFgGaAcsp%])")
 
 
 @operation("call")
 def call(program: Program, ins: PtxInstruction) -> Run:
-    """call: of vprintf or __assertfail; refuses others by name."""
+    """call: of vprintf, __assertfail, malloc or free; refuses others by name."""
     results = ins.operands[0].parts if ins.operands and ins.operands[0].text[:1] == "(" else ()
     rest = ins.operands[1:] if results or (ins.operands and ins.operands[0].text[:1] == "(") else ins.operands
     if not rest:
@@ -45,6 +43,9 @@ def call(program: Program, ins: PtxInstruction) -> Run:
         return _printing(program, ins, results, arguments)
     if name == "__assertfail":
         return _failing(program, ins, arguments)
+    if name in ("malloc", "free") and len(arguments) == 1:
+        given = _argument(program, ins, arguments[0], 8)
+        return releasing(ins, given) if name == "free" else allocating(ins, given, _results(program, results, 8))
     why = next((why for start, why in _LEFT_OUT.items() if name.startswith(start)), None)
     why = why or program.kernel.functions.get(name, "the module does not declare it")
     raise ValueError(f"call of {name}: {why}")
@@ -68,6 +69,21 @@ def _argument(program: Program, ins: PtxInstruction, operand: PtxOperand, size: 
         return fiber.spread(column)
 
     return read
+
+
+def _results(program: Program, results: tuple[PtxOperand, ...], size: int) -> Results:
+    """A function that stores each lane's result in a call's `.param` variable or register."""
+    into = program.value(results[0], "b64") if results and results[0].kind == "symbol" else None
+    register = program.index[results[0].text] if results and results[0].kind == "reg" else None
+
+    def give(fiber: Fiber, values: npt.NDArray[np.int64]) -> None:
+        if into is not None:
+            raw = values[bool_of(fiber.lanes)].view(np.uint8).reshape(-1, 8)[:, :size]
+            store_local(fiber, into(fiber), fiber.lanes, "param", raw, None)
+        elif register is not None:
+            fiber.registers[register] = values
+
+    return give
 
 
 def _bytes(fiber: Fiber, lane: int, address: int, size: int) -> bytes:
@@ -97,8 +113,7 @@ def _printing(
     if len(arguments) != 2:
         raise ValueError(f"vprintf takes a format and a buffer, not {len(arguments)} arguments")
     format_, buffer = (_argument(program, ins, one, 8) for one in arguments)
-    into = program.value(results[0], "b64") if results and results[0].kind == "symbol" else None
-    register = program.index[results[0].text] if results and results[0].kind == "reg" else None
+    give = _results(program, results, 4)
 
     def go(fiber: Fiber) -> None:
         formats, buffers = (np.broadcast_to(np.asarray(x(fiber)), LANE.shape) for x in (format_, buffer))
@@ -106,11 +121,7 @@ def _printing(
         for lane in LANE[bool_of(fiber.lanes)].tolist():
             text, counts[lane] = formatted(fiber, lane, int(formats[lane]), int(buffers[lane]))
             fiber.machine.printed.append((block, 32 * fiber.warp.number + lane, text))
-        if into is not None:
-            raw = counts[bool_of(fiber.lanes)].astype(np.uint32).view(np.uint8).reshape(-1, 4)
-            store_local(fiber, into(fiber), fiber.lanes, "param", raw, None)
-        elif register is not None:
-            fiber.registers[register] = counts
+        give(fiber, counts)
 
     return go
 

@@ -39,7 +39,7 @@ from ..ptx.values import (
 from ..races import global_words as lane_words
 from ..races.global_bytes import Copying
 from ..races.happens_before import MemoryEvent
-from ..races.lanes import Touch, conflicting, did, strong
+from ..races.lanes import Touch, apart_by_rounding, conflicting, did, strong
 from .flags import FlagAccess, learn, tell
 from .local import fetch_local, is_local, store_local
 from .registry import SeveralPlaces, by_place, constant, counted, guarded, known, operation, taken
@@ -455,9 +455,12 @@ def put(
 ) -> None:  # fmt: skip
     """Write the bytes [lane, bytes of all elements] of a store, checked and recorded; `lost`: those without a value."""
     machine, size = fiber.machine, form.bytes * form.count
-    if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
-        message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
-        machine.problem("race", message, fiber)
+    if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw, form.bytes)) is not None:
+        at, rounded = both
+        message = f"lanes of one {ins.opcode} write different values to address {at:#x}"
+        if rounded:
+            message += "; they are floats apart by rounding, and one of them stays"
+        machine.problem("lint" if rounded and not machine.policy.strict else "race", message, fiber)
     cta, offsets = place(fiber, form.space, addresses)
     if cta is None:
         if lost is not None:
@@ -475,8 +478,10 @@ def put(
     cta.shared.check(offsets, size, ins.opcode)
 
     def same() -> bool:
-        held = cta.shared.unwritten(offsets, size) is None
-        return lost is None and held and bool((cta.shared.read(offsets, size) == raw).all())
+        if lost is not None or cta.shared.unwritten(offsets, size) is not None:
+            return False
+        held = cta.shared.read(offsets, size)
+        return bool((held == raw).all()) or (not machine.policy.strict and apart_by_rounding(held, raw, form.bytes))
 
     _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "st.shared", same)
     machine.counts.bytes["shared write"] += raw.size

@@ -199,7 +199,8 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
 
     All warps of a warpgroup must execute the same setmaxnreg. Seen on an H200: a block of 288 threads hung when its
     ninth warp returned registers. NVIDIA's examples for sm_100 and sm_120 break this rule, with unknown effects on that
-    hardware; there it is a "lint".
+    hardware; there it is a "lint". So is another line with the same number on any: Triton's warp-specialised kernels
+    for Hopper have one for each role of a warpgroup.
     """
     known(ins, "inc", "dec", "sync", "aligned", "u32")
     if problem := setmaxnreg_problem(constant(ins.operands[0])):
@@ -255,10 +256,11 @@ def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str)
     for other in range(number // GROUP * GROUP, number // GROUP * GROUP + GROUP):
         theirs = asked.get(other, ())
         if len(theirs) >= len(mine) and theirs[len(mine) - 1] != mine[-1]:
+            amount = theirs[len(mine) - 1][1]
             fiber.machine.problem(
-                kind,
-                f"setmaxnreg to {count}, where warp {other} of the same warpgroup executes another, to "
-                f"{theirs[len(mine) - 1][1]}: all of them have to execute the same",
+                kind if amount != count else "lint",
+                f"setmaxnreg to {count}, where warp {other} of the same warpgroup executes another, to {amount}: all "
+                "of them have to execute the same",
                 fiber,
             )
 

@@ -52,7 +52,10 @@ from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, never_race, one
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
 
-SAME = "both write the same bytes, so that memory holds them in either order; PTX calls it a race all the same"
+SAME = (
+    "both write the same bytes, or floats apart by rounding, so that memory holds them in either order; PTX calls it a "
+    "race all the same"
+)
 PROXY, SCOPE = "proxy", "scope"  # what makes an ordered pair doubtful
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
@@ -598,7 +601,7 @@ class Shadow:
         what          says what the access is
         lanes         that do it, where they are told apart; touch: what each of them touches, None where it is open
         ends          the first and the last place, where the caller knows them
-        same          of a write: whether memory holds what it writes, asked before it does
+        same          of a write: whether memory holds what it writes, but for rounding, asked before it does
         """
         ledger = self.ledger
         if not ledger.enabled or not places:

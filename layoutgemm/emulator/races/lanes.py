@@ -365,8 +365,19 @@ def did(ledger: Ledger, fiber: Fiber, event: MemoryEvent) -> None:
         knows.mine.append(event)
 
 
-def conflicting(offsets: Lanes, data: npt.NDArray[np.uint8]) -> int | None:
-    """The first offset where lanes store different bytes, [lane, bytes]. PTX leaves the result open ("st")."""
+ROUNDING = 2.0**-10  # a sum's terms may cancel, so that its rounding is many times a float's last bit
+_FLOATS: dict[int, tuple[type[np.floating], float]] = {  # bytes of an element -> its type, the least normal number
+    4: (np.float32, 2.0**-126),
+    8: (np.float64, 2.0**-1022),
+}
+
+
+def conflicting(offsets: Lanes, data: npt.NDArray[np.uint8], width: int) -> tuple[int, bool] | None:
+    """The first offset where lanes store different bytes, and whether rounding explains all of them.
+
+    data   [lane, bytes]; width: bytes of an element. PTX leaves the result open ("st"). Triton's reductions store a
+           sum from several lanes, whose last bits differ where a product was fused with the first addition.
+    """
     if np.count_nonzero(offsets[1:] > offsets[:-1]) == len(offsets) - 1:
         return None  # the most frequent order, without duplicates
     order = np.argsort(offsets, kind="stable")
@@ -374,7 +385,20 @@ def conflicting(offsets: Lanes, data: npt.NDArray[np.uint8]) -> int | None:
     if not any_of(same):
         return None
     wrong = same & (data[order][1:] != data[order][:-1]).any(axis=1)
-    return int(offsets[order][1:][wrong][0]) if wrong.any() else None
+    if not wrong.any():
+        return None
+    return int(offsets[order][1:][wrong][0]), apart_by_rounding(data[order][1:][wrong], data[order][:-1][wrong], width)
+
+
+def apart_by_rounding(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], width: int) -> bool:
+    """True if all elements are equal, or normal floats that differ in their last bits."""
+    if width not in _FLOATS:
+        return False
+    kind, least = _FLOATS[width]
+    x, y = a.view(kind).astype(np.float64), b.view(kind).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        near = (np.abs(x - y) <= ROUNDING * np.abs(x)) & (np.minimum(np.abs(x), np.abs(y)) >= least)
+    return bool((near | (a.view(kind) == b.view(kind))).all())
 
 
 def learn(ledger: Ledger, fiber: Fiber, lanes: int, event: MemoryEvent) -> None:

@@ -292,6 +292,7 @@ def test_the_fixture(emulated_gpu: Any) -> None:
 
 
 TABLE = """
+import ctypes
 import sys
 import torch
 import cutlass
@@ -312,6 +313,7 @@ def add(pointer: cute.Pointer, b: cute.Tensor):
 
 x, y = torch.arange(32, device="cuda", dtype=torch.float32), torch.zeros(32, device="cuda")
 pointer = make_ptr(cutlass.Float32, x.data_ptr(), cute.AddressSpace.gmem, assumed_align=16)
+add.set_name_prefix("a_name_that_no_file_can_have_" * 8)
 compiled = cute.compile(add, pointer, from_dlpack(y))
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
@@ -319,12 +321,20 @@ with torch.cuda.graph(graph):
 assert not y.any()
 graph.replay()
 assert torch.equal(y, x + 1)
+other, template = torch.zeros(32, device="cuda"), from_dlpack(y.zero_())
+ctypes.c_uint64.from_address(template.__c_pointers__()[0]).value = other.data_ptr()  # a launch reads this descriptor
+compiled(pointer, template)
+assert torch.equal(other, x + 1) and not y.any()
+template._dlpack_data = template._dltensor_wrapper = None
+other.zero_()
+compiled(pointer, template)
+assert torch.equal(other, x + 1)
 """
 
 
 @needs_dsl
 def test_addresses_of_tensors_and_graphs_in_a_notebook(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Pointers lead to tensors, graphs launch when replayed, and magic commands are left out."""
+    """Pointers lead to tensors, also those in descriptors. Graphs launch when replayed. Magic commands are left out."""
     cells = [
         {"cell_type": "markdown", "source": ["# text\n"]},
         {"cell_type": "code", "source": ["%matplotlib inline\n", "!nvidia-smi\n"]},
@@ -332,7 +342,7 @@ def test_addresses_of_tensors_and_graphs_in_a_notebook(tmp_path: Path, capfd: py
     ]
     (tmp_path / "table.ipynb").write_text(json.dumps({"cells": cells}))
     assert main(["emulate", str(tmp_path / "table.ipynb")]) == 0, capfd.readouterr().err
-    assert "1 launch(es), nothing found" in capfd.readouterr().out
+    assert "3 launch(es), nothing found" in capfd.readouterr().out
 
 
 def test_tensors_on_the_emulated_gpu_are_aligned_and_found() -> None:

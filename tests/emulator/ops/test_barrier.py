@@ -193,8 +193,14 @@ def test_lanes_that_initialise_one_mbarrier():
     assert kinds(body.replace("mbar", "@%p0 mbar"), block=32) == []
     each = "shl.b32 %r26, %r30, 3; add.u32 %r26, %r26, %r29; mbarrier.init.shared.b64 [%r26], 1;"
     assert kinds(each, block=32) == []
-    assert kinds(body.replace("mbar", "@%p0 mbar") * 2, block=32) == ["protocol"]
-    assert "protocol" in kinds(body, block=64)  # of two warps
+    twice = body.replace("mbar", "@%p0 mbar") * 2
+    assert kinds(twice, block=32) == ["lint"] and kinds(twice, block=32, policy=Policy(fences="writers")) == [
+        "protocol"
+    ]
+    assert kinds(body, block=64) == ["lint"]  # of two warps
+    assert "protocol" in kinds("mov.u32 %r26, %warpid; add.u32 %r26, %r26, 1;" + body.replace("1;", "%r26;"), block=64)
+    used = twice.replace("1;@", "1; @%p0 mbarrier.arrive.shared.b64 _, [%r20]; @")
+    assert used != twice and kinds(used, block=32) == ["protocol"]
 
 
 def test_misuse_of_the_barrier_of_a_cluster():

@@ -135,8 +135,24 @@ def test_all_lanes_store_the_same() -> None:
         assert "race" not in found.kinds
 
 
+@pytest.mark.parametrize(
+    "first, step, kind",
+    [("0x3F800000", 1, "lint"), ("0x3F800000", 1 << 12, "lint"), ("0x3F800000", 1 << 20, "race"), ("9", 1, "race")],
+)
+def test_lanes_whose_sums_differ_by_rounding(first: str, step: int, kind: str) -> None:
+    """A reduction's copies of one sum; other values, and integers, are a race."""
+    body = f"mov.u32 %r1, %tid.x; mad.lo.u32 %r1, %r1, {step}, {first}; st.shared.b32 [smem], %r1;"
+    (one, *_) = found = run(body, block=2, shared=64).findings
+    assert [one.kind for one in found] == [kind], found
+    assert "different values to address" in one.message and ("by rounding" in one.message) == (kind == "lint")
+    assert run(body, block=2, shared=64, policy=Policy(strict=True)).kinds == ["race"]
+
+
 def test_equal_writes_of_two_warps_are_lint():
     (one,) = run("st.shared.b32 [smem], 7;", block=64, shared=64).findings
     assert one.kind == "lint" and "both write the same bytes" in one.message
     body = "mov.u32 %r1, %warpid; st.shared.b32 [smem], %r1;"
     assert set(run(body, block=64, shared=64).kinds) == {"race"}
+    rounded = body.replace("%warpid;", "%warpid; add.u32 %r1, %r1, 0x3F800000;")
+    assert run(rounded, block=64, shared=64).kinds == ["lint"]
+    assert run(rounded, block=64, shared=64, policy=Policy(strict=True)).kinds == ["race"]

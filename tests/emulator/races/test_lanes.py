@@ -314,5 +314,5 @@ def test_touches_are_the_bytes_that_lanes_touch(numbers: list[int], size: int, d
 
 def test_equal_writes_of_lanes_do_not_conflict() -> None:
     rows = np.array([[1, 2], [3, 4], [1, 2], [3, 5]], np.uint8)
-    assert conflicting(np.array([0, 2, 0, 4]), rows) is None
-    assert conflicting(np.array([0, 2, 0, 2]), rows) == 2
+    assert conflicting(np.array([0, 2, 0, 4]), rows, 2) is None
+    assert conflicting(np.array([0, 2, 0, 2]), rows, 2) == (2, False)

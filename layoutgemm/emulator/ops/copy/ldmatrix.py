@@ -42,6 +42,9 @@ def atom_of(ins: PtxInstruction) -> tuple[CopyAtom, str]:
     words = [word for word in words if word not in SPACES]
     if words[:2] != ["sync", "aligned"]:
         raise ValueError(f"{name} is .sync.aligned")
+    first = [r"m\d+n\d+", r"x\d", "trans"]  # ptxas takes these in any order; CUTLASS writes the number first
+    rank = {word: n for word in words[2:] for n, form in enumerate(first) if re.fullmatch(form, word)}
+    words[2:] = sorted(words[2:], key=lambda word: rank.get(word, len(first)))
     form = re.fullmatch(r"m(\d+)n(\d+)\.x(\d)(\.trans)?\.([\w.]+)", ".".join(words[2:]))
     if form is None:
         raise ValueError(f"{ins.opcode} is not known here")
@@ -88,8 +91,8 @@ class Rows:
 
         self.form = (self.atom.ptx, self.space)
 
-    def find(self, fiber: Fiber, write: bool) -> tuple[Cta, npt.NDArray[np.int64]]:
-        """(block, number of each row's 16 bytes), checked and recorded."""
+    def find(self, fiber: Fiber, rows: npt.NDArray[np.complex128] | None = None) -> tuple[Cta, npt.NDArray[np.int64]]:
+        """(block, number of each row's 16 bytes), checked and recorded; rows: what a store writes there."""
         if fiber.lanes != fiber.warp.present:
             fiber.whole()
         given = self.address(fiber)
@@ -102,8 +105,15 @@ class Rows:
             if len(_known) >= KNOWN:
                 _known.clear()
             found = _known[key] = self._rows(fiber, given)
-        fiber.machine.touch(fiber, cta, found[1].places, write, said(fiber, self.ins), touch=found[1])
-        machine = fiber.machine
+        machine, write = fiber.machine, rows is not None
+
+        def same() -> bool:
+            held = cta.shared.chunks[found[0]]  # of a float's type, where only bits are meant
+            return rows is not None and cta.shared.full(found[0]) and held.tobytes() == rows.tobytes()
+
+        machine.touch(
+            fiber, cta, found[1].places, write, said(fiber, self.ins), touch=found[1], same=same if write else None
+        )
         machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(found[0])
         if machine.banks is not None:
             machine.banks.add(self.ins, self.ins.words[0], ROW_BYTES, found[0] * GRANULE, self.mask)
@@ -138,7 +148,7 @@ def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     packed, unit, count = rows.packed, rows.unit, len(targets)
 
     def go(fiber: Fiber) -> None:
-        cta, numbers = rows.find(fiber, False)
+        cta, numbers = rows.find(fiber)
         shared = cta.shared
         if not shared.full(numbers):
             fresh = ~shared.written.reshape(-1, GRANULE)[numbers, : rows.bytes]
@@ -187,8 +197,9 @@ def store_matrix(program: Program, ins: PtxInstruction) -> Run:
 
     def go(fiber: Fiber) -> None:
         values = packed_registers(fiber, sources)
-        cta, numbers = rows.find(fiber, True)
-        cta.shared.chunks[numbers] = values.reshape(-1).view(unit)[order].view(WHOLE)
+        content = values.reshape(-1).view(unit)[order].view(WHOLE)
+        cta, numbers = rows.find(fiber, content)
+        cta.shared.chunks[numbers] = content
         cta.shared.full_chunks[numbers] = ALL
 
     go.unused = lambda fiber: (0, ~rows.mask)  # type: ignore[attr-defined]

@@ -28,7 +28,17 @@ from ...ptx.program import Program, Run
 from ...ptx.values import M32
 from ...races.happens_before import MemoryEvent
 from ..memory import said
-from ..mma.operands import Matrix, Reading, Report, SharedOperandRead, accumulate, fetch, reading, shared_read
+from ..mma.operands import (
+    UNWRITTEN,
+    Matrix,
+    Reading,
+    Report,
+    SharedOperandRead,
+    accumulate,
+    fetch,
+    reading,
+    shared_read,
+)
 from ..registry import operation
 from .allocation import GROUPS, group_size
 from .copy import low_bit
@@ -175,7 +185,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
         machine, blocks = fiber.machine, group_of(fiber, size)
 
         def report(which: str, message: str) -> None:
-            machine.problem(which, message, fiber, ins)
+            machine.problem(which, message, fiber, ins, which == UNWRITTEN)
 
         try:
             form = _form(kind, _without_version(fiber.one(says(fiber)), kind, report), size, a_source, ws, vector)
@@ -335,7 +345,7 @@ def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], 
     tensor = tensor_of(cta)
     fresh = places.unwritten(tensor, *at)
     if fresh is not None:
-        job.report("uninitialised", f"{what} at lane {fresh[0]}, column {fresh[1]} of tensor memory was never written")
+        job.report(UNWRITTEN, f"{what} at lane {fresh[0]}, column {fresh[1]} of tensor memory was never written")
     return places.read(tensor, *at)
 
 

@@ -111,6 +111,17 @@ X4 = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r0, %r1, %r2, %r3}, [%r10];"
 X1 = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%r10];"
 
 
+def test_modifiers_come_in_any_order():
+    """As ptxas takes them; CUTLASS writes the number before the shape."""
+    a, found = np.arange(512, dtype=np.uint16).view(np.uint8)[:512], []
+    store = "add.s64 %d1, %out, %d30; st.global.v4.b32 [%d1], {%r0, %r1, %r2, %r3};"
+    for form in ("m8n8.x4.trans.shared", "x4.trans.m8n8.shared", "m8n8.trans.x4.shared", "m8n8.x4.shared.trans"):
+        out = np.zeros((32, 4), np.uint32)
+        run(FILL + LOAD + X4.replace("m8n8.x4.shared", form) + store, {"a": a, "out": out}, shared=512)
+        found.append(out)
+    assert all((one == found[0]).all() for one in found) and found[0].any()
+
+
 def test_generic_addresses():
     body = (
         FILL
@@ -161,6 +172,20 @@ def test_races_with_other_warps():
     assert "ldmatrix" in race.message and "st.shared" in race.message
     store = "bar.sync 0; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r9], {%r30};"
     assert "race" in run(body + store, {"a": a}, block=64, shared=1024).kinds
+
+
+def test_equal_matrices_of_two_warps_are_lint():
+    """Warps that hold one tile each write the same rows: in either order memory holds them."""
+    store = "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r10], {VALUE};"
+    same = """mov.u32 %r30, %tid.x; mov.u32 %r29, smem; and.b32 %r9, %r30, 31; and.b32 %r10, %r30, 7;
+    mad.lo.u32 %r10, %r10, 16, %r29;"""
+    assert run(same + store.replace("VALUE", "%r9"), {}, block=64, shared=1024).kinds == ["lint"]
+    assert "race" in run(same + store.replace("VALUE", "%r30"), {}, block=64, shared=1024).kinds
+    # The bits of -0 and 0 differ, and those of a NaN equal themselves.
+    for first, second, kind in ((0x80000000, 0, "race"), (0x7FF87FF8, 0x7FF87FF8, "lint")):
+        pick = f"setp.ge.u32 %p0, %r30, 32; selp.b32 %r9, {first}, {second}, %p0;"
+        found = run(same + pick + store.replace("VALUE", "%r9"), {}, block=64, shared=1024).kinds
+        assert set(found) == {kind}
 
 
 @pytest.mark.parametrize(
