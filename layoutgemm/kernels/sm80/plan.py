@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...arch import Arch
+from ...arch import MAX_GRID, Arch
 from ...arch import arch as arch_named
 from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
@@ -49,7 +49,7 @@ ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 LOADS = ("cp.async", "tma")
 STORED_FLOATS = ("f32", "bf16", "f16")  # types of C
 ALIGNMENTS = (16, 8, 4, 2, 1)
-MAX_BATCH = 65535  # of a grid's y and z: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
+MAX_BATCH = MAX_GRID[2]  # a matrix of the batch is a place along z
 _INSTRUCTIONS = {"bf16": "m16n8k16", "f16": "m16n8k16", "tf32": "m16n8k8",
                  "e4m3": "m16n8k32", "e5m2": "m16n8k32", "i8": "m16n8k32", "u8": "m16n8k32"}  # fmt: skip
 _STAGE_BYTES_OF_K = 64
