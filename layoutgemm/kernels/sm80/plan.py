@@ -15,7 +15,6 @@ from ...arch import MAX_GRID, Arch
 from ...arch import arch as arch_named
 from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
-from ...checks import most_stages
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
 from ..derive import Operand, OperandSpec
@@ -26,6 +25,8 @@ from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_redu
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
+    DEFAULT_STAGES,
+    LEAST_STAGES,
     MAX_COORDINATE,
     PERSISTENT_PARAMETERS,
     GemmPlan,
@@ -33,6 +34,7 @@ from ..plan import (
     check_epilogue,
     check_fields,
     check_words,
+    fitting_stages,
     parameters_with,
     rounded_up,
     stage_depth,
@@ -400,13 +402,10 @@ def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config:
     barrier = BARRIER_BYTES if config.loads == "tma" else 0
     buffers = config.warps[0] * config.warps[1] * BUFFERS * store.buffer_bytes
     beside = buffers if config.persistent else 0
-    fits = most_stages(target, pitch + barrier, beside, config.blocks_per_sm)
-    stages = min(fits, 4) if config.stages is None else config.stages
-    if not 2 <= stages <= fits:
-        raise PlanError(
-            f"{stages!r} stage(s), and at least 2, of A {a.smem.bytes} + B {b.smem.bytes} bytes: {fits} fit where a "
-            f"multiprocessor holds {config.blocks_per_sm} block(s) and a block has up to {target.smem_per_block} bytes"
-        )
+    taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes" + f" beside {beside} of the store" * (beside > 0)
+    stages = fitting_stages(
+        target, config.stages, LEAST_STAGES, pitch + barrier, beside, taken, DEFAULT_STAGES, config.blocks_per_sm
+    )
     end = stages * pitch + buffers if config.persistent else max(stages * pitch, buffers)
     return stages, Sm80Smem(
         a_offset=0,
