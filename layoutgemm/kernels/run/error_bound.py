@@ -24,7 +24,7 @@ Array = TypeVar("Array", npt.NDArray[np.float64], "torch.Tensor")
 
 
 def sum_error(bits: int, k: int, depth: int | None = None, split: int = 1) -> float:
-    """The largest error of a sum of K products, as a share of the sum of their magnitudes.
+    """The largest error of a sum of products, relative to the sum of their magnitudes.
 
     bits   of an element of A and B
     depth  products that one instruction adds: by default those of 256 bits of K, as all instructions here but m16n8k8
@@ -40,9 +40,9 @@ def sum_error(bits: int, k: int, depth: int | None = None, split: int = 1) -> fl
 
 
 def rounded_error(error: Array, exact: Array, kind: DType) -> Array:
-    """The bound of a value within `error` of `exact`, once it is rounded to a float type.
+    """The error bound after rounding a value to a float type.
 
-    error, exact   float64, NumPy arrays or torch tensors alike
+    error, exact   of the value before it is rounded; float64, NumPy arrays or torch tensors
 
     E + r * (|exact| + E) + t / 2 of `error_bound`.
 

@@ -155,7 +155,7 @@ def test_error_bound_is_the_formula():
 
 
 def test_checks_on_a_gpu_take_the_same_bound():
-    """The ladder's and the tuner's shares of the bound, of results at its edge and beyond, on the CPU."""
+    """The ladder and the tuner measure errors in units of `error_bound`, here on the CPU."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(8, 200, generator=generator).bfloat16() for _ in range(2))
     exact = a.double() @ b.double().T
