@@ -32,6 +32,9 @@ import torch
 from layoutgemm import grouped_matmul
 from layoutgemm.bench import machine
 from layoutgemm.bench.method import CudaDevice
+from layoutgemm.dtypes import dtype
+from layoutgemm.kernels.run.error_bound import rounded_error, sum_error
+from layoutgemm.torch_op.types import C_NAMES
 
 START = time.time()
 BF16, F16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
@@ -59,9 +62,9 @@ def off(got: Any, a: Any, w: Any, kind: Any, act: Any = torch.nn.functional.silu
     gate, up = (a.double() @ w.double().T).chunk(2, -1)
     most_gate, most_up = (a.double().abs() @ w.double().abs().T).chunk(2, -1)
     want = act(gate) * up
-    cut = a.shape[-1] * (2.0**-13 if kind == E4M3 else 2.0**-23) * 1.1
+    cut = sum_error(8 * kind.itemsize, a.shape[-1])
     bound = 1.1 * cut * (most_gate * up.abs() + act(gate).abs() * most_up) + cut**2 * most_gate * most_up
-    bound = bound + torch.finfo(got.dtype).eps * (want.abs() + bound) + 3e-6 * want.abs() + 1e-6
+    bound = rounded_error(bound, want, dtype(C_NAMES[got.dtype])) + 3e-6 * want.abs() + 1e-6
     return float(((got.double() - want).abs() / bound).max())
 
 

@@ -16,7 +16,9 @@ import torch
 
 from benchmarks import soak_forms
 from layoutgemm import Sm90Config
+from layoutgemm.dtypes import dtype
 from layoutgemm.kernels.compile.worker import Kernel
+from layoutgemm.kernels.run.error_bound import rounded_error, sum_error
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.torch_op.prepared import choice_of, problem_of
 from layoutgemm.torch_op.problem import contiguous_strides, shapes_of
@@ -34,10 +36,6 @@ CONFIGS = (
     Sm90Config((256, 128), cluster=(2, 1)),
     Sm90Config((128, 256), cluster=(1, 2)),
 )  # fmt: skip
-# depth and unit of the sum that one instruction makes: see layoutgemm.kernels.run.error_bound
-_SUMS = {8: (32, 2.0**-13), 16: (16, 2.0**-23), 32: (8, 2.0**-23)}
-_ROUNDOFF = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-24, EIGHT[0]: 2.0**-4, EIGHT[1]: 2.0**-3}
-_LEAST = {BF16: 0.0, F16: 2.0**-24, F32: 0.0, EIGHT[0]: 2.0**-9, EIGHT[1]: 2.0**-16}
 
 
 @dataclass(frozen=True)
@@ -239,8 +237,8 @@ def cases(
 def fault(case: Case, a: Any, b: Any, got: Any, bias: Any = None, extra: Any = None) -> str:
     """The difference to the float64 product, or ""; integers are compared bit by bit."""
     kind = case.types[2]
-    depth, unit = _SUMS[torch.finfo(a.dtype).bits] if a.dtype.is_floating_point else (1, 0.0)
-    terms = ((depth + 1) * -(-case.sizes[2] // depth) * unit + 8 * 2.0**-23) * (1 + 2.0**-7)
+    terms = sum_error(8 * a.element_size(), case.sizes[2]) if a.dtype.is_floating_point else 0.0
+    terms = (terms + 8 * 2.0**-23) * (1 + 2.0**-7)  # with the partial sums of up to nine parts of K, and a bias
     if case.form != "plain":
         exact, bound = soak_forms.wanted(case, a, b, extra, lambda magnitudes: terms * magnitudes)
     else:
@@ -259,6 +257,6 @@ def fault(case: Case, a: Any, b: Any, got: Any, bias: Any = None, extra: Any = N
         return f"{case}: {len(wrong)} elements are wrong, the first {at}: {got[at].item()}, not {want[at].item()}"
     if not exact.numel():
         return ""
-    bound = bound + _ROUNDOFF[kind] * (exact.abs() + bound) + _LEAST[kind] / 2 + 1e-30
+    bound = rounded_error(bound, exact, dtype(C_NAMES[kind])) + 1e-30
     off = ((got.double() - exact).abs() / bound).max().item()
     return "" if off <= 1 else f"{case}: off by {off:.3g} of the bound"

@@ -37,6 +37,7 @@ from benchmarks import needs
 from layoutgemm import __version__
 from layoutgemm.dtypes import f32
 from layoutgemm.kernels import TeachingConfig, TeachingPlan
+from layoutgemm.kernels.run.error_bound import rounded_error, sum_error
 
 SIZES = [
     *((64, 64, 64), (256, 256, 256), (1024, 1024, 1024), (4096, 4096, 4096)),  # square
@@ -98,11 +99,10 @@ def verify(size: tuple[int, int, int], arguments: dict[str, Any], generator: tor
     c = run(a, b)
     same_bits = torch.equal(c.view(torch.uint8), run(a, b).view(torch.uint8))
     exact = a.double() @ b.double()
-    # the formula of layoutgemm.kernels.error_bound, evaluated on the GPU
-    depth = plan.mma.shape_mnk[2]
-    bound = (depth + 1) * -(-k // depth) * 2 * f32.unit_roundoff * (a.double().abs() @ b.double().abs())
+    # layoutgemm.kernels.error_bound, evaluated on the GPU
+    bound = sum_error(plan.a.dtype.bits, k, plan.mma.shape_mnk[2]) * (a.double().abs() @ b.double().abs())
     if plan.c.dtype != f32:
-        bound = bound + plan.c.dtype.unit_roundoff * (exact.abs() + bound)
+        bound = rounded_error(bound, exact, plan.c.dtype)
     error = (c.double() - exact).abs()
     share = float((error / bound).nan_to_num(nan=float("inf")).max())
     whole = [torch.randint(-4, 5, shape, generator=generator, device="cuda").float() for shape in ((m, k), (k, n))]

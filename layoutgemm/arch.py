@@ -18,6 +18,8 @@ from .arguments import is_int, read_by, shown
 from .errors import PlanError
 
 KIB = 1024
+# Thread blocks of a grid along x, y and z, on every architecture here [PG].
+MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
 @dataclass(frozen=True, slots=True)

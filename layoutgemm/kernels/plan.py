@@ -33,6 +33,7 @@ MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA,
 MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
 MAX_GROUP = 1024  # tiles of a band: a band of 2**20 tiles across has a number below 2**31
+DEFAULT_STAGES = 4  # of kernels that take no more unless asked
 LEAST_STAGES = 2  # one is multiplied while the next is loaded
 WORKSPACE = "workspace"  # the word that has the address of `GemmPlan.workspace` bytes
 MAX_WORDS = 16  # extra 64-bit parameters of a kernel
@@ -96,18 +97,32 @@ def stage_depth(asked: int | None, span: int, kind: DType, atom: MmaAtom) -> int
     return found
 
 
-def fitting_stages(arch: Arch, stages: int | None, least: int, each: int, beside: int, taken: str) -> int:
+def fitting_stages(
+    arch: Arch, stages: int | None, least: int, each: int, beside: int, taken: str,
+    most: int = MAX_COORDINATE, blocks_per_sm: int = 1,
+) -> int:  # fmt: skip
     """The stages asked for, or as many as fit into a CTA's shared memory.
 
-    each, beside   bytes of a stage with its barriers, and of everything else
-    taken          both in words, for the refusal
+    each, beside    bytes of a stage with its barriers, and of everything else
+    taken           both in words, for the refusal
+    most            of stages that were not asked for
+    blocks_per_sm   CTAs that share an SM
 
     Raises PlanError for fewer than `least`, or more than fit.
+
+    >>> from layoutgemm.arch import arch
+    >>> fitting_stages(arch("sm_90a"), None, 2, 48 * 1024, 1024, "A, B"), most_stages(arch("sm_90a"), 48 * 1024)
+    (4, 4)
+    >>> fitting_stages(arch("sm_80"), 3, 2, 32 * 1024, 0, "A, B", blocks_per_sm=2)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: 3 stage(s), and at least 2, of A, B: 2 fit where 2 CTAs share an SM
     """
-    fits = most_stages(arch, each, beside)
-    found = fits if stages is None else stages
+    fits = most_stages(arch, each, beside, blocks_per_sm)
+    found = min(fits, most) if stages is None else stages
     if not least <= found <= fits:
-        raise PlanError(f"{found!r} stage(s), and at least {least}, of {taken}: {fits} fit into {arch.smem_per_block}")
+        room = f"where {blocks_per_sm} CTAs share an SM" if blocks_per_sm > 1 else f"into {arch.smem_per_block}"
+        raise PlanError(f"{found!r} stage(s), and at least {least}, of {taken}: {fits} fit {room}")
     return found
 
 

@@ -15,11 +15,10 @@ from ..arch import arch
 from ..dtypes import dtype
 from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel, plan_of
-from ..kernels.plan import MAX_TILES
 from ..kernels.sm80.choose import Sm80Choice, by_lines, holding_groups
 from ..kernels.sm90.choose.costs import cost_model
 from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate, spare_of_sums
-from ..kernels.sm90.config import MAX_GRID_Y, check_rows
+from ..kernels.sm90.config import check_rows, check_tiles
 from ..kernels.sm90.operands.combined import Combined
 from . import tuned_store as tuned
 from .problem import Problem, Solution
@@ -58,19 +57,15 @@ def choose_kernel(
             last = last or error
             continue
         rows, columns = (n, m) if choice.swapped else (m, n)
+        along_m, along_n = choice.config.cluster
+        across = -(-rows // (tile[0] * along_m)), -(-columns // (tile[1] * along_n))
         try:
             check_rows(choice.config, rows)
+            check_tiles(choice.config, across, batch, ragged=False)
         except LayoutError as refusal:
             last = last or refusal
             continue
-        along_m, along_n = choice.config.cluster
-        across = -(-rows // (tile[0] * along_m)), -(-columns // (tile[1] * along_n))
-        if choice.config.launch == "tiles" and across[choice.config.tuning.along == "M"] > MAX_GRID_Y:
-            last = OperandError(f"a grid of {across[0]} x {across[1]} tiles, which has {MAX_GRID_Y} at most across")
-            continue
-        if across[0] * across[1] * batch <= MAX_TILES:
-            return choice, why
-        last = OperandError(f"{across[0]} * {across[1]} * {batch} tiles, which are numbered up to {MAX_TILES}")
+        return choice, why
     raise OperandError(f"no kernel for a {names[0]}, b {names[1]}, c {names[2]}, {m}x{n}x{k}: {last}") from last
 
 

@@ -42,7 +42,7 @@ def test_a_check_that_fails_is_the_status(capsys, monkeypatch):
         ("64 64 64 --arch sm_91", "do you mean sm_90a?"),
         ("64 64 64 --arch sm_80 --stages 3", "--stages: a choice of the teaching kernel"),
         ("64 64 64 --arch sm_80 --teaching", "this kernel needs wgmma"),
-        ("64 64 64 --teaching --stages 90", "14 stage(s) fit"),
+        ("64 64 64 --teaching --stages 90", ": 14 fit into 232448"),
         ("64 64 64 -a bf16:diag", "the order is 'row' or 'col'"),
     ],
 )

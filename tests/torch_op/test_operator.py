@@ -7,6 +7,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -306,6 +307,16 @@ def test_what_has_no_kernel_is_refused_by_name() -> None:
         solve(Problem(turned, given(64, 64), given(64, 64), config=rows))
     with pytest.raises(OperandError, match="a size is at most 2"):
         solved(given(2**31, 8), given(8, 8))
+
+
+def test_a_grid_of_tiles_is_bounded_across_but_not_in_the_order_of_gpcs() -> None:
+    """64 columns a tile: 65,536 tiles of N, one more than a grid's second dimension holds."""
+    a, b, c = (StridedOperand(shape, (shape[1], 1), "bf16") for shape in ((64, 64), (64, 1 << 22), (64, 1 << 22)))
+    config = Sm90Config((64, 64), consumers=1, launch="tiles", along="M")
+    with pytest.raises(OperandError, match=r"no kernel for .*1 x 65536 tiles .* a grid holds 65535 along its second"):
+        solve(Problem(a, b, c, config=Sm90Choice(config)))
+    linear = replace(config, tuning=replace(config.tuning, gpc_order=(((0,), 1),)))
+    assert solve(Problem(a, b, c, config=Sm90Choice(linear))).kernel.choice.config == linear
 
 
 def test_explanations() -> None:

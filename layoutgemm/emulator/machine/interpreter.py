@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...arch import MAX_GRID as GRID_LIMIT
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
 from ..findings import LINT, ORDERS, Counts, Finding, Findings
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 BLOCKED, GONE = -1, -2
 # CUDA's limits of a launch: along each axis, threads of a block, blocks of a cluster; and blocks that are emulated.
-MOST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
+MOST = {"grid": GRID_LIMIT, "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
 MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 

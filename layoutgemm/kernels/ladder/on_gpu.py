@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...dtypes import f32
 from ...errors import PlanError
 from ..compile.compiler import dsl_version
+from ..run.error_bound import rounded_error, sum_error
 from ..run.torch_tensors import torch_type
 
 if TYPE_CHECKING:
@@ -91,15 +92,15 @@ def output(level: Level, m: int, n: int, k: int) -> torch.Tensor:
 def share_of_bound(level: Level, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, k: int) -> float:
     """The largest error of C against float64, as a share of the bound; infinite for a NaN.
 
-    The bound is `run.error_bound`'s, for instructions of depth 16.
+    The bound is that of `run.error_bound`.
     """
     import torch
 
     a64, b64 = a.double(), b.double().T
     exact = a64 @ b64
-    bound = 17 * -(-k // 16) * 2 * f32.unit_roundoff * (a64.abs() @ b64.abs())
+    bound = sum_error(16, k) * (a64.abs() @ b64.abs())
     if level.c != f32:
-        bound += level.c.unit_roundoff * (exact.abs() + bound)
+        bound = rounded_error(bound, exact, level.c)
     share = ((c.double() - exact).abs() / bound.clamp_min(1e-300)).max()
     return float("inf") if bool(torch.isnan(share)) else float(share)
 

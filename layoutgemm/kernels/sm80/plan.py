@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...arch import Arch, ArchName, with_feature
+from ...arch import MAX_GRID, Arch, ArchName, with_feature
 from ...arch import arch as arch_named
 from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
 from ...atoms.targets import exists_on
-from ...checks import most_stages
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
 from ..derive import Operand, OperandSpec, check_pair, refused_output
@@ -27,6 +26,8 @@ from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_redu
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
+    DEFAULT_STAGES,
+    LEAST_STAGES,
     MAX_COORDINATE,
     PERSISTENT_PARAMETERS,
     GemmPlan,
@@ -34,6 +35,7 @@ from ..plan import (
     check_epilogue,
     check_fields,
     check_words,
+    fitting_stages,
     parameters_with,
     rounded_up,
     stage_depth,
@@ -50,7 +52,7 @@ ARCHES = with_feature("mma.sync")  # every architecture has the kernel's instruc
 LOADS = ("cp.async", "tma")
 STORED_FLOATS = ("f32", "bf16", "f16")  # types of C
 ALIGNMENTS = (16, 8, 4, 2, 1)
-MAX_BATCH = 65535  # of a grid's y and z: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
+MAX_BATCH = MAX_GRID[2]  # a matrix of the batch is a place along z
 _INSTRUCTIONS = {"bf16": "m16n8k16", "f16": "m16n8k16", "tf32": "m16n8k8",
                  "e4m3": "m16n8k32", "e5m2": "m16n8k32", "i8": "m16n8k32", "u8": "m16n8k32"}  # fmt: skip
 _STAGE_BYTES_OF_K = 64
@@ -406,13 +408,10 @@ def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config:
     barrier = BARRIER_BYTES if config.loads == "tma" else 0
     buffers = config.warps[0] * config.warps[1] * BUFFERS * store.buffer_bytes
     beside = buffers if config.persistent else 0
-    fits = most_stages(target, pitch + barrier, beside, config.blocks_per_sm)
-    stages = min(fits, 4) if config.stages is None else config.stages
-    if not 2 <= stages <= fits:
-        raise PlanError(
-            f"{stages!r} stage(s), and at least 2, of A {a.smem.bytes} + B {b.smem.bytes} bytes: {fits} fit where a "
-            f"multiprocessor holds {config.blocks_per_sm} block(s) and a block has up to {target.smem_per_block} bytes"
-        )
+    taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes" + f" beside {beside} of the store" * (beside > 0)
+    stages = fitting_stages(
+        target, config.stages, LEAST_STAGES, pitch + barrier, beside, taken, DEFAULT_STAGES, config.blocks_per_sm
+    )
     end = stages * pitch + buffers if config.persistent else max(stages * pitch, buffers)
     return stages, Sm80Smem(
         a_offset=0,

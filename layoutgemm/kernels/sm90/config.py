@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...arch import Arch
+from ...arch import MAX_GRID, Arch
 from ...arch import arch as arch_named
 from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
@@ -29,7 +29,7 @@ _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues c
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 _WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills
 _GATHER_REGISTERS = 56  # of a producer whose threads hold the addresses of up to 16 rows each
-MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
+MAX_GRID_Y = MAX_GRID[1]
 MAX_CLUSTER = arch_named("sm_90a").cluster_portable  # blocks
 
 

@@ -24,7 +24,6 @@ from ...arch import arch as arch_named
 from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
 from ...atoms.copy.base import VECTOR_BYTES, WARP
-from ...checks import most_stages
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand, OperandSpec
@@ -37,6 +36,7 @@ from ..plan import (
     GemmPlan,
     StoreSmemMap,
     check_fields,
+    fitting_stages,
     parameters_with,
     rounded_up,
     tile_count,
@@ -401,14 +401,8 @@ def _map(target: Arch, a: StreamedWeights, b: StreamedRows, config: StreamedConf
     sums = config.warps * strip
     received = BUFFERS * config.strips * strip if config.split > 1 else 0
     each, beside = config.warps * a.slot_bytes, x + config.strips * sums + received
-    fits = most_stages(target, each, beside, config.blocks_per_sm)
-    if config.slots > fits:
-        raise PlanError(
-            f"{config.slots} slots of {each} bytes for {config.warps} warps, x {x} and sums "
-            f"{config.strips * sums + received}: "
-            f"{max(0, fits)} fit where a multiprocessor holds {config.blocks_per_sm} block(s) and a block has up to "
-            f"{target.smem_per_block} bytes"
-        )
+    taken = f"{each} bytes for {config.warps} warps beside x {x} and sums {config.strips * sums + received}"
+    fitting_stages(target, config.slots, 1, each, beside, taken, blocks_per_sm=config.blocks_per_sm)
     end = config.slots * each
     total = end + beside
     return StreamedSmem(

@@ -20,17 +20,17 @@ from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..numbers import W
 from ..plan import (
     BARRIER_BYTES,
+    DEFAULT_STAGES,
     MAX_COORDINATE,
     PARAMETERS,
     GemmPlan,
     SmemMap,
     check_fields,
     check_sizes,
+    fitting_stages,
     rounded_up,
     tile_count,
 )
-
-DEFAULT_STAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +219,10 @@ def _smem_map(a: SmemTile, b: SmemTile, stages: int) -> SmemMap:
 
 
 def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> int:
-    if asked is not None and asked < 1:
-        raise PlanError(f"stages = {asked!r}: at least one")
-    most = 0
-    for count in range(1, (asked or DEFAULT_STAGES) + 1):
-        if _smem_map(a.smem, b.smem, count).total > target.smem_per_block:
-            break
-        most = count
-    if (asked is not None and most < asked) or most == 0:
-        total = _smem_map(a.smem, b.smem, asked or 1).total
-        raise PlanError(
-            f"{asked or 1} stage(s) of A {a.smem.bytes} + B {b.smem.bytes} bytes and their barriers need {total} bytes "
-            f"of shared memory; {target.name} gives a block {target.smem_per_block}. {most} stage(s) fit"
-        )
-    return most
+    each = rounded_up(a.smem.bytes, a.smem.alignment) + rounded_up(b.smem.bytes, b.smem.alignment) + BARRIER_BYTES
+    beside = max(0, b.smem.alignment - a.smem.alignment)  # between the stages of A and of B
+    taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes"
+    return fitting_stages(target, asked, 1, each, beside, taken, most=DEFAULT_STAGES)
 
 
 __all__ = [

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...dtypes import dtype
 from ...errors import OperandError
+from ...kernels.run.error_bound import rounded_error, sum_error
 from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.choose.scaled_grouped import gated_config, read_each_column, scaled_config, usual_config
 from ...kernels.sm90.config import Sm90Config
@@ -18,7 +20,7 @@ from ...kernels.sm90.mainloop import DEPTH
 from ..bias_activation import ACTIVATIONS
 from ..operator import matmul
 from ..prepared import gpu
-from ..types import TYPES, usual_type
+from ..types import C_NAMES, TYPES, usual_type
 from .api import grouped_matmul, scaled_matmul
 from .grouped import ragged_name
 from .recipes import FAMILIES, Recipes, recipe_text
@@ -47,7 +49,7 @@ class Tunable:
 
     dtype    of A and B: "bf16" or "f16", or of products with scales "e4m3" or "e5m2"
     recipes  of the scales, both of blocks; or None
-    b_major  "k" for columns of B contiguous, "n" for rows
+    b_major  "k" for columns of B contiguous, "mn" for rows
     activation  the gate's, or None; N is C's columns, and B has twice as many
     """
 
@@ -185,13 +187,12 @@ class Tunable:
             rows = [slice(ends[e], ends[e + 1]) for e in range(len(b))]
             want = torch.cat([a[part] @ b[e] for e, part in enumerate(rows)])
             most = torch.cat([a[part].abs() @ b[e].abs() for e, part in enumerate(rows)])
-        # Products of 8 bits are cut to 2**-13 of the largest of an instruction's 33 terms; all else is float32's.
-        terms = 33 * 4 if self.recipes is not None else self.k * 1.1
-        cut = terms * 2.0**-13 if self.dtype in _EIGHT else self.k * 1.1 * 2.0**-23
+        # Sums of scaled blocks are added in f32.
+        cut = sum_error(dtype(self.dtype).bits, self.k if self.recipes is None else min(self.k, DEPTH))
         bound = (cut + (self.k / DEPTH + 3) * 2.0**-23) * most
         if self.activation is not None:
             want, bound = _gated(want, bound, self.activation)
-        bound = bound + torch.finfo(on.out.dtype).eps * (want.abs() + bound) + 1e-6
+        bound = rounded_error(bound, want, dtype(C_NAMES[on.out.dtype])) + 1e-6
         return float(((on.out.double() - want).abs() / bound).max())
 
 

@@ -1,16 +1,21 @@
 """Running plans: what is taken, what is copied and noted, what is refused by name and rule. No GPU needed."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from layoutgemm.dtypes import f16, f32
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import TeachingPlan, error_bound
+from layoutgemm.kernels.ladder.on_gpu import share_of_bound
 from layoutgemm.kernels.run.torch_tensors import gpu_for
 from tests import needs
 
 torch = needs.module("torch")
+
+from layoutgemm.torch_op.scaled_grouped.tunable import OperandSet, tunable
 
 
 def arrays(m=8, n=16, k=24, kind=np.float32):
@@ -147,6 +152,25 @@ def test_error_bound_is_the_formula():
     assert np.allclose(error_bound(plan, a, b), 17 * 3 * 2.0**-23 * 40)
     narrow = TeachingPlan.derive(2, 2, 40, c="bf16")
     assert np.allclose(error_bound(narrow, a, b), 17 * 3 * 2.0**-23 * 40 * (1 + 2**-8) + 40 * 2**-8)
+
+
+def test_checks_on_a_gpu_take_the_same_bound():
+    """The ladder and the tuner measure errors in units of `error_bound`, here on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(8, 200, generator=generator).bfloat16() for _ in range(2))
+    exact = a.double() @ b.double().T
+    edge = torch.from_numpy(error_bound(TeachingPlan.derive(8, 8, 200), a.double().numpy(), b.double().T.numpy()))
+    level = SimpleNamespace(c=f32)
+    for share in (0.5, 1.5):
+        found = share_of_bound(level, a, b, exact + share * edge, 200)
+        assert found == pytest.approx(share), share
+    tiny = torch.full((1, 1), 2.0**-26)  # rounded to f16: half of the smallest value is the error
+    assert share_of_bound(SimpleNamespace(c=f16), tiny.bfloat16(), torch.ones(1, 1).bfloat16(), tiny * 0, 1) < 1
+    product = tunable(8, 8, 200, "bf16", "k", "mn", None, None, 1)
+    assert product is not None
+    for beyond, verdict in ((0.0, True), (0.02, False)):  # bf16 is rounded by 0.4% at most
+        out = (exact * (1 + beyond)).bfloat16()
+        assert (product.off(OperandSet(a, b.T[None], {}, torch.tensor([0, 8]), out)) <= 1) is verdict
 
 
 def test_running_without_a_gpu_does_not_load_the_dsl():

@@ -211,7 +211,7 @@ def test_each_check_of_tensor_copies_can_fail() -> None:
     assert "stmatrix" in failing(replace(plan, store=replace(store, matrices=crossed(store.matrices))))
     full = derive(arch="sm_120a", config=Sm80Config((128, 128), 64, 3, (2, 2), loads="tma", stmatrix=True))
     assert full.smem.total == 3 * 32768 + 24 <= full.arch.smem_per_block
-    with pytest.raises(PlanError, match="3 fit where"):
+    with pytest.raises(PlanError, match="3 fit into"):
         derive(arch="sm_120a", config=Sm80Config((128, 128), 64, 4, (2, 2), loads="tma"))
 
 

@@ -246,7 +246,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "order of x": ({"b": "bf16:row"}, "a streamed product takes K contiguous, a 'row' and a 'col'"),
     "order of C": ({"c": "bf16"}, "a streamed product stores bf16, f16 or f32, 'col'"),
     "architecture": ({"arch": "sm_80", "config": StreamedConfig(overlap=True)}, "overlap=True needs griddepcontrol"),
-    "memory": ({"n": 8, "k": 32768}, "4 slots of 18432 bytes for 16 warps, x 524416 and sums 40960: 0 fit"),
+    "memory": ({"n": 8, "k": 32768}, "of 18432 bytes for 16 warps beside x 524416 and sums 40960: 0 fit"),
     "warps": ({"config": StreamedConfig(34)}, "34 warps are 1088 threads; a block has 1024"),
     "column scale": ({"epilogue": QuantizedFormat("int4").epilogue()}, "the epilogue has weight_scale, and weights"),
     "reductions": ({"epilogue": Epilogue(RowReduce("sum"))}, "RowReduce reduces C, and a streamed product"),

@@ -78,8 +78,8 @@ BAD = [
     ({"config": TeachingConfig(tile_n=60)}, "N = 60 is none of them"),
     ({"config": TeachingConfig(tile_k=24)}, "tile_k = 24 is no multiple of the instruction's K = 16"),
     ({"config": TeachingConfig(tile_k=8)}, "tile_k = 8: a stage holds at least one K block of 16"),
-    ({"config": TeachingConfig(stages=0)}, "stages = 0: at least one"),
-    ({"config": TeachingConfig(stages=100)}, "14 stage(s) fit"),
+    ({"config": TeachingConfig(stages=0)}, "0 stage(s), and at least 1, of A"),
+    ({"config": TeachingConfig(stages=100)}, ": 14 fit into 232448"),
     ({"config": TeachingConfig(swizzle_a="128B", tile_k=32)}, "its K extent 32 is no multiple of the atom's 64"),
     ({"config": TeachingConfig(swizzle_b="96B")}, "unknown shared-memory swizzle '96B'"),
 ]
