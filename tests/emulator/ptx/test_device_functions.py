@@ -148,7 +148,7 @@ def test_initialisers():
 
 
 def heap(body: str, block: int = 64) -> np.ndarray:
-    """What a thread's %r1 holds after `body`, with MALLOC and FREE of %d2."""
+    """A thread's %r1 after `body`, with MALLOC and FREE of %d2."""
     malloc = (
         "{ .param .b64 n; .param .b64 r; st.param.b64 [n], %d3; call.uni (r), malloc, (n); ld.param.b64 %d2, [r]; }"
     )
