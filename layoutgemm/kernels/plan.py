@@ -121,7 +121,11 @@ def fitting_stages(
     fits = most_stages(arch, each, beside, blocks_per_sm)
     found = min(fits, most) if stages is None else stages
     if not least <= found <= fits:
-        room = f"where {blocks_per_sm} CTAs share an SM" if blocks_per_sm > 1 else f"into {arch.smem_per_block}"
+        room = (
+            f"where {blocks_per_sm} CTAs share an SM"
+            if blocks_per_sm > 1
+            else f"into {arch.smem_per_block} bytes of shared memory"
+        )
         raise PlanError(f"{found!r} stage(s), and at least {least}, of {taken}: {fits} fit {room}")
     return found
 
