@@ -258,7 +258,7 @@ sm_103a or blackwell-ultra, sm_110a or thor, sm_120a or blackwell-geforce, sm_12
 
 def _near(text: str) -> list[str]:
     """The name that is most like another: of a target's, the nearest number of the same generation."""
-    number = re.fullmatch(r"sm_(\d+)[af]?", text)
+    number = re.fullmatch(r"sm_(\d{1,6})[af]?", text)
     if number is not None:
         own = int(number[1])
         same = [entry.name for entry in _SPECIFIC if entry.capabilities[0][0] == own // 10]

@@ -55,7 +55,7 @@ from .named_barriers import NamedBarriers
 from .operands.combined import Combined, check_combined, side_by_side
 from .operands.pair import Pair, check_maps, check_pair, pair_of
 from .quantized.experts import check_experts
-from .quantized.operand import PackedOperand, check_packed, packed_operand
+from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
 from .quantized.warp_products import WarpProducts, warp_products
 from .shards import Gathered, Shards, check_shards
 from .smem import Sm90Smem, SplitKExchange, smem_map
@@ -665,6 +665,8 @@ class _Request:
         ragged, along_k = groups
         gated = combination(gate)
         epilogue = Epilogue.of(epilogue, halves_of(gated) > 1)
+        if weights is not None:  # their types first: for others a conversion of A is no way out
+            check_types(weights, Operand.parse(given[0]), Operand.parse(given[0] if given[1] is None else given[1]))
         a, b, c = operands(*given)
         check_epilogue(epilogue, c)
         if gated is not None and gated.separate:
