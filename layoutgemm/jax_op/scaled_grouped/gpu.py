@@ -34,7 +34,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
 )
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
-from ...kernels.sm90.mainloop import DEPTH, SPANS
+from ...kernels.sm90.mainloop import widest_span
 from ...kernels.sm90.plan import Sm90Plan
 from ...torch_op.problem import Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from ...torch_op.scaled_grouped.epilogue import epilogue_of
@@ -114,9 +114,8 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
     else:
         each = read_each_column(scales, n, sums)
         config = scaled_config(m, n, k, batch=batch, each_column=each, c=c, sums=sums)
-    span = 1 if k % (DEPTH * SPANS[-1]) else SPANS[-1]  # all arrays are contiguous
-    more = {"ragged": ragged, "epilogue": epilogue, "gated": product.gate}
-    return plan_with_scales((m, n, k, batch), types, scales, config, span, **more)
+    more = {"ragged": ragged, "epilogue": epilogue, "gated": product.gate}  # all arrays are contiguous
+    return plan_with_scales((m, n, k, batch), types, scales, config, widest_span(k), **more)
 
 
 def _planned(product: ScaledProduct, given: _Given, on: Target) -> jax.Array:

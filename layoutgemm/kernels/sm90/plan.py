@@ -946,7 +946,13 @@ class _Request:
         sources = self.config.sources
         if sources == 1:
             return None
-        values = atom.accumulator_registers // self.config.split
+        split, columns = self.config.split, self.columns
+        if columns % (8 * split):
+            raise PlanError(
+                f"split = {split} of {columns} columns: a thread sends vectors of 4 sums, so each part takes a "
+                "multiple of 8 columns"
+            )
+        values = atom.accumulator_registers // split
         return SplitKExchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.groups, sources - 1)))
 
     def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: SplitKExchange | None) -> int:

@@ -35,7 +35,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.indexed.rows import IndexedRows
-from ...kernels.sm90.mainloop import DEPTH, SPANS, lie_together, mainloop_of
+from ...kernels.sm90.mainloop import DEPTH, lie_together, mainloop_of, widest_span
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
@@ -159,10 +159,9 @@ def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
     >>> span_of(512, recipes, lines), span_of(512, recipes, lines.T.contiguous().T), span_of(400, recipes, lines)
     (4, 1, 1)
     """
-    if not recipes.in_mainloop or k == 0 or k % (DEPTH * SPANS[-1]):
-        return 1
-    given = [x for x in scales if x is not None]
-    return SPANS[-1] if all(addressed(x) and lie_together(x.stride(), x.data_ptr()) for x in given) else 1
+    span = widest_span(k) if recipes.in_mainloop and k else 1
+    given = [x for x in scales if x is not None and span > 1]
+    return span if all(addressed(x) and lie_together(x.stride(), x.data_ptr(), span) for x in given) else 1
 
 
 def check_config(config: object) -> None:

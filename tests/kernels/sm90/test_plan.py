@@ -616,3 +616,10 @@ def test_the_budget_of_shared_memory_names_the_bytes_of_each_part(config: dict[s
         assert f"{plan.stages} stages of {operand.name} {plan.stages * operand.smem.bytes} " in check.statement
     gaps = int(re.search(r"barriers and gaps (\d+)", check.statement)[1])
     assert 2 * 8 * plan.stages <= gaps < 2 * 8 * plan.stages + 3 * 1024
+
+
+def test_parts_of_k_take_whole_vectors_of_sums() -> None:
+    """Also with direct stores, which take any columns: 80 in three parts were derived, and failed their check."""
+    config = Sm90Config((128, 80), split=3, store="direct", one_tile_per_cluster=True)
+    with pytest.raises(PlanError, match="split = 3 of 80 columns"):
+        Sm90Plan.derive(199, 159, 131, config=config)

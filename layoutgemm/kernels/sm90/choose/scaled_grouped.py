@@ -13,6 +13,7 @@ from typing import Any
 
 from ....dtypes import dtype
 from ...plan import STAGE_BYTES_OF_K
+from ...store import ROWS, WARP_ROWS
 from ..budget_checks import registers_fit
 from ..config import Sm90Config
 from ..gated import HALVES
@@ -247,7 +248,7 @@ def _kernels(
             yield "full", Sm90Config(
                 tile, consumers=3 if three else 2, loader="warpgroup", cluster=_sharing(sizes, tile),
                 chunks=2 if three or at_once else 1, buffers=2 if tile == (128, 128) else 1, overlap=True,
-                store_at_once=at_once, box_rows=64 if at_once else 16,
+                store_at_once=at_once, box_rows=ROWS if at_once else WARP_ROWS,
             )  # fmt: skip
 
 

@@ -66,26 +66,21 @@ class Sm90Epilogue:
         origin: bridge.Place, block: int, part: int,
     ) -> None:  # fmt: skip
         """Round by round: convert, wait for the buffer, write it, fence, store it by TMA."""
-        store = present(self.plan.store)
-        consumer, thread = at
-        row, column, matrix = origin
-        warp, lane = bridge.uniform(thread // 32), thread % 32
-        owner = (consumer * WARPS_OF_GROUP + warp) // store.warps
-        issuer = lane if const_expr(store.warps == 1) else thread
-        rows = warp * WARP_ROWS if const_expr(store.warps == 1) else 0
+        store, (consumer, thread), (row, column, matrix) = present(self.plan.store), at, origin
+        owner, inside, rows = self.owner(consumer, thread)
         fused = self.fused(job, (row + block * ROWS, column, matrix), thread, part)
         for i, round_ in store.rounds_of(block, part):
             buffer = self.buffer(job, owner, i)
             packed = [self.convert(job, accumulator, chunk, fused) for chunk in round_.chunks]
             # One thread issues the stores, so it alone can wait until they have read the buffer; then it tells.
-            if issuer == 0:
+            if inside == 0:
                 bridge.wait_stores_read(store.pending(i))
             self.meet(consumer)
             for chunk, values in zip(round_.chunks, packed, strict=True):
-                self.fill(values, buffer + chunk.offset, chunk, thread if store.warps == WARPS_OF_GROUP else lane)
+                self.fill(values, buffer + chunk.offset, chunk, inside)
             bridge.shared_writes_visible()
             self.meet(consumer)
-            if issuer == 0:
+            if inside == 0:
                 for chunk in round_.chunks:
                     place = self.place(job, row + (block * ROWS + rows), column + chunk.column, matrix)
                     bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
@@ -99,15 +94,10 @@ class Sm90Epilogue:
         origin: bridge.Place,
     ) -> None:  # fmt: skip
         """Store all blocks at once, each round in a buffer of its own: one wait, one fence and one meeting for all."""
-        store = present(self.plan.store)
-        consumer, thread = at
-        row, column, matrix = origin
-        warp, lane = bridge.uniform(thread // 32), thread % 32
-        owner = (consumer * WARPS_OF_GROUP + warp) // store.warps
-        issuer = lane if const_expr(store.warps == 1) else thread
-        rows = warp * WARP_ROWS if const_expr(store.warps == 1) else 0
-        if issuer == 0:
-            bridge.wait_stores_read(0)
+        store, (consumer, thread), (row, column, matrix) = present(self.plan.store), at, origin
+        owner, inside, rows = self.owner(consumer, thread)
+        if inside == 0:
+            bridge.wait_stores_read(store.pending(0))
         self.meet(consumer)
         for block in cutlass.range_constexpr(self.plan.blocks):
             fused = self.fused(job, (row + block * ROWS, column, matrix), thread, 0)
@@ -115,18 +105,25 @@ class Sm90Epilogue:
                 for chunk in round_.chunks:
                     values = self.convert(job, accumulators[block], chunk, fused)
                     into = self.buffer(job, owner, i) + chunk.offset
-                    self.fill(values, into, chunk, thread if store.warps == WARPS_OF_GROUP else lane)
+                    self.fill(values, into, chunk, inside)
             if const_expr(fused is not None):
                 present(fused).finish()
         bridge.shared_writes_visible()
         self.meet(consumer)
-        if issuer == 0:
+        if inside == 0:
             for i, round_ in enumerate(store.rounds):
                 for chunk in round_.chunks:
                     place = self.place(job, row + (round_.block * ROWS + rows), column + chunk.column, matrix)
                     from_ = self.buffer(job, owner, i) + chunk.offset
                     bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, from_)
             bridge.commit_stores()
+
+    def owner(self, consumer: Int32, thread: Int32) -> tuple[Int32, Int32, Int32 | int]:
+        """The owner of buffers that a thread belongs to, the thread's number in it, and its first row of a block."""
+        warps = present(self.plan.store).warps
+        warp, lane = bridge.uniform(thread // 32), thread % 32
+        number = (consumer * WARPS_OF_GROUP + warp) // warps
+        return (number, lane, warp * WARP_ROWS) if warps == 1 else (number, thread, 0)
 
     def buffer(self, job: bridge.Carried, owner: Int32, number: int) -> cute.Pointer:
         """The buffer of an owner's round."""
