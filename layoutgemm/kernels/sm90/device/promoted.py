@@ -74,11 +74,12 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         tables = StageTables(plan, first_block * ROWS, thread)
         pieces = [(block, part) for block in range(plan.blocks) for part in range(parts)]
         stage, parity, span = Int32(0), Int32(0), plan.numbers.span
+        # A tile's first products hide what is done at its begin; that of a single tile, the first loads.
+        hides = not plan.config.one_tile_per_cluster
+        place = Int32(0), Int32(0), Int32(0)
         while tile < job.tiles:
-            m0, n0, matrix = self.origin(job, tile)
-            row = m0 + first_block * ROWS
-            for block in cutlass.range_constexpr(plan.blocks):
-                totals[block].fill(0)
+            if const_expr(not hides):
+                place = self.begin_tile(job, tile, totals)
             ready = bridge.barrier_done(job.shared.full(stage), parity)
             for k_tile in cutlass.range(job.k_tiles // span, unroll=1):
                 read: dict[int, Numbers] = {}
@@ -95,6 +96,9 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                         mma.multiply_block(products, a, b, stage, block, part, False)
                         if const_expr(later == piece == 0 and len(pieces) > 1):
                             read = tables.numbers(job.shared, stage)
+                        if const_expr(hides and later == piece == 0):
+                            if k_tile == 0:
+                                place = self.begin_tile(job, tile, totals)
                         mma.wait(0, products)
                         if const_expr(piece == len(pieces) - 1):
                             self.release(job, stage)
@@ -104,11 +108,13 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                             if const_expr(plan.config.loader == "self"):
                                 if k_tile > 0:  # into the stage before: another consumer may still read this one
                                     ahead = self.load_next(job, maps, ahead)
-                        place = block, part * atom.accumulator_registers
-                        self.promote(tables, read[later], products, totals[block], place)
+                        at = block, part * atom.accumulator_registers
+                        self.promote(tables, read[later], products, totals[block], at)
                     stage, parity = following, flipped
             self.bring_together(job, totals, (consumer, thread))
-            self.store_tile(job, maps, totals, (consumer, thread, tile), (row, n0, matrix))
+            row, column, matrix = place
+            origin = row + first_block * ROWS, column, matrix
+            self.store_tile(job, maps, totals, (consumer, thread, tile), origin)
             if const_expr(plan.config.loader == "self" and not plan.config.one_tile_per_cluster):
                 ahead = self.load_next(job, maps, ahead)
             tile += job.workers
@@ -117,6 +123,12 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
+
+    def begin_tile(self, job: bridge.Carried, tile: Int32, totals: Sequence[cute.Tensor]) -> bridge.Place:
+        """The totals of a tile are 0; its first row, first column and matrix."""
+        for total in totals:
+            total.fill(0)
+        return self.origin(job, tile)
 
     @cute.jit
     def store_tile(
