@@ -483,13 +483,18 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             tile += (2 if pingpong else 1) * job.workers
             done += 2
         self.after_tiles(job, tile)
-        if const_expr(plan.drains and plan.config.loader == "self"):
-            self.drain(job, ahead)
-        if const_expr(plan.store is not None):
-            bridge.wait_stores_read(0)
+        self.leave(job, ahead)
 
     def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
         """Called by each consumer before it waits for a K tile: nothing to do."""
+
+    @cute.jit
+    def leave(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
+        """A consumer has no more tiles: other blocks have their loads, and its stores have read shared memory."""
+        if const_expr(self.plan.drains and self.plan.config.loader == "self"):
+            self.drain(job, ahead)
+        if const_expr(self.plan.store is not None):
+            bridge.wait_stores_read(0)
 
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:
         """Called by each consumer after its last tile; `tile` is the one that it would take next."""

@@ -79,7 +79,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         place = Int32(0), Int32(0), Int32(0)
         while tile < job.tiles:
             if const_expr(not hides):
-                place = self.begin_tile(job, tile, totals)
+                place = self.begin_tile(job, tile, totals, first_block)
             ready = bridge.barrier_done(job.shared.full(stage), parity)
             for k_tile in cutlass.range(job.k_tiles // span, unroll=1):
                 read: dict[int, Numbers] = {}
@@ -98,13 +98,11 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                             read = tables.numbers(job.shared, stage)
                         if const_expr(hides and later == piece == 0):
                             if k_tile == 0:
-                                place = self.begin_tile(job, tile, totals)
+                                place = self.begin_tile(job, tile, totals, first_block)
                         mma.wait(0, products)
                         if const_expr(piece == len(pieces) - 1):
                             self.release(job, stage)
-                            ready = bridge.barrier_done(
-                                job.shared.full(following), flipped
-                            )  # known after the promotion
+                            ready = bridge.barrier_done(job.shared.full(following), flipped)  # before the promotion
                             if const_expr(plan.config.loader == "self"):
                                 if k_tile > 0:  # into the stage before: another consumer may still read this one
                                     ahead = self.load_next(job, maps, ahead)
@@ -112,23 +110,21 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                         self.promote(tables, read[later], products, totals[block], at)
                     stage, parity = following, flipped
             self.bring_together(job, totals, (consumer, thread))
-            row, column, matrix = place
-            origin = row + first_block * ROWS, column, matrix
-            self.store_tile(job, maps, totals, (consumer, thread, tile), origin)
+            self.store_tile(job, maps, totals, (consumer, thread, tile), place)
             if const_expr(plan.config.loader == "self" and not plan.config.one_tile_per_cluster):
                 ahead = self.load_next(job, maps, ahead)
             tile += job.workers
         self.after_tiles(job, tile)
-        if const_expr(plan.drains and plan.config.loader == "self"):
-            self.drain(job, ahead)
-        if const_expr(plan.store is not None):
-            bridge.wait_stores_read(0)
+        self.leave(job, ahead)
 
-    def begin_tile(self, job: bridge.Carried, tile: Int32, totals: Sequence[cute.Tensor]) -> bridge.Place:
-        """The totals of a tile are 0; its first row, first column and matrix."""
+    def begin_tile(
+        self, job: bridge.Carried, tile: Int32, totals: Sequence[cute.Tensor], first_block: Int32
+    ) -> bridge.Place:  # fmt: skip
+        """The totals of a tile are 0; the first row of the consumer's blocks, first column and matrix."""
         for total in totals:
             total.fill(0)
-        return self.origin(job, tile)
+        row, column, matrix = self.origin(job, tile)
+        return row + first_block * ROWS, column, matrix
 
     @cute.jit
     def store_tile(
