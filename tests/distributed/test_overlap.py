@@ -17,7 +17,7 @@ from tests import needs
 
 torch = needs.module("torch")
 if not torch.distributed.is_available():
-    pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
+    pytest.skip("this torch is built without torch.distributed: install PyTorch's own wheel", allow_module_level=True)
 
 from layoutgemm.distributed import Transfer, calls, gathered_rows, kept, operators, products, shard_plans, workspaces
 from layoutgemm.distributed.checks import ShardProduct, output_of

@@ -141,7 +141,7 @@ def test_float32_needs_leave(tf32: Any) -> None:
 def test_torch_s_newer_setting_of_tf32() -> None:
     """In a process of its own: once it is used, the older one cannot be read."""
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        pytest.skip("torch.backends.cuda.matmul.fp32_precision needs torch 2.9 or later")
+        pytest.skip("torch.backends.cuda.matmul has no fp32_precision before 2.9: pip install -U torch")
     code = (
         "import torch, layoutgemm\n"
         "x = torch.eye(4)\n"

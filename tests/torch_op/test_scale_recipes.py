@@ -78,7 +78,7 @@ def test_recipes_are_their_definitions(recipes: tuple[str, str], front: tuple[in
 def test_names_are_torchs() -> None:
     kinds = getattr(torch.nn.functional, "ScalingType", None)
     if kinds is None:
-        pytest.skip("ScalingType needs torch 2.10 or later")
+        pytest.skip("torch has no ScalingType before 2.10: pip install -U torch")
     a, b = operands()
     for x, y in PAIRS:
         sa, sb = scales(x, "a"), scales(y, "b")
@@ -95,7 +95,7 @@ def test_row_wise_is_that_of_torch() -> None:
     try:
         theirs = torch._scaled_mm(a, b, sa, sb, out_dtype=BF16)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        pytest.skip(f"torch._scaled_mm on this CPU: {str(error).splitlines()[0]}")
+        pytest.skip(f"needs torch._scaled_mm on the CPU, pip install -U torch: {str(error).splitlines()[0]}")
     assert torch.allclose(scaled_matmul(a, sa, b, sb).float(), theirs.float(), rtol=2e-2, atol=2e-2)
 
 
@@ -287,7 +287,7 @@ def test_sizes_change_without_a_new_compilation() -> None:
 def test_torchs_names_and_an_output_under_the_compiler() -> None:
     kinds = getattr(torch.nn.functional, "ScalingType", None)
     if kinds is None:
-        pytest.skip("ScalingType needs torch 2.10 or later")
+        pytest.skip("torch has no ScalingType before 2.10: pip install -U torch")
     torch._dynamo.reset()
     out = torch.zeros(M, N, dtype=BF16)
 

@@ -326,7 +326,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX's")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX's: run it on Linux or macOS")
 def test_a_forked_process_has_workers_of_its_own(pool: compile_apart.Pool) -> None:
     """Locks that another thread held are free in it; its end leaves the parent's worker running."""
     root = Path(__file__).resolve().parents[3]
