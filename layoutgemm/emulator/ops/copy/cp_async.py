@@ -29,7 +29,7 @@ from ...races.lanes import Touch, divide, learn
 from ..barrier import EmulatedMbarrier, mbarrier_at
 from ..memory import copies_global, lanewise, place, said
 from ..registry import constant, known, operation, taken
-from .bulk_groups import Asynchronous, group_count, groups_of
+from .bulk_groups import AsyncOperation, group_count, groups_of
 
 KIND = "cp.async"
 Array = npt.NDArray[np.int64]
@@ -232,7 +232,7 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
             for one in copies:
                 ledger.learn_open(handed, one.event)
 
-            def land(barrier: EmulatedMbarrier = barrier, copies: list[Asynchronous] = copies, count: int = count,
+            def land(barrier: EmulatedMbarrier = barrier, copies: list[AsyncOperation] = copies, count: int = count,
                      handed: Knowledge = handed, arrival: MemoryEvent = arrival) -> None:  # fmt: skip
                 for one in copies:
                     one.finish()

@@ -66,7 +66,7 @@ def _register_map(atom: CopyAtom, side: str) -> npt.NDArray[np.int64]:
     return elements.reshape(LANES, -1, each).transpose(1, 0, 2)
 
 
-class Rows:
+class MatrixRows:
     """The rows in shared memory that a matrix copy touches.
 
     lanes  the lanes that supply an address, in the order of the rows
@@ -141,7 +141,7 @@ def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
 @operation("ldmatrix")
 def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     """ldmatrix: rows of shared memory, one address a lane, into fragments; packed elements become bytes."""
-    rows = Rows(program, ins, ins.operands[1])
+    rows = MatrixRows(program, ins, ins.operands[1])
     targets = program.targets(ins.operands[0])
     take = rows.place[_register_map(rows.atom, "dst")]
     _count(ins, targets, take)
@@ -187,7 +187,7 @@ def packed_registers(fiber: Fiber, sources: list[Reader]) -> npt.NDArray[np.uint
 @operation("stmatrix")
 def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     """stmatrix: fragments into rows of shared memory, one address a lane."""
-    rows = Rows(program, ins, ins.operands[0])
+    rows = MatrixRows(program, ins, ins.operands[0])
     sources = program.sources(ins.operands[1])
     elements = _register_map(rows.atom, "src")
     _count(ins, sources, elements)
