@@ -23,9 +23,9 @@ from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import FULL, Undefined, bool_of, mask_of
 from ...races.clocks import Stamp
-from ...races.global_bytes import Copying
+from ...races.global_bytes import CopyAccess
 from ...races.happens_before import Knowledge, MemoryEvent
-from ...races.lanes import Touch, divide, learn
+from ...races.lanes import LaneAccess, divide, learn
 from ..barrier import EmulatedMbarrier, mbarrier_at
 from ..memory import copies_global, lanewise, place, said
 from ..registry import constant, known, operation, taken
@@ -142,8 +142,8 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
                 one.event.stamp = stamp
             for count in {size} if valid is None else set(valid.tolist()) - {0}:
                 read = sources if valid is None else sources[valid == count]
-                copies_global(fiber, ins, read, count, Copying(stamp, one.event, False), False)
-        parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
+                copies_global(fiber, ins, read, count, CopyAccess(stamp, one.event, False), False)
+        parts, touch = parts_of(offsets, size), LaneAccess(lanes, offsets, size)
         machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one.event, parts=parts, touch=touch)
         machine.counts.bytes["global to shared"] += size * len(offsets)
         if machine.banks is not None:

@@ -22,7 +22,7 @@ from ...machine.memory import ALL, GRANULE, WHOLE
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import LANES, Lanes
-from ...races.lanes import Touch
+from ...races.lanes import LaneAccess
 from ..memory import place, said
 from ..registry import operation
 
@@ -32,7 +32,7 @@ PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
 
 # Cached rows for sets of addresses: a kernel repeats them, and every block uses the same ones.
 KNOWN = 1 << 14
-_known: dict[tuple[tuple[str, str], int, int, bytes], tuple[npt.NDArray[np.int64], Touch]] = {}
+_known: dict[tuple[tuple[str, str], int, int, bytes], tuple[npt.NDArray[np.int64], LaneAccess]] = {}
 
 
 def atom_of(ins: PtxInstruction) -> tuple[CopyAtom, str]:
@@ -119,7 +119,7 @@ class MatrixRows:
             machine.banks.add(self.ins, self.ins.words[0], ROW_BYTES, found[0] * GRANULE, self.mask)
         return cta, found[0]
 
-    def _rows(self, fiber: Fiber, given: Lanes) -> tuple[npt.NDArray[np.int64], Touch]:
+    def _rows(self, fiber: Fiber, given: Lanes) -> tuple[npt.NDArray[np.int64], LaneAccess]:
         """(number of each row's 16 bytes, the lanes that access them)."""
         name = self.ins.opcode
         cta, offsets = place(fiber, self.space, given[self.lanes])
@@ -129,7 +129,7 @@ class MatrixRows:
         if wrong.any():
             raise EmulatorError(f"{name}: row address {int(offsets[wrong][0]):#x} is not a multiple of {ROW_BYTES}")
         fiber.cta.shared.check(offsets, ROW_BYTES, name)
-        return offsets // GRANULE, Touch(self.mask, offsets, ROW_BYTES)
+        return offsets // GRANULE, LaneAccess(self.mask, offsets, ROW_BYTES)
 
 
 def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

@@ -25,7 +25,7 @@ from ....layouts import Layout
 from ....layouts.basis import component
 from ...machine.interpreter import Cta, Fiber
 from ...ptx.parser import PtxInstruction
-from ...races.happens_before import Knowledge, MemoryEvent, Shadow
+from ...races.happens_before import Knowledge, MemoryEvent, ShadowMemory
 from ..mma.operands import bits_of
 from .waits import fenced_knowledge, known_beside
 
@@ -61,7 +61,7 @@ class TensorMemory:
             lanes = f"lanes {strip * STRIP}..{strip * STRIP + STRIP - 1}"
             return f"tensor memory of CTA {cta.coordinate}, {lanes}, column {column}"
 
-        self.shadow = Shadow(cta.cluster.ledger, name)
+        self.shadow = ShadowMemory(cta.cluster.ledger, name)
         cta.scratch.setdefault("at exit", []).append(lambda: self._ended(cta))
 
     def _ended(self, cta: Cta) -> None:
