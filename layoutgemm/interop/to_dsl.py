@@ -39,7 +39,7 @@ from layoutgemm.interop.dsl_layouts import ELEMENTS
 from layoutgemm.interop.unsupported import NotTaken
 from layoutgemm.layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 from layoutgemm.layouts.symbols.dims import parse_entry
-from layoutgemm.layouts.symbols.polynomial import P, show
+from layoutgemm.layouts.symbols.polynomial import Polynomial, show
 
 _TYPES = {ours: theirs for theirs, ours in ELEMENTS.items()} | {"ue4m3": "Float8E4M3FN"}
 _MMA_ARGUMENTS = ("a_major", "b_major")
@@ -133,7 +133,7 @@ def _entry(x: object, values: Mapping[str, object]) -> object:
         return tuple([_entry(y, values) for y in x])
     if isinstance(x, ScaledBasis):
         return cute.ScaledBasis(_entry(x.value, values), list(x.path))
-    if not isinstance(x, P):
+    if not isinstance(x, Polynomial):
         return x
 
     def value(name: str) -> Any:  # an int, or the DSL's traced integer
