@@ -36,7 +36,7 @@ from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.interop.cute_reader import tensor_layout
 from layoutgemm.interop.dsl_atoms import copy_atom, mma_atom, tensor_box
 from layoutgemm.interop.dsl_layouts import ELEMENTS
-from layoutgemm.interop.unsupported import NotTaken
+from layoutgemm.interop.unsupported import UnsupportedObject
 from layoutgemm.layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 from layoutgemm.layouts.symbols.dims import parse_entry
 from layoutgemm.layouts.symbols.polynomial import Polynomial, show
@@ -112,7 +112,9 @@ def to_cute(x: object, **values: Any) -> Any:
     if isinstance(x, TiledCopy):
         tiler = tuple([layout(t if isinstance(t, Layout) else Layout(t), {}) for t in x.tiler])
         return cute.make_tiled_copy(make_copy(x.atom), layout(x.layout_tv, {}), tiler)
-    raise NotTaken(f"to_cute takes layouts, swizzles, atoms, tiled ones and tensor copies, not {type(x).__name__}")
+    raise UnsupportedObject(
+        f"to_cute takes layouts, swizzles, atoms, tiled ones and tensor copies, not {type(x).__name__}"
+    )
 
 
 # ---------------------------------------------------------------- layouts

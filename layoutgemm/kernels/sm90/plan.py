@@ -19,7 +19,7 @@ from ...checks.budgets import WARPGROUP
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...schedule import GpcOrder, OfLayout, Persistent, Schedule
+from ...schedule import GpcOrder, LayoutOrder, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..numbers import W
@@ -790,7 +790,7 @@ class _Request:
             raise PlanError(f"order = {found}: a grid of tiles has its own order; launch='workers' takes any")
         if (self.ragged is not None or self.along_k is not None) and (not found.is_full or found.words):
             raise PlanError(f"order = {found}: groups of rows or of K take an order of every tile, without words")
-        if self.ragged is not None and isinstance(found, OfLayout):
+        if self.ragged is not None and isinstance(found, LayoutOrder):
             raise PlanError(f"order = {found}: each group has a grid of its own, and a layout is of one")
         if is_mirrored(found):
             epilogue = ["epilogue"] if self.epilogue else []
