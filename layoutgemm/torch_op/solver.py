@@ -25,9 +25,9 @@ from ..kernels.sm90.operands.combined import Combined
 from ..kernels.teaching.plan import MAX_COORDINATE
 from .choose import choose_by_lines, choose_kernel, compared
 from .problem import (
-    Copy,
     Ints,
     Matrices,
+    OperandCopy,
     Problem,
     Solution,
     StridedOperand,
@@ -92,7 +92,9 @@ def why_unfused(problem: Problem) -> str:
     return ""
 
 
-def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None], by_lines: bool = False) -> Solution:
+def _solve(
+    problem: Problem, copies: tuple[OperandCopy | None, OperandCopy | None, OperandCopy | None], by_lines: bool = False
+) -> Solution:
     """With copies that have been made; `by_lines`: for the kernel whose threads read lines of any pitch."""
     shapes = gated_shapes(problem.a.shape, problem.b.shape, problem.gated)
     vectors = len(problem.a.shape) == 1, len(problem.b.shape) == 1
@@ -265,8 +267,8 @@ def _writable(c: Matrices) -> tuple[str, bool]:
 
 
 def _with_copy(
-    problem: Problem, copies: tuple[Copy | None, ...], index: int, order: str, why: str, repeat: Ints
-) -> tuple[Problem, tuple[Copy | None, Copy | None, Copy | None]]:
+    problem: Problem, copies: tuple[OperandCopy | None, ...], index: int, order: str, why: str, repeat: Ints
+) -> tuple[Problem, tuple[OperandCopy | None, OperandCopy | None, OperandCopy | None]]:
     """The problem with one tensor replaced by a copy; `repeat` is the batch where stretching ends.
 
     order  of the copy, unless the tensor has lines of the other order: those stay, and only their pitch changes
@@ -280,7 +282,7 @@ def _with_copy(
         raise OperandError(f"{name}: {why}, and so for its copy {copies[index]}")
     if index == 2:
         strides = contiguous_strides(given.shape)
-        copy = Copy(given.shape, strides, f"out: {why}")
+        copy = OperandCopy(given.shape, strides, f"out: {why}")
         return replace(problem, c=StridedOperand(given.shape, strides, given.dtype)), (*copies[:2], copy)  # type: ignore[return-value]
     shape = (*repeat, *given.shape[-2:]) if repeat else given.shape
     strides = padded_strides(shape, order, given.dtype)
@@ -289,7 +291,7 @@ def _with_copy(
         shape = (*kept, *shape[-2:])
         strides = padded_strides(shape, order, given.dtype)
     pitch = f", lines {max(strides[-2:])} elements apart" if len(shape) > 1 else ""
-    copy = Copy(shape, strides, f"{name}: {why}; copied {order}-major{pitch}")
+    copy = OperandCopy(shape, strides, f"{name}: {why}; copied {order}-major{pitch}")
     full = (*repeat, *given.shape[-2:]) if repeat else given.shape
     seen = tuple([0 if n == 1 != m else s for n, m, s in zip(shape[:-2], full[:-2], strides[:-2])])
     changed = StridedOperand(full, (*seen, *strides[-2:]), given.dtype)

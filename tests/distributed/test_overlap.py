@@ -126,7 +126,7 @@ class Rank:
         monkeypatch.setattr(workspaces, "follow", self.follow)
         monkeypatch.setattr(workspaces, "_is_capturing", lambda: False)
         monkeypatch.setattr(
-            calls, "Direct", lambda *given: SimpleNamespace(launch=functools.partial(self.launch, given))
+            calls, "DirectLaunch", lambda *given: SimpleNamespace(launch=functools.partial(self.launch, given))
         )
         for module in (calls, gathered_rows, workspaces):
             monkeypatch.setattr(module, "copy_bytes", self.copy)

@@ -286,7 +286,7 @@ class Recorded:
 
 
 def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Prepared", Recorded)
+    monkeypatch.setattr(module, "PreparedProblem", Recorded)
     monkeypatch.setattr(module, "_current_device", lambda: 0)
     args = fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16))
     (operator,) = ours(args)

@@ -33,7 +33,7 @@ from ...kernels.sm90.quantized.choose import SMS, packed_config
 from ...kernels.streamed.choose import streamed_config
 from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
 from ..bias_activation import by_torch
-from ..launch import Direct, raw_stream
+from ..launch import DirectLaunch, raw_stream
 from ..prepared import alignment_of, gpu, on_gpu, target
 from ..scaled_grouped.recipes import ROW, TENSOR
 from ..scaled_grouped.scaled import check_addresses
@@ -169,7 +169,7 @@ def _pitch(x: torch.Tensor) -> int:
 @lru_cache(maxsize=4096)
 def _prepared(
     call: QuantizedCall, rows: int, stride: int, x: torch.dtype, bias: torch.dtype | None, device: int
-) -> Direct:
+) -> DirectLaunch:
     """The launch of a product for x of such lines.
 
     It takes addresses: weights, x, C, the scales of columns, of x, the bias.
@@ -182,12 +182,14 @@ def _prepared(
         workers = places.resident(
             streamed.cluster_size
         )  # a block on each SM: another one beside it is the next kernel's
-        return Direct(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)
+        return DirectLaunch(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)
     if on[0] != HOPPER:
         by_rows = mma_plan_of(call, rows, *types, places.multiprocessors, *on)
-        return Direct(compile_plan(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)
+        return DirectLaunch(compile_plan(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)
     plan = plan_of(call, rows, *types, places.multiprocessors)
-    return Direct(compile_plan(plan), *arguments_of(plan, pitch, places.resident(plan.cluster_size)), device, plan)
+    return DirectLaunch(
+        compile_plan(plan), *arguments_of(plan, pitch, places.resident(plan.cluster_size)), device, plan
+    )
 
 
 def forget() -> None:

@@ -48,7 +48,7 @@ from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ, listed
 from .epilogue import SCALE_C, epilogue_of
-from .kept import Keeping, Key, find, keep, launch, require_hopper
+from .kept import KeptKey, Key, find, keep, launch, require_hopper
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -224,7 +224,7 @@ def scaled_product(
     key = key if lying else ()
     if call.recipes.in_mainloop or not finish.fast or finish.gate is not None:
         tables = tables if call.recipes.in_mainloop else {}
-        return launch(Keeping(key), plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
+        return launch(KeptKey(key), plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
     epilogue = epilogue_for(call, finish)
     c = epilogue_product(a, b, call.kind, epilogue, vectors, config, out)
     if key and a.ndim == 2:
