@@ -18,6 +18,7 @@ from ..dtypes import dtype
 from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel
 from ..kernels.derive import padded_leading
+from ..kernels.lines import address_misfit, batch_misfit, line_misfit
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import MAX_BATCH
 from ..kernels.sm90.choose.rules import Sm90Choice
@@ -206,30 +207,14 @@ def _folded(
     return a._replace(batch=left[1]), b._replace(batch=left[2]), c._replace(batch=left[3]), left[0]
 
 
-def _line_rule(x: Matrices, order: str) -> str:
-    """Why the lines of an operand are no tensor map's; "" where they are."""
-    extent, step, count, leading = x.lines(order)
-    size = dtype(x.dtype).bytes
-    if extent > 1 and step != 1:
-        return f"elements of a line lie {step} apart"
-    if count > 1 and leading < extent:
-        return f"lines of {extent} elements lie {leading} elements apart, so they overlap"
-    if count > 1 and leading * size % STRIDE_UNIT:
-        return f"lines lie {leading} * {size} = {leading * size} bytes apart, no multiple of {STRIDE_UNIT}"
-    return ""
-
-
 def _readable(x: Matrices, k_major: str) -> tuple[str, str]:
     """(order in which tensor copies read the operand, ""), or (any, why none of them can)."""
     both = x.dtype in _BOTH_MAJORS
     orders = (k_major, "col" if k_major == "row" else "row") if both else (k_major,)
-    rules = {order: _line_rule(x, order) for order in orders}
     size = dtype(x.dtype).bytes
-    uneven = next((step for step in x.batch if step * size % STRIDE_UNIT), None)
-    if not x.aligned:
-        return k_major, f"it starts at no multiple of {STRIDE_UNIT} bytes"
-    if uneven is not None:
-        return k_major, f"matrices of the batch lie {uneven} * {size} = {uneven * size} bytes apart, no multiple of 16"
+    if rule := address_misfit(x.start) or batch_misfit(x.batch, size):
+        return k_major, rule
+    rules = {order: line_misfit(*x.lines(order), size) for order in orders}
     for order, rule in rules.items():
         if not rule:
             return order, ""
@@ -255,9 +240,9 @@ def _writable(c: Matrices) -> tuple[str, bool]:
     Other lines are stored by the threads themselves.
     """
     size = dtype(c.dtype).bytes
-    even = c.aligned and all(step * size % STRIDE_UNIT == 0 for step in c.batch)
+    even = not (address_misfit(c.start) or batch_misfit(c.batch, size))
     for order in ("row", "col"):
-        if even and c.lines(order)[0] * size % STRIDE_UNIT == 0 and not _line_rule(c, order):
+        if even and c.lines(order)[0] * size % STRIDE_UNIT == 0 and not line_misfit(*c.lines(order), size):
             return order, False
     for order in ("row", "col"):
         extent, step, count, leading = c.lines(order)

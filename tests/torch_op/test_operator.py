@@ -243,7 +243,7 @@ def test_strides_that_are_taken_as_they_are(
     "a, why",
     [
         (given(64, 65), "lines lie 65 * 2 = 130 bytes apart, no multiple of 16; copied row-major, lines 72"),
-        (given(64, 64, start=2), "starts at no multiple of 16 bytes; copied row-major, lines 64"),
+        (given(64, 64, start=2), "its address is a multiple of 2 bytes, not of 16; copied row-major, lines 64"),
         (given(64, 64, strides=(256, 2)), "elements of a line lie 2 apart"),
         (given(64, 64, strides=(0, 1)), "lines of 64 elements lie 0 elements apart, so they overlap"),
         (given(3, 64, 64, strides=(4100, 64, 1)), "matrices of the batch lie 4100 * 2 = 8200 bytes apart"),

@@ -22,6 +22,7 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
+from ...kernels.lines import address_misfit
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import (
@@ -147,9 +148,8 @@ def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]]) -> 
 def check_addresses(**scales: torch.Tensor | None) -> None:
     """Raise OperandError for scales that begin between two float32 of memory."""
     for name, x in scales.items():
-        if x is not None and addressed(x) and x.data_ptr() % _FLOAT_BYTES:
-            at = f"{name} starts at {x.data_ptr():#x}, no multiple of {_FLOAT_BYTES}"
-            raise OperandError(f"{at}: {name}.clone() does")
+        if x is not None and addressed(x) and (rule := address_misfit(x.data_ptr(), _FLOAT_BYTES)):
+            raise OperandError(f"{name}: {rule}; {name}.clone() is")
 
 
 def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:

@@ -58,11 +58,8 @@ def test_pitch_that_a_tensor_map_cannot_take_is_noted_or_refused():
     a, b = arrays(k=17)
     result = plan.run(a, b, device="reference")
     assert np.array_equal(result.c, a @ b)
-    assert result.copies == (
-        "a: leading dimension 17 elements * 2 = 34 bytes, a tensor map needs a multiple of 16 bytes: "
-        "copied with pitch 24",
-    )
-    with pytest.raises(OperandError, match=r"a: leading dimension 17 elements .* copy=True makes a copy"):
+    assert result.copies == ("a: lines lie 17 * 2 = 34 bytes apart, no multiple of 16: copied with pitch 24",)
+    with pytest.raises(OperandError, match=r"a: lines lie 17 \* 2 .* copy=True makes a copy"):
         plan.run(a, b, device="reference", copy=False)
     # one line has no pitch
     assert TeachingPlan.derive(1, 16, 17).run(a[:1], b, device="reference", copy=False).copies == ()
