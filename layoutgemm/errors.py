@@ -114,7 +114,7 @@ class TmaError(LayoutError):
     """A TMA copy breaks a rule of the hardware.
 
     Attributes: rule, the name of the rule in the table of rules; arithmetic, the numbers that break it. nearest is a
-    similar request that works (`atoms.tma.suggest.Nearest`), or None if none was found.
+    similar request that works (`atoms.tma.suggest.Suggestion`), or None if none was found.
     """
 
     def __init__(self, reason: str = "", witness: object = None, rule: str = "", nearest: object = None) -> None:

@@ -33,7 +33,7 @@ from ..kernels.sm90.plan import Sm90Plan
 from ..schedule.listed import TileList
 from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives, refuse_traces
 from .compiled.kept_launches import again_or
-from .launch import Direct, note_list, note_target, raw_stream
+from .launch import DirectLaunch, note_list, note_target, raw_stream
 from .prepared import Config, choice_of, mark_written, on_gpu, target
 from .reference import multiply
 from .types import NAMES, TYPES
@@ -193,7 +193,7 @@ def _launched(
             note_list(kept_list(schedule, clusters_of_plan(plan), a.device))
         note_target(made.c, cleared=out is None and is_partial(plan))
         index = a.get_device()
-        Direct(ready.compiled, made.arguments, (), index, plan).launch((), raw_stream(index))
+        DirectLaunch(ready.compiled, made.arguments, (), index, plan).launch((), raw_stream(index))
         if made.late:
             present(into).copy_(made.c)
     if out is not None:

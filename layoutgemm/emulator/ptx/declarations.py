@@ -53,7 +53,7 @@ class ModuleVariable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Formal:
+class FormalParameter:
     """A formal parameter of a function: its name, its type, and its state space, "reg" or "param"."""
 
     name: str
@@ -69,8 +69,8 @@ class DeviceFunction:
     """
 
     name: str
-    results: tuple[Formal, ...]
-    parameters: tuple[Formal, ...]
+    results: tuple[FormalParameter, ...]
+    parameters: tuple[FormalParameter, ...]
     body: int | None
     line: int
 
@@ -241,7 +241,7 @@ def functions_of(text: str) -> dict[str, DeviceFunction]:
     """The `.func` of a module by name; a definition takes the place of its declaration.
 
     >>> functions_of(".func (.reg .b32 %a) twice (.reg .b32 %b) { add.u32 %a, %b, %b; ret; }")["twice"].parameters
-    (Formal(name='%b', kind='b32', space='reg'),)
+    (FormalParameter(name='%b', kind='b32', space='reg'),)
     """
     out: dict[str, DeviceFunction] = {}
     for found in _FUNCTION.finditer(text):
@@ -254,7 +254,7 @@ def functions_of(text: str) -> dict[str, DeviceFunction]:
     return out
 
 
-def _formals(text: str | None, line: int) -> tuple[Formal, ...]:
+def _formals(text: str | None, line: int) -> tuple[FormalParameter, ...]:
     out = []
     for part in (text or "").split(","):
         if not part.strip():
@@ -262,5 +262,5 @@ def _formals(text: str | None, line: int) -> tuple[Formal, ...]:
         found = _FORMAL.fullmatch(" ".join(part.split()))
         if found is None:
             raise PtxError(f"PTX line {line}: {' '.join(part.split())!r} among a function's parameters cannot be read")
-        out.append(Formal(found.group(3), found.group(2), found.group(1)))
+        out.append(FormalParameter(found.group(3), found.group(2), found.group(1)))
     return tuple(out)

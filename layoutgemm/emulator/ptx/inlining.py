@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...errors import PtxError
-from .declarations import DeviceFunction, Formal
+from .declarations import DeviceFunction, FormalParameter
 from .statements import NAME, Statement, resolved, statements_of
 
 MAX_CALLS = 1 << 12  # inlined calls of one kernel
@@ -129,7 +129,7 @@ class Inliner:
         return Statement(kind, text, (), call.line, call.source)
 
     def _bound(
-        self, call: Statement, function: DeviceFunction, formals: tuple[Formal, ...], text: str | None,
+        self, call: Statement, function: DeviceFunction, formals: tuple[FormalParameter, ...], text: str | None,
         names: dict[str, str], results: bool,
     ) -> list[Statement]:  # fmt: skip
         """Enter the formal parameters in `names`; the statements that move what is in registers."""

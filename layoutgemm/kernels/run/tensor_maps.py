@@ -6,15 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...atoms import TmaPlan
+from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import DType
 from ...errors import OperandError
 from ..derive import OperandPlan, padded_leading
+from ..lines import tensor_misfit
 from ..plan import GemmPlan, present
 from ..sm90.gated import as_one_matrix
 from ..sm90.grouped import without_groups
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
-from .arrays import batched, pitch_rule, raw_bits, refuse_or_note
+from .arrays import batched, raw_bits, refuse_or_note
 from .cpu import run_on_cpu
 from .epilogue_operands import rows_memory, words_of_tensors
 from .occupancy import resident
@@ -56,23 +58,13 @@ def tma_operand(
     rows, extent = lines.shape[-2:]
     leading, pitch = _distances(lines, operand.dtype)
     made = padded_leading(operand.dtype, extent)
-    if extent > 1 and lines.stride(-1) != 1:
-        rule = f"{name}: the plan reads it {operand.order}-major, but its strides are {tuple(tensor.stride())}"
-    elif rows > 1 and leading < extent:
-        rule = f"{name}: lines of {extent} elements lie {leading} elements apart, so they overlap"
-    elif leading * operand.dtype.bytes % 16:
-        rule = pitch_rule(operand, leading)
-    elif lines.ndim > 2 and (pitch <= 0 or pitch * operand.dtype.bytes % 16):
-        rule = (
-            f"{name}: matrices of the batch lie {pitch} elements apart, {pitch * operand.dtype.bytes} bytes; a tensor "
-            "map needs a positive multiple of 16"
-        )
-    elif tensor.data_ptr() % 16:
-        rule = f"{name} starts at {tensor.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
-    else:
+    rule = tensor_misfit(tensor, operand.order)
+    if not rule and lines.ndim > 2 and pitch <= 0:
+        rule = f"matrices of the batch lie {pitch} elements apart, and a tensor map's at a positive distance"
+    if not rule:
         _check_maps(operand, name, lines, leading, pitch)
         return lines, leading, pitch
-    refuse_or_note(rule, f"pitch {made}", copies, copy)
+    refuse_or_note(f"{name}: {rule}", f"pitch {made}", copies, copy)
     buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)
     buffer[..., :extent].copy_(lines)
     _check_maps(operand, name, buffer[..., :extent], made, rows * made)
@@ -136,21 +128,13 @@ def target(
 def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
     """Why the kernel cannot write into `out`, or ""."""
     lines = out if plan.c.order == "row" else out.transpose(-1, -2)
-    leading, pitch = _distances(lines, plan.c.dtype)
-    size = plan.c.dtype.bytes
-    if lines.shape[-1] > 1 and lines.stride(-1) != 1:
-        return f"out: the plan writes it {plan.c.order}-major, but its strides are {tuple(out.stride())}"
+    if rule := tensor_misfit(out, plan.c.order, STRIDE_UNIT if plan.stores_by_maps else 1):
+        return f"out: {rule}"
     if not plan.stores_by_maps:
         return ""
-    if leading * size % 16:
-        return f"out: leading dimension {leading} elements * {size} = {leading * size} bytes, no multiple of 16"
-    if lines.ndim > 2 and pitch * size % 16:
-        return f"out: matrices of the batch lie {pitch} * {size} = {pitch * size} bytes apart, no multiple of 16"
-    if out.data_ptr() % 16:
-        return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     if plan.line_overrun:  # what follows a line of the caller's tensor may belong to another tensor
         return plan.line_overrun
-    _check_map(present(plan.store).maps[0], "out", lines, leading, pitch)
+    _check_map(present(plan.store).maps[0], "out", lines, *_distances(lines, plan.c.dtype))
     return ""
 
 

@@ -10,7 +10,7 @@ from ...arch import arch as arch_named
 from ...checks.coalescing import SECTOR
 from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
-from ..operand_orders import Choice
+from ..operand_orders import KernelChoice
 from ..plan import BARRIER_BYTES
 from .plan import MAX_BATCH, Sm80Config, Sm80Plan
 from .store import BUFFERS
@@ -99,7 +99,7 @@ def shared_bytes(config: Sm80Config, bytes_: int = 2, bytes_c: int = 4) -> int:
 
 
 @dataclass(frozen=True)
-class Sm80Choice(Choice):
+class Sm80Choice(KernelChoice):
     """A configuration of the mma.sync kernel, its target, and its operand order.
 
     swapped  it multiplies C^T = B^T @ A^T: the kernel stores row-major, and a column-major C is the transpose's

@@ -19,12 +19,12 @@ from ...checks.budgets import WARPGROUP
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...schedule import GpcOrder, OfLayout, Persistent, Schedule
+from ...schedule import GpcOrder, LayoutOrder, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, order_for
-from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
+from ..partials import PartialResults, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
     LEAST_STAGES,
@@ -53,7 +53,7 @@ from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import NamedBarriers
 from .operands.combined import Combined, check_combined, side_by_side
-from .operands.pair import Pair, check_maps, check_pair, pair_of
+from .operands.pair import SecondPair, check_maps, check_pair, pair_of
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
 from .quantized.warp_products import WarpProducts, warp_products
@@ -129,7 +129,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     weights: QuantizedFormat | None = None
     experts: Ragged | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
-    pair: Pair | None = None
+    pair: SecondPair | None = None
     triangles: Triangles | None = None
     mirror: StorePlan | None = None
     indexed: IndexedRows | None = None
@@ -216,7 +216,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         mainloop: Promoted | None = None,
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
-        pair: Pair | int | None = None,
+        pair: SecondPair | int | None = None,
         shards: Shards | None = None,
         weights: QuantizedFormat | None = None,
         experts: Ragged | None = None,
@@ -363,7 +363,9 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
 
     @property
-    def _own(self) -> tuple[Promoted | Ragged | AlongK | Shards | Combined | Pair | Schedule | IndexedRows | None, ...]:
+    def _own(
+        self,
+    ) -> tuple[Promoted | Ragged | AlongK | Shards | Combined | SecondPair | Schedule | IndexedRows | None, ...]:
         """Parts that may take words, in the order after the epilogue's."""
         return self.mainloop, self.groups, self.shards, self.gated, self.pair, self.order.schedule, self.indexed
 
@@ -417,7 +419,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     def for_any_size(self) -> Sm90Plan:
         """The plan of the same kernel for products of 1x1x1: what the trace sees."""
         plan = super().for_any_size()
-        plan = plan if self.pair is None else replace(plan, pair=Pair())
+        plan = plan if self.pair is None else replace(plan, pair=SecondPair())
         return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
@@ -502,7 +504,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         return self.tile_c[1] // (2 if self.half is not None else self.config.split)
 
     @property
-    def partials(self) -> tuple[Partial, ...]:
+    def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions."""
         return partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
 
@@ -627,7 +629,7 @@ def _usual(triangles: Triangles | None) -> Sm90Config:
     return Sm90Config() if triangles is None else Sm90Config(loader="warpgroup")
 
 
-def second_maps(pair: Pair | None, shards: Shards | None, a: OperandOfA, b: OperandPlan) -> tuple[int, int]:
+def second_maps(pair: SecondPair | None, shards: Shards | None, a: OperandOfA, b: OperandPlan) -> tuple[int, int]:
     """Tensor maps of a second A and B, or of own rows of gathered A."""
     if pair is not None:
         return len(a.copies), len(b.copies)
@@ -646,7 +648,7 @@ class _Request:
     mainloop: Promoted | None
     ragged: Ragged | None
     along_k: AlongK | None
-    pair: Pair | None
+    pair: SecondPair | None
     weights: QuantizedFormat | None = None
     experts: Ragged | None = None
     indexed: IndexedRows | None = None
@@ -657,7 +659,7 @@ class _Request:
         cls, sizes: tuple[int, int, int, int], given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
         config: Sm90Config,
         epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
-        groups: tuple[Ragged | None, AlongK | None], pair: Pair | None, weights: QuantizedFormat | None = None,
+        groups: tuple[Ragged | None, AlongK | None], pair: SecondPair | None, weights: QuantizedFormat | None = None,
         experts: Ragged | None = None,
         indexed: IndexedRows | None = None,
     ) -> _Request:  # fmt: skip
@@ -790,7 +792,7 @@ class _Request:
             raise PlanError(f"order = {found}: a grid of tiles has its own order; launch='workers' takes any")
         if (self.ragged is not None or self.along_k is not None) and (not found.is_full or found.words):
             raise PlanError(f"order = {found}: groups of rows or of K take an order of every tile, without words")
-        if self.ragged is not None and isinstance(found, OfLayout):
+        if self.ragged is not None and isinstance(found, LayoutOrder):
             raise PlanError(f"order = {found}: each group has a grid of its own, and a layout is of one")
         if is_mirrored(found):
             epilogue = ["epilogue"] if self.epilogue else []

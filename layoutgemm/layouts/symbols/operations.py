@@ -24,7 +24,7 @@ from ..basis import ScaledBasis, component, has_basis, paths_of
 from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, coal_open, leaves, pack, product
 from ..int_tuple import show as show_tuple
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
-from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
+from .polynomial import MissingFact, Polynomial, Scalar, needs_div, needs_ge, show
 
 Mode = tuple[Scalar, Scalar]
 Link = tuple[Scalar, Scalar, Scalar, Scalar]  # of a chain: extent, stride, gap, end below
@@ -36,7 +36,7 @@ def has_symbols(*entries: object) -> bool:
         if x.__class__ is tuple:
             if has_symbols(*x):
                 return True
-        elif x.__class__ is P or (x.__class__ is ScaledBasis and x.value.__class__ is P):
+        elif x.__class__ is Polynomial or (x.__class__ is ScaledBasis and x.value.__class__ is Polynomial):
             return True
     return False
 
@@ -366,7 +366,7 @@ def left_inverse(shape: Shape, stride: Stride) -> Pair:
         if d.__class__ is int and d == 0 and not (s.__class__ is int and s == 1):
             raise MissingFact(
                 f"left_inverse of {_text((shape, stride))}: mode {show(s)}:0 sends all its coordinates to one offset",
-                (f"{show(s)} == 1",) if s.__class__ is P else (),
+                (f"{show(s)} == 1",) if s.__class__ is Polynomial else (),
             )
     rest = complement(shape, stride, 1, "left_inverse", exact=True)
     return right_inverse((shape, rest[0]), (stride, rest[1]))
@@ -429,7 +429,7 @@ def nonzero(what: str, answer: Any, shape: object, stride: object) -> Pair:
     """The shape and stride of `answer`, which took symbolic strides for other than 0. Refuses where one may be 0."""
     for s, d in zip(leaves(shape), leaves(stride)):
         value = d.value if d.__class__ is ScaledBasis else d
-        if value.__class__ is P and not (s.__class__ is int and s == 1) and not holds(value, -1):
+        if value.__class__ is Polynomial and not (s.__class__ is int and s == 1) and not holds(value, -1):
             if not holds(1, value):
                 raise MissingFact(
                     f"{what} of {_text((shape, stride))}: the stride {show(value)} may be 0", needs_ge(value - 1)

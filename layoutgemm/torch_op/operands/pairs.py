@@ -17,7 +17,7 @@ import torch
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.operands.pair import Pair
+from ...kernels.sm90.operands.pair import SecondPair
 from ..bias_activation import GATES, by_torch, fused
 from ..checks import NOT_RECORDED, autocast, check_call, check_finish, check_out, differentiated, has_tangent
 from ..checks import needs_dispatcher as seen_by_dispatcher
@@ -184,7 +184,7 @@ def explain_pairs(
     found = solve(problem_at(rows[0], columns[0], kind, config, None, finish_of_pairs(rows, columns, NO_FINISH)))
     made = [x for x, y in zip((*rows, *columns), (*left, *right)) if x.data_ptr() != y.data_ptr()]
     memory = sum(x.untyped_storage().nbytes() for x in made)
-    plan = replace(plan_of(found), pair=Pair(rows[1].shape[1]))
+    plan = replace(plan_of(found), pair=SecondPair(rows[1].shape[1]))
     return Explanation(str(plan), found.why, 1, tuple(copied), memory)
 
 
