@@ -357,6 +357,8 @@ class CompiledFunction:
                 self._words(leaves, arrays)
             except EmulatorError as named_error:
                 raise RefusedArgumentError(f"{named_error}; TVM-FFI: {error}") from error.__cause__
+            if arrays.memory.notes:
+                raise RefusedArgumentError(f"{arrays.memory.notes[0]}; TVM-FFI: {error}") from error.__cause__
             raise
         self._words(leaves, arrays)  # what TVM-FFI takes and a kernel does not
         return arrays, ran
