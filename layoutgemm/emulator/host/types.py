@@ -169,7 +169,7 @@ def packed(parameter: HostParameter, name: str, value: object, arrays: ArgumentM
     array = array_of(value)
     if parameter.kind == "scalar":
         if array is None or not array.shape:
-            return _scalar(parameter.type, value, name)
+            return _scalar(parameter.type, emulated(parameter, value, arrays), name)
         if parameter.size != 8 or parameter.type[0] == "f":
             raise EmulatorError(f"{name} is a scalar of type {parameter.type}, and an array was given")
         return arrays.address(array.address).to_bytes(8, "little")
@@ -178,6 +178,13 @@ def packed(parameter: HostParameter, name: str, value: object, arrays: ArgumentM
     if array is not None:
         return arrays.address(array.address).to_bytes(8, "little")
     return _pointer(parameter, name, value, arrays)
+
+
+def emulated(parameter: HostParameter, value: object, arrays: ArgumentMemory) -> object:
+    """A 64-bit integer that is an address in known memory, as `x.data_ptr()`, as the emulated one; else the value."""
+    number = getattr(value, "value", value)
+    wide = parameter.kind == "scalar" and parameter.type in ("i64", "s64", "u64")
+    return arrays.address(number) if wide and type(number) is int and arrays.known(number) else value
 
 
 def _said(value: object) -> str:

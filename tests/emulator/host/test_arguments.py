@@ -159,7 +159,7 @@ def kinds(ffi: bool, x: Any, t: Any) -> dict[str, tuple[Any, tuple[Any, ...], li
     import cuda.bindings.driver as cuda
     import cuda.bindings.runtime as cudart
     import cutlass.cute as cute
-    from cutlass import Boolean, Float32, Int8, Int32, Uint32
+    from cutlass import Boolean, Float32, Int8, Int32, Int64, Uint32
     from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream, make_ptr
 
     from tests.emulator.kernels import call_kinds as k
@@ -221,6 +221,9 @@ def kinds(ffi: bool, x: Any, t: Any) -> dict[str, tuple[Any, tuple[Any, ...], li
             Call(2, address, 2, extra=[x]), Call(3, x, 3), Call(4, x.ctypes.data, 4, extra=[x]),
             Call("p: address 0x.* lies in none of the arrays", address, 2),
             Call("p is a pointer", 1.5, 2),
+        ]),
+        "addressed": (k.addressed, (c, Int64(x.ctypes.data), 1), [
+            Call(2, c, x.ctypes.data, 2), Call(3, t, t.data_ptr(), 3, array=t), Call(4, x, Int64(x.ctypes.data), 4),
         ]),
         "viewed": (k.viewed, (c, Int8(1), Uint32(1), Float32(1), Boolean(1)), [
             Call(7, c, 1, 2, 3.0, True), Call(-128 - 1 + 3, c, -128, (1 << 32) - 1, 3, False),
