@@ -181,7 +181,7 @@ def packed(parameter: HostParameter, name: str, value: object, arrays: ArgumentM
 
 
 def emulated(parameter: HostParameter, value: object, arrays: ArgumentMemory) -> object:
-    """A 64-bit integer that is an address in known memory, as `x.data_ptr()`, as the emulated one; else the value."""
+    """The emulated address for an integer that is one of known memory, as `x.data_ptr()`. Else the value."""
     number = getattr(value, "value", value)
     wide = parameter.kind == "scalar" and parameter.type in ("i64", "s64", "u64")
     return arrays.address(number) if wide and type(number) is int and arrays.known(number) else value
