@@ -333,7 +333,7 @@ def test_lanes_of_one_access_in_several_memories():
 
 @pytest.mark.parametrize("uniform", [False, True])
 def test_a_shared_address_stays_one_under_cvta_to_shared(uniform):
-    """GPUs keep the low 32 bits, so that the conversion leaves an address that is shared already as it is."""
+    """GPUs keep the low 32 bits of an address that is no generic one."""
     source, target = ("%r29", "%a") if uniform else ("%r28", "%d0")
     body = f"cvt.u64.u32 %d9, {source}; cvta.shared.u64 %d8, %d9; cvta.to.shared.u64 %d8, %d8; mov.b32 %r1, 77;"
     body += "cvta.to.shared::cta.u64 %d9, %d9; st.shared.u32 [%d9], %r1; ld.shared.u32 %r2, [%d8];"
