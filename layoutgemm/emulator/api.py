@@ -26,7 +26,7 @@ from ..arguments import as_int, checked, refusal, shown
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, OperandError
-from .findings import Counts, Finding
+from .findings import LINT, Counts, Finding
 from .host.arguments import ArgumentMemory, Array, PackedArray, array_at, array_of, element_of
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
@@ -365,10 +365,11 @@ def _run_once(
 
 
 def result_of(launch: HostLaunch, machine: PtxMachine, seconds: float) -> LaunchResult:
-    """The result of a launch that has run on a machine."""
+    """The result of a launch, with lint of its arguments."""
+    notes = [Finding(LINT, text) for text in dict.fromkeys(machine.launch.memory.notes)]
     return LaunchResult(
         launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
-        machine.findings.found, seconds, machine.suspects.found,
+        [*notes, *machine.findings.found], seconds, machine.suspects.found,
         machine.recorder.timeline() if machine.recorder is not None else None, _printed(machine),
     )  # fmt: skip
 

@@ -271,6 +271,10 @@ class ArgumentMemory:
         """True if a host address lies in one of the arrays."""
         return any(low <= host < high or low == host == high for low, high, _ in self.regions)
 
+    def known(self, host: int) -> bool:
+        """True if an array, or an emulated GPU's memory, holds a host address."""
+        return any(low <= host < high for low, high, _ in self.regions) or gpu_memory_at(host) is not None
+
     def address(self, host: int) -> int:
         """The emulated address of a host address in known memory. Raises EmulatorError."""
         for low, high, buffer in self.regions:

@@ -19,7 +19,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -30,7 +30,7 @@ from ...errors import EmulatorError
 from .arguments import ArgumentMemory, PackedArray, array_of
 from .exported import WAY_OUT, loaded_from_file
 from .launcher import HostFunction, HostLaunch, gathered
-from .types import HostParameter, PackedArgument, packed, parameter_of
+from .types import HostParameter, PackedArgument, emulated, packed, parameter_of
 
 KEEP = (
     'compile with options="--gpu-arch sm_90a --keep-ptx --dump-dir FOLDER" (or CUTE_DSL_KEEP_PTX=1) to keep it; '
@@ -360,6 +360,8 @@ class CompiledFunction:
                 self._words(leaves, arrays)
             except EmulatorError as named_error:
                 raise RefusedArgumentError(f"{named_error}; TVM-FFI: {error}") from error.__cause__
+            if arrays.memory.notes:
+                raise RefusedArgumentError(f"{arrays.memory.notes[0]}; TVM-FFI: {error}") from error.__cause__
             raise
         self._words(leaves, arrays)  # what TVM-FFI takes and a kernel does not
         return arrays, ran
@@ -490,14 +492,14 @@ class CompiledFunction:
         """Run the function through TVM-FFI's entry, which takes no stream of its environment."""
         import tvm_ffi
 
-        pointers = {leaf.name for leaf, p in zip(leaves, self.parameters, strict=True) if p.kind == "pointer"}
-        streams = {leaf.name for leaf, p in zip(leaves, self.parameters, strict=True) if p.kind == "stream"}
+        kinds = {leaf.name: p for leaf, p in zip(leaves, self.parameters, strict=True)}
+        streams = {name for name, p in kinds.items() if p.kind == "stream"}
 
         def enter() -> None:
             device, given = tvm_ffi.DLDeviceType.kDLCUDA, dict(bound)
             while True:
                 ready = [
-                    ctypes.c_void_p(0) if name in streams else _for_ffi(name, value, pointers, arrays, int(device))
+                    ctypes.c_void_p(0) if name in streams else _for_ffi(name, value, kinds, arrays, int(device))
                     for name, value in given.items()
                 ]
                 try:
@@ -566,11 +568,11 @@ class _DeviceArray:
         return self.device
 
 
-def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: ArgumentMemory, device: int) -> Any:
-    """An argument for TVM-FFI: arrays and `pointers` at emulated addresses, dataclasses as tuples."""
+def _for_ffi(name: str, value: Any, kinds: Mapping[str, HostParameter], arrays: ArgumentMemory, device: int) -> Any:
+    """An argument for TVM-FFI: arrays, pointers and addresses as emulated ones, dataclasses as tuples."""
     import tvm_ffi
 
-    if name in pointers:
+    if (parameter := kinds.get(name)) is not None and parameter.kind == "pointer":
         array = array_of(value)
         raw = array.address if array is not None else getattr(value, "_pointer", value)
         raw = raw.value if isinstance(raw, ctypes.c_void_p) else raw
@@ -597,6 +599,7 @@ def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: ArgumentM
         names = [part.name for part in dataclasses.fields(value)]
         value = [getattr(value, part) for part in names]
     else:
-        return value.value if _is_scalar_type(type(value)) else value
+        plain = value.value if _is_scalar_type(type(value)) else value
+        return plain if parameter is None else emulated(parameter, plain, arrays)
     inner = [name + (part if part[0] == "[" else f".{part}") for part in names]
-    return tuple([_for_ffi(n, part, pointers, arrays, device) for n, part in zip(inner, value, strict=True)])
+    return tuple([_for_ffi(n, part, kinds, arrays, device) for n, part in zip(inner, value, strict=True)])

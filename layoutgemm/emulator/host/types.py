@@ -18,11 +18,16 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import shown
 from ...dtypes import dtype
 from ...errors import EmulatorError
 from .arguments import ArgumentMemory, Array, array_of, element_of
 
 Field = tuple[int, int]  # (offset, bytes) in an argument
+_MASKS = {
+    "extent": "dynamic_shapes_mask",
+    "stride": "dynamic_strides_mask",
+}  # of a CuTe tensor: what it gives at run time
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ def packed(parameter: HostParameter, name: str, value: object, arrays: ArgumentM
     array = array_of(value)
     if parameter.kind == "scalar":
         if array is None or not array.shape:
-            return _scalar(parameter.type, value, name)
+            return _scalar(parameter.type, emulated(parameter, value, arrays), name)
         if parameter.size != 8 or parameter.type[0] == "f":
             raise EmulatorError(f"{name} is a scalar of type {parameter.type}, and an array was given")
         return arrays.address(array.address).to_bytes(8, "little")
@@ -173,6 +178,13 @@ def packed(parameter: HostParameter, name: str, value: object, arrays: ArgumentM
     if array is not None:
         return arrays.address(array.address).to_bytes(8, "little")
     return _pointer(parameter, name, value, arrays)
+
+
+def emulated(parameter: HostParameter, value: object, arrays: ArgumentMemory) -> object:
+    """The emulated address for an integer that is one of known memory, as `x.data_ptr()`. Else the value."""
+    number = getattr(value, "value", value)
+    wide = parameter.kind == "scalar" and parameter.type in ("i64", "s64", "u64")
+    return arrays.address(number) if wide and type(number) is int and arrays.known(number) else value
 
 
 def _said(value: object) -> str:
@@ -261,7 +273,7 @@ def _descriptor(parameter: HostParameter, name: str, value: object, arrays: Argu
     if address % parameter.align:
         raise EmulatorError(f"{name} is not aligned to {parameter.align} bytes, as the compiled function assumes")
     if parameter.modes is not None:
-        shape, strides = _held(parameter.modes, name, array)
+        shape, strides = _held(parameter.modes, name, array, value, arrays.memory.notes)
     else:
         masks = [getattr(value, f"dynamic_{what}_mask", None) for what in ("shapes", "strides")]
         shape = _dynamic(name, array.shape, len(parameter.shapes), masks[0], "extents")
@@ -276,32 +288,49 @@ def _descriptor(parameter: HostParameter, name: str, value: object, arrays: Argu
 
 
 def _held(
-    modes: tuple[tuple[TensorMode, ...], tuple[TensorMode, ...]], name: str, array: Array
-) -> tuple[list[int], list[int]]:
-    """The run-time extents and strides. Raises EmulatorError where the compiled ones differ."""
+    modes: tuple[tuple[TensorMode, ...], tuple[TensorMode, ...]], name: str, array: Array, value: object,
+    notes: list[str],
+) -> tuple[list[int], list[int]]:  # fmt: skip
+    """The run-time extents and strides; `notes` gets what differs from the compiled layout, which the DSL ignores.
+
+    Raises EmulatorError for another number of axes, or of run-time values, than the compiled function reads.
+    """
     shape, strides = array.shape, array.strides
     if len(shape) != len(modes[0]):
         # A mode of extent 1 is dropped: torch and NumPy scalars have no axis, and a layout has at least one.
         if shape or [mode.value for mode in modes[0]] not in ([1], []):
-            raise EmulatorError(f"{name} has {len(shape)} axes, the compiled function's tensor {len(modes[0])}")
+            said = f"{name} has {len(shape)} axes, the compiled function's tensor {len(modes[0])}"
+            if any(mode.value is None for mode in (*modes[0], *modes[1])):
+                raise EmulatorError(said)
+            notes.append(f"{said}: it takes its own layout")
+            return [], []
         shape, strides = (1,), (1,)
     out: tuple[list[int], list[int]] = ([], [])
     for what, numbers, side, chosen in zip(("extent", "stride"), (shape, strides), modes, out, strict=True):
+        taken = [axis for axis, mode in enumerate(side) if mode.value is None]
+        given = _marked(value, what, name, taken, len(numbers))
+        chosen += [numbers[axis] for axis in given]
+        if given != taken:
+            notes.append(
+                f"{name} gives the {what}s of axes {shown(given)} at run time, and the compiled function takes them "
+                f"for those of axes {shown(taken)}"
+            )
+            continue
         for axis, (number, mode) in enumerate(zip(numbers, side, strict=True)):
-            free = what == "stride" and shape[axis] == 1  # it is multiplied by 0
-            if mode.value is None:
-                if number % mode.divisor and not free:
-                    raise EmulatorError(
-                        f"{name} has {what} {number} along axis {axis}; the compiled function takes multiples of "
-                        f"{mode.divisor}"
-                    )
-                chosen.append(number)
-            elif number != mode.value and not free:
-                raise EmulatorError(
-                    f"{name} has {what} {number} along axis {axis}; the compiled function has {mode.value} there: "
-                    "pass such an array, or compile with the layout marked dynamic"
-                )
+            differs = number % mode.divisor if mode.value is None else number != mode.value
+            if differs and not (what == "stride" and shape[axis] == 1):  # a stride of one element is multiplied by 0
+                assumed = f"multiples of {mode.divisor}" if mode.value is None else f"{mode.value}, which it takes"
+                notes.append(f"{name} has {what} {number} along axis {axis}; the compiled function assumes {assumed}")
     return out
+
+
+def _marked(value: object, what: str, name: str, taken: list[int], rank: int) -> list[int]:
+    """The axes whose extents or strides a CuTe tensor gives at run time; of another array those that are taken."""
+    mask: Sequence[object] | None = getattr(value, _MASKS[what], None)
+    if mask is None or len(mask) != rank:
+        return taken
+    given = [axis for axis, dynamic in enumerate(mask) if dynamic]
+    return given if len(given) == len(taken) else taken
 
 
 def _dynamic(name: str, values: Sequence[int], count: int, mask: Any, what: str) -> list[int]:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import cache, partial
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -96,18 +96,36 @@ class Warp:
         return role_from(self.did, self.cta.cluster.machine.program.kernel.instructions)
 
 
+class RoutineCall(NamedTuple):
+    """A call that has not returned.
+
+    after      the pc behind it
+    registers  the caller's
+    give       copies the results into the caller's variables, from a frame
+    below      the call that the caller is in
+    """
+
+    after: int
+    registers: list[Any]
+    give: Callable[[Fiber, int], None]
+    below: RoutineCall | None
+
+
 class Fiber:
     """Some lanes of a warp that execute together."""
 
     __slots__ = (
-        "active", "children", "cta", "dirty", "done", "epoch", "ins", "joint", "knows", "lanes", "machine", "meet",
-        "parent", "pc", "registers", "scratch", "spin", "warp", "written",
+        "active", "children", "cta", "dirty", "done", "epoch", "home", "ins", "joint", "knows", "lanes", "machine",
+        "meet", "parent", "pc", "registers", "scratch", "spin", "stack", "warp", "written",
     )  # fmt: skip
 
     def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
         self.warp, self.registers, self.pc, self.parent, self.meet = warp, registers, pc, parent, meet
         self.cta: Cta = warp.cta
         self.machine: PtxMachine = warp.cta.cluster.machine
+        # The routine that it is in, of `ops/routines.py`; it meets its siblings in the one that it began in.
+        self.stack: RoutineCall | None = None if parent is None else parent.stack
+        self.home = self.stack
         self.lanes = lanes
         self.active: npt.NDArray[np.bool_] | None = None if lanes == FULL else bool_of(lanes)
         self.children = 0
@@ -603,7 +621,7 @@ class PtxMachine:
         try:
             while True:
                 pc = fiber.pc
-                if pc == fiber.meet:
+                if pc == fiber.meet and fiber.stack is fiber.home:
                     self._finish(cluster, fiber, False)
                     return
                 if pc >= end:

@@ -27,7 +27,7 @@ class LocalMemory:
     """
 
     def __init__(self, size: int, fill: int = 0xFF) -> None:
-        self.size = size
+        self.size, self.fill = size, fill
         self.bytes = np.full((LANES, size), fill, dtype=np.uint8)
         self.written = np.zeros((LANES, size), dtype=bool)
 
@@ -59,6 +59,29 @@ class LocalMemory:
     ) -> None:
         """Mark those of [n, size] bytes that are `gone` as never written."""
         self.written[lanes[:, None], self._where(addresses, gone.shape[1])] &= ~gone
+
+    def reserve(self, size: int) -> None:
+        """Have at least `size` bytes for each thread."""
+        more = size - self.size
+        if more > 0:
+            more = max(more, self.size)
+            self.bytes = np.pad(self.bytes, ((0, 0), (0, more)), constant_values=self.fill)
+            self.written = np.pad(self.written, ((0, 0), (0, more)))
+            self.size += more
+
+    def clear(self, lanes: npt.NDArray[np.int64], address: int, size: int) -> None:
+        """Mark `size` bytes of these lanes as never written, and fill them."""
+        at = address - LOCAL_START
+        self.bytes[lanes, at : at + size] = self.fill
+        self.written[lanes, at : at + size] = False
+
+    def copy(
+        self, lanes: npt.NDArray[np.int64], to: npt.NDArray[np.int64], of: npt.NDArray[np.int64], size: int
+    ) -> None:
+        """Copy `size` bytes of each lane between two addresses; what was never written stays so."""
+        to_, of_ = self._where(to, size), self._where(of, size)
+        self.bytes[lanes[:, None], to_] = self.bytes[lanes[:, None], of_]
+        self.written[lanes[:, None], to_] = self.written[lanes[:, None], of_]
 
     def unwritten(self, lanes: npt.NDArray[np.int64], addresses: npt.NDArray[np.int64], size: int) -> int | None:
         """The offset of a byte that its thread has not written, or None."""

@@ -71,6 +71,7 @@ class GlobalMemory:
         self.windows: Callable[[int, int], list[npt.NDArray[np.uint8]] | None] | None = None
         self.given: dict[str, npt.NDArray[np.uint8]] = {}  # the bytes of module variables by name
         self.kept: tuple[object, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
+        self.notes: list[str] = []  # lint of the arguments: their layouts differ from the compiled ones
         self.heap = device_heap.DeviceHeap()
 
     def add(self, name: str, values: npt.NDArray[np.generic], offset: int = 0) -> GlobalBuffer:

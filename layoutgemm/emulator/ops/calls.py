@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
+from ..ptx.inlining import FRAMED
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Reader, Run
 from ..ptx.values import LANE, Value, bool_of, signed
@@ -57,9 +58,14 @@ def allocated(program: Program, ins: PtxInstruction) -> Run:
     raise ValueError(f"{ins.words[0]} is left out of the emulator: its size is not known when the kernel is loaded")
 
 
+def _is_variable(operand: PtxOperand) -> bool:
+    """True for a `.param` variable; in a routine, its address in the frame stands for it."""
+    return operand.kind == "symbol" or operand.text.endswith(FRAMED)
+
+
 def _argument(program: Program, ins: PtxInstruction, operand: PtxOperand, size: int) -> Reader:
     """A function of the fiber that gives an argument: a `.param` variable's content, or a register's."""
-    if operand.kind != "symbol":
+    if not _is_variable(operand):
         return program.value(operand, f"b{8 * size}")
     address = program.value(operand, "b64")
 
@@ -73,8 +79,9 @@ def _argument(program: Program, ins: PtxInstruction, operand: PtxOperand, size: 
 
 def _results(program: Program, results: tuple[PtxOperand, ...], size: int) -> Results:
     """A function that stores each lane's result in a call's `.param` variable or register."""
-    into = program.value(results[0], "b64") if results and results[0].kind == "symbol" else None
-    register = program.index[results[0].text] if results and results[0].kind == "reg" else None
+    variable = bool(results) and _is_variable(results[0])
+    into = program.value(results[0], "b64") if variable else None
+    register = program.index[results[0].text] if results and not variable and results[0].kind == "reg" else None
 
     def give(fiber: Fiber, values: npt.NDArray[np.int64]) -> None:
         if into is not None:

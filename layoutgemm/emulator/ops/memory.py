@@ -109,7 +109,7 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
     """
     rank, offset = address >> RANK_SHIFT, address & OFFSET
     ctas = fiber.cta.cluster.ctas
-    if rank >= len(ctas):
+    if not 0 <= rank < len(ctas):
         raise EmulatorError(f"shared address {address:#x} names block {rank} of a cluster of {len(ctas)}")
     if ctas[rank].exited:
         fiber.machine.problem(

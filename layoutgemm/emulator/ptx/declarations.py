@@ -54,11 +54,17 @@ class ModuleVariable(NamedTuple):
 
 @dataclass(frozen=True)
 class FormalParameter:
-    """A formal parameter of a function: its name, its type, and its state space, "reg" or "param"."""
+    """A formal parameter of a function: its name, its type, its state space, "reg" or "param", and its elements."""
 
     name: str
     kind: str
     space: str
+    count: int = 1
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.count * SIZES.get(self.kind, 1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ _FUNCTION = re.compile(
 )
 _FORMAL = re.compile(
     r"\.(reg|param)\s+(?:\.align\s+\d{1,9}\s+)?\.(\w+)\s+(?:\.ptr\b\s*(?:\.\w+\s*)?)?(?:\.align\s+\d{1,9}\s+)?"
-    r"(%?[\w$]+)\s*(?:\[\s*\d{0,9}\s*\])?"
+    r"(%?[\w$]+)\s*(?:\[\s*(\d{0,9})\s*\])?"
 )
 _ITEM = re.compile(
     r"\s*(?:(0[xX]FF0*)\s*\(\s*([\w$]+)\s*(?:([+-])\s*(\d+)\s*)?\)|(generic)\s*\(\s*([\w$]+)\s*\)\s*(?:([+-])\s*(\d+))?"
@@ -241,7 +247,7 @@ def functions_of(text: str) -> dict[str, DeviceFunction]:
     """The `.func` of a module by name; a definition takes the place of its declaration.
 
     >>> functions_of(".func (.reg .b32 %a) twice (.reg .b32 %b) { add.u32 %a, %b, %b; ret; }")["twice"].parameters
-    (FormalParameter(name='%b', kind='b32', space='reg'),)
+    (FormalParameter(name='%b', kind='b32', space='reg', count=1),)
     """
     out: dict[str, DeviceFunction] = {}
     for found in _FUNCTION.finditer(text):
@@ -262,5 +268,5 @@ def _formals(text: str | None, line: int) -> tuple[FormalParameter, ...]:
         found = _FORMAL.fullmatch(" ".join(part.split()))
         if found is None:
             raise PtxError(f"PTX line {line}: {' '.join(part.split())!r} among a function's parameters cannot be read")
-        out.append(FormalParameter(found.group(3), found.group(2), found.group(1)))
+        out.append(FormalParameter(found.group(3), found.group(2), found.group(1), int(found.group(4) or 1)))
     return tuple(out)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ...errors import PtxError
 from .declarations import SIZES as SIZES
 from .declarations import DeviceFunction, ModuleVariable, alignment_of, functions_of, line_of, size_of, variables_of
-from .inlining import Inliner
+from .inlining import FRAMED, Inliner
 from .statements import NAME, Statement, resolved, statements_of
 from .statements import SourceLine as SourceLine
 
@@ -96,11 +96,12 @@ class SharedSymbol(NamedTuple):
 
 
 class LocalSymbol(NamedTuple):
-    """A variable of each thread: a `.local` one, or a `.param` one of a call."""
+    """A variable of each thread: a `.local` one, or a `.param` one of a call; framed: in the frame of a routine."""
 
     name: str
     align: int
     size: int
+    framed: bool = False
 
 
 @dataclass
@@ -285,18 +286,18 @@ def _fill(kernel: PtxKernel, module: _Module, entry: re.Match[str]) -> None:
     kernel.shared = tuple(module.shared)
     locals_: dict[str, LocalSymbol] = {}
 
-    def variable(name: str, kind: str, align: int) -> None:
-        locals_[name] = LocalSymbol(name, align or size_of(kind, name), size_of(kind, name))
+    def variable(name: str, kind: str, count: int, frame: list[str] | None) -> str:
+        size = size_of(kind, name) * count
+        return _enter(kernel, locals_, LocalSymbol(name, 16 if count > 1 else size, size), frame)
 
     inliner = Inliner(
-        text, module.files, module.functions, lambda found: _declare(kernel, found, locals_), variable,
-        kernel.registers.__setitem__, locals_.__contains__, kernel.registers.__contains__,
+        text, module.files, module.functions, lambda found, frame: _declare(kernel, found, locals_, frame), variable,
+        kernel.registers.__setitem__, lambda name: name in locals_ or name.endswith(FRAMED),
+        kernel.registers.__contains__,
     )  # fmt: skip
-    statements = inliner.expanded(statements_of(text, body, module.files))
+    statements = inliner.whole(statements_of(text, body, module.files))
     kernel.local = tuple(locals_.values())
-    kernel.functions = dict.fromkeys(module.functions, "it has no body in this module") | {
-        name: f"it reaches itself ({chain})" for name, chain in inliner.recursive.items()
-    }
+    kernel.functions = dict.fromkeys(module.functions, "it has no body in this module")
     label = ""
     for statement in statements:
         if statement.kind == "label":
@@ -335,7 +336,19 @@ def _parameters(text: str, line: int) -> tuple[Parameter, ...]:
     return tuple(out)
 
 
-def _declare(kernel: PtxKernel, statements: list[Statement], locals_: dict[str, LocalSymbol]) -> None:
+def _enter(kernel: PtxKernel, locals_: dict[str, LocalSymbol], local: LocalSymbol, frame: list[str] | None) -> str:
+    """Enter a variable of each thread. Gives its name, or the register of its address in the frame of a routine."""
+    locals_[local.name] = local._replace(framed=frame is not None)
+    if frame is None:
+        return local.name
+    frame.append(local.name)
+    kernel.registers[local.name + FRAMED] = "b64"
+    return local.name + FRAMED
+
+
+def _declare(
+    kernel: PtxKernel, statements: list[Statement], locals_: dict[str, LocalSymbol], frame: list[str] | None
+) -> None:
     """Enter the registers, labels and variables; those of inner scopes get names of their own."""
     shared = list(kernel.shared)
     for kind, text, scopes, line, _ in statements:
@@ -368,10 +381,10 @@ def _declare(kernel: PtxKernel, statements: list[Statement], locals_: dict[str, 
                 shared.append(found_shared)
         elif directive in (".local", ".param"):
             local = _local(text, line)
+            name = f"{local.name}@{scopes[-1]['#']}" if inner else local.name
+            where = _enter(kernel, locals_, local._replace(name=name), frame)
             if inner:
-                scopes[-1][local.name] = f"{local.name}@{scopes[-1]['#']}"
-                local = local._replace(name=scopes[-1][local.name])
-            locals_[local.name] = local
+                scopes[-1][local.name] = where
         elif text.startswith(".") and directive not in _IGNORED:
             raise PtxError(f"PTX line {line}: {text}: {directive} is not known here")
     kernel.shared = tuple(shared)

@@ -25,18 +25,29 @@ from . import rules  # noqa: F401  (the rules register)
 from .batching import batched
 from .codegen import NAMES, PARAMETER_BASE, CodeGenerator, bits_of
 from .declarations import ModuleVariable
-from .parser import CARRIED, CARRY, MAX_LOCAL_BYTES, MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand, listed
+from .parser import (
+    CARRIED,
+    CARRY,
+    MAX_LOCAL_BYTES,
+    MAX_SHARED_BYTES,
+    LocalSymbol,
+    PtxInstruction,
+    PtxKernel,
+    PtxOperand,
+    listed,
+)
 from .values import FULL, Undefined, Value
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber, Warp
 
-BRANCHES = ("bra", "brx", "ret", "exit")
+BRANCHES = ("bra", "brx", "ret", "exit", "routine")
 _NUMBERS = itertools.count()
 _SYMBOL = re.compile(r"[A-Za-z_$][\w$]*")
 LOCAL_START = 0x20000  # of each thread's own memory: above the kernel's parameters
 FUNCTIONS = 0x5E00_0000_0000  # of device functions, whose addresses are compared and never read
 VARIABLES = 0x6000_0000_0000  # of a module's variables, below the buffers of a launch
+FRAME_ALIGNMENT = 16
 SHARED_START = 1024  # dynamic shared memory does not begin at offset 0, so that a forgotten base address shows
 # Instructions whose first operand is read although it is a register.
 READS_FIRST = {"bar", "barrier", "brx", "nanosleep", "setmaxnreg", "discard", "griddepcontrol"}
@@ -105,6 +116,7 @@ class Program:
     symbols: dict[str, int] = field(init=False)
     shared_bytes: int = field(init=False)
     local_end: int = field(init=False)
+    frame_bytes: int = field(init=False)  # of a routine's frame, which all have
     variables: list[tuple[ModuleVariable, npt.NDArray[np.uint8]]] = field(init=False)
     index: dict[str, int] = field(init=False)
     wide: int = field(init=False)
@@ -159,16 +171,24 @@ class Program:
             if at > MAX_SHARED_BYTES:
                 raise PtxError(f"{symbol.name} ends at byte {at} of shared memory: at most {MAX_SHARED_BYTES}")
         self.shared_bytes = at
-        at = LOCAL_START
-        for local in self.kernel.local:
-            at = -(-at // local.align) * local.align
-            self.symbols[local.name] = at
-            at += local.size
+        at = self._place_locals([one for one in self.kernel.local if not one.framed], LOCAL_START)
         if at - LOCAL_START > MAX_LOCAL_BYTES:
             raise PtxError(f"{self.kernel.name}: {at - LOCAL_START} bytes of local memory, more than {MAX_LOCAL_BYTES}")
         self.local_end = at
+        # The first frame begins one frame behind the kernel's own variables, whose frame is number 0.
+        at = -(-at // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
+        end = self._place_locals([one for one in self.kernel.local if one.framed], at)
+        self.frame_bytes = -(-(end - at) // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
         self.symbols |= addresses_of(self.kernel.variables)
         self.symbols |= {name: FUNCTIONS + 16 * n for n, name in enumerate(self.kernel.functions)}
+
+    def _place_locals(self, variables: list[LocalSymbol], at: int) -> int:
+        """Give addresses to variables of each thread, from `at` on; returns their end."""
+        for local in variables:
+            at = -(-at // local.align) * local.align
+            self.symbols[local.name] = at
+            at += local.size
+        return at
 
     # ------------------------------------------------------------ what instructions read and write
 
@@ -269,6 +289,8 @@ class Program:
             elif ins.words[0] == "brx":
                 to_any = dict.fromkeys(number_of.get(to, exit_) for to in self.targets_of(ins))
                 follows.append([*to_any] + ([falls] if ins.predicate else []))
+            elif ins.words[0] == "routine":
+                follows.append([falls] if ins.words[1] == "call" else [exit_])
             elif ins.words[0] in ("ret", "exit"):
                 # Lanes that end here do not delay reconvergence.
                 follows.append([falls] if ins.predicate else [exit_])
@@ -332,7 +354,9 @@ class Program:
         self, starts: list[int], last: list[int], follows: list[list[int]], used: list[int], killed: list[int]
     ) -> None:
         """Find `doubts`: for each pc, the registers it reads that may be undefined, as a bit set."""
-        before = [(1 << len(self.index)) - 1] + [0] * len(starts)
+        every = (1 << len(self.index)) - 1
+        entries = {self.target(ins) for ins in self.kernel.instructions if ins.words[:2] == ("routine", "call")}
+        before = [every if not pc or pc in entries else 0 for pc in [*starts, self.size]]
         self.doubts = [0] * self.size
         changed = bool(starts)
         while changed:

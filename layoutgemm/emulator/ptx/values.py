@@ -199,6 +199,17 @@ def high(x: Value) -> Value:
     return (x >> np.uint64(32)).astype(np.int64) if isinstance(x, np.ndarray) else x >> 32
 
 
+def to_shared(x: Value, window: int) -> Value:
+    """The address in shared memory for a generic one in its window. One below 2^32 is taken as such an address.
+
+    GPUs keep the low 32 bits; the window begins at a multiple of 2^32. Other addresses stay outside of any block.
+    """
+    if isinstance(x, np.ndarray):
+        own = (x >= window) | (x <= M32)
+        return np.where(own, x & np.uint64(M32), x - np.uint64(window))
+    return x & M32 if x >= window or x <= M32 else x
+
+
 def join64(low: Value, up: Value) -> Value:
     """Two 32-bit values as one of 64."""
     if isinstance(low, np.ndarray) or isinstance(up, np.ndarray):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +140,6 @@ def test_wrong_arguments_are_refused(name: str, value: Any, message: str) -> Non
         (np.zeros((4, 6), np.float16), "bf16, gmem", "a has elements of float16"),
         (np.zeros((4, 6), np.uint8), "f4E2M1FN, gmem", "pass PackedArray"),
         (np.zeros((2, 4, 6), np.float32), "f32, gmem", "a has 3 axes, the compiled function's tensor 2"),
-        (np.zeros((4, 6), np.float32)[:, ::2], "f32, gmem", "a has stride 2 along axis 1; the compiled function has 1"),
-        (np.zeros((4, 6), np.float32).T, "f32, gmem", "a has stride 1 along axis 0; .* takes multiples of 2"),
         (np.zeros(27, np.float32)[3:].reshape(4, 6), "f32, gmem, align<16>", "a is not aligned to 16 bytes"),
     ],
 )
@@ -148,11 +148,49 @@ def test_wrong_tensors_are_refused(array: Any, traced: str, message: str) -> Non
         packed("a", array, f'!cute.memref<{traced}, "(?,?):(?{{i64 div=2}},1)">')
 
 
-def test_compiled_extents_are_checked() -> None:
-    traced = '!cute.memref<f32, gmem, "(4,6):(6,1)">'
-    assert packed("b", np.zeros((4, 6), np.float32), traced) == START
-    with pytest.raises(EmulatorError, match="b has extent 5 along axis 0; the compiled function has 4 there"):
-        packed("b", np.zeros((5, 6), np.float32), traced)
+@dataclass
+class Marked:
+    """A CuTe tensor of (5, 6):(1, 5), with one stride to give at run time."""
+
+    dynamic_strides_mask: tuple[int, int]
+    dynamic_shapes_mask: tuple[int, int] = (1, 1)
+    array: Any = field(default_factory=lambda: np.zeros((6, 5), np.float32).T)
+
+    @property
+    def __array_interface__(self) -> Any:
+        return self.array.__array_interface__
+
+
+@pytest.mark.parametrize(
+    ("layout", "value", "notes"),
+    [
+        ("(4,6):(6,1)", np.zeros((4, 6), np.float32), []),
+        (
+            "(4,6):(6,1)",
+            np.zeros((5, 6), np.float32),
+            ["extent 5 along axis 0; the compiled function assumes 4, which"],
+        ),
+        ("(4,6):(6,1)", np.zeros(24, np.float32), ["b has 1 axes, the compiled function's tensor 2: it takes its own"]),
+        ("(1,6):(12,1)", np.zeros((1, 6), np.float32), []),
+        (
+            "(?,?):(?{i64 div=2},1)",
+            np.zeros((4, 6), np.float32)[:, ::2],
+            ["stride 2 along axis 1; .* assumes 1, which"],
+        ),
+        ("(?,?):(?{i64 div=2},1)", np.zeros((4, 3), np.float32), ["stride 3 along axis 0; .* assumes multiples of 2"]),
+        ("(?,?):(?{i64 div=2},1)", Marked((0, 1)), [r"a gives the strides of axes \[1\] .* for those of axes \[0\]"]),
+        ("(?,?):(?{i64 div=2},1)", Marked((1, 0)), ["stride 1 along axis 0", "stride 5 along axis 1"]),
+    ],
+)
+def test_layouts_that_differ_from_the_compiled_ones_are_notes(layout: str, value: Any, notes: list[str]) -> None:
+    """The DSL compares no layouts: it gives a kernel the numbers that its tensor has at run time, in order."""
+    name = "a" if "?" in layout else "b"
+    arrays = gathered([(name, value)])
+    content = host_types.packed(parameter_of(TYPES[name], f'!cute.memref<f32, gmem, "{layout}">'), name, value, arrays)
+    found = arrays.memory.notes
+    assert len(found) == len(notes) and all(re.search(note, text) for note, text in zip(notes, found, strict=True))
+    if isinstance(value, Marked):
+        assert int.from_bytes(content[16:], "little") == (5 if value.dynamic_strides_mask[1] else 1)
 
 
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

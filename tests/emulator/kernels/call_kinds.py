@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int8, Int32, Uint32
+from cutlass import Boolean, Float32, Int8, Int32, Int64, Uint32
 
 
 @cute.kernel
@@ -95,3 +95,10 @@ def viewed(x: cutlass.Array, a: Int8, b: Uint32, c: Float32, d: Boolean):
 def through(x: cutlass.Array, value: Int32):
     thread, _, _ = cute.arch.thread_idx()
     x[thread] = value + thread
+
+
+@cute.jit
+def addressed(x: cute.Tensor, at: Int64, n: Int32):
+    """The same array twice: as a tensor, and as an integer that is its address."""
+    pointer = cute.make_ptr(Int32, at, cute.AddressSpace.gmem, assumed_align=4)
+    fill(cute.make_tensor(pointer, cute.make_layout(32)), n).launch(grid=[1, 1, 1], block=[32, 1, 1])

@@ -331,6 +331,17 @@ def test_lanes_of_one_access_in_several_memories():
     assert a[16::4].tolist() == [0] * 4 and a[:16:4].tolist() == before[:16:4].tolist()
 
 
+@pytest.mark.parametrize("uniform", [False, True])
+def test_a_shared_address_stays_one_under_cvta_to_shared(uniform):
+    """GPUs keep the low 32 bits of an address that is no generic one."""
+    source, target = ("%r29", "%a") if uniform else ("%r28", "%d0")
+    body = f"cvt.u64.u32 %d9, {source}; cvta.shared.u64 %d8, %d9; cvta.to.shared.u64 %d8, %d8; mov.b32 %r1, 77;"
+    body += "cvta.to.shared::cta.u64 %d9, %d9; st.shared.u32 [%d9], %r1; ld.shared.u32 %r2, [%d8];"
+    assert np.all(go(body + "st.global.u32 [%d1], %r2;")["out"].view(np.uint32).reshape(32, 4)[:, 0] == 77)
+    with pytest.raises(EmulatorError, match="names block"):
+        go(f"cvta.to.shared.u64 %d9, {target}; ld.shared.u32 %r2, [%d9];")
+
+
 def test_lanes_of_one_atomic_in_two_blocks():
     out = np.zeros(2, np.uint32)
     body = "mov.u32 %r30, %tid.x; mov.u32 %r1, %cluster_ctarank; mov.b32 %r9, 0; st.shared.u32 [smem], %r9;"

@@ -61,9 +61,10 @@ def test_assert_reports_its_text_as_cuda_does():
     assert "Assertion `x[threadIdx.x] < 3` failed." in str(caught.value)
 
 
-def test_recursion_is_refused_by_name_and_only_where_it_is_asked_for():
-    with pytest.raises(PtxError, match=r"fibonacci.*it reaches itself \(_Z9fibonaccii -> _Z9fibonaccii\)"):
-        emulate_ptx(MODULE, kernel="recurses", args=[np.zeros(32, np.int32)])
+def test_a_function_that_calls_itself_with_another_depth_in_each_thread():
+    x = np.arange(32, dtype=np.int32) % 9
+    done = emulate_ptx(MODULE, kernel="recurses", args=[x], block=32)
+    assert x.tolist() == [(0, 1, 1, 2, 3, 5, 8, 13, 21)[i % 9] for i in range(32)] and not done.findings
 
 
 def test_the_exponential_of_nvcc():
@@ -102,6 +103,63 @@ def test_a_function_called_twice_and_within_another():
       st.param.b32 [r], %x; ret; }"""  # noqa: E501
     body = "{ .param .b32 p; .param .b32 q; st.param.b32 [p], %r0; call.uni (q), two, (p); ld.param.b32 %r1, [q]; }"
     assert run(body, functions) == [i + 2 for i in range(32)]
+
+
+def test_functions_that_call_each_other_through_registers():
+    functions = """
+    .func (.reg .b32 %r) odd(.reg .b32 %a);
+    .func (.reg .b32 %r) even(.reg .b32 %a) { .reg .pred %p; .reg .b32 %x; .reg .b64 %f; mov.u32 %r, 1; setp.eq.u32 %p, %a, 0; @%p ret;
+      sub.u32 %x, %a, 1; mov.u64 %f, odd; call (%r), %f, (%x); ret; }
+    .func (.reg .b32 %r) odd(.reg .b32 %a) { .reg .pred %p; .reg .b32 %x; mov.u32 %r, 0; setp.eq.u32 %p, %a, 0; @!%p bra on; ret;
+      on: sub.u32 %x, %a, 1; call (%r), even, (%x); ret; }"""  # noqa: E501
+    assert run("setp.lt.u32 %p1, %r0, 20; mov.u32 %r1, 7; @%p1 call (%r1), even, (%r0);", functions) == [
+        1 - i % 2 if i < 20 else 7 for i in range(32)
+    ]
+
+
+# s(a, n) = n ? own[0] + s(&own, n - 1) : *a, where own[0] = *a + 1: each call has its own variable, and reads its
+# caller's by address.
+CHAIN = """
+    .func (.param .b32 r) s(.param .b64 a, .param .b32 n) {
+      .local .align 4 .b8 own[4]; .reg .b32 %x<6>; .reg .b64 %d<4>; .reg .pred %p;
+      ld.param.u64 %d0, [a]; ld.param.u32 %x0, [n]; ld.u32 %x1, [%d0]; setp.eq.u32 %p, %x0, 0; @%p bra last;
+      add.u32 %x2, %x1, 1; mov.u64 %d1, own; cvta.local.u64 %d2, %d1; st.u32 [%d2], %x2; sub.u32 %x3, %x0, 1;
+      { .param .b64 p; .param .b32 q; .param .b32 o; st.param.b64 [p], %d2; st.param.b32 [q], %x3;
+        call.uni (o), s, (p, q); ld.param.b32 %x4, [o]; }
+      ld.local.u32 %x5, [own]; add.u32 %x1, %x4, %x5;
+      last: st.param.b32 [r], %x1; ret; }"""
+FIRST = ".local .align 4 .b8 first[4];"
+START_OF_CHAIN = """st.local.u32 [first], %r0; mov.u64 %d2, first; cvta.local.u64 %d2, %d2;
+    { .param .b64 p; .param .b32 q; .param .b32 o; st.param.b64 [p], %d2; st.param.b32 [q], DEPTH;
+      call.uni (o), s, (p, q); ld.param.b32 %r1, [o]; }"""
+
+
+def test_each_call_of_a_recursive_function_has_variables_of_its_own():
+    want = [sum(i + k for k in range(1, i % 7 + 1)) + i + i % 7 for i in range(32)]
+    assert run(FIRST + "rem.u32 %r2, %r0, 7;" + START_OF_CHAIN.replace("DEPTH", "%r2"), CHAIN) == want
+    unwritten = CHAIN.replace("st.u32 [%d2], %x2;", "setp.ne.u32 %p, %x0, 2; @%p st.u32 [%d2], %x2;")
+    with pytest.raises(AssertionError):  # a frame holds nothing of the call that had it before
+        run(FIRST + START_OF_CHAIN.replace("DEPTH", "1") + START_OF_CHAIN.replace("DEPTH", "2"), unwritten)
+
+
+def test_recursion_without_an_end_is_refused_by_its_depth():
+    with pytest.raises(EmulatorError, match=r"s calls itself \d+ times deep: with frames of \d+ bytes"):
+        run(FIRST + START_OF_CHAIN.replace("DEPTH", "-1"), CHAIN.replace("own[4]", "own[16384]"))
+
+
+def test_printf_in_a_recursive_function(capsys: pytest.CaptureFixture[str]):
+    """Its arguments are variables in the function's frame."""
+    functions = """.extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 b);
+    .global .align 1 .b8 text[4] = {37, 100, 32, 0};
+    .func down(.param .b32 n) { .local .align 8 .b8 buffer[8]; .reg .b32 %x<3>; .reg .b64 %d<3>; .reg .pred %p;
+      ld.param.u32 %x0, [n]; mov.u64 %d0, buffer; cvta.local.u64 %d1, %d0; st.local.u32 [%d0], %x0;
+      { .param .b64 f; .param .b64 b; .param .b32 o; mov.u64 %d2, text; cvta.global.u64 %d2, %d2; st.param.b64 [f], %d2;
+        st.param.b64 [b], %d1; call.uni (o), vprintf, (f, b); ld.param.b32 %x1, [o]; }
+      setp.eq.u32 %p, %x0, 0; @%p ret; sub.u32 %x2, %x0, 1;
+      { .param .b32 p; st.param.b32 [p], %x2; call.uni down, (p); } ret; }"""
+    body = "mov.u32 %r1, 0; setp.eq.u32 %p1, %r0, 3; { .param .b32 p; st.param.b32 [p], %r0; @%p1 call.uni down, (p); }"
+    run(body, functions)
+    assert capsys.readouterr().out == "3 2 1 0 "
 
 
 def test_local_memory_is_each_threads_own():

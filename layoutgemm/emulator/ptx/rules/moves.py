@@ -65,4 +65,6 @@ def _cvta(g: CodeGenerator, ins: PtxInstruction) -> str:
     text = g.read(ins.operands[1], "b64")
     if space not in WINDOWS:
         return text
+    if back and space != "local":
+        return f"to_shared({text}, {SHARED_WINDOW})"
     return f"({text} {'-' if back else '+'} {WINDOWS[space]})"
