@@ -14,7 +14,7 @@ MOST_LINES = 190  # of a page: lines of these files take up to 45 pixels each
 
 
 def pages(markdown: str, most: int = MOST_LINES) -> list[str]:
-    """The text in pieces that begin at headings and have at most `most` lines, as far as sections allow.
+    """The text in pieces of whole sections: of at most `most` lines, or one section.
 
     >>> pages("a\\n## b\\nc\\n## d\\n", most=3)
     ['a\\n## b\\nc\\n', '## d\\n']
