@@ -185,7 +185,7 @@ def test_a_caption_shows_code_as_code() -> None:
 
 @pytest.mark.parametrize("book", chapters.BOOKS)
 def test_a_long_file_is_shown_whole_in_short_parts(book: str) -> None:
-    source, title = chapters.BOOKS[book]
+    source, _ = chapters.BOOKS[book]
     whole = tables.plain((ROOT / source).read_text(encoding="utf-8"))
     shown = chapters.chapters(book)
     lines = [line for text in shown.values() for line in text.splitlines() if not line.startswith(("# ", "Next: "))]
