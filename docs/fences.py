@@ -37,7 +37,7 @@ _PACKAGE = (
 
 @functools.cache
 def named(name: str) -> Any:
-    """The object of a name in a block, or None: public names, tables of docs/tables.py, claims and their sources.
+    """The object of a name in a block, or None: public names, tables, claims, lists of contents.
 
     Names are looked up singly, since some load torch, which may be absent.
 
@@ -46,6 +46,8 @@ def named(name: str) -> Any:
     """
     if name in ("claims", "sources"):
         return getattr(importlib.import_module("docs.claims"), name)
+    if name == "contents":
+        return getattr(importlib.import_module("docs.chapters"), name)
     for module in map(importlib.import_module, (*_PACKAGE, "docs.tables")):
         if name in module.__all__:
             return getattr(module, name)

@@ -14,14 +14,17 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from docs import fences, percent, reference, tables  # noqa: E402
+from docs import chapters, fences, percent, reference, tables  # noqa: E402
 
 PROGRAMS = [path for folder in ("layouts", "atoms", "kernels") for path in sorted((ROOT / folder).glob("*.py"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds a page for each notebook and program."""
+    """Adds a page for each notebook, program, and part of a long file."""
+    for book in chapters.BOOKS:
+        for address, text in chapters.chapters(book).items():
+            files.append(File.generated(config, address, content=text))
     for path in NOTEBOOKS:
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=f"{path.name}\n"))
     for path in PROGRAMS:
@@ -44,6 +47,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     source = page.file.src_uri
     if source.startswith("notebooks/"):
         return percent.page(ROOT / source.replace(".md", ".py"), keep)
-    if source.startswith("programs/"):
+    if source.startswith(("programs/", *(f"{book}/" for book in chapters.BOOKS))):
         return markdown
     return reference.expanded(fences.render(markdown, keep))

@@ -16,12 +16,16 @@ RESULTS = ROOT / "benchmarks" / "results"
 NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
-    "account", "ampere_table", "api_table", "behind", "changelog", "counters_table", "epilogue_table", "examples_count",
+    "account", "ampere_table", "api_table", "behind", "counters_table", "epilogue_table", "examples_count",
     "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table", "ladder_chart", "ladder_table",
-    "launch_table", "level", "lines_table", "machine", "measured", "models_table", "notes", "operands_table",
+    "launch_table", "level", "lines_table", "machine", "measured", "models_table", "operands_table",
     "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_formats_table", "quantized_table",
     "reductions_table", "types_table", "variants_table",
 ]  # fmt: skip
+
+
+# A cell of a column of numbers: "512", "0.98 (1.1)", "4096 x 4096", "-"
+_NUMBER = re.compile(r"[-+\d.,()% x\u00a0]*")
 
 
 @functools.cache
@@ -31,15 +35,16 @@ def record(name: str, gpu: str = "h200") -> Any:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, the first column to the left, the others to the right.
+    """A Markdown table: text is aligned to the left, columns of numbers behind the first one to the right.
 
-    >>> print(table(["a", "b"], [["x", "1"]]))
-    | a | b |
-    |---|--:|
-    | x | 1 |
+    >>> print(table(["a", "b", "c"], [["x", "1", "2 races"]]))
+    | a | b | c |
+    |---|--:|---|
+    | x | 1 | 2 races |
     """
     lines = [head, *[[NO_BREAK.join(cell.split(" x ")) for cell in row] for row in rows]]
-    rule = "|---|" + "--:|" * (len(head) - 1)
+    columns = [[row[j] for row in rows] for j in range(1, len(head))]
+    rule = "|---|" + "".join("--:|" if all(map(_NUMBER.fullmatch, column)) else "---|" for column in columns)
     text = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([text[0], rule, *text[1:]])
 
@@ -89,7 +94,8 @@ def ladder_table() -> str:
     """One row per level, linked to its section."""
     rows = []
     for entry in record("ladder")["levels"]:
-        link = f"[{entry['level']}](#level-{entry['level']}) {entry['name']}"
+        page = "" if entry["level"] < 7 else "ladder_persistent.md"
+        link = f"[{entry['level']}]({page}#level-{entry['level']}) {entry['name']}"
         guide = "-" if entry["guide"] is None else f"{entry['guide']:.0f}"
         rows.append([link, entry["c"], f"{entry['tflops']:.0f}", f"{entry['ratio']:.3f}", guide])
     return table(["level", "C", "TFLOP/s", "x torch.mm", "the guide's TFLOP/s"], rows)
@@ -137,14 +143,14 @@ def docstring(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
-def account(name: str, title: str = "The program's docstring") -> str:
-    """A program's docstring in a collapsed box, with a link to its source."""
+def account(name: str, title: str = "") -> str:
+    """A program's docstring in a collapsed box, with a link to its source. The title is the program's name."""
     path = ROOT / name
     first, _, rest = docstring(path).partition("\n")
     rest = re.sub(r"^ *python \S+.*\n?|^Needs:.*\n?", "", rest, flags=re.MULTILINE).strip("\n")
     body = f"**{first}**\n\n{rest}".strip()
     inner = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
-    return f'??? note "{title}"\n\n{inner}\n\n    [The source: {name}]({source_page(name)})'
+    return f'??? note "{title or name}"\n\n{inner}\n\n    [The source: {name}]({source_page(name)})'
 
 
 def source_page(name: str) -> str:
@@ -522,16 +528,6 @@ def lines_table() -> str:
             times = [f"{us[key]:.1f}" if key in us else "-" for key in ("in place", "copied", "torch")]
             rows.append([size, which, *times])
     return table(["M x N x K", "rows aligned to, bytes", "in place, us", "copied, us", "torch, us"], rows)
-
-
-def notes() -> str:
-    """benchmarks/NOTES.md without its title. Links to files of the repository become their names."""
-    return plain((ROOT / "benchmarks" / "NOTES.md").read_text(encoding="utf-8"))
-
-
-def changelog() -> str:
-    """CHANGELOG.md, without its title."""
-    return plain((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
 
 
 def plain(markdown: str) -> str:

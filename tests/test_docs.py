@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from docs import claims, fences, percent, tables
+from docs import chapters, claims, fences, percent, tables
 from tests import needs
 from tests.test_readme import SHELL, absent, blocks, command_problem, commands, run_python
 
@@ -118,7 +118,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_every_level_has_a_section() -> None:
-    text = (DOCS / "ladder.md").read_text(encoding="utf-8")
+    text = "".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("ladder", "ladder_persistent"))
     levels = sorted({int(number) for number in re.findall(r"\{ #level-(\d+) \}", text)})
     assert levels == list(range(1, 13)) == sorted({entry["level"] for entry in tables.record("ladder")["levels"]})
     assert levels == [int(number) for number in re.findall(r"^level\((\d+)\)$", text, flags=re.MULTILINE)]
@@ -183,7 +183,20 @@ def test_a_caption_shows_code_as_code() -> None:
     assert 'alt="see desc &quot;a&quot; &lt;now&gt;"' in made
 
 
-@pytest.mark.parametrize("name", ["fences", "percent", "tables", "docstrings"])
+@pytest.mark.parametrize("book", chapters.BOOKS)
+def test_a_long_file_is_shown_whole_in_short_parts(book: str) -> None:
+    source, _ = chapters.BOOKS[book]
+    whole = tables.plain((ROOT / source).read_text(encoding="utf-8"))
+    shown = chapters.chapters(book)
+    lines = [line for text in shown.values() for line in text.splitlines() if not line.startswith(("# ", "Next: "))]
+    assert [re.sub(r" \{ #part-\d+ \}$", "", line) for line in lines if line] == [x for x in whole.splitlines() if x]
+    assert max(text.count("\n") for text in shown.values()) < chapters.MOST_LINES + 10
+    linked = re.findall(r"\]\(([^()]+)#([^()]+)\)$", chapters.contents(book), flags=re.MULTILINE)
+    assert len(linked) == len(re.findall(r"^##+ ", whole, flags=re.MULTILINE)) and len(set(linked)) == len(linked)
+    assert all(f"{{ #{anchor} }}" in shown[address] for address, anchor in linked)
+
+
+@pytest.mark.parametrize("name", ["chapters", "fences", "percent", "tables", "docstrings"])
 def test_examples_of_the_builders(name: str) -> None:
     if name == "docstrings":
         needs.module("griffe")

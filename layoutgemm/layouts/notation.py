@@ -128,11 +128,13 @@ _SECOND_TEXT = regex(r"\s*\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
 _CLOSED = regex(r"(?:\s*,\s*align<\d+>(?=>))?[\s>\"'`)]*(?:=\s*(?:\(.*|\Z)|,\s*data\s*=.*)?", re.DOTALL)
 _REMARK = regex(
-    r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*"
+    r"\s*(?:[;,.]|\{\s*\Z)?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*"
     r"|(?:=>|->|\u2192)(?![^\n]*[\d)?]\s*:\s*[(_\d?-])[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
 )
 # What stands before it: the sign of a comment, a name and ':' or '=', words before a pointer
-_COMMENT = regex(r"(?:\s*(?://+|(?:#|\*|%+|\w{0,3}>>>?|\w{0,3}>\?\?)(?=\s)))+\s*")
+_COMMENT = regex(r"(?:\s*(?:\[[A-Za-z][\w .:-]*\](?=\s)|//+|(?:#|\*|%+|\w{0,3}>>>?|\w{0,3}>\?\?)(?=\s)))+\s*")
+# Behind a layout: a second one, which the text says to be the same function
+_SAME = regex(r"\s*(?:==?>?|->|\u2192|\u21d2|is\b)\s*(?=[^\n=]*[\d)?]\s*:\s*[(_\d?-])(?=[(_\d?]|Sw?<)")
 _ARROW = regex(r"\s*(?:->|=>|\u2192|\u21d2|=)\s*(?=[(_\d?S!])")  # before a result
 _LABEL = regex(
     r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*(?:==?>|->|[:=])\s*(?:(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])|(?=(?:Composed)?Layout\())"
@@ -267,7 +269,7 @@ def _operation(text: str, symbol: Symbols) -> AnyLayout | CoordinateTensor | Non
     reader = _LayoutReader(text, symbol)
     try:
         out: AnyLayout = reader.operation(0)
-        reader.behind(False)
+        reader.behind(False, out)
     except ParseError:
         if has_code(text):  # a call of variables, with its value in a comment
             return None
@@ -464,7 +466,7 @@ class _LayoutReader(TextReader):
         out = self.object_at(memref) if first is None else self.coordinates_from(first, self.at)
         if isinstance(out, Swizzle) and _SECOND.match(self.text, self.at) is not None:
             raise self.fail("' o ' and the layout after the swizzle")
-        self.behind(wrapped or memref is not None)
+        self.behind(wrapped or memref is not None, out)
         return out
 
     def object_at(self, memref: _Pointer | None) -> object:
@@ -496,8 +498,24 @@ class _LayoutReader(TextReader):
         self.take(_WORDS)
         self.take(_WORD)
 
-    def behind(self, wrapped: bool) -> None:
-        """Refuse a text behind the layout that is neither a remark nor a closing sign."""
+    def same(self, value: object) -> None:
+        """Move past a second layout that the text states as equal to `value`. Refuse one that is another function."""
+        found = _SAME.match(self.text, self.at) if isinstance(value, Layout | ComposedLayout) else None
+        if found is None:
+            return
+        self.at = found.end()
+        second = self.composed(0)
+        try:
+            answer = cast("Layout", value).equivalent(second)
+            why = "" if answer else str(answer.explain()).removeprefix("not equivalent: ")
+        except LayoutError as error:
+            why = error.reason
+        if why:
+            raise ParseError(f"expected the function of {value}, as the text says: {why}", self.text, found.end())
+
+    def behind(self, wrapped: bool, value: object = None) -> None:
+        """Refuse a text behind the layout; a remark, closing signs and the same layout again are passed."""
+        self.same(value)
         end = self.at
         if wrapped or "=" in self.text[end:]:
             closed = _CLOSED.match(self.text, end)

@@ -74,8 +74,8 @@ def schedule_svg(
     steps = np.abs(np.diff(order, axis=0)).sum(1)
     jumps = int((steps > 1).sum())
     start = "the ring" if labels else "the dot"
-    note = Note(f"{total} tile{'s' if total != 1 else ''}, {wave} of a colour; the line goes from tile 0 ({start}) on, "
-                f"with {jumps} step{'s' if jumps != 1 else ''} to a tile that is no neighbour.")  # fmt: skip
+    note = Note(f"{total} tile{'s' if total != 1 else ''}, {wave} per colour. The line begins at tile 0 ({start}); "
+                f"{jumps} step{'s jump' if jumps != 1 else ' jumps'} to a non-adjacent tile.")  # fmt: skip
     return Sheet(title=title or f"{named(schedule)}, {grid[0]}x{grid[1]} tiles", notes=(note,), legend=legend,
                  panels=((panel,),)).render()  # fmt: skip
 

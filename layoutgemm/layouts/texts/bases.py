@@ -86,6 +86,8 @@ GLUON_NAMES = {
     "warps_per_cta": "warpsPerCTA", "swizzle_byte_width": "swizzlingByteWidth", "element_bitwidth": "elementBitWidth",
     "operand_index": "opIdx", "reg_bases": "register", "two_ctas": "twoCTAs",
 }  # fmt: skip
+# Fields of layouts that are not linear ones, in small letters: a dictionary of them has no inputs with bases
+_FIELDS = frozenset(f.lower() for _, fields in GLUON.values() for f in fields.split()) - {*_HELD, *_STORED, "dim"}
 # Those that are not read
 SHAPED = frozenset("AutoLayout CoalescedLayout PartitionedSharedLayout".split())
 
@@ -153,6 +155,14 @@ def linear(text: str) -> LinearLayout | None:
     reader = ValueReader(text, found.end())
     fields = reader.fields(0)
     reader.end("")
+    other = next((name for name, _ in fields.items if name.replace("_", "").lower() in _FIELDS), None)
+    if other is not None:
+        raise ParseError(
+            f"expected inputs with bases, as in register = [[0, 1]], not {other}, a field of another layout: write its "
+            f"name before it, as in #ttg.blocked<{{...}}>",
+            text,
+            text.index(other),
+        )
     return made(text, [basis_of(text, name, value, fields.at) for name, value in fields.items], None)
 
 

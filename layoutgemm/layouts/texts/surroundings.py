@@ -24,8 +24,8 @@ _QUOTED = regex(rf"(`+)([^`\n]*(?:{_PAIR})[^`\n]*)\1")
 # A comment's sign, a test's CHECK, a label, a name with its annotation
 _IR = r"#(?:ttg|ttng|triton_gpu|gluon)\."
 _BEFORE_TRITON = regex(
-    r"(?m)^[ \t]*(?://[ \t]*)?(?:CHECK[\w-]*(?:\{LITERAL\})?:[ \t]*)?(?:\w[\w ]*:[ \t]*)?"
-    rf"(?=#\w+[ \t]*=[ \t]*{_IR}|{_IR}|tensor<[\dx ]+[\w!.<>]+,[ \t]*#|!ttg?\.)"
+    r"(?m)^[ \t]*(?:(?://|#(?=[ \t]))[ \t]*)?(?:CHECK[\w-]*(?:\{LITERAL\})?:[ \t]*)?(?:\w[\w ]*:[ \t]*)?"
+    rf"(?=#\w+[ \t]*=[ \t]*{_IR}|{_IR}|tensor<[\dx ]+[\w!.<>]+,[ \t]*#|!ttg?\.|<\[['\"\d][^\n]*Layout\()"
     r"|\A\s*\w+\s*:\s*(?:\w+\.)*constexpr\s*=\s*(?=(?:\w+\.)*\w+Layout\()"
 )
 _CONSTEXPR = regex(r"\s*constexpr\[(.*)\]\s*\Z", re.DOTALL)
