@@ -332,7 +332,7 @@ class _Finished(torch.autograd.Function):
 
 def bias_gradient(grad: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     """The gradient of a bias of that type: the result's, summed over all rows, in float32 if the types differ."""
-    lines = tuple(range(grad.ndim - 1))
+    lines = 0 if grad.ndim == 2 else tuple(range(grad.ndim - 1))  # a number is read faster than a tuple
     return grad.sum(lines) if grad.dtype == kind else grad.sum(lines, dtype=torch.float32).to(kind)
 
 
