@@ -33,6 +33,7 @@ from .checks import (
     check_out,
     check_sizes,
     copied,
+    in_older_vmap,
     modes_of_dispatch,
     modes_of_functions,
     needs_dispatcher,
@@ -256,17 +257,24 @@ def linear(
     >>> linear(torch.ones(1, 2).half(), torch.arange(6.0).view(3, 2).half()).tolist()
     [[1.0, 5.0, 9.0]]
     """
+    recorded = not _is_traced() and _grad_enabled() and type(x) in PLAIN and type(weight) in PLAIN
     if (
-        _is_traced()
-        or not _grad_enabled()
-        or not (type(x) in PLAIN and type(weight) in PLAIN)
-        or not (weight.requires_grad or x.requires_grad or _records(bias))
-        or not (activation is None or activation == "relu")
-        or not x.ndim > 1 < weight.ndim
+        recorded
+        and (weight.requires_grad or x.requires_grad or _records(bias))
+        and (activation is None or activation == "relu")
+        and x.ndim > 1 < weight.ndim
+        and (found := _linear_again(x, weight, bias, activation)) is not None
     ):
-        return matmul(x, weight.mT, bias=bias, activation=activation, allow_tf32=allow_tf32)
-    ready, index = None, x.get_device()
+        return found
+    return matmul(x, weight.mT, bias=bias, activation=activation, allow_tf32=allow_tf32)
+
+
+def _linear_again(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor | None:
+    """A kept launch of `linear`, recorded; None without one, or where torch's dispatcher has to see the call."""
     try:
+        index = x.get_device()
         *batch, rows, columns = weight.shape
         *steps, step, inner = weight.stride()
         of_weight = (*batch, columns, rows), (*steps, inner, step), weight.dtype
@@ -275,22 +283,23 @@ def linear(
             key = _longer(key, None, bias, activation, index)
         ready = PREPARED.get(key)
         if (
-            ready is not None
-            and ready.simple
-            and not ready.tf32
-            and weight.get_device() == index == _current_device()
-            and not (x.is_neg() or weight.is_neg())
-            and seen_by_autograd_alone()
+            ready is None
+            or not ready.simple
+            or ready.tf32  # whether float32 may be multiplied so is asked each time
+            or not weight.get_device() == index == _current_device()
+            or x.is_neg()
+            or weight.is_neg()
+            or not seen_by_autograd_alone()
         ):
-            at_x, at_weight = x.data_ptr(), weight.data_ptr()
-            words = () if bias is None else (bias.data_ptr(),)
-            if not (at_x | at_weight | sum(words)) & ALIGNED:
-                c = empty_on_gpu(ready.shape, ready.strides, ready.kind)
-                ready.launch(at_x, at_weight, c.data_ptr(), raw_stream(index), words)
-                return _record(x, weight, bias, (c, ready, activation, True))
+            return None
+        at_x, at_weight, words = x.data_ptr(), weight.data_ptr(), () if bias is None else (bias.data_ptr(),)
     except (TypeError, RuntimeError):  # sparse tensors have neither strides nor an address
-        pass
-    return matmul(x, weight.mT, bias=bias, activation=activation, allow_tf32=allow_tf32)
+        return None
+    if (at_x | at_weight | sum(words)) & ALIGNED:
+        return None
+    c = empty_on_gpu(ready.shape, ready.strides, ready.kind)
+    ready.launch(at_x, at_weight, c.data_ptr(), raw_stream(index), words)
+    return _record(x, weight, bias, (c, ready, activation, True))
 
 
 def _records(bias: torch.Tensor | None) -> bool:
@@ -378,7 +387,7 @@ def _gradients_again(
         or not (index == prepared.device == _current_device())
         or not ((b.get_device() == index or not wants_a) and (a.get_device() == index or not wants_b))
         or not seen_by_autograd_alone()
-        or a.is_neg() or b.is_neg() or grad.is_neg()
+        or a.is_neg() or b.is_neg() or grad.is_neg() or in_older_vmap(grad)
         or grad.dtype != a.dtype
     ):  # fmt: skip
         return None
