@@ -49,6 +49,7 @@ from .checks import (
     sizes_later,
     transforms,
 )
+from .compiled.flops import count_flops
 from .compute import finished_product, gated_product, product, wide_type
 from .prepared import Config, config_text
 from .problem import half
@@ -419,6 +420,7 @@ def _underived(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tenso
 
 
 with_autograd("gated", _underived)
+count_flops("matmul", "finished", "gated")
 
 
 @_gated.register_vmap

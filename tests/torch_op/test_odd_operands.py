@@ -11,6 +11,8 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from torch.utils.flop_counter import FlopCounterMode
+
 from layoutgemm import (
     QuantizedFormat,
     QuantizedWeight,
@@ -112,6 +114,19 @@ def test_operands_with_the_negative_bit_are_read_as_what_they_stand_for(name: st
         if x.dtype.itemsize > 1:  # torch negates no float8
             got = call(**{**given, which: torch._neg_view(-x)})
             assert torch.equal(*[(y[0] if isinstance(y, tuple) else y).float() for y in (got, want)]), which
+
+
+# M * N * K of the calls above where it is not 24 * 32 * 64.
+MULTIPLIED = {"groups along K": 16 * 32 * 24, "groups of columns": 16 * 24 * 64, "packed": 24 * 48 * 64,
+              "fp8": 24 * 128 * 128}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_torch_counts_a_product_s_operations(name: str) -> None:
+    call, given = CALLS[name]
+    with FlopCounterMode(display=False) as counter:
+        call(**given)
+    assert counter.get_total_flops() == 2 * MULTIPLIED.get(name, 24 * 32 * 64)
 
 
 def test_refusals_of_row_indices_and_scalars_name_them() -> None:
