@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..torch_op.checks import check_activation
-from ..torch_op.operator import matmul
+from ..torch_op.operator import linear
 
 
 class DenseLinear(torch.nn.Linear):
@@ -53,7 +53,7 @@ class DenseLinear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        return matmul(x, self.weight.mT, bias=self.bias, activation=self.activation, allow_tf32=self.allow_tf32)
+        return linear(x, self.weight, self.bias, self.activation, self.allow_tf32)
 
     def extra_repr(self) -> str:
         """Sizes, and what is not torch.nn.Linear's default."""

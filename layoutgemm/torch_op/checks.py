@@ -34,6 +34,7 @@ modes_of_functions = getattr(torch._C, "_is_torch_function_mode_enabled", torch.
 modes_of_dispatch = torch._C._len_torch_dispatch_stack
 transforms = torch._C._are_functorch_transforms_active
 tracing_state = torch._C._get_tracing_state
+in_older_vmap = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched=True: no transform of torch.func
 
 
 # ---------------------------------------------------------------------------------------------------------- whole calls
@@ -280,7 +281,7 @@ def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
     given = [x for x in tensors if x is not None]
     return bool(
         torch.compiler.is_compiling()
-        or any(type(x) not in PLAIN or x.device.type == "meta" for x in given)
+        or any(type(x) not in PLAIN or x.device.type == "meta" or in_older_vmap(x) for x in given)
         or differentiated(*given)
         or modes_of_functions()
         or modes_of_dispatch()

@@ -141,15 +141,15 @@ class _Loaded:
         self._what, self.device = what, device  # `what` is named in errors
         self._free: list[ArgumentBlock] = []
 
-    def _take(self) -> ArgumentBlock:
-        """A block that no other call has."""
+    def _block(self) -> ArgumentBlock:
+        """A block that no other call has: of a new thread, or where as many calls were at once as there are blocks."""
         try:
             THREAD.bound  # noqa: B018  # absent in a thread that has no context yet
         except AttributeError:
             bind(self.device)
         try:
             return self._free.pop()
-        except IndexError:  # as many blocks as there were calls at once
+        except IndexError:
             return self._launcher.block(self._template)
 
     def _start(self, block: ArgumentBlock, stream: int) -> None:
@@ -227,7 +227,11 @@ class PreparedProblem(_Loaded):
 
         Raises PlanError when CUDA refuses.
         """
-        block = self._take()
+        try:
+            THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
+            block = self._free.pop()
+        except (AttributeError, IndexError):
+            block = self._block()
         values = block.values
         values[self._a] = a
         values[self._b] = b
@@ -278,7 +282,11 @@ class DirectLaunch(_Loaded):
 
         Raises PlanError when CUDA refuses.
         """
-        block = self._take()
+        try:
+            THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
+            block = self._free.pop()
+        except (AttributeError, IndexError):
+            block = self._block()
         values = block.values
         for place, address in zip(self.places, addresses):
             values[place] = address

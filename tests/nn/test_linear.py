@@ -105,6 +105,15 @@ def test_a_compiled_linear_is_one_product_with_its_bias_and_activation() -> None
     assert not any("gelu" in name or "add" in name for name in seen)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_traced_linear_is_the_same_graph_with_and_without_gradients(activation: Any) -> None:
+    """torch.jit.trace traces twice, the second time without recording, and compares the graphs."""
+    layer, x = Linear(6, 8, dtype=BF16, activation=activation), normal(4, 6)
+    for given in (x, x.clone().requires_grad_()):
+        assert torch.equal(torch.jit.trace(layer, (given,))(x), layer(x))
+
+
 def test_modules_on_meta_have_shapes_and_load() -> None:
     with torch.device("meta"):
         layers = Linear(16, 8, dtype=BF16), GatedMLP(16, 32, dtype=BF16), ScaledLinear(16, 8)

@@ -204,6 +204,14 @@ def test_functional_gradients() -> None:
     assert torch.allclose(got, torch.func.jacrev(lambda x: torch.matmul(x, b))(a[0]), rtol=1e-5, atol=1e-5)
 
 
+def test_torch_func_inside_of_a_compiled_function_is_refused_by_name() -> None:
+    a, b = normal(5, 8), normal(8, 6)
+    inside = torch.compile(lambda x: torch.func.grad(lambda y: matmul(y, b).sum())(x), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"layoutgemm\.matmul has it, outside of torch\.compile"):
+        inside(a)
+    torch._dynamo.reset()
+
+
 def test_autocast() -> None:
     a, b = normal(5, 8), normal(8, 6)
     for kind in (BF16, torch.float16):

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, matmul, quantized_matmul, scaled_matmul
 from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.kernels.sm90.config import Sm90Config
 from layoutgemm.torch_op.compiled import guards
 from layoutgemm.torch_op.quantized import api as packed_api
 from layoutgemm.torch_op.quantized import kept as packed_kept
@@ -201,6 +202,55 @@ def test_groups_at_any_word_are_kept_beside_a_bias(monkeypatch: pytest.MonkeyPat
         assert len(noted.arguments) == 4
 
 
+def shifted(x: Any, by: int) -> Any:
+    """A copy that begins so many elements behind a multiple of 64 bytes."""
+    made = torch.empty(x.numel() + by, dtype=x.dtype)[by:].view(x.shape)
+    return made.copy_(x)
+
+
+# What begins elsewhere, in a call of it alone: scales that are read four at a time, vectors of an epilogue, an A that
+# TMA does not read there.
+PLACED: dict[str, Callable[[Tensors], tuple[Any, Callable[[Any], Any]]]] = {
+    "scales of blocks": lambda t: (torch.ones(SIZE, 4), lambda x: scaled_matmul(torch.ones(SIZE, 512).to(E4M3), x,
+                                   torch.ones(SIZE, 512).to(E4M3).T, torch.ones(1, 4))),
+    "scales of rows": lambda t: (t.rows, lambda x: scaled_matmul(t.a, x, t.b, t.rows)),
+    "a bias": lambda t: (t.rows.bfloat16(), lambda x: t.scaled(bias=x)),
+    "a bias of groups": lambda t: (t.rows.bfloat16(), lambda x: t.grouped(bias=x)),
+    "an operand": lambda t: (t.a, lambda x: scaled_matmul(x, t.scale_a, t.b, t.scale_b)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", PLACED)
+def test_tensors_that_begin_now_here_now_there_are_found_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    x, call = PLACED[what](given)
+    places = [shifted(x, by) for by in (0, 1, 2, 3)]
+    with bare_launches(monkeypatch) as noted:
+        for _ in range(2):
+            for each in places:
+                call(each)
+        monkeypatch.setattr(api, "checked_scaled", None)  # the long way is shut
+        monkeypatch.setattr(api, "checked_grouped", None)
+        noted.arguments.clear()
+        for each in (*places, *places[::-1]):
+            call(each)
+        assert len(noted.arguments) == 8
+        for each, arguments in zip((*places, *places[::-1]), noted.arguments, strict=True):
+            begins = each.data_ptr()
+            read = {*arguments}
+            assert (begins in read) == (what != "an operand" or begins % 16 == 0)
+
+
+def test_scales_that_come_four_at_a_time_keep_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales that lie otherwise have a launch of their own, beside the first one."""
+    a, scales, loads = torch.ones(SIZE, 512).to(E4M3), torch.ones(SIZE, 4), Sm90Config((128, 128), loader="warpgroup")
+    with bare_launches(monkeypatch):
+        for x in (scales, shifted(scales, 1), scales):
+            scaled_matmul(a, x, a.T, torch.ones(1, 4), config=loads)
+        (launches,) = kept.READY.values()
+        assert [launch.direct._compiled.plan.numbers.span for launch in launches.values()] == [4, 1]
+
+
 def test_the_transposed_launch_gets_each_operand_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of columns are rows of B^T @ A^T: addresses of the kept call are those of the first."""
     given = Tensors()
@@ -314,7 +364,7 @@ def test_a_guard_holds_for_the_same_call_alone(change: str, monkeypatch: pytest.
         for _ in range(3):
             given.grouped()
         assert sum(map(len, kept.SEEN.values())) == 1
-        monkeypatch.setattr(kept, "_again", lambda *x: taken.append(x) or real(*x))
+        monkeypatch.setattr(kept, "_again", lambda *x: taken.append(found := real(*x)) or found)
         vary, region = CHANGES[change]
         vary(given)
         with (
@@ -322,8 +372,7 @@ def test_a_guard_holds_for_the_same_call_alone(change: str, monkeypatch: pytest.
             contextlib.suppress(RuntimeError, OperandError),
         ):  # a class goes to the dispatcher
             given.grouped()
-        again = [x for x in taken if real(*x) is not None]
-        assert len(again) == (change == "nothing")
+        assert sum(x is not None for x in taken) == (change == "nothing")
         kept.READY.clear()
         assert kept.SEEN == {}
 

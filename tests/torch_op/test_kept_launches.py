@@ -169,7 +169,8 @@ def test_a_kept_call_has_the_arguments_of_a_first_one(
         of_first, call = made(), made()
         of_first()
         ((guard,),) = kept_launches.KEPT.seen.values()
-        names = guard.kept.direct._compiled.plan.parameters
+        (kept,) = guard.kept.values()
+        names = kept.direct._compiled.plan.parameters
         again = call()
         assert len(first) == 1 and len(noted.arguments) == 2
         kept_launches.KEPT.clear()
@@ -180,7 +181,7 @@ def test_a_kept_call_has_the_arguments_of_a_first_one(
     assert {name for name in names if both[0][name] != both[1][name]} <= new
     assert before["a"] != both[0]["a"] and before["b"] != both[0]["b"]
     assert again.shape == slow.shape and again.stride() == slow.stride() and again.dtype == slow.dtype
-    assert guard.kept.memory == () or {COPIED, WORKSPACE} & set(names)
+    assert kept.memory == () or {COPIED, WORKSPACE} & set(names)
 
 
 def _results(call: Call) -> list[Any]:
@@ -229,7 +230,7 @@ def test_what_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
         assert product() == 1 and product() == 1
         # An equal epilogue, made anew; a number of its own each time.
         assert product({**given, "half": 3.0}, steps=Epilogue(Scale("half"), Bias())) == 1
-        names = list(next(iter(kept_launches.KEPT.seen.values()))[0].kept.direct._compiled.plan.parameters)
+        names = list(next(iter(kept_launches.KEPT.seen.values()))[0].kept[()].direct._compiled.plan.parameters)
         assert noted.arguments[-1][names.index("half")] == 0x40400000  # 3.0
         with pytest.raises(OperandError, match="half = 1e\\+39 is beyond float32"):
             product({**given, "half": 1e39})
@@ -255,6 +256,23 @@ def test_what_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
             assert product(left=left.clone()) == count
 
 
+def test_operands_that_begin_elsewhere_have_a_launch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias that is read in pairs, and one that is not, alternate: after the first calls each is found again."""
+    a, b, room = normal(M, K), normal(K, N), normal(N + 1, kind=F32)
+    given = [{"half": 2.0, "bias": room[at : at + N]} for at in (0, 1)]
+    with launches(monkeypatch) as (noted, first):
+        for _ in range(3):
+            for each in given:
+                matmul(a, b, epilogue=PLAIN, given=each)
+        assert len(first) == 2 and len(noted.arguments) == 6
+        ((guard,),) = kept_launches.KEPT.seen.values()
+        paired, single = guard.kept.values()
+        plans = [x.direct._compiled.plan for x in (paired, single)]
+        assert [plan.epilogue.pairs for plan in plans] == [True, False]
+        at = list(plans[0].parameters).index("bias")
+        assert [x[at] for x in noted.arguments] == [given[i % 2]["bias"].data_ptr() for i in range(6)]
+
+
 def test_scalars_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, b2, c = normal(M, K), normal(K, N), normal(K, N), normal(M, N)
     with launches(monkeypatch) as (noted, first):
@@ -262,8 +280,8 @@ def test_scalars_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
             gemm(scale, a, b, *more)
         kinds = len(first)
         assert kinds == 3 and gemm(5.0, a, b, 0.25, c).shape == (M, N) and len(first) == kinds
-        names = list(next(g for g in kept_launches.KEPT.seen.values() if len(g[0].kept.numbers) == 2)[0]
-                     .kept.direct._compiled.plan.parameters)  # fmt: skip
+        names = list(next(g for g in kept_launches.KEPT.seen.values() if len(g[0].kept[()].numbers) == 2)[0]
+                     .kept[()].direct._compiled.plan.parameters)  # fmt: skip
         assert [noted.arguments[-1][names.index(name)] for name in ("alpha", "beta")] == [0x40A00000, 0x3E800000]
         with pytest.raises(OperandError, match="beta"):
             gemm(2.0, a, b, 0.5)

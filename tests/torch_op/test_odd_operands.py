@@ -11,6 +11,8 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from torch.utils.flop_counter import FlopCounterMode
+
 from layoutgemm import (
     QuantizedFormat,
     QuantizedWeight,
@@ -87,6 +89,44 @@ def test_strides_and_addresses_do_not_change_a_result(name: str) -> None:
             got = call(**{**given, which: other})
             for one, two in zip(*[y if isinstance(y, tuple) else (y,) for y in (got, want)], strict=True):
                 assert torch.equal(one.float(), two.float()), which
+
+
+@pytest.mark.parametrize("name", [name for name, (_, given) in CALLS.items() if "scale_a" not in given])
+def test_several_gradients_at_once_are_those_one_by_one(name: str) -> None:
+    """`is_grads_batched=True` maps the backward pass by an older vmap than torch.func's."""
+    call, given = CALLS[name]
+    own = {which: x.clone().requires_grad_(x.is_floating_point() and x.ndim > 1) for which, x in given.items()}
+    leaves = [x for x in own.values() if x.requires_grad]
+    for some in ({}, {"a": normal(2, 24, 64).requires_grad_()} if name == "matmul" else {}):
+        c = call(**{**own, **some})
+        grads = normal(3, *c.shape, kind=c.dtype)
+        wanted = [*leaves[1:], *some.values()] if some else leaves
+        at_once = torch.autograd.grad(c, wanted, grads, is_grads_batched=True, retain_graph=True)
+        each = [torch.autograd.grad(c, wanted, grad, retain_graph=True) for grad in grads]
+        assert all(torch.equal(x, torch.stack(y)) for x, y in zip(at_once, zip(*each), strict=True))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_operands_with_the_negative_bit_are_read_as_what_they_stand_for(name: str) -> None:
+    call, given = CALLS[name]
+    want = call(**given)
+    for which, x in given.items():
+        if x.dtype.itemsize > 1:  # torch negates no float8
+            got = call(**{**given, which: torch._neg_view(-x)})
+            assert torch.equal(*[(y[0] if isinstance(y, tuple) else y).float() for y in (got, want)]), which
+
+
+# M * N * K of the calls above where it is not 24 * 32 * 64.
+MULTIPLIED = {"groups along K": 16 * 32 * 24, "groups of columns": 16 * 24 * 64, "packed": 24 * 48 * 64,
+              "fp8": 24 * 128 * 128}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_torch_counts_a_product_s_operations(name: str) -> None:
+    call, given = CALLS[name]
+    with FlopCounterMode(display=False) as counter:
+        call(**given)
+    assert counter.get_total_flops() == 2 * MULTIPLIED.get(name, 24 * 32 * 64)
 
 
 def test_refusals_of_row_indices_and_scalars_name_them() -> None:

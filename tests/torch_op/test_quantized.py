@@ -281,6 +281,7 @@ REFUSED = {
         lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w, activation="swiglu"),
         "activation 'swiglu': a product with packed weights has no gate",
     ),
+    "values": (lambda w: QuantizedWeight.quantize(torch.ones(64, 128, device="meta"), w.format), "no values to round"),
     "units": (lambda w: QuantizedWeight(w.format, w.units[:1], None, 100, 384), "contiguous uint8 of [2, 3, 4224]"),
     "kind": (lambda w: QuantizedLinear.from_checkpoint({}, "gguf"), "kind 'gguf': known are 'gptq' and 'awq'"),
 }
@@ -292,6 +293,12 @@ def test_refusals_name_the_operand(what: str) -> None:
     with pytest.raises(LayoutError) as refused:
         call(weight_of(FORMATS[0]))
     assert said in str(refused.value)
+
+
+def test_packed_weights_equal_themselves_alone() -> None:
+    """Tensors among a value's fields have no truth of their own to compare it by."""
+    one = weight_of(FORMATS[0])
+    assert one == one and one != copy.deepcopy(one) and len({one, one, copy.deepcopy(one)}) == 2
 
 
 def test_a_layer_checks_its_weights_once_for_the_same_tensors() -> None:

@@ -22,6 +22,7 @@ torch = needs.module("torch")
 from torch.utils.checkpoint import checkpoint
 
 from layoutgemm import matmul
+from layoutgemm.errors import TensorError
 from layoutgemm.torch_op import operator
 from tests.torch_op.host_launches import HostLaunches, host_launches
 
@@ -131,6 +132,69 @@ def test_a_stretched_gradient_is_copied_once(name: str, launches: HostLaunches) 
         for x, want in zip(mine, wanted(name, torch.ones(c.shape)), strict=True):
             assert torch.equal(x.grad.double(), want)
     assert sum(event.count for event in seen.key_averages() if event.key == "aten::clone") == 1
+
+
+@pytest.mark.parametrize("bias", [None, BF16, F32])
+@pytest.mark.parametrize("wants", [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("rows", [(24,), (3, 8)])
+def test_a_layer_s_weight_is_the_operand_itself(
+    rows: tuple[int, ...], wants: tuple[bool, bool], bias: Any, launches: HostLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No view of it has a derivative, and its gradient lies as the weight does. The first call makes a view."""
+    values = integers(*rows, 16), integers(32, 16), None if bias is None else integers(32, kind=bias)
+    grad = integers(*rows, 32)
+    for again in range(4):
+        x, weight = (t.clone().requires_grad_(want) for t, want in zip(values, wants))
+        added = None if bias is None else leaf(values[2])
+        if again == 3:
+            monkeypatch.setattr(operator, "matmul", None)  # the long ways are shut
+            monkeypatch.setattr(operator, "gradients", None)
+        c = operator.linear(x, weight, added, "relu")
+        nodes = [type(node).__name__ for node, _ in c.grad_fn.next_functions if node is not None]
+        assert (set(nodes) == {"AccumulateGrad"}) == (again > 0 or not wants[1])
+        launches.made.clear()
+        launches.empties.clear()
+        c.backward(grad)
+        exact = [t.double().requires_grad_() for t in (*values[:2], integers(32) if bias is None else values[2])]
+        sums = exact[0] @ exact[1].mT
+        want = torch.relu(sums if bias is None else sums + exact[2])
+        want.backward(grad.double())
+        assert torch.equal(c.double(), want) and len(launches.made) == sum(wants)
+        for mine, theirs in zip((x, weight, added), exact):
+            if mine is not None and mine.requires_grad:
+                assert torch.equal(mine.grad.double(), theirs.grad) and mine.grad.dtype == mine.dtype
+        if wants[1]:
+            assert weight.grad.stride() == weight.stride()
+            assert weight.grad.data_ptr() in {t.data_ptr() for t in launches.empties}
+
+
+def test_a_layer_has_second_derivatives_hooks_and_refusals(launches: HostLaunches) -> None:
+    x, weight, grad = leaf(integers(24, 16)), leaf(integers(32, 16)), integers(24, 32)
+    y, exact = leaf(x.double()), leaf(weight.double())
+    for _ in range(3):
+        found = []
+        for a, b in ((x, weight), (y, exact)):
+            c = operator.linear(a, b) if a.dtype == BF16 else a @ b.mT
+            (first,) = torch.autograd.grad(c, a, grad.to(a.dtype), create_graph=True)
+            found.append((first, *torch.autograd.grad(first, b, integers(24, 16).to(a.dtype))))
+        assert all(torch.equal(mine.double(), theirs) for mine, theirs in zip(*found))
+    odd = leaf(torch.zeros(32 * 16 + 1, dtype=BF16)[1:].view(32, 16).copy_(weight.detach()))
+    for w in (odd, odd, leaf(torch.empty(16, 32, dtype=BF16).t().copy_(weight.detach()))):
+        operator.linear(x, w).backward(grad)
+        assert torch.equal(w.grad, grad.mT @ x) and w.grad.stride() == w.stride()
+        w.grad = None
+    seen: list[Any] = []
+    handle = weight.register_hook(lambda given: (seen.append(given), 2 * given)[1])
+    operator.linear(x, weight).backward(grad)
+    assert torch.equal(weight.grad, 2 * (grad.mT @ x)) and seen[0].shape == weight.shape
+    handle.remove()
+    c = operator.linear(x, weight)
+    with torch.no_grad():
+        weight.mul_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        c.backward(grad)
+    with pytest.raises(TensorError, match="K is 16 in a and 17 in b"):
+        operator.linear(x, leaf(integers(32, 17)))
 
 
 # ----------------------------------------------------------------------------------------------------- autograd's own

@@ -76,6 +76,7 @@ def addressed(x: torch.Tensor) -> bool:
         and type(x) in (torch.Tensor, torch.nn.Parameter)
         and x.device.type != "meta"
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and not torch._C._functorch.is_legacy_batchedtensor(x)
     )
 
 

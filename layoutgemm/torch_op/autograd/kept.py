@@ -24,13 +24,13 @@ MAX_KEPT = 64  # backward passes kept for one forward product; beyond, all go
 class GradientLaunch(NamedTuple):
     """The launch of one operand's gradient.
 
-    prepared        the product
+    start           the launch of the product
     shape, strides  of the gradient
     kind            its type
     reversed        the gradient's product takes the operands in the other order, as it is computed transposed
     """
 
-    prepared: PreparedProblem
+    start: Callable[[int, int, int, int], None]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     kind: torch.dtype
@@ -47,24 +47,40 @@ class KeptGradients(NamedTuple):
     of_b: GradientLaunch | None
     copies: bool
 
+    def of_transposed_b(self) -> KeptGradients:
+        """The same launches for a b that holds the transpose of what was multiplied: its gradient lies as it does."""
+        if self.of_b is None:
+            return self
+        *batch, rows, columns = self.of_b.shape
+        *steps, step, inner = self.of_b.strides
+        turned = self.of_b._replace(shape=(*batch, columns, rows), strides=(*steps, inner, step))
+        return self._replace(of_b=turned)
+
     def run(
         self, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, empty: Empty, stream: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
         """The gradients, on the stream; None where no kernel reads an address."""
-        if self.copies:
+        of_a, of_b, copies = self
+        if copies:
             grad = grad.contiguous()
         at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), grad.data_ptr()
         if (at_a | at_b | at_c) & ALIGNED:
             return None
         left = right = None
-        if self.of_a is not None:
-            prepared, shape, strides, kind, other = self.of_a
+        if of_a is not None:
+            start, shape, strides, kind, other = of_a
             left = empty(shape, strides, kind)
-            prepared.launch(*((at_b, at_c) if other else (at_c, at_b)), left.data_ptr(), stream)
-        if self.of_b is not None:
-            prepared, shape, strides, kind, other = self.of_b
+            if other:
+                start(at_b, at_c, left.data_ptr(), stream)
+            else:
+                start(at_c, at_b, left.data_ptr(), stream)
+        if of_b is not None:
+            start, shape, strides, kind, other = of_b
             right = empty(shape, strides, kind)
-            prepared.launch(*((at_c, at_a) if other else (at_a, at_c)), right.data_ptr(), stream)
+            if other:
+                start(at_c, at_a, right.data_ptr(), stream)
+            else:
+                start(at_a, at_c, right.data_ptr(), stream)
         return left, right
 
 
@@ -117,7 +133,7 @@ def _launch_of(made: DerivedProduct | None, like: torch.Tensor) -> GradientLaunc
     shape, strides = prepared.shape, prepared.strides
     if made.transposed:
         shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
-    return GradientLaunch(prepared, shape, strides, like.dtype, made.transposed)
+    return GradientLaunch(prepared.launch, shape, strides, like.dtype, made.transposed)
 
 
 def recorder(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:

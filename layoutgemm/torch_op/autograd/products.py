@@ -91,12 +91,17 @@ def derived_product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor)
     """
     if like.ndim == 2 and left.ndim > 2 and left.shape[:-2] == right.shape[:-2]:
         # (..., m, k) @ (..., k, n) over all of the batch: (m, batch * k) @ (batch * k, n)
-        left, right = left.mT.flatten(0, -2).mT, right.flatten(0, -2)
+        left, right = _rows_of(left.mT).mT, _rows_of(right)
     elif like.shape[:-2] != torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]):
         return None
     if like.stride(-2) == 1 and like.stride(-1) != 1:
         return DerivedProduct(right.mT, left.mT, True)
     return DerivedProduct(left, right, False)
+
+
+def _rows_of(x: torch.Tensor) -> torch.Tensor:
+    """All rows of a batch as one matrix; the vmap of `is_grads_batched=True` has this operator, and not `flatten`."""
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _gradient(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, multiply: Multiply) -> torch.Tensor:

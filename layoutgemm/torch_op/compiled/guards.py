@@ -19,6 +19,7 @@ ALIGNED = 15  # bits that are 0 in an address that TMA or a bulk copy reads, or 
 Key = tuple[object, ...]
 T = TypeVar("T")
 MAX_GUARDS = 4  # of one key: calls that differ in strides, types or classes alone
+MAX_PLACES = 64  # of one call: launches for tensors that begin elsewhere; beyond, all go
 _class = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 _grad_enabled = torch.is_grad_enabled
 
@@ -51,6 +52,36 @@ class KeptCalls(dict[Key, T]):
         """Drop all, guards too."""
         super().clear()
         self.seen.clear()
+
+
+class LaunchesByAddress(dict[tuple[int, ...], T]):
+    """Launches of one call, by the lowest bits of its tensors' addresses.
+
+    Copies and the widths of a kernel's reads follow from those bits. So a launch serves addresses that have its own
+    bits, and calls whose tensors begin now here, now there find each their own.
+
+    >>> launches = LaunchesByAddress()
+    >>> launches.keep((256, 512), "in pairs")
+    >>> launches.keep((256, 514), "one by one")
+    >>> launches.at((768, 1024), 768 | 1024), launches.at((768, 1026), 768 | 1026), launches.at((770, 1026), 1026)
+    ('in pairs', 'one by one', None)
+    """
+
+    def at(self, addresses: Sequence[int], together: int) -> T | None:
+        """The launch for these addresses, or None. `together` has every bit of them."""
+        return self.get(bits_of(addresses) if together & ALIGNED else ())
+
+    def keep(self, addresses: Sequence[int], launch: T) -> None:
+        """Keep a launch for such addresses."""
+        if len(self) >= MAX_PLACES:
+            self.clear()
+        bits = bits_of(addresses)
+        self[bits if any(bits) else ()] = launch
+
+
+def bits_of(addresses: Sequence[int]) -> tuple[int, ...]:
+    """The bits that tell an address from a multiple of 16."""
+    return tuple([at & ALIGNED for at in addresses])
 
 
 def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.Tensor], kept: T, most: int) -> None:

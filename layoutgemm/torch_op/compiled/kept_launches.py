@@ -5,8 +5,8 @@ was one launch of which every argument is known. An argument is the address of a
 that memory, a number of the call, or follows from shapes, strides and types. A call that copied or converted anything
 has another address or another count of writes, and is not kept. A new result that was cleared is cleared again.
 
-A guard finds the call again (`guards`). What a guard does not see is looked at each time: addresses are multiples of
-16, and what is written overlaps nothing else.
+A guard finds the call again (`guards`). What a guard does not see is looked at each time: addresses have the lowest
+bits of the recorded ones, and what is written overlaps nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autog
 from ..launch import DirectLaunch, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
 from ..prepared import mark_written
 from ..problem import StridedOperand
-from .guards import FIRST_GPU, KeptCalls, Key, guarded
+from .guards import FIRST_GPU, KeptCalls, Key, LaunchesByAddress, guarded
 
 OWN = ("a", "b", "c")  # a launch's first arguments
 _BEYOND = 1 << 32  # addresses are larger, sizes and numbers smaller: what is not known and larger may be an address
@@ -59,7 +59,7 @@ class KeptCall:
     clears: bool = False
 
 
-KEPT: KeptCalls[KeptCall] = KeptCalls()
+KEPT: KeptCalls[LaunchesByAddress[KeptCall]] = KeptCalls()
 
 
 class Extras(NamedTuple):
@@ -116,10 +116,17 @@ def again_or(
         if out is not None:
             every.append(out)
         short: Key = (options, every[0].shape, every[1].shape, tuple(own), out is None)
+        values, low = [x.data_ptr() for x in every], 0
+        for at in values:
+            low |= at
+        launches: LaunchesByAddress[KeptCall] | None = None
         for guard in KEPT.seen.get(short, ()):
             if guard.holds(every):
-                found = _again(guard.kept, every, extras.given, out)
-                return make() if found is None else found
+                launches = guard.kept
+                if (kept := launches.at(values, low)) is not None:
+                    found = _again(kept, every, values, extras.given, out)
+                    return make() if found is None else found
+                break
         if any(type(x) not in PLAIN for x in every) or not seen_by_autograd_alone():
             return make()  # subclasses, transforms, autocast: the call may launch for other tensors
         call = _RecordedCall(own, extras, out, every)
@@ -128,21 +135,20 @@ def again_or(
     with recorded() as record:
         c = make()
     kept = call.kept(record, c)
-    if kept is not None:
-        guarded(KEPT.seen, short, every, kept, MAX_KEPT)
+    if kept is not None and launches is None:
+        guarded(KEPT.seen, short, every, launches := LaunchesByAddress(), MAX_KEPT)
+    if kept is not None and launches is not None:
+        launches.keep(values, kept)
     return c
 
 
 def _again(
-    kept: KeptCall, tensors: Sequence[torch.Tensor], given: Mapping[str, object], out: torch.Tensor | None
-) -> torch.Tensor | None:
-    """The launch for tensors that a guard holds for; None where an address is another."""
+    kept: KeptCall, tensors: Sequence[torch.Tensor], values: list[int], given: Mapping[str, object],
+    out: torch.Tensor | None,
+) -> torch.Tensor | None:  # fmt: skip
+    """The launch at the addresses of tensors that a guard holds for; None where what is written overlaps others."""
     index = kept.direct.device
-    values = [x.data_ptr() for x in tensors]
-    low = 0
-    for at in values:
-        low |= at
-    if low & 15 or _current_device() != index:
+    if _current_device() != index:
         return None
     for place in kept.written:
         first, end = values[place], values[place] + kept.spans[place]
@@ -182,7 +188,7 @@ class _RecordedCall:
     def kept(self, record: Recording, c: torch.Tensor) -> KeptCall | None:
         """The call, or None for one that was more than a launch of known arguments. `c`: its result."""
         new = self.out is None and self.extras.stores_c
-        if len(record.launches) != 1 or not self.written_once() or any(x.data_ptr() & 15 for x in self.tensors):
+        if len(record.launches) != 1 or not self.written_once():
             return None
         made, target = record.launches[0], c if new else self.out
         if target is not None and not (target.is_contiguous() or target is self.out):

@@ -39,6 +39,7 @@ from ..types import NAMES
 from .constants import constant_in_graphs
 from .lowering import register
 
+_library = torch.library.Library("layoutgemm", "FRAGMENT")
 OF_TENSORS: dict[str, Callable[..., None]] = {}  # name of an operator without a result -> its check
 _MOST = 2**63  # beyond the integers that an operator's schema holds
 
@@ -105,6 +106,14 @@ def checking_operator(name: str, schema: str, check: Callable[..., None]) -> Cal
         return None, None
 
     made.register_vmap(of_slices)
+
+    def below(keys: torch._C.DispatchKeySet, *arguments: object) -> None:
+        with torch._C._AutoDispatchBelowAutograd():
+            operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+    # Nothing to derive. torch.library's own kernel refuses torch.func in words of its own, before the product can.
+    for device in ("CUDA", "CPU", "Meta"):
+        _library.impl(name, below, f"Autograd{device}", with_keyset=True)
     OF_TENSORS[name] = check
     return operator
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import OperandError, TensorError
-from ...kernels.run.operand_checks import addressed, check_operands
+from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.rows import check_inside
 from ..checks import needs_dispatcher
@@ -104,7 +104,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Option
         return found
     check_config(config)
     if addressed(rows) and rows.device.type == "cpu":
-        check_inside("rows", rows.numpy(), a.shape[0], "a")
+        check_inside("rows", resolved(rows).numpy(), a.shape[0], "a")
     names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
     call = checked_grouped(of_rows(a, rows), b, groups, said, *scales, finish, out, asked, *names)
     return grouped_product(call, a, b, groups, *scales, finish, config, out, KeptKey(key), rows)

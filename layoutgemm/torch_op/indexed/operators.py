@@ -22,6 +22,7 @@ from ...errors import OperandError, TensorError
 from ..autograd.products import dense
 from ..bias_activation import by_autograd
 from ..checks import derived_by_func, has_tangent, refuse_derivatives
+from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator
 from ..library import dispatched, with_autograd
 from ..reference import rounded
@@ -158,3 +159,4 @@ def _finished_by_torch(given: IndexedOperands, call: IndexedCall, config: str, c
 
 
 with_autograd("indexed_matmul", _recorded)
+count_flops("indexed_matmul")

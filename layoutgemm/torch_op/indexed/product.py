@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import OperandError, TensorError
-from ...kernels.run.operand_checks import addressed, check_operands
+from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.rows import check_distinct, check_inside
 from ..bias_activation import GATES, by_torch, gate_by_torch
@@ -179,8 +179,8 @@ def _check_values(given: IndexedOperands, rows_of_c: int) -> None:
         for row_indices, count in zip(*_counted(given)):
             check_inside("rows", row_indices[:count], given.a.shape[-2], "a")
     if given.out_rows is not None:
-        check_inside("out_rows", given.out_rows.numpy(), rows_of_c, "the result")
-        check_distinct("out_rows", given.out_rows.numpy())
+        check_inside("out_rows", resolved(given.out_rows).numpy(), rows_of_c, "the result")
+        check_distinct("out_rows", resolved(given.out_rows).numpy())
     if given.offsets is not None:
         check_values(given.offsets.tolist(), OFFSETS, given.a.new_empty((given.m, 0)), given.b)
 
@@ -188,7 +188,8 @@ def _check_values(given: IndexedOperands, rows_of_c: int) -> None:
 def _counted(given: IndexedOperands) -> tuple[list[Any], list[int]]:
     """The indices of each matrix's rows as NumPy arrays, and how many count."""
     assert given.rows is not None
-    lines = list(given.rows.numpy()) if given.batched else [given.rows.numpy()]
+    rows = resolved(given.rows).numpy()
+    lines = list(rows) if given.batched else [rows]
     return lines, [given.m] * len(lines) if given.counts is None else given.counts.tolist()
 
 

@@ -28,6 +28,7 @@ from ...kernels.sm90.quantized.choose import experts_config
 from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
 from ..checks import autocast_type, cast, check_device, refuse_derivatives, stored_as
+from ..compiled.flops import count_flops
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
 from ..library import with_autograd
@@ -217,6 +218,7 @@ def _underived(*operands: object) -> torch.Tensor:
 
 
 with_autograd("quantized_grouped_matmul", _underived)
+count_flops("quantized_grouped_matmul")
 
 
 # ------------------------------------------------------------------------------------------------------------- product

@@ -23,6 +23,7 @@ from ...kernels.quantized.formats import QuantizedFormat
 from ...kernels.run.operand_checks import check_operands
 from ..bias_activation import GATES, by_torch
 from ..checks import check_activation, check_device, derived_by_func, refuse_derivatives, stored_as
+from ..compiled.flops import count_flops
 from ..compiled.traced import named
 from ..library import with_autograd
 from ..operator import matmul
@@ -194,6 +195,7 @@ def derivable(
 
 
 with_autograd("quantized_matmul", _recorded)
+count_flops("quantized_matmul")
 
 
 @_quantized.register_vmap

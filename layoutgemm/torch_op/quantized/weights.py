@@ -22,7 +22,7 @@ from ...kernels.quantized.packing import (
     units_of,
     unpack,
 )
-from ...kernels.run.operand_checks import check_operands
+from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ..types import C_NAMES, TYPES
 from .configs import check_packed_config
 
@@ -32,9 +32,11 @@ _KNOWN = "bfloat16, float16, or float8_e4m3fn for float8 of either kind"
 _AT_A_TIME = 1024  # rows, whole blocks: what is quantised at a time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QuantizedWeight:
     """Weights (out features, in features) of 4 or 8 bits, packed for a kernel.
+
+    As tensors and modules, it equals itself alone.
 
     units        uint8 (row blocks, K units, bytes): codes, and the scales of groups
     scales       float32 (n,): of whole columns; None where groups have scales
@@ -92,8 +94,11 @@ class QuantizedWeight:
         name = _name_of(activations)
         if weight.ndim != 2 or 0 in weight.shape:
             raise OperandError(f"weight has shape {list(weight.shape)}: (n, k), neither of them 0")
+        if not addressed(weight):
+            raise OperandError("weight has no values to round: it is traced, mapped, fake or on the meta device")
         parts = [
-            pack(quantize(rows.detach().double().cpu().numpy(), fmt, name), name) for rows in weight.split(_AT_A_TIME)
+            pack(quantize(resolved(rows.detach()).double().cpu().numpy(), fmt, name), name)
+            for rows in weight.split(_AT_A_TIME)
         ]
         scales = None if fmt.group else np.concatenate([part.scales for part in parts if part.scales is not None])
         units = np.concatenate([part.units for part in parts])

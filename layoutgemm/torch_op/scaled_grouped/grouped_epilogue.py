@@ -29,7 +29,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.epilogue.numpy_math import Math
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
-from ...kernels.run.operand_checks import check_operands
+from ...kernels.run.operand_checks import check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.indexed.rows import check_inside
@@ -275,7 +275,7 @@ def checked_groups(
         raise OperandError(why_unfinished("columns", "epilogue"))
     if of.rows is not None and of.rows.device.type == "cpu":
         for lines in of.counted_rows:
-            check_inside("rows", lines.numpy(), a.shape[-2], "a")
+            check_inside("rows", resolved(lines).numpy(), a.shape[-2], "a")
     made = CheckedGroups(call, of, steps, operands, asked.config, finish.fast)
     check_result(steps, operands.every, call.kind, call.shape, out, made.joined)
     if asked.expected_rows is not None:

@@ -26,7 +26,7 @@ from ...kernels.run.torch_tensors import TensorLaunch, check_tensors, launch_of
 from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
-from ..compiled.guards import FIRST_GPU, MAX_READY, KeptCalls, guarded
+from ..compiled.guards import ALIGNED, FIRST_GPU, MAX_READY, KeptCalls, LaunchesByAddress, guarded
 from ..epilogue import placed_of
 from ..launch import DirectLaunch, PreparedProblem, empty_on_gpu, note_target, raw_stream, span
 from ..prepared import mark_written, target
@@ -69,7 +69,6 @@ class KeptLaunch:
     shape    of the result as it is made here, with its `strides` and its type `kind`
     columns  of the result, where it is made wider: its rows have a pitch that TMA stores to; else 0
     spans    bytes from first to last element: of each tensor that is read, and of C
-    third    bits that are 0 in the address of the third tensor, and `mask` in those of all behind it that are read
     turned   as `KeptKey` has it
     zeros    whether a new result is zero where the kernel stores nothing
     copied   what is copied before the launch, or None
@@ -83,8 +82,6 @@ class KeptLaunch:
     kind: torch.dtype
     columns: int
     spans: tuple[int, ...]
-    third: int
-    mask: int
     turned: bool
     zeros: bool
     copied: CopiedOperands | None
@@ -96,10 +93,9 @@ class KeptLaunch:
         self.special = more or bool(self.columns or self.memory)
 
 
-READY: KeptCalls[KeptLaunch] = KeptCalls()
+READY: KeptCalls[LaunchesByAddress[KeptLaunch]] = KeptCalls()
 SEEN = READY.seen
 PLANS: dict[Key, tuple[Sm90Plan, str]] = {}  # of launches that are not kept, and why
-_WORD, _PAIRS = 3, 15  # a table's numbers are read one at a time, an epilogue's vectors in pairs too
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -130,7 +126,7 @@ def find(
         tensors = (*(given[1:2] if form[0] else given[:2]), *(given[2:3] if form[2] else given[2:4]), *given[4:])
     if out is not None:
         tensors = (*tensors, out)
-    kept: KeptLaunch | None = None
+    kept: LaunchesByAddress[KeptLaunch] | None = None
     try:
         short: Key = (options, a.shape, b.shape, form)
         for guard in SEEN.get(short, ()):
@@ -142,27 +138,29 @@ def find(
     if kept is not None and (found := _again(kept, given, a, b, out)) is not None:
         return (), found
     key, found = _by_facts(a, b, third, fourth, others, out, options)
-    if found is not None:
+    if found is not None and kept is not READY[key]:
         guarded(SEEN, short, tensors, READY[key], MAX_READY)
     return key, found
 
 
 def _again(
-    kept: KeptLaunch, given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
-) -> torch.Tensor | None:
-    """The result of a kept launch for tensors that a guard holds for; None where an address is another."""
-    index, low = kept.direct.device, 0
+    launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor,
+    out: torch.Tensor | None,
+) -> torch.Tensor | None:  # fmt: skip
+    """The result of a kept launch for tensors that a guard holds for; None where none is for their addresses."""
     addresses: tuple[int, ...]
     if len(given) == 3:
         addresses = at_a, at_b, at_third = a.data_ptr(), b.data_ptr(), given[2].data_ptr()
+        low = at_a | at_b | at_third
     elif len(given) == 4:
         addresses = at_a, at_b, at_third, low = a.data_ptr(), b.data_ptr(), given[2].data_ptr(), given[3].data_ptr()
+        low |= at_a | at_b | at_third
     else:
-        addresses = tuple([x.data_ptr() for x in given])
-        at_a, at_b, at_third, *rest = addresses
-        for at in rest:
+        addresses, low = tuple([x.data_ptr() for x in given]), 0
+        for at in addresses:
             low |= at
-    if (at_a | at_b) & 15 or at_third & kept.third or low & kept.mask or _current_device() != index:
+    kept = launches.at(addresses, low)
+    if kept is None or _current_device() != (index := kept.direct.device):
         return None
     if out is not None or kept.special:
         return _special(kept, addresses, a, b, out, index)
@@ -186,7 +184,8 @@ def _by_facts(
             or (recording and (a.requires_grad or b.requires_grad or third.requires_grad))
         ):  # fmt: skip
             return (), None
-        at_a, at_b, at_third, low = a.data_ptr(), b.data_ptr(), third.data_ptr(), 0
+        at_a, at_b, at_third = a.data_ptr(), b.data_ptr(), third.data_ptr()
+        low = at_a | at_b | at_third
         addresses: tuple[int, ...]
         if fourth is None:
             key: Key = (options, index, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, third.shape,
@@ -200,8 +199,8 @@ def _by_facts(
                 return (), None
             key = (options, index, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, third.shape,
                    third.stride(), third.dtype, fourth.shape, fourth.stride(), fourth.dtype)  # fmt: skip
-            low = fourth.data_ptr()
-            addresses = at_a, at_b, at_third, low
+            at_fourth = fourth.data_ptr()
+            addresses, low = (at_a, at_b, at_third, at_fourth), low | at_fourth
         if others:
             facts = _facts(others, index, recording)
             if facts is None:
@@ -211,10 +210,11 @@ def _by_facts(
             if type(out) not in PLAIN or out.get_device() != index or out.requires_grad or out.is_neg():
                 return (), None
             key = (*key, "out", out.shape, out.stride(), out.dtype)
-        kept = READY.get(key)
+        launches = READY.get(key)
     except (RuntimeError, TypeError):  # sparse tensors have no strides, and a configuration may have no hash
         return (), None
-    if kept is None or _current_device() != index or (at_a | at_b) & 15 or at_third & kept.third or low & kept.mask:
+    kept = None if launches is None else launches.at(addresses, low)
+    if kept is None or _current_device() != index:
         return key, None
     if out is not None or kept.special:
         return key, _special(kept, addresses, a, b, out, index)
@@ -259,7 +259,7 @@ def _special(
     else:
         c, at_c = out, out.data_ptr()
         end = at_c + kept.spans[-1]
-        if at_c & 15:
+        if at_c & ALIGNED:
             return None
         for at, size in zip(addresses, kept.spans):
             if at < end and at_c < at + size:
@@ -310,7 +310,7 @@ def launch(
     keeping: KeptKey, plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
     operands: Mapping[str, torch.Tensor], out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product by a plan. Unless C is copied, or an address is odd, the launch is kept for such tensors.
+    """The product by a plan. Unless C is copied, the launch is kept for such tensors at such addresses.
 
     tables    what the main loop and the groups read, by name, in the order of the call
     operands  what the epilogue reads, by name, likewise; of a turned product both are in the transpose's order
@@ -339,15 +339,13 @@ def launch(
         if made.late and out is not None:
             out.copy_(made.c)
     c: torch.Tensor = made.c if out is None else out
-    if keeping.key and not made.late and not any(x.data_ptr() & _PAIRS for x in (a, b, *operands.values())):
+    if keeping.key and not made.late:
         tensors = (a, b, *read.values())
-        together = _PAIRS if plan.numbers.span > 1 else _WORD
-        masks = together if tables else _PAIRS, _PAIRS if operands else together
         copies = [x.data_ptr() != lines.data_ptr() for x, lines in zip((a, b), made.read)]
         copied = CopiedOperands(plan, *copies) if any(copies) else None
         zeros = is_partial(plan)
         size = 0 if memory is None else memory.numel()
-        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks, zeros, copied, size)
+        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, zeros, copied, size)
     return c
 
 
@@ -396,9 +394,9 @@ def keep(
     names  of all words, addresses by their operand's
     read   A, B and the epilogue's operands, in the order of the call, which is that of `names`
     """
-    if key and prepared.simple and not any(x.data_ptr() & _PAIRS for x in (*read, c)):
+    if key and prepared.simple and not c.data_ptr() & ALIGNED:
         at = [place for place, name in enumerate(names) if name]
-        _keep(KeptKey(key), prepared.direct(words, at), read, c, False, (_PAIRS, _PAIRS))
+        _keep(KeptKey(key), prepared.direct(words, at), read, c, False)
 
 
 def _words(
@@ -418,7 +416,6 @@ def _keep(
     read: Sequence[torch.Tensor],
     c: torch.Tensor,
     padded: bool,
-    masks: tuple[int, int],
     zeros: bool = False,
     copied: CopiedOperands | None = None,
     memory: int = 0,
@@ -427,7 +424,6 @@ def _keep(
 
     read    in the order of the call
     padded  whether C was made here, in rows that may be longer than its own
-    masks   bits that are 0 in the third address, and in those behind it
     """
     spans = tuple(
         [span(StridedOperand(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size() for x in (*read, c)]
@@ -435,18 +431,9 @@ def _keep(
     rows = tuple(c.shape)
     columns = rows[-1] if padded and c.stride(-2) != rows[-1] else 0
     made = (*rows[:-1], c.stride(-2)) if columns else rows
-    if len(READY) >= MAX_READY:
+    if len(READY) >= MAX_READY and keeping.key not in READY:
         READY.clear()
-    READY[keeping.key] = KeptLaunch(
-        direct,
-        made,
-        contiguous_strides(made),
-        c.dtype,
-        columns,
-        spans,
-        *masks,
-        keeping.turned,
-        zeros,
-        copied,
-        memory,
+    kept = KeptLaunch(
+        direct, made, contiguous_strides(made), c.dtype, columns, spans, keeping.turned, zeros, copied, memory
     )
+    READY.setdefault(keeping.key, LaunchesByAddress()).keep([x.data_ptr() for x in read], kept)

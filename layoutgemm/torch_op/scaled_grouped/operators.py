@@ -24,6 +24,7 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
 from ..checks import check_device, check_out, derived_by_func, differentiated, refuse_derivatives
+from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator, named
 from ..fp8.launch import AS_QUANTIZE, shapes_of
 from ..library import configured, dispatched, with_autocast, with_autograd
@@ -341,6 +342,7 @@ def check_derivable(
 
 
 with_autograd("grouped_matmul", _recorded)
+count_flops("scaled_matmul", "scaled_matmul_quantized", "grouped_matmul")
 
 
 # ---------------------------------------------------------------------------------------- vmap, autocast, compilers

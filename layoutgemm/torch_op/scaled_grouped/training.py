@@ -141,7 +141,8 @@ class _Fp8Product(torch.autograd.Function):
             made_right = multiply(left.mT, grad.mT, _lines(ctx.recipes), of_right).mT
         elif wants_right:
             made_right = multiply(grad.mT, left.mT, _lines(ctx.recipes), of_right)
-        made_bias = grad.flatten(0, -2).sum(0, dtype=torch.float32).to(of_bias) if wants_bias else None
+        lines = tuple(range(grad.ndim - 1))
+        made_bias = grad.sum(lines, dtype=torch.float32).to(of_bias) if wants_bias else None
         return made_left, made_right, made_bias, None, None, None
 
 

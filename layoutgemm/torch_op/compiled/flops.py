@@ -1,0 +1,64 @@
+"""Floating point operations of torch.ops.layoutgemm.*, as torch's FlopCounterMode and its partitioner count them.
+
+An operator without a formula counts as 0, and nothing says so. As torch does, a multiplication and an addition are two
+operations, and what follows the sums is not counted. Sizes alone are known: of masked groups all rows count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+Shape = Sequence[int]
+_N = 6
+
+
+def of_product(a: Shape, b: Shape, *others: object, **named: object) -> int:
+    """Of (..., M, K) by (..., K, N), whose batches broadcast.
+
+    >>> of_product((3, 1, 2, 5), (4, 5, 7))
+    1680
+    """
+    batch = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
+    return 2 * prod(batch) * a[-2] * a[-1] * b[-1]
+
+
+def of_groups(a: Shape, b: Shape, *others: object, **named: object) -> int:
+    """Of a grouped product of any form: each row, column or element of K is in one group.
+
+    >>> of_groups((10, 5), (4, 5, 7)), of_groups((4, 3, 5), (5, 10)), of_groups((3, 10), (10, 7))
+    (700, 300, 420)
+    """
+    if len(a) == 3 and len(b) == 2:  # groups of columns
+        return 2 * a[1] * prod(b)
+    return 2 * prod(a) * b[-1]
+
+
+def _of_rows(a: Shape, b: Shape, rows: Shape | None, *others: object, **named: object) -> int:
+    m = prod(a[:-1]) if rows is None else prod(rows)
+    return 2 * m * a[-1] * b[-1]
+
+
+def _of_scaled(a: Shape, scale_a: Shape, b: Shape, *others: object, **named: object) -> int:
+    return of_product(a, b)
+
+
+def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:
+    """N is the seventh argument behind the weights, of one product and of groups."""
+    return 2 * prod(x) * named.get("n", others[_N])
+
+
+_FORMULAS: Mapping[str, Callable[..., int]] = {
+    "matmul": of_product, "finished": of_product, "gated": of_product,
+    "scaled_matmul": _of_scaled, "scaled_matmul_quantized": _of_scaled, "grouped_matmul": of_groups,
+    "indexed_matmul": _of_rows, "quantized_matmul": _of_packed, "quantized_grouped_matmul": _of_packed,
+}  # fmt: skip
+
+
+def count_flops(*names: str) -> None:
+    """Have torch count the operations of these operators, which are defined already."""
+    for name in names:
+        register_flop_formula(getattr(torch.ops.layoutgemm, name))(_FORMULAS[name])
