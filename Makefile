@@ -27,6 +27,8 @@ EMULATED := tests/emulator tests/kernels/epilogue tests/kernels/ladder $(wildcar
 
 .PHONY: help demo test lint test-env pytest emulated docs dist playground notebooks chromium bench-algebra bench-proofs bench-gemm clean
 .DELETE_ON_ERROR:
+# Two calls of pip would write into one environment.
+.NOTPARALLEL:
 
 help:
 	@echo "make demo           derive, check, compile and run one GEMM, on a GPU if there is one"
@@ -127,7 +129,8 @@ clean:
 	rm -rf "$(VENV)" out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find layoutgemm tests layouts atoms kernels benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(VENV)/.base: pyproject.toml
+# A directory with an interpreter and pip. Each target below makes one call of pip, since each call builds layoutgemm again.
+$(VENV)/.made:
 	@command -v "$(PYTHON)" >/dev/null || { echo "error: $(PYTHON) not found; say make PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "error: layoutgemm needs Python 3.10 or later; say make PYTHON=/path/to/python3" >&2; exit 1; }
@@ -135,6 +138,9 @@ $(VENV)/.base: pyproject.toml
 	  echo "==> making a virtual environment in $(VENV) with $$("$(PYTHON)" --version)"; \
 	  "$(PYTHON)" -m venv "$(VENV)" \
 	    || { echo "error: no venv module (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; }
+	@touch $@
+
+$(VENV)/.base: pyproject.toml | $(VENV)/.made
 	@echo "==> installing layoutgemm, numpy and sympy, about 30 MB"
 	@$(PIP) install -q -e .
 	@touch $@
@@ -149,12 +155,12 @@ $(VENV)/.torch: pyproject.toml | $(VENV)/.base
 	@$(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[torch]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/.base
-	@echo "==> installing pytest, hypothesis, ruff and mypy, about 40 MB"
+$(VENV)/.dev: pyproject.toml | $(VENV)/.made
+	@echo "==> installing layoutgemm, numpy, sympy, pytest, hypothesis, ruff and mypy, about 70 MB"
 	@$(PIP) install -q -e '.[dev]'
-	@touch $@
+	@touch $@ $(VENV)/.base
 
-# The tests' further requirements, in one call of pip: each call resolves and builds layoutgemm again.
+# The tests' further requirements.
 $(VENV)/.tests: pyproject.toml | $(VENV)/.base
 	@echo "==> installing the CuTe DSL, the SASS tools, torch, JAX and playwright, 550 MB to 3 GB to fetch"
 	@$(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[dsl,operators,torch,jax,browser]' \

@@ -18,6 +18,10 @@ from tests import needs
 if _WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(_variable, str(max(1, (os.cpu_count() or 1) // _WORKERS)))
+# Inductor asks for the vector instructions it may use by compiling a program for each, and compiles headers of torch
+# beforehand, for loops of a few elements around the calls that are tested. Plain loops need neither, nor processes.
+for _variable, _value in (("VEC_ISA_OK", "0"), ("CPP_CACHE_PRECOMPILE_HEADERS", "0"), ("COMPILE_THREADS", "1")):
+    os.environ.setdefault(f"TORCHINDUCTOR_{_variable}", _value)
 # Collecting makes objects that stay: scanning them again and again took a sixth of its time.
 gc.disable()
 

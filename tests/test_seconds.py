@@ -52,8 +52,11 @@ def test_one():
 def test_the_table_counts_what_was_emulated(tmp_path: Path, workers: int) -> None:
     """One kernel was read and made ready, and run once, whichever process it was."""
     (tmp_path / "test_case.py").write_text(CASE)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.seconds", "-n", str(workers), "-q", str(tmp_path)]
-    done = subprocess.run([*command, "-c", "/dev/null"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.seconds", "-n", str(workers), "-q"]
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # each process would import them
+    done = subprocess.run(
+        [*command, "-c", "/dev/null", str(tmp_path)], cwd=ROOT, env=alone, capture_output=True, text=True, check=False
+    )
     rows = {words[-1]: words for line in done.stdout.splitlines() for words in [line.split()[:4]] if "x" in words}
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"in {f'{workers} workers' if workers else 'one process'}:" in done.stdout

@@ -1,10 +1,18 @@
-"""One gloo process of several: reference paths, refusals, and a rank that leaves. Run by test_overlap."""
+"""Some gloo processes: reference paths, refusals, and a rank that leaves. Run by test_overlap.
+
+    python overlap_program.py WORLD STORE
+
+The ranks are forked from this process, so that torch and its tracers are imported once. Each prints "right" at its end.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 
 from layoutgemm.distributed import Transfer, all_gather_matmul, matmul_reduce_scatter
@@ -145,9 +153,8 @@ def one_leaves(rank: int, world: int) -> None:
             raise AssertionError(function)
 
 
-def main() -> None:
-    rank, world = int(sys.argv[1]), int(sys.argv[2])
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world)
+def run(rank: int, world: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     m, n, k = 12 * world, 24, 40
     shards, weights = [normal(r, 12, k) for r in range(world)], [normal(100 + r, n, k) for r in range(world)]
     found = all_gather_matmul(shards[rank], weights[rank].t())
@@ -172,7 +179,23 @@ def main() -> None:
     one_leaves(rank, world)
     dist.destroy_process_group()
     refused("not initialised", all_gather_matmul, shards[rank], weights[rank].t())
-    print("right")
+    print("right", flush=True)
+
+
+def main() -> None:
+    world, store = int(sys.argv[1]), sys.argv[2]
+    ranks = []
+    for rank in range(world):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            try:
+                run(rank, world, store)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    ended = [os.waitpid(rank, 0)[1] for rank in ranks]
+    sys.exit(any(ended))
 
 
 main()

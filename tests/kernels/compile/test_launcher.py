@@ -210,8 +210,7 @@ def trapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "sprung"
 
 
-@pytest.mark.parametrize("path", [[], [""], ["."], ["../work"]])
-@pytest.mark.parametrize("variable", [None, "", ".", ":"])
+@pytest.mark.parametrize(("path", "variable"), [([], None), ([""], ""), (["."], ":"), (["../work"], "."), ([], ".")])
 def test_nothing_is_imported_from_the_current_folder(
     path: list[str], variable: str | None, pool: compile_apart.Pool, trapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
