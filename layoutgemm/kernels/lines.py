@@ -7,12 +7,8 @@ address that are multiples of a unit. Each function returns a sentence for the f
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ..atoms.tma.rules import STRIDE_UNIT
-
-if TYPE_CHECKING:
-    import torch
 
 
 def line_misfit(extent: int, step: int, count: int, leading: int, size: int, unit: int = STRIDE_UNIT) -> str:
@@ -53,19 +49,3 @@ def address_misfit(address: int, unit: int = STRIDE_UNIT) -> str:
     ('its address is a multiple of 2 bytes, not of 16', '', '')
     """
     return f"its address is a multiple of {address & -address} bytes, not of {unit}" if address % unit else ""
-
-
-def tensor_misfit(x: torch.Tensor, order: str, unit: int = STRIDE_UNIT) -> str:
-    """Why the tensor's matrices, whose lines run along `order`, cannot be read where they lie, or ""."""
-    lines = x if order == "row" else x.transpose(-1, -2)
-    count, extent = lines.shape[-2:]
-    step, size = int(lines.stride(-1)), x.element_size()
-    if extent > 1 and step != 1:
-        return f"the plan takes it {order}-major, but its strides are {tuple(x.stride())}"
-    batch = (int(lines.stride(0)),) if lines.ndim > 2 and lines.shape[0] > 1 else ()
-    leading = int(lines.stride(-2)) if count > 1 else 0
-    return (
-        line_misfit(extent, step, count, leading, size, unit)
-        or batch_misfit(batch, size, unit)
-        or address_misfit(x.data_ptr(), unit)
-    )

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import EmulatorError, OperandError
-from ..lines import tensor_misfit
 from ..sm80.operand import Sm80Operand
 from ..sm80.plan import Sm80Plan
 from ..streamed.operands import StreamedRows
 from .arrays import batched, raw_bits, refuse_or_note
 from .cpu import progress_line
 from .occupancy import resident
+from .operand_checks import tensor_misfit
 from .partial import is_partial
 from .result import GemmResult
 from .torch_tensors import OperandPath, torch_type

@@ -53,5 +53,6 @@ def stored_into(
     value = torch.where(mask, c, torch.zeros((), dtype=c.dtype, device=c.device) if out is None else out)
     if out is None:
         return replace(result, c=value)
-    out.copy_(value)  # type: ignore[union-attr]
+    assert isinstance(out, torch.Tensor), type(out)
+    out.copy_(value)
     return replace(result, c=out)

@@ -10,7 +10,6 @@ from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import DType
 from ...errors import OperandError
 from ..derive import OperandPlan, padded_leading
-from ..lines import tensor_misfit
 from ..plan import GemmPlan, present
 from ..sm90.gated import as_one_matrix
 from ..sm90.grouped import without_groups
@@ -20,7 +19,7 @@ from .arrays import batched, raw_bits, refuse_or_note
 from .cpu import run_on_cpu
 from .epilogue_operands import rows_memory, words_of_tensors
 from .occupancy import resident
-from .operand_checks import resolved
+from .operand_checks import resolved, tensor_misfit
 from .partial import is_partial
 from .result import GemmResult
 from .torch_tensors import OperandPath, check_tensors, launch, require_gpu, torch_type

@@ -72,7 +72,7 @@ def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair
 
 def _refused(refusal: MissingFact, a: Pair, b: Pair) -> CompositionError:
     error = CompositionError(str(refusal), None, registries.symbolic(*a), registries.symbolic(*b))
-    error.needs = refusal.needs  # type: ignore[attr-defined]
+    error.needs = refusal.needs
     return error
 
 
