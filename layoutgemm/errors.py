@@ -54,6 +54,8 @@ class CompositionError(LayoutError):
         which no layout fits, or None where the composition is refused for another reason (`reason` says which).
     """
 
+    needs: tuple[str, ...] = ()  # facts about symbols, each of which would help
+
     def __init__(
         self,
         reason: str = "",
@@ -149,7 +151,13 @@ class PtxError(LayoutError):
 
 
 class EmulatorError(LayoutError):
-    """An emulated kernel's error, or its use of undefined behaviour in PTX. The message names the instruction."""
+    """An emulated kernel's error, or its use of undefined behaviour in PTX. The message names the instruction.
+
+    Attributes:
+        printed: the text that the kernel's threads printed before.
+    """
+
+    printed: str = ""
 
 
 class DeadlockError(EmulatorError):

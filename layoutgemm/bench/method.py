@@ -245,7 +245,7 @@ def sustained(
             replay, estimate = replays[name]
             times = max(1, math.ceil(length / 2 / estimate))
             device.seconds(replay, times)
-            elapsed, load = device.watched(lambda replay=replay, times=times: device.seconds(replay, times))  # type: ignore[misc]
+            elapsed, load = device.watched(functools.partial(device.seconds, replay, times))
             samples[name].append((elapsed / times, load))
     return samples
 
@@ -331,7 +331,8 @@ class CudaDevice:
         """Run, sampling in a thread every 50 ms meanwhile."""
         import threading
 
-        if self.sampler is None:
+        sampler = self.sampler
+        if sampler is None:
             return run(), ClockAndPower(None, None)
         samples: list[tuple[float, float]] = []
         stop = threading.Event()
@@ -339,7 +340,7 @@ class CudaDevice:
         def poll() -> None:
             with suppress(Exception):  # one reading is lost; the measurement stays
                 while not stop.wait(0.05):
-                    samples.append(self.sampler())  # type: ignore[misc]
+                    samples.append(sampler())
 
         thread = threading.Thread(target=poll, daemon=True)
         thread.start()

@@ -355,10 +355,10 @@ def _run_once(
             before = "".join([f"\n{finding}" for finding in found])
             printed = "".join([launch.printed for launch in out]) + _printed(machine)
             if not before:
-                error.printed = printed  # type: ignore[attr-defined]
+                error.printed = printed
                 raise
             more = type(error)(f"{error}\nfound before that:{before}")
-            more.printed = printed  # type: ignore[attr-defined]
+            more.printed = printed
             raise more from error
         out.append(result_of(launch, machine, time.perf_counter() - start))
     return out

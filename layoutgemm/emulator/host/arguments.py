@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -199,7 +199,8 @@ def callers_array(address: int) -> Place | None:
     Only variables of the callers are searched, and the lists, tuples, dicts and objects in them. An address outside
     their arrays is an error, as on a GPU. The search reads no memory.
     """
-    frame, seen = sys._getframe(1), dict[int, int]()
+    frame: FrameType | None = sys._getframe(1)
+    seen: dict[int, int] = {}
     while frame is not None:
         if not str(frame.f_globals.get("__name__", "")).startswith("layoutgemm."):
             for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
@@ -212,7 +213,7 @@ def callers_array(address: int) -> Place | None:
                         view = bytes_at(array.low, array.high - array.low, one)
                         view.flags.writeable = array.writeable
                         return place, array.low, view
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import EmulatorError, OperandError
+from ...errors import EmulatorError
+from ..plan import rounded_up
 from ..sm80.operand import Sm80Operand
 from ..sm80.plan import Sm80Plan
 from ..streamed.operands import StreamedRows
-from .arrays import batched, raw_bits, refuse_or_note
+from .arrays import raw_bits, refuse_or_note
 from .cpu import progress_line
 from .occupancy import resident
 from .operand_checks import tensor_misfit
-from .partial import is_partial
+from .partial import written_tensor
 from .result import GemmResult
-from .torch_tensors import OperandPath, torch_type
+from .torch_tensors import OperandPath
 
 if TYPE_CHECKING:
     import torch
@@ -84,24 +85,10 @@ def target(
     plan: Sm80Plan, out: torch.Tensor | None, device: torch.device, copies: list[str], copy: bool
 ) -> tuple[torch.Tensor, bool]:
     """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
-    import torch
-
-    size, align = plan.c.dtype.bytes, plan.config.align[2]
-    if out is not None:
-        rule = tensor_misfit(out, "row", align)
-        if not rule:
-            return out, False
-        rule = f"out: {rule}"
-        if not copy:
-            raise OperandError(f"{rule}; copy=True computes into another tensor, and copies")
-        copies.append(f"{rule}: computed apart, then copied")
-    unit = max(1, align // size)
-    shape = (*batched(plan, (plan.m, -(-plan.n // unit) * unit)),)
-    make = torch.zeros if is_partial(plan) else torch.empty  # tiles that are not visited are zeros, or those of `out`
-    c = make(shape, dtype=torch_type(plan.c.dtype), device=device)[..., : plan.n]
-    if out is not None and is_partial(plan):
-        c.copy_(out)
-    return c, out is not None
+    align = plan.config.align[2]
+    rule = "" if out is None else tensor_misfit(out, "row", align)
+    pitch = rounded_up(plan.n, max(1, align // plan.c.dtype.bytes))
+    return written_tensor(plan, out, f"out: {rule}" if rule else "", pitch, device, copies, copy)
 
 
 def arguments(

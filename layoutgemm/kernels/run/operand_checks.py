@@ -69,6 +69,22 @@ def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
         raise OperandError(f"{name} is {kind}: this library multiplies dense tensors; {way_out} is one")
 
 
+def tensor_misfit(x: torch.Tensor, order: str, unit: int = STRIDE_UNIT) -> str:
+    """Why a kernel cannot read a tensor where it lies, or ""; its lines run along `order`."""
+    lines = x if order == "row" else x.transpose(-1, -2)
+    count, extent = lines.shape[-2:]
+    step, size = int(lines.stride(-1)), x.element_size()
+    if extent > 1 and step != 1:
+        return f"the plan takes it {order}-major, but its strides are {tuple(x.stride())}"
+    batch = (int(lines.stride(0)),) if lines.ndim > 2 and lines.shape[0] > 1 else ()
+    leading = int(lines.stride(-2)) if count > 1 else 0
+    return (
+        line_misfit(extent, step, count, leading, size, unit)
+        or batch_misfit(batch, size, unit)
+        or address_misfit(x.data_ptr(), unit)
+    )
+
+
 def addressed(x: torch.Tensor) -> bool:
     """True if a tensor has an address: not if traced, mapped, fake or meta."""
     import torch
@@ -167,19 +183,3 @@ def _meet(x: _Bytes, y: _Bytes) -> bool:
 def resolved(x: torch.Tensor) -> torch.Tensor:
     """The tensor with its values in memory: torch's negative bit has them negated when they are read."""
     return x.resolve_neg() if x.is_neg() else x
-
-
-def tensor_misfit(x: torch.Tensor, order: str, unit: int = STRIDE_UNIT) -> str:
-    """Why the tensor's matrices, whose lines run along `order`, cannot be read where they lie, or ""."""
-    lines = x if order == "row" else x.transpose(-1, -2)
-    count, extent = lines.shape[-2:]
-    step, size = int(lines.stride(-1)), x.element_size()
-    if extent > 1 and step != 1:
-        return f"the plan takes it {order}-major, but its strides are {tuple(x.stride())}"
-    batch = (int(lines.stride(0)),) if lines.ndim > 2 and lines.shape[0] > 1 else ()
-    leading = int(lines.stride(-2)) if count > 1 else 0
-    return (
-        line_misfit(extent, step, count, leading, size, unit)
-        or batch_misfit(batch, size, unit)
-        or address_misfit(x.data_ptr(), unit)
-    )

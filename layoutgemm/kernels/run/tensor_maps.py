@@ -15,12 +15,12 @@ from ..sm90.gated import as_one_matrix
 from ..sm90.grouped import without_groups
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
-from .arrays import batched, raw_bits, refuse_or_note
+from .arrays import raw_bits, refuse_or_note
 from .cpu import run_on_cpu
 from .epilogue_operands import rows_memory, words_of_tensors
 from .occupancy import resident
 from .operand_checks import resolved, tensor_misfit
-from .partial import is_partial
+from .partial import written_tensor
 from .result import GemmResult
 from .torch_tensors import OperandPath, check_tensors, launch, require_gpu, torch_type
 
@@ -103,25 +103,11 @@ def target(
     plan: GemmPlan, out: torch.Tensor | None, device: torch.device, copies: list[str], copy: bool
 ) -> tuple[torch.Tensor, bool]:
     """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
-    import torch
-
-    kind = torch_type(plan.c.dtype)
-    rows, extent = (plan.rows_of_c, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    extent = plan.n if plan.c.order == "row" else plan.m
     through_maps = isinstance(plan, PERSISTENT) and plan.store is not None
-    made = padded_leading(plan.c.dtype, extent) if through_maps else extent
-    if out is not None:
-        rule = _store_rule(plan, out) if isinstance(plan, PERSISTENT) else ""
-        if not rule:
-            return out, False
-        if not copy:
-            raise OperandError(f"{rule}; copy=True computes into a buffer with pitch {made}, and copies")
-        copies.append(f"{rule}: computed with pitch {made}, then copied")
-    make = torch.zeros if is_partial(plan) else torch.empty  # tiles that are not visited are zeros, or those of `out`
-    buffer = make((*batched(plan, (rows, made)),), dtype=kind, device=device)[..., :extent]
-    c = buffer if plan.c.order == "row" else buffer.transpose(-1, -2)
-    if out is not None and is_partial(plan):
-        c.copy_(out)
-    return c, out is not None
+    pitch = padded_leading(plan.c.dtype, extent) if through_maps else extent
+    rule = _store_rule(plan, out) if out is not None and isinstance(plan, PERSISTENT) else ""
+    return written_tensor(plan, out, rule, pitch, device, copies, copy)
 
 
 def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:

@@ -26,7 +26,6 @@ from ..numbers import W
 from ..orders import Order, order_for
 from ..partials import PartialResults, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
-    BARRIER_BYTES,
     LEAST_STAGES,
     STAGE_BYTES_OF_K,
     GemmPlan,
@@ -35,7 +34,6 @@ from ..plan import (
     check_sizes,
     check_words,
     fitting_stages,
-    rounded_up,
     stage_depth,
     tile_count,
 )
@@ -58,7 +56,7 @@ from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
 from .quantized.warp_products import WarpProducts, warp_products
 from .shards import Gathered, Shards, check_shards
-from .smem import Sm90Smem, SplitKExchange, smem_map
+from .smem import Sm90Smem, SplitKExchange, exchange_bytes, smem_map, stage_bytes
 from .triangular.mirror import check_mirror, is_mirrored, mirror_of
 from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
@@ -961,13 +959,12 @@ class _Request:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
-        sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
+        sums = exchange.bytes if exchange is not None else 0
         beside = (0 if self.config.one_tile_per_cluster else c_bytes) + table
         packed = self.weights is not None
         beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
-        each = rounded_up(a.smem.bytes, a.smem.alignment if packed else TILE_ALIGNMENT)
-        each += rounded_up(b.smem.bytes, TILE_ALIGNMENT) + 2 * BARRIER_BYTES
-        each += self.numbers.bytes
+        alignment = a.smem.alignment if packed else TILE_ALIGNMENT
+        each = stage_bytes(a.smem.bytes, b.smem.bytes, alignment, self.numbers.bytes)
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")
         slices = self.config.slices  # a stage is one slice's: another would not see its phase complete
@@ -976,7 +973,7 @@ class _Request:
                 f"stages = {self.config.stages} of {slices} slices: each stage is one slice's; take a multiple"
             )
         least = LEAST_STAGES * slices
-        found = fitting_stages(arch, self.config.stages, least, each, beside + sums + barrier, taken)
+        found = fitting_stages(arch, self.config.stages, least, each, beside + exchange_bytes(sums), taken)
         return found // slices * slices
 
     def store_bytes(self, store: StorePlan | None) -> int:

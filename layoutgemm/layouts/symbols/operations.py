@@ -20,7 +20,7 @@ from ..algebra import inverse as _int_inverse
 from ..algebra.divide import divide as int_divide
 from ..algebra.divide import join, refuse_coordinates
 from ..algebra.divide import multiply as int_multiply
-from ..basis import ScaledBasis, component, has_basis, paths_of
+from ..basis import ScaledBasis, has_basis
 from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, coal_open, leaves, pack, product
 from ..int_tuple import show as show_tuple
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
@@ -57,7 +57,7 @@ def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair
     if not has_symbols(ashape, astride, bshape, bstride):
         return _int_compose.compose(ashape, astride, bshape, bstride)
     if has_basis(bstride):
-        return _compose_coordinates(ashape, astride, bshape, bstride)
+        return _int_compose.compose_coordinates((ashape, astride), (bshape, bstride), compose, registries.symbolic)
     S, D = coal_open(ashape, astride)
     if not S:
         S, D = [1], [0]
@@ -72,7 +72,7 @@ def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair
 
 def _refused(refusal: MissingFact, a: Pair, b: Pair) -> CompositionError:
     error = CompositionError(str(refusal), None, registries.symbolic(*a), registries.symbolic(*b))
-    error.needs = refusal.needs  # type: ignore[attr-defined]
+    error.needs = refusal.needs
     return error
 
 
@@ -162,26 +162,6 @@ def _within_integers(S: list[Scalar], D: list[StrideEntry], bshape: Shape, bstri
         if top < w and i < len(S) - 1:
             return _int_compose.compose(tuple(S[: i + 1]), tuple(D[: i + 1]), bshape, bstride)
     return None
-
-
-def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
-    """A o B where B leads to coordinates: mode by mode, each in the mode of A that its paths lead to."""
-    out: Pair | None = None
-    for path in paths_of(bstride):
-        s, d = ashape, astride
-        for p in path:
-            if s.__class__ is not tuple or p >= len(s):
-                if s.__class__ is not tuple and path == (0,):
-                    break
-                raise LayoutError(
-                    f"{_text((bshape, bstride))} leads to mode {'.'.join(map(str, path))}, which "
-                    f"{show_tuple(ashape)} does not have"
-                )
-            s, d = s[p], d[p]
-        part = compose(s, d, bshape, component(bstride, path))
-        out = part if out is None else _int_compose.merged(out, part)
-    assert out is not None
-    return out
 
 
 # ---------------------------------------------------------------- chains: complement and inverses

@@ -154,9 +154,8 @@ def spaced(name: str, vector: torch.Tensor | None) -> tuple[str, int]:
 
 
 def _pitch(x: torch.Tensor) -> int:
-    """Elements from row to row of a copy of x: whole 16 bytes."""
-    size = x.element_size()
-    return -(-x.shape[1] * size // _VECTOR) * _VECTOR // size
+    """Elements from row to row of a copy of x."""
+    return padded_leading(dtype(NAMES[x.dtype]), x.shape[1])
 
 
 @lru_cache(maxsize=4096)

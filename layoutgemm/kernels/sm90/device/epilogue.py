@@ -119,7 +119,7 @@ class Sm90Epilogue:
             bridge.commit_stores()
 
     def owner(self, consumer: Int32, thread: Int32) -> tuple[Int32, Int32, Int32 | int]:
-        """(owner of a thread's buffers, the thread's number in it, first row of a block)."""
+        """A thread's owner of buffers, its number in it, and the owner's first row."""
         warps = present(self.plan.store).warps
         warp, lane = bridge.uniform(thread // 32), thread % 32
         number = (consumer * WARPS_OF_GROUP + warp) // warps

@@ -371,6 +371,15 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
+    def end_tiles(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
+        """The end of a consumer: all that it has loaded has landed, and its stores have read their buffers."""
+        plan = self.plan
+        if const_expr(plan.drains and plan.config.loader == "self"):
+            self.drain(job, ahead)
+        if const_expr(plan.store is not None):
+            bridge.wait_stores_read(0)
+
+    @cute.jit
     def consume(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
         ahead: tuple[Int32, ...],
@@ -483,18 +492,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             tile += (2 if pingpong else 1) * job.workers
             done += 2
         self.after_tiles(job, tile)
-        self.leave(job, ahead)
+        self.end_tiles(job, ahead)
 
     def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
         """Called by each consumer before it waits for a K tile: nothing to do."""
-
-    @cute.jit
-    def leave(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
-        """A consumer has no more tiles: other blocks have their loads, and its stores have read shared memory."""
-        if const_expr(self.plan.drains and self.plan.config.loader == "self"):
-            self.drain(job, ahead)
-        if const_expr(self.plan.store is not None):
-            bridge.wait_stores_read(0)
 
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:
         """Called by each consumer after its last tile; `tile` is the one that it would take next."""

@@ -115,7 +115,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 ahead = self.load_next(job, maps, ahead)
             tile += job.workers
         self.after_tiles(job, tile)
-        self.leave(job, ahead)
+        self.end_tiles(job, ahead)
 
     def begin_tile(
         self, job: bridge.Carried, tile: Int32, totals: Sequence[cute.Tensor], first_block: Int32

@@ -155,7 +155,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                     ahead = self.load_next(job, maps, ahead)
             self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
             tile += job.workers
-        self.leave(job, ahead)
+        self.end_tiles(job, ahead)
 
     @cute.jit
     def consume_apart(
@@ -218,7 +218,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                     ahead = self.load_next(job, maps, ahead)
             self.store_tile(job, maps, totals, (consumer, thread, tile), origin)
             tile += job.workers
-        self.leave(job, ahead)
+        self.end_tiles(job, ahead)
 
     @cute.jit
     def consume_by_warps(
