@@ -26,6 +26,7 @@ EDITS = {
     "svg of 4 x 8": [f"Layout((4, {n}), ({n}, 1)).svg()" for n in (8, 9, 10, 11, 12)],
     "svg of 16 x 16": [f"Layout((16, {n}), ({n}, 1)).svg()" for n in (16, 17, 18, 19, 20)],
     "svg of 64 x 64": [f"Layout((64, {n}), ({n}, 1)).svg()" for n in (64, 63, 62, 61, 60)],
+    "64 x 64 in tiles": [f"Layout((64, {n})).zipped_divide((8, 8)).svg(divided='zipped')" for n in (64, 56, 48, 40)],
     "a wgmma": [f"wgmma({n})" for n in (64, 72, 80, 88, 96)],
     "a fragment": [f"fragment_svg(wgmma({n}), 'C')" for n in (8, 16, 24, 32, 64)],
 }

@@ -40,7 +40,7 @@ function addCell(source) {
   const part = make("section", null, area, results);
   home.append(part);
   const grow = () => { area.rows = Math.max(2, area.value.split("\n").length + 1); };
-  area.addEventListener("input", () => { grow(); keep(); ask(); });
+  area.addEventListener("input", () => { ask(); grow(); keep(); }); // Python works while the address changes
   grow();
   return cell;
 }

@@ -10,7 +10,16 @@ const dark = (sheet) => Object.fromEntries([...sheet.matchAll(/\.(lg[fs]-\w+)\{\
 const numbers = (element, ...names) => names.map((name) => Number(element.getAttribute(name)));
 
 class Painter {
-  constructor(pen, roles) { Object.assign(this, { pen, roles }); }
+  constructor(pen, roles) { Object.assign(this, { pen, roles, grids: new Map() }); }
+
+  // The whole document. The texts of all its grids come last, at once: each canvas for them takes its time.
+  *document(svg) {
+    yield* this.inside(svg, {});
+    for (const { font, xs, ys, lines } of this.grids.values()) {
+      texts(this.pen, font, xs, ys, lines);
+      yield;
+    }
+  }
 
   // Draws the elements inside `parent`, whose attributes hold where they have none of their own; yields after each.
   *inside(parent, above) {
@@ -44,8 +53,19 @@ class Painter {
 
   // All texts of a grid: thousands of them are copied from drawn characters.
   cells(element, style) {
+    const { a: scale, e, f } = this.pen.getTransform(), size = Number(style["font-size"]) * scale;
+    const key = `${size} ${style["font-family"]} ${style.fill}`;
+    if (!this.grids.has(key)) this.grids.set(key, { font: { size, family: style["font-family"], ink: style.fill }, xs: [], ys: [], lines: [] });
+    const grid = this.grids.get(key);
+    for (const x of element.getAttribute("x").split(" ")) grid.xs.push(x * scale + e);
+    for (const y of element.getAttribute("y").split(" ")) grid.ys.push(y * scale + f);
+    for (const line of element.textContent.split("|")) grid.lines.push(line);
+  }
+
+  // Texts of a few fonts: the numbers of rows and columns.
+  texts(element) {
     const [xs, ys] = ["x", "y"].map((name) => element.getAttribute(name).split(" ").map(Number));
-    texts(this.pen, { size: Number(style["font-size"]), family: style["font-family"], ink: style.fill }, xs, ys, element.textContent.split("|"));
+    element.textContent.split("|").forEach((line, i) => this.pen.fillText(line, xs[i], ys[i]));
   }
 
   text(element) { this.pen.fillText(element.textContent, ...numbers(element, "x", "y")); }
@@ -150,14 +170,14 @@ export class Pixels {
   }
 }
 
-// Draws texts with their middles at xs and their baselines at ys, in a monospaced font.
+// Draws texts with their middles at xs and their baselines at ys, in pixels of the canvas, in a monospaced font.
 function texts(pen, { size, family, ink }, xs, ys, lines) {
-  const { a: scale, e, f } = pen.getTransform(), px = size * scale, edge = Math.ceil(2 * px);
-  const longest = px * Math.max(...lines.map((line) => line.length));
-  const [x0, y0] = [Math.floor(Math.min(...xs) * scale + e - longest / 2) - edge, Math.floor(Math.min(...ys) * scale + f) - edge];
-  const width = Math.ceil(Math.max(...xs) * scale + e + longest / 2) + edge - x0, height = Math.ceil(Math.max(...ys) * scale + f) + edge - y0;
+  const most = (values) => values.reduce((a, b) => Math.max(a, b)), least = (values) => values.reduce((a, b) => Math.min(a, b));
+  const edge = Math.ceil(2 * size), longest = size * most(lines.map((line) => line.length));
+  const [x0, y0] = [Math.floor(least(xs) - longest / 2) - edge, Math.floor(least(ys)) - edge];
+  const width = Math.ceil(most(xs) + longest / 2) + edge - x0, height = Math.ceil(most(ys)) + edge - y0;
   const pixels = new Pixels(width, height), layer = new OffscreenCanvas(width, height);
-  pixels.texts({ size: px, family, ink }, xs.map((x) => x * scale + e - x0), ys.map((y) => y * scale + f - y0), lines);
+  pixels.texts({ size, family, ink }, xs.map((x) => x - x0), ys.map((y) => y - y0), lines);
   layer.getContext("2d").putImageData(pixels.image, 0, 0);
   pen.save();
   pen.setTransform(1, 0, 0, 1, 0, 0);
@@ -184,7 +204,7 @@ export function painted(text, room, spare) {
   pen.setTransform(scale, 0, 0, scale, 0, 0);
   const turn = (turns.get(made) ?? 0) + 1;
   turns.set(made, turn);
-  inSlices(new Painter(pen, matchMedia("(prefers-color-scheme: dark)").matches ? dark(sheet) : {}).inside(svg, {}), () => turns.get(made) === turn);
+  inSlices(new Painter(pen, matchMedia("(prefers-color-scheme: dark)").matches ? dark(sheet) : {}).document(svg), () => turns.get(made) === turn);
   return made;
 }
 

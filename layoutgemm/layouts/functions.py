@@ -361,6 +361,57 @@ def flat_product(layout: L, tiler: object) -> L:
     return _method(layout, "flat_product")(tiler)
 
 
+def local_tile(layout: object, tiler: object, coord: object, proj: object = None) -> Pair:
+    """The tile of a layout at a coordinate of tiles, and its offset.
+
+    A None in `coord` keeps that mode of tiles behind the tile's modes. An entry of `proj` stands for a mode of `tiler`
+    and of `coord`; None leaves it out, as X does in CuTe's Step<_1, X, _1>. Raises LayoutError as zipped_divide does.
+
+    >>> local_tile(Layout((5120, 4096), (1, 5120)), (32, 64, 4), (1, 0, None), (1, None, 1))
+    (Layout((32, 4, 1024), (1, 5120, 20480)), 32)
+    """
+    tiles = zipped_divide(layout, _projected(tiler, proj, "tiler"))
+    within, among = _method(tiles, "shape")
+    return slice_and_offset((_filled((), within), _filled(_projected(coord, proj, "coord"), among)), tiles)
+
+
+def local_partition(layout: object, threads: Layout, index: int, proj: object = None) -> Pair:
+    """The elements of one thread in a layout, and their offset: each thread takes every so many rows and columns.
+
+    threads: (rows, columns, ...) of threads -> index. `proj` as for local_tile. Raises LayoutError for an index that no
+    coordinate of `threads` has.
+
+    >>> local_partition(Layout((128, 8), (1, 128)), Layout((16, 16)), 35, (1, None))
+    (Layout((8, 8), (16, 128)), 3)
+    """
+    flat = next((x for x in range(size(_layout(threads, "threads"))) if threads(x) == index), None)
+    if flat is None:
+        raise LayoutError(f"local_partition: no coordinate of {threads} has the value {index}")
+    extents = product_each(threads.shape)
+    tiles = zipped_divide(layout, _projected(extents, proj, "the shape of threads"))
+    within, among = _method(tiles, "shape")
+    place = _projected(idx2crd(flat, extents), proj, "the place of a thread")
+    return slice_and_offset((_filled(place, within), _filled((), among)), tiles)
+
+
+def _projected(x: Any, proj: object, what: str) -> Any:
+    """The entries of a tuple that have one in `proj`. Raises LayoutError for tuples of different lengths."""
+    if proj is None:
+        return x
+    if not isinstance(proj, tuple) or not isinstance(x, tuple) or len(x) != len(proj):
+        raise LayoutError(f"proj = {proj} and {what} = {x}: two tuples of one length")
+    return tuple([entry for entry, kept in zip(x, proj, strict=True) if kept is not None])
+
+
+def _filled(coord: Any, mode: object) -> Any:
+    """A coordinate of a mode, with None for the entries that it does not name."""
+    if not isinstance(coord, tuple):
+        return coord
+    if not isinstance(mode, tuple):
+        return coord[0] if len(coord) == 1 else coord or None
+    return (*coord, *[None] * (len(mode) - len(coord)))
+
+
 def blocked_product(layout: L, tiler: object) -> L:
     """See Layout.blocked_product."""
     return _method(layout, "blocked_product")(tiler)

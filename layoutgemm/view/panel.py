@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple, overload
 
+from layoutgemm.regex import regex
 from layoutgemm.view.canvas import Canvas, escape, number, width_of
 from layoutgemm.view.palette import FAINT, INK, PAPER, paint
 
@@ -20,6 +23,8 @@ RULE = 8
 MAX_TEXTS = 4096
 TITLES = ((4096, 1), (16384, 4), (1 << 15, 8), (1 << 62, 16))
 NEXT = "|"  # between the texts of a grid that is painted; none of them has it
+_TEXT = regex(r'<text x="([^"]*)" y="([^"]*)">([^<]*)</text>')
+_TEXTS = regex(r'(?:<text x="[^"]*" y="[^"]*">[^<|]*</text>\n)+')
 MAX_BORDERS = 6000  # pieces of the outlines of all zones; where zones interleave more finely their colours tell them
 
 _PAINTED: ContextVar[bool] = ContextVar("_PAINTED", default=False)
@@ -172,14 +177,24 @@ class Panel:
         """Draws it with the corner of its first cell at (left, top); `run` cells share a title."""
         if self.caption:
             canvas.text(left, top - 3.1 * AXIS_SIZE, self.caption, CAPTION_SIZE, bold=True)
-        self._axes(canvas, left, top)
-        self._fills(canvas, left, top)
-        self._rules(canvas, left, top)
+        if _PAINTED.get() and not self.sparse:
+            self._fills(canvas, left, top)
+            shared = _surroundings(self.axes, self.rows, self.columns, self.cell, self.step, self.names)
+            canvas.parts += [f'<g transform="translate({number(left)} {number(top)})">', shared, "</g>"]
+        else:
+            self._axes(canvas, left, top)
+            self._fills(canvas, left, top)
+            self._rules(canvas, left, top)
         self._path(canvas, left, top)
         self._texts(canvas, left, top)
         self._zones(canvas, left, top)
         self._frames(canvas, left, top)
         self._titles(canvas, left, top, run)
+
+    def surround(self, canvas: Canvas) -> None:
+        """Draws its axes and rules alone, with the corner of its first cell at (0, 0)."""
+        self._axes(canvas, 0, 0)
+        self._rules(canvas, 0, 0)
 
     def _axes(self, canvas: Canvas, left: float, top: float) -> None:
         width, height = self.cell
@@ -420,6 +435,22 @@ class Panel:
                 said = escape(" | ".join([tells(r, k) for k in range(c, end)]))
                 parts.append(f'<path d="M{c} {r}h{end - c}"><title>{head}{place}: {unit}{said}</title></path>')
         canvas.close()
+
+
+@lru_cache(256)
+def _surroundings(
+    axes: tuple[str, str], rows: range, columns: range, cell: tuple[float, float], step: int,
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+) -> str:  # fmt: skip
+    """Axes and rules of all grids of one geometry: tiles have the same, and so have the pictures of the next edit."""
+    canvas = Canvas()
+    Panel(axes=axes, rows=rows, columns=columns, fills=(), cell=cell, step=step, names=names).surround(canvas)
+    return _TEXTS.sub(_joined, "\n".join(canvas.parts))
+
+
+def _joined(texts: re.Match[str]) -> str:
+    xs, ys, lines = zip(*_TEXT.findall(texts[0]), strict=True)
+    return f'<texts x="{" ".join(xs)}" y="{" ".join(ys)}">{NEXT.join(lines)}</texts>\n'
 
 
 def moved(left: float, top: float, width: float, height: float) -> str:

@@ -151,6 +151,42 @@ def test_functions_of_shapes_and_layouts() -> None:
     assert cute.make_composed_layout(Swizzle(1, 0, 1), 2, B) == ComposedLayout(Swizzle(1, 0, 1), 2, B)
 
 
+def test_local_tile_is_what_cute_prints() -> None:
+    """The three projections of NVIDIA/cutlass issue 1745."""
+    matrix, tiler, coord = Layout((5120, 4096), (1, 5120)), (32, 64, 4), (0, 0, None)
+    for proj, printed in (
+        ((1, None, 1), "(_32,_4,1024):(_1,5120,20480)"),
+        ((None, 1, 1), "(_64,_4,1024):(_1,5120,20480)"),
+        ((1, 1, None), "(_32,_64):(_1,5120)"),
+    ):
+        assert cute.local_tile(matrix, tiler, coord, proj) == (cute.parse(printed), 0)
+
+
+@pytest.mark.parametrize(("m", "n"), [(8, 6), (12, 6)])
+def test_local_tile_and_local_partition_are_slices_of_the_matrix(m: int, n: int) -> None:
+    matrix = Layout((m, n, 2), (n, 1, m * n))
+    for row, column in ((0, 0), (1, 2), (m // 4 - 1, 1)):
+        tile, first = cute.local_tile(matrix, (4, 2), (row, column))
+        for i, j, k in ((0, 0, 0), (3, 1, 1), (2, 0, 1)):
+            assert first + tile(i, j, k) == matrix(4 * row + i, 2 * column + j, k)
+    threads = Layout((2, 3), (3, 1))
+    for index in range(6):
+        part, first = cute.local_partition(matrix, threads, index)
+        for i, j, k in ((0, 0, 0), (m // 2 - 1, 1, 1), (1, 0, 1)):
+            assert first + part(i, j, k) == matrix(index // 3 + 2 * i, index % 3 + 3 * j, k)
+    line, first = cute.local_partition(Layout(64), Layout(8), 3)
+    assert [first + line(i) for i in range(8)] == list(range(3, 64, 8))
+    tile, first = cute.local_tile(Swizzle(3, 3, 3) @ Layout((64, 64), (64, 1)), (8, 64), (1, 0))
+    assert first == 0 and tile(2, 5) == (Swizzle(3, 3, 3) @ Layout((64, 64), (64, 1)))(10, 5)
+    for wrong, said in (
+        (lambda: cute.local_tile(matrix, (4, 2), (m, 0)), f"coordinate {m} is outside"),
+        (lambda: cute.local_tile(matrix, (4, 2, 1), (0, 0, 0), (1, None)), "two tuples of one length"),
+        (lambda: cute.local_partition(matrix, threads, 6), r"no coordinate of \(2,3\):\(3,1\) has the value 6"),
+    ):
+        with pytest.raises(LayoutError, match=said):
+            wrong()
+
+
 def test_congruent_and_compatible() -> None:
     assert cute.congruent((1, (2, 3)), (7, (8, 9))) and not cute.congruent((1, (2, 3)), (1, 2, 3))
     assert cute.weakly_congruent((1, 2), (1, (2, 3))) and not cute.weakly_congruent((1, (2, 3)), (1, 2))

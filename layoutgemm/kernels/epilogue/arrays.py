@@ -37,6 +37,8 @@ class Arrays:
         self, epilogue: Epilogue, shape: tuple[int, ...], given: Mapping[str, object], workspace: int = 0,
         groups: int = 0,
     ):  # fmt: skip
+        if results := [operand.name for operand in epilogue.given if operand.written and operand.name in given]:
+            raise OperandError(f"{results[0]} is a result: of NumPy arrays, `written` of the run's result holds it")
         self.epilogue = epilogue
         self._bits: dict[str, np.ndarray] = {}
         placed: dict[str, Any] = {name: value for name, value in given.items() if self._host(name)}

@@ -320,7 +320,7 @@ class Clamp(Step):
             if not _is_number(value):
                 raise PlanError(f"clamp with {name} = {value!r}: a number")
         if not self.low <= self.high:
-            raise PlanError(f"clamp from {self.low} to {self.high}: no such numbers")
+            raise PlanError(f"clamp(low={self.low}, high={self.high}): low must not exceed high")
 
     def apply(self, x: Value, at: Any) -> Value:
         """The nearest value of the range."""

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import OperandError
 from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
-from ..orders import schedule_of
+from ..orders import given_names, order_values, schedule_of
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
@@ -45,12 +45,10 @@ def run_fused(
     if device not in (None, "cuda", "emulator") or not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
         names = ", ".join(operand.name for operand in plan.epilogue.given) or "no operands"
         raise OperandError(
-            f"the plan has an epilogue ({names}), which run() executes on NumPy arrays, on a GPU or in the emulator; "
-            "for tensors call layoutgemm.matmul(a, b, epilogue=, given=)"
+            f"the plan has an epilogue ({names}), which run() executes on NumPy arrays with device='cuda' or "
+            "'emulator'; its reference is plan.epilogue.reference(a @ b, ...), and tensors go to "
+            "layoutgemm.matmul(a, b, epilogue=, given=)"
         )
-    if words_of_order := schedule_of(plan).words:
-        names = ", ".join(words_of_order)
-        raise OperandError(f"the plan has an epilogue, and its order reads {names}: run() executes either alone")
     if out is not None and not plan.epilogue.stores_c:
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
     check_shapes(plan, a, b)
@@ -59,9 +57,9 @@ def run_fused(
     rest = {name: value for name, value in given.items() if name not in more}
     groups = plan.batch if isinstance(plan, Sm90Plan) and plan.joined_rows else 0
     besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups)
-    words = besides.words
-    if isinstance(plan, Sm90Plan) and _beside(plan):
-        words = (*words[: len(plan.epilogue.words)], *words_of_arrays(plan, given_of(plan, more)))[:MAX_WORDS]
+    words, own = besides.words, len(plan.epilogue.words)
+    if len(plan.words) > own:
+        words = (*words[:own], *_behind(plan, more))[:MAX_WORDS]
     chosen, why = chosen_device(plan, device, otherwise="emulator")
     if chosen == "cuda":
         result = run_arrays(plan, a, b, why, words)
@@ -81,14 +79,22 @@ def _on_cpu(
     return run_on_cpu(plan, a, b, device, why, copy, partial(executed, words=words))
 
 
+def _behind(plan: Plan, given: Mapping[str, object]) -> tuple[object, ...]:
+    """The words of a launch behind the epilogue's, with arrays in place of addresses."""
+    if isinstance(plan, Sm90Plan):
+        return words_of_arrays(plan, given_of(plan, given))
+    values = order_values(plan, given)
+    return (*[values[name] for name in schedule_of(plan).words], *[0] * MAX_WORDS)
+
+
 def _beside(plan: Plan) -> tuple[str, ...]:
-    """Names of operands beside the epilogue's: tables, offsets, row indices, further matrices, numbers."""
+    """Names of operands beside the epilogue's: tables, offsets, row indices, further matrices, numbers, an order's."""
     if not isinstance(plan, Sm90Plan):
-        return ()
+        return given_names(plan)
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
     groups = [plan.groups.name] if plan.groups is not None else []
     rows = plan.indexed.names if plan.indexed is not None else ()
-    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given)
+    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given, *given_names(plan))
 
 
 __all__ = ["run_fused"]

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 
 def is_partial(plan: GemmPlan) -> bool:
-    """True if the plan may leave elements of C out: its order tiles, or its row indices rows.
+    """True if the plan stores a C and may leave elements of it out: its order tiles, or its row indices rows.
 
     >>> from layoutgemm import Sm90Config, Sm90Plan
     >>> small = Sm90Config((64, 64), consumers=1)
     >>> [is_partial(Sm90Plan.derive(128, 128, 64, config=small, order=order)) for order in ("rows", "lower")]
     [False, True]
     """
+    epilogue = getattr(plan, "epilogue", None)
+    if epilogue is not None and not epilogue.stores_c:
+        return False
     if getattr(plan, "scatters", False):
         return True
     schedule = schedule_of(plan) if hasattr(plan, "order") else None

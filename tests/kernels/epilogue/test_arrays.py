@@ -39,12 +39,13 @@ def test_a_plan_runs_with_its_epilogue() -> None:
 
 
 def test_operands_are_checked() -> None:
-    epilogue = Epilogue(Scale(), Bias())
+    epilogue = Epilogue(Scale(), Bias(), Aux())
     for given, text in (
         ({"alpha": 1.0}, "bias is missing"),
         ({"alpha": 1.0, "bias": np.ones(M)}, r"bias has shape \(72,\); the epilogue takes \(44,\)"),
         ({"alpha": 1.0, "bias": np.ones(N), "d": 1}, "d is no operand"),
         ({"alpha": np.ones(N), "bias": np.ones(N)}, "alpha is a number"),
+        ({"alpha": 1.0, "bias": np.ones(N), "aux": np.ones((M, N))}, "aux is a result: of NumPy arrays, `written`"),
     ):
         with pytest.raises(OperandError, match=text):
             Arrays(epilogue, (M, N), given)
@@ -61,7 +62,9 @@ def test_a_write_behind_a_line_is_seen() -> None:
 def test_other_devices_are_refused() -> None:
     plan = Sm90Plan.derive(M, N, K, b="bf16:col", config=CONFIG, epilogue=Epilogue(Bias()))
     a, b = integers((M, K), 0), integers((K, N), 1)
-    with pytest.raises(OperandError, match=r"in the emulator; for tensors call layoutgemm.matmul"):
+    with pytest.raises(
+        OperandError, match=r"with device=.cuda. or .emulator.; its reference is plan.epilogue.reference"
+    ):
         plan.run(a, b, given={"bias": np.ones(N)}, device="reference")
 
 

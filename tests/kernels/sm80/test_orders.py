@@ -82,8 +82,19 @@ def test_words_of_an_order_are_checked() -> None:
             plan.run(a, b, device="reference", given=given)
     both = Sm80Plan.derive(128, 128, 64, config=SMALL, order="list", epilogue=Epilogue(Scale()))
     assert both.check() and both.words == ("alpha", "tiles", "tile_count")
-    with pytest.raises(OperandError, match="its order reads tiles, tile_count: run\\(\\) executes either alone"):
-        both.run(a, b, device="emulator", given={"alpha": 1.0, "tiles": [(0, 0)]})
+    with pytest.raises(OperandError, match="tiles is missing"):
+        both.run(a, b, device="emulator", given={"alpha": 1.0})
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_an_epilogue_follows_an_order_that_reads_a_list() -> None:
+    plan = Sm80Plan.derive(128, 128, 64, config=SMALL, c="f32", order="list", epilogue=Epilogue(Scale()))
+    a, b = np.ones((128, 64), np.float32), np.ones((64, 128), np.float32)
+    found = plan.run(a, b, device="emulator", given={"alpha": 2.0, "tiles": [(0, 0)]}).c
+    (tile_m, tile_n), right = SMALL.tile, np.zeros((128, 128), np.float32)
+    right[:tile_m, :tile_n] = 128
+    assert np.array_equal(found, right)
 
 
 def test_orders_that_need_more_are_refused_by_name() -> None:

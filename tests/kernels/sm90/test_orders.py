@@ -12,7 +12,7 @@ from layoutgemm import plan as plan_of
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue, RowReduce
 from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.run.hardware_model import unwritten
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
@@ -164,8 +164,37 @@ def test_wrong_operands_are_refused_by_name() -> None:
     with pytest.raises(OperandError, match="reads no such thing"):
         plan.run(a, b, given={"rank": 0, "tiles": 1}, device="reference")
     fused = Sm90Plan.derive(64, 64, 64, config=ONE, order=RANKS, epilogue=Epilogue(Bias()))
-    with pytest.raises(OperandError, match="its order reads rank"):
-        fused.run(np.ones((64, 64), np.float32), np.ones((64, 64), np.float32), given={"rank": 0}, device="emulator")
+    ones, bias = np.ones((64, 64), np.float32), np.zeros(64, np.float32)
+    for given, said in (
+        ({}, "rank is an integer"),
+        ({"rank": 4}, "of 4 ranks"),
+        ({"rank": 0, "x": 1}, "x is no operand"),
+    ):
+        with pytest.raises(OperandError, match=said):
+            fused.run(ones, ones, given={"bias": bias, **given}, device="emulator")
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_an_epilogue_without_c_follows_an_order_that_reads_a_list() -> None:
+    """The largest product of each row in a band, for each 64 columns; results of tiles beyond the band are zeros."""
+    m, n, k, width = 200, 136, 40, 64
+    steps = Epilogue(RowReduce("argmax", "best", each=width), Aux("f32"), stores_c=False)
+    plan = Sm90Plan.derive(m, n, k, b="bf16:col", c="f32", config=ONE, epilogue=steps, order=Banded(below=20, above=0))
+    assert plan.check() and plan.order.schedule.words == ("tiles", "tile_count")
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    found = plan.run(a, b, device="emulator")
+    assert found.c is None
+    product, right = a @ b, np.zeros((m, n), np.float32)
+    best = np.zeros((m, 3), np.float32)
+    for row, column in [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 2)]:
+        rows, columns = slice(64 * row, 64 * row + 64), slice(width * column, width * column + width)
+        right[rows, columns] = product[rows, columns]
+        best[rows, column] = product[rows, columns].max(1)
+    assert np.array_equal(found.written["aux"], right) and np.array_equal(found.written["best_value"], best)
+    with pytest.raises(OperandError, match="the epilogue stores no C"):
+        plan.run(a, b, out=right.copy(), device="emulator")
 
 
 def failing(plan: Sm90Plan) -> dict[str, str]:
