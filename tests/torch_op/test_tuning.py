@@ -401,7 +401,7 @@ def test_a_product_of_few_rows_is_measured_with_its_operands_swapped(monkeypatch
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_is_called_judged_and_taken(name: str) -> None:
-    """The product is right, one of other operands is wrong, and a measured configuration is taken."""
+    """The product is right, other operands' is wrong, and a measured configuration is taken."""
     variant = FORMS[name]
     on = variant.operands()
     variant.call(on, None)
@@ -413,6 +413,8 @@ def test_every_form_is_called_judged_and_taken(name: str) -> None:
     else:
         variant.call(on._replace(b=on.b.roll(1, 0)), None)
     assert variant.off(on) > 1
+    on.out[-1].fill_(float("nan"))
+    assert not variant.off(on) <= 1
     given = dict(on.scales)
     if on.offsets is not None:
         given["counts" if variant.form == "masked" else "offsets"] = on.offsets

@@ -47,11 +47,11 @@ _CLUSTERS = ((1, 1), (2, 1), (1, 2))
 class OperandSet(NamedTuple):
     """Operands of one product, and where it goes; `offsets` are the counts of masked groups."""
 
-    a: Any
-    b: Any
-    scales: dict[str, Any]
-    offsets: Any
-    out: Any
+    a: torch.Tensor
+    b: torch.Tensor
+    scales: dict[str, torch.Tensor]
+    offsets: torch.Tensor | None
+    out: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Tunable:
                         yield Sm90Choice(config)
 
     def _near(self, choice: Sm90Choice) -> Iterator[Sm90Choice]:
-        """Other widths and splits of K for few rows, swapped or not as the choice is."""
+        """Other widths and splits of K for few rows, swapped as the choice is."""
         for width in _FEW_ROWS_WIDTHS:
             for split in (1, 2, 4):
                 config = replace(choice.config, tile=(choice.config.tile[0], width), split=split)
@@ -209,7 +209,7 @@ class Tunable:
         turned = b.mT if self.types[1].endswith(":col") else b
         return OperandSet(a, turned, self._scales(rows, front, columns), self._groups(), out)
 
-    def _scales(self, rows: tuple[int, ...], front: tuple[int, ...], columns: int) -> dict[str, Any]:
+    def _scales(self, rows: tuple[int, ...], front: tuple[int, ...], columns: int) -> dict[str, torch.Tensor]:
         """Scales of A, whose groups are `rows`, and of B, whose groups are `front`."""
         if self.recipes is None:
             return {}
@@ -223,7 +223,7 @@ class Tunable:
         named = zip(("scale_a", "scale_b"), self.recipes, (0, 1), strict=True)
         return {name: torch.rand(shapes[recipe][side], device="cuda") + 0.5 for name, recipe, side in named if recipe}
 
-    def _groups(self) -> Any:
+    def _groups(self) -> torch.Tensor | None:
         """Offsets of groups whose rows differ by one at most, or counts of masked ones."""
         if self.experts is None:
             return None
@@ -232,7 +232,7 @@ class Tunable:
         numbers = [self.rows] * self.experts if self.form == MASKED else ends
         return torch.tensor(numbers, dtype=torch.int32, device="cuda")
 
-    def call(self, on: OperandSet, choice: Sm90Choice | None) -> Any:
+    def call(self, on: OperandSet, choice: Sm90Choice | None) -> torch.Tensor:
         """The product into its output."""
         config = None if choice is None else choice.config
         more: dict[str, Any] = {"activation": self.activation, "out": on.out, "config": config}
@@ -261,7 +261,7 @@ class Tunable:
             )
         if self.form != ROWS or self.dtype != "bf16" or self.experts is None or self.gate is not None:
             return None
-        return lambda on: torch._grouped_mm(on.a, on.b, offs=on.offsets[1:])
+        return lambda on: torch._grouped_mm(on.a, on.b, offs=None if on.offsets is None else on.offsets[1:])
 
     def off(self, on: OperandSet) -> float:
         """The largest error of a set's output, in units of the error bound."""
@@ -269,17 +269,18 @@ class Tunable:
         pairs = [(a, b, on.out)] if on.offsets is None else self._parts(a, b, on)
         # Sums of scaled blocks are added in f32.
         cut = sum_error(dtype(self.dtype).bits, self.k if self.loop is None else min(self.k, DEPTH))
-        found = 0.0
+        found = [torch.zeros((), dtype=torch.float64, device=on.out.device)]
         for left, right, out in pairs:
             want = left @ right
             bound = (cut + (self.k / DEPTH + 3) * 2.0**-23) * (left.abs() @ right.abs())
             if self.activation is not None:
                 want, bound = _gated(want, bound, self.activation)
             bound = rounded_error(bound, want, dtype(C_NAMES[out.dtype])) + 1e-6
-            found = max(found, float(((out.double() - want).abs() / bound).max())) if out.numel() else found
-        return found
+            if out.numel():
+                found.append(((out.double() - want).abs() / bound).max())
+        return float(torch.stack(found).max())  # NaN if one is
 
-    def _scaled(self, x: Any, scale: Any, side: int) -> Any:
+    def _scaled(self, x: torch.Tensor, scale: torch.Tensor | None, side: int) -> torch.Tensor:
         """An operand times its scales, in float64."""
         if scale is None or self.recipes is None:
             return x.double()
@@ -289,8 +290,9 @@ class Tunable:
         made = lines.double() * _spread(scale, self.recipes.groups[side], lines)
         return made if side == 0 else made.mT
 
-    def _parts(self, a: Any, b: Any, on: OperandSet) -> Iterator[tuple[Any, Any, Any]]:
+    def _parts(self, a: torch.Tensor, b: torch.Tensor, on: OperandSet) -> Iterator[tuple[torch.Tensor, ...]]:
         """Each group's operands and its part of the output."""
+        assert on.offsets is not None
         numbers = on.offsets.tolist()
         if self.form == MASKED:
             yield from ((a[e, :count], b[e], on.out[e, :count]) for e, count in enumerate(numbers))
@@ -302,7 +304,7 @@ class Tunable:
                 yield a[first:end], b[e], on.out[first:end]
 
 
-def _named(on: OperandSet) -> tuple[tuple[str, Any], tuple[str, Any]]:
+def _named(on: OperandSet) -> tuple[tuple[str, torch.Tensor], ...]:
     """Each operand beside the name of its scales."""
     return ("scale_a", on.a), ("scale_b", on.b)
 
@@ -317,7 +319,7 @@ def _gated(sums: torch.Tensor, bound: torch.Tensor, activation: str) -> tuple[to
     return acted * up, (1.13 * of_gate + 2.0**-10) * (up.abs() + of_up) + acted.abs() * of_up
 
 
-def _spread(scale: Any, group: int, x: Any) -> Any:
+def _spread(scale: torch.Tensor, group: int, x: torch.Tensor) -> torch.Tensor:
     """Scales as large as an operand whose lines they are of."""
     rows = scale.double().repeat_interleave(group, -2)[..., : x.shape[-2], :]
     return rows.repeat_interleave(DEPTH, -1)[..., : x.shape[-1]]
