@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -84,10 +85,28 @@ class GatedMLP(torch.nn.Module):
         made.down = of(down)
         return made.train(gate.training)
 
+    def __getattr__(self, name: str) -> Any:
+        """Layers by their names in a state dict, as torch.distributed.checkpoint asks for them."""
+        own = self.__dict__.get("names", ())
+        if name not in own or name in self.__dict__.get("_modules", {}):
+            return super().__getattr__(name)
+        return self.down if name == own[2] else _Half(self.gate_up, own.index(name))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The MLP of x (..., in_features), of its shape."""
         value: torch.Tensor = self.down(self.gate_up(x))
         return value
+
+
+class _Half:
+    """The gate's or the other half of a joined layer: views of its tensors."""
+
+    def __init__(self, joined: torch.nn.Module, at: int):
+        self._joined, self._at = joined, at
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(self._joined, name)
+        return value.chunk(2)[self._at] if isinstance(value, torch.Tensor) and name in _STATE else value
 
 
 def _layers(weights: str, allow_tf32: bool | None) -> tuple[Callable[..., Layer], Callable[..., Layer]]:
@@ -124,6 +143,16 @@ def _together(
                 raise OperandError(
                     f"{keys[0]}: scales of {DEPTH} rows, and gate and up of {module.hidden_features} lie side by side"
                 )
-            state[f"{prefix}gate_up.{name}"] = torch.cat([state.pop(key) for key in keys])
+            joined = torch.cat([state.pop(key) for key in keys])
+            state[f"{prefix}gate_up.{name}"] = _placed(joined, getattr(module.gate_up, name, None))
         if down in state:
-            state[f"{prefix}down.{name}"] = state.pop(down)
+            state[f"{prefix}down.{name}"] = _placed(state.pop(down), getattr(module.down, name, None))
+
+
+def _placed(value: torch.Tensor, own: object) -> torch.Tensor:
+    """A whole tensor sharded as the module's own is: torch shards only those of a parameter's name."""
+    if type(value) is not torch.Tensor or not isinstance(own, torch.Tensor) or not hasattr(own, "device_mesh"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..errors import OperandError
-from ..kernels.quantized.checkpoints import from_awq, from_gptq, order_of_groups
+from ..kernels.quantized.checkpoints import (
+    from_awq,
+    from_compressed_tensors,
+    from_float4,
+    from_gptq,
+    order_of_groups,
+)
 from ..kernels.quantized.formats import QuantizedFormat
 from ..kernels.quantized.packing import QuantizedWeights
 from ..torch_op.bias_activation import GATES
@@ -18,6 +25,24 @@ from ..torch_op.quantized import QuantizedWeight, quantized_matmul
 from ..torch_op.scaled_grouped.recipes import ROW
 
 INT4 = QuantizedFormat("int4", 128)
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "gptq": ("qweight", "qzeros", "scales"),
+    "gptq_v2": ("qweight", "qzeros", "scales"),
+    "awq": ("qweight", "qzeros", "scales"),
+    "compressed-tensors": ("weight_packed", "weight_scale"),
+    "mxfp4": ("blocks", "scales"),
+}
+_FROM_DENSE = "QuantizedLinear.from_linear takes the dequantised weights; "
+# Other tools' checkpoints, and the way out.
+_OTHERS: Mapping[str, str] = {
+    "bitsandbytes": f"its codes are places in a table, with scales of scales. {_FROM_DENSE}",
+    "hqq": f"its zero points are no integers. {_FROM_DENSE}",
+    "gguf": f"its blocks hold scales between their codes. {_FROM_DENSE}",
+    "torchao": f"its weights are tensor subclasses. {_FROM_DENSE}",
+    "awq_gemv": f"its words lie along K, and its scales are padded. {_FROM_DENSE}",
+    "float-quantized": f"its weights are float8 with scales of rows. {_FROM_DENSE}",
+    "fp8": "float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state; ",
+}
 
 
 class QuantizedLinear(torch.nn.Module):
@@ -78,36 +103,34 @@ class QuantizedLinear(torch.nn.Module):
         cls, tensors: dict[str, torch.Tensor], kind: str, *, dtype: torch.dtype = torch.float16,
         activation: str | None = None,
     ) -> QuantizedLinear:  # fmt: skip
-        """The layer of a checkpoint's tensors: qweight, qzeros, scales, and bias and g_idx if there are.
+        """The layer of a checkpoint's tensors, by their names there; and bias if there is one.
 
-        kind   "gptq" or "awq", both of 4 bits
-        dtype  of activations: scales are rounded to it, those for float8_e4m3fn to bfloat16
+        kind    "gptq"                qweight, qzeros, scales, and g_idx if there is; 4 bits, or 8 without zero points
+                "gptq_v2"             the same, with zero points as they are
+                "awq"                 qweight, qzeros, scales in GEMM's order
+                "compressed-tensors"  weight_packed, weight_scale, and weight_zero_point, weight_shape,
+                                      weight_global_scale: pack-quantized, NVFP4 and MXFP4
+                "mxfp4"               blocks and scales of one expert, as gpt-oss has them
+        dtype   of activations: scales are rounded to it, those for float8_e4m3fn to bfloat16
 
         With groups out of order in g_idx ("act-order"), the layer reorders x in every call.
 
-        Raises OperandError naming a tensor that is missing or does not fit.
+        Raises OperandError naming a tensor that is missing or does not fit, and with the way out for other kinds.
         """
-        if kind not in ("gptq", "awq"):
-            raise OperandError(f"kind {kind!r}: known are 'gptq' and 'awq'")
-        missing = [name for name in ("qweight", "qzeros", "scales") if name not in tensors]
+        if kind not in _NEEDED:
+            known = ", ".join(map(repr, _NEEDED))
+            raise OperandError(f"kind {kind!r}: {_OTHERS.get(str(kind).lower(), '')}known are {known}")
+        missing = [name for name in _NEEDED[kind] if name not in tensors]
         if missing:
-            raise OperandError(f"{missing[0]} is missing: a checkpoint has qweight, qzeros and scales")
-        found = {name: value.detach().cpu() for name, value in tensors.items() if name != "bias"}
-        scales = found["scales"].double().numpy()
-        qweight, qzeros = found["qweight"].numpy(), found["qzeros"].numpy()
-        plain: QuantizedWeights
-        order: torch.Tensor | None = None
-        if kind == "gptq":
-            g_idx = found["g_idx"].numpy() if "g_idx" in found else None
-            if g_idx is not None and (np.diff(g_idx) < 0).any():
-                order = torch.from_numpy(order_of_groups(g_idx, scales.shape[0])).to(tensors["qweight"].device)
-            plain = from_gptq(qweight, qzeros, scales, g_idx, None if order is None else order.cpu().numpy())
-        else:
-            plain = from_awq(qweight, qzeros, scales)
-        kind = torch.bfloat16 if dtype.itemsize == 1 else dtype
-        bias = torch.nn.Parameter(tensors["bias"].to(kind)) if tensors.get("bias") is not None else None
-        weight = QuantizedWeight.pack(plain, dtype).to(tensors["qweight"].device)
-        return cls(weight, bias, activation=activation, order=order)
+            needed = ", ".join(_NEEDED[kind])
+            raise OperandError(f"{missing[0]} is missing: a checkpoint of kind {kind!r} has {needed}")
+        first = tensors[_NEEDED[kind][0]]
+        plain, order = _plain_of(kind, {name: _array(x) for name, x in tensors.items() if name != "bias"})
+        places = None if order is None else torch.from_numpy(order).to(first.device)
+        like = torch.bfloat16 if dtype.itemsize == 1 else dtype
+        bias = torch.nn.Parameter(tensors["bias"].to(like)) if tensors.get("bias") is not None else None
+        weight = QuantizedWeight.pack(plain, dtype).to(first.device)
+        return cls(weight, bias, activation=activation, order=places)
 
     @property
     def weight(self) -> QuantizedWeight:
@@ -154,3 +177,33 @@ class QuantizedLinear(torch.nn.Module):
         """Sizes and format."""
         said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{said}, {self.format}" + ("" if self.activation is None else f", activation={self.activation!r}")
+
+
+def _array(x: torch.Tensor) -> npt.NDArray[np.generic]:
+    """A checkpoint's tensor: integers as they are, floats, float8 too, in float64."""
+    there = x.detach().cpu()
+    found: npt.NDArray[np.generic] = (there.double() if there.is_floating_point() else there).numpy()
+    return found
+
+
+def _plain_of(
+    kind: str, found: Mapping[str, npt.NDArray[np.generic]]
+) -> tuple[QuantizedWeights, npt.NDArray[np.int64] | None]:
+    """The weights of a checkpoint, and any order of its input features."""
+    if kind == "mxfp4":
+        return from_float4(found["blocks"], found["scales"]), None
+    if kind == "compressed-tensors":
+        g_idx = found.get("weight_g_idx")
+        if g_idx is not None and (np.diff(g_idx.astype(np.int64)) < 0).any():
+            raise OperandError("weight_g_idx: groups are not in order (act-order), which is read of GPTQ checkpoints")
+        packed, scale = found["weight_packed"], found["weight_scale"]
+        if packed.dtype == np.uint8:
+            return from_float4(packed, scale, found.get("weight_global_scale")), None
+        return from_compressed_tensors(packed, scale, found.get("weight_zero_point"), found.get("weight_shape")), None
+    words = found["qweight"], found["qzeros"], found["scales"]
+    if kind == "awq":
+        return from_awq(*words), None
+    g_idx, order = found.get("g_idx"), None
+    if g_idx is not None and (np.diff(g_idx.astype(np.int64)) < 0).any():
+        order = order_of_groups(g_idx, words[2].shape[0])
+    return from_gptq(*words, g_idx, order, version=1 if kind == "gptq" else 2), order

@@ -88,6 +88,8 @@ def tune(
     recipe_b: object = None,
     groups: int | None = None,
     activation: str | None = None,
+    form: str = "rows",
+    use_fast_accum: bool = True,
 ) -> Tuning:
     """Measure configurations for one product on the current GPU, and keep the fastest.
 
@@ -100,8 +102,12 @@ def tune(
     budget   seconds for measuring; compiling comes before it
     jobs     processes that compile at once; default half the processors
     store    keep the result, so that the product takes it
-    recipe_a, recipe_b  of the scales: BlockWise1x128 or BlockWise128x128, of torch.nn.functional.ScalingType or by name
+    recipe_a, recipe_b  of the scales, of torch.nn.functional.ScalingType or by name. Without a gate RowWise and
+             TensorWise share a result with `matmul` of the same types, whose kernel they take
+    use_fast_accum  of RowWise and TensorWise, as `scaled_matmul` has it: each way has a result of its own
     groups   how many groups the m rows of A are in
+    form     of groups: "rows"; "masked", of up to m rows each, measured with as many as an unmeasured product expects;
+             "K", of groups along the k elements, where a_major and b_major are "mn"
     activation  "swiglu" or "geglu", of each of these products; B's columns are contiguous
     progress called with a line of text now and then; default writes to stderr
 
@@ -109,7 +115,7 @@ def tune(
     """
     say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
     _check_sizes((m, n, k))
-    variant = tunable(m, n, k, dtype, a_major, b_major, recipe_a, recipe_b, groups, activation)
+    variant = tunable(m, n, k, dtype, a_major, b_major, recipe_a, recipe_b, groups, activation, form, use_fast_accum)
     if variant is None:
         _check_operands(dtype, a_major, b_major)
     places, gpu_name = _tunable_gpu()

@@ -12,6 +12,10 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
 from layoutgemm import scaled_matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.nn import GatedMLP, Linear, ScaledLinear, scaled
@@ -139,6 +143,33 @@ def test_gated_mlp_has_llamas_state_dict_and_values() -> None:
     assert torch.equal(GatedMLP.of(gate, up, down)(x), ours(x))
     missing = ours.load_state_dict({"up_proj.weight": up.weight}, strict=False)
     assert "gate_up.weight" in missing.missing_keys
+
+
+@pytest.fixture
+def one_rank() -> Any:
+    """A process group of this process alone, and its mesh."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_distributed_checkpoints_have_gate_and_up_apart(sharded: bool, one_rank: Any) -> None:
+    """torch.distributed.checkpoint asks for layers by the names of a state dict."""
+    options = StateDictOptions(full_state_dict=True)
+    models = [torch.nn.Sequential(GatedMLP(64, 128, dtype=BF16)) for _ in range(2)]
+    x = normal(3, 64)
+    want = models[0](x)
+    if sharded:
+        for model in models:
+            fully_shard(model, mesh=one_rank)
+    state = get_model_state_dict(models[0], options=options)
+    assert sorted(state) == [f"0.{name}_proj.weight" for name in ("down", "gate", "up")]
+    set_model_state_dict(models[1], state, options=options)
+    assert torch.equal(models[1](x), want)
+    with pytest.raises(AttributeError, match="'side_proj'"):
+        getattr(models[0][0], "side_proj")  # noqa: B009  # no name of its own
 
 
 def test_gated_mlp_inside_a_model_keeps_the_prefix() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,105 @@ def test_checkpoints_become_the_weights_that_they_hold() -> None:
     assert np.array_equal(layer.weight.plain().dense(), want)
     with pytest.raises(LayoutError, match=r"g_idx\[0\] = 1: groups are not in order"):
         from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], (np.arange(256) // 128)[::-1])
+
+
+def gptq_dequantised(given: dict[str, Any], bits: int, offset: int) -> Any:
+    """Weights (N, K) of a GPTQ checkpoint: shift, mask, (code - zero) * scale, by torch in int64 and float64."""
+    shifts, mask = torch.arange(0, 32, bits), (1 << bits) - 1
+    codes = (given["qweight"].long()[:, None, :] >> shifts[:, None] & mask).flatten(0, 1)
+    zeros = (given["qzeros"].long()[:, :, None] >> shifts & mask).flatten(1) + offset
+    groups = given["g_idx"].long() if "g_idx" in given else torch.arange(len(codes)) * len(zeros) // len(codes)
+    return ((codes - zeros[groups]) * given["scales"].double()[groups]).mT
+
+
+@pytest.mark.parametrize("acts", [False, True], ids=["in order", "act-order"])
+@pytest.mark.parametrize(("kind", "bits"), [("gptq", 4), ("gptq_v2", 4), ("gptq", 8), ("gptq_v2", 8)])
+def test_gptq_checkpoints_equal_their_own_formula(kind: str, bits: int, acts: bool) -> None:
+    rng, offset = np.random.default_rng(bits), int(kind == "gptq")
+    whole = 256 // (32 // bits)
+    given = {
+        "qweight": torch.from_numpy(rng.integers(-(2**31), 2**31, (whole, 64)).astype(np.int32)),
+        "scales": torch.from_numpy(rng.integers(1, 9, (4, 64)) / 64).half(),
+    }
+    zeros = rng.integers(1, 16, (4, 64)) if bits == 4 else np.full((4, 64), 128)
+    shifted = (zeros - offset).reshape(4, -1, 32 // bits) << np.arange(0, 32, bits)
+    given["qzeros"] = torch.from_numpy(shifted.sum(-1).astype(np.uint32).view(np.int32))
+    if acts:
+        given["g_idx"] = torch.from_numpy(rng.permutation(np.arange(256) // 64).astype(np.int32))
+    layer = QuantizedLinear.from_checkpoint(given, kind, dtype=torch.float16)
+    assert layer.format == QuantizedFormat("int4" if bits == 4 else "int8", 64, zeros=bits == 4)
+    assert torch.equal(layer.dequantized().double(), gptq_dequantised(given, bits, offset).half().double())
+    if bits == 8:
+        with pytest.raises(LayoutError, match=r"zero point 1\d\d at \(0, 0\) of 8-bit codes"):
+            QuantizedLinear.from_checkpoint({**given, "qzeros": given["qzeros"] + 1}, kind)
+    with pytest.raises(LayoutError, match=r"qzeros has shape .*: 64 codes would have \d+ bits each; known are 4 and 8"):
+        QuantizedLinear.from_checkpoint({**given, "qzeros": given["qzeros"].repeat(1, 8 // bits * 2)}, kind)
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "MXFP4", "NVFP4"])
+def test_float4_checkpoints_equal_their_own_formula(kind: str) -> None:
+    """The low half of a byte comes first; NVFP4 divides its scales by one number."""
+    rng, group = np.random.default_rng(3), 16 if kind == "NVFP4" else 32
+    packed = torch.from_numpy(rng.integers(0, 256, (64, 128)).astype(np.uint8))
+    exponents = torch.from_numpy(rng.integers(120, 134, (64, 256 // group)).astype(np.uint8))
+    scales, given = torch.exp2(exponents.double() - 127), {"weight_packed": packed, "weight_scale": exponents}
+    if kind == "NVFP4":
+        eight = torch.from_numpy(rng.integers(1, 9, (64, 16)) / 8).to(torch.float8_e4m3fn)
+        scales = eight.double() / 4
+        given |= {"weight_scale": eight, "weight_global_scale": torch.tensor([4.0])}
+    elif kind == "mxfp4":
+        given = {"blocks": packed.view(64, 8, 16), "scales": exponents}
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1)
+    want = E2M1[codes.long()] * scales.repeat_interleave(group, 1)
+    read_as = "mxfp4" if kind == "mxfp4" else "compressed-tensors"
+    layer = QuantizedLinear.from_checkpoint(given, read_as, dtype=torch.bfloat16)
+    assert layer.format == QuantizedFormat("e2m1", group) and torch.equal(layer.dequantized().double(), want)
+    if kind == "mxfp4":
+        for wrong, text in (
+            ({"blocks": packed.view(1, 64, 8, 16)}, "of several experts each one alone"),
+            ({"scales": torch.full_like(exponents, 255)}, r"scale 255 at \(0, 0\) is NaN"),
+            ({"scales": exponents[:, :3]}, "3 groups of K = 256"),
+        ):
+            with pytest.raises(LayoutError, match=text):
+                QuantizedLinear.from_checkpoint({**given, **wrong}, "mxfp4")
+    if kind == "NVFP4":
+        with pytest.raises(LayoutError, match=r"global_scale is \[0.0\]: one number above 0"):
+            QuantizedLinear.from_checkpoint({**given, "weight_global_scale": torch.zeros(1)}, read_as)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_compressed_tensors_of_both_widths_equal_their_own_formula(bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    packed = torch.from_numpy(rng.integers(-(2**31), 2**31, (64, 256 * bits // 32)).astype(np.int32))
+    scales, shape = torch.from_numpy(rng.integers(1, 9, (64, 2)) / 64), torch.tensor([64, 256])
+    given = {"weight_packed": packed, "weight_scale": scales, "weight_shape": shape}
+    codes = (packed.long()[:, :, None] >> torch.arange(0, 32, bits) & (1 << bits) - 1).flatten(1)
+    want = (codes - (1 << bits - 1)) * scales.repeat_interleave(128, 1)
+    layer = QuantizedLinear.from_checkpoint(given, "compressed-tensors", dtype=torch.bfloat16)
+    assert torch.equal(layer.dequantized(), want.bfloat16())
+    for wrong, text in (
+        ({"weight_shape": torch.tensor([64, 512])}, "512 codes would have" if bits == 4 else "groups"),
+        ({"weight_shape": torch.tensor([32, 256])}, r"weight_shape is \[32, 256\], and weight_packed has"),
+        ({"weight_g_idx": torch.arange(256) % 2}, "weight_g_idx: groups are not in order"),
+    ):
+        with pytest.raises(LayoutError, match=text):
+            QuantizedLinear.from_checkpoint({**given, **wrong}, "compressed-tensors")
+
+
+@pytest.mark.parametrize("kind", ["bitsandbytes", "hqq", "GGUF", "torchao", "awq_gemv", "fp8", "float-quantized"])
+def test_other_kinds_are_refused_with_the_way_out(kind: str) -> None:
+    with pytest.raises(LayoutError, match=rf"kind '{kind}': .*(from_linear|ScaledLinear).*known are 'gptq', 'gptq_v2'"):
+        QuantizedLinear.from_checkpoint({}, kind)
+
+
+def test_words_in_gemv_s_order_are_refused_by_name() -> None:
+    """GEMV has (N, K / 8) words, and scales (N, groups)."""
+    given = {"qweight": torch.zeros(512, 64, dtype=torch.int32), "qzeros": torch.zeros(512, 1, dtype=torch.int32)}
+    with pytest.raises(LayoutError, match="words along K, GEMV's, are not read"):
+        QuantizedLinear.from_checkpoint({**given, "scales": torch.ones(512, 8)}, "awq")
 
 
 def test_an_act_order_checkpoint_reorders_x() -> None:
@@ -283,7 +383,10 @@ REFUSED = {
     ),
     "values": (lambda w: QuantizedWeight.quantize(torch.ones(64, 128, device="meta"), w.format), "no values to round"),
     "units": (lambda w: QuantizedWeight(w.format, w.units[:1], None, 100, 384), "contiguous uint8 of [2, 3, 4224]"),
-    "kind": (lambda w: QuantizedLinear.from_checkpoint({}, "gguf"), "kind 'gguf': known are 'gptq' and 'awq'"),
+    "kind": (
+        lambda w: QuantizedLinear.from_checkpoint({}, "gguf"),
+        "kind 'gguf': its blocks hold scales between their codes",
+    ),
 }
 
 

@@ -32,6 +32,7 @@ from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.scaled_grouped.tunable import tunable
 from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.tuning import candidates, name_of, tune
+from tests.torch_op.host_launches import bare_launches
 
 GPU = "NVIDIA H200"
 CHOICE = Sm90Choice(Sm90Config((128, 64), consumers=1, loader="warp", cluster=(1, 2)))
@@ -341,6 +342,21 @@ GATED = [
     tunable(512, 256, 512, "e4m3", "k", "k", "BlockWise1x128", "BlockWise128x128", None, "swiglu"),
     tunable(512, 256, 512, "e4m3", "k", "k", "BlockWise1x128", "BlockWise128x128", 4, "swiglu"),
 ]
+ROWS_OF = ("e4m3", "k", "k", "RowWise", "RowWise")
+FORMS = {
+    "rows": tunable(128, 128, 512, *ROWS_OF, None),
+    "rows, exact": tunable(128, 128, 512, *ROWS_OF, None, use_fast_accum=False),
+    "tensors": tunable(128, 128, 512, "e4m3", "k", "k", "TensorWise", "TensorWise", None),
+    "one scale, few rows": tunable(16, 128, 512, "e4m3", "k", "k", "TensorWise", None, None),
+    "rows, gated": tunable(128, 128, 512, *ROWS_OF, None, "swiglu"),
+    "rows, gated, exact": tunable(128, 128, 512, *ROWS_OF, None, "swiglu", use_fast_accum=False),
+    "groups, rows": tunable(128, 128, 512, *ROWS_OF, 4),
+    "groups, rows, exact": tunable(128, 128, 512, *ROWS_OF, 4, use_fast_accum=False),
+    "masked": tunable(128, 128, 512, "bf16", "k", "k", None, None, 4, form="masked"),
+    "masked, scaled": tunable(128, 128, 512, "e4m3", "k", "k", "BlockWise1x128", "BlockWise128x128", 4, form="masked"),
+    "masked, gated": tunable(128, 128, 512, "bf16", "k", "k", None, None, 4, "swiglu", form="masked"),
+    "along K": tunable(128, 128, 512, "bf16", "mn", "mn", None, None, 4, form="K"),
+}
 GATED_IDS = ["gated", "gated groups", "gated, scaled", "gated groups, scaled"]
 
 
@@ -352,17 +368,80 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("an_h200")
-@pytest.mark.parametrize("variant", [SCALED, GROUPED, *GATED], ids=["scaled", "grouped", *GATED_IDS])
+@pytest.mark.parametrize(
+    "variant", [SCALED, GROUPED, *GATED, *FORMS.values()], ids=["scaled", "grouped", *GATED_IDS, *FORMS]
+)
 def test_variants_have_candidates_that_differ(variant: Any) -> None:
     found = list(variant.candidates())
     assert len(found) == len(set(found)) > 20
     derived = 0
     for choice in found:
         try:
-            derived += variant.plan(choice).m == 512
+            derived += variant.plan(choice).k == 512
         except LayoutError:
             pass
     assert derived > 8 and variant.plan(found[0]).tile[:2] == found[0].config.tile
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that are asked for on a GPU are made here."""
+    for name in ("randn", "rand", "tensor", "empty"):
+        made = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *x, made=made, device=None, **more: made(*x, **more))
+    torch.manual_seed(0)
+
+
+@pytest.mark.usefixtures("on_cpu", "an_h200")
+def test_a_product_of_few_rows_is_measured_with_its_operands_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = FORMS["one scale, few rows"]
+    with bare_launches(monkeypatch) as noted:
+        on = variant.operands()
+        found, _ = tuning._derivable(variant.candidates(), variant.plan)
+        for choice in [choice for choice in found if choice.swapped][:3]:
+            variant.call(on, choice)
+        assert len(noted.arguments) == 3
+        assert all(x[:3] == [on.b.data_ptr(), on.a.data_ptr(), on.out.data_ptr()] for x in noted.arguments)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_called_judged_and_taken(name: str) -> None:
+    """The product is right, other operands' is wrong, and a measured configuration is taken."""
+    variant = FORMS[name]
+    on = variant.operands()
+    variant.call(on, None)
+    assert variant.off(on) <= 1
+    if on.scales:
+        variant.call(on._replace(scales={key: 2 * x for key, x in on.scales.items()}), None)
+    elif variant.form == "K":
+        variant.call(on._replace(offsets=torch.where(on.offsets < 512, on.offsets // 2, on.offsets)), None)
+    else:
+        variant.call(on._replace(b=on.b.roll(1, 0)), None)
+    assert variant.off(on) > 1
+    on.out[-1].fill_(float("nan"))
+    assert not variant.off(on) <= 1
+    given = dict(on.scales)
+    if on.offsets is not None:
+        given["counts" if variant.form == "masked" else "offsets"] = on.offsets
+    if variant.recipes is not None:
+        given |= {"recipe_a": variant.recipes.a, "recipe_b": variant.recipes.b or None}
+        given |= {} if variant.fast else {"use_fast_accum": False}
+
+    def explained() -> str:
+        found = explain_matmul(on.a, on.b, activation=variant.activation, **given)
+        return found.why if "cluster 2x1" in found.kernel else ""
+
+    config = Sm90Config((64, 128), consumers=1, loader="warp", cluster=(2, 1))
+    taken = {tuned.key_of(x.sizes, *x.name): key for key, x in FORMS.items()}
+    for key, other in FORMS.items():
+        if other.sizes == variant.sizes and other.name != variant.name:
+            assert tuned.store(GPU, tuned.key_of(other.sizes, *other.name), Sm90Choice(config), {}) is not None
+            assert "measured" not in explained(), key
+    own = tuned.key_of(variant.sizes, *variant.name)
+    assert taken[own] == name or name in ("rows", "tensors")  # one kernel with scales of rows and of tensors
+    assert tuned.store(GPU, own, Sm90Choice(config), {}) is not None
+    assert explained().endswith("measured by layoutgemm.tune")
 
 
 def test_variants_take_what_was_measured() -> None:
@@ -452,7 +531,14 @@ def test_a_gated_product_is_called_and_judged(variant: Any, monkeypatch: pytest.
         ({"activation": "swiglu", "dtype": "f32"}, "dtype 'f32'"),
         ({"groups": 0}, "groups = 0: an int of at least 1"), ({"groups": True}, "groups = True"),
         ({"recipe_b": "BlockWise128x128"}, "recipe_b without a recipe_a"),
-        ({"recipe_a": "RowWise", "dtype": "e4m3"}, "recipe_a RowWise: what is tuned takes scales of BlockWise1x128"),
+        ({"recipe_a": "RowWise", "recipe_b": "BlockWise1x128", "dtype": "e4m3"}, "recipe_a RowWise and recipe_b Block"),
+        ({"recipe_a": "BlockWise1x128", "dtype": "e4m3", "use_fast_accum": False}, "others have one way to add"),
+        ({"use_fast_accum": False}, "use_fast_accum=False: of scales of RowWise or TensorWise"),
+        ({"use_fast_accum": 1}, "use_fast_accum = 1: True or False"),
+        ({"form": "K"}, "form 'K' without groups"), ({"form": "columns", "groups": 2}, "form 'columns': groups are of"),
+        ({"form": "K", "groups": 2}, "a_major 'k', b_major 'k': of groups along K both are 'mn'"),
+        ({"form": "K", "groups": 2, "activation": "swiglu"}, "groups along K take neither scales nor a gate"),
+        ({"form": "K", "groups": 2, "dtype": "e4m3", "a_major": "mn", "b_major": "mn"}, "dtype 'e4m3': 'bf16', 'f16'$"),
         ({"recipe_a": "Rows"}, "recipe_a 'Rows': known are"),
         ({"recipe_a": "BlockWise1x128"}, "dtype 'bf16': 'e4m3', 'e5m2'"),
         ({"recipe_a": "BlockWise128x128", "dtype": "e4m3", "groups": 2}, "groups end at any row"),

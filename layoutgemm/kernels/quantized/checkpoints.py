@@ -6,8 +6,13 @@
     AWQ                   (K, N / 8), along N    columns 0 2 4 6 1 3 5 7       (groups, N / 8), along N, the same order
     compressed-tensors    (N, K / 8), along K    code i at bit 4 i             (N / 8, groups), along N
 
-Scales are (groups, N) of GPTQ and AWQ, (N, groups) of compressed-tensors. Sources: the packing functions of AutoGPTQ
-(qlinear_cuda.py), AutoAWQ (packing_utils.py), compressed-tensors (pack_quantized.py).
+Scales are (groups, N) of GPTQ and AWQ, (N, groups) of compressed-tensors. GPTQ's second format stores zero points as
+they are. GPTQ and compressed-tensors have 8 bits, too,
+in half as many codes a word: they are int8 where every zero point is 128, and refused otherwise. Float4 weights are
+bytes of two codes along K, the first in the low half, and scales of e4m3 or powers of two (`from_float4`).
+
+Sources: the packing functions of AutoGPTQ (qlinear_cuda.py), GPTQModel (convert_gptq_v1_to_v2_format), AutoAWQ
+(packing_utils.py), compressed-tensors (pack_quantized.py, nvfp4), gpt-oss (weights.py).
 """
 
 from __future__ import annotations
@@ -22,41 +27,62 @@ from ...errors import OperandError
 from .formats import GROUPS, QuantizedFormat
 from .packing import QuantizedWeights
 
-_CODES = 8  # of a 32-bit word
-_IN_ORDER = tuple(range(_CODES))
+_WORD = 32
+_BITS = (4, 8)
+_IN_ORDER = tuple(range(_WORD // _BITS[0]))
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that nibble i of a word holds
+_EXCESS, _NAN_EXPONENT = 127, 255  # of scales that are powers of two
 Words = npt.NDArray[Any]
 
 
-def _codes(name: str, words: Words, axis: int, order: tuple[int, ...] = _IN_ORDER) -> npt.NDArray[np.uint8]:
-    """The codes of words along an axis, which grows eightfold."""
+def _codes(
+    name: str, words: Words, axis: int, order: tuple[int, ...] = _IN_ORDER, bits: int = 4
+) -> npt.NDArray[np.uint8]:
+    """The codes of words along an axis: eight of 4 bits a word, or four of 8."""
     array = np.asarray(words)
     if array.ndim != 2 or array.dtype not in (np.int32, np.uint32):
         raise OperandError(f"{name} is {array.dtype} of shape {array.shape}: int32 words of a matrix")
-    bits = np.ascontiguousarray(array).view(np.uint32)
-    places = np.argsort(order)
-    parts = [(bits >> np.uint32(4 * int(places[i])) & np.uint32(15)).astype(np.uint8) for i in range(_CODES)]
+    raw, count = np.ascontiguousarray(array).view(np.uint32), _WORD // bits
+    places, mask = np.argsort(order[:count]), np.uint32((1 << bits) - 1)
+    parts = [(raw >> np.uint32(bits * int(places[i])) & mask).astype(np.uint8) for i in range(count)]
     found = np.stack(parts, axis=axis + 1)
     shape = list(array.shape)
-    shape[axis] *= _CODES
+    shape[axis] *= count
     return found.reshape(shape)
 
 
-def _weights(codes: npt.NDArray[np.uint8], scales: object, zeros: npt.NDArray[Any]) -> QuantizedWeights:
-    """Plain weights of (N, K) codes and (N, groups); zero points of 8 alone need none."""
+def _bits(name: str, words: Words, axis: int, features: int) -> int:
+    """Bits of a code of words that hold as many as there are features. Raises OperandError unless 4 or 8."""
+    shape = np.shape(words)
+    held = shape[axis] if len(shape) == 2 else 0
+    for bits in _BITS:
+        if held * _WORD == features * bits:
+            return bits
+    many = f"{held * _WORD / features:g} bits each" if features else "none"
+    raise OperandError(f"{name} has shape {shape}: {features} codes would have {many}; known are 4 and 8")
+
+
+def _weights(codes: npt.NDArray[np.uint8], scales: object, zeros: npt.NDArray[Any], bits: int = 4) -> QuantizedWeights:
+    """Plain weights of (N, K) codes and (N, groups); zero points of half the range alone need none."""
     wide = np.asarray(scales, np.float64)
     if wide.ndim != 2 or wide.shape != zeros.shape or wide.shape[0] != codes.shape[0]:
         raise OperandError(f"scales {wide.shape} and zero points {zeros.shape} of {codes.shape} codes: (N, groups)")
     group, rest = divmod(codes.shape[1], wide.shape[1])
-    symmetric = bool((zeros == 8).all())
+    symmetric = bool((zeros == 1 << (bits - 1)).all())
+    if bits == 8 and not symmetric:
+        at = tuple([int(x) for x in np.argwhere(zeros != 128)[0]])
+        raise OperandError(f"zero point {int(zeros[at])} at {at} of 8-bit codes: int8 weights have 128 everywhere")
+    code = "int4"
+    if bits == 8:
+        code, codes = "int8", codes ^ np.uint8(128)  # code - 128, in two's complement
     if wide.shape[1] == 1 and group not in GROUPS and symmetric:
-        return QuantizedWeights(QuantizedFormat("int4"), codes, wide[:, 0].astype(np.float32))
+        return QuantizedWeights(QuantizedFormat(code), codes, wide[:, 0].astype(np.float32))
     if wide.shape[1] == 1 and group not in GROUPS and group % GROUPS[-1] == 0:
         repeats, group = group // GROUPS[-1], GROUPS[-1]  # zero points are of groups alone
         wide, zeros = np.repeat(wide, repeats, axis=1), np.repeat(zeros, repeats, axis=1)
     if rest or group not in GROUPS:
         raise OperandError(f"{wide.shape[1]} groups of K = {codes.shape[1]}: known are groups of {GROUPS}")
-    fmt = QuantizedFormat("int4", group, zeros=not symmetric)
+    fmt = QuantizedFormat(code, group, zeros=not symmetric)
     return QuantizedWeights(fmt, codes, wide, None if symmetric else zeros)
 
 
@@ -85,18 +111,25 @@ def order_of_groups(g_idx: npt.ArrayLike, groups: int) -> npt.NDArray[np.int64]:
 @checked(OperandError)
 def from_gptq(
     qweight: Words, qzeros: Words, scales: npt.ArrayLike, g_idx: npt.ArrayLike | None = None,
-    order: npt.ArrayLike | None = None,
+    order: npt.ArrayLike | None = None, version: int = 1,
 ) -> QuantizedWeights:  # fmt: skip
-    """The weights of a GPTQ checkpoint of 4 bits.
+    """The weights of a GPTQ checkpoint of 4 bits, or of 8 with the zero point 128.
 
-    qweight  (K / 8, N); qzeros (groups, N / 8), one less than the zero points; scales (groups, N)
+    qweight  (K / 8, N); qzeros (groups, N / 8), one less than the zero points; scales (groups, N). Of 8 bits K / 4
+             and N / 4
+    version  of the format: in 2 ("gptq_v2" in a quantize_config.json) qzeros are the zero points
     g_idx    (K,): the group of each input feature
     order    the input features in the order of their groups, as `order_of_groups` has them: of an "act-order"
              checkpoint. The weights are of input features in that order, and x has to be given in it
 
     Raises OperandError for shapes that do not fit, and for groups out of order.
     """
-    codes, zeros = _codes("qweight", qweight, 0).T, _codes("qzeros", qzeros, 1).T.astype(np.int64) + 1
+    if version not in (1, 2):
+        raise OperandError(f"version = {version!r}: 1, or 2 for zero points as they are")
+    of_scales = np.shape(scales)
+    bits = _bits("qzeros", qzeros, 1, of_scales[1] if len(of_scales) == 2 else 0)
+    codes = _codes("qweight", qweight, 0, bits=bits).T
+    zeros = _codes("qzeros", qzeros, 1, bits=bits).T.astype(np.int64) + (version == 1)
     if order is not None and g_idx is None:
         raise OperandError("order without g_idx: it is of input features whose groups are not in order")
     if g_idx is not None:
@@ -112,24 +145,87 @@ def from_gptq(
         if len(wrong):
             at = int(wrong[0])
             raise OperandError(f"g_idx[{at}] = {given[at]}: groups are not in order (act-order): give order=")
-    return _weights(np.ascontiguousarray(codes), np.asarray(scales, np.float64).T, zeros)
+    return _weights(np.ascontiguousarray(codes), np.asarray(scales, np.float64).T, zeros, bits)
 
 
 @checked(OperandError)
 def from_awq(qweight: Words, qzeros: Words, scales: npt.ArrayLike) -> QuantizedWeights:
-    """The weights of an AWQ checkpoint: qweight (K, N / 8), qzeros (groups, N / 8), scales (groups, N)."""
+    """The weights of an AWQ checkpoint in GEMM's order.
+
+    qweight  (K, N / 8); qzeros (groups, N / 8); scales (groups, N)
+
+    Raises OperandError for shapes that do not fit, as those in GEMV's order: (N, K / 8) and scales (N, groups).
+    """
+    shapes = np.shape(qweight), np.shape(scales)
+    if [len(shape) for shape in shapes] == [2, 2] and shapes[0][1] * 8 != shapes[1][1]:
+        raise OperandError(
+            f"qweight has shape {shapes[0]} and scales {shapes[1]}: (K, N / 8) and (groups, N), GEMM's order; "
+            "words along K, GEMV's, are not read"
+        )
     codes, zeros = _codes("qweight", qweight, 1, _AWQ).T, _codes("qzeros", qzeros, 1, _AWQ).T
     return _weights(np.ascontiguousarray(codes), np.asarray(scales, np.float64).T, zeros)
 
 
 @checked(OperandError)
 def from_compressed_tensors(
-    weight_packed: Words, weight_scale: npt.ArrayLike, weight_zero_point: Words | None = None
-) -> QuantizedWeights:
-    """The weights of a compressed-tensors checkpoint, "pack-quantized" with 4 bits.
+    weight_packed: Words, weight_scale: npt.ArrayLike, weight_zero_point: Words | None = None,
+    weight_shape: npt.ArrayLike | None = None,
+) -> QuantizedWeights:  # fmt: skip
+    """The weights of a compressed-tensors checkpoint, "pack-quantized" with 4 bits, or 8 with the zero point 128.
 
-    weight_packed  (N, K / 8); weight_scale (N, groups); weight_zero_point (N / 8, groups), or None
+    weight_packed  (N, K / 8); weight_scale (N, groups); weight_zero_point (N / 8, groups), or None. Of 8 bits K / 4
+    weight_shape   (2,): N and K, which say the bits; 4 without them
     """
-    codes, scales = _codes("weight_packed", weight_packed, 1), np.asarray(weight_scale, np.float64)
-    zeros = np.full(scales.shape, 8) if weight_zero_point is None else _codes("weight_zero_point", weight_zero_point, 0)
-    return _weights(codes, scales, zeros)
+    bits, scales = 4, np.asarray(weight_scale, np.float64)
+    if weight_shape is not None:
+        sizes = np.asarray(weight_shape).reshape(-1).tolist()
+        if len(sizes) != 2 or np.shape(weight_packed)[0] != sizes[0]:
+            shape = np.shape(weight_packed)
+            raise OperandError(f"weight_shape is {sizes}, and weight_packed has shape {shape}: N and K")
+        bits = _bits("weight_packed", weight_packed, 1, sizes[1])
+    codes, zeros = _codes("weight_packed", weight_packed, 1, bits=bits), np.full(scales.shape, 1 << (bits - 1))
+    if weight_zero_point is not None:
+        zeros = _codes("weight_zero_point", weight_zero_point, 0, bits=bits).astype(np.int64)
+    return _weights(codes, scales, zeros, bits)
+
+
+@checked(OperandError)
+def from_float4(
+    packed: npt.ArrayLike, scales: npt.ArrayLike, global_scale: npt.ArrayLike | None = None
+) -> QuantizedWeights:
+    """The weights of an MXFP4 or NVFP4 checkpoint: compressed-tensors' or gpt-oss's.
+
+    packed  uint8 (N, K / 2), or (N, groups, bytes). A byte has two codes along K, the first in the low half
+    scales  (N, groups), floats. Or uint8: the exponents of powers of two, with an excess of 127
+    global_scale  one number that scales are divided by, or None
+
+    Raises OperandError for shapes and types that do not fit, and for a scale that is NaN.
+
+    >>> weights = from_float4(np.full((64, 64), 0x21, np.uint8), np.full((64, 4), 128, np.uint8))
+    >>> weights.format == QuantizedFormat("e2m1", 32), weights.dense()[0, :4].tolist()
+    (True, [1.0, 2.0, 1.0, 2.0])
+    """
+    array, given = np.asarray(packed), np.asarray(scales)
+    if array.ndim not in (2, 3) or array.dtype != np.uint8 or given.ndim != 2 or given.shape[0] != array.shape[0]:
+        raise OperandError(
+            f"packed is {array.dtype} of shape {array.shape}, and scales have shape {given.shape}: uint8 (N, K / 2) or "
+            "(N, groups, bytes), and (N, groups); of several experts each one alone"
+        )
+    flat = array.reshape(array.shape[0], -1)
+    codes = np.stack([flat & 15, flat >> 4], axis=-1).reshape(flat.shape[0], -1)
+    if given.dtype == np.uint8:
+        if (given == _NAN_EXPONENT).any():
+            at = tuple([int(x) for x in np.argwhere(given == _NAN_EXPONENT)[0]])
+            raise OperandError(f"scale 255 at {at} is NaN: exponents are 0 to 254")
+        wide = np.exp2(given.astype(np.float64) - _EXCESS)
+    else:
+        wide = given.astype(np.float64)
+    if global_scale is not None:
+        divisor = np.asarray(global_scale, np.float64).reshape(-1)
+        if divisor.shape != (1,) or not divisor[0] > 0:
+            raise OperandError(f"global_scale is {divisor.tolist()}: one number above 0")
+        wide = wide / divisor[0]
+    group, rest = divmod(codes.shape[1], wide.shape[1] or 1)
+    if rest or group not in GROUPS:
+        raise OperandError(f"{wide.shape[1]} groups of K = {codes.shape[1]}: known are groups of {GROUPS}")
+    return QuantizedWeights(QuantizedFormat("e2m1", group), codes, wide)

@@ -17,7 +17,7 @@ _N = 6
 
 
 def of_product(a: Shape, b: Shape, *others: object, **named: object) -> int:
-    """Of (..., M, K) by (..., K, N), whose batches broadcast.
+    """The operations of (..., M, K) by (..., K, N), whose batches broadcast.
 
     >>> of_product((3, 1, 2, 5), (4, 5, 7))
     1680
@@ -27,7 +27,7 @@ def of_product(a: Shape, b: Shape, *others: object, **named: object) -> int:
 
 
 def of_groups(a: Shape, b: Shape, *others: object, **named: object) -> int:
-    """Of a grouped product of any form: each row, column or element of K is in one group.
+    """The operations of a grouped product: each row, column or element of K is in one group.
 
     >>> of_groups((10, 5), (4, 5, 7)), of_groups((4, 3, 5), (5, 10)), of_groups((3, 10), (10, 7))
     (700, 300, 420)

@@ -58,6 +58,7 @@ from .kept import NOT_KEPT, KeptKey, find, launch, require_hopper
 from .recipes import SQUARE, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
+    MEASURED,
     NO_FINISH,
     BiasActivation,
     ScaledCall,
@@ -77,6 +78,7 @@ from .scaled import (
 
 ROWS, COLUMNS, ALONG_K, BATCH, MASKED = "rows", "columns", "K", "batch", "masked"
 INTS = {torch.int32: "i32", torch.int64: "i64"}  # types of groups and of row indices
+_KEPT_AS = {ROWS: "groups", MASKED: "masked groups", ALONG_K: "groups along K"}  # names of what was measured
 _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
 
@@ -518,6 +520,9 @@ def _plan_along_k(
     sizes = a.shape[0], b.shape[1], a.shape[1], call.experts
     types = f"{NAMES[a.dtype]}:col", f"{NAMES[b.dtype]}:row", C_NAMES[call.kind]
     why = "given by the caller"
+    found = tuned_store.lookup(gpu(a.get_device())[1], sizes, *ragged_name(types, None, None, ALONG_K))
+    if config is None and found is not None and found.config.tile[1] % epilogue.columns == 0:
+        config, why = found.config, MEASURED
     if config is None:
         config = along_k_config(*sizes, wide=dtype(types[2]).bits == 32, columns=epilogue.columns)
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
@@ -546,29 +551,33 @@ def chosen(
     sums = 1 if gate is None else HALVES
     if config is not None:
         return config, "given by the caller"
+    found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate, MASKED if masked else ROWS))
+    if found is not None and found.config.tile[1] // sums % columns == 0:
+        return found.config, MEASURED
     if masked:
         rows = masked_rows(sizes[0])
         config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums, columns)
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
-    found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate))
-    if found is not None and found.config.tile[1] // sums % columns == 0:
-        return found.config, "measured by layoutgemm.tune"
     config = usual_config(sizes, types, scales, sums, columns)
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
 
 
 def ragged_name(
-    types: tuple[str, str, str], scales: tuple[int, ...] | None, gate: str | None = None
+    types: tuple[str, str, str], scales: tuple[int, ...] | None, gate: str | None = None, form: str = ROWS
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Types and orders by which a tuned grouped product is kept.
 
+    form  groups of rows, masked ones, or along K
+
     >>> ragged_name(("bf16", "bf16:col", "bf16"), None)
     (('bf16 groups', 'bf16', 'bf16'), ('row', 'col', 'row'))
+    >>> ragged_name(("bf16:col", "bf16:row", "bf16"), None, form=ALONG_K)
+    (('bf16 groups along K', 'bf16', 'bf16'), ('col', 'row', 'row'))
     """
-    (first, *rest), orders = tuned_name(types, scales or (), gate)
-    return (f"{first} groups", *rest), orders
+    (first, *rest), orders = tuned_name(types, scales, gate)
+    return (f"{first} {_KEPT_AS[form]}", *rest), orders
 
 
 # ----------------------------------------------------------------------------------------------------------- on the CPU

@@ -54,6 +54,7 @@ from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT_BYTES = 4
+MEASURED = "measured by layoutgemm.tune"
 LEAST_SEGMENT = 16  # columns that share a scale at least, of tiles of 256: a thread has registers for its scales then
 
 
@@ -365,7 +366,8 @@ def gated_choice(
     """The configuration of a gated product whose sums stay in the tensor core, and why."""
     if config is not None:
         return config, "given by the caller"
-    return gated_config(sizes, types, gate, gpu(index)[0])
+    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, None, gate))
+    return (found.config, MEASURED) if found is not None else gated_config(sizes, types, gate, gpu(index)[0])
 
 
 def chosen(
@@ -380,9 +382,9 @@ def chosen(
     if config is not None:
         return config, "given by the caller"
     sums = 1 if gate is None else HALVES
-    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate)) if groups else None
+    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate))
     if found is not None and found.config.tile[1] // found.config.split // sums % columns == 0:
-        return found.config, "measured by layoutgemm.tune"
+        return found.config, MEASURED
     m, n, k, batch = sizes
     each = read_each_column(groups, n, sums)
     config = scaled_config(m, n, k, batch=batch, each_column=each, columns=columns, c=types[2], sums=sums)
@@ -391,19 +393,26 @@ def chosen(
 
 
 def tuned_name(
-    types: tuple[str, str, str], groups: tuple[int, ...], gate: str | None = None
+    types: tuple[str, str, str], groups: tuple[int, ...] | None, gate: str | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Types and orders by which a tuned product with scales is kept.
 
-    gate  the function of a gate, or None
+    groups  rows of A, and columns of B, that share a scale of a K block; () for a loop that adds each 128 of K in
+            float32; None for one whose sums stay in the tensor core, as `matmul` has it, with or without scales behind
+    gate    the function of a gate, or None
 
     >>> tuned_name(("e4m3", "e4m3:col", "bf16"), (1, 128))
     (('e4m3/1', 'e4m3/128', 'bf16'), ('row', 'col', 'row'))
+    >>> tuned_name(("e4m3", "e4m3:col", "bf16"), ())[0], tuned_name(("e4m3", "e4m3:col", "bf16"), None)[0]
+    (('e4m3 added in f32', 'e4m3', 'bf16'), ('e4m3', 'e4m3', 'bf16'))
     """
     names = [name.partition(":")[0] for name in types]
-    scaled = [f"{name}/{group}" for name, group in zip(names, groups)]
+    scaled = [f"{name}/{group}" for name, group in zip(names, groups or ())]
+    if groups == ():
+        scaled = [f"{names[0]} added in f32"]
     kept = tuned_store.gated_types((*scaled, *names[len(scaled) :]), gate)
-    return kept, ("row", types[1].partition(":")[2] or "row", "row")
+    first, second, _ = [name.partition(":")[2] or "row" for name in types]
+    return kept, (first, second, "row")
 
 
 @lru_cache(maxsize=1024)
