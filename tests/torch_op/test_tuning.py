@@ -170,7 +170,6 @@ def test_a_result_survives_a_damaged_neighbour() -> None:
 _STORES = """
 import os, sys, threading
 from layoutgemm.torch_op import tuned_store as tuned
-from layoutgemm.torch_op import tuning
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.config import Sm90Config
 def store(first):
@@ -234,7 +233,6 @@ from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.config import Sm90Config
 from layoutgemm.torch_op import tuned_store as tuned
-from layoutgemm.torch_op import tuning
 place, children = object_cache.place, []
 def fork(path, write):
     read, end = os.pipe()
