@@ -27,6 +27,7 @@ ACTS = {"swiglu": jax.nn.silu, "geglu": functools.partial(jax.nn.gelu, approxima
 GROUP = np.repeat(np.arange(4), np.diff(OFFSETS))
 
 
+@functools.partial(jax.jit, static_argnames="activation")  # one program, not one for each operation
 def gated(sums: Any, activation: str = "swiglu") -> Any:
     """From the definition: gate columns first."""
     gate, up = jnp.asarray(sums)[..., : sums.shape[-1] // 2], jnp.asarray(sums)[..., sums.shape[-1] // 2 :]
