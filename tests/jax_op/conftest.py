@@ -5,6 +5,7 @@ Without a GPU, XLA compiles quickly: values are computed once here, and it takes
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ else:
     jax.config.update("jax_num_cpu_devices", 4)
     if shutil.which("nvidia-smi") is None:
         jax.config.update("jax_disable_most_optimizations", True)
+        # The emitters take a third of the processor seconds. XLA ends a process for a flag that it does not know.
+        if importlib.metadata.version("jaxlib").startswith("0.10."):
+            os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 
 @pytest.fixture(autouse=True)

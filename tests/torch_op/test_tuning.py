@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from layoutgemm.kernels.compile import worker as compile_apart
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
+from layoutgemm.torch_op import choose as choosing
 from layoutgemm.torch_op import tuned_store as tuned
 from layoutgemm.torch_op import tuning
 from layoutgemm.torch_op.problem import Problem, StridedOperand
@@ -43,6 +45,12 @@ KEY = tuned.key_of((512, 512, 512, 1), ("bf16",) * 3, ("row", "row", "row"))
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", str(tmp_path))
     return tmp_path / "layoutgemm-cache"
+
+
+@pytest.fixture
+def chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates of one problem are made once, however many files leave the choice to them."""
+    monkeypatch.setattr(choosing, "choose", functools.cache(choose))
 
 
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (16, 4096, 4096), (512, 1000, 64)])
@@ -107,13 +115,14 @@ def test_a_damaged_file_is_none(content: bytes) -> None:
 VALUES = [None, True, -1, 0, 2, 3, 1e9, 1 << 70, "x", [], {}, [1], [[0, [1]], 2], [[[0, 0], 1]], [0, 0], ["a", "b"]]
 
 
+@pytest.mark.usefixtures("chosen_once")
 def test_whatever_a_tuned_file_holds_is_used_or_absent() -> None:
     """One value of an entry is exchanged for each of many: the entry is absent, or its plan is derived or refused."""
     path = tuned.store(GPU, KEY, CHOICE, {})
     assert path is not None
     whole = json.loads(path.read_text())
     places = [(), ("swapped",), ("config",), *[("config", name) for name in whole[KEY]["config"]], ("config", "other")]
-    used = 0
+    used, described = 0, set()
     for place in places:
         for value in VALUES:
             changed = copy.deepcopy(whole)
@@ -126,12 +135,15 @@ def test_whatever_a_tuned_file_holds_is_used_or_absent() -> None:
             try:
                 found = solve(problem())
                 used += found.kernel.choice == choice
-                compiling.kernel_facts(compile_apart.plan_of(found.kernel))
+                if found.kernel not in described:  # most values leave the entry unused
+                    compiling.kernel_facts(compile_apart.plan_of(found.kernel))
+                    described.add(found.kernel)
             except LayoutError as error:
                 raise AssertionError((place, value)) from error
     assert used > 10
 
 
+@pytest.mark.usefixtures("chosen_once")
 def test_every_bit_of_a_tuned_file() -> None:
     path = tuned.store(GPU, KEY, CHOICE, {"us": 1.5})
     assert path is not None
@@ -159,7 +171,6 @@ def test_a_result_survives_a_damaged_neighbour() -> None:
 _STORES = """
 import os, sys, threading
 from layoutgemm.torch_op import tuned_store as tuned
-from layoutgemm.torch_op import tuning
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.config import Sm90Config
 def store(first):
@@ -223,7 +234,6 @@ from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.config import Sm90Config
 from layoutgemm.torch_op import tuned_store as tuned
-from layoutgemm.torch_op import tuning
 place, children = object_cache.place, []
 def fork(path, write):
     read, end = os.pipe()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,12 +45,13 @@ def execute_sm80(
     c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, plan.n), np.int64))
     times = np.zeros(c.shape, np.uint8)
     count, stored = int(plan.order.count(plan.tiles, reads=reads)), stored_elements(plan, given or {})
+    each_round = _round_of(plan)
     total, wanted = plan.batch * count, 1 if stored is None else stored.astype(np.uint8)
     for number in range(total):
         matrix, block = divmod(number, count)
         row, column = plan.order.tile(block, plan.tiles, reads=reads)
         sums = _block(plan, a[matrix], b[matrix], row * plan.tile[0], column * plan.tile[1])
-        _store(plan, sums, c[matrix], times[matrix], row * plan.tile[0], column * plan.tile[1])
+        _store(plan, each_round, sums, c[matrix], times[matrix], row * plan.tile[0], column * plan.tile[1])
         if progress is not None:
             progress(number + 1, total)
     if (times != wanted).any():
@@ -175,27 +176,47 @@ def _multiply(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, sums: np.ndarray) ->
     sums += whole[:, :, i, j].astype(sums.dtype)
 
 
-def _store(plan: Sm80Plan, sums: dict[int, np.ndarray], c: np.ndarray, times: np.ndarray, m0: int, n0: int) -> None:
+class _Round(NamedTuple):
+    """A warp's accesses of the buffer in a round, alike for all tiles.
+
+    pairs   for each pair of registers its number, and the bytes of both values: (lane, byte)
+    chunks  for each chunk of a lane the bytes that it takes, (lane, byte), and its row and chunk of the round
+    """
+
+    pairs: list[tuple[int, npt.NDArray[np.int64]]]
+    chunks: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+
+
+def _round_of(plan: Sm80Plan) -> _Round:
+    store, size, lanes = plan.store, plan.c.dtype.bytes, np.arange(WARP)
+    made = _Round([], [])
+    for (number,), (base, constant) in store.pairs.of.items():
+        first = store.registers[store.pairs.bases[base][0]][0]
+        at = np.asarray(store.tile.byte(*store.place(lanes, first))) + constant
+        made.pairs.append((number, at[:, None] + np.arange(2 * size)))
+    for (drain,), (base, constant) in store.chunks.of.items():
+        row, chunk = store.chunk_of(lanes, store.chunks.bases[base][0])
+        at = np.asarray(store.tile.byte(row % store.tile.extent[0], chunk * (VECTOR_BYTES // size))) + constant
+        made.chunks.append((at[:, None] + np.arange(VECTOR_BYTES), *store.chunk_of(lanes, drain)))
+    return made
+
+
+def _store(
+    plan: Sm80Plan, each_round: _Round, sums: dict[int, np.ndarray], c: np.ndarray, times: np.ndarray, m0: int, n0: int
+) -> None:
     """A warp's rounds: pairs into the buffer, chunks out of it, what is inside the matrix."""
-    store, dtype, lanes = plan.store, plan.c.dtype, np.arange(WARP)
+    store, dtype = plan.store, plan.c.dtype
     size, values = dtype.bytes, plan.mma.accumulator_registers
     for warp, total in sums.items():
         place = plan.warp_place(warp)
         row0, column0 = m0 + place[0] * plan.a.warp_extent, n0 + place[1] * plan.b.warp_extent
         for block in range(plan.blocks[0]):
             memory = np.full(store.tile.bytes, 0xFF, np.uint8)
-            for (number,), (base, constant) in store.pairs.of.items():
-                first = store.registers[store.pairs.bases[base][0]][0]
-                at = np.asarray(store.tile.byte(*store.place(lanes, first))) + constant
+            for number, at in each_round.pairs:
                 both = np.stack([total[block, r // values, :, r % values] for r in store.registers[number]], axis=1)
-                memory[at[:, None] + np.arange(2 * size)] = dtype.encode(both).view(np.uint8).reshape(WARP, 2 * size)
-            for (drain,), (base, constant) in store.chunks.of.items():
-                row, chunk = store.chunk_of(lanes, store.chunks.bases[base][0])
-                at = store.tile.byte(row % store.tile.extent[0], chunk * (VECTOR_BYTES // size)) + constant
-                row, chunk = store.chunk_of(lanes, drain)
-                words = np.ascontiguousarray(memory[np.asarray(at)[:, None] + np.arange(VECTOR_BYTES)]).view(
-                    dtype.storage
-                )
+                memory[at] = dtype.encode(both).view(np.uint8).reshape(WARP, 2 * size)
+            for at, row, chunk in each_round.chunks:
+                words = np.ascontiguousarray(memory[at]).view(dtype.storage)
                 rows = row0 + block * plan.mma.shape_mnk[0] + row[:, None] + 0 * words.astype(np.int64)
                 columns = column0 + (chunk * (VECTOR_BYTES // size))[:, None] + np.arange(VECTOR_BYTES // size)
                 inside = (row[:, None] < store.tile.extent[0]) & (rows < plan.m) & (columns < plan.n)
