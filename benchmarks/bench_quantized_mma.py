@@ -113,13 +113,13 @@ def compiled() -> None:
 
 def direct(plan: Sm80Plan, pitch: int):
     """The launch of a plan: addresses of weights, x, C, then vectors."""
-    from layoutgemm.torch_op.launch import Direct
+    from layoutgemm.torch_op.launch import DirectLaunch
     from layoutgemm.torch_op.quantized.launch import mma_arguments_of
 
     if plan.weights is None:
         sizes = (plan.m, plan.n, plan.k, 1, plan.k, plan.k, plan.n, 0, 0, 0)
-        return Direct(plan.compile(), (0, 0, 0, *sizes), (1, 0, 2), 0, plan)
-    return Direct(plan.compile(), *mma_arguments_of(plan, pitch), 0, plan)
+        return DirectLaunch(plan.compile(), (0, 0, 0, *sizes), (1, 0, 2), 0, plan)
+    return DirectLaunch(plan.compile(), *mma_arguments_of(plan, pitch), 0, plan)
 
 
 def jitted(plan: Sm80Plan, tensors, stream: int) -> None:

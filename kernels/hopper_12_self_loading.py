@@ -44,7 +44,7 @@ from layoutgemm.checks import check_pipeline, matrix_access, registers
 from layoutgemm.dtypes import bf16
 from layoutgemm.kernels.dsl import bridge
 from layoutgemm.kernels.ladder import level_checks, levels
-from layoutgemm.kernels.sm90.pipeline_model import Hopper, StoreRing
+from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline, StoreRing
 from layoutgemm.kernels.store import Operand, StorePlan
 from layoutgemm.report import Report
 from layoutgemm.schedule import Grouped, Persistent
@@ -70,7 +70,7 @@ class SelfLoadingKernel:
         self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages, self.c, warps * self.buffers)
         self.schedule = Persistent(Grouped("M", group=8), workers, cluster=(2, 1))
         rounds = [[(i % self.buffers, self.store.pending(i)) for i, _ in of_block] for of_block in self.rounds]
-        *self.short, self.pipeline, self.output = Hopper(
+        *self.short, self.pipeline, self.output = HopperPipeline(
             self.stages, (self.a.tma.sent_bytes, self.b.tma.sent_bytes), cluster=self.schedule.cluster,
             consumers=self.consumers, blocks=self.blocks, staged_epilogue_k_tiles=1,
             store=StoreRing(self.store.warps, self.buffers, tuple(map(tuple, rounds))),

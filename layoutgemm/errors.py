@@ -54,6 +54,8 @@ class CompositionError(LayoutError):
         which no layout fits, or None where the composition is refused for another reason (`reason` says which).
     """
 
+    needs: tuple[str, ...] = ()  # facts about symbols, each of which would help
+
     def __init__(
         self,
         reason: str = "",
@@ -114,7 +116,7 @@ class TmaError(LayoutError):
     """A TMA copy breaks a rule of the hardware.
 
     Attributes: rule, the name of the rule in the table of rules; arithmetic, the numbers that break it. nearest is a
-    similar request that works (`atoms.tma.suggest.Nearest`), or None if none was found.
+    similar request that works (`atoms.tma.suggest.Suggestion`), or None if none was found.
     """
 
     def __init__(self, reason: str = "", witness: object = None, rule: str = "", nearest: object = None) -> None:
@@ -149,7 +151,13 @@ class PtxError(LayoutError):
 
 
 class EmulatorError(LayoutError):
-    """An emulated kernel's error, or its use of undefined behaviour in PTX. The message names the instruction."""
+    """An emulated kernel's error, or its use of undefined behaviour in PTX. The message names the instruction.
+
+    Attributes:
+        printed: the text that the kernel's threads printed before.
+    """
+
+    printed: str = ""
 
 
 class DeadlockError(EmulatorError):

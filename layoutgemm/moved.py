@@ -66,7 +66,7 @@ class OldModule(Loader):
         package = sys.modules[module.__name__.rpartition(".")[0]]
         if type(package) is ModuleType:
             package.__class__ = Package
-        module.__getattr__ = old_names(module.__name__)  # type: ignore[method-assign]
+        vars(module)["__getattr__"] = old_names(module.__name__)
 
 
 class LeftModule(SourceFileLoader):
@@ -74,7 +74,7 @@ class LeftModule(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code, which may have a `__getattr__` of its own."""
-        module.__getattr__ = old_names(module.__name__)  # type: ignore[method-assign]
+        vars(module)["__getattr__"] = old_names(module.__name__)
         super().exec_module(module)
 
 
@@ -102,7 +102,7 @@ def install() -> None:
     for old in _PATHS["names"]:
         module = sys.modules.get(f"{ROOT}.{old}")
         if module is not None and not hasattr(module, "__getattr__"):
-            module.__getattr__ = old_names(module.__name__)  # type: ignore[method-assign]
+            vars(module)["__getattr__"] = old_names(module.__name__)
 
 
 def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:

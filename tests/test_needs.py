@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from tests import needs
 ROOT = Path(__file__).resolve().parents[1]
 # A call with one string: pytest's own reason says that an import failed, not what to do.
 BARE = re.compile(r"importorskip\(\s*[\"'][\w.]+[\"']\s*\)")
+# What a reader of a skip can do: install, run it elsewhere, or have what it needs.
+WAY_OUT = re.compile(r"\binstall\b|\brun (it|tests/)|\bneeds [\w{]|\bunset\b|\bon PYTHONPATH\b|\bon PATH\b")
 
 
 def test_every_extra_that_a_reason_names_exists() -> None:
@@ -40,3 +44,24 @@ def test_a_program_is_found_or_the_skip_says_how_to_install_it() -> None:
     assert needs.program(["no-such-program", "python3", "python"], "").rpartition("/")[2].startswith("python")
     with pytest.raises(pytest.skip.Exception, match="no-such-program: not on PATH; install it"):
         needs.program(["no-such-program"], "install it")
+
+
+def reasons(path: Path) -> Iterator[str]:
+    """The literal reasons of a file's skips; braces in place of what is computed."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if re.search(r"pytest\.[\w.]*skip", text) else ():
+        if not isinstance(node, ast.Call) or not (name := ast.unparse(node.func)).startswith("pytest."):
+            continue
+        given = [key.value for key in node.keywords if key.arg == "reason"] if name != "pytest.skip" else node.args[:1]
+        for value in given:
+            parts = value.values if isinstance(value, ast.JoinedStr) else [value]
+            reason = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
+            if reason.strip("{}"):
+                yield reason
+
+
+def test_every_reason_says_what_to_do() -> None:
+    assert WAY_OUT.search("needs two GPUs") and not WAY_OUT.search("locks are POSIX's")
+    said = {reason for path in (ROOT / "tests").rglob("*.py") for reason in reasons(path) if reason != "None"}
+    assert len(said) > 30
+    assert not [reason for reason in said if not WAY_OUT.search(reason)]

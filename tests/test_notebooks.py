@@ -44,7 +44,7 @@ def test_every_cell_is_marked(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_as_a_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if lacking := [name for name in TOOLS if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"{', '.join(lacking)} not installed: extra `notebooks`")
+        pytest.skip(f"{', '.join(lacking)} not installed: pip install 'layoutgemm[notebooks]'")
     skip_without_needs(path)
     import jupytext
     from nbclient import NotebookClient

@@ -158,7 +158,7 @@ def test_the_runner_sees_failures(tmp_path: Path, text: str, problem: str | None
 )
 def test_the_server_sees_failures(tmp_path: Path, text: str, problem: str | None, server: Server | None) -> None:
     if server is None:
-        pytest.skip("processes cannot be forked here")
+        pytest.skip("the server forks processes: run it on Linux or macOS")
     path = tmp_path / "planted.py"
     path.write_text(text, encoding="utf-8")
     found = server.run(path, tmp_path, limit(problem))

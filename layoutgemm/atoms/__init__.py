@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .copy.tmem import TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
     from .copy.vector import (
         VectorCopy,
-        Widest,
+        WidestVector,
         load_global,
         load_shared,
         store_global,
@@ -88,7 +88,7 @@ __all__ = [
     "TmemLayout",
     "VectorCopy",
     "View",
-    "Widest",
+    "WidestVector",
     "accumulator_fragment",
     "as_tile",
     "async_copies",
@@ -185,7 +185,7 @@ _HOMES = {
     ),
     "copy.vector": (
         "VectorCopy",
-        "Widest",
+        "WidestVector",
         "load_global",
         "load_shared",
         "store_global",

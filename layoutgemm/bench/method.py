@@ -112,7 +112,7 @@ class Contender:
     note: str = ""
 
 
-class Load(NamedTuple):
+class ClockAndPower(NamedTuple):
     """The mean SM clock (MHz) and power (W) during a run; None if unreadable."""
 
     clock_mhz: float | None
@@ -137,7 +137,7 @@ class Device(Protocol):
     def settle(self) -> None:
         """Wait until all work is done; raise if an earlier launch has broken the device."""
 
-    def watched(self, run: Callable[[], float]) -> tuple[float, Load]:
+    def watched(self, run: Callable[[], float]) -> tuple[float, ClockAndPower]:
         """The result of `run`, and the clock and power meanwhile."""
 
 
@@ -231,13 +231,13 @@ def burst(
 
 def sustained(
     device: Device, replays: Mapping[str, tuple[Replay, float]], rounds: int, rng: random.Random, length: float = 0.8
-) -> dict[str, list[tuple[float, Load]]]:
+) -> dict[str, list[tuple[float, ClockAndPower]]]:
     """Seconds of a replay, and the load, in each round of sustained work. One contender runs alone for `length`; its
     second half counts.
 
     Each replay comes with its burst time, which gives the number of replays.
     """
-    samples: dict[str, list[tuple[float, Load]]] = {name: [] for name in replays}
+    samples: dict[str, list[tuple[float, ClockAndPower]]] = {name: [] for name in replays}
     for _ in range(rounds):
         order = list(replays)
         rng.shuffle(order)
@@ -245,7 +245,7 @@ def sustained(
             replay, estimate = replays[name]
             times = max(1, math.ceil(length / 2 / estimate))
             device.seconds(replay, times)
-            elapsed, load = device.watched(lambda replay=replay, times=times: device.seconds(replay, times))  # type: ignore[misc]
+            elapsed, load = device.watched(functools.partial(device.seconds, replay, times))
             samples[name].append((elapsed / times, load))
     return samples
 
@@ -327,19 +327,20 @@ class CudaDevice:
         """Synchronize."""
         self.torch.cuda.synchronize()
 
-    def watched(self, run: Callable[[], float]) -> tuple[float, Load]:
+    def watched(self, run: Callable[[], float]) -> tuple[float, ClockAndPower]:
         """Run, sampling in a thread every 50 ms meanwhile."""
         import threading
 
-        if self.sampler is None:
-            return run(), Load(None, None)
+        sampler = self.sampler
+        if sampler is None:
+            return run(), ClockAndPower(None, None)
         samples: list[tuple[float, float]] = []
         stop = threading.Event()
 
         def poll() -> None:
             with suppress(Exception):  # one reading is lost; the measurement stays
                 while not stop.wait(0.05):
-                    samples.append(self.sampler())  # type: ignore[misc]
+                    samples.append(sampler())
 
         thread = threading.Thread(target=poll, daemon=True)
         thread.start()
@@ -349,5 +350,5 @@ class CudaDevice:
             stop.set()
             thread.join()
         if not samples:
-            return elapsed, Load(None, None)
-        return elapsed, Load(statistics.mean(s[0] for s in samples), statistics.mean(s[1] for s in samples))
+            return elapsed, ClockAndPower(None, None)
+        return elapsed, ClockAndPower(statistics.mean(s[0] for s in samples), statistics.mean(s[1] for s in samples))

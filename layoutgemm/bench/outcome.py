@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from .method import (
     Accuracy,
     BenchProblem,
+    ClockAndPower,
     Contender,
     Device,
-    Load,
     Replay,
     bits_of,
     burst,
@@ -121,7 +121,7 @@ def measure(
     racing, fell_out = _short_round(device, admitted, family, method, rng, progress)
     progress(f"{problem}: burst of {len(racing)}")
     bursts = burst(device, {name: entry.replay for name, entry in racing.items()}, method.rounds, rng)
-    loads: dict[str, list[tuple[float, Load]]] = {}
+    loads: dict[str, list[tuple[float, ClockAndPower]]] = {}
     if method.sustained_rounds:
         medians = {name: statistics.median(samples) for name, samples in bursts.items()}
         number = {**dict.fromkeys(family.values(), 1), **method.finalists}
@@ -198,7 +198,7 @@ def _short_round(
 
 
 def _measured(
-    entry: _Admitted, samples: Sequence[float], held: Sequence[tuple[float, Load]], launches: int
+    entry: _Admitted, samples: Sequence[float], held: Sequence[tuple[float, ClockAndPower]], launches: int
 ) -> Measured:
     contender, verdict, _ = entry
     return Measured(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..dtypes import dtype
 from ..emulator.api import LaunchResult, TensorMapOf, emulate, emulate_ptx
 from ..emulator.distributed import run_ranks
-from ..emulator.host.arguments import Packed
+from ..emulator.host.arguments import PackedArray
 from ..emulator.host.session import run_script
 from ..emulator.machine.launch import Policy
 from ..emulator.mutation.api import mutate_ptx
@@ -41,7 +41,7 @@ examples:
   layoutgemm emulate --arch sm_100a script.py --mnk 256,256,64   # a script for a GPU; its arguments come last
 
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made, 3 the script failed by itself"""
-Argument: TypeAlias = npt.NDArray[np.generic] | Packed | TensorMapOf | bytes | int | float
+Argument: TypeAlias = npt.NDArray[np.generic] | PackedArray | TensorMapOf | bytes | int | float
 POLICIES = {
     "late": Policy(),
     "early": Policy(loads="early", products="early", stores="early"),
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     for number, path in args.save:
         value = values[number]
         value = cast(Any, value.array) if isinstance(value, TensorMapOf) else value
-        np.save(path, value.values if isinstance(value, Packed) else value)
+        np.save(path, value.values if isinstance(value, PackedArray) else value)
     _drawn(args, done.launches)
     print(json.dumps(done.as_json()) if args.json else done.report())
     return 0 if done.ok else 1
@@ -236,13 +236,13 @@ def argument(text: str, rng: np.random.Generator) -> Argument:
 
 def _array(
     kind: str, shape: tuple[int, ...], content: str, rng: np.random.Generator
-) -> npt.NDArray[np.generic] | Packed:
+) -> npt.NDArray[np.generic] | PackedArray:
     form = dtype(kind)
     if form.bits < 8:
         whole = rng.integers(0, 1 << form.bits, shape) if content == "random" else np.zeros(shape, np.int64)
         if content == "range":
             whole = np.arange(whole.size).reshape(shape) % (1 << form.bits)
-        return Packed.of(whole + (content == "nan") * ((1 << form.bits) - 1), kind)
+        return PackedArray.of(whole + (content == "nan") * ((1 << form.bits) - 1), kind)
     if content not in ("random", "zeros", "nan", "range"):
         raise EmulatorError(f"an array of {content!r}: random, zeros, nan or range")
     if content == "nan":

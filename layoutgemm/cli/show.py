@@ -155,7 +155,7 @@ HEAD = 16  # rows and columns of it
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownObject:
     """An object to show: its text, its picture, its data for programs."""
 
     text: Callable[[], str]
@@ -163,7 +163,7 @@ class Shown:
     data: Callable[[], Mapping[str, object]]
 
 
-def shown(args: argparse.Namespace) -> Shown:
+def shown(args: argparse.Namespace) -> ShownObject:
     """The object that the arguments ask for. Raises LayoutError, also for an option that it does not take."""
     part_: dict[str, Any] = {
         name: value for name in ("rows", "columns", "planes") if (value := getattr(args, name)) is not None
@@ -187,7 +187,7 @@ def shown(args: argparse.Namespace) -> Shown:
     return layout_shown(layout_of(args.what), part_)
 
 
-def layout_shown(given: Tile, part_: dict[str, Any]) -> Shown:
+def layout_shown(given: Tile, part_: dict[str, Any]) -> ShownObject:
     """A layout or a tile: a table, a grid of cells, its offsets."""
     layout = given.composed if isinstance(given, SmemTile) else given
 
@@ -219,7 +219,7 @@ def layout_shown(given: Tile, part_: dict[str, Any]) -> Shown:
         large = not part_ and layout.size > PRINTED
         return head_of(layout) if large else view.layout_table(layout, **part_)
 
-    return Shown(text, draw, data)
+    return ShownObject(text, draw, data)
 
 
 def head_of(layout: AnyLayout) -> str:
@@ -241,7 +241,7 @@ def head_of(layout: AnyLayout) -> str:
     return f"{table_}\n{told}: {', '.join(others)} and {last} show others"
 
 
-def listing_shown(listing: Listing) -> Shown:
+def listing_shown(listing: Listing) -> ShownObject:
     """A listing of a tiled MMA or copy: its values, then each layout of two modes as a table."""
 
     def text() -> str:
@@ -253,10 +253,12 @@ def listing_shown(listing: Listing) -> Shown:
     def draw() -> str:
         raise LayoutError(f"a picture is of one layout: give the line of one of {', '.join(listing.layouts)}")
 
-    return Shown(text, draw, lambda: {"listing": listing.title, **{name: plain(listing[name]) for name in listing}})
+    return ShownObject(
+        text, draw, lambda: {"listing": listing.title, **{name: plain(listing[name]) for name in listing}}
+    )
 
 
-def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> Shown:
+def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> ShownObject:
     """One operand of an atom."""
     atom, operand = atom_of(what)
     tv, tile = atom.layout(operand), atom.tile_of(operand)
@@ -268,17 +270,19 @@ def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> S
             "rows": list(found.rows), "columns": list(found.columns), "thread_value": found.held,
         }  # fmt: skip
 
-    return Shown(
+    return ShownObject(
         lambda: f"{atom}, {operand}: {view.tv_table(tv, tile, **part_)}",
         lambda: view.fragment_svg(atom, operand, **part_, **colors),
         data,
     )
 
 
-def object_shown(what: str, colors: dict[str, Any]) -> Shown:
+def object_shown(what: str, colors: dict[str, Any]) -> ShownObject:
     """An atom, copy, tile order or swizzle, by its own picture and text."""
     made, data, options = object_of(what)
-    return Shown(lambda: table(made, **options), lambda: made.svg(**options, **colors), lambda: {"what": what, **data})
+    return ShownObject(
+        lambda: table(made, **options), lambda: made.svg(**options, **colors), lambda: {"what": what, **data}
+    )
 
 
 def fitting(text: str, width: int | None = None) -> str:

@@ -21,7 +21,7 @@ from ..kernels.run.occupancy import of_device
 from ..kernels.run.stream_memory import copy_bytes, set_words, wait
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import crosses_shards
-from ..torch_op.launch import Direct, empty_on_gpu, raw_stream
+from ..torch_op.launch import DirectLaunch, empty_on_gpu, raw_stream
 from ..torch_op.prepared import mark_written
 from ..torch_op.problem import contiguous_strides
 from .gathered_rows import FLOAT, clear_flags, fill_own
@@ -170,7 +170,9 @@ class ScatterCall(ShardCall):
             workspace.join(stream)
 
 
-def _direct(plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[int], names: Sequence[str]) -> Direct:
+def _direct(
+    plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[int], names: Sequence[str]
+) -> DirectLaunch:
     """The launch of a plan for such lines; it takes addresses: C, A, B, then words by name."""
     steps = [x * lines for x, lines in zip(leading, (plan.m, max(plan.n, plan.k), plan.m), strict=True)]
     sizes = (plan.m, plan.n, plan.k, 1, *leading, *steps, of_device(index).resident(plan.cluster_size))
@@ -178,7 +180,7 @@ def _direct(plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[
     own = words_of(plan.epilogue, placed)[: len(plan.epilogue.words)]
     places = [3 + len(sizes) + plan.words.index(name) for name in names]
     padding = [0] * (MAX_WORDS - len(own) - len(words))
-    return Direct(compile_plan(plan), (0, 0, 0, *sizes, *own, *words, *padding), (2, 0, 1, *places), index, plan)
+    return DirectLaunch(compile_plan(plan), (0, 0, 0, *sizes, *own, *words, *padding), (2, 0, 1, *places), index, plan)
 
 
 # ---------------------------------------------------------------------------------------------- what moves in each call

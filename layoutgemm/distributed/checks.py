@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import OperandError
+from ..kernels.lines import address_misfit, line_misfit
 from ..kernels.run.operand_checks import check_operands
 from ..torch_op.scaled_grouped.recipes import ROW, TENSOR, Recipes
 from ..torch_op.types import listed
@@ -94,12 +95,10 @@ def check_lines(name: str, x: torch.Tensor, strides: Sequence[int], shape: Seque
     """Raise OperandError for lines that a tensor map does not take: (pitch, 1), both address and pitch of 16 bytes."""
     if x.device.type == "cpu":
         return
-    (pitch, inner), each = strides, 16 // x.element_size()
-    if inner != 1 or (shape[0] > 1 and (pitch < shape[1] or pitch % each)) or x.data_ptr() % 16:
-        raise OperandError(
-            f"{name} has strides {tuple(x.stride())} at address {x.data_ptr():#x}: lines are contiguous, 16 bytes "
-            f"({each} elements) or a multiple apart, from an address that is a multiple of 16"
-        )
+    (count, extent), (leading, step) = shape, strides
+    rule = line_misfit(extent, step, count, leading, x.element_size()) or address_misfit(x.data_ptr())
+    if rule:
+        raise OperandError(f"{name}: {rule}, and products of shards copy no operand; strides {tuple(x.stride())}")
 
 
 def output_of(

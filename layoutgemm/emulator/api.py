@@ -27,7 +27,7 @@ from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, OperandError
 from .findings import LINT, Counts, Finding
-from .host.arguments import ArgumentMemory, Array, Packed, array_at, array_of, element_of
+from .host.arguments import ArgumentMemory, Array, PackedArray, array_at, array_of, element_of
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
 from .host.session import EmulatedGpu, session
@@ -212,7 +212,7 @@ def emulate(
 
     compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
     args      those of a call on a GPU, with NumPy arrays and CPU torch tensors for the memory there, where a pointer or
-              an address goes, too; streams may be left out. Arrays are written in place. Narrower than a byte: `Packed`
+              an address goes, too; streams may be left out. Arrays are written in place. `PackedArray`: below a byte
     named     those by keyword; a parameter that is called as one of the following can be passed by position only
     policy    which legal order is executed; races are found in any. Several, as `ORDERS`: all are, each from the same
               content of the arrays, and results that differ are reported
@@ -355,10 +355,10 @@ def _run_once(
             before = "".join([f"\n{finding}" for finding in found])
             printed = "".join([launch.printed for launch in out]) + _printed(machine)
             if not before:
-                error.printed = printed  # type: ignore[attr-defined]
+                error.printed = printed
                 raise
             more = type(error)(f"{error}\nfound before that:{before}")
-            more.printed = printed  # type: ignore[attr-defined]
+            more.printed = printed
             raise more from error
         out.append(result_of(launch, machine, time.perf_counter() - start))
     return out
@@ -432,7 +432,7 @@ class TensorMapOf:
     def _kind(self) -> DType:
         if self.kind is not None:
             return dtype(self.kind)
-        if isinstance(self.array, Packed):
+        if isinstance(self.array, PackedArray):
             return dtype(self.array.kind)
         name = element_of(self.array)
         try:

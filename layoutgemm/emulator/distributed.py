@@ -22,7 +22,7 @@ from .host.launcher import HostLaunch
 from .host.multicast import Multicast
 from .host.ranks import Ranks
 from .host.session import ScriptRun, run_script
-from .host.torch_device import Captured, HostGraph, gpu_mode
+from .host.torch_device import CapturedWork, HostGraph, gpu_mode
 from .machine.devices import DeviceOrder, Devices, Stream
 from .machine.interpreter import Policy, PtxMachine
 from .machine.launch import Watch
@@ -79,7 +79,7 @@ class RankLaunches:
 
         return step
 
-    def replay(self, work: Sequence[Captured]) -> None:
+    def replay(self, work: Sequence[CapturedWork]) -> None:
         """Do the work of a graph of the current rank: each stream in order, behind others where it has to be."""
         streams: dict[int, Stream] = {}
         over: dict[int, int] = {}  # of each stream: how much of it is done

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from .machine.bank_counts import BankUse
 from .machine.roles import ALONE, NOTHING, PARTS
-from .ptx.parser import PtxInstruction, PtxKernel, Source
+from .ptx.parser import PtxInstruction, PtxKernel, SourceLine
 
 WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?! \()")
 PLACE = re.compile(r"CTA \(\d+, \d+, \d+\)(?: warp \d+)?")
@@ -47,7 +47,7 @@ class Finding:
     message: str
     line: int = 0
     text: str = ""
-    source: Source | None = None
+    source: SourceLine | None = None
     cta: tuple[int, int, int] = (0, 0, 0)
     warp: int | None = None
     lanes: int = 0

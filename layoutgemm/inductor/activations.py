@@ -98,8 +98,9 @@ def _same(pattern: object, found: object, product: Node, inner: dict[Node, Node]
     """True if two nodes compute the same of the placeholder and of the product; fills `inner`."""
     if not isinstance(pattern, Node):
         if isinstance(pattern, (tuple, list)):
-            same = isinstance(found, (tuple, list)) and len(pattern) == len(found)
-            return same and all(_same(x, y, product, inner) for x, y in zip(pattern, found))  # type: ignore[call-overload]
+            if not isinstance(found, (tuple, list)) or len(pattern) != len(found):
+                return False
+            return all(_same(x, y, product, inner) for x, y in zip(pattern, found))
         return type(pattern) is type(found) and pattern == found
     if pattern.op == "placeholder":
         return found is product

@@ -13,7 +13,7 @@ from ..layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 from ..layouts.swizzle import as_unit
 from . import dsl_atoms, dsl_layouts
 from .dsl_layouts import Symbols, TensorLayout
-from .unsupported import NotTaken
+from .unsupported import UnsupportedObject
 
 _OURS = (Layout, ComposedLayout, Swizzle, ScaledBasis, MmaAtom, CopyAtom, TiledMma, TiledCopy)
 _TAKEN = (
@@ -70,7 +70,7 @@ def from_cute(
     spaces   source and target of a CopyUniversalOp, which does not say them
 
     Raises LayoutError, or AtomError for an instruction that has no atom here, saying what it is and what is known of
-    it; NotTaken, a LayoutError and a TypeError, for anything else.
+    it; UnsupportedObject, a LayoutError and a TypeError, for anything else.
 
     >>> import numpy as np
     >>> from_cute(np.zeros((4, 8), np.float32)), from_cute(np.zeros((4, 8))[:, ::2].T)
@@ -78,9 +78,9 @@ def from_cute(
     >>> from_cute("(4,8):(8,1)")
     Traceback (most recent call last):
         ...
-    layoutgemm.interop.unsupported.NotTaken: from_cute takes layouts, swizzles, tensors, operations, atoms, tiled \
-copies and tiled products of the CuTe DSL; Layout, Swizzle and ComposedLayout of pycute and tensor_layouts; torch \
-tensors and NumPy arrays, not str
+    layoutgemm.interop.unsupported.UnsupportedObject: from_cute takes layouts, swizzles, tensors, operations, atoms, \
+tiled copies and tiled products of the CuTe DSL; Layout, Swizzle and ComposedLayout of pycute and tensor_layouts; \
+torch tensors and NumPy arrays, not str
     """
     counted = None if element is None else dtype(element)
     Symbols(names)  # names of another kind are refused for every object
@@ -103,8 +103,8 @@ def tensor_layout(x: Any, *, names: Sequence[Any] | None = None) -> TensorLayout
     x       a tensor of the CuTe DSL (of a trace, from_dlpack's, a fake one), a torch tensor or a NumPy array
     names   as for from_cute
 
-    A swizzle of a tensor's pointer is in the layout, in elements. Raises NotTaken for anything else, and LayoutError
-    where a swizzled tensor begins within a period of its swizzle, so that no layout says where its elements lie.
+    A swizzle of a tensor's pointer is in the layout, in elements. Raises UnsupportedObject for anything else, and
+    LayoutError where a swizzled tensor begins within a period of its swizzle: no layout says where its elements lie.
 
     >>> import numpy as np
     >>> facts = tensor_layout(np.zeros((4, 8), np.float32))
@@ -115,7 +115,9 @@ def tensor_layout(x: Any, *, names: Sequence[Any] | None = None) -> TensorLayout
     if _is_array(bases):
         return _array(x, bases)
     if not bases & {"cutlass.cute.typing.Tensor", "cutlass.cute.typing.TypedTensor"}:
-        raise NotTaken(f"tensor_layout takes tensors of the CuTe DSL and torch and NumPy arrays, not {_what(x)}")
+        raise UnsupportedObject(
+            f"tensor_layout takes tensors of the CuTe DSL and torch and NumPy arrays, not {_what(x)}"
+        )
     symbols = Symbols(names)
     if "cutlass.cute.tensor._Tensor" in bases:
         out = dsl_layouts.memref(str(x.value.type), _element(x), symbols)
@@ -152,7 +154,7 @@ def _of_dsl(x: Any, bases: set[str], names: Any, element: Any, unit: Any, spaces
     for name, read in _ATOMS.items():
         if f"cutlass.cute.atom.{name}" in bases:
             return read(x, spaces)
-    raise NotTaken(f"from_cute takes {_TAKEN}, not {_what(x)}")
+    raise UnsupportedObject(f"from_cute takes {_TAKEN}, not {_what(x)}")
 
 
 def _of_python(x: Any, bases: set[str], element: Any, unit: Any) -> Any:
@@ -167,7 +169,7 @@ def _of_python(x: Any, bases: set[str], element: Any, unit: Any) -> Any:
                 return _composed(x, from_cute(getattr(x, first)), from_cute(getattr(x, last)), element, unit)
     if "Layout" in names and hasattr(x, "shape") and hasattr(x, "stride"):
         return Layout(x.shape, x.stride)
-    raise NotTaken(f"from_cute takes {_TAKEN}, not {_what(x)}")
+    raise UnsupportedObject(f"from_cute takes {_TAKEN}, not {_what(x)}")
 
 
 def _composed(x: Any, first: Any, last: Any, element: Any, unit: Any) -> Any:

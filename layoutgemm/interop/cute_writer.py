@@ -9,7 +9,7 @@ from ..arguments import shown
 from ..errors import LayoutError
 from ..layouts import ComposedLayout, Layout, Swizzle
 from ..layouts.conversion import converted
-from .unsupported import NotTaken
+from .unsupported import UnsupportedObject
 
 
 @converted.register(object)
@@ -66,10 +66,10 @@ def to_module(x: Any, module: Any) -> Any:
     """
     kind = next((k for k in (Layout, Swizzle, ComposedLayout) if isinstance(x, k)), None)
     if kind is None:
-        raise NotTaken(f"to_module takes a Layout, a Swizzle or a ComposedLayout, not {type(x).__name__}")
+        raise UnsupportedObject(f"to_module takes a Layout, a Swizzle or a ComposedLayout, not {type(x).__name__}")
     if not callable(getattr(module, kind.__name__, None)):
         said = getattr(module, "__name__", None) or shown(module)
-        raise NotTaken(f"{said} has no {kind.__name__} for {x}")
+        raise UnsupportedObject(f"{said} has no {kind.__name__} for {x}")
     if isinstance(x, Layout):
         if x.has_basis or x._symbolic:
             what = "leads to coordinates" if x.has_basis else "has symbols"

@@ -14,7 +14,7 @@ Reading the type adds no operation to the kernel that is being traced, needs no 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
 from typing import Any
@@ -227,10 +227,10 @@ def tensor_of_integers(shape: Any, stride: Any, symbols: Symbols) -> Layout:
     """A layout of ints and the DSL's SymInts, as fake tensors and annotations have them."""
     places: dict[int, Any] = {}
 
-    def entries(value: Any, letter: str, least: int, place: Iterable[int]) -> Any:
+    def entries(value: Any, letter: str, least: int, place: Iterator[int]) -> Any:
         if isinstance(value, (tuple, list)):
             return tuple([entries(v, letter, least, place) for v in value])
-        at = next(place)  # type: ignore[call-overload]
+        at = next(place)
         if isinstance(value, int):
             return value
         if type(value).__name__ != "SymInt":

@@ -36,10 +36,10 @@ from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.interop.cute_reader import tensor_layout
 from layoutgemm.interop.dsl_atoms import copy_atom, mma_atom, tensor_box
 from layoutgemm.interop.dsl_layouts import ELEMENTS
-from layoutgemm.interop.unsupported import NotTaken
+from layoutgemm.interop.unsupported import UnsupportedObject
 from layoutgemm.layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 from layoutgemm.layouts.symbols.dims import parse_entry
-from layoutgemm.layouts.symbols.polynomial import P, show
+from layoutgemm.layouts.symbols.polynomial import Polynomial, show
 
 _TYPES = {ours: theirs for theirs, ours in ELEMENTS.items()} | {"ue4m3": "Float8E4M3FN"}
 _MMA_ARGUMENTS = ("a_major", "b_major")
@@ -112,7 +112,9 @@ def to_cute(x: object, **values: Any) -> Any:
     if isinstance(x, TiledCopy):
         tiler = tuple([layout(t if isinstance(t, Layout) else Layout(t), {}) for t in x.tiler])
         return cute.make_tiled_copy(make_copy(x.atom), layout(x.layout_tv, {}), tiler)
-    raise NotTaken(f"to_cute takes layouts, swizzles, atoms, tiled ones and tensor copies, not {type(x).__name__}")
+    raise UnsupportedObject(
+        f"to_cute takes layouts, swizzles, atoms, tiled ones and tensor copies, not {type(x).__name__}"
+    )
 
 
 # ---------------------------------------------------------------- layouts
@@ -133,7 +135,7 @@ def _entry(x: object, values: Mapping[str, object]) -> object:
         return tuple([_entry(y, values) for y in x])
     if isinstance(x, ScaledBasis):
         return cute.ScaledBasis(_entry(x.value, values), list(x.path))
-    if not isinstance(x, P):
+    if not isinstance(x, Polynomial):
         return x
 
     def value(name: str) -> Any:  # an int, or the DSL's traced integer

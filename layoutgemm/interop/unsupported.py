@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..errors import LayoutError
 
 
-class NotTaken(LayoutError, TypeError):
+class UnsupportedObject(LayoutError, TypeError):
     """An object of a kind that the function does not take: a TypeError too."""
 
 

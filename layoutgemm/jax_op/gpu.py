@@ -27,8 +27,8 @@ from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.occupancy import cluster_occupancy
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..torch_op.problem import (
-    Copy,
     Ints,
+    OperandCopy,
     Problem,
     Solution,
     StridedOperand,
@@ -150,7 +150,7 @@ def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | Non
     return result
 
 
-def copied(x: jax.Array, copy: Copy) -> jax.Array:
+def copied(x: jax.Array, copy: OperandCopy) -> jax.Array:
     """The operand as a contiguous array with the copy's strides: lines are padded with zeros."""
     x = jnp.broadcast_to(x, copy.shape)
     if copy.strides[-1] != 1:

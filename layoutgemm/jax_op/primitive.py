@@ -32,7 +32,7 @@ Local = Callable[..., jax.Array]
 MAX_PRODUCTS = 1024  # traced functions that are kept
 
 
-class Typed(Protocol):
+class PrimitiveProduct(Protocol):
     """A product as its primitive reads it."""
 
     @property
@@ -156,7 +156,7 @@ def _partitioned(product: Product) -> Callable[..., jax.Array]:
     return shared
 
 
-def result_type(*operands: jax.core.ShapedArray, product: Typed) -> jax.core.ShapedArray:
+def result_type(*operands: jax.core.ShapedArray, product: PrimitiveProduct) -> jax.core.ShapedArray:
     """The type of a product's result; under shard_map it varies along the axes that its operands vary along."""
     shape, kind, first = product.result, jax.numpy.dtype(product.types[2]), operands[0]
     if not first.manual_axis_type.varying:

@@ -18,7 +18,7 @@ def transposed(operand: Operand) -> Operand:
     return replace(operand, order=OTHER_ORDER[operand.order])
 
 
-class Choice:
+class KernelChoice:
     """A kernel whose operands may change places: it then multiplies C^T = B^T @ A^T instead of C = A @ B."""
 
     swapped: bool

@@ -31,8 +31,8 @@ from ..schedule import (
     Formula,
     Grouped,
     Hilbert,
+    LayoutOrder,
     Linear,
-    OfLayout,
     Persistent,
     Rotated,
     Schedule,
@@ -73,12 +73,12 @@ def order_for(order: Order | None, usual: Linear | Grouped, tile: tuple[int, int
             raise PlanError(f"order = {order!r}: known are {', '.join(known)}")
         order = known[order]
     elif isinstance(order, Layout):
-        order = OfLayout(layout=order)
+        order = LayoutOrder(layout=order)
     elif not isinstance(order, Schedule):
         if not callable(order):
             raise PlanError(f"order = {order!r}: a Schedule, a name, a Layout, or a function of the tile's number")
         order = Formula.of(order)
-    if isinstance(order, OfLayout):
+    if isinstance(order, LayoutOrder):
         order.check_grid(grid)
     return listed(order.on(tile))
 
@@ -115,7 +115,7 @@ def columns_of_order(order: Order, m: int, n: int) -> int:
     """
     if isinstance(order, TileList) and order.schedule is not None:
         order = order.schedule
-    if isinstance(order, (Layout, OfLayout, TileList)) or order == "list":
+    if isinstance(order, (Layout, LayoutOrder, TileList)) or order == "list":
         return n
     grid = -(-m // _NOMINAL), -(-n // _NOMINAL)
     schedule = order_for(order, Grouped(), (_NOMINAL, _NOMINAL), grid)
@@ -142,7 +142,7 @@ def asked_order(plan: GemmPlan) -> dict[str, Schedule]:
     return {"order": schedule} if isinstance(schedule, _ASKED) else {}
 
 
-_ASKED = (Formula, OfLayout, Rotated, TileList, Triangular)
+_ASKED = (Formula, LayoutOrder, Rotated, TileList, Triangular)
 
 
 def unmirrored(

@@ -63,7 +63,7 @@ class ReducingPlan:
         return self.batch
 
     @property
-    def partials(self) -> tuple[Partial, ...]:
+    def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions."""
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ def exchanges_of(mma: _Fragment | None, axis: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Partial:
+class PartialResults:
     """The partial results of one reduction.
 
     step   the reduction: of axis "m" one place a row, of axis "n" one a column
@@ -153,7 +153,7 @@ class Partial:
         start, end  its first row among those of all groups, and the one behind its last
 
         >>> from layoutgemm.kernels.epilogue.chain import ColumnReduce
-        >>> sums = Partial(ColumnReduce(), WARP_ROWS, joined=True)
+        >>> sums = PartialResults(ColumnReduce(), WARP_ROWS, joined=True)
         >>> [sums.lines_of_group(*rows) for rows in ((0, 17, 0), (17, 17, 1), (17, 33, 2))], sums.extents(33, 8, 3)
         ([(0, 2), (2, 2), (3, 4)], (5, 8))
         """
@@ -161,15 +161,17 @@ class Partial:
         return first, first + tile_count(end - start, self.span)
 
 
-def partials_of(epilogue: Epilogue, columns: int, rows: int = WARP_ROWS, joined: bool = False) -> tuple[Partial, ...]:
+def partials_of(
+    epilogue: Epilogue, columns: int, rows: int = WARP_ROWS, joined: bool = False
+) -> tuple[PartialResults, ...]:
     """The partial results of an epilogue: of so many columns at a time, and of a warp's rows.
 
     joined  groups of rows are those of one matrix
     """
-    return tuple(Partial(step, columns if step.axes == "m" else rows, joined) for step in epilogue.partials)
+    return tuple(PartialResults(step, columns if step.axes == "m" else rows, joined) for step in epilogue.partials)
 
 
-def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any, groups: Any = 1) -> Any:
+def words_of_matrix(partials: Sequence[PartialResults], m: Any, n: Any, groups: Any = 1) -> Any:
     """Words of the partial results of one matrix; sizes as Python's or traced 64-bit integers.
 
     groups  of joined rows, which are those of one matrix

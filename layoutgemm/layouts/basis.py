@@ -25,7 +25,7 @@ from .int_tuple import (
     transform,
 )
 from .symbols.dims import entry, is_sympy
-from .symbols.polynomial import P
+from .symbols.polynomial import Polynomial
 
 WIDEST = 1 << 16  # modes of a coordinate: a tuple with all modes below the one that a basis element names is made
 
@@ -47,7 +47,7 @@ class ScaledBasis:
     def __init__(self, value: object, path: int | tuple[int, ...]) -> None:
         modes = path if isinstance(path, (tuple, list)) else (path,)
         path = tuple([as_int(p, "a mode of a basis element", most=WIDEST) for p in modes])
-        if value.__class__ is not P:
+        if value.__class__ is not Polynomial:
             value = as_int(value, "the value of a basis element")
         if not path or min(path) < 0:
             raise LayoutError(f"a basis element names the modes that lead to it, integers >= 0, not {path}")
@@ -65,7 +65,7 @@ class ScaledBasis:
         raise AttributeError(f"ScaledBasis is frozen: cannot delete {name}")
 
     def __mul__(self, other: object) -> ScaledBasis | int:
-        factor = other if other.__class__ is P else as_int(other, "the factor of a basis element")
+        factor = other if other.__class__ is Polynomial else as_int(other, "the factor of a basis element")
         value = self.value * factor
         return 0 if value.__class__ is int and value == 0 else ScaledBasis(value, self.path)
 
@@ -134,9 +134,9 @@ def as_stride(x: object) -> Stride:
         return out
     paths = {d.path for d in entries if d.__class__ is ScaledBasis}
     if paths:
-        SYMBOLS_SEEN[0] += sum([d.value.__class__ is P for d in entries if d.__class__ is ScaledBasis])
+        SYMBOLS_SEEN[0] += sum([d.value.__class__ is Polynomial for d in entries if d.__class__ is ScaledBasis])
         for d in entries:
-            if (d.__class__ is int and d != 0) or d.__class__ is P:
+            if (d.__class__ is int and d != 0) or d.__class__ is Polynomial:
                 raise LayoutError(f"strides {show(out)} mix offsets ({d}) with coordinates ({next(iter(paths))})")
         for q in paths:
             for n in range(1, len(q)):
@@ -154,7 +154,7 @@ def _as_stride(x: object, depth: int = 0) -> Stride:
         if depth == SHARED:
             check_entries(x, "a stride")
         return tuple([y if y.__class__ is int and BELOW < y < BEYOND else _as_stride(y, depth + 1) for y in x])
-    if x.__class__ is P or is_sympy(x):
+    if x.__class__ is Polynomial or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return entry(x)
     return as_int(x, "a layout's stride")

@@ -25,15 +25,15 @@ from .basis import ScaledBasis
 from .int_tuple import Pair, Shape, as_nested, as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .linear import LinearLayout
-from .proofs.digit_boxes import Box, Stuck
-from .proofs.digits import Form, Formula, maximum, minimum, rewrite
+from .proofs.digit_boxes import CannotRewrite, DigitBox
+from .proofs.digits import Formula, NormalForm, maximum, minimum, rewrite
 from .proofs.gf2 import swizzle_candidates
 from .proofs.index_formulas import LIMIT, coordinate, tabulate
 from .proofs.verdicts import layout_of
 from .swizzle import ComposedLayout, Swizzle
 from .symbols.dims import ARITHMETIC, declared, entry, expression, is_sympy, operate
 from .symbols.generators import GENERATORS
-from .symbols.polynomial import MissingFact, P, Scalar, div, needs_div
+from .symbols.polynomial import MissingFact, Polynomial, Scalar, div, needs_div
 from .symbols.polynomial import show as show_entry
 
 NAMES = ("i", "j", "k", "l")
@@ -99,7 +99,7 @@ def from_expr(formula: Any, shape: Any = None, /, **extents: Any) -> Any:
     try:
         result = _by_digits(function, sizes)
     except MissingFact as stuck:
-        if any(n.__class__ is P for n in sizes.values()) or prod(sizes.values()) > LIMIT:
+        if any(n.__class__ is Polynomial for n in sizes.values()) or prod(sizes.values()) > LIMIT:
             raise
         result = _by_values(function, sizes, stuck)
     return _shaped(result, list(profiles.values()))
@@ -221,7 +221,7 @@ def _evaluate(node: ast.expr, variables: Mapping[str, object], text: str) -> Any
 
 
 def _by_digits(function: Formula, sizes: dict[str, Any]) -> Any:
-    """The layout of a formula that can be rewritten. Raises Stuck where digits do not tell."""
+    """The layout of a formula that can be rewritten. Raises CannotRewrite where digits do not tell."""
     box, (form,) = rewrite(sizes, function)
     if form.__class__ is tuple:
         return _onto_coordinates(box, form)
@@ -232,7 +232,7 @@ def _by_digits(function: Formula, sizes: dict[str, Any]) -> Any:
         found = _unswizzled(function, sizes, swizzle)
         if found is not None:
             return found
-    raise Stuck(f"no swizzle found that takes apart {form}", box.missing())
+    raise CannotRewrite(f"no swizzle found that takes apart {form}", box.missing())
 
 
 def _unswizzled(function: Formula, sizes: dict[str, Any], swizzle: Swizzle) -> ComposedLayout | None:
@@ -251,17 +251,17 @@ def _offset(constant: object, layout: Layout) -> ComposedLayout:
 
 
 def _static(constant: Any) -> int:
-    if constant.__class__ is P:
-        raise Stuck(f"the offset {show_entry(constant)} of a composed layout would have to be an integer")
+    if constant.__class__ is Polynomial:
+        raise CannotRewrite(f"the offset {show_entry(constant)} of a composed layout would have to be an integer")
     return int(constant)
 
 
-def _swizzles(form: Form) -> Iterator[Swizzle]:
+def _swizzles(form: NormalForm) -> Iterator[Swizzle]:
     """The swizzles that the XORs may come from: rows of the matrix, one for each bit of the value."""
     columns: dict[Any, int] = {}
     rows: dict[int, int] = {}
     for s, c in form.terms.items():
-        if isinstance(c, P) or abs(c) & (abs(c) - 1):
+        if isinstance(c, Polynomial) or abs(c) & (abs(c) - 1):
             continue
         mask = sum(columns.setdefault(digit, 1 << len(columns)) for digit in sorted(s))
         position = abs(c).bit_length() - 1
@@ -271,7 +271,7 @@ def _swizzles(form: Form) -> Iterator[Swizzle]:
         yield Swizzle(bits, base, shift)
 
 
-def _modes(box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Layout:
+def _modes(box: DigitBox, stride_of: Callable[[tuple[str, int]], Any]) -> Layout:
     """The layout with these strides for the digits, coalesced within each variable."""
     shapes, strides = [], []
     for name, n in box.extents.items():
@@ -284,7 +284,7 @@ def _modes(box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Layout:
     return Layout(tuple(shapes), tuple(strides))
 
 
-def _modes_of(name: str, n: Scalar, box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Pair:
+def _modes_of(name: str, n: Scalar, box: DigitBox, stride_of: Callable[[tuple[str, int]], Any]) -> Pair:
     """Extents and strides of one variable: a mode ends where the value stops to grow with the variable as before."""
     starts: list[tuple[Scalar, Scalar]] = []  # weight, stride
     for i, (e, w) in enumerate(zip(box.digits[name], box.weights[name], strict=True)):
@@ -298,21 +298,23 @@ def _modes_of(name: str, n: Scalar, box: Box, stride_of: Callable[[tuple[str, in
     for (w, _), end in zip(starts, [*[w for w, _ in starts[1:]], n], strict=False):
         extent = div(end, w)
         if extent is None:
-            raise Stuck(f"{name} has a mode of {show_entry(w)} elements in {show_entry(end)}", needs_div(w, end))
+            raise CannotRewrite(
+                f"{name} has a mode of {show_entry(w)} elements in {show_entry(end)}", needs_div(w, end)
+            )
         shape.append(extent)
     return tuple(shape), tuple([d for _, d in starts])
 
 
-def _onto_coordinates(box: Box, forms: object) -> Layout:
+def _onto_coordinates(box: DigitBox, forms: object) -> Layout:
     paths = dict(_paths(forms, ()))
     for p, f in paths.items():
         if f.constant != 0 or any(len(s) > 1 for s in f.terms):
-            raise Stuck(f"component {p} of the coordinate, {f}, is no layout with offset 0")
+            raise CannotRewrite(f"component {p} of the coordinate, {f}, is no layout with offset 0")
 
     def stride(digit: tuple[str, int]) -> Any:
         found = {p: f.terms[frozenset([digit])] for p, f in paths.items() if frozenset([digit]) in f.terms}
         if len(found) > 1:
-            raise Stuck(
+            raise CannotRewrite(
                 f"a step of {digit[0]} by {show_entry(box.weight(digit))} moves {len(found)} components at once"
             )
         return next((ScaledBasis(c, p) for p, c in found.items()), 0)
@@ -320,7 +322,7 @@ def _onto_coordinates(box: Box, forms: object) -> Layout:
     return _modes(box, stride)
 
 
-def _paths(forms: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Form]]:
+def _paths(forms: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], NormalForm]]:
     if forms.__class__ is tuple:
         for i, f in enumerate(forms):
             yield from _paths(f, (*path, i))

@@ -19,7 +19,7 @@ from ..errors import CoordinateError, LayoutError
 from ..lazy_numpy import np
 from .symbols.dims import entry, extent, is_sympy
 from .symbols.generators import number
-from .symbols.polynomial import P, Scalar
+from .symbols.polynomial import Polynomial, Scalar
 
 if TYPE_CHECKING:
     from .basis import ScaledBasis
@@ -238,7 +238,7 @@ def as_entries(x: object, what: str) -> Any:
 
 
 def _entry(x: object, what: str) -> Any:
-    if x.__class__ is P or getattr(x, "_is_basis", False):
+    if x.__class__ is Polynomial or getattr(x, "_is_basis", False):
         return x
     return entry(x) if is_sympy(x) else as_int(x, what)
 
@@ -276,7 +276,7 @@ def as_shape(x: object, depth: int = 0) -> Any:
         if depth == SHARED:
             check_entries(x, "a shape")
         return tuple([y if y.__class__ is int and 0 < y < BEYOND else as_shape(y, depth + 1) for y in x])
-    if x.__class__ is P or is_sympy(x):
+    if x.__class__ is Polynomial or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return extent(entry(x))
     return as_shape(as_int(x, "a layout's extent"))

@@ -12,7 +12,7 @@ from cutlass.operators.utils.device import to_cuda_stream
 from ..errors import LayoutError, PlanError
 from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.worker import Kernel, plan_of
-from ..torch_op.launch import Prepared, compiled_kernel
+from ..torch_op.launch import PreparedProblem, compiled_kernel
 from ..torch_op.prepared import LaunchEpilogue
 from .api import LayoutgemmProvider, api
 from .design import AnyKernel, design_of, name_of, operands_of, targets_of
@@ -50,7 +50,7 @@ class DenseOperator(api.Operator):
             raise PlanError(
                 f"{metadata.operator_name}: metadata and kernel disagree on an epilogue; ask for operators anew"
             )
-        self._kept: dict[tuple[object, ...], Prepared] = {}
+        self._kept: dict[tuple[object, ...], PreparedProblem] = {}
 
     @classmethod
     def _generate_operators(
@@ -116,7 +116,7 @@ class DenseOperator(api.Operator):
 
     def _keep(
         self, key: tuple[object, ...], args: api.GemmArguments, finish: LaunchEpilogue | None, device: int
-    ) -> Prepared:
+    ) -> PreparedProblem:
         """The launch for these shapes, strides and alignments on a GPU, kept."""
         self._check_target(None)
         problem = problem_of(args, self.code, finish)
@@ -124,5 +124,5 @@ class DenseOperator(api.Operator):
         if len(self._kept) >= MAX_KEPT:
             self._kept.clear()
         kind = torch_type(args.out, "out")
-        found = self._kept[key] = Prepared(by(self.kernel, problem), problem.c.shape, kind, device)
+        found = self._kept[key] = PreparedProblem(by(self.kernel, problem), problem.c.shape, kind, device)
         return found

@@ -8,7 +8,7 @@ from ..lazy_names import named_later
 
 if TYPE_CHECKING:
     from .by_shard import RotatedRows, ShardByShard
-    from .functions import Formula, OfLayout
+    from .functions import Formula, LayoutOrder
     from .gpc_order import GpcOrder
     from .l2_reuse import Reuse, reuse
     from .listed import Banded, TileList
@@ -18,8 +18,25 @@ if TYPE_CHECKING:
     from .triangular import Triangular
 
 __all__ = [
-    "Banded", "Formula", "GpcOrder", "Grouped", "Hilbert", "Linear", "OfLayout", "Persistent", "Reuse", "Rotated",
-    "RotatedRows", "Schedule", "Segment", "ShardByShard", "StreamK", "TileList", "Triangular", "reuse", "visits_once",
+    "Banded",
+    "Formula",
+    "GpcOrder",
+    "Grouped",
+    "Hilbert",
+    "LayoutOrder",
+    "Linear",
+    "Persistent",
+    "Reuse",
+    "Rotated",
+    "RotatedRows",
+    "Schedule",
+    "Segment",
+    "ShardByShard",
+    "StreamK",
+    "TileList",
+    "Triangular",
+    "reuse",
+    "visits_once",
 ]  # fmt: skip
 
 # Where each name is: a file is loaded with the first of its names that is asked for.
@@ -30,7 +47,7 @@ _HOMES = {
     ),
     "functions": (
         "Formula",
-        "OfLayout",
+        "LayoutOrder",
     ),
     "gpc_order": ("GpcOrder",),
     "l2_reuse": (

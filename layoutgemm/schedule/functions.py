@@ -274,13 +274,13 @@ class Formula(Schedule):
 
 
 @dataclass(frozen=True)
-class OfLayout(Schedule):
+class LayoutOrder(Schedule):
     """The tiles that a layout names: its offsets are row + rows * column, or coordinates with strides 1@0 and 1@1.
 
     A static layout is an order of one grid, which has as many tiles as the layout has elements.
 
     >>> from layoutgemm.layouts import Layout
-    >>> OfLayout(layout=Layout((2, 2), (2, 1))).table((2, 2)).tolist()  # row by row
+    >>> LayoutOrder(layout=Layout((2, 2), (2, 1))).table((2, 2)).tolist()  # row by row
     [[0, 0], [0, 1], [1, 0], [1, 1]]
     """
 

@@ -50,7 +50,7 @@ Tile = tuple[Any, Any]  # row and column of a tile, or rows and columns of a gri
 Minimum = Callable[..., Integer]
 
 
-class Piece(NamedTuple):
+class SchedulePiece(NamedTuple):
     """Some tiles of a schedule: number start + index(c) is the tile corner + tile(c), for every coordinate c.
 
     `index` and `tile` have one shape; `tile` has coordinate strides, 1@0 for a row and 1@1 for a column.
@@ -66,14 +66,14 @@ class Piece(NamedTuple):
         return f"numbers {show(self.start)} + {self.index} are tiles ({corner}) + {self.tile}"
 
 
-class Case(NamedTuple):
+class GridCase(NamedTuple):
     """A kind of grid, with symbols for its sizes: what is known of them, the grid, and the pieces there."""
 
     name: str
     rows: Scalar
     columns: Scalar
     group: Integer
-    pieces: list[Piece]
+    pieces: list[SchedulePiece]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Schedule(HasPicture):
     def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         raise NotImplementedError
 
-    def _cases(self) -> Iterator[Case]:
+    def _cases(self) -> Iterator[GridCase]:
         raise NotImplementedError
 
     @property
@@ -174,11 +174,13 @@ class Linear(Schedule):
     def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         return number % rows, number // rows
 
-    def _cases(self) -> Iterator[Case]:
+    def _cases(self) -> Iterator[GridCase]:
         given = Facts()
         rows, columns = given["rows"], given["columns"]
         whole = Layout((rows, columns))
-        yield Case("any grid", rows, columns, 1, [Piece(0, whole, (0, 0), Layout(whole.shape, (E(0), E(1))))])
+        yield GridCase(
+            "any grid", rows, columns, 1, [SchedulePiece(0, whole, (0, 0), Layout(whole.shape, (E(0), E(1))))]
+        )
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class Grouped(Schedule):
             column = column + nth % 2 * (columns - 1 - 2 * column)
         return first + inside % height, column
 
-    def _cases(self) -> Iterator[Case]:
+    def _cases(self) -> Iterator[GridCase]:
         # One group at most; full groups; full groups and a last one. Serpentine: by pairs of groups, one left over or
         # not, so that each piece walks one way.
         yield self._case("less than one group", Facts("G > rows"), 0)
@@ -237,7 +239,7 @@ class Grouped(Schedule):
         yield self._case("one full group", Facts("rows == G"), 0, True)
         yield self._case("one full group and a last one", Facts("rows == G + r", "G > r"), 0, True)
 
-    def _case(self, name: str, given: Facts, count: Integer | str, odd: bool = False) -> Case:
+    def _case(self, name: str, given: Facts, count: Integer | str, odd: bool = False) -> GridCase:
         rows, n, G = given["rows"], given["columns"], given["G"]
         count = given[count] if isinstance(count, str) else count
         pieces = []
@@ -251,17 +253,17 @@ class Grouped(Schedule):
         if rest != 0:
             # After an odd number of full groups the last one walks back.
             pieces.append(self._rows(full * G, rest, n, 1, 1, 0, self.serpentine and odd))
-        return Case(name, rows, n, G, pieces)
+        return GridCase(name, rows, n, G, pieces)
 
     @staticmethod
     def _rows(
         first: Integer, height: Integer, n: Integer, groups: Integer, period: int, size: Integer, back: bool
-    ) -> Piece:
+    ) -> SchedulePiece:
         """Every `period`-th group from row `first` on."""
         shape = (height, n, groups)
         index = Layout(shape, (1, height, period * size))
         tile = Layout(shape, (E(0), -1 * E(1) if back else E(1), period * height * E(0)))
-        return Piece(first * n, index, (first, n - 1 if back else 0), tile)
+        return SchedulePiece(first * n, index, (first, n - 1 if back else 0), tile)
 
 
 @dataclass(frozen=True)
@@ -348,18 +350,18 @@ def all_proven(statements: Iterable[tuple[str, Answer]], method: str) -> Answer:
     return Proof(method, (), tuple(steps))
 
 
-def _statements(schedule: Schedule, case: Case) -> Iterator[tuple[str, Answer]]:
+def _statements(schedule: Schedule, case: GridCase) -> Iterator[tuple[str, Answer]]:
     """The statements that make a case's grids visited once, each with its answer."""
     rows, columns = case.rows, case.columns
     total: int = 0
     for piece in case.pieces:
         names = [f"x{i}" for i in range(len(piece.index.shape))]
 
-        def formula(piece: Piece = piece, names: list[str] = names, **at: object) -> Tile:
+        def formula(piece: SchedulePiece = piece, names: list[str] = names, **at: object) -> Tile:
             number = piece.start + piece.index(*[at[name] for name in names])
             return schedule._tile(number, rows, columns, case.group, least)
 
-        def tiles(piece: Piece = piece, names: list[str] = names, **at: object) -> Tile:
+        def tiles(piece: SchedulePiece = piece, names: list[str] = names, **at: object) -> Tile:
             row, column = piece.tile(*[at[name] for name in names])
             return piece.corner[0] + row, piece.corner[1] + column
 
@@ -384,7 +386,7 @@ def along(tile: Layout, axis: int) -> tuple[Integer, ...]:
     return tuple([d.value if d.path == (axis,) else 0 for d in tile.stride])
 
 
-def _inside(piece: Piece, rows: Scalar, columns: Scalar) -> Answer:
+def _inside(piece: SchedulePiece, rows: Scalar, columns: Scalar) -> Answer:
     for what, first, strides, end in (
         ("number", piece.start, piece.index.stride, rows * columns),
         ("row", piece.corner[0], along(piece.tile, 0), rows),

@@ -1,10 +1,10 @@
 """Problems of torch tensors, launched: a kernel is compiled once, and a call writes four words.
 
-    Problem --solve--> Solution --Prepared--> kernel loaded on the GPU, argument blocks, copies if any
+    Problem --solve--> Solution --PreparedProblem--> kernel loaded on the GPU, argument blocks, copies if any
 
-`Prepared.launch` is the fast path: pointers and stream into a block of its own, then the compiled host function.
-Several threads and streams may launch one Prepared at once: a block belongs to one call at a time. Nothing is allocated
-there.
+`PreparedProblem.launch` is the fast path: pointers and stream into a block of its own, then the compiled host function.
+Several threads and streams may launch one PreparedProblem at once: a block belongs to one call at a time. Nothing is
+allocated there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..dtypes import dtype
 from ..errors import PlanError
 from ..kernels.compile import worker as compile_apart
 from ..kernels.compile.compiler import CompiledGemm
-from ..kernels.compile.launcher import THREAD, Block, bind, error_name
+from ..kernels.compile.launcher import THREAD, ArgumentBlock, bind, error_name
 from ..kernels.compile.worker import Kernel
 from ..moved import old_names
 from .compiled.guards import Guard
-from .problem import Copy, Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
+from .problem import OperandCopy, Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from .solver import solve
 
 __getattr__ = old_names(__name__)
@@ -139,9 +139,9 @@ class _Loaded:
         self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
         self._template, self._stream = tuple(arguments), len(arguments)
         self._what, self.device = what, device  # `what` is named in errors
-        self._free: list[Block] = []
+        self._free: list[ArgumentBlock] = []
 
-    def _take(self) -> Block:
+    def _take(self) -> ArgumentBlock:
         """A block that no other call has."""
         try:
             THREAD.bound  # noqa: B018  # absent in a thread that has no context yet
@@ -152,7 +152,7 @@ class _Loaded:
         except IndexError:  # as many blocks as there were calls at once
             return self._launcher.block(self._template)
 
-    def _start(self, block: Block, stream: int) -> None:
+    def _start(self, block: ArgumentBlock, stream: int) -> None:
         """Launch with the block's arguments. Raises PlanError when CUDA refuses."""
         values = block.values
         values[self._stream] = stream
@@ -167,7 +167,7 @@ class _Loaded:
             raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._what}")
 
 
-class Prepared(_Loaded):
+class PreparedProblem(_Loaded):
     """A problem on one GPU, ready to be launched any number of times.
 
     solution  what is launched
@@ -210,7 +210,7 @@ class Prepared(_Loaded):
         template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
         super().__init__(kernel(self.solution), template, device, self.solution.kernel)
 
-    def direct(self, words: Sequence[int], at: Sequence[int]) -> Direct:
+    def direct(self, words: Sequence[int], at: Sequence[int]) -> DirectLaunch:
         """The one launch with an epilogue's words, of which those at `at` are addresses.
 
         Its launch takes the addresses of C, A and B, then those.
@@ -218,7 +218,7 @@ class Prepared(_Loaded):
         template = list(self._template)
         template[_WORDS : _WORDS + len(words)] = words
         places = (2, self._a, self._b, *[_WORDS + place for place in at])
-        return Direct(kernel(self.solution), template, places, self.device, self.solution.kernel)
+        return DirectLaunch(kernel(self.solution), template, places, self.device, self.solution.kernel)
 
     def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
         """Launch at these addresses, on a stream of this kernel's device, which is current.
@@ -257,7 +257,7 @@ def workspace(solution: Solution) -> int:
     return int(solution.kernel.plan(*solution.sizes).workspace)
 
 
-class Direct(_Loaded):
+class DirectLaunch(_Loaded):
     """A kernel and its arguments for tensors of known shapes and strides.
 
     arguments  of one launch; a call writes the addresses among them
@@ -310,7 +310,7 @@ def run_staged(solution: Solution, held: Sequence[torch.Tensor], launch: Callabl
         launch(*[p + o * size for p, o, size in zip(first, at, sizes, strict=True)])
 
 
-def copied(x: torch.Tensor, copy: Copy | None) -> torch.Tensor:
+def copied(x: torch.Tensor, copy: OperandCopy | None) -> torch.Tensor:
     """The operand, or its copy; dimensions that are stretched, and stay so, are copied once."""
     if copy is None:
         return x
@@ -322,7 +322,7 @@ def copied(x: torch.Tensor, copy: Copy | None) -> torch.Tensor:
     return made
 
 
-def empty_copy(x: torch.Tensor, copy: Copy) -> torch.Tensor:
+def empty_copy(x: torch.Tensor, copy: OperandCopy) -> torch.Tensor:
     """Memory for a copy, with its strides."""
     return torch.empty_strided(copy.shape, copy.strides, dtype=x.dtype, device=x.device)
 

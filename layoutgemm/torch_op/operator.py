@@ -54,7 +54,7 @@ from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, GivenOperands
 from .indexed.api import indexed_matmul
 from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
-from .launch import Prepared, empty_on_gpu, raw_stream
+from .launch import PreparedProblem, empty_on_gpu, raw_stream
 from .library import bias_gradient, dispatched, recorded_product
 from .operands.pairs import matmul_pairs
 from .operands.several import Combine, matmul_combined
@@ -277,7 +277,7 @@ class _RecordedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-        made: tuple[torch.Tensor, Prepared | None, str | None],
+        made: tuple[torch.Tensor, PreparedProblem | None, str | None],
     ) -> torch.Tensor:  # fmt: skip
         c, prepared, activation = made
         # Each operand is kept for the other's gradient alone, as torch.mm does it.
@@ -310,7 +310,7 @@ _record = recorder(_RecordedProduct)
 
 
 def _gradients_again(
-    prepared: Prepared, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
+    prepared: PreparedProblem, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
     """The gradients by kept launches; None where torch's dispatcher has to see their products."""
     index, short = grad.get_device(), (wants_a, wants_b)

@@ -31,19 +31,15 @@ from ..kernels.sm80.plan import Sm80Plan
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Plan
 from ..schedule.listed import TileList
-from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives, refuse_traces
+from .checks import check_call, check_out, check_own_launch, product_shape, refuse_derivatives, refuse_traces
 from .compiled.kept_launches import again_or
-from .launch import Direct, note_list, note_target, raw_stream
+from .launch import DirectLaunch, note_list, note_target, raw_stream
 from .prepared import Config, choice_of, mark_written, on_gpu, target
 from .reference import multiply
 from .types import NAMES, TYPES
 
 _NAMES_OF_C = {kind: name for name, kind in TYPES.items() if name != "tf32"}
 _WAY_OUT = "call it under torch.no_grad(), or give its detach()"
-_NOT_DISPATCHED = (
-    "order= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or tensor "
-    "subclasses"
-)
 
 
 def ordered_product(
@@ -75,8 +71,7 @@ def ordered_product(
         if out is not None:
             check_out(out, shape, kind, {"a": left, "b": right})
         refuse_derivatives({"a": left, "b": right, **written}, _WAY_OUT)
-        if needs_dispatcher(left, right, out):
-            raise OperandError(_NOT_DISPATCHED)
+        check_own_launch("order=", (left, right), out)
         ready = _plan_for(left, right, kind, order, choice)
         _check_mirror(ready.plan, left, right)
         names = given_names(ready.plan)
@@ -193,7 +188,7 @@ def _launched(
             note_list(kept_list(schedule, clusters_of_plan(plan), a.device))
         note_target(made.c, cleared=out is None and is_partial(plan))
         index = a.get_device()
-        Direct(ready.compiled, made.arguments, (), index, plan).launch((), raw_stream(index))
+        DirectLaunch(ready.compiled, made.arguments, (), index, plan).launch((), raw_stream(index))
         if made.late:
             present(into).copy_(made.c)
     if out is not None:

@@ -1,6 +1,6 @@
 """Prepared launches of checked tensors, kept for calls of the same shapes, strides and types.
 
-tensors  --problem_of-->  Problem  --Prepared-->  kept in PREPARED by `key`, where `matmul`'s fast path finds it
+tensors  --problem_of-->  Problem  --PreparedProblem-->  kept in PREPARED by `key`, where `matmul`'s fast path finds it
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
 from .compiled.constants import constant_in_graphs
-from .launch import Prepared
+from .launch import PreparedProblem
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, stores_fused, why_no_code
 from .types import C_NAMES, NAMES, usual_type
 
 Config = Sm90Config | Sm90Choice
 MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
-PREPARED: dict[tuple[object, ...], Prepared] = {}
+PREPARED: dict[tuple[object, ...], PreparedProblem] = {}
 
 
 class LaunchEpilogue(NamedTuple):
@@ -78,7 +78,7 @@ def launched(
 def prepare(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
     out: torch.Tensor | None = None, finish: LaunchEpilogue | None = None,
-) -> Prepared:  # fmt: skip
+) -> PreparedProblem:  # fmt: skip
     """The prepared product of two CUDA tensors, kept for the next call."""
     index = a.get_device()
     usual = kind == usual_type(a.dtype)
@@ -96,7 +96,7 @@ def prepare(
         problem = problem_at(a, b, kind, config, out, finish)
         shape = gated_shapes(a.shape, b.shape, problem.gated).result
         with torch.cuda.device(index):
-            found = Prepared(problem, shape, kind, index)
+            found = PreparedProblem(problem, shape, kind, index)
         if len(PREPARED) >= MAX_PREPARED:
             for old in list(PREPARED)[: MAX_PREPARED // 4]:
                 PREPARED.pop(old, None)

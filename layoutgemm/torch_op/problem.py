@@ -249,7 +249,7 @@ def result_matrices(c: StridedOperand, shapes: Shapes, vectors: tuple[bool, bool
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class OperandCopy:
     """A copy into memory of the library's own.
 
     shape, strides  of the copy: lines padded to 16 bytes, dimensions of stride 0 not repeated
@@ -283,7 +283,7 @@ class Solution:
     leading: tuple[int, int, int]
     strides: tuple[int, int, int]
     launches: tuple[tuple[int, int, int], ...]
-    copies: tuple[Copy | None, Copy | None, Copy | None]
+    copies: tuple[OperandCopy | None, OperandCopy | None, OperandCopy | None]
     why: str
 
 

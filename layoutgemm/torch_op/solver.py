@@ -18,6 +18,7 @@ from ..dtypes import dtype
 from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel
 from ..kernels.derive import padded_leading
+from ..kernels.lines import address_misfit, batch_misfit, line_misfit
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import MAX_BATCH
 from ..kernels.sm90.choose.rules import Sm90Choice
@@ -25,9 +26,9 @@ from ..kernels.sm90.operands.combined import Combined
 from ..kernels.teaching.plan import MAX_COORDINATE
 from .choose import choose_by_lines, choose_kernel, compared
 from .problem import (
-    Copy,
     Ints,
     Matrices,
+    OperandCopy,
     Problem,
     Solution,
     StridedOperand,
@@ -92,7 +93,9 @@ def why_unfused(problem: Problem) -> str:
     return ""
 
 
-def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None], by_lines: bool = False) -> Solution:
+def _solve(
+    problem: Problem, copies: tuple[OperandCopy | None, OperandCopy | None, OperandCopy | None], by_lines: bool = False
+) -> Solution:
     """With copies that have been made; `by_lines`: for the kernel whose threads read lines of any pitch."""
     shapes = gated_shapes(problem.a.shape, problem.b.shape, problem.gated)
     vectors = len(problem.a.shape) == 1, len(problem.b.shape) == 1
@@ -204,30 +207,14 @@ def _folded(
     return a._replace(batch=left[1]), b._replace(batch=left[2]), c._replace(batch=left[3]), left[0]
 
 
-def _line_rule(x: Matrices, order: str) -> str:
-    """Why the lines of an operand are no tensor map's; "" where they are."""
-    extent, step, count, leading = x.lines(order)
-    size = dtype(x.dtype).bytes
-    if extent > 1 and step != 1:
-        return f"elements of a line lie {step} apart"
-    if count > 1 and leading < extent:
-        return f"lines of {extent} elements lie {leading} elements apart, so they overlap"
-    if count > 1 and leading * size % STRIDE_UNIT:
-        return f"lines lie {leading} * {size} = {leading * size} bytes apart, no multiple of {STRIDE_UNIT}"
-    return ""
-
-
 def _readable(x: Matrices, k_major: str) -> tuple[str, str]:
     """(order in which tensor copies read the operand, ""), or (any, why none of them can)."""
     both = x.dtype in _BOTH_MAJORS
     orders = (k_major, "col" if k_major == "row" else "row") if both else (k_major,)
-    rules = {order: _line_rule(x, order) for order in orders}
     size = dtype(x.dtype).bytes
-    uneven = next((step for step in x.batch if step * size % STRIDE_UNIT), None)
-    if not x.aligned:
-        return k_major, f"it starts at no multiple of {STRIDE_UNIT} bytes"
-    if uneven is not None:
-        return k_major, f"matrices of the batch lie {uneven} * {size} = {uneven * size} bytes apart, no multiple of 16"
+    if rule := address_misfit(x.start) or batch_misfit(x.batch, size):
+        return k_major, rule
+    rules = {order: line_misfit(*x.lines(order), size) for order in orders}
     for order, rule in rules.items():
         if not rule:
             return order, ""
@@ -253,9 +240,9 @@ def _writable(c: Matrices) -> tuple[str, bool]:
     Other lines are stored by the threads themselves.
     """
     size = dtype(c.dtype).bytes
-    even = c.aligned and all(step * size % STRIDE_UNIT == 0 for step in c.batch)
+    even = not (address_misfit(c.start) or batch_misfit(c.batch, size))
     for order in ("row", "col"):
-        if even and c.lines(order)[0] * size % STRIDE_UNIT == 0 and not _line_rule(c, order):
+        if even and c.lines(order)[0] * size % STRIDE_UNIT == 0 and not line_misfit(*c.lines(order), size):
             return order, False
     for order in ("row", "col"):
         extent, step, count, leading = c.lines(order)
@@ -265,8 +252,8 @@ def _writable(c: Matrices) -> tuple[str, bool]:
 
 
 def _with_copy(
-    problem: Problem, copies: tuple[Copy | None, ...], index: int, order: str, why: str, repeat: Ints
-) -> tuple[Problem, tuple[Copy | None, Copy | None, Copy | None]]:
+    problem: Problem, copies: tuple[OperandCopy | None, ...], index: int, order: str, why: str, repeat: Ints
+) -> tuple[Problem, tuple[OperandCopy | None, OperandCopy | None, OperandCopy | None]]:
     """The problem with one tensor replaced by a copy; `repeat` is the batch where stretching ends.
 
     order  of the copy, unless the tensor has lines of the other order: those stay, and only their pitch changes
@@ -280,7 +267,7 @@ def _with_copy(
         raise OperandError(f"{name}: {why}, and so for its copy {copies[index]}")
     if index == 2:
         strides = contiguous_strides(given.shape)
-        copy = Copy(given.shape, strides, f"out: {why}")
+        copy = OperandCopy(given.shape, strides, f"out: {why}")
         return replace(problem, c=StridedOperand(given.shape, strides, given.dtype)), (*copies[:2], copy)  # type: ignore[return-value]
     shape = (*repeat, *given.shape[-2:]) if repeat else given.shape
     strides = padded_strides(shape, order, given.dtype)
@@ -289,7 +276,7 @@ def _with_copy(
         shape = (*kept, *shape[-2:])
         strides = padded_strides(shape, order, given.dtype)
     pitch = f", lines {max(strides[-2:])} elements apart" if len(shape) > 1 else ""
-    copy = Copy(shape, strides, f"{name}: {why}; copied {order}-major{pitch}")
+    copy = OperandCopy(shape, strides, f"{name}: {why}; copied {order}-major{pitch}")
     full = (*repeat, *given.shape[-2:]) if repeat else given.shape
     seen = tuple([0 if n == 1 != m else s for n, m, s in zip(shape[:-2], full[:-2], strides[:-2])])
     changed = StridedOperand(full, (*seen, *strides[-2:]), given.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from layoutgemm.bench import method as bench
-from layoutgemm.bench.method import BenchProblem, Load, Operands, burst, sustained
+from layoutgemm.bench.method import BenchProblem, ClockAndPower, Operands, burst, sustained
 from layoutgemm.errors import OperandError
 from tests import needs
 
@@ -72,9 +72,9 @@ class Clock:
     def idle(self, seconds: float) -> None:
         self.log.append(("idle", seconds, 1))
 
-    def watched(self, run: Any) -> tuple[float, Load]:
+    def watched(self, run: Any) -> tuple[float, ClockAndPower]:
         self.log.append(("watch", 0.0, 1))
-        return run(), Load(1400.0, 700.0)
+        return run(), ClockAndPower(1400.0, 700.0)
 
 
 def constant(seconds: float) -> Any:
@@ -107,7 +107,7 @@ def test_each_round_has_a_new_unbiased_order() -> None:
 def test_sustained_load_counts_the_second_half_alone() -> None:
     device = Clock()
     samples = sustained(device, {"a": (constant(0.005), 0.005), "b": (constant(0.5), 0.5)}, 2, random.Random(0))
-    assert samples["a"] == [(pytest.approx(0.005), Load(1400.0, 700.0))] * 2
+    assert samples["a"] == [(pytest.approx(0.005), ClockAndPower(1400.0, 700.0))] * 2
     for before, watch, after in zip(device.log[::3], device.log[1::3], device.log[2::3], strict=True):
         assert watch[0] == "watch" and before == after
         assert before[1:] in [(0.005, 80), (0.5, 1)]
@@ -222,8 +222,8 @@ def test_the_sampler_runs_while_the_load_does(calls: list[str]) -> None:
         time.sleep(0.18)
         return 0.25
 
-    assert device.watched(run) == (0.25, Load(pytest.approx(1550.0, abs=5), pytest.approx(650.0, abs=5)))
-    assert bench.CudaDevice().watched(lambda: 0.5) == (0.5, Load(None, None))
+    assert device.watched(run) == (0.25, ClockAndPower(pytest.approx(1550.0, abs=5), pytest.approx(650.0, abs=5)))
+    assert bench.CudaDevice().watched(lambda: 0.5) == (0.5, ClockAndPower(None, None))
 
 
 def test_a_sampler_that_fails_costs_its_figures_only(calls: list[str]) -> None:
@@ -234,4 +234,4 @@ def test_a_sampler_that_fails_costs_its_figures_only(calls: list[str]) -> None:
         time.sleep(0.12)
         return 0.25
 
-    assert bench.CudaDevice(broken).watched(run) == (0.25, Load(None, None))
+    assert bench.CudaDevice(broken).watched(run) == (0.25, ClockAndPower(None, None))

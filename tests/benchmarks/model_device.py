@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from layoutgemm.bench.method import BenchProblem, Contender, Launch, Load, Operands, Replay
+from layoutgemm.bench.method import BenchProblem, ClockAndPower, Contender, Launch, Operands, Replay
 
 
 class ModelDevice:
@@ -53,8 +53,8 @@ class ModelDevice:
         if self.dead:
             raise RuntimeError("illegal memory access")
 
-    def watched(self, run: Callable[[], float]) -> tuple[float, Load]:
-        return run(), Load(1500.0, 650.0)
+    def watched(self, run: Callable[[], float]) -> tuple[float, ClockAndPower]:
+        return run(), ClockAndPower(1500.0, 650.0)
 
 
 _KNOWN: dict[Any, Any] = {}  # what was multiplied -> the product, with its operands, so that their memory is not reused

@@ -40,9 +40,10 @@ def test_every_contender_has_a_kernel(shape: tuple[int, int, int], kind: str, ra
 @pytest.mark.parametrize("case", CHECKS, ids=str)
 def test_every_check_has_a_kernel(case: tuple[int, int, int, Transfer, Transfer | None], ranks: int) -> None:
     m, n, k, gather_way, scatter_way = case
-    gather_choice(m, n, k, ranks=ranks, transfer=gather_way)
+    found = [gather_choice(m, n, k, ranks=ranks, transfer=gather_way)]
     if scatter_way is not None:
-        scatter_choice(m, n, k, ranks=ranks, transfer=scatter_way)
+        found.append(scatter_choice(m, n, k, ranks=ranks, transfer=scatter_way))
+    assert all(each.plan.check() for each in found)
 
 
 @pytest.mark.parametrize("overlaps", [True, False])

@@ -339,7 +339,7 @@ def test_a_closed_pipe_is_no_verdict():
     child.stderr.close()
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full: run it on Linux")
 @pytest.mark.parametrize("options", ["", "--json"])
 def test_output_that_cannot_be_written_is_one_line_and_no_verdict(options):
     line = f"{shlex.quote(sys.executable)} -m layoutgemm show '(4,8):(8,1)' {options}"

@@ -17,7 +17,7 @@ from tests import needs
 
 torch = needs.module("torch")
 if not torch.distributed.is_available():
-    pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
+    pytest.skip("this torch is built without torch.distributed: install PyTorch's own wheel", allow_module_level=True)
 
 from layoutgemm.distributed import Transfer, calls, gathered_rows, kept, operators, products, shard_plans, workspaces
 from layoutgemm.distributed.checks import ShardProduct, output_of
@@ -126,7 +126,7 @@ class Rank:
         monkeypatch.setattr(workspaces, "follow", self.follow)
         monkeypatch.setattr(workspaces, "_is_capturing", lambda: False)
         monkeypatch.setattr(
-            calls, "Direct", lambda *given: SimpleNamespace(launch=functools.partial(self.launch, given))
+            calls, "DirectLaunch", lambda *given: SimpleNamespace(launch=functools.partial(self.launch, given))
         )
         for module in (calls, gathered_rows, workspaces):
             monkeypatch.setattr(module, "copy_bytes", self.copy)

@@ -20,7 +20,10 @@ from layoutgemm.distributed.shardings import gated_rules, product_rules, scaled_
 PROGRAM = Path(__file__).with_name("program.py")
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch is built without torch.distributed")
+@pytest.mark.skipif(
+    not torch.distributed.is_available(),
+    reason="this torch is built without torch.distributed: install PyTorch's own wheel",
+)
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_every_placement_is_right(world: int, tmp_path: Path) -> None:
     commands = [[sys.executable, str(PROGRAM), str(rank), str(world), str(tmp_path / "store")] for rank in range(world)]

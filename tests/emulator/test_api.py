@@ -14,7 +14,7 @@ import layoutgemm
 from layoutgemm import emulate_ptx
 from layoutgemm.cli.main import main
 from layoutgemm.emulator.api import ORDERS, TensorMapOf
-from layoutgemm.emulator.host.arguments import Packed, array_of
+from layoutgemm.emulator.host.arguments import PackedArray, array_of
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
@@ -129,10 +129,10 @@ def test_every_order_begins_with_the_same_arrays() -> None:
 
 def test_a_tensor_map_of_packed_elements() -> None:
     codes = np.random.default_rng(0).integers(0, 16, (32, 256))
-    packed, out = Packed.of(codes, "e2m1"), np.zeros((32, 128), np.uint8)
+    packed, out = PackedArray.of(codes, "e2m1"), np.zeros((32, 128), np.uint8)
     found = TensorMapOf(packed, (16, 128), "64B").tensor_map(array_of(packed))
     assert (found.dtype.name, found.extents, found.strides, found.box) == ("e2m1", (256, 32), (128,), (128, 16))
-    maps = [TensorMapOf(packed, (16, 128), "64B"), TensorMapOf(Packed(out, "e2m1"), (16, 128), "64B")]
+    maps = [TensorMapOf(packed, (16, 128), "64B"), TensorMapOf(PackedArray(out, "e2m1"), (16, 128), "64B")]
     text = COPY.replace("sm_90a", "sm_100a").replace("shl.b32 %r3, %r3, 6", "shl.b32 %r3, %r3, 7")
     done = emulate_ptx(text.replace(", 2048;\n", ", 1024;\n"), grid=(2, 2), smem=4096, args=maps)
     assert done.ok and np.array_equal(out, packed.values)

@@ -47,7 +47,7 @@ LOOKALIKE = SimpleNamespace(
 
 
 def module(name: str) -> Any:
-    where = "python/pycute of NVIDIA/cutlass has to be on the path; what PyPI calls pycute is another package"
+    where = "PyPI's pycute is another package: put the folder python/ of NVIDIA/cutlass on PYTHONPATH"
     return LOOKALIKE if name == "like pycute" else pytest.importorskip(name, reason=where if name == "pycute" else None)
 
 

@@ -48,5 +48,5 @@ def mesh() -> Any:
     """Four devices on the CPU, two by two, with the axes x and y."""
     devices = jax.devices("cpu")
     if len(devices) < 4:
-        pytest.skip("JAX has fewer than four devices on the CPU: another test began without jax_num_cpu_devices")
+        pytest.skip("JAX began with fewer than four CPU devices: run tests/jax_op in a process of its own")
     return jax.sharding.Mesh(np.array(devices[:4]).reshape(2, 2), ("x", "y"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ def test_the_plan_is_of_the_sizes_asked_for(arch: str) -> None:
 
 
 def test_every_type_is_planned_or_refused_by_name() -> None:
+    planned = Counter[str]()
     for arch in SAMPLE:
         for kind in ("bf16", "f16", "tf32", "e4m3", "e5m2", "i8", "u8", "e2m1"):
             try:
@@ -55,6 +57,8 @@ def test_every_type_is_planned_or_refused_by_name() -> None:
                 assert kind in str(error), (arch, kind)
             else:
                 assert made.batch == 2 and made.check(), (arch, kind)
+                planned[arch] += 1
+    assert planned == {"sm_80": 5, "sm_89": 7, "sm_90a": 7, "sm_103a": 5, "sm_120f": 7}
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"))

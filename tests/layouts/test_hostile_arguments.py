@@ -317,6 +317,8 @@ def test_every_function_names_the_operand_that_is_no_layout(name: str) -> None:
                 assert len(str(error)) > 20
             except TypeError as error:  # Python's, for a number of arguments that the function does not take
                 assert "argument" in str(error) and name in str(error), error
+            else:
+                raise AssertionError(f"{name} takes {count} of {wrong!r}")
 
 
 # ---------------------------------------------------------------- depth and size

@@ -286,7 +286,7 @@ class Recorded:
 
 
 def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Prepared", Recorded)
+    monkeypatch.setattr(module, "PreparedProblem", Recorded)
     monkeypatch.setattr(module, "_current_device", lambda: 0)
     args = fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16))
     (operator,) = ours(args)
@@ -301,10 +301,10 @@ def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPat
 def test_torchs_autotuning_finds_the_operator_first() -> None:
     """The query of torch's NVGEMM backend, for dense products: ours is the first without a fusible epilogue."""
     cache = pytest.importorskip(
-        "torch._inductor.codegen.nv_universal_gemm.kernel_cache", reason="needs torch 2.14 or later"
+        "torch._inductor.codegen.nv_universal_gemm.kernel_cache", reason="needs torch 2.14: pip install -U torch"
     )
     if not hasattr(cache, "get_kernel_by_name_via_args"):
-        pytest.skip("torch asks for operators by their arguments from 2.14 on: needs torch 2.14 or later")
+        pytest.skip("torch asks for operators by their arguments from 2.14 on: pip install -U torch")
     backend = importlib.import_module("torch._inductor.codegen.nv_universal_gemm.nv_universal_gemm")
     for args in (dense(4096, 4096, 4096), dense(16, 512, 1024), dense(256, 256, 256, 3), dense(64, 64, 64, kind=FP8)):
         [found] = cache.partition_compatible_kernels(args, 90, lambda metadata: 0, 1, candidate_source="args")
@@ -355,7 +355,7 @@ def test_an_epilogue_on_a_gpu() -> None:
 @pytest.mark.gpu
 def test_scaled_and_grouped_products_on_a_gpu() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("scaled and grouped products run on compute capability 9.0")
+        pytest.skip("needs a GPU of compute capability 9.0: scaled and grouped products run on no other")
     a, b = torch.randn(256, 256, device="cuda").to(FP8), torch.randn(512, 256, device="cuda").to(FP8).mT
     sa, sb, c = (
         torch.rand(256, 2, device="cuda"),
@@ -382,7 +382,7 @@ def test_scaled_and_grouped_products_on_a_gpu() -> None:
 def test_beside_nvidias_operators_in_one_process() -> None:
     """All operators that the API finds for a product give the same result; the ratio is benchmarks/'s to record."""
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("NVIDIA's operators for wgmma run on compute capability 9.0")
+        pytest.skip("needs a GPU of compute capability 9.0: NVIDIA's operators for wgmma run on no other")
     a, b = (torch.randn(1024, 1024, device="cuda").bfloat16() for _ in range(2))
     want = a.double() @ b.double()
     args = ops.GemmArguments(a, b, c := torch.empty_like(a), torch.float32)

@@ -66,4 +66,6 @@ def ask_dsl(program: Path, questions: Sequence[dict[str, Any]]) -> dict[Any, dic
     try:
         return ask([sys.executable, str(program)], questions)
     except OracleUnavailable as why:
-        pytest.skip(f"the CuTe DSL is installed but does not start here: {why}")
+        pytest.skip(
+            f"the CuTe DSL is installed but does not start, reinstall it (pip install 'layoutgemm[dsl]'): {why}"
+        )

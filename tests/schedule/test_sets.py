@@ -16,8 +16,8 @@ from layoutgemm.schedule import (
     Formula,
     Grouped,
     Hilbert,
+    LayoutOrder,
     Linear,
-    OfLayout,
     Persistent,
     Rotated,
     TileList,
@@ -163,10 +163,10 @@ def test_a_function_of_some_tiles_is_held_to_its_set() -> None:
 
 
 def test_a_layout_orders_one_grid() -> None:
-    rows = OfLayout(layout=Layout((5, 4), (4, 1)))
+    rows = LayoutOrder(layout=Layout((5, 4), (4, 1)))
     assert np.array_equal(rows.table((4, 5)), Linear("N").table((4, 5)))
-    assert np.array_equal(OfLayout(layout=Layout((5, 4), (E(1), E(0)))).table((4, 5)), rows.table((4, 5)))
-    assert order_check(rows, (4, 5)) and not order_check(OfLayout(layout=Layout((5, 4), (4, 2))), (4, 5))
+    assert np.array_equal(LayoutOrder(layout=Layout((5, 4), (E(1), E(0)))).table((4, 5)), rows.table((4, 5)))
+    assert order_check(rows, (4, 5)) and not order_check(LayoutOrder(layout=Layout((5, 4), (4, 2))), (4, 5))
     with pytest.raises(PlanError, match="a layout of 20 tiles"):
         rows.table((4, 6))
 

@@ -135,7 +135,7 @@ def test_the_compiler_takes_it_whole(dynamic: bool) -> None:
 
 @pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
-    reason="the compiler of torch before 2.13 takes no frozen dataclass as a constant: call with config= outside of it",
+    reason="the compiler of torch before 2.13 takes no frozen dataclass as a constant: pip install -U torch",
 )
 def test_the_compiler_takes_a_configuration() -> None:
     config = Sm90Config((64, 64), consumers=1)

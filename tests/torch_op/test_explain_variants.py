@@ -41,7 +41,7 @@ def test_copies_of_scaled_products_are_counted() -> None:
     assert strided.copies == ("scale_a: elements lie 2 apart, and an epilogue's are contiguous, 1024 bytes",)
     assert strided.workspace == 1024
     rows = explain_matmul(a, eight(512, 384), scale_a=torch.ones(256, 4))
-    assert len(rows.copies) == 1 and rows.copies[0].startswith("b: the plan reads it col-major")
+    assert len(rows.copies) == 1 and rows.copies[0].startswith("b: the plan takes it col-major")
     assert rows.workspace == 384 * 512
     out = explain_matmul(a, b, scale_a=torch.ones(256, 4), out=torch.empty(384, 256, dtype=BF16).T)
     assert out.copies[0].startswith("out: strides (1, 256)") and out.workspace == 256 * 384 * 2
@@ -59,7 +59,7 @@ def test_groups_say_their_kernel() -> None:
     columns = explain_matmul(b.mT, a.mT, offsets=OFFSETS)
     assert columns.why.startswith("groups of columns are rows of the transposed product") and columns.workspace == 0
     along = explain_matmul(torch.empty(512, 256, dtype=BF16), torch.empty(384, 256, dtype=BF16).T, offsets=OFFSETS)
-    assert along.kernel.endswith("K in 3 group(s)") and along.copies[0].startswith("a: the plan reads it col-major")
+    assert along.kernel.endswith("K in 3 group(s)") and along.copies[0].startswith("a: the plan takes it col-major")
     assert along.workspace == (512 + 384) * 256 * 2
     weight = explain_matmul(a.T, torch.empty(256, 384, dtype=BF16), offsets=OFFSETS)
     assert weight.kernel == along.kernel and (weight.copies, weight.workspace) == ((), 0)

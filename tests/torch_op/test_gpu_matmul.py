@@ -260,7 +260,7 @@ def test_nothing_is_copied_in_secret() -> None:
 
 def test_more_than_2_31_elements() -> None:
     if torch.cuda.mem_get_info()[0] < 24e9:
-        pytest.skip("less than 24 GB of memory are free")
+        pytest.skip("needs 24 GB of free GPU memory: end other programs on the GPU, or take a larger one")
     a, b = integers(36000, 65536), integers(64, 65536).T  # 2.36e9 elements
     got = matmul(a, b)
     rows = torch.tensor([0, 1, 17777, 32767, 32768, 35999], device="cuda")
@@ -347,7 +347,7 @@ def test_graphs() -> None:
 
 def test_another_device_than_the_current_one() -> None:
     if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("needs two GPUs: run it on a machine with two")
     a, b = integers(200, 128, device="cuda:1"), integers(128, 136, device="cuda:1")
     assert torch.cuda.current_device() == 0
     for _ in range(2):

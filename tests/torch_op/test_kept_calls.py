@@ -257,7 +257,7 @@ def test_scales_at_an_odd_address_are_refused_once_kept(monkeypatch: pytest.Monk
     with bare_launches(monkeypatch) as noted:
         given.scaled(), given.scaled(), given.scaled()
         noted.arguments.clear()
-        with pytest.raises(OperandError, match="scale_a starts at"):
+        with pytest.raises(OperandError, match="scale_a: its address"):
             scaled_matmul(given.a, odd, given.b, given.scale_b)
         assert noted.arguments == []
 

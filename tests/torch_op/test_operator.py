@@ -25,7 +25,7 @@ from layoutgemm import Sm90Config, explain_matmul, gemm, matmul
 from layoutgemm.emulator.api import emulate_host
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError, TensorError
-from layoutgemm.kernels.compile.launcher import Block, Launcher
+from layoutgemm.kernels.compile.launcher import ArgumentBlock, Launcher
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
@@ -141,7 +141,7 @@ def test_float32_needs_leave(tf32: Any) -> None:
 def test_torch_s_newer_setting_of_tf32() -> None:
     """In a process of its own: once it is used, the older one cannot be read."""
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        pytest.skip("torch.backends.cuda.matmul.fp32_precision needs torch 2.9 or later")
+        pytest.skip("torch.backends.cuda.matmul has no fp32_precision before 2.9: pip install -U torch")
     code = (
         "import torch, layoutgemm\n"
         "x = torch.eye(4)\n"
@@ -243,7 +243,7 @@ def test_strides_that_are_taken_as_they_are(
     "a, why",
     [
         (given(64, 65), "lines lie 65 * 2 = 130 bytes apart, no multiple of 16; copied row-major, lines 72"),
-        (given(64, 64, start=2), "starts at no multiple of 16 bytes; copied row-major, lines 64"),
+        (given(64, 64, start=2), "its address is a multiple of 2 bytes, not of 16; copied row-major, lines 64"),
         (given(64, 64, strides=(256, 2)), "elements of a line lie 2 apart"),
         (given(64, 64, strides=(0, 1)), "lines of 64 elements lie 0 elements apart, so they overlap"),
         (given(3, 64, 64, strides=(4100, 64, 1)), "matrices of the batch lie 4100 * 2 = 8200 bytes apart"),
@@ -339,7 +339,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
     calls: list[Any] = []
 
     class Emulated:
-        """A host function that reads its arguments from a `Block` and emulates the launch."""
+        """A host function that reads its arguments from a `ArgumentBlock` and emulates the launch."""
 
         def __init__(self, kernel: Any):
             self.plan = kernel.plan
@@ -349,8 +349,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
         def load(self, device: int) -> None:
             assert device == -1
 
-        def block(self, arguments: Any) -> Block:
-            return Block(self.entry, arguments)
+        def block(self, arguments: Any) -> ArgumentBlock:
+            return ArgumentBlock(self.entry, arguments)
 
         def call(self, pointer: Any) -> None:
             count = len(self.plan.parameters)
@@ -540,10 +540,10 @@ def test_blocks_belong_to_one_call_at_a_time() -> None:
         seen.append(tuple(ctypes.c_int64.from_address(addresses[i]).value for i in (0, 1, 2, 14)))
         ctypes.c_int32.from_address(addresses[15]).value = 0
 
-    found = torch_launch.Prepared.__new__(torch_launch.Prepared)
+    found = torch_launch.PreparedProblem.__new__(torch_launch.PreparedProblem)
     found.solution = solve(Problem(given(64, 64), given(64, 64), given(64, 64)))
     found._entry, found._what = host, found.solution.kernel
-    found._launcher = SimpleNamespace(block=lambda arguments: Block(host, arguments))
+    found._launcher = SimpleNamespace(block=lambda arguments: ArgumentBlock(host, arguments))
     found._template, found._free, found._a, found._b, found._stream, found.device = (0,) * 14, [], 0, 1, 14, 0
 
     def work(thread: int) -> None:
@@ -571,7 +571,7 @@ def test_blocks_belong_to_one_call_at_a_time() -> None:
 
 def test_prepared_products_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_prepared, "MAX_PREPARED", 8)
-    monkeypatch.setattr(torch_prepared, "Prepared", lambda *arguments: arguments)
+    monkeypatch.setattr(torch_prepared, "PreparedProblem", lambda *arguments: arguments)
     monkeypatch.setattr(torch_prepared, "gpu", lambda index: (ClusterOccupancy(), ""))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     torch_prepared.forget()

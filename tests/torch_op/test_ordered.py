@@ -137,7 +137,7 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
     monkeypatch.setattr(ordered, "compile_plan", lambda plan: None)
-    monkeypatch.setattr(ordered, "Direct", direct)
+    monkeypatch.setattr(ordered, "DirectLaunch", direct)
     monkeypatch.setattr(ordered, "raw_stream", lambda index: 88)
     monkeypatch.setattr(ordered, "on_gpu", lambda index: True)
     monkeypatch.setattr(ordered, "target", lambda index: ("sm_80", 99 << 10))

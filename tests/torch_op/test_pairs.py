@@ -98,7 +98,7 @@ def test_refusals(number: int) -> None:
 
 
 def test_a_transform_is_refused_by_name() -> None:
-    with pytest.raises(OperandError, match="two pairs are a launch of their own"):
+    with pytest.raises(OperandError, match="a product of two pairs is a launch of its own"):
         torch.func.vmap(lambda x: layoutgemm.matmul((x, H[0]), (W, U)))(X)
 
 

@@ -393,7 +393,7 @@ def test_explain_names_the_kernel_its_reason_and_what_is_copied() -> None:
     bias = torch.ones(200)[::2]
     copied = explain_matmul(torch.ones(2048, 2).bfloat16().T, weight, bias=bias, activation="silu")
     assert copied.copies == (
-        "x: elements of a row lie 2 apart, and kernels read them contiguous, 8192 bytes",
+        "x: elements of a line lie 2 apart, 8192 bytes",
         "bias: elements lie 2 apart, and an epilogue's are contiguous, 400 bytes",
     )
     assert copied.workspace == 8592

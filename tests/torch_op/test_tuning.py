@@ -178,7 +178,7 @@ for thread in threads: thread.join()
 """
 
 
-@pytest.mark.skipif(object_cache.fcntl is None, reason="locks are POSIX's")
+@pytest.mark.skipif(object_cache.fcntl is None, reason="file locks are POSIX's: run it on Linux or macOS")
 def test_results_of_processes_and_threads_at_once_are_all_kept() -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", _STORES], cwd=root, capture_output=True, text=True, timeout=120)
@@ -189,7 +189,7 @@ def test_results_of_processes_and_threads_at_once_are_all_kept() -> None:
     assert not list(path.parent.glob("*.tmp"))
 
 
-@pytest.mark.skipif(object_cache.fcntl is None, reason="locks are POSIX's")
+@pytest.mark.skipif(object_cache.fcntl is None, reason="file locks are POSIX's: run it on Linux or macOS")
 def test_a_killed_holder_leaves_no_lock_and_a_live_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     path = tuned.file_of(GPU)
     assert path is not None
@@ -213,7 +213,7 @@ def test_a_killed_holder_leaves_no_lock_and_a_live_one_is_waited_for(monkeypatch
     assert tuned.store(GPU, KEY, CHOICE, {}) == path
 
 
-@pytest.mark.skipif(object_cache.fcntl is None, reason="locks are POSIX's")
+@pytest.mark.skipif(object_cache.fcntl is None, reason="file locks are POSIX's: run it on Linux or macOS")
 def test_a_child_that_is_forked_in_a_store_does_not_hold_the_lock_on() -> None:
     """The child has the open file, and with it the lock, until it ends: such as a process of a pool."""
     program = """
@@ -283,7 +283,7 @@ def test_a_reader_sees_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) == choice
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes of files are POSIX's: run it on Linux or macOS")
 def test_what_others_could_have_written_is_none() -> None:
     path = tuned.store(GPU, KEY, CHOICE, {})
     assert path is not None

@@ -286,7 +286,7 @@ def _copy(name: str, suffix: str, moved: Move, shape: str, repeat: int, packed: 
 
 
 @dataclass(frozen=True)
-class Spread:
+class LaneSpread:
     """The rows of shared memory over the lanes, by tcgen05.cp.
 
     rows    modes of the rows, as (extent, lanes between)
@@ -301,13 +301,13 @@ class Spread:
 
 # (shape, multicast) -> where rows go. PTX ISA, "tcgen05.cp": warp pairs 02, 13 or 01, 23 hold equal rows;
 # cute/atom/copy_traits_sm100.hpp, SM100_UTCCP_*.
-SPREADS: dict[tuple[str, str], Spread] = {
-    ("128x256b", ""): Spread(((128, 1),), 256),
-    ("128x128b", ""): Spread(((128, 1),), 128),
-    ("4x256b", ""): Spread(((4, 32),), 256),
-    ("64x128b", "warpx2::02_13"): Spread(((64, 1),), 128, (2, 64)),
-    ("64x128b", "warpx2::01_23"): Spread(((32, 1), (2, 64)), 128, (2, 32)),
-    ("32x128b", "warpx4"): Spread(((32, 1),), 128, (4, 32)),
+SPREADS: dict[tuple[str, str], LaneSpread] = {
+    ("128x256b", ""): LaneSpread(((128, 1),), 256),
+    ("128x128b", ""): LaneSpread(((128, 1),), 128),
+    ("4x256b", ""): LaneSpread(((4, 32),), 256),
+    ("64x128b", "warpx2::02_13"): LaneSpread(((64, 1),), 128, (2, 64)),
+    ("64x128b", "warpx2::01_23"): LaneSpread(((32, 1), (2, 64)), 128, (2, 32)),
+    ("32x128b", "warpx4"): LaneSpread(((32, 1),), 128, (4, 32)),
 }
 # .src_fmt -> bits of an element; 16 of them lie in 128 bits, padding after them. PTX ISA, "Optional Decompression".
 FORMATS = {"b6x16_p32": 6, "b4x16_p64": 4}

@@ -271,7 +271,7 @@ def _caching(
 
 
 @dataclass(frozen=True)
-class Widest:
+class WidestVector:
     """The widest vector of a layout: its bits, its elements, and what keeps the next one from fitting.
 
     `elements` and `bits` are 0 where not even one element is a whole vector (elements narrower than a byte).
@@ -292,7 +292,7 @@ def widest(
     alignment: int = 16,
     limit: int = 128,
     other: Layout | ComposedLayout | None = None,
-) -> Widest:
+) -> WidestVector:
     """The widest vector for threads that walk a tile of that layout, with the reasons.
 
     layout      coordinate -> element of memory; a swizzled one must count elements
@@ -327,8 +327,8 @@ def widest(
     rules.append((alignment * 8, f"the address is a multiple of {alignment} bytes, not of {2 * alignment}"))
     bits, why = min(rules, key=lambda rule: rule[0])
     if bits < 8 or bits < kind.bits:
-        return Widest(0, 0, why)
-    return Widest(bits, bits // kind.bits, why)
+        return WidestVector(0, 0, why)
+    return WidestVector(bits, bits // kind.bits, why)
 
 
 def _rules(layout: Layout | ComposedLayout, kind: DType) -> list[tuple[int, str]]:

@@ -23,7 +23,7 @@ from ...lazy_numpy import np
 from . import engine
 from .derive import tma_load, tma_store
 from .plan import TmaCopy
-from .rules import MODES, RULES, SMEM_UNIT, Broken, TensorMap, broken, whole_units
+from .rules import MODES, RULES, SMEM_UNIT, RuleViolation, TensorMap, broken, whole_units
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -32,7 +32,7 @@ ROWS = 4  # of one instruction
 DIRECTIONS = ("gather", "scatter")
 
 
-def broken_rules(tmap: TensorMap, address: int = 0, direction: str = "gather") -> list[Broken]:
+def broken_rules(tmap: TensorMap, address: int = 0, direction: str = "gather") -> list[RuleViolation]:
     """Every rule that the map of a gather or scatter breaks, shared rules included.
 
     >>> from layoutgemm.dtypes import dtype
@@ -41,11 +41,13 @@ def broken_rules(tmap: TensorMap, address: int = 0, direction: str = "gather") -
     """
     found = list(broken(tmap, address, "load" if direction == "gather" else "store"))
     if tmap.rank != 2:
-        found.append(Broken(RULES["gather"], f"{tmap.rank} dimensions {tmap.extents}; {direction}4 takes 2"))
+        found.append(RuleViolation(RULES["gather"], f"{tmap.rank} dimensions {tmap.extents}; {direction}4 takes 2"))
     elif tmap.box[1] != 1:
-        found.append(Broken(RULES["gather"], f"a box {tmap.box}: {direction}4 takes four rows through a box of one"))
+        found.append(
+            RuleViolation(RULES["gather"], f"a box {tmap.box}: {direction}4 takes four rows through a box of one")
+        )
     if any(step != 1 for step in tmap.steps):
-        found.append(Broken(RULES["gather"], f"steps {tmap.steps}: {direction}4 takes neighbouring columns"))
+        found.append(RuleViolation(RULES["gather"], f"steps {tmap.steps}: {direction}4 takes neighbouring columns"))
     return found
 
 

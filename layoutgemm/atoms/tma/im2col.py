@@ -32,7 +32,7 @@ from ...lazy_numpy import np
 from . import engine
 from .derive import tma_load
 from .plan import TmaCopy
-from .rules import MODES, RULES, Broken, TensorMap, broken
+from .rules import MODES, RULES, RuleViolation, TensorMap, broken
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -132,7 +132,7 @@ class Im2colMap:
         }
 
 
-def broken_rules(tmap: Im2colMap, address: int = 0) -> Iterator[Broken]:
+def broken_rules(tmap: Im2colMap, address: int = 0) -> Iterator[RuleViolation]:
     """Every rule that an im2col map breaks, those that it shares with tiled maps included.
 
     >>> from layoutgemm.dtypes import dtype
@@ -142,11 +142,11 @@ def broken_rules(tmap: Im2colMap, address: int = 0) -> Iterator[Broken]:
     corner | the lower corner of H is -129; at rank 4 a corner is -128 to 127
     """
     if not 3 <= tmap.rank <= 5:
-        yield Broken(RULES["im2col rank"], f"{tmap.rank} dimensions {tmap.extents}; an im2col map has 3 to 5")
+        yield RuleViolation(RULES["im2col rank"], f"{tmap.rank} dimensions {tmap.extents}; an im2col map has 3 to 5")
         return
     if not len(tmap.lower) == len(tmap.upper) == tmap.rank - 2:
         corners = f"corners {tmap.lower} and {tmap.upper} for the {tmap.rank - 2} spatial dimensions of {tmap.extents}"
-        yield Broken(RULES["im2col rank"], corners)
+        yield RuleViolation(RULES["im2col rank"], corners)
         return
     names = ("C", *SPATIAL[: tmap.rank - 2], "N")
     shared = list(broken(tmap.tiled, address, "load", names))
@@ -157,15 +157,17 @@ def broken_rules(tmap: Im2colMap, address: int = 0) -> Iterator[Broken]:
     for side, corner in (("lower", tmap.lower), ("upper", tmap.upper)):
         for name, at in zip(SPATIAL, corner):
             if not -reach <= at < reach:
-                yield Broken(RULES["corner"], f"the {side} corner of {name} is {at}; at rank {tmap.rank} a corner is "
-                             f"{-reach} to {reach - 1}")  # fmt: skip
+                text = f"the {side} corner of {name} is {at}; at rank {tmap.rank} a corner is {-reach} to {reach - 1}"
+                yield RuleViolation(RULES["corner"], text)
     for name, (first, last) in zip(SPATIAL, tmap.box):
         if last < first:
-            yield Broken(RULES["pixel box"], f"the pixel box runs from {first} to {last} along {name}: it is empty")
+            yield RuleViolation(
+                RULES["pixel box"], f"the pixel box runs from {first} to {last} along {name}: it is empty"
+            )
     if tmap.steps[-1] != 1:
-        yield Broken(RULES["step"], f"N is traversed in steps of {tmap.steps[-1]}: every image is visited")
+        yield RuleViolation(RULES["step"], f"N is traversed in steps of {tmap.steps[-1]}: every image is visited")
     if not 1 <= tmap.pixels <= MAX_PIXELS:
-        yield Broken(RULES["pixels"], f"a column of {tmap.pixels} pixels; one has 1 to {MAX_PIXELS}")
+        yield RuleViolation(RULES["pixels"], f"a column of {tmap.pixels} pixels; one has 1 to {MAX_PIXELS}")
 
 
 # ---------------------------------------------------------------------------------------------------- one instruction

@@ -334,7 +334,7 @@ def line_overrun(extent: int, kind: Format) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class RuleViolation:
     """A rule that a map breaks, and the numbers."""
 
     rule: Rule
@@ -351,12 +351,12 @@ def multiple(value: Integer, unit: int) -> bool:
 
 def broken(
     tmap: TensorMap, address: int = 0, operation: str = "load", names: Sequence[object] = ()
-) -> Iterator[Broken]:
+) -> Iterator[RuleViolation]:
     """Every rule that the map breaks. A symbol is held to divisibility; its upper limit is the caller's to state."""
     kind, mode = tmap.kind, MODES[tmap.swizzle]
 
-    def no(name: str, text: str) -> Broken:
-        return Broken(RULES[name], text)
+    def no(name: str, text: str) -> RuleViolation:
+        return RuleViolation(RULES[name], text)
 
     rank = tmap.rank
     called = tuple(names) or tuple(f"m{i}" for i in range(rank))

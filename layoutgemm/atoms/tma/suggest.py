@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Nearest:
+class Suggestion:
     """A change that makes a copy possible.
 
     text     the change in words
@@ -48,13 +48,13 @@ class Nearest:
         return self.text
 
 
-def nearest(request: Request, error: TmaError) -> Nearest | None:
+def nearest(request: Request, error: TmaError) -> Suggestion | None:
     """The first remedy for the broken rule that leads to a plan, or None."""
     for remedy in _REMEDIES.get(error.rule, ()):
         try:
             for text, changed in remedy(request):
                 if changed != request and _works(changed):
-                    return Nearest(text, changed)
+                    return Suggestion(text, changed)
         except LayoutError:
             continue
     return None

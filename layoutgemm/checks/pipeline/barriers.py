@@ -33,7 +33,7 @@ from .actions import (
 )
 from .happens_before import Hazard, Records
 from .model import Mbarrier, NamedBarrier, Pipeline
-from .program import ACT, EXPECTS, LIVE, PENDING, PHASE, TX, Agent, Offsets, State
+from .program import ACT, EXPECTS, LIVE, PENDING, PHASE, TX, Agent, KnowledgeOffsets, State
 from .symmetry import SimulatedWarps
 from .trace import warps_text
 
@@ -47,8 +47,8 @@ class Barriers:
     """Every barrier of every CTA, and the actions on them."""
 
     def __init__(
-        self, pipeline: Pipeline, cast: SimulatedWarps, agents: tuple[Agent, ...], records: Records, offsets: Offsets,
-        trace: Trace | None,
+        self, pipeline: Pipeline, cast: SimulatedWarps, agents: tuple[Agent, ...], records: Records,
+        offsets: KnowledgeOffsets, trace: Trace | None,
     ) -> None:  # fmt: skip
         self.pipeline = pipeline
         self.cast = cast

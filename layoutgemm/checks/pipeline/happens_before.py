@@ -71,7 +71,7 @@ class ModelAccess(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reach:
+class RepeatedAccess:
     """An access that a warp repeats, and the records that matter to it.
 
     met     records of the place that the other fields are about
@@ -148,7 +148,7 @@ class Records:
                 self.own_writes.setdefault(access.agent, []).append(bit)
         return bit
 
-    def check(self, state: State, reach: Reach, know: int) -> None:
+    def check(self, state: State, reach: RepeatedAccess, know: int) -> None:
         """Check an access against every record of its place. Raises Hazard for a race or a missing fence."""
         if reach.met != len(self.at.get(reach.access.place, ())):
             self._meet(reach)
@@ -156,7 +156,7 @@ class Records:
         if needed and needed != self.known(state, know, needed):
             raise self._hazard(state, reach.access, know)
 
-    def record(self, state: State, reaches: Iterable[Reach]) -> int:
+    def record(self, state: State, reaches: Iterable[RepeatedAccess]) -> int:
         """Record accesses of different places that were checked; the slots of their records."""
         slots = twins = gone = 0
         for reach in reaches:
@@ -167,7 +167,7 @@ class Records:
         state.live = state.live & ~gone | slots | twins
         return slots
 
-    def _meet(self, reach: Reach) -> None:
+    def _meet(self, reach: RepeatedAccess) -> None:
         """Find the records that an access must know of, and those that it ends."""
         access = reach.access
         bit = self._slot_of(access)

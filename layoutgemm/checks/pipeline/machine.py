@@ -52,7 +52,7 @@ from .actions import (
     Write,
 )
 from .barriers import Barriers
-from .happens_before import ASYNC, GENERIC, Hazard, ModelAccess, Place, Reach, Records
+from .happens_before import ASYNC, GENERIC, Hazard, ModelAccess, Place, Records, RepeatedAccess
 from .model import PIPES, PRIVATE, Pipeline
 from .program import (
     ACT,
@@ -102,7 +102,7 @@ class _Spot:
 
     place: Place
     name: str
-    reach: Reach
+    reach: RepeatedAccess
     number: int = -1
     fills: int = 0
     takes: int = 0
@@ -369,7 +369,7 @@ class Machine:
         own = self.buffers[buffer]
         place = Place(buffer, cta, stage, agent.index if own.space in PRIVATE else -1)
         name = self._name(place)
-        reach = Reach(
+        reach = RepeatedAccess(
             ModelAccess(place, kind.part, kind.write, agent.index, kind.proxy, kind.pipe, f"{kind.what}{name}")
         )
         number, flags = self.number.get(place), self.flags.get((buffer, cta))

@@ -8,9 +8,9 @@ the proof is in `checks.pipeline.prove`, the meaning of each action in `checks.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from ...arch import Arch
 from ...arch import arch as arch_named
@@ -354,7 +354,15 @@ def ranks_of(to: Targets, rank: int, cluster: int) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------------------------------------------------- validation
-def _named(entries: tuple, name: str, what: str):  # type: ignore[no-untyped-def]  # one of three types
+class _HasName(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=_HasName)
+
+
+def _named(entries: Sequence[N], name: str, what: str) -> N:
     for entry in entries:
         if entry.name == name:
             return entry

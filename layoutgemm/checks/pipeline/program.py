@@ -40,7 +40,7 @@ class Agent:
     count: int = 1  # warps that it stands for
 
 
-class Offsets(NamedTuple):
+class KnowledgeOffsets(NamedTuple):
     """The first index of knowledge in `State.sets`; the warps' own sets come first, by their numbers."""
 
     arrived: int  # gathered in the current phase of each mbarrier and stage
@@ -57,7 +57,7 @@ class State:
     """The state of all warps and barriers. Lists run over warps unless said otherwise; a set is an int with a bit for
     each slot."""
 
-    sets: list[int]  # all that anybody or anything knows, see Offsets
+    sets: list[int]  # all that anybody or anything knows, see KnowledgeOffsets
     pc: list[int]
     tile: list[int]
     k: list[int]
@@ -139,15 +139,15 @@ def _flatten(program: Program, cta: int, warp: int, code: list[Instruction]) -> 
             code.append(Instruction(ACT, action))
 
 
-def offsets_of(pipeline: Pipeline, agents: tuple[Agent, ...], ctas: int) -> Offsets:
+def offsets_of(pipeline: Pipeline, agents: tuple[Agent, ...], ctas: int) -> KnowledgeOffsets:
     """The order of what is known in `State.sets`."""
     stages = sum(b.stages for b in pipeline.barriers if isinstance(b, Mbarrier)) * ctas
     named = sum(isinstance(b, NamedBarrier) for b in pipeline.barriers) * ctas
     sizes = [len(agents), stages, stages, named, 2, ctas, len(agents) * len(PIPES)]
-    return Offsets(*(sum(sizes[: i + 1]) for i in range(len(sizes))))
+    return KnowledgeOffsets(*(sum(sizes[: i + 1]) for i in range(len(sizes))))
 
 
-def start_of(pipeline: Pipeline, agents: tuple[Agent, ...], offsets: Offsets, stages_of_buffers: int) -> State:
+def start_of(pipeline: Pipeline, agents: tuple[Agent, ...], offsets: KnowledgeOffsets, stages_of_buffers: int) -> State:
     """The state at launch: nothing initialised, nothing known."""
     count = len(agents)
     roles = {role.name: role for role in pipeline.roles}

@@ -4,7 +4,7 @@ An emulated kernel works in the caller's own memory, at addresses that the emula
 of overlapping arrays, is a buffer far from the next, so an access beyond it hits no other. An address keeps the
 alignment that the array has within its allocation.
 
-Elements narrower than a byte come as `Packed`: an array of bytes with several elements each along the contiguous axis.
+Elements narrower than a byte come as `PackedArray`: bytes with several elements each along the contiguous axis.
 The first element is in the lowest bits, as in kernels and in torch.float4_e2m1fn_x2. Extents and strides then count
 elements. A plain array of bytes counts bytes, and its element type is unknown.
 """
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,13 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedArray:
     """An array of bytes that holds elements narrower than a byte.
 
     values  uint8 or int8, a NumPy array or a CPU torch tensor, with one contiguous axis
     kind    element type, by name: "e2m1", "u4", "e2m3", ...
 
-    >>> found = array_of(Packed(np.zeros((3, 32), np.uint8), "e2m1"))
+    >>> found = array_of(PackedArray(np.zeros((3, 32), np.uint8), "e2m1"))
     >>> found.shape, found.strides, found.high - found.low
     ((3, 64), (64, 1), 96)
     """
@@ -67,23 +67,23 @@ class Packed:
     kind: str
 
     @staticmethod
-    def of(codes: npt.NDArray[np.integer], kind: str) -> Packed:
+    def of(codes: npt.NDArray[np.integer], kind: str) -> PackedArray:
         """From the bits of each element, one to a byte: packed along the last axis.
 
-        >>> Packed.of(np.array([[1, 2, 3, 15]], np.uint8), "e2m1").values.tolist()
+        >>> PackedArray.of(np.array([[1, 2, 3, 15]], np.uint8), "e2m1").values.tolist()
         [[33, 243]]
         """
         width = dtype(kind).bits
         if codes.shape[-1] * width % 8:
             raise EmulatorError(f"{codes.shape[-1]} elements of {kind} are not a whole number of bytes")
         spread = np.unpackbits(codes.astype(np.uint8)[..., None], axis=-1, bitorder="little")[..., :width]
-        return Packed(np.packbits(spread.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little"), kind)
+        return PackedArray(np.packbits(spread.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little"), kind)
 
     def array(self) -> Array:
         """Raises EmulatorError for elements of whole bytes, and for bytes without a contiguous axis."""
         found, width = array_of(self.values), dtype(self.kind).bits
         if found is None or found.bits != 8 or width >= 8:
-            raise EmulatorError(f"Packed is an array of bytes and a type narrower than that, not {self.kind}")
+            raise EmulatorError(f"PackedArray is an array of bytes and a type narrower than that, not {self.kind}")
         along = [i for i, (n, stride) in enumerate(zip(found.shape, found.strides)) if stride == 1 and n > 1]
         if len(along) != 1 or any(8 * x % width for i, x in enumerate(found.strides) if i != along[0]):
             raise EmulatorError(f"bytes of strides {found.strides} hold no {self.kind} side by side along one axis")
@@ -96,7 +96,7 @@ class Packed:
 
 def array_of(value: Any) -> Array | None:
     """The array that a value is, or None for a scalar. Raises EmulatorError for tensors outside CPU memory."""
-    if isinstance(value, Packed):
+    if isinstance(value, PackedArray):
         return value.array()
     if hasattr(value, "__array_interface__") and not np.isscalar(value):
         return _numpy(np.asarray(value))
@@ -110,7 +110,7 @@ def array_of(value: Any) -> Array | None:
         bits = 8 * value.element_size()
         found = _spanned(value.data_ptr(), tuple(value.shape), tuple(value.stride()), bits, base)
         if str(value.dtype) == "torch.float4_e2m1fn_x2":
-            return Packed(value.view(sys.modules["torch"].uint8), "e2m1").array()
+            return PackedArray(value.view(sys.modules["torch"].uint8), "e2m1").array()
         return found
     kind = getattr(value, "element_type", None)  # a tensor of the CuTe DSL
     if kind is None or not isinstance(value.data_ptr, int):
@@ -125,7 +125,7 @@ def array_of(value: Any) -> Array | None:
 def element_of(value: object) -> str:
     """The element type of an array by its own name, as "float32", or "".
 
-    >>> element_of(np.zeros(3, np.uint16)), element_of(Packed(np.zeros(4, np.uint8), "u4"))
+    >>> element_of(np.zeros(3, np.uint16)), element_of(PackedArray(np.zeros(4, np.uint8), "u4"))
     ('uint16', '')
     """
     kind = getattr(value, "element_type", None) or getattr(value, "dtype", None)  # of the CuTe DSL, torch, NumPy
@@ -199,7 +199,8 @@ def callers_array(address: int) -> Place | None:
     Only variables of the callers are searched, and the lists, tuples, dicts and objects in them. An address outside
     their arrays is an error, as on a GPU. The search reads no memory.
     """
-    frame, seen = sys._getframe(1), dict[int, int]()
+    frame: FrameType | None = sys._getframe(1)
+    seen: dict[int, int] = {}
     while frame is not None:
         if not str(frame.f_globals.get("__name__", "")).startswith("layoutgemm."):
             for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
@@ -212,7 +213,7 @@ def callers_array(address: int) -> Place | None:
                         view = bytes_at(array.low, array.high - array.low, one)
                         view.flags.writeable = array.writeable
                         return place, array.low, view
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

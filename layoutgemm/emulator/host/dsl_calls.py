@@ -27,10 +27,10 @@ from typing import Any, get_args, get_origin
 import numpy as np
 
 from ...errors import EmulatorError
-from .arguments import ArgumentMemory, Packed, array_of
+from .arguments import ArgumentMemory, PackedArray, array_of
 from .exported import WAY_OUT, loaded_from_file
 from .launcher import HostFunction, HostLaunch, gathered
-from .types import HostParameter, Raw, emulated, packed, parameter_of
+from .types import HostParameter, PackedArgument, emulated, packed, parameter_of
 
 KEEP = (
     'compile with options="--gpu-arch sm_90a --keep-ptx --dump-dir FOLDER" (or CUTE_DSL_KEEP_PTX=1) to keep it; '
@@ -143,7 +143,7 @@ def _is_array(value: object) -> bool:
     """True for an array, or for a tensor on any device. Asking may raise."""
     if _repointed(value):
         return False
-    return isinstance(value, Packed) or (
+    return isinstance(value, PackedArray) or (
         (hasattr(value, "__array_interface__") and not np.isscalar(value)) or hasattr(value, "data_ptr")
     )
 
@@ -238,10 +238,13 @@ def _by_the_dsl(name: str, value: object) -> Iterator[CallValue]:
         raise EmulatorError(f"{name} cannot be packed by the DSL: {_plain(error)}") from error
     for number, pointer in enumerate(pointers):
         address = getattr(pointer, "value", pointer)
-        yield CallValue(name if len(pointers) == 1 else f"{name}({number})", Kept(int(address or 0), (value, pointer)))
+        yield CallValue(
+            name if len(pointers) == 1 else f"{name}({number})",
+            OwnedPackedArgument(int(address or 0), (value, pointer)),
+        )
 
 
-class Kept(Raw):
+class OwnedPackedArgument(PackedArgument):
     """Bytes that the DSL packed, with what owns them."""
 
     def __init__(self, address: int, owners: object) -> None:
@@ -474,7 +477,7 @@ class CompiledFunction:
                 if place == len(self.parameters):
                     return f". {leaf.name} is one too many"
                 wanted = self.parameters[place]
-                if (wanted.kind == "tensor") != _is_array(leaf.value) and not isinstance(leaf.value, Raw):
+                if (wanted.kind == "tensor") != _is_array(leaf.value) and not isinstance(leaf.value, PackedArgument):
                     return f". {leaf.name} stands where a {wanted} is taken"
                 place += 1
             if not leaves and not _with_none(self.compiled.execution_args)[name]:
@@ -544,7 +547,7 @@ class _DLTensor(ctypes.Structure):
     )  # fmt: skip
 
 
-class _Moved:
+class _DeviceArray:
     """An array for DLPack, at an emulated address on another device."""
 
     def __init__(self, tensor: Any, address: int, device: int) -> None:
@@ -582,10 +585,10 @@ def _for_ffi(name: str, value: Any, kinds: Mapping[str, HostParameter], arrays: 
     if _is_array(value):
         array = array_of(value)
         assert array is not None
-        source = value.values if isinstance(value, Packed) else getattr(value, "_tvm_ffi_tensor", value)
+        source = value.values if isinstance(value, PackedArray) else getattr(value, "_tvm_ffi_tensor", value)
         try:
-            moved = _Moved(tvm_ffi.from_dlpack(source), arrays.address(array.address), device)
-            if isinstance(value, Packed) and value.kind == "e2m1":
+            moved = _DeviceArray(tvm_ffi.from_dlpack(source), arrays.address(array.address), device)
+            if isinstance(value, PackedArray) and value.kind == "e2m1":
                 moved.be(tvm_ffi.dtype("float4_e2m1fnx2"))
             return tvm_ffi.from_dlpack(moved)
         except Exception as error:

@@ -217,7 +217,7 @@ def _registered(module: ModuleType, launch: Launch, stack: ExitStack) -> None:
 # Modules that a script imports later ----------------------------------------------------------------------------------
 
 
-class _After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _ImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """A finder that calls a function after a module's first import."""
 
     def __init__(self, name: str, ready: Callable[[ModuleType], None]) -> None:
@@ -254,7 +254,7 @@ def _imported(name: str, ready: Callable[[ModuleType], None]) -> Iterator[None]:
         ready(sys.modules[name])
         yield
         return
-    finder = _After(name, ready)
+    finder = _ImportHook(name, ready)
     sys.meta_path.insert(0, finder)
     try:
         yield

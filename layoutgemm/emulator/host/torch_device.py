@@ -487,7 +487,7 @@ class HostEvent:
 
 
 @dataclass
-class Captured:
+class CapturedWork:
     """Work that a graph has captured on a stream: a launch, or a copy.
 
     behind  how much of other streams has to be done before it
@@ -506,10 +506,10 @@ class HostGraph:
     """
 
     _capturing: ClassVar[list[HostGraph]] = []
-    replays: ClassVar[Callable[[Sequence[Captured]], None] | None] = None
+    replays: ClassVar[Callable[[Sequence[CapturedWork]], None] | None] = None
 
     def __init__(self, *args: object, **kwargs: object):
-        self._work: list[Captured] = []
+        self._work: list[CapturedWork] = []
         self._behind: dict[int, dict[int, int]] = {}
         self.stream = 0  # the current one, while it captures
 
@@ -521,7 +521,7 @@ class HostGraph:
     def add(self, run: Callable[[], object], stream: int | None = None, copies: bool = False) -> None:
         """Capture a launch or a copy."""
         stream = self.stream if stream is None else stream
-        self._work.append(Captured(stream, run, dict(self._behind.get(stream, {})), copies))
+        self._work.append(CapturedWork(stream, run, dict(self._behind.get(stream, {})), copies))
 
     def length(self, stream: int) -> int:
         """The length of what a stream has captured so far."""

@@ -150,7 +150,7 @@ def _modes(text: str) -> tuple[TensorMode, ...]:
 
 
 @dataclass(frozen=True)
-class Raw:
+class PackedArgument:
     """The address of an argument's bytes that the DSL's own packing has written; 0 is a null handle."""
 
     address: int
@@ -158,7 +158,7 @@ class Raw:
 
 def packed(parameter: HostParameter, name: str, value: object, arrays: ArgumentMemory) -> bytes:
     """A value as its argument's bytes. Raises EmulatorError that names the mismatch."""
-    if isinstance(value, Raw):
+    if isinstance(value, PackedArgument):
         return _raw(parameter, name, value, arrays)
     if parameter.kind == "stream":
         if array_of(value) is not None or isinstance(value, (bool, float, str)):
@@ -209,7 +209,7 @@ def _pointer(parameter: HostParameter, name: str, value: object, arrays: Argumen
         raise EmulatorError(f"{name}: {error}") from error
 
 
-def _raw(parameter: HostParameter, name: str, value: Raw, arrays: ArgumentMemory) -> bytes:
+def _raw(parameter: HostParameter, name: str, value: PackedArgument, arrays: ArgumentMemory) -> bytes:
     if value.address == 0:
         if parameter.kind not in ("stream", "pointer"):
             raise EmulatorError(f"{name} is a {parameter}, and a null handle was given")
@@ -393,7 +393,7 @@ def _hold_element(element: str, name: str, value: object, array: Array) -> None:
     if got and not _alike(want, got):
         hint = ""
         if _bits(want) < 8 <= _bits(got):
-            hint = ": pass Packed(x, the elements' type)"
+            hint = ": pass PackedArray(x, the elements' type)"
         elif _bits(want) == _bits(got):
             hint = f": pass such an array, or its bits as uint{_bits(want)}"
         raise EmulatorError(f"{name} has elements of {got}; the compiled function takes {want}{hint}")

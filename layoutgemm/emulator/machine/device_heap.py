@@ -42,7 +42,8 @@ class DeviceHeap:
 
     def clear(self) -> None:
         """Forget every block, and begin at the first address again."""
-        self.__init__()  # type: ignore[misc]
+        self.blocks, self.freed, self.starts = {}, {}, []
+        self.used, self.next = 0, START
 
     def allocate(self, size: int, where: str) -> int:
         """The address of a new block, or 0 where the heap has no place for it."""

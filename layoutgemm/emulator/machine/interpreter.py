@@ -40,8 +40,8 @@ from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
 from ..races.conflicts import Conflict
 from ..races.global_bytes import GlobalWatch
-from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
-from ..races.lanes import Touch, fork, join
+from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, ShadowMemory
+from ..races.lanes import LaneAccess, fork, join
 from .bank_counts import BankCounter
 from .deadlocks import POLLS_ANYWHERE, WAITING, stuck
 from .launch import MULTIPROCESSORS as MULTIPROCESSORS
@@ -185,7 +185,9 @@ class Cta:
     def __init__(self, cluster: Cluster, coordinate: Triple, rank: int, shared: int, threads: int) -> None:
         self.cluster, self.coordinate, self.rank = cluster, coordinate, rank
         self.shared = CtaSharedMemory(shared, cluster.machine.policy.fill)
-        self.shadow = Shadow(cluster.ledger, lambda granule: f"shared memory of CTA {coordinate} at {granule * 16:#x}")
+        self.shadow = ShadowMemory(
+            cluster.ledger, lambda granule: f"shared memory of CTA {coordinate} at {granule * 16:#x}"
+        )
         self.alive = threads
         self.exited = False
         self.exit_knows = cluster.ledger.knowledge()
@@ -491,7 +493,7 @@ class PtxMachine:
         event: MemoryEvent | None = None,
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
-        touch: Touch | None = None,
+        touch: LaneAccess | None = None,
         by: int = 0,
         ends: tuple[int, int] | None = None,
         same: Callable[[], bool] | None = None,

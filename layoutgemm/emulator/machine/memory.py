@@ -43,7 +43,7 @@ class GlobalBuffer:
 
 
 @dataclass(frozen=True)
-class Contents:
+class MemorySnapshot:
     """Copies of a memory's buffers, and of the arrays found through pointers."""
 
     buffers: list[npt.NDArray[np.uint8]]
@@ -159,11 +159,11 @@ class GlobalMemory:
         self.followed.append(GlobalBuffer(name, address, data))
         self.before.append(data.copy())
 
-    def contents(self) -> Contents:
+    def contents(self) -> MemorySnapshot:
         """A copy of each buffer, and of the arrays found through pointers so far."""
-        return Contents([b.data.copy() for b in self.buffers], [b.data.copy() for b in self.followed])
+        return MemorySnapshot([b.data.copy() for b in self.buffers], [b.data.copy() for b in self.followed])
 
-    def restore(self, saved: Contents) -> None:
+    def restore(self, saved: MemorySnapshot) -> None:
         """Write the copies back into writeable buffers. Arrays found later return to their first content."""
         self.heap.clear()
         every = list(zip(self.buffers, saved.buffers, strict=True))
@@ -175,7 +175,7 @@ class GlobalMemory:
             if buffer.data.flags.writeable:
                 buffer.data[:] = content
 
-    def differing(self, saved: Contents) -> Iterator[tuple[str, int]]:
+    def differing(self, saved: MemorySnapshot) -> Iterator[tuple[str, int]]:
         """(name, first byte) of each buffer that differs from its copy."""
         for buffer, content in (*zip(self.buffers, saved.buffers, strict=True), *zip(self.followed, saved.followed)):
             if (differ := buffer.data != content).any():

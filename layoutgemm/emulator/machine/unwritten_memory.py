@@ -23,17 +23,17 @@ from ...errors import EmulatorError
 from ..findings import Finding
 from .interpreter import PRODUCTS
 from .launch import Policy, Watch
-from .memory import POISON, Contents, GlobalMemory
+from .memory import POISON, GlobalMemory, MemorySnapshot
 
 
-class Launched(Protocol):
+class LaunchFindings(Protocol):
     """The findings of one launch, and its suspects."""
 
     findings: list[Finding]
     suspects: list[Finding]
 
 
-L = TypeVar("L", bound=Launched)
+L = TypeVar("L", bound=LaunchFindings)
 FILLS = POISON, 0x40
 # The value may be tested for its sign and for 0.
 MORE_FILLS = 0, 0xC0
@@ -64,7 +64,11 @@ def settled(run: Callable[[Policy, Watch], list[L]], memory: GlobalMemory, polic
 
 
 def _same(
-    run: Callable[[Policy, Watch], object], memory: GlobalMemory, policy: Policy, before: Contents, after: Contents
+    run: Callable[[Policy, Watch], object],
+    memory: GlobalMemory,
+    policy: Policy,
+    before: MemorySnapshot,
+    after: MemorySnapshot,
 ) -> bool:
     """True if another run leaves the same bytes in memory."""
     memory.restore(before)

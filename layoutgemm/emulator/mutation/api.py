@@ -21,7 +21,7 @@ from ..host.arguments import array_at
 from ..host.dsl_calls import CompiledFunction
 from ..host.launcher import HostFunction, HostLaunch
 from ..machine.interpreter import Launch, Policy
-from ..machine.memory import Contents, GlobalMemory
+from ..machine.memory import GlobalMemory, MemorySnapshot
 from .mutants import Mutant, alterations, deletions, fields
 from .run import EARLY, IN_TURN, LaunchCase, ShowsProgress, Survey, sample
 from .survivors import explained
@@ -79,7 +79,7 @@ def _survey(
 ) -> Survey:
     memory.follow = array_at
     before = memory.contents()
-    after: list[Contents] = []
+    after: list[MemorySnapshot] = []
 
     def restored() -> Launch:
         memory.restore(before)

@@ -38,7 +38,7 @@ from ..ptx.parser import PtxKernel
 from .dataflow import depends
 from .mutants import SPARE, Mutant
 from .run import FACTOR, SLACK, LaunchCase, MutantOutcome, ShowsProgress, Survey, judged, verdict
-from .trace import END, AccessTrace, Difference, difference
+from .trace import END, AccessTrace, TraceDifference, difference
 
 KINDS = ("same", "stricter", "looser", "apart", "end", "other", "unread", "idle", "unreached", "unseen")
 SAME, STRICTER, LOOSER, APART, ENDS, OTHER, UNREAD, IDLE, UNREACHED, UNSEEN = KINDS
@@ -57,7 +57,7 @@ PLAIN = ("descriptor", "instruction", "flag", "column", "coordinate", "matrix ad
 
 
 @dataclass(frozen=True)
-class Reason:
+class SurvivalReason:
     """The reason why a mutant is not caught: one of `KINDS`, and in words."""
 
     kind: str
@@ -120,7 +120,7 @@ class Explainer:
     def row(self, mutant: Mutant) -> MutantOutcome:
         """The outcome of a mutant, with the reason if it survives."""
         origins = mutant.origins(self.kernel)
-        found: list[Difference] = []
+        found: list[TraceDifference] = []
         for run in sorted(self.runs, key=lambda run: -run.worth):
             trace = AccessTrace(run.trace, origins)
             how, memory, _ = _traced(self.kernel, run.case, mutant, run.limit, trace)
@@ -128,7 +128,7 @@ class Explainer:
                 run.caught += 1
                 return MutantOutcome(mutant, run.case.name, how)
             if memory != run.memory:
-                one = Difference("other bytes in memory, that the case lets pass")
+                one = TraceDifference("other bytes in memory, that the case lets pass")
             else:
                 one = difference(run.trace, trace, self.say)
             if one.accesses:
@@ -136,7 +136,7 @@ class Explainer:
             found.append(one)
         reason = self._judge(mutant, found)
         if reason.kind not in PROVEN and self._unread(mutant):
-            reason = Reason(UNREAD, "nothing reads the answer")
+            reason = SurvivalReason(UNREAD, "nothing reads the answer")
         if reason.kind not in PROVEN or mutant.kind not in PLAIN:
             for case, limit in zip(self.others, self.limits, strict=True):
                 how, _ = verdict(self.kernel, case, mutant, limit)
@@ -144,33 +144,33 @@ class Explainer:
                     return MutantOutcome(mutant, case.name, how)
         return MutantOutcome(mutant, reason=str(reason))
 
-    def _judge(self, mutant: Mutant, found: list[Difference]) -> Reason:
+    def _judge(self, mutant: Mutant, found: list[TraceDifference]) -> SurvivalReason:
         if mutant.edits and not any(self.executed[pc] for pc, _ in mutant.edits):
-            return Reason(UNREACHED, "no case executes the instruction")
+            return SurvivalReason(UNREACHED, "no case executes the instruction")
         if mutant.kind == "deletion" and (why := self._blind(mutant)):
-            return Reason(UNSEEN, why)
+            return SurvivalReason(UNSEEN, why)
         accesses = [one.accesses for one in found if one.accesses]
         if accesses:
-            return Reason(OTHER, accesses[0])
+            return SurvivalReason(OTHER, accesses[0])
         lost = {pair for one in found for pair in one.lost | one.hidden}
         if lost and all(later == END for _, later in lost):
             who = "; ".join(self.say(earlier) for earlier, _ in sorted(lost)[:3])
-            return Reason(ENDS, f"a warp may end before it knows of {who}")
+            return SurvivalReason(ENDS, f"a warp may end before it knows of {who}")
         if lost:
             pairs = sorted(lost, key=lambda pair: (pair[1] == END, pair))
             text = "; ".join(f"{self.say(earlier)}, {self.say(later)}" for earlier, later in pairs[:2])
             more = f"; {len(pairs) - 2} more" if len(pairs) > 2 else ""
             if all(self._settled(pc) for pair in pairs for pc in pair if pc != END):
-                return Reason(APART, f"no longer in order, and on other bytes in any case: {text}{more}")
-            return Reason(LOOSER, f"no longer in order, and never on the same bytes: {text}{more}")
+                return SurvivalReason(APART, f"no longer in order, and on other bytes in any case: {text}{more}")
+            return SurvivalReason(LOOSER, f"no longer in order, and never on the same bytes: {text}{more}")
         if any(one.gained for one in found):
-            return Reason(STRICTER, "the same accesses, ordered after more")
+            return SurvivalReason(STRICTER, "the same accesses, ordered after more")
         made = [one.text for _, instead in mutant.edits for one in instead]
         if any(text.startswith(tuple([f"mov.b{bits} {SPARE}" for bits in (16, 32, 64)])) for text in made):
-            return Reason(IDLE, "the operand has this value in every case")
+            return SurvivalReason(IDLE, "the operand has this value in every case")
         uses = [one.uses for one in found if one.uses]
         text = "every access touches the same bytes, after the same others"
-        return Reason(SAME, f"{text}, though {uses[0]}" if uses else text)
+        return SurvivalReason(SAME, f"{text}, though {uses[0]}" if uses else text)
 
     def _unread(self, mutant: Mutant) -> bool:
         """True if the mutant changes only mbarrier tests whose answers are not read."""

@@ -23,7 +23,7 @@ KINDS = ("seen", "proxied", "inits")  # fields of `Knowledge` that make up the o
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class AccessName:
     """An access: its warp, its instruction in the unchanged kernel (or `END`), and a count."""
 
     cta: Triple
@@ -33,7 +33,7 @@ class Name:
 
 
 @dataclass(slots=True)
-class Part:
+class ClusterTrace:
     """The accesses of one cluster.
 
     touched  number of an access -> what it touched: memory, places, parts, whether it writes, its proxy
@@ -42,7 +42,7 @@ class Part:
     driven   the mbarriers, (block, offset), that something else than an mbarrier instruction arrives at: an engine does
     """
 
-    names: dict[Name, int]
+    names: dict[AccessName, int]
     touched: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     before: dict[int, tuple[int, ...]] = field(default_factory=dict)
     used: set[tuple[Any, ...]] = field(default_factory=set)
@@ -98,16 +98,16 @@ class AccessTrace:
     """
 
     def __init__(self, like: AccessTrace | None = None, origins: Sequence[int] | None = None) -> None:
-        self.parts: dict[Triple, Part] = {}
+        self.parts: dict[Triple, ClusterTrace] = {}
         self.like, self.origins = like, origins
 
-    def part(self, cta: Cta) -> Part:
+    def part(self, cta: Cta) -> ClusterTrace:
         """The part of the block's cluster."""
         corner = cta.cluster.ctas[0].coordinate
         found = self.parts.get(corner)
         if found is None:
             same = None if self.like is None else self.like.parts.get(corner)
-            found = self.parts[corner] = Part({} if same is None else dict(same.names))
+            found = self.parts[corner] = ClusterTrace({} if same is None else dict(same.names))
             cta.cluster.ledger.divided = found.divide
         return found
 
@@ -157,7 +157,7 @@ class AccessTrace:
         key = (fiber.cta.coordinate, fiber.warp.number, self._pc(fiber) if pc is None else pc)
         time = part.times.get(key, 0)
         part.times[key] = time + 1
-        number = part.names.setdefault(Name(*key, time), len(part.names))
+        number = part.names.setdefault(AccessName(*key, time), len(part.names))
         alone = not fiber.cta.cluster.ledger.lanes or one_lane(fiber.lanes)
         own = part.of_event.get(fiber.epoch.id, 0) if alone else 0  # other lanes' accesses are not in a lane's order
         part.touched[number] = touched
@@ -170,7 +170,7 @@ class AccessTrace:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TraceDifference:
     """The differences of a run from the unchanged kernel's run.
 
     accesses  the first access that one of them does not have, or has otherwise; "" for none
@@ -187,16 +187,16 @@ class Difference:
     gained: bool = False
 
 
-def difference(before: AccessTrace, after: AccessTrace, say: Callable[[int], str] = str) -> Difference:
+def difference(before: AccessTrace, after: AccessTrace, say: Callable[[int], str] = str) -> TraceDifference:
     """The differences of a run from the unchanged kernel's; `say` names an instruction by its pc."""
     if before.parts.keys() != after.parts.keys():
-        return Difference("other clusters were run")
+        return TraceDifference("other clusters were run")
     lost: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())
     gained, uses = False, ""
     for corner, old in before.parts.items():
         new = after.parts[corner]
         if (place := _first(old, new)) is not None:
-            return Difference(_said(old, new, place, say))
+            return TraceDifference(_said(old, new, place, say))
         if old.used != new.used:
             one = min(old.used ^ new.used)
             uses = f"mbarrier {one[4]:#x} of CTA {one[3]} is used at {say(one[2])} in one of the two only"
@@ -217,10 +217,10 @@ def difference(before: AccessTrace, after: AccessTrace, say: Callable[[int], str
                     low = less & -less
                     less ^= low
                     lost[kind].add((pcs[low.bit_length() - 1], pcs[number]))
-    return Difference("", uses, frozenset(lost[0]), frozenset(lost[1]), gained)
+    return TraceDifference("", uses, frozenset(lost[0]), frozenset(lost[1]), gained)
 
 
-def _sets(part: Part, driven: set[tuple[Triple, int]]) -> tuple[int, int, int]:
+def _sets(part: ClusterTrace, driven: set[tuple[Triple, int]]) -> tuple[int, int, int]:
     """Bit sets of ordinary writes, mbarrier initialisations, and initialisations that engines see."""
     writes = inits = shown = 0
     for number, touched in part.touched.items():
@@ -245,7 +245,7 @@ def _orders(known: tuple[int, ...], writes: int, inits: int, shown: int) -> tupl
     return seen & ~inits | (seen | initialised) & inits, proxied & writes | (initialised | proxied) & shown
 
 
-def _first(old: Part, new: Part) -> int | None:
+def _first(old: ClusterTrace, new: ClusterTrace) -> int | None:
     """The first access that differs. Initialisations of mbarriers are left out: their uses show them."""
     if old.touched == new.touched:
         return None
@@ -257,7 +257,7 @@ def _first(old: Part, new: Part) -> int | None:
     return None
 
 
-def _said(old: Part, new: Part, number: int, say: Callable[[int], str]) -> str:
+def _said(old: ClusterTrace, new: ClusterTrace, number: int, say: Callable[[int], str]) -> str:
     name = next(name for name, at in new.names.items() if at == number)
     who = f"access {name.time} of CTA {name.cta} warp {name.warp} by {say(name.pc)}"
     if number not in new.touched:

@@ -47,7 +47,7 @@ SCOPES = (
 # Barriers of a block --------------------------------------------------------------------------------------------------
 
 
-class Named:
+class EmulatedNamedBarrier:
     """A named barrier of a block (of sixteen) at which threads are arriving."""
 
     def __init__(self, knows: Knowledge, expected: int | None) -> None:
@@ -71,7 +71,7 @@ class Named:
         return lines
 
 
-def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
+def _named(fiber: Fiber, number: int, expected: int | None) -> EmulatedNamedBarrier:
     barriers = fiber.cta.scratch.get("named")
     if barriers is None:
         barriers = fiber.cta.scratch["named"] = {}
@@ -84,7 +84,7 @@ def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
         raise EmulatorError(f"barrier {number}: a block has barriers 0..{NAMED - 1}")
     found = barriers.get(number)
     if found is None:
-        found = barriers[number] = Named(fiber.cta.cluster.ledger.knowledge(), expected)
+        found = barriers[number] = EmulatedNamedBarrier(fiber.cta.cluster.ledger.knowledge(), expected)
     elif found.expected != expected:
         fiber.machine.problem(
             "protocol",
@@ -112,7 +112,7 @@ def _named_left(cta: Cta) -> None:
         )
 
 
-def _complete(cta: Cta, number: int, barrier: Named) -> bool:
+def _complete(cta: Cta, number: int, barrier: EmulatedNamedBarrier) -> bool:
     """Release the waiting threads if all have arrived."""
     if barrier.arrived < (cta.alive if barrier.expected is None else barrier.expected):
         return False
@@ -163,7 +163,7 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-def _arrive(fiber: Fiber, number: Reader, threads: Reader | None, aligned: bool) -> tuple[int, Named]:
+def _arrive(fiber: Fiber, number: Reader, threads: Reader | None, aligned: bool) -> tuple[int, EmulatedNamedBarrier]:
     """Arrive at a barrier of the block: its number, and its state."""
     if aligned:
         fiber.whole()
@@ -181,7 +181,7 @@ def _arrive(fiber: Fiber, number: Reader, threads: Reader | None, aligned: bool)
     return at, barrier
 
 
-def _wait(fiber: Fiber, at: int, barrier: Named) -> int | None:
+def _wait(fiber: Fiber, at: int, barrier: EmulatedNamedBarrier) -> int | None:
     """Wait for the other threads; the last one goes on at once."""
     barrier.waiting.append(fiber)
     if not _complete(fiber.cta, at, barrier):

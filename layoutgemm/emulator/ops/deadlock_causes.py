@@ -14,7 +14,7 @@ from ..races.conflicts import WHO
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Cta, Fiber
-    from .barrier import EmulatedMbarrier, Named
+    from .barrier import EmulatedMbarrier, EmulatedNamedBarrier
 
 CAUSE, NOTE = "  cause: ", "  note: "
 
@@ -87,7 +87,9 @@ def _doing(cta: Cta, who: str) -> str:
     return f"waits at {place.where}" if place is not None else "has not begun"
 
 
-def named_causes(barrier: Named, cta: Cta, number: int, others: dict[int, Named]) -> list[str]:
+def named_causes(
+    barrier: EmulatedNamedBarrier, cta: Cta, number: int, others: dict[int, EmulatedNamedBarrier]
+) -> list[str]:
     """Lines about a named barrier at which threads are missing."""
     missing = [warp.number for warp in cta.warps if warp.alive and warp.number not in barrier.warps]
     expected = barrier.expected or cta.alive

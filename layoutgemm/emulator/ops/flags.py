@@ -25,7 +25,7 @@ Addresses = npt.NDArray[np.int64]
 
 
 @dataclass
-class Handed:
+class ReleasedKnowledge:
     """Knowledge that a block's threads have handed on at an address: to their own block, and to other ones."""
 
     cta: Cta
@@ -38,13 +38,13 @@ class Flag:
     """Knowledge handed on at an address, by blocks; warp: the last that wrote it."""
 
     warp: Warp
-    parts: dict[int, Handed]
+    parts: dict[int, ReleasedKnowledge]
 
-    def of(self, cta: Cta) -> Handed:
+    def of(self, cta: Cta) -> ReleasedKnowledge:
         """Knowledge that this block's threads have handed on."""
         if cta.rank not in self.parts:
             ledger = cta.cluster.ledger
-            self.parts[cta.rank] = Handed(cta, ledger.knowledge(), ledger.knowledge())
+            self.parts[cta.rank] = ReleasedKnowledge(cta, ledger.knowledge(), ledger.knowledge())
         return self.parts[cta.rank]
 
 

@@ -11,13 +11,13 @@ from ..ptx.codegen import LOCAL_BYTES, LOCAL_WINDOW, PARAMETER_BASE
 from ..ptx.parser import MAX_PARAMETER_BYTES, PtxInstruction
 from ..ptx.program import LOCAL_START
 from ..ptx.values import LANE, Value, any_of, bool_of
-from .registry import SeveralPlaces
+from .registry import MixedMemories
 
 
 def is_local(space: str, where: Value, lanes: int) -> bool:
     """True if an access of this state space ("": generic) at these addresses is to the thread's own memory.
 
-    Raises SeveralPlaces where that holds for some of the lanes.
+    Raises MixedMemories where that holds for some of the lanes.
     """
     if space == "local":
         return True
@@ -33,7 +33,7 @@ def is_local(space: str, where: Value, lanes: int) -> bool:
         found = (places >= low) & (places < low + size)
         inside = bool(found[0])
         if any_of(found != inside):
-            raise SeveralPlaces(found.tolist())
+            raise MixedMemories(found.tolist())
     return inside is not (space == "param")
 
 

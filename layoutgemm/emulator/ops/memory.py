@@ -37,12 +37,12 @@ from ..ptx.values import (
     s64,
 )
 from ..races import global_words as lane_words
-from ..races.global_bytes import Copying
+from ..races.global_bytes import CopyAccess
 from ..races.happens_before import MemoryEvent
-from ..races.lanes import Touch, apart_by_rounding, conflicting, did, strong
+from ..races.lanes import LaneAccess, apart_by_rounding, conflicting, did, strong
 from .flags import FlagAccess, learn, tell
 from .local import fetch_local, is_local, store_local
-from .registry import SeveralPlaces, by_place, constant, counted, guarded, known, operation, taken
+from .registry import MixedMemories, by_place, constant, counted, guarded, known, operation, taken
 
 UNSIGNED: dict[int, np.dtype[np.generic]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 # Words of ld and st for caches, ordering strength or scope, without an effect on values here.
@@ -176,7 +176,7 @@ def unwritten(
 
 
 def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.NDArray[np.int64]]:
-    """(block, offsets) for shared addresses, (None, addresses) for global ones; lanes that differ are SeveralPlaces."""
+    """(block, offsets) for shared addresses, (None, addresses) for global ones; others raise MixedMemories."""
     places = addresses.astype(np.int64)
     if not space:
         inside = places >= SHARED_WINDOW
@@ -185,12 +185,12 @@ def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.N
             return None, places
         places = places - SHARED_WINDOW
         if count < len(inside):
-            raise SeveralPlaces(np.where(inside, places >> RANK_SHIFT, -1).tolist())
+            raise MixedMemories(np.where(inside, places >> RANK_SHIFT, -1).tolist())
     elif space in ("global", "const"):
         return None, places
     ranks = places >> RANK_SHIFT
     if any_of(ranks != ranks[0]):
-        raise SeveralPlaces(ranks.tolist())
+        raise MixedMemories(ranks.tolist())
     cta, _ = block_of(fiber, int(places[0]))
     return cta, places & OFFSET
 
@@ -373,7 +373,7 @@ def _aligned(addresses: npt.NDArray[np.int64], size: int) -> None:
 
 
 def copies_global(
-    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, copying: Copying, writes: bool,
+    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, copying: CopyAccess, writes: bool,
     strong: bool = False,
 ) -> None:  # fmt: skip
     """Check and record a copy's access to global memory: `size` bytes at each address; strong: a reduction."""
@@ -397,7 +397,7 @@ def _touch_shared(
 
     banks  False for one element of an instruction, whose banks are counted together
     """
-    machine, touch = fiber.machine, Touch(lanes, offsets, size)
+    machine, touch = fiber.machine, LaneAccess(lanes, offsets, size)
     what, parts = said(fiber, ins), parts_of(offsets, size)
     machine.touch(fiber, cta, touch.places, kind == "st.shared", what, event, parts=parts, touch=touch, same=same)
     if banks:

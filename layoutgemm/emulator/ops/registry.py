@@ -15,7 +15,7 @@ GUARDS: set[str] = set()  # builders of these handle the predicate themselves
 TAKEN = object()  # marks a fiber that was split off to execute one predicated instruction
 
 
-class SeveralPlaces(Exception):
+class MixedMemories(Exception):
     """Lanes of one access whose addresses lie in different memories; `keys`: which, of each lane in its order."""
 
     def __init__(self, keys: Sequence[int]) -> None:
@@ -93,7 +93,7 @@ def by_place(program: Program, ins: PtxInstruction, run: Run) -> Run:
     def go(fiber: Fiber) -> int | None:
         try:
             return run(fiber)
-        except SeveralPlaces as found:
+        except MixedMemories as found:
             groups: dict[int, int] = {}
             lanes = lanes_of(fiber)
             for key, bit in zip(found.keys, lane_bits(lanes), strict=True):

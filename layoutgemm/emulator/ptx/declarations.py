@@ -53,7 +53,7 @@ class ModuleVariable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Formal:
+class FormalParameter:
     """A formal parameter of a function: its name, its type, its state space, "reg" or "param", and its elements."""
 
     name: str
@@ -75,8 +75,8 @@ class DeviceFunction:
     """
 
     name: str
-    results: tuple[Formal, ...]
-    parameters: tuple[Formal, ...]
+    results: tuple[FormalParameter, ...]
+    parameters: tuple[FormalParameter, ...]
     body: int | None
     line: int
 
@@ -247,7 +247,7 @@ def functions_of(text: str) -> dict[str, DeviceFunction]:
     """The `.func` of a module by name; a definition takes the place of its declaration.
 
     >>> functions_of(".func (.reg .b32 %a) twice (.reg .b32 %b) { add.u32 %a, %b, %b; ret; }")["twice"].parameters
-    (Formal(name='%b', kind='b32', space='reg', count=1),)
+    (FormalParameter(name='%b', kind='b32', space='reg', count=1),)
     """
     out: dict[str, DeviceFunction] = {}
     for found in _FUNCTION.finditer(text):
@@ -260,7 +260,7 @@ def functions_of(text: str) -> dict[str, DeviceFunction]:
     return out
 
 
-def _formals(text: str | None, line: int) -> tuple[Formal, ...]:
+def _formals(text: str | None, line: int) -> tuple[FormalParameter, ...]:
     out = []
     for part in (text or "").split(","):
         if not part.strip():
@@ -268,5 +268,5 @@ def _formals(text: str | None, line: int) -> tuple[Formal, ...]:
         found = _FORMAL.fullmatch(" ".join(part.split()))
         if found is None:
             raise PtxError(f"PTX line {line}: {' '.join(part.split())!r} among a function's parameters cannot be read")
-        out.append(Formal(found.group(3), found.group(2), found.group(1), int(found.group(4) or 1)))
+        out.append(FormalParameter(found.group(3), found.group(2), found.group(1), int(found.group(4) or 1)))
     return tuple(out)

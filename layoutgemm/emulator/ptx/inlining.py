@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...errors import PtxError
-from .declarations import DeviceFunction, Formal
+from .declarations import DeviceFunction, FormalParameter
 from .statements import NAME, Statement, resolved, statements_of
 
 MAX_CALLS = 1 << 12  # inlined calls of one kernel
@@ -224,7 +224,7 @@ class Inliner:
         return Statement(kind, text, (), call.line, call.source)
 
     def _bound(
-        self, call: Statement, function: DeviceFunction, formals: tuple[Formal, ...], text: str | None,
+        self, call: Statement, function: DeviceFunction, formals: tuple[FormalParameter, ...], text: str | None,
         names: dict[str, str], results: bool,
     ) -> list[Statement]:  # fmt: skip
         """Enter the formal parameters in `names`; the statements that move what is in registers."""
@@ -251,7 +251,7 @@ class Inliner:
 
     @staticmethod
     def _actuals(
-        call: Statement, function: DeviceFunction, formals: tuple[Formal, ...], text: str | None, results: bool
+        call: Statement, function: DeviceFunction, formals: tuple[FormalParameter, ...], text: str | None, results: bool
     ) -> list[str]:
         """The names of a call's arguments, or of its results. Raises PtxError for another number of them."""
         actuals = [resolved(part.strip(), call.scopes) for part in (text or "").split(",") if part.strip()]
@@ -263,7 +263,7 @@ class Inliner:
         return actuals
 
 
-def _own(function: DeviceFunction, formal: Formal) -> str:
+def _own(function: DeviceFunction, formal: FormalParameter) -> str:
     """The name of a formal parameter in its routine's frame."""
     return f"{formal.name.replace('%', '$')}@{function.name}"
 

@@ -19,7 +19,7 @@ from .declarations import SIZES as SIZES
 from .declarations import DeviceFunction, ModuleVariable, alignment_of, functions_of, line_of, size_of, variables_of
 from .inlining import FRAMED, Inliner
 from .statements import NAME, Statement, resolved, statements_of
-from .statements import Source as Source
+from .statements import SourceLine as SourceLine
 
 # Bounds of a kernel's declarations. Hardware has none for virtual registers, and 32764 bytes of parameters.
 MAX_REGISTERS, MAX_PARAMETER_BYTES, MAX_SHARED_BYTES, MAX_LOCAL_BYTES = 1 << 17, 32764, 1 << 24, 1 << 19
@@ -68,7 +68,7 @@ class PtxInstruction:
     operands: tuple[PtxOperand, ...]
     predicate: str | None = None
     negated: bool = False
-    source: Source | None = None
+    source: SourceLine | None = None
 
     @property
     def where(self) -> str:
@@ -435,7 +435,7 @@ def _instruction(kernel: PtxKernel, statement: Statement) -> PtxInstruction:
     return PtxInstruction(number, line, text, opcode, words, operands, predicate, negated, source)
 
 
-def read_instruction(kernel: PtxKernel, text: str, line: int = 0, source: Source | None = None) -> PtxInstruction:
+def read_instruction(kernel: PtxKernel, text: str, line: int = 0, source: SourceLine | None = None) -> PtxInstruction:
     """One statement as an instruction of a kernel, with the kernel's unique names.
 
     >>> kernel, = parse('.target sm_90\\n.entry k() { .reg .b32 %r<2>; ret; }')

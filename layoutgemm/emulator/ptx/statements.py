@@ -14,7 +14,7 @@ from .declarations import line_of
 MAX_SCOPES = 256
 
 
-class Source(NamedTuple):
+class SourceLine(NamedTuple):
     """The source line of an instruction.
 
     inside  the line of a function in another file that was inlined there, as "file:line", or ""
@@ -38,7 +38,7 @@ class Statement(NamedTuple):
     text: str
     scopes: tuple[dict[str, str], ...]
     line: int
-    source: Source | None
+    source: SourceLine | None
 
 
 NAME = re.compile(r"(?<![\w$.])%?[A-Za-z_$][\w$]*")  # not the component behind a dot
@@ -54,7 +54,7 @@ class _Locations:
         self.files = files
         self.callers: dict[tuple[int, int, int], tuple[tuple[int, int], ...]] = {}
 
-    def of(self, directive: str) -> Source | None:
+    def of(self, directive: str) -> SourceLine | None:
         """The source of the instructions after a directive; None for line 0.
 
         It is the innermost line in the file of the outermost caller.
@@ -70,7 +70,7 @@ class _Locations:
             chain += self.callers.get(at, (at[:2],))
         self.callers[place] = tuple(chain)
         number, line = next(one for one in chain if one[0] == chain[-1][0])
-        return Source(self._name(number), line, "" if number == place[0] else f"{self._name(place[0])}:{place[1]}")
+        return SourceLine(self._name(number), line, "" if number == place[0] else f"{self._name(place[0])}:{place[1]}")
 
     def _name(self, number: int) -> str:
         return self.files.get(number, f"file {number}")
@@ -87,7 +87,7 @@ def statements_of(
     scopes = list(outer)
     line = first = line_of(text, start)
     opened = 0
-    source: Source | None = None
+    source: SourceLine | None = None
     locations = _Locations(files)
     at, end = start, len(text)
     while at < end:

@@ -66,7 +66,7 @@ class GlobalAccess(NamedTuple):
     what: str
 
 
-class Copying(NamedTuple):
+class CopyAccess(NamedTuple):
     """A copy that accesses global memory in a turn of its own; the rest as in `GlobalAccess`."""
 
     stamp: Stamp
@@ -160,7 +160,7 @@ class GlobalWatch:
 
     def access(
         self, fiber: Fiber, pc: int, what: Callable[[], str], addresses: Addresses, size: int,
-        same: Callable[[], bool] | None, copying: Copying | None = None, strong: bool = False,
+        same: Callable[[], bool] | None, copying: CopyAccess | None = None, strong: bool = False,
     ) -> Conflict | None:  # fmt: skip
         """Record an access and return its race, or None.
 
@@ -212,7 +212,7 @@ class GlobalWatch:
         return None
 
     def _examined(
-        self, fiber: Fiber, what: Callable[[], str], copying: Copying | None, places: PagePlaces,
+        self, fiber: Fiber, what: Callable[[], str], copying: CopyAccess | None, places: PagePlaces,
         same: Callable[[], bool] | None, strong: bool,
     ) -> Conflict | None:  # fmt: skip
         """The race of an access to some places of a page, or None."""
@@ -267,7 +267,7 @@ class GlobalWatch:
             self.accesses.append(None)
         return self.group_numbers[members]
 
-    def _number(self, fiber: Fiber, pc: int, what: Callable[[], str], copying: Copying | None) -> int:
+    def _number(self, fiber: Fiber, pc: int, what: Callable[[], str], copying: CopyAccess | None) -> int:
         warp = fiber.warp
         if copying is None:
             if not warp.source:
@@ -282,7 +282,7 @@ class GlobalWatch:
         return found
 
     def _race(
-        self, fiber: Fiber, what: Callable[[], str], copying: Copying | None, page: int,
+        self, fiber: Fiber, what: Callable[[], str], copying: CopyAccess | None, page: int,
         found: tuple[Numbers, bool, bool, slice | Numbers, int], same: Callable[[], bool] | None,
     ) -> Conflict | None:  # fmt: skip
         """The race with one of these earlier accesses, or None.
@@ -312,7 +312,7 @@ class GlobalWatch:
         return None
 
     def _lacks(
-        self, fiber: Fiber, earlier: GlobalAccess, wrote: bool, writes: bool, copying: Copying | None
+        self, fiber: Fiber, earlier: GlobalAccess, wrote: bool, writes: bool, copying: CopyAccess | None
     ) -> str | None:
         """The reason why an earlier access is not ordered before this one, or None."""
         clocks, (source, turn) = fiber.knows.clocks, earlier.stamp

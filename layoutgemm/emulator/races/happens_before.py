@@ -3,7 +3,7 @@
 Every fiber (a warp, or some of its lanes) lives in *epochs*: it enters a new one whenever it releases its accesses to
 others. An epoch and an asynchronous operation are both *events*. `Knowledge` is a set of events that a fiber, a barrier
 or a group of operations knows to have happened. Releasing at a barrier adds the fiber's set to the barrier's; acquiring
-adds the barrier's to the fiber's. A `Shadow` keeps, for a memory, the accesses that later ones could conflict with. An
+adds the barrier's to the fiber's. A `ShadowMemory` keeps accesses to a memory that later ones could conflict with. An
 access to the place of an earlier one, one of them a write, is a race unless the fiber knows the earlier event.
 
 Two proxies see shared memory: ordinary instructions (generic) and the asynchronous engines (async). A generic access
@@ -47,7 +47,7 @@ from .conflicts import (
     Conflict,
     remedy,
 )
-from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, never_race, one_lane, unknown, unordered
+from .lanes import FILTER, NOTHING, LaneAccess, crossing, each_alone, never_race, one_lane, unknown, unordered
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
@@ -91,7 +91,7 @@ class MemoryEvent:
         self.issued: Knowledge | None = None
         self.stamp: Stamp | None = None
         self.lanes, self.joint, self.several, self.wrote = 0, False, False, False
-        self.touches: list[tuple[Shadow, bool, Touch]] = []
+        self.touches: list[tuple[ShadowMemory, bool, LaneAccess]] = []
         self.pieces: dict[tuple[int, bool, bool], dict[int, int]] = {}
         self.near: deque[MemoryEvent] | None = None
         self.divided: tuple[MemoryEvent, ...] = ()
@@ -152,7 +152,7 @@ class Knowledge:
         self.narrow, self.clocks = narrow, clocks.after_relaxed(other.clocks, True)
 
 
-class Record:
+class AccessRecord:
     """Places that an event accessed and no later access overwrote; parts: place -> its bytes, if not all.
 
     spans  its accesses' first and last pages -> the number of the first access with them
@@ -264,7 +264,7 @@ class Ledger:
         # Weak references, some of them dead. A WeakSet hears of each death, which took much of a run's time.
         self._knowledges: list[ref[Knowledge]] = []
         self._sweep = self.SWEEP  # the number of references at which dead ones are dropped
-        self.shadows: list[Shadow] = []
+        self.shadows: list[ShadowMemory] = []
 
     def event(
         self, asynchronous: bool, describe: Callable[[], str], engine: object = None, by: Fiber | None = None
@@ -462,7 +462,7 @@ class Ledger:
                 knowledge.narrow >>= shift
             self.base = base
 
-    def prune(self, shadow: Shadow, fibers: Iterable[Fiber]) -> None:
+    def prune(self, shadow: ShadowMemory, fibers: Iterable[Fiber]) -> None:
         """Drop a memory's records that cannot race with any fiber still running."""
         seen = proxied = crossed = -1
         alone = not self.lanes
@@ -476,9 +476,9 @@ class Ledger:
             crossed = -1
         if seen != -1:
             shadow.forget(lambda record: self._harmless(record, seen, proxied if record.write else crossed))
-        shadow.full = max(Shadow.FULL, 2 * len(shadow.records))
+        shadow.full = max(ShadowMemory.FULL, 2 * len(shadow.records))
 
-    def _harmless(self, record: Record, seen: int, proxied: int) -> bool:
+    def _harmless(self, record: AccessRecord, seen: int, proxied: int) -> bool:
         """True if every fiber knows the record's event, so it can conflict with nothing."""
         bit = self.bit(record.event)
         return bool(seen & bit) and (record.event.asynchronous or bool(proxied & bit))
@@ -521,7 +521,7 @@ def _examined(first: int, last: int, write: bool) -> tuple[int, ...]:
     return (*narrow, *wide)
 
 
-class Shadow:
+class ShadowMemory:
     """The accesses to one memory that later ones could conflict with.
 
     name   of the memory, for reports
@@ -532,15 +532,15 @@ class Shadow:
 
     def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
         self.ledger, self.name = ledger, name
-        self.records: dict[tuple[int, bool], Record] = {}  # by event and by whether it writes
+        self.records: dict[tuple[int, bool], AccessRecord] = {}  # by event and by whether it writes
         # Keys of pages (`_listed`) -> records, some of which may have been overwritten meanwhile.
-        self.pages: dict[int, list[Record]] = {}
+        self.pages: dict[int, list[AccessRecord]] = {}
         self.accesses = 0
         self.refilled = False  # a copy engine has written here
-        self.full = Shadow.FULL  # number of records at which `prune` is due
+        self.full = ShadowMemory.FULL  # number of records at which `prune` is due
         ledger.shadows.append(self)
 
-    def forget(self, useless: Callable[[Record], bool]) -> None:
+    def forget(self, useless: Callable[[AccessRecord], bool]) -> None:
         """Drop records."""
         self.records = {key: record for key, record in self.records.items() if not useless(record)}
         self.pages = {}
@@ -568,7 +568,7 @@ class Shadow:
             if record is None or (write is not None and way is not write):
                 continue
             before = record.places
-            new = self.records[other.id, way] = Record(way, other, record.what)
+            new = self.records[other.id, way] = AccessRecord(way, other, record.what)
             new.spans, new.lists = dict(record.spans), set(record.lists)
             for key in record.lists:
                 self.pages[key].append(new)
@@ -587,7 +587,7 @@ class Shadow:
         own: MemoryEvent | None = None,
         parts: Parts = NO_PARTS,
         lanes: int = 0,
-        touch: Touch | None = None,
+        touch: LaneAccess | None = None,
         ends: tuple[int, int] | None = None,
         same: Callable[[], bool] | None = None,
     ) -> Conflict | None:
@@ -613,7 +613,7 @@ class Shadow:
         self.accesses = turn = self.accesses + 1
         low, high = ends or ((places & -places).bit_length() - 1, places.bit_length() - 1)
         first, last = low + SHIFT >> PAGE, high + SHIFT >> PAGE
-        found: list[tuple[tuple[int, bool, int], Record, int, str]] = []
+        found: list[tuple[tuple[int, bool, int], AccessRecord, int, str]] = []
         for key in _examined(first, last, write):
             gone = False
             for record in self.pages.get(key, ()):
@@ -673,7 +673,7 @@ class Shadow:
         event.wrote = event.wrote or (write and not asynchronous)
         mine = self.records.get((event.id, write))
         if mine is None:
-            mine = self.records[event.id, write] = Record(write, event, what)
+            mine = self.records[event.id, write] = AccessRecord(write, event, what)
         mine.add(places, parts)
         if event.several:
             mine.tell(places, what)
@@ -681,7 +681,7 @@ class Shadow:
             self._list(mine, first, last)
         return race
 
-    def _list(self, record: Record, first: int, last: int) -> None:
+    def _list(self, record: AccessRecord, first: int, last: int) -> None:
         """List a record by the pages of an access."""
         record.spans[first, last] = self.accesses
         lists = record.lists
@@ -702,7 +702,7 @@ class Shadow:
 
     def _conflict(
         self,
-        record: Record,
+        record: AccessRecord,
         common: int,
         knows: Knowledge,
         asynchronous: bool,
@@ -710,7 +710,7 @@ class Shadow:
         event: MemoryEvent,
         own: MemoryEvent | None,
         lanes: int,
-        touch: Touch | None,
+        touch: LaneAccess | None,
         writes: bool,
     ) -> Conflict | None:
         earlier, ledger = record.event, self.ledger
@@ -750,7 +750,7 @@ class Shadow:
         orders = FENCE if known else remedy(record.what(), earlier.asynchronous, what(), asynchronous)
         return Conflict(f"{self._both(record, common, what)}; {missing}", orders)
 
-    def _both(self, record: Record, common: int, what: Callable[[], str]) -> str:
+    def _both(self, record: AccessRecord, common: int, what: Callable[[], str]) -> str:
         lowest = (common & -common).bit_length() - 1
         return f"{what()} and, before it, {record.what()} both touch {self.name(lowest)}"
 
@@ -763,11 +763,11 @@ class Shadow:
             return not (knows.proxied | knows.fenced) >> at & 1
         return writes and not (knows.crossed | knows.fenced) >> at & 1
 
-    def _narrow(self, record: Record, common: int, what: Callable[[], str]) -> Conflict:
+    def _narrow(self, record: AccessRecord, common: int, what: Callable[[], str]) -> Conflict:
         """Describe a pair that an mbarrier of too small a scope orders in practice alone."""
         return Conflict(f"{self._both(record, common, what)}; {NARROW}", CLUSTER_SCOPE, lint=not self.ledger.scopes)
 
-    def _crossed(self, record: Record, common: int, what: Callable[[], str]) -> Conflict:
+    def _crossed(self, record: AccessRecord, common: int, what: Callable[[], str]) -> Conflict:
         """Describe a doubtful pair: the proxy fence of practice or that of PTX is missing."""
         both = self._both(record, common, what)
         if record.write:

@@ -43,7 +43,7 @@ from ..ptx.values import FULL, Lanes, any_of, bool_of
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
-    from .happens_before import Knowledge, Ledger, MemoryEvent, Shadow
+    from .happens_before import Knowledge, Ledger, MemoryEvent, ShadowMemory
 
 
 class StrongAccess:
@@ -61,7 +61,7 @@ MANY = 8  # number of sets apart at which they are kept lane by lane
 Offsets = npt.NDArray[np.int64]
 
 
-class Touch:
+class LaneAccess:
     """One instruction's accesses to a memory, lane by lane: `size` bytes at each offset, a multiple of `size`.
 
     offsets  of the lanes in `lanes`, in their order, or one for all of them
@@ -80,14 +80,14 @@ class Touch:
             self._places = granules(self.offsets, self.size)
         return self._places
 
-    def of(self, lanes: int) -> Touch | None:
+    def of(self, lanes: int) -> LaneAccess | None:
         """The accesses of some lanes."""
         both = self.lanes & lanes
         if both == self.lanes or not both:
             return self if both else None
         if len(self.offsets) == 1:
-            return Touch(both, self.offsets, self.size)
-        return Touch(both, self.offsets[bool_of(lanes)[bool_of(self.lanes)]], self.size)
+            return LaneAccess(both, self.offsets, self.size)
+        return LaneAccess(both, self.offsets[bool_of(lanes)[bool_of(self.lanes)]], self.size)
 
     def units(self, size: int) -> dict[int, int]:
         """The lanes that touch each piece of `size` bytes: number of the piece -> lanes."""
@@ -108,7 +108,7 @@ def one_lane(lanes: int) -> bool:
     return lanes & lanes - 1 == 0
 
 
-def lanes_at(touch: Touch | None, lanes: int, places: int) -> int:
+def lanes_at(touch: LaneAccess | None, lanes: int, places: int) -> int:
     """The lanes that touch some of these places; all lanes of an access without lane detail."""
     if touch is None or touch.places & ~places == 0:
         return lanes
@@ -120,7 +120,12 @@ def lanes_at(touch: Touch | None, lanes: int, places: int) -> int:
 
 
 def crossing(
-    earlier: MemoryEvent, shadow: Shadow, ways: tuple[bool, bool], touch: Touch | None, lanes: int, places: int
+    earlier: MemoryEvent,
+    shadow: ShadowMemory,
+    ways: tuple[bool, bool],
+    touch: LaneAccess | None,
+    lanes: int,
+    places: int,
 ) -> tuple[int, int] | None:
     """Two lanes that conflict: one in the event, one now, as (earlier, later), or None.
 
@@ -172,9 +177,9 @@ def unknown(
     ledger: Ledger,
     knows: Knowledge,
     earlier: MemoryEvent,
-    record: tuple[Shadow, tuple[bool, bool], int],
+    record: tuple[ShadowMemory, tuple[bool, bool], int],
     lanes: int,
-    touch: Touch | None,
+    touch: LaneAccess | None,
     mine: bool,
 ) -> str | None:
     """The reason why some lanes' access is unordered after a partly known event, or None.
@@ -428,8 +433,8 @@ def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
     made.time, made.wrote, made.stamp = event.time, event.wrote, event.stamp
     made.lanes, event.lanes = lanes, event.lanes & ~lanes
     event.divided += (made,)
-    kept: list[tuple[Shadow, bool, Touch]] = []
-    sums: dict[tuple[Shadow, bool], tuple[list[Touch], list[Touch]]] = {}
+    kept: list[tuple[ShadowMemory, bool, LaneAccess]] = []
+    sums: dict[tuple[ShadowMemory, bool], tuple[list[LaneAccess], list[LaneAccess]]] = {}
     for shadow, write, touch in event.touches:
         theirs, ours = sums.setdefault((shadow, write), ([], []))
         if (inside := touch.of(lanes)) is not None:
@@ -473,7 +478,7 @@ def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
     return made
 
 
-def _sum(touches: list[Touch]) -> tuple[int, dict[int, int]]:
+def _sum(touches: list[LaneAccess]) -> tuple[int, dict[int, int]]:
     """(places, parts) of some accesses together."""
     places = whole = 0
     parts: dict[int, int] = {}

@@ -163,14 +163,14 @@ def read(facts: Mapping[str, object], names: tuple[str, ...], folder: str = "ker
         return None
 
 
-class Content(NamedTuple):
+class VersionedFile(NamedTuple):
     """A file's bytes, and its version: another one after every change."""
 
     data: bytes
     version: tuple[int, ...]
 
 
-def content(path: Path) -> Content | None:
+def content(path: Path) -> VersionedFile | None:
     """A file of the cache; None where it is absent, cannot be read, or may not be trusted."""
     if not _usable(path.parent) or distrust(path):
         return None
@@ -180,7 +180,7 @@ def content(path: Path) -> Content | None:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST or _others(found):
                 return None
-            return Content(stream.read(), _version(found))
+            return VersionedFile(stream.read(), _version(found))
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
 

@@ -2,7 +2,7 @@
 
 The object that the DSL exports has one C function for a launch, `void f(void **arguments)`. The array holds the address
 of each argument, and then that of an int32 for the CUDA error. `Launcher` finds it, loads the kernel onto a GPU when
-that GPU is first used, and hands out `Block`s: arguments laid out once, of which a call writes what has changed.
+that GPU is first used, and hands out `ArgumentBlock`s: arguments laid out once. A call writes what has changed.
 
     what                      where it lies
     ------------------------  -------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ RUNTIME = "libcute_dsl_runtime.so"
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class Block:
+class ArgumentBlock:
     """The arguments of one launch at a time.
 
     values  what may be written: argument i is values[i], the stream values[count], the status values[count + 1]
@@ -80,9 +80,9 @@ class Launcher:
         self._lock = threading.Lock()
         self._keep = keep
 
-    def block(self, arguments: Sequence[int]) -> Block:
+    def block(self, arguments: Sequence[int]) -> ArgumentBlock:
         """A block with these arguments, of which any may be written before a call."""
-        return Block(self.entry, arguments)
+        return ArgumentBlock(self.entry, arguments)
 
     def load(self, device: int) -> None:
         """Have the kernel on this GPU, once: its code, and the shared memory that it asks for.

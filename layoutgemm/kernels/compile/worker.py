@@ -34,7 +34,7 @@ from ..sm90.choose.rules import Sm90Choice
 from ..sm90.config import Sm90Config, with_current_names
 from ..sm90.gated import Gated
 from ..sm90.operands.combined import Combined
-from ..sm90.operands.pair import Pair
+from ..sm90.operands.pair import SecondPair
 from . import cache as object_cache
 from . import compiler as compiling
 from .compiler import kernel_facts
@@ -79,7 +79,7 @@ class Kernel(NamedTuple):
         a, b, c = self.operands
         more: dict[str, Any] = {} if self.gated is None else {"gated": self.gated}
         if self.paired:
-            more["pair"] = Pair()
+            more["pair"] = SecondPair()
         return self.choice.plan(m, n, k, batch=batch, a=a, b=b, c=c, epilogue=self.epilogue, **more)
 
 

@@ -27,7 +27,7 @@ from cutlass import Int32
 
 from ..plan import SmemMap
 from .copies import (
-    EitherMap,
+    SelectedTensorMap,
     cluster_mask,
     commit_stores,
     encode_tensor_map,
@@ -148,9 +148,9 @@ class SharedMemory:
 
 __all__ = [
     "Carried",
-    "EitherMap",
     "Maps",
     "Place",
+    "SelectedTensorMap",
     "SharedMemory",
     "Stream",
     "TensorMap",

@@ -56,7 +56,7 @@ def encode_tensor_map(
     )
 
 
-class EitherMap:
+class SelectedTensorMap:
     """One of two tensor maps, as a condition says."""
 
     def __init__(self, condition: Boolean, yes: TensorMap, no: TensorMap):
@@ -67,13 +67,13 @@ class EitherMap:
         return cutlass.Pointer._from_raw_ptr(cutlass.select_(*self._pointers))
 
 
-def prefetch_map(tensor_map: TensorMap | EitherMap) -> None:
+def prefetch_map(tensor_map: TensorMap | SelectedTensorMap) -> None:
     """Prefetch a tensor map into the descriptor cache."""
     primitives.prefetch_tensormap(tensor_map.get_ptr())
 
 
 def load_tile(
-    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
+    tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
     barrier: cute.Pointer,
 ) -> None:  # fmt: skip
     """Issue every TMA load of one operand tile: global box -> shared memory, bytes counted on `barrier`.
@@ -91,7 +91,7 @@ def load_tile(
 
 
 def load_share(
-    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
+    tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
     barrier: cute.Pointer, rank: Int32 | int, mask: Int32,
 ) -> None:  # fmt: skip
     """Issue this block's share of a multicast tile: `load_tile` for `tma.multicast` blocks that need the same tile.
@@ -115,7 +115,7 @@ def load_share(
 
 
 def prefetch_share(
-    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], rank: Int32 | int
+    tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], rank: Int32 | int
 ) -> None:
     """Bring what `load_share` would send, or `load_tile` load, into L2: a hint, which moves nothing that a thread sees.
 
@@ -143,7 +143,7 @@ def _share(tma: TmaPlan, rank: Int32 | int) -> Iterator[tuple[int, int, list[Int
 
 
 def store_tile(
-    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], source: cute.Pointer
+    tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], source: cute.Pointer
 ) -> None:
     """Issue every TMA store of one tile: shared memory -> global box; rows beyond the extents are not written.
 
@@ -180,7 +180,7 @@ def cluster_mask(size: int, first: Int32, step: int) -> Int32:
 
 
 def send_tile(
-    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
+    tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
     barrier: cute.Pointer, mask: Int32,
 ) -> None:  # fmt: skip
     """`load_tile` into every block of the cluster whose bit is in `mask`: one block reads the tile for all of them.

@@ -14,7 +14,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 
 from ..derive import Operand
 from ..epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep
-from ..partials import Partial
+from ..partials import PartialResults
 from . import bridge
 from . import math as element
 from .reductions import BlockReductions
@@ -32,7 +32,7 @@ class _StoredPlan(Protocol):
     @property
     def mma(self) -> Any: ...  # an MmaAtom, or the map of a load of tensor memory: it has coords_C
     @property
-    def partials(self) -> tuple[Partial, ...]: ...
+    def partials(self) -> tuple[PartialResults, ...]: ...
 
 
 class PartPlan:
@@ -42,7 +42,7 @@ class PartPlan:
         self.epilogue: Epilogue = plan.epilogue
         self.c: Operand = plan.c
         self.batch: int = plan.batch
-        self.partials: tuple[Partial, ...] = plan.partials
+        self.partials: tuple[PartialResults, ...] = plan.partials
         self.mma = mma
 
 
@@ -98,10 +98,10 @@ class FusedBlock:
         for own in of_row.values():
             found = Float32(0.0)
             for v in own:
-                at = Neighbours(self, v - v % 2).element(v % 2)
+                at = NeighbourPair(self, v - v % 2).element(v % 2)
                 size = self.math.largest(values[v], -values[v])
                 found = self.math.largest(found, self.math.where(at.inside("m"), size, 0.0))
-            factor = self.reductions.quantized(step, found, Neighbours(self, own[0]).element(0))
+            factor = self.reductions.quantized(step, found, NeighbourPair(self, own[0]).element(0))
             scaled.update({v: values[v] * factor for v in own})
         return scaled
 
@@ -109,7 +109,7 @@ class FusedBlock:
         """The accumulator's values after the epilogue's steps, element by element."""
         out: list[Float32] = []
         for v in range(first, first + count, 2):
-            pair = Neighbours(self, v)
+            pair = NeighbourPair(self, v)
             done = [self.epilogue.apply(bridge.number(accumulator[v + e]), pair.element(e)) for e in range(2)]
             pair.flush()
             out.extend(done)
@@ -120,7 +120,7 @@ class FusedBlock:
         self.reductions.finish()
 
 
-class Neighbours:
+class NeighbourPair:
     """Two neighbours of a row: a fragment holds them as values v and v + 1 of one thread."""
 
     def __init__(self, block: FusedBlock, v: int):
@@ -217,7 +217,7 @@ class Neighbours:
 class Element:
     """One element, as a step's `at`."""
 
-    def __init__(self, pair: Neighbours, e: int, half: int):
+    def __init__(self, pair: NeighbourPair, e: int, half: int):
         self.pair, self.e, self.half = pair, e, half
         self.math = pair.block.math
         self.i, self.j = pair.i, pair.j + e

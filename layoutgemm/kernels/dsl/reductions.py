@@ -21,7 +21,7 @@ from ...atoms import MmaAtom
 from ...atoms.copy.base import WARP
 from ...dtypes import f32
 from ..epilogue.chain import Quantize, Reduction, ReductionStep
-from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, Partial, exchanges_of, words_of_matrix
+from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, PartialResults, exchanges_of, words_of_matrix
 from ..plan import WORKSPACE, present, tile_count
 from . import bridge
 from . import math as element
@@ -187,7 +187,12 @@ class BlockReductions:
 
 
 def partials_address(
-    given: Any, partials: Sequence[Partial], number: int, matrix: Int32, sizes: tuple[Int64, Int64], groups: Int64
+    given: Any,
+    partials: Sequence[PartialResults],
+    number: int,
+    matrix: Int32,
+    sizes: tuple[Int64, Int64],
+    groups: Int64,
 ) -> Int64:
     """The first byte of a reduction's partial results of one matrix."""
     before = words_of_matrix(partials[:number], *sizes, groups)
@@ -211,7 +216,7 @@ class FinishKernel:
         self.plan, self.number = plan, number
         self.ragged: Any = getattr(plan, "ragged", None)  # groups of rows, which one architecture has
         self.overlaps = "griddepcontrol" in plan.arch.features  # starts while the product's last blocks end
-        self.partial: Partial = plan.partials[number]
+        self.partial: PartialResults = plan.partials[number]
         self.math = element.ElementMath(exact=True)
 
     def launch(self, words: Mapping[str, Int64], sizes: tuple[Int32, Int32, Int32], stream: bridge.Stream) -> None:

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...dtypes import f32
@@ -170,7 +171,7 @@ def time_levels(levels: Sequence[Level], size: int, rounds: int = ROUNDS) -> lis
     calls: list[list[Callable[[], Any]]] = [
         [launcher(level, a, b, outputs[level.c.name], size, size, size) for a, b in sets] for level in levels
     ]
-    calls.append([lambda a=a, b=b: torch.mm(a, b.T, out=library) for a, b in sets])  # type: ignore[misc]
+    calls.append([partial(torch.mm, a, b.T, out=library) for a, b in sets])
 
     right = []
     for level, launches in zip(levels, calls):

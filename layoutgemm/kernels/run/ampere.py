@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import EmulatorError, OperandError
+from ...errors import EmulatorError
+from ..plan import rounded_up
 from ..sm80.operand import Sm80Operand
 from ..sm80.plan import Sm80Plan
 from ..streamed.operands import StreamedRows
-from .arrays import batched, raw_bits
+from .arrays import raw_bits, refuse_or_note
 from .cpu import progress_line
 from .occupancy import resident
-from .partial import is_partial
+from .operand_checks import tensor_misfit
+from .partial import written_tensor
 from .result import GemmResult
-from .torch_tensors import OperandPath, torch_type
+from .torch_tensors import OperandPath
 
 if TYPE_CHECKING:
     import torch
@@ -83,23 +85,10 @@ def target(
     plan: Sm80Plan, out: torch.Tensor | None, device: torch.device, copies: list[str], copy: bool
 ) -> tuple[torch.Tensor, bool]:
     """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
-    import torch
-
-    size, align = plan.c.dtype.bytes, plan.config.align[2]
-    if out is not None:
-        rule = _rule("out", "row", size, out, align)
-        if not rule:
-            return out, False
-        if not copy:
-            raise OperandError(f"{rule}; copy=True computes into another tensor, and copies")
-        copies.append(f"{rule}: computed apart, then copied")
-    unit = max(1, align // size)
-    shape = (*batched(plan, (plan.m, -(-plan.n // unit) * unit)),)
-    make = torch.zeros if is_partial(plan) else torch.empty  # tiles that are not visited are zeros, or those of `out`
-    c = make(shape, dtype=torch_type(plan.c.dtype), device=device)[..., : plan.n]
-    if out is not None and is_partial(plan):
-        c.copy_(out)
-    return c, out is not None
+    align = plan.config.align[2]
+    rule = "" if out is None else tensor_misfit(out, "row", align)
+    pitch = rounded_up(plan.n, max(1, align // plan.c.dtype.bytes))
+    return written_tensor(plan, out, f"out: {rule}" if rule else "", pitch, device, copies, copy)
 
 
 def arguments(
@@ -117,24 +106,6 @@ def _distances(lines: torch.Tensor) -> tuple[int, int]:
     return leading, int(lines.stride(0)) if lines.ndim > 2 and lines.shape[0] > 1 else 0
 
 
-def _rule(name: str, order: str, size: int, tensor: torch.Tensor, align: int) -> str:
-    """Why the kernel cannot take the tensor as it lies, or ""."""
-    lines = tensor if order == "row" else tensor.transpose(-1, -2)
-    leading, pitch = _distances(lines)
-    if lines.shape[-1] > 1 and lines.stride(-1) != 1:
-        return f"{name}: the plan takes it {order}-major, but its strides are {tuple(tensor.stride())}"
-    if lines.shape[-2] > 1 and leading < lines.shape[-1]:
-        return f"{name}: lines of {lines.shape[-1]} elements lie {leading} elements apart, so they overlap"
-    many = lines.shape[-2] > 1
-    for what, count in (("leading dimension", leading * many), ("the distance of the batch's matrices", pitch)):
-        if count * size % align:
-            bytes_ = f"{count} elements * {size} = {count * size} bytes"
-            return f"{name}: {what} {bytes_}, the plan states multiples of {align}"
-    if tensor.data_ptr() % align:
-        return f"{name} starts at {tensor.data_ptr():#x}, the plan states a multiple of {align} bytes"
-    return ""
-
-
 def lines_of(
     plan: Sm80Plan, name: str, tensor: torch.Tensor, copies: list[str], copy: bool
 ) -> tuple[torch.Tensor, int, int]:
@@ -144,10 +115,8 @@ def lines_of(
     operand, align = (plan.a, plan.config.align[0]) if name == "A" else (plan.b, plan.config.align[1])
     size = operand.dtype.bytes
     lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
-    if rule := _rule(name.lower(), operand.order, size, tensor, align):
-        if not copy:
-            raise OperandError(f"{rule}; copy=True makes a copy")
-        copies.append(f"{rule}: copied")
+    if rule := tensor_misfit(tensor, operand.order, align):
+        refuse_or_note(f"{name.lower()}: {rule}", f"lines at multiples of {align} bytes", copies, copy)
         unit = max(1, align // size)
         width = -(-lines.shape[-1] // unit) * unit
         made = torch.empty((*lines.shape[:-1], width), dtype=tensor.dtype, device=tensor.device)[..., : lines.shape[-1]]

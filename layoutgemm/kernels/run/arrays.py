@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import bf16, dtype, f16, i8, tf32, u8
 from ...errors import OperandError
 from ..derive import OperandPlan, padded_leading
+from ..lines import line_misfit
 from ..plan import GemmPlan
 from ..sm90.plan import Sm90Plan
 from .hardware_model import GlobalMatrix
@@ -56,7 +56,8 @@ def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], co
     # One line has no pitch; of a batch, it is as far from the next matrix's.
     leading = padded_leading(operand.dtype, extent) if count > 1 or lines.ndim > 2 else extent
     if leading != extent:
-        refuse_or_note(pitch_rule(operand, extent), f"pitch {leading}", copies, copy)
+        rule = line_misfit(extent, 1, 2, extent, operand.dtype.bytes)
+        refuse_or_note(f"{operand.name.lower()}: {rule}", f"pitch {leading}", copies, copy)
     buffer = np.zeros((*lines.shape[:-1], leading), dtype=operand.dtype.storage)
     buffer[..., :extent] = raw_bits(operand, lines)
     return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
@@ -70,14 +71,6 @@ def raw_bits(operand: Any, values: np.ndarray, rounds: bool = False) -> np.ndarr
     if (rounds or operand.dtype != tf32) and values.dtype.name in ("float32", "float16"):
         return operand.dtype.encode(values)
     return values.view(operand.dtype.storage)
-
-
-def pitch_rule(operand: OperandPlan, leading: int) -> str:
-    """The sentence for a pitch that a tensor map does not take."""
-    return (
-        f"{operand.name.lower()}: leading dimension {leading} elements * {operand.dtype.bytes} = "
-        f"{leading * operand.dtype.bytes} bytes, a tensor map needs a multiple of {STRIDE_UNIT} bytes"
-    )
 
 
 def refuse_or_note(rule: str, made: str, copies: list[str], copy: bool) -> None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...atoms.tma.rules import STRIDE_UNIT
 from ...errors import OperandError, TensorError
+from ..lines import address_misfit, batch_misfit, line_misfit
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +67,22 @@ def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
         kind = "a nested tensor" if x.is_nested else x.layout
         way_out = f"{name}.to_padded_tensor(0)" if x.is_nested else f"{name}.to_dense()"
         raise OperandError(f"{name} is {kind}: this library multiplies dense tensors; {way_out} is one")
+
+
+def tensor_misfit(x: torch.Tensor, order: str, unit: int = STRIDE_UNIT) -> str:
+    """Why a kernel cannot read a tensor where it lies, or ""; its lines run along `order`."""
+    lines = x if order == "row" else x.transpose(-1, -2)
+    count, extent = lines.shape[-2:]
+    step, size = int(lines.stride(-1)), x.element_size()
+    if extent > 1 and step != 1:
+        return f"the plan takes it {order}-major, but its strides are {tuple(x.stride())}"
+    batch = (int(lines.stride(0)),) if lines.ndim > 2 and lines.shape[0] > 1 else ()
+    leading = int(lines.stride(-2)) if count > 1 else 0
+    return (
+        line_misfit(extent, step, count, leading, size, unit)
+        or batch_misfit(batch, size, unit)
+        or address_misfit(x.data_ptr(), unit)
+    )
 
 
 def addressed(x: torch.Tensor) -> bool:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...errors import OperandError
 from ..orders import order_values, schedule_of, stored_elements
 from ..plan import GemmPlan
-from .arrays import check_numpy_out
+from .arrays import batched, check_numpy_out
 from .result import GemmResult
-from .torch_tensors import check_out
+from .torch_tensors import check_out, torch_type
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,31 @@ def is_partial(plan: GemmPlan) -> bool:
         return True
     schedule = schedule_of(plan) if hasattr(plan, "order") else None
     return schedule is not None and not schedule.is_full and not getattr(schedule, "mirror", False)
+
+
+def written_tensor(
+    plan: GemmPlan, out: torch.Tensor | None, rule: str, pitch: int, device: torch.device, copies: list[str], copy: bool
+) -> tuple[torch.Tensor, bool]:
+    """(tensor that the kernel writes, whether it is copied into `out` afterwards).
+
+    rule   why the kernel cannot write into `out`, or ""
+    pitch  elements from line to line of another tensor
+    """
+    import torch
+
+    if out is not None:
+        if not rule:
+            return out, False
+        if not copy:
+            raise OperandError(f"{rule}; copy=True computes into a buffer with pitch {pitch}, and copies")
+        copies.append(f"{rule}: computed with pitch {pitch}, then copied")
+    rows, extent = (plan.rows_of_c, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    make = torch.zeros if is_partial(plan) else torch.empty  # tiles that are not visited are zeros, or those of `out`
+    buffer = make(batched(plan, (rows, pitch)), dtype=torch_type(plan.c.dtype), device=device)[..., :extent]
+    c = buffer if plan.c.order == "row" else buffer.transpose(-1, -2)
+    if out is not None and is_partial(plan):
+        c.copy_(out)
+    return c, out is not None
 
 
 def stored_into(
@@ -53,5 +79,6 @@ def stored_into(
     value = torch.where(mask, c, torch.zeros((), dtype=c.dtype, device=c.device) if out is None else out)
     if out is None:
         return replace(result, c=value)
-    out.copy_(value)  # type: ignore[union-attr]
+    assert isinstance(out, torch.Tensor), type(out)
+    out.copy_(value)
     return replace(result, c=out)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...atoms import TmaPlan
+from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import DType
 from ...errors import OperandError
 from ..derive import OperandPlan, padded_leading
@@ -14,12 +15,12 @@ from ..sm90.gated import as_one_matrix
 from ..sm90.grouped import without_groups
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
-from .arrays import batched, pitch_rule, raw_bits, refuse_or_note
+from .arrays import raw_bits, refuse_or_note
 from .cpu import run_on_cpu
 from .epilogue_operands import rows_memory, words_of_tensors
 from .occupancy import resident
-from .operand_checks import resolved
-from .partial import is_partial
+from .operand_checks import resolved, tensor_misfit
+from .partial import written_tensor
 from .result import GemmResult
 from .torch_tensors import OperandPath, check_tensors, launch, require_gpu, torch_type
 
@@ -56,23 +57,13 @@ def tma_operand(
     rows, extent = lines.shape[-2:]
     leading, pitch = _distances(lines, operand.dtype)
     made = padded_leading(operand.dtype, extent)
-    if extent > 1 and lines.stride(-1) != 1:
-        rule = f"{name}: the plan reads it {operand.order}-major, but its strides are {tuple(tensor.stride())}"
-    elif rows > 1 and leading < extent:
-        rule = f"{name}: lines of {extent} elements lie {leading} elements apart, so they overlap"
-    elif leading * operand.dtype.bytes % 16:
-        rule = pitch_rule(operand, leading)
-    elif lines.ndim > 2 and (pitch <= 0 or pitch * operand.dtype.bytes % 16):
-        rule = (
-            f"{name}: matrices of the batch lie {pitch} elements apart, {pitch * operand.dtype.bytes} bytes; a tensor "
-            "map needs a positive multiple of 16"
-        )
-    elif tensor.data_ptr() % 16:
-        rule = f"{name} starts at {tensor.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
-    else:
+    rule = tensor_misfit(tensor, operand.order)
+    if not rule and lines.ndim > 2 and pitch <= 0:
+        rule = f"matrices of the batch lie {pitch} elements apart, and a tensor map's at a positive distance"
+    if not rule:
         _check_maps(operand, name, lines, leading, pitch)
         return lines, leading, pitch
-    refuse_or_note(rule, f"pitch {made}", copies, copy)
+    refuse_or_note(f"{name}: {rule}", f"pitch {made}", copies, copy)
     buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)
     buffer[..., :extent].copy_(lines)
     _check_maps(operand, name, buffer[..., :extent], made, rows * made)
@@ -112,45 +103,23 @@ def target(
     plan: GemmPlan, out: torch.Tensor | None, device: torch.device, copies: list[str], copy: bool
 ) -> tuple[torch.Tensor, bool]:
     """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
-    import torch
-
-    kind = torch_type(plan.c.dtype)
-    rows, extent = (plan.rows_of_c, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    extent = plan.n if plan.c.order == "row" else plan.m
     through_maps = isinstance(plan, PERSISTENT) and plan.store is not None
-    made = padded_leading(plan.c.dtype, extent) if through_maps else extent
-    if out is not None:
-        rule = _store_rule(plan, out) if isinstance(plan, PERSISTENT) else ""
-        if not rule:
-            return out, False
-        if not copy:
-            raise OperandError(f"{rule}; copy=True computes into a buffer with pitch {made}, and copies")
-        copies.append(f"{rule}: computed with pitch {made}, then copied")
-    make = torch.zeros if is_partial(plan) else torch.empty  # tiles that are not visited are zeros, or those of `out`
-    buffer = make((*batched(plan, (rows, made)),), dtype=kind, device=device)[..., :extent]
-    c = buffer if plan.c.order == "row" else buffer.transpose(-1, -2)
-    if out is not None and is_partial(plan):
-        c.copy_(out)
-    return c, out is not None
+    pitch = padded_leading(plan.c.dtype, extent) if through_maps else extent
+    rule = _store_rule(plan, out) if out is not None and isinstance(plan, PERSISTENT) else ""
+    return written_tensor(plan, out, rule, pitch, device, copies, copy)
 
 
 def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
     """Why the kernel cannot write into `out`, or ""."""
     lines = out if plan.c.order == "row" else out.transpose(-1, -2)
-    leading, pitch = _distances(lines, plan.c.dtype)
-    size = plan.c.dtype.bytes
-    if lines.shape[-1] > 1 and lines.stride(-1) != 1:
-        return f"out: the plan writes it {plan.c.order}-major, but its strides are {tuple(out.stride())}"
+    if rule := tensor_misfit(out, plan.c.order, STRIDE_UNIT if plan.stores_by_maps else 1):
+        return f"out: {rule}"
     if not plan.stores_by_maps:
         return ""
-    if leading * size % 16:
-        return f"out: leading dimension {leading} elements * {size} = {leading * size} bytes, no multiple of 16"
-    if lines.ndim > 2 and pitch * size % 16:
-        return f"out: matrices of the batch lie {pitch} * {size} = {pitch * size} bytes apart, no multiple of 16"
-    if out.data_ptr() % 16:
-        return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     if plan.line_overrun:  # what follows a line of the caller's tensor may belong to another tensor
         return plan.line_overrun
-    _check_map(present(plan.store).maps[0], "out", lines, leading, pitch)
+    _check_map(present(plan.store).maps[0], "out", lines, *_distances(lines, plan.c.dtype))
     return ""
 
 

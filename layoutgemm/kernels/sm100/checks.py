@@ -33,7 +33,7 @@ from ..plan import MOST_BYTES
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, pipelines, stages_of, tiles_of_c, tiles_of_k
 from ..store import distinct_chunks
 from ..store_ring import StoreRing
-from .pipeline_model import Blackwell
+from .pipeline_model import BlackwellPipeline
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
 from .reference import places
 from .store import load_of
@@ -64,11 +64,11 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
     return checks
 
 
-def pipeline_of(plan: Sm100Plan) -> Blackwell:
+def pipeline_of(plan: Sm100Plan) -> BlackwellPipeline:
     """The plan's pipeline as numbers: see `kernels.sm100.pipeline_model`."""
     store = plan.store
     rounds = tuple((i % store.buffers, store.pending(i)) for i, _ in store.rounds_of(0, 0))
-    return Blackwell(
+    return BlackwellPipeline(
         stages=plan.stages,
         lands=(plan.a.tma.bytes, plan.b.tma.bytes),
         accumulators=plan.accumulators,

@@ -14,6 +14,8 @@ from .checks import pipeline_of
 from .plan import EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
 from .store import load_of
 
+_ARRIVALS = {Arrive: "warps", ArriveExpect: "arrive.expect_tx", CommitTo: "commit"}
+
 
 def roles(plan: Sm100Plan) -> tuple[RoleRow, ...]:
     """The three roles, from the programs of the plan's pipeline."""
@@ -48,9 +50,8 @@ def barriers(plan: Sm100Plan) -> tuple[BarrierRow, ...]:
         arrives, waits = [], []
         for role in pipeline.roles:
             for action in walk(role.program):
-                kind = {Arrive: "warps", ArriveExpect: "arrive.expect_tx", CommitTo: "commit"}.get(type(action))
-                if kind and action.barrier == barrier.name:  # type: ignore[union-attr]
-                    arrives.append(f"{role.name}'s {kind}")
+                if isinstance(action, (Arrive, ArriveExpect, CommitTo)) and action.barrier == barrier.name:
+                    arrives.append(f"{role.name}'s {_ARRIVALS[type(action)]}")
                 elif isinstance(action, Wait) and action.barrier == barrier.name and role.name not in waits:
                     waits.append(role.name)
         count = barrier.count_of(0)

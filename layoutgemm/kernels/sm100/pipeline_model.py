@@ -1,9 +1,9 @@
 """The pipeline of a Blackwell GEMM: a loader, a warp that multiplies, an epilogue; by one block or a pair of them.
 
-`Blackwell` builds the model that a plan of the production kernel is proven with, action by action. It has the word for
+`BlackwellPipeline` builds the model that a plan of the production kernel is proven with. It has the word for
 tensor memory's address, both rings, the last commits that a pair's loader waits for, and the release of tensor memory.
 The model leaves out tcgen05.fence, which the emulator requires instead. The store of C is a pipeline of its own
-(`Blackwell.store_pipeline`), since each warp stores for itself.
+(`BlackwellPipeline.store_pipeline`), since each warp stores for itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..store_ring import StoreRing, store_pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Blackwell:
+class BlackwellPipeline:
     """The numbers of the pipeline.
 
     stages        of A and B
@@ -76,7 +76,8 @@ class Blackwell:
     def cases(self) -> tuple[Pipeline, ...]:
         """The pipelines to prove: for every number of k tiles from 1 on, and of tiles.
 
-        >>> [bool(case.prove()) for pair in (False, True) for case in Blackwell(3, (4096, 4096), pair=pair).cases()]
+        >>> pairs = [BlackwellPipeline(3, (4096, 4096), pair=pair) for pair in (False, True)]
+        >>> [bool(case.prove()) for pair in pairs for case in pair.cases()]
         [True, True]
         """
         return (self.pipeline(), *([self.store_pipeline()] if self.store else []))

@@ -23,7 +23,7 @@ from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
 from ..epilogue.chain import Epilogue
 from ..orders import Order, unmirrored
-from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
+from ..partials import PartialResults, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
     LEAST_STAGES,
@@ -270,7 +270,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
         return TileRows(self.store)
 
     @property
-    def partials(self) -> tuple[Partial, ...]:
+    def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions: of a tile's columns, and of a warp's rows."""
         return partials_of(self.epilogue, self.tile[1], rows=WARP_LANES)
 

@@ -10,7 +10,7 @@ from ...arch import arch as arch_named
 from ...checks.coalescing import SECTOR
 from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
-from ..operand_orders import Choice
+from ..operand_orders import KernelChoice
 from ..plan import BARRIER_BYTES
 from .plan import MAX_BATCH, Sm80Config, Sm80Plan
 from .store import BUFFERS
@@ -79,10 +79,10 @@ def holding_groups(config: Sm80Config, epilogue: Epilogue | None) -> Sm80Config:
     return Sm80Config((64, width), None, 3, (4, 1), 8, align=config.align) if width <= _LARGE[1] else config
 
 
-def shared_bytes(config: Sm80Config, bytes_: int = 2, bytes_c: int = 4) -> int:
+def shared_bytes(config: Sm80Config) -> int:
     """Shared memory that a block takes whose tile_k and stages are given: what `Sm80Plan.smem.total` is, or more.
 
-    bytes_, bytes_c   of an element of A and B, and of C
+    A and B are of 16 bits, C of 32.
 
     C's buffers lie behind the stages of a persistent kernel, and over them in the others.
 
@@ -90,16 +90,16 @@ def shared_bytes(config: Sm80Config, bytes_: int = 2, bytes_c: int = 4) -> int:
     [147456, 212992]
     """
     assert config.tile_k is not None and config.stages is not None, config
-    stage = (config.tile[0] + config.tile[1]) * config.tile_k * bytes_
+    stage = (config.tile[0] + config.tile[1]) * config.tile_k * 2
     barriers = config.stages * BARRIER_BYTES if config.loads == "tma" else 0
     rounds = config.warps[0] * config.warps[1] * BUFFERS * ROUND_ROWS  # a warp's rows of C in shared memory
-    buffers = rounds * config.tile[1] // config.warps[1] * bytes_c
+    buffers = rounds * config.tile[1] // config.warps[1] * 4
     lasting = config.stages * stage
     return (lasting + buffers if config.persistent else max(lasting, buffers)) + barriers
 
 
 @dataclass(frozen=True)
-class Sm80Choice(Choice):
+class Sm80Choice(KernelChoice):
     """A configuration of the mma.sync kernel, its target, and its operand order.
 
     swapped  it multiplies C^T = B^T @ A^T: the kernel stores row-major, and a column-major C is the transpose's

@@ -22,7 +22,7 @@ from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, unmirrored
-from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
+from ..partials import PartialResults, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
@@ -174,7 +174,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         return self.weights is not None or bool(self.epilogue) or bool(self.order.words)
 
     @property
-    def partials(self) -> tuple[Partial, ...]:
+    def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions: of a warp's columns, and of its rows."""
         return partials_of(self.epilogue, self.b.warp_extent, rows=self.a.warp_extent)
 

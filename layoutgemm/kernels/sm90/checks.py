@@ -40,7 +40,7 @@ from .mainloop import COPY_ARRIVALS, product_of, products_check, promotion_check
 from .multicast import uneven_shares
 from .operands.pair import pair_check
 from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet
-from .pipeline_model import Hopper
+from .pipeline_model import HopperPipeline
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .quantized.checks import packed_checks
 from .quantized.experts import expert_checks
@@ -124,7 +124,7 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     return checks
 
 
-def pipeline_of(plan: Sm90Plan) -> Hopper:
+def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
     """The plan's pipeline as numbers: see `kernels.sm90.pipeline_model`."""
     config = plan.config
     ring = None
@@ -134,7 +134,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         ring = StoreRing(plan.store.warps, plan.store.buffers, rounds, threads=plan.scatters)
         if plan.store.at_once:  # as one round of one larger buffer
             ring = StoreRing(plan.store.warps, 1, (*[()] * (len(part) - 1), ((0, 0),)))
-    return Hopper(
+    return HopperPipeline(
         stages=plan.stages,
         lands=(plan.a.sent_bytes, plan.b.sent_bytes),
         full_bytes=plan.full_bytes,

@@ -32,7 +32,7 @@ dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -364,13 +364,22 @@ def _samples(plan: Sm90Plan) -> list[npt.NDArray[np.int64]]:
 
     Masked groups have wrong sizes too: below 0, and more rows than A has.
     """
-    rng, tile, ragged = np.random.default_rng(0), plan.tile_c[0] * plan.config.cluster[0], present(plan.ragged)
-    most = ragged.capacity
-    found = [np.asarray(sizes, np.int64) for sizes in ([0], [1], [0] * (most - 1) + [tile + 1])]
-    sizes = [0, 0, 1, tile - 1, tile, tile + 1, 2 * tile, 3 * tile + 5]
-    for groups in (1, 2, 7, most - 1, most):
-        found += [rng.choice([*sizes, *[-1, plan.m + 1] * ragged.masked], groups) for _ in range(3)]
-    return found if ragged.masked else [np.concatenate([[0], np.cumsum(each)]) for each in found]
+    tile, ragged = plan.tile_c[0] * plan.config.cluster[0], present(plan.ragged)
+    if ragged.masked:
+        return sample_sizes(ragged.capacity, tile, (-1, plan.m + 1))
+    return sample_offsets(ragged.capacity, tile)
+
+
+def sample_sizes(most: int, tile: int, wrong: Sequence[int] = ()) -> list[npt.NDArray[np.int64]]:
+    """Sizes of groups, up to `most` of them: many are 0 or end at a tile's border, some are `wrong`."""
+    rng, sizes = np.random.default_rng(0), [0, 0, 1, tile - 1, tile, tile + 1, 2 * tile, 3 * tile + 5, *wrong]
+    found = [np.asarray(few, np.int64) for few in ([0], [1], [0] * (most - 1) + [tile + 1])]
+    return found + [rng.choice(sizes, groups) for groups in (1, 2, 7, most - 1, most) for _ in range(3)]
+
+
+def sample_offsets(most: int, tile: int) -> list[npt.NDArray[np.int64]]:
+    """Offsets of groups of such sizes."""
+    return [np.concatenate([[0], np.cumsum(each)]) for each in sample_sizes(most, tile)]
 
 
 def _tiles_of_groups(plan: Sm90Plan) -> Check:

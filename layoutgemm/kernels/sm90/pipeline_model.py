@@ -1,11 +1,11 @@
 """The pipeline of a Hopper GEMM in all its forms: who loads, how consumers share the work, how C leaves.
 
-`Hopper` builds the model that a plan of the production kernel is proven with, action by action as the kernel acts. The
+`HopperPipeline` builds the model that a plan of the production kernel is proven with, action by action. The
 model leaves out:
 
 - In a split K the blocks of different parts may have different numbers of k tiles; the model gives all the same. Parts
   interact only at the cluster's barrier and in the exchange of sums, so their numbers are independent.
-- The store of C is a pipeline of its own (`Hopper.store_pipeline`). Its buffers, named barriers and groups are one
+- The store of C is a pipeline of its own (`store_pipeline`). Its buffers, named barriers and groups are one
   consumer's. It shares only the warps' barrier with the rest, which has one there too.
 - Buffers of C that lie over the stages are buffers of their own. That the stages are free by then is what the writes
   with new=False say: each consumer warp writes to every stage where the kernel begins to use it for something else.
@@ -53,7 +53,7 @@ from ..store_ring import WARPS, StoreRing, store_pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Hopper:
+class HopperPipeline:
     """The numbers of the pipeline; defaults are those of one warpgroup that loads for itself.
 
     stages            of A and B
@@ -145,7 +145,7 @@ class Hopper:
         A consumer that loads for itself looks `stages` k tiles ahead, into the following output tiles. All tiles have
         the same number of k tiles; fewer than that are a case each, and more are one case.
 
-        >>> [case.name for case in Hopper(2, (16384, 16384)).cases()]
+        >>> [case.name for case in HopperPipeline(2, (16384, 16384)).cases()]
         ['ring of 2, self-loading, 1 consumer, 1 k tile(s)', 'ring of 2, self-loading, 1 consumer']
         """
         many = self._pipeline()

@@ -19,14 +19,13 @@ from ...checks.budgets import WARPGROUP
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...schedule import GpcOrder, OfLayout, Persistent, Schedule
+from ...schedule import GpcOrder, LayoutOrder, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, order_for
-from ..partials import Partial, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
+from ..partials import PartialResults, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
-    BARRIER_BYTES,
     LEAST_STAGES,
     STAGE_BYTES_OF_K,
     GemmPlan,
@@ -35,7 +34,6 @@ from ..plan import (
     check_sizes,
     check_words,
     fitting_stages,
-    rounded_up,
     stage_depth,
     tile_count,
 )
@@ -53,12 +51,12 @@ from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import NamedBarriers
 from .operands.combined import Combined, check_combined, side_by_side
-from .operands.pair import Pair, check_maps, check_pair, pair_of
+from .operands.pair import SecondPair, check_maps, check_pair, pair_of
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
 from .quantized.warp_products import WarpProducts, warp_products
 from .shards import Gathered, Shards, check_shards
-from .smem import Sm90Smem, SplitKExchange, smem_map
+from .smem import Sm90Smem, SplitKExchange, exchange_bytes, smem_map, stage_bytes
 from .triangular.mirror import check_mirror, is_mirrored, mirror_of
 from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
@@ -129,7 +127,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     weights: QuantizedFormat | None = None
     experts: Ragged | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
-    pair: Pair | None = None
+    pair: SecondPair | None = None
     triangles: Triangles | None = None
     mirror: StorePlan | None = None
     indexed: IndexedRows | None = None
@@ -216,7 +214,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         mainloop: Promoted | None = None,
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
-        pair: Pair | int | None = None,
+        pair: SecondPair | int | None = None,
         shards: Shards | None = None,
         weights: QuantizedFormat | None = None,
         experts: Ragged | None = None,
@@ -363,7 +361,9 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
 
     @property
-    def _own(self) -> tuple[Promoted | Ragged | AlongK | Shards | Combined | Pair | Schedule | IndexedRows | None, ...]:
+    def _own(
+        self,
+    ) -> tuple[Promoted | Ragged | AlongK | Shards | Combined | SecondPair | Schedule | IndexedRows | None, ...]:
         """Parts that may take words, in the order after the epilogue's."""
         return self.mainloop, self.groups, self.shards, self.gated, self.pair, self.order.schedule, self.indexed
 
@@ -417,7 +417,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     def for_any_size(self) -> Sm90Plan:
         """The plan of the same kernel for products of 1x1x1: what the trace sees."""
         plan = super().for_any_size()
-        plan = plan if self.pair is None else replace(plan, pair=Pair())
+        plan = plan if self.pair is None else replace(plan, pair=SecondPair())
         return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
@@ -502,7 +502,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         return self.tile_c[1] // (2 if self.half is not None else self.config.split)
 
     @property
-    def partials(self) -> tuple[Partial, ...]:
+    def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions."""
         return partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
 
@@ -627,7 +627,7 @@ def _usual(triangles: Triangles | None) -> Sm90Config:
     return Sm90Config() if triangles is None else Sm90Config(loader="warpgroup")
 
 
-def second_maps(pair: Pair | None, shards: Shards | None, a: OperandOfA, b: OperandPlan) -> tuple[int, int]:
+def second_maps(pair: SecondPair | None, shards: Shards | None, a: OperandOfA, b: OperandPlan) -> tuple[int, int]:
     """Tensor maps of a second A and B, or of own rows of gathered A."""
     if pair is not None:
         return len(a.copies), len(b.copies)
@@ -646,7 +646,7 @@ class _Request:
     mainloop: Promoted | None
     ragged: Ragged | None
     along_k: AlongK | None
-    pair: Pair | None
+    pair: SecondPair | None
     weights: QuantizedFormat | None = None
     experts: Ragged | None = None
     indexed: IndexedRows | None = None
@@ -657,7 +657,7 @@ class _Request:
         cls, sizes: tuple[int, int, int, int], given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
         config: Sm90Config,
         epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
-        groups: tuple[Ragged | None, AlongK | None], pair: Pair | None, weights: QuantizedFormat | None = None,
+        groups: tuple[Ragged | None, AlongK | None], pair: SecondPair | None, weights: QuantizedFormat | None = None,
         experts: Ragged | None = None,
         indexed: IndexedRows | None = None,
     ) -> _Request:  # fmt: skip
@@ -790,7 +790,7 @@ class _Request:
             raise PlanError(f"order = {found}: a grid of tiles has its own order; launch='workers' takes any")
         if (self.ragged is not None or self.along_k is not None) and (not found.is_full or found.words):
             raise PlanError(f"order = {found}: groups of rows or of K take an order of every tile, without words")
-        if self.ragged is not None and isinstance(found, OfLayout):
+        if self.ragged is not None and isinstance(found, LayoutOrder):
             raise PlanError(f"order = {found}: each group has a grid of its own, and a layout is of one")
         if is_mirrored(found):
             epilogue = ["epilogue"] if self.epilogue else []
@@ -959,13 +959,12 @@ class _Request:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
-        sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
+        sums = exchange.bytes if exchange is not None else 0
         beside = (0 if self.config.one_tile_per_cluster else c_bytes) + table
         packed = self.weights is not None
         beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
-        each = rounded_up(a.smem.bytes, a.smem.alignment if packed else TILE_ALIGNMENT)
-        each += rounded_up(b.smem.bytes, TILE_ALIGNMENT) + 2 * BARRIER_BYTES
-        each += self.numbers.bytes
+        alignment = a.smem.alignment if packed else TILE_ALIGNMENT
+        each = stage_bytes(a.smem.bytes, b.smem.bytes, alignment, self.numbers.bytes)
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")
         slices = self.config.slices  # a stage is one slice's: another would not see its phase complete
@@ -974,7 +973,7 @@ class _Request:
                 f"stages = {self.config.stages} of {slices} slices: each stage is one slice's; take a multiple"
             )
         least = LEAST_STAGES * slices
-        found = fitting_stages(arch, self.config.stages, least, each, beside + sums + barrier, taken)
+        found = fitting_stages(arch, self.config.stages, least, each, beside + exchange_bytes(sums), taken)
         return found // slices * slices
 
     def store_bytes(self, store: StorePlan | None) -> int:

@@ -76,6 +76,25 @@ class SplitKExchange:
         return byte
 
 
+def stage_bytes(a_bytes: int, b_bytes: int, a_alignment: int = TILE_ALIGNMENT, numbers_bytes: int = 0) -> int:
+    """Bytes that one more stage takes: its tiles of A and B, its numbers, and its two barriers.
+
+    >>> stage_bytes(256 * 128, 224 * 128)
+    61456
+    """
+    tiles = rounded_up(a_bytes, a_alignment) + rounded_up(b_bytes, TILE_ALIGNMENT)
+    return tiles + numbers_bytes + 2 * BARRIER_BYTES
+
+
+def exchange_bytes(sums_bytes: int) -> int:
+    """Bytes of partial sums with the barrier of their exchange; 0 without any.
+
+    >>> exchange_bytes(40960), exchange_bytes(0)
+    (40968, 0)
+    """
+    return sums_bytes + BARRIER_BYTES if sums_bytes else 0
+
+
 def smem_map(
     a: OperandPlan | PackedOperand | GatheredOperand, b: OperandPlan, stages: int, c_bytes: int,
     store: StorePlan | None, single: bool, table_bytes: int = 0, sums_bytes: int = 0, numbers_bytes: int = 0,

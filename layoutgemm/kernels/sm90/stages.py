@@ -6,8 +6,9 @@ from functools import cache
 
 from ...arch import arch
 from ...checks.budgets import most_stages
-from ..plan import BARRIER_BYTES, STAGE_BYTES_OF_K
+from ..plan import STAGE_BYTES_OF_K
 from ..store import ROWS
+from .smem import exchange_bytes, stage_bytes
 
 TALL = 192  # rows of three warpgroups
 FEW = 3  # stages that leave memory waiting
@@ -46,9 +47,9 @@ def stages(tile: tuple[int, int], consumers: int, buffers: int, sums: int = 0) -
     >>> stages((256, 224), 2, 2), stages((192, 184), 3, 2), stages((192, 184), 3, 1), stages((128, 160), 2, 0, 40960)
     (3, 3, 4, 5)
     """
-    each = sum(tile) * STAGE_BYTES_OF_K + 2 * BARRIER_BYTES
-    of_sums = sums + BARRIER_BYTES if sums else 0
-    return most_stages(arch("sm_90a"), each, buffers * consumers * ROWS * STAGE_BYTES_OF_K + of_sums)
+    each = stage_bytes(*[extent * STAGE_BYTES_OF_K for extent in tile])
+    store = buffers * consumers * ROWS * STAGE_BYTES_OF_K
+    return most_stages(arch("sm_90a"), each, store + exchange_bytes(sums))
 
 
 def buffers(tile: tuple[int, int], consumers: int) -> int:

@@ -29,7 +29,7 @@ from ...layouts import Layout
 from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..numbers import W
-from ..partials import Partial
+from ..partials import PartialResults
 from ..plan import (
     BARRIER_BYTES,
     MAX_COORDINATE,
@@ -207,7 +207,7 @@ class StreamedPlan(GemmPlan):
         return self.epilogue.words
 
     @property
-    def partials(self) -> tuple[Partial, ...]:
+    def partials(self) -> tuple[PartialResults, ...]:
         """Partial results of an epilogue's reductions: none."""
         return ()
 

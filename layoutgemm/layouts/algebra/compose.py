@@ -23,7 +23,7 @@ The first test below is CuTe's rule of divisibility, which answers the usual cas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, product
 from operator import mul
 from typing import Any
@@ -42,7 +42,7 @@ LIMIT = 1 << 24
 def compose(ashape: Shape, astride: Stride, bshape: Any, bstride: Any) -> Pair:
     """Shape and stride of A o B. Raises CompositionError with the first misfit where no layout is that function."""
     if bstride.__class__ is not int and has_basis(bstride):
-        return _compose_coordinates(ashape, astride, bshape, bstride)
+        return compose_coordinates((ashape, astride), (bshape, bstride), compose, registries.layout_of)
     S, D = coal_open(ashape, astride)
     if not S:
         S, D = [1], [0]  # the empty shape
@@ -399,8 +399,14 @@ def _earliest(parts: list[tuple[int, int, int]], need: int) -> tuple[int, list[i
 # ---------------------------------------------------------------- B leads to coordinates
 
 
-def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
-    """A o B where B's strides are basis elements: each mode of B moves within the mode of A that its path leads to."""
+def compose_coordinates(
+    a: tuple[Any, Any], b: Pair, composed: Callable[[Any, Any, Any, Any], Pair], layout_of: Callable[[Any, Any], object]
+) -> Pair:
+    """A o B where B's strides are basis elements: each mode of B moves within the mode of A that its path leads to.
+
+    composed, layout_of  of integers, or of entries with symbols: the composition of modes, and the layout of a pair
+    """
+    (ashape, astride), (bshape, bstride) = a, b
     out = None
     for path in paths_of(bstride):
         s, d = ashape, astride
@@ -411,10 +417,9 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stri
                     break
                 where = ".".join(map(str, path))
                 reason = f"the right operand leads to mode {where}, which {show(ashape)} does not have"
-                left, right = registries.layout_of(ashape, astride), registries.layout_of(bshape, bstride)
-                raise CompositionError(reason, None, left, right)
+                raise CompositionError(reason, None, layout_of(*a), layout_of(*b))
             s, d = s[p], d[p]
-        part = compose(s, d, bshape, component(bstride, path))
+        part = composed(s, d, bshape, component(bstride, path))
         out = part if out is None else merged(out, part)
     assert out is not None
     return out

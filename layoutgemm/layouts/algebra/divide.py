@@ -32,7 +32,7 @@ from ..int_tuple import (
     transform,
 )
 from ..symbols.dims import is_sympy
-from ..symbols.polynomial import P, Scalar
+from ..symbols.polynomial import Polynomial, Scalar
 from .compose import compose
 from .inverse import complement, complement_exact
 
@@ -56,7 +56,7 @@ def as_tiler(tiler: object) -> Any:
 
 def _entry(x: object, what: str) -> Any:
     # _plain is the mark of a Layout; tensors and arrays have strides too
-    if x is None or getattr(x.__class__, "_plain", False) or x.__class__ is P or is_sympy(x):
+    if x is None or getattr(x.__class__, "_plain", False) or x.__class__ is Polynomial or is_sympy(x):
         return x
     return as_int(x, what)
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from ..symbols.polynomial import MissingFact, P, Scalar, div, fresh_symbol, ge0, gens, needs_div, needs_ge, show, val
+from ..symbols.polynomial import (
+    MissingFact,
+    Polynomial,
+    Scalar,
+    div,
+    fresh_symbol,
+    ge0,
+    gens,
+    needs_div,
+    needs_ge,
+    show,
+    val,
+)
 
 Digit = tuple[str, int]  # variable, position of the digit
 
 
-class Stuck(MissingFact):
+class CannotRewrite(MissingFact):
     """The rewriting of a formula cannot go on. `needs`: facts, each of which would help; () when none is known to."""
 
 
-class Split(Exception):
+class SplitNeeded(Exception):
     """Some digit has to be split before the formula can be evaluated; the evaluation starts again after that."""
 
     def __init__(self, splits: list[tuple[str, Scalar]]) -> None:
@@ -22,19 +34,19 @@ class Split(Exception):
         self.splits = splits
 
 
-class Box:
+class DigitBox:
     """The variables of a formula, each in 0..extent-1 and split into digits, the lowest first.
 
     Attributes, by variable: extents, ints or polynomials; digits, the extents of its digits; weights, what one step of
     each digit is in the variable. covers: for every over-covering split, the digit's new extent, what it rounds up
-    (dividend and divisor), and the variable. Raises Stuck for an extent that may be 0.
+    (dividend and divisor), and the variable. Raises CannotRewrite for an extent that may be 0.
     """
 
     def __init__(self, extents: Mapping[str, Scalar]) -> None:
         self.extents = dict(extents)
         for v, n in self.extents.items():
             if not ge0(n - 1):
-                raise Stuck(f"{v} in 0..{show(n - 1)}", needs_ge(n - 1))
+                raise CannotRewrite(f"{v} in 0..{show(n - 1)}", needs_ge(n - 1))
         self.digits: dict[str, list[Scalar]] = {v: [n] for v, n in extents.items()}
         self.weights: dict[str, list[Scalar]] = {v: [1] for v in extents}
         self.covers: list[tuple[Scalar, Scalar, Scalar, str]] = []
@@ -48,7 +60,7 @@ class Box:
         return self.weights[digit[0]][digit[1]]
 
     def split(self, name: str, at: Scalar) -> None:
-        """Make `at` the weight of a digit. Raises Stuck where it is no multiple of the weight of a digit below it."""
+        """Make `at` the weight of a digit. Raises CannotRewrite for no multiple of a weight below it."""
         digits, weights = self.digits[name], self.weights[name]
         inside: tuple[int, Scalar] | None = None  # the last digit in which `at` may lie, and how far up
         for i, (e, w) in enumerate(zip(digits, weights)):
@@ -65,7 +77,7 @@ class Box:
             below = next(w for w in weights if div(at, w) is None) if div(at, weights[-1]) is None else weights[-1]
             needs = distinct((*needs_div(below, at), *needs_div(at, below)))
             radices = "*".join(show(e) for e in digits)
-            raise Stuck(f"{name} would be split at {show(at)}, across its digits {radices}", needs)
+            raise CannotRewrite(f"{name} would be split at {show(at)}, across its digits {radices}", needs)
         i, q = inside
         e = digits[i]
         k = div(e, q)
@@ -84,7 +96,7 @@ class Box:
         """Sizes completed by the extents that over-covering splits round up."""
         env = dict(env)
         for k, e, q, _ in self.covers:
-            if k.__class__ is P:
+            if k.__class__ is Polynomial:
                 env[gens(k)[0]] = -(-val(e, env) // val(q, env))
         return env
 

@@ -18,8 +18,8 @@ functions with the constant. So equal forms prove equality at every size, and di
 layouts of power-of-two extents under swizzles are a special case.
 
 A split that does not divide the extent makes the box larger ("over-covers": 12 rows become 2 times 8). Equality on the
-larger box is equality; a difference may lie outside. What the rewriting cannot do is `Stuck`, which names the facts
-that would help. `layouts/proofs/index_formulas.py` makes proofs and counterexamples of this.
+larger box is equality; a difference may lie outside. What the rewriting cannot do raises `CannotRewrite`, which names
+facts that would help. `layouts/proofs/index_formulas.py` makes proofs and counterexamples of this.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ from ..int_tuple import transform
 from ..layout import Layout
 from ..linear import LinearLayout
 from ..swizzle import ComposedLayout, Swizzle
-from ..symbols.polynomial import P, Scalar, div, ge0, make, needs_div, needs_ge, show, terms_of
-from .digit_boxes import Box, Digit, Split, Stuck, distinct
+from ..symbols.polynomial import Polynomial, Scalar, div, ge0, make, needs_div, needs_ge, show, terms_of
+from .digit_boxes import CannotRewrite, Digit, DigitBox, SplitNeeded, distinct
 
 Formula = Callable[..., Any]  # of variables by name
 Bit = tuple[frozenset[Digit], bool]  # XOR of the set, and whether it is negated
 ZERO: frozenset[Digit] = frozenset()
 
 
-def variable(box: Box, name: str) -> Form:
+def variable(box: DigitBox, name: str) -> NormalForm:
     """A variable as a form: the sum of its digits times their weights."""
     pairs = enumerate(zip(box.digits[name], box.weights[name]))
-    return Form(box, {frozenset([(name, i)]): w for i, (e, w) in pairs if e != 1}, 0)
+    return NormalForm(box, {frozenset([(name, i)]): w for i, (e, w) in pairs if e != 1}, 0)
 
 
-class Form:
+class NormalForm:
     """A value in normal form: `constant` + sum of `terms`, coefficients by set of digits. See the module.
 
     Does + - with forms and entries, * with what has no digits, // and % by what is provably positive and has no digits,
-    << >> by ints, and & | ^ ~ as integers of unlimited width do. Raises Stuck.
+    << >> by ints, and & | ^ ~ as integers of unlimited width do. Raises CannotRewrite.
     """
 
     __slots__ = ("box", "constant", "quotients", "terms")
 
-    def __init__(self, box: Box, terms: dict[frozenset[Digit], Scalar], constant: Scalar) -> None:
+    def __init__(self, box: DigitBox, terms: dict[frozenset[Digit], Scalar], constant: Scalar) -> None:
         self.box, self.terms, self.constant = box, terms, constant
-        self.quotients: dict[Scalar, Form] = {}  # formulas ask for x // d and for x % d
+        self.quotients: dict[Scalar, NormalForm] = {}  # formulas ask for x // d and for x % d
 
-    def _lift(self, other: object) -> Form | None:
-        if other.__class__ is Form:
+    def _lift(self, other: object) -> NormalForm | None:
+        if other.__class__ is NormalForm:
             return other
         other = _entry(other)
-        return None if other is None else Form(self.box, {}, other)
+        return None if other is None else NormalForm(self.box, {}, other)
 
     # ------------------------------------------------------------ sums and multiples
 
-    def __add__(self, other: Scalar | Form) -> Form:
+    def __add__(self, other: Scalar | NormalForm) -> NormalForm:
         right = self._lift(other)
         if right is None:
             return NotImplemented
@@ -80,34 +80,34 @@ class Form:
                 del terms[s]
             else:
                 terms[s] = v
-        return Form(self.box, terms, self.constant + right.constant)
+        return NormalForm(self.box, terms, self.constant + right.constant)
 
     __radd__ = __add__
 
-    def __neg__(self) -> Form:
-        return Form(self.box, {s: -c for s, c in self.terms.items()}, -self.constant)
+    def __neg__(self) -> NormalForm:
+        return NormalForm(self.box, {s: -c for s, c in self.terms.items()}, -self.constant)
 
-    def __pos__(self) -> Form:
+    def __pos__(self) -> NormalForm:
         return self
 
-    def __sub__(self, other: object) -> Form:
+    def __sub__(self, other: object) -> NormalForm:
         right = self._lift(other)
         return NotImplemented if right is None else self + -right
 
-    def __rsub__(self, other: Scalar) -> Form:
+    def __rsub__(self, other: Scalar) -> NormalForm:
         return -self + other
 
-    def __mul__(self, other: Scalar | Form) -> Form:
+    def __mul__(self, other: Scalar | NormalForm) -> NormalForm:
         right = self._lift(other)
         if right is None:
             return NotImplemented
         if right.terms and self.terms:
-            raise Stuck(f"the product ({self}) * ({right}) is not linear in the digits")
+            raise CannotRewrite(f"the product ({self}) * ({right}) is not linear in the digits")
         a, b = (right, self) if right.terms else (self, right)
         k = b.constant
         if k.__class__ is int and k == 0:
-            return Form(self.box, {}, 0)
-        return Form(self.box, {s: c * k for s, c in a.terms.items()}, a.constant * k)
+            return NormalForm(self.box, {}, 0)
+        return NormalForm(self.box, {s: c * k for s, c in a.terms.items()}, a.constant * k)
 
     __rmul__ = __mul__
 
@@ -161,21 +161,21 @@ class Form:
 
     # ------------------------------------------------------------ division
 
-    def __floordiv__(self, other: object) -> Form:
+    def __floordiv__(self, other: object) -> NormalForm:
         right = self._lift(other)
         if right is None:
             return NotImplemented
         if right.terms:
-            raise Stuck(f"division by {right}, which has digits")
+            raise CannotRewrite(f"division by {right}, which has digits")
         d = right.constant
         known = self.quotients.get(d)
         if known is None:
             known = self.quotients[d] = self._quotient(d)
         return known
 
-    def _quotient(self, d: Scalar) -> Form:
+    def _quotient(self, d: Scalar) -> NormalForm:
         if not ge0(d - 1):
-            raise Stuck(f"division by {show(d)}", needs_ge(d - 1))
+            raise CannotRewrite(f"division by {show(d)}", needs_ge(d - 1))
         quotient: dict[frozenset[Digit], Scalar] = {}
         rest: dict[frozenset[Digit], Scalar] = {}
         for s, c in self.terms.items():
@@ -185,11 +185,11 @@ class Form:
             if not (r.__class__ is int and r == 0):
                 rest[s] = r
         k, r = _divide(self.constant, d)
-        remainder = Form(self.box, rest, r)
+        remainder = NormalForm(self.box, rest, r)
         carry = remainder._carry(d)
         if carry is None:
-            return Form(self.box, quotient, k) + remainder._small_quotient(d)
-        return Form(self.box, quotient, k + carry)
+            return NormalForm(self.box, quotient, k) + remainder._small_quotient(d)
+        return NormalForm(self.box, quotient, k + carry)
 
     def _carry(self, d: Scalar) -> Scalar | None:
         """The one value of floor(self / d), where the bounds leave only one; else None."""
@@ -202,7 +202,7 @@ class Form:
             return low // d
         return None
 
-    def _small_quotient(self, d: Scalar) -> Form:
+    def _small_quotient(self, d: Scalar) -> NormalForm:
         """floor(self / d) for a remainder that the bounds do not decide: split a digit, or tabulate a single one."""
         for s, c in self.terms.items():
             if len(s) > 1:
@@ -216,57 +216,61 @@ class Form:
                 period = div(d, -c)
             if period is None or not ge0(period):
                 continue
-            if period != 1 and e != period and (period.__class__ is P or e.__class__ is P or e > period):
-                raise Split([(digit[0], self.box.weight(digit) * period)])
+            if (
+                period != 1
+                and e != period
+                and (period.__class__ is Polynomial or e.__class__ is Polynomial or e > period)
+            ):
+                raise SplitNeeded([(digit[0], self.box.weight(digit) * period)])
         if len(self.terms) == 1 and d.__class__ is int and self.constant.__class__ is int:
             ((s, c),) = self.terms.items()
             e = 2 if len(s) > 1 else self.box.extent(next(iter(s)))
             if c.__class__ is int and e.__class__ is int and e <= 1 << 12:
                 at0, step = self.constant // d, (self.constant + c) // d - self.constant // d
                 if all((self.constant + c * x) // d == at0 + step * x for x in range(e)):
-                    return Form(self.box, {s: step} if step else {}, at0)
-        entries = [c for c in (*self.terms.values(), self.constant) if c.__class__ is P]
+                    return NormalForm(self.box, {s: step} if step else {}, at0)
+        entries = [c for c in (*self.terms.values(), self.constant) if c.__class__ is Polynomial]
         needs = [f for c in entries for f in needs_div(d, c)]
         if not needs:
             low, gap = self.low(), d - 1 - self.high()
             needs = [f for x in (low, gap) if not ge0(x) for f in needs_ge(x)]
-        raise Stuck(f"({self}) // {show(d)}: what {show(d)} does not divide is not below it", distinct(needs))
+        raise CannotRewrite(f"({self}) // {show(d)}: what {show(d)} does not divide is not below it", distinct(needs))
 
-    def __mod__(self, other: Scalar | Form) -> Form:
+    def __mod__(self, other: Scalar | NormalForm) -> NormalForm:
         return self - (self // other) * other
 
-    def __divmod__(self, other: Scalar | Form) -> tuple[Form, Form]:
+    def __divmod__(self, other: Scalar | NormalForm) -> tuple[NormalForm, NormalForm]:
         q = self // other
         return q, self - q * other
 
-    def __rfloordiv__(self, other: object) -> Form:
+    def __rfloordiv__(self, other: object) -> NormalForm:
         left = self._lift(other)
         return NotImplemented if left is None else left // self
 
-    def __rmod__(self, other: object) -> Form:
+    def __rmod__(self, other: object) -> NormalForm:
         left = self._lift(other)
         return NotImplemented if left is None else left % self
 
     # ------------------------------------------------------------ bits
 
-    def __rshift__(self, n: Scalar) -> Form:
+    def __rshift__(self, n: Scalar) -> NormalForm:
         return self // (1 << n) if n.__class__ is int else NotImplemented
 
-    def __lshift__(self, n: Scalar) -> Form:
+    def __lshift__(self, n: Scalar) -> NormalForm:
         return self * (1 << n) if n.__class__ is int else NotImplemented
 
-    def __invert__(self) -> Form:
+    def __invert__(self) -> NormalForm:
         return -self - 1
 
-    def __xor__(self, other: object) -> Form:
+    def __xor__(self, other: object) -> NormalForm:
         return self._bitwise(other, _xor, True)
 
-    def __and__(self, other: object) -> Form:
+    def __and__(self, other: object) -> NormalForm:
         if other.__class__ is int:
             # Runs of ones are fields: no need to know every bit.
             if other < 0:
                 return self - (self & ~other)
-            total: Form = Form(self.box, {}, 0)
+            total: NormalForm = NormalForm(self.box, {}, 0)
             while other:
                 low = (other & -other).bit_length() - 1
                 n = (~(other >> low) & ((other >> low) + 1)).bit_length() - 1
@@ -275,12 +279,12 @@ class Form:
             return total
         return self._bitwise(other, _and, False)
 
-    def __or__(self, other: object) -> Form:
+    def __or__(self, other: object) -> NormalForm:
         return self._bitwise(other, _or, True)
 
     __rxor__, __rand__, __ror__ = __xor__, __and__, __or__
 
-    def _bitwise(self, other: object, operation: Callable[[Bit, Bit], Bit], keeps_upper: bool) -> Form:
+    def _bitwise(self, other: object, operation: Callable[[Bit, Bit], Bit], keeps_upper: bool) -> NormalForm:
         """Bit by bit below 2^n, where one operand lies in 0..2^n-1; above that the other one, or nothing."""
         right = self._lift(other)
         if right is None:
@@ -289,22 +293,22 @@ class Form:
         if top.__class__ is not int or not ge0(right.low()):
             wide, narrow, top = right, self, self.high()
             if top.__class__ is not int or not ge0(self.low()):
-                raise Stuck(
+                raise CannotRewrite(
                     f"neither {self} nor {right} is known to lie between 0 and a constant: their bits are endless"
                 )
         n = max(top, 0).bit_length()
         a, upper = wide._bits(n)
         b, _ = narrow._bits(n)
-        out = upper if keeps_upper else Form(self.box, {}, 0)
+        out = upper if keeps_upper else NormalForm(self.box, {}, 0)
         for p in a.keys() | b.keys():
             s, negated = operation(a.get(p, (ZERO, False)), b.get(p, (ZERO, False)))
             if s:
-                out = out + Form(self.box, {s: -(1 << p) if negated else 1 << p}, 0)
+                out = out + NormalForm(self.box, {s: -(1 << p) if negated else 1 << p}, 0)
             if negated:
                 out = out + (1 << p)
         return out
 
-    def _bits(self, n: int) -> tuple[dict[int, Bit], Form]:
+    def _bits(self, n: int) -> tuple[dict[int, Bit], NormalForm]:
         """The bits below 2^n by position, and the rest, a multiple of 2^n."""
         one = 1 << n
         upper: dict[frozenset[Digit], Scalar] = {}
@@ -314,21 +318,23 @@ class Form:
             if div(c, one) is not None:
                 upper[s] = c
                 continue
-            if isinstance(c, P):
-                raise Stuck(f"the low {n} bits of {self}", needs_div(one, c))
+            if isinstance(c, Polynomial):
+                raise CannotRewrite(f"the low {n} bits of {self}", needs_div(one, c))
             digit = next(iter(s))
             if len(s) == 1 and self.box.extent(digit) != 2:
                 # Bits of the digit matter until the coefficient has moved past position n.
                 count = n - ((c & -c).bit_length() - 1)
                 e, w = self.box.extent(digit), self.box.weight(digit)
-                splits += [(digit[0], w * (1 << i)) for i in range(1, count + 1) if e.__class__ is P or 1 << i < e]
+                splits += [
+                    (digit[0], w * (1 << i)) for i in range(1, count + 1) if e.__class__ is Polynomial or 1 << i < e
+                ]
             pieces.append((s, c))
         if splits:
-            raise Split(splits)
+            raise SplitNeeded(splits)
         bits: dict[int, Bit] = {}
         k, constant = _divide(self.constant, one)
-        if isinstance(constant, P):
-            raise Stuck(f"the low {n} bits of {self}", needs_div(one, constant))
+        if isinstance(constant, Polynomial):
+            raise CannotRewrite(f"the low {n} bits of {self}", needs_div(one, constant))
         for s, c in pieces:
             if c < 0:  # -c*x = c*(1-x) - c
                 constant += c
@@ -336,7 +342,7 @@ class Form:
             while m:
                 if m & 1:
                     if p in bits:
-                        raise Stuck(f"{self} as bits: two terms meet at bit {p}, and their sum carries")
+                        raise CannotRewrite(f"{self} as bits: two terms meet at bit {p}, and their sum carries")
                     if p < n:
                         bits[p] = s, c < 0
                     else:
@@ -349,13 +355,13 @@ class Form:
         for p in range(n):
             if constant >> p & 1:
                 if p in bits:
-                    raise Stuck(f"{self} as bits: a term meets the constant at bit {p}, and their sum carries")
+                    raise CannotRewrite(f"{self} as bits: a term meets the constant at bit {p}, and their sum carries")
                 bits[p] = ZERO, True
-        return bits, Form(self.box, upper, k * one)
+        return bits, NormalForm(self.box, upper, k * one)
 
     # ------------------------------------------------------------ the value
 
-    def same(self, other: Form) -> bool:
+    def same(self, other: NormalForm) -> bool:
         """True if the normal forms are equal: the same value at every coordinate of the box."""
         return self.terms == other.terms and self.constant == other.constant
 
@@ -366,7 +372,7 @@ class Form:
             return bool(difference.constant == 0)
         if ge0(difference.low() - 1) or ge0(-difference.high() - 1):
             return False
-        raise Stuck(f"whether {self} == {other} depends on the coordinate: formulas cannot branch on it")
+        raise CannotRewrite(f"whether {self} == {other} depends on the coordinate: formulas cannot branch on it")
 
     def __ge__(self, other: object) -> bool:
         difference = self - other
@@ -374,15 +380,15 @@ class Form:
             return True
         if ge0(-difference.high() - 1):
             return False
-        raise Stuck(f"whether {self} >= {other} depends on the coordinate: formulas cannot branch on it")
+        raise CannotRewrite(f"whether {self} >= {other} depends on the coordinate: formulas cannot branch on it")
 
-    def __gt__(self, other: Scalar | Form) -> bool:
+    def __gt__(self, other: Scalar | NormalForm) -> bool:
         return self >= other + 1
 
-    def __le__(self, other: Scalar | Form) -> bool:
+    def __le__(self, other: Scalar | NormalForm) -> bool:
         return -self >= -other
 
-    def __lt__(self, other: Scalar | Form) -> bool:
+    def __lt__(self, other: Scalar | NormalForm) -> bool:
         return -self >= 1 - other
 
     __hash__ = None  # type: ignore[assignment]
@@ -412,7 +418,7 @@ def _and(a: Bit, b: Bit) -> Bit:
             return y if x[1] else (ZERO, False)
     if a[0] == b[0]:
         return a if a[1] == b[1] else (ZERO, False)
-    raise Stuck("the AND of two different bits is not a XOR of bits")
+    raise CannotRewrite("the AND of two different bits is not a XOR of bits")
 
 
 def _or(a: Bit, b: Bit) -> Bit:
@@ -422,7 +428,7 @@ def _or(a: Bit, b: Bit) -> Bit:
 
 def _entry(x: object) -> Scalar | None:
     """An int or polynomial, or None."""
-    if x.__class__ is int or x.__class__ is P:
+    if x.__class__ is int or x.__class__ is Polynomial:
         return x
     if hasattr(x, "__index__") and not isinstance(x, bool):
         return int(x)
@@ -434,7 +440,7 @@ def _least(c: Scalar, most: Scalar) -> Scalar:
     if ge0(c):
         return 0
     if not ge0(-c):
-        raise Stuck(f"the sign of the coefficient {show(c)}", needs_ge(c))
+        raise CannotRewrite(f"the sign of the coefficient {show(c)}", needs_ge(c))
     return c * most
 
 
@@ -456,7 +462,7 @@ def _divide(c: Scalar, d: Scalar) -> tuple[Scalar, Scalar]:
 
 
 def minimum(*values: object) -> Any:
-    """The least value: of ints, arrays, or forms whose order the bounds decide (else Stuck)."""
+    """The least value: of ints, arrays, or forms whose order the bounds decide (else CannotRewrite)."""
     return reduce(lambda a, b: _select(a, b, False), values)
 
 
@@ -466,15 +472,17 @@ def maximum(*values: object) -> Any:
 
 
 def _select(a: Any, b: Any, larger: bool) -> Any:
-    if a.__class__ is Form or b.__class__ is Form or a.__class__ is P or b.__class__ is P:
+    if a.__class__ is NormalForm or b.__class__ is NormalForm or a.__class__ is Polynomial or b.__class__ is Polynomial:
         difference = a - b
-        low, high = (difference.low(), difference.high()) if difference.__class__ is Form else (difference, difference)
+        low, high = (
+            (difference.low(), difference.high()) if difference.__class__ is NormalForm else (difference, difference)
+        )
         if ge0(low):
             return a if larger else b
         if ge0(-high):
             return b if larger else a
         name = "max" if larger else "min"
-        raise Stuck(f"{name}({a}, {b})", distinct((*needs_ge(low), *needs_ge(-high))))
+        raise CannotRewrite(f"{name}({a}, {b})", distinct((*needs_ge(low), *needs_ge(-high))))
     if hasattr(a, "dtype") or hasattr(b, "dtype"):
         import numpy as np
 
@@ -482,32 +490,34 @@ def _select(a: Any, b: Any, larger: bool) -> Any:
     return max(a, b) if larger else min(a, b)
 
 
-def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[Box, list[Any]]:
+def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[DigitBox, list[Any]]:
     """The normal forms of formulas on one box: functions of the variables by name, or layouts in their order.
 
     Splits digits and starts again until every formula goes through. A formula may return a tuple; then so is its form.
-    Raises Stuck.
+    Raises CannotRewrite.
 
     >>> box, (f, g) = rewrite({"x": 64, "y": 8}, lambda x, y: (8 * y + x // 8) % 8, lambda x, y: x // 8)
     >>> f.same(g), str(f)
     (True, 'x.1')
     """
-    box = Box(extents)
+    box = DigitBox(extents)
     for _ in range(200):
         variables = {name: variable(box, name) for name in box.extents}
         try:
             out = [call(f, variables) for f in formulas]
         except (TypeError, AttributeError, IndexError, KeyError) as error:
-            raise Stuck(f"the formula cannot be evaluated on digits: {error}") from error
-        except Split as request:
+            raise CannotRewrite(f"the formula cannot be evaluated on digits: {error}") from error
+        except SplitNeeded as request:
             before = {v: list(d) for v, d in box.digits.items()}
             for name, at in request.splits:
                 box.split(name, at)
             if before == box.digits:
-                raise Stuck(f"splitting {request.splits} changes nothing") from None
+                raise CannotRewrite(f"splitting {request.splits} changes nothing") from None
             continue
-        return box, [transform(lambda x: x if x.__class__ is Form else Form(box, {}, _checked(x)), x) for x in out]
-    raise Stuck("more than 200 splits")
+        return box, [
+            transform(lambda x: x if x.__class__ is NormalForm else NormalForm(box, {}, _checked(x)), x) for x in out
+        ]
+    raise CannotRewrite("more than 200 splits")
 
 
 def call(formula: Formula, variables: Mapping[str, object]) -> Any:
@@ -520,5 +530,5 @@ def call(formula: Formula, variables: Mapping[str, object]) -> Any:
 def _checked(x: object) -> Scalar:
     value = _entry(x)
     if value is None:
-        raise Stuck(f"the formula gives {shown(x)} ({type(x).__name__}), which is no integer")
+        raise CannotRewrite(f"the formula gives {shown(x)} ({type(x).__name__}), which is no integer")
     return value

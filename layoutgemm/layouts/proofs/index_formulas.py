@@ -19,9 +19,9 @@ from ...errors import LayoutError
 from ...lazy_numpy import np
 from ..int_tuple import idx2crd, leaves, product, product_each, transform
 from ..symbols.generators import GENERATORS, describe
-from ..symbols.polynomial import MissingFact, P, Scalar, gens, show, val, valuations
-from .digit_boxes import Box, Digit
-from .digits import Form, Formula, call, rewrite
+from ..symbols.polynomial import MissingFact, Polynomial, Scalar, gens, show, val, valuations
+from .digit_boxes import Digit, DigitBox
+from .digits import Formula, NormalForm, call, rewrite
 from .sizes import sizes as values_of
 from .verdicts import Answer, CounterExample, Proof, Undecided
 
@@ -104,7 +104,7 @@ def prove_layouts(a: Any, b: Any) -> Answer:
         and a.shape.__class__ is tuple
         and answer.index is not None
     ):
-        if not any(x.__class__ is P for x in leaves(a.shape)):
+        if not any(x.__class__ is Polynomial for x in leaves(a.shape)):
             return replace(answer, coord=idx2crd(answer.index, a.shape))
     return answer
 
@@ -116,14 +116,14 @@ def _conditions(used: list[int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(out))
 
 
-def _radices(box: Box, v: str) -> str:
+def _radices(box: DigitBox, v: str) -> str:
     d = box.digits[v]
     # The mark that keeps an extent of our own apart from the user's symbols says nothing to a reader.
     return "" if len(d) == 1 else f", digits {' x '.join(show(e).partition(chr(39))[0] for e in d)}"
 
 
 def _text(f: Any) -> str:
-    return str(f) if f.__class__ is Form else f"({', '.join(map(_text, f))})"
+    return str(f) if f.__class__ is NormalForm else f"({', '.join(map(_text, f))})"
 
 
 # ---------------------------------------------------------------- what cannot be rewritten: all values of a small box
@@ -132,7 +132,7 @@ def _text(f: Any) -> str:
 def _exhaust(
     left: Formula, right: Formula, extents: dict[str, Any], stuck: MissingFact
 ) -> Proof | CounterExample | Undecided:
-    if any(n.__class__ is P for n in extents.values()):
+    if any(n.__class__ is Polynomial for n in extents.values()):
         return Undecided(str(stuck))
     size = prod(extents.values())
     if size > LIMIT:
@@ -205,7 +205,7 @@ def _single(coord: list[int]) -> int | tuple[int, ...]:
 # ---------------------------------------------------------------- the first difference, at sizes that have one
 
 
-def _witness(box: Box, f: object, g: object, used: list[int]) -> CounterExample | None:
+def _witness(box: DigitBox, f: object, g: object, used: list[int]) -> CounterExample | None:
     """Sizes and the first coordinate at which forms differ, or None where none is found."""
     fs, gs = leaves(f), leaves(g)
     if len(fs) != len(gs):
@@ -238,7 +238,7 @@ def _values(f: object, sizes: Mapping[int, int], coord: list[int]) -> Any:
     return transform(lambda x: _value(x, sizes, coord), f)
 
 
-def _first_inside(box: Box, difference: Form, sizes: dict[int, int]) -> list[int] | None:
+def _first_inside(box: DigitBox, difference: NormalForm, sizes: dict[int, int]) -> list[int] | None:
     """The first coordinate of the true box at which the difference is not 0."""
     # (variable, weight, extent) in colexicographic order, extents of 1 left out
     digits: list[tuple[Digit, int]] = []
@@ -308,7 +308,7 @@ def first_nonzero(constant: int, terms: Mapping[int, int], n: int) -> list[int] 
     return None
 
 
-def _value(form: Form, sizes: Mapping[int, int], coord: list[int]) -> int:
+def _value(form: NormalForm, sizes: Mapping[int, int], coord: list[int]) -> int:
     """The form at a coordinate and sizes."""
     digit = _digits(form.box, sizes, coord)
     total = val(form.constant, sizes)
@@ -318,7 +318,7 @@ def _value(form: Form, sizes: Mapping[int, int], coord: list[int]) -> int:
     return total
 
 
-def _digits(box: Box, sizes: Mapping[int, int], coord: list[int]) -> dict[Digit, int]:
+def _digits(box: DigitBox, sizes: Mapping[int, int], coord: list[int]) -> dict[Digit, int]:
     """The digits of a coordinate, from the highest down."""
     out: dict[Digit, int] = {}
     for (v, weights), x in zip(box.weights.items(), coord, strict=True):

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 
 from .generators import GENERATORS, Coefficient, Shown, is_integral, of_terms
 from .generators import show as show_names
-from .polynomial import P, Scalar, div, floordiv, ge0, needs_ge, show
+from .polynomial import Polynomial, Scalar, div, floordiv, ge0, needs_ge, show
 
 _used: ContextVar[list[str] | None] = ContextVar("used", default=None)
 
@@ -69,7 +69,7 @@ def _use(text: str) -> None:
 def quotient(p: Scalar, q: Scalar) -> Scalar | None:
     """The exact quotient p/q, or None."""
     out = div(p, q)
-    if out.__class__ is P and not is_integral(of_terms(out.terms)):
+    if out.__class__ is Polynomial and not is_integral(of_terms(out.terms)):
         _use_division(q, p, out)
     return out
 
@@ -109,13 +109,13 @@ def holds(p: Scalar, q: Scalar) -> bool:
     difference = q - p
     if not ge0(difference):
         return False
-    if difference.__class__ is P and not _for_all_positive(of_terms(difference.terms)):
+    if difference.__class__ is Polynomial and not _for_all_positive(of_terms(difference.terms)):
         for text in needs_ge(difference)[:1]:
             _use(text)
     return True
 
 
-def _use_division(q: Scalar, p: Scalar, out: P) -> None:
+def _use_division(q: Scalar, p: Scalar, out: Polynomial) -> None:
     """The divisibility behind a quotient: of the symbols whose part in it is a fraction."""
     for m in out.terms:
         names = []

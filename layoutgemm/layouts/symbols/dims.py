@@ -26,7 +26,7 @@ from ...arguments import MAX_BITS, as_int, is_int, refusal, shown
 from ...errors import LayoutError, ParseError
 from .. import registries
 from .generators import GENERATORS, FactError, generator
-from .polynomial import MAX_POWER, MissingFact, P, Scalar, floordiv, ge0, gen, needs_div, needs_ge, show
+from .polynomial import MAX_POWER, MissingFact, Polynomial, Scalar, floordiv, ge0, gen, needs_div, needs_ge, show
 
 _declared: dict[str, Scalar] = {}
 
@@ -72,8 +72,8 @@ def declared(name: str) -> Scalar:
 
 
 def entry(x: object, what: str = "an entry") -> Scalar:
-    """`x` as an entry, int or P: SymPy integers, symbols and expressions are converted. Raises LayoutError."""
-    if x.__class__ is P:
+    """`x` as an entry, int or Polynomial: SymPy integers, symbols and expressions are converted. Raises LayoutError."""
+    if x.__class__ is Polynomial:
         return x
     if is_sympy(x):
         return from_sympy(x)

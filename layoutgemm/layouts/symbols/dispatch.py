@@ -9,7 +9,7 @@ from .. import registries
 from ..basis import ScaledBasis
 from .dims import is_sympy
 from .generators import GENERATORS
-from .polynomial import P
+from .polynomial import Polynomial
 
 
 def symbols_in(x: object) -> bool:
@@ -20,7 +20,7 @@ def symbols_in(x: object) -> bool:
         return False
     if isinstance(x, (tuple, list)):
         return any(map(symbols_in, x))
-    return x.__class__ is P or is_sympy(x) or getattr(x, "_symbolic", False)
+    return x.__class__ is Polynomial or is_sympy(x) or getattr(x, "_symbolic", False)
 
 
 def has_symbols(shape: Any, stride: Any) -> bool:
@@ -28,7 +28,7 @@ def has_symbols(shape: Any, stride: Any) -> bool:
     if shape.__class__ is tuple:
         return any(map(has_symbols, shape, stride))
     value = stride.value if stride.__class__ is ScaledBasis else stride
-    return shape.__class__ is P or value.__class__ is P
+    return shape.__class__ is Polynomial or value.__class__ is Polynomial
 
 
 def prove(a: object, b: object) -> Any:

@@ -33,7 +33,7 @@ from .dims import entry, evaluate, expression, is_ceil_div
 from .dims import symbol as plain_symbol
 from .generators import GENERATORS, FactError, Key, restore
 from .generators import show as show_names
-from .polynomial import MissingFact, P, Relation, Scalar, ge0, gens, make, show, substitute, val
+from .polynomial import MissingFact, Polynomial, Relation, Scalar, ge0, gens, make, show, substitute, val
 from .solver import Solver
 
 
@@ -103,7 +103,7 @@ class Facts:
     def _apply(self, x: Any) -> Any:
         if x.__class__ is int:
             return x
-        if x.__class__ is P:
+        if x.__class__ is Polynomial:
             return substitute(x, self._mapping)
         if isinstance(x, (tuple, list)):
             return tuple([self._apply(y) for y in x])
@@ -227,7 +227,7 @@ def _bounded(x: object) -> Any:
 
 def _collect(x: Any, found: set[int]) -> None:
     """Add the generators of an entry, tuple or layout."""
-    if x.__class__ is P:
+    if x.__class__ is Polynomial:
         found.update(gens(x))
     elif isinstance(x, (tuple, list)):
         for y in x:

@@ -20,11 +20,11 @@ from ..algebra import inverse as _int_inverse
 from ..algebra.divide import divide as int_divide
 from ..algebra.divide import join, refuse_coordinates
 from ..algebra.divide import multiply as int_multiply
-from ..basis import ScaledBasis, component, has_basis, paths_of
+from ..basis import ScaledBasis, has_basis
 from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, coal_open, leaves, pack, product
 from ..int_tuple import show as show_tuple
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
-from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
+from .polynomial import MissingFact, Polynomial, Scalar, needs_div, needs_ge, show
 
 Mode = tuple[Scalar, Scalar]
 Link = tuple[Scalar, Scalar, Scalar, Scalar]  # of a chain: extent, stride, gap, end below
@@ -36,7 +36,7 @@ def has_symbols(*entries: object) -> bool:
         if x.__class__ is tuple:
             if has_symbols(*x):
                 return True
-        elif x.__class__ is P or (x.__class__ is ScaledBasis and x.value.__class__ is P):
+        elif x.__class__ is Polynomial or (x.__class__ is ScaledBasis and x.value.__class__ is Polynomial):
             return True
     return False
 
@@ -57,7 +57,7 @@ def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair
     if not has_symbols(ashape, astride, bshape, bstride):
         return _int_compose.compose(ashape, astride, bshape, bstride)
     if has_basis(bstride):
-        return _compose_coordinates(ashape, astride, bshape, bstride)
+        return _int_compose.compose_coordinates((ashape, astride), (bshape, bstride), compose, registries.symbolic)
     S, D = coal_open(ashape, astride)
     if not S:
         S, D = [1], [0]
@@ -72,7 +72,7 @@ def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair
 
 def _refused(refusal: MissingFact, a: Pair, b: Pair) -> CompositionError:
     error = CompositionError(str(refusal), None, registries.symbolic(*a), registries.symbolic(*b))
-    error.needs = refusal.needs  # type: ignore[attr-defined]
+    error.needs = refusal.needs
     return error
 
 
@@ -162,26 +162,6 @@ def _within_integers(S: list[Scalar], D: list[StrideEntry], bshape: Shape, bstri
         if top < w and i < len(S) - 1:
             return _int_compose.compose(tuple(S[: i + 1]), tuple(D[: i + 1]), bshape, bstride)
     return None
-
-
-def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
-    """A o B where B leads to coordinates: mode by mode, each in the mode of A that its paths lead to."""
-    out: Pair | None = None
-    for path in paths_of(bstride):
-        s, d = ashape, astride
-        for p in path:
-            if s.__class__ is not tuple or p >= len(s):
-                if s.__class__ is not tuple and path == (0,):
-                    break
-                raise LayoutError(
-                    f"{_text((bshape, bstride))} leads to mode {'.'.join(map(str, path))}, which "
-                    f"{show_tuple(ashape)} does not have"
-                )
-            s, d = s[p], d[p]
-        part = compose(s, d, bshape, component(bstride, path))
-        out = part if out is None else _int_compose.merged(out, part)
-    assert out is not None
-    return out
 
 
 # ---------------------------------------------------------------- chains: complement and inverses
@@ -366,7 +346,7 @@ def left_inverse(shape: Shape, stride: Stride) -> Pair:
         if d.__class__ is int and d == 0 and not (s.__class__ is int and s == 1):
             raise MissingFact(
                 f"left_inverse of {_text((shape, stride))}: mode {show(s)}:0 sends all its coordinates to one offset",
-                (f"{show(s)} == 1",) if s.__class__ is P else (),
+                (f"{show(s)} == 1",) if s.__class__ is Polynomial else (),
             )
     rest = complement(shape, stride, 1, "left_inverse", exact=True)
     return right_inverse((shape, rest[0]), (stride, rest[1]))
@@ -429,7 +409,7 @@ def nonzero(what: str, answer: Any, shape: object, stride: object) -> Pair:
     """The shape and stride of `answer`, which took symbolic strides for other than 0. Refuses where one may be 0."""
     for s, d in zip(leaves(shape), leaves(stride)):
         value = d.value if d.__class__ is ScaledBasis else d
-        if value.__class__ is P and not (s.__class__ is int and s == 1) and not holds(value, -1):
+        if value.__class__ is Polynomial and not (s.__class__ is int and s == 1) and not holds(value, -1):
             if not holds(1, value):
                 raise MissingFact(
                     f"{what} of {_text((shape, stride))}: the stride {show(value)} may be 0", needs_ge(value - 1)

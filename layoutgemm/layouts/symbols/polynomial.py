@@ -1,6 +1,6 @@
 """Integer polynomials: what a layout's extent or stride is when it is not an int.
 
-A `P` is a polynomial with integer coefficients in generators (`generators.py`): free integers with bounds. It is never
+A `Polynomial` has integer coefficients and generators (`generators.py`): free integers with bounds. It is never
 constant: arithmetic that leaves a constant gives an int, so `x.__class__ is int` tells the two apart everywhere. Since
 facts are substitutions of generators, all questions about symbolic layouts come down to four decisions, each exact
 arithmetic on polynomials, and nothing else decides anything:
@@ -41,7 +41,7 @@ MAX_POWER = 32  # an exponent: the power of a sum has as many terms as there are
 MAX_DEGREE = 256  # symbols in one product
 MAX_TERMS = 1 << 16  # products of terms that one product of two sums takes
 
-Scalar: TypeAlias = "int | P"  # an entry of a shape
+Scalar: TypeAlias = "int | Polynomial"  # an entry of a shape
 Monomial = tuple[int, ...]
 Terms = dict[Monomial, int]
 
@@ -58,10 +58,10 @@ class MissingFact(LayoutError):
 
 
 @final
-class P:
+class Polynomial:
     """A polynomial that is not constant: sum of coefficient * product of generators. Immutable and hashable.
 
-    `terms` maps each monomial, a sorted tuple of generator numbers, to its coefficient. `+ - *` take ints and P;
+    `terms` maps each monomial, a sorted tuple of generator numbers, to its coefficient. `+ - *` take ints too;
     `//` and `%` are exact or raise MissingFact; comparisons give a `Relation`, whose truth is decided or raises.
     Equality is structural, which is equality at all sizes.
     """
@@ -80,7 +80,7 @@ class P:
         return h
 
     def __eq__(self, other: object) -> bool:
-        if other.__class__ is P:
+        if other.__class__ is Polynomial:
             return self.terms == other.terms
         return False if other.__class__ is int else _border_equal(other)
 
@@ -91,9 +91,9 @@ class P:
     def __add__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             return make({**self.terms, (): self.terms.get((), 0) + other}) if other else self
-        return _coerced(self, other, "__add__") if other.__class__ is not P else self._plus(other, 1)
+        return _coerced(self, other, "__add__") if other.__class__ is not Polynomial else self._plus(other, 1)
 
-    def _plus(self, other: P, sign: int) -> Scalar:
+    def _plus(self, other: Polynomial, sign: int) -> Scalar:
         t = dict(self.terms)
         for m, c in other.terms.items():
             v = t.get(m, 0) + sign * c
@@ -108,13 +108,13 @@ class P:
     def __neg__(self) -> Scalar:
         return make({m: -c for m, c in self.terms.items()})
 
-    def __pos__(self) -> P:
+    def __pos__(self) -> Polynomial:
         return self
 
     def __sub__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             return self + -other
-        return _coerced(self, other, "__sub__") if other.__class__ is not P else self._plus(other, -1)
+        return _coerced(self, other, "__sub__") if other.__class__ is not Polynomial else self._plus(other, -1)
 
     def __rsub__(self, other: Scalar) -> Scalar:
         return -self + other
@@ -124,7 +124,7 @@ class P:
             if other.bit_length() > MAX_BITS:
                 raise LayoutError(f"{self} times an integer of {other.bit_length()} bits: at most {MAX_BITS}")
             return make({m: c * other for m, c in self.terms.items()}) if other else 0
-        if other.__class__ is not P:
+        if other.__class__ is not Polynomial:
             return _coerced(self, other, "__mul__")
         if len(self.terms) * len(other.terms) > MAX_TERMS:
             raise LayoutError(
@@ -204,7 +204,7 @@ def make(terms: Terms) -> Scalar:
         return 0
     if len(terms) == 1 and () in terms:
         return terms[()]
-    p = object.__new__(P)
+    p = object.__new__(Polynomial)
     p.terms = terms
     p._hash = None
     return p
@@ -225,7 +225,7 @@ def fresh_symbol(text: str, low: int = 0) -> Scalar:
     return gen(fresh(text, low, None))
 
 
-def _coerced(p: P, other: Scalar, operation: str) -> Scalar:
+def _coerced(p: Polynomial, other: Scalar, operation: str) -> Scalar:
     """Arithmetic with an integer of another class. Raises LayoutError for an operand without arithmetic."""
     if is_int(other):
         return getattr(p, operation)(int(other))
@@ -285,7 +285,7 @@ def div(p: Any, q: Any) -> Scalar | None:
     lead = _lead(q.terms)
     e = q.terms[lead]
     rest: Scalar = p
-    while rest.__class__ is P or rest:
+    while rest.__class__ is Polynomial or rest:
         terms = terms_of(rest)
         m = _lead(terms)
         k = _without(m, lead)
@@ -299,7 +299,7 @@ def div(p: Any, q: Any) -> Scalar | None:
 
 def terms_of(p: Scalar) -> Terms:
     """The coefficients of an entry by monomial; 0 has none."""
-    if p.__class__ is P:
+    if p.__class__ is Polynomial:
         return p.terms
     return {(): p} if p.__class__ is int and p else {}
 
@@ -342,7 +342,7 @@ def floordiv(p: Scalar, q: Scalar) -> Scalar | None:
 
 def _floor(p: Scalar, q: Scalar, remainder: int) -> Scalar:
     for x in (p, q):
-        if x.__class__ is not P:
+        if x.__class__ is not Polynomial:
             if not is_int(x) and has_own_arithmetic(x, "__rmod__"):
                 return NotImplemented
             by = as_int(x, f"the other operand of {'%' if remainder else '//'} of {p if q is x else q}")
@@ -365,7 +365,7 @@ def ge0(p: Scalar) -> bool:
 
 
 @lru_cache(maxsize=1 << 14)
-def _ge0(p: P) -> bool:
+def _ge0(p: Polynomial) -> bool:
     if min(p.terms.values()) >= 0 and all(_nonnegative(g) for m in p.terms for g in m):
         return True  # sums of products of what is not negative
     bounded = []
@@ -402,7 +402,7 @@ def _width(g: int) -> int:
     return G.high - G.low + 1
 
 
-def _shifted(p: P, flips: tuple[int, ...]) -> Terms:
+def _shifted(p: Polynomial, flips: tuple[int, ...]) -> Terms:
     """p in terms of x >= 0: a generator is low + x, or high - x for those in `flips` and those without low."""
     out: Terms = {(): 0}
     for m, c in p.terms.items():
@@ -464,7 +464,7 @@ class Relation:
 
 def gens(*ps: object) -> list[int]:
     """The generators of the given entries, sorted; ints have none."""
-    return sorted({g for p in ps if p.__class__ is P for m in p.terms for g in m})
+    return sorted({g for p in ps if p.__class__ is Polynomial for m in p.terms for g in m})
 
 
 def val(p: Any, env: Mapping[int, int]) -> int:
@@ -482,7 +482,7 @@ def val(p: Any, env: Mapping[int, int]) -> int:
 
 def substitute(p: Scalar, mapping: Mapping[int, Scalar]) -> Scalar:
     """p with generators replaced by entries; the others stay."""
-    if p.__class__ is not P:
+    if p.__class__ is not Polynomial:
         return p
     out: Scalar = 0
     for m, c in p.terms.items():
@@ -532,11 +532,11 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 def show(p: object) -> str:
     """The entry in the user's symbols, without blanks: `M*N//64+8`. Every `//` in it is exact."""
-    return _show(p) if p.__class__ is P else number(p) if p.__class__ is int else str(p)
+    return _show(p) if p.__class__ is Polynomial else number(p) if p.__class__ is int else str(p)
 
 
 @lru_cache(maxsize=1 << 12)
-def _show(p: P) -> str:
+def _show(p: Polynomial) -> str:
     termwise = all(len(GENERATORS[g].shown) == 1 for g in gens(p))
     return show_names(of_terms(p.terms), termwise)
 
@@ -554,22 +554,22 @@ def needs_div(d: Scalar, p: Scalar) -> tuple[str, ...]:
     """The facts, each of which would make `d` divide `p`, in the user's symbols; () when none would."""
     if div(p, d) is not None:
         return ()
-    if p.__class__ is not P:
+    if p.__class__ is not Polynomial:
         return ()  # `M | 8` is no substitution but four cases: nothing that a fact could say
     d, p = _cancel(d, p)
-    if p.__class__ is not P:
+    if p.__class__ is not Polynomial:
         return ()
     if isinstance(d, int):
         d = abs(d)
         rest = make({m: c % d for m, c in p.terms.items() if c % d})
-        if rest.__class__ is not P or rest.terms.get((), 0) % gcd(d, *[c for m, c in rest.terms.items() if m]):
+        if rest.__class__ is not Polynomial or rest.terms.get((), 0) % gcd(d, *[c for m, c in rest.terms.items() if m]):
             return ()  # never a multiple
         if len(rest.terms) == 1:
             ((m, c),) = rest.terms.items()
             k = d // gcd(c, d)
             return tuple(dict.fromkeys([_divides(k, g) for g in m]))
         return (f"{d} | {show(rest)}",)
-    if p.__class__ is P and len(p.terms) == 1 and len(d.terms) == 1:
+    if p.__class__ is Polynomial and len(p.terms) == 1 and len(d.terms) == 1:
         ((m, c),) = p.terms.items()
         return tuple(dict.fromkeys([f"{show(d)} | {show(make({(g,): 1}))}" for g in m]))
     return (f"{show(d)} | {show(p)}",)
@@ -586,7 +586,7 @@ def _divides(k: int, g: int) -> str:
     return f"{k} | {show(make({(g,): 1}))}"
 
 
-def _cancel(d: Scalar, p: P) -> tuple[Scalar, Scalar]:
+def _cancel(d: Scalar, p: Polynomial) -> tuple[Scalar, Scalar]:
     """d and p without the common factors of all their terms: integer and generators."""
     terms = [*terms_of(d).items(), *p.terms.items()]
     k = gcd(*[c for _, c in terms])
@@ -606,7 +606,7 @@ def _cancel(d: Scalar, p: P) -> tuple[Scalar, Scalar]:
 
 def needs_ge(p: Scalar) -> tuple[str, ...]:
     """The fact that would make p >= 0, solved for a symbol if p is linear: `M >= 21`."""
-    if p.__class__ is not P or ge0(-p - 1):
+    if p.__class__ is not Polynomial or ge0(-p - 1):
         return ()
     shown = of_terms(p.terms)
     constant = shown.get((), 0)

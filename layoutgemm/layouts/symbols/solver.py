@@ -8,7 +8,21 @@ from math import gcd
 
 from .generators import GENERATORS, FactError, Shown, generator, inverse, name, of_terms, plus, times
 from .generators import show as show_names
-from .polynomial import P, Scalar, Terms, div, floordiv, ge0, gen, gens, make, parenthesised, show, substitute, terms_of
+from .polynomial import (
+    Polynomial,
+    Scalar,
+    Terms,
+    div,
+    floordiv,
+    ge0,
+    gen,
+    gens,
+    make,
+    parenthesised,
+    show,
+    substitute,
+    terms_of,
+)
 
 
 class Solver:
@@ -57,7 +71,7 @@ class Solver:
         else:
             self._symbol_divides(d, x)
 
-    def _int_divides(self, d: int, x: P) -> None:
+    def _int_divides(self, d: int, x: Polynomial) -> None:
         rest = {m: c % d for m, c in x.terms.items() if c % d}
         if set(rest) == {()}:
             raise FactError(f"{show(x)} is never a multiple of {d}: the rest is {rest[()]}")
@@ -78,7 +92,7 @@ class Solver:
         shown = times(plus(G.shown, {(): start}, -1), {(): Fraction(1, step)})
         self.set(g, gen(generator(G.symbol, low, high, shown)) * step + start)
 
-    def _symbol_divides(self, d: P, x: P) -> None:
+    def _symbol_divides(self, d: Polynomial, x: Polynomial) -> None:
         rest = {m: c for m, c in x.terms.items() if div(make({m: c}), d) is None}
         g = _only_generator(rest)
         if g is None or rest != {(g,): 1} or g in gens(d):
@@ -102,7 +116,7 @@ class Solver:
             return
         if ge0(-p - 1):
             raise FactError(f"the other facts make it false: {show(p)} >= 0")
-        assert isinstance(p, P)
+        assert isinstance(p, Polynomial)
         p = _primitive(p)
         g = _only_generator(p.terms)
         if g is not None:
@@ -141,7 +155,7 @@ class Solver:
         if p.terms.get((), 0) % content:
             raise FactError(f"{show(p)} is never 0: {content} divides all of it but {p.terms[()]}")
         quotient = div(p, content)
-        assert isinstance(quotient, P)
+        assert isinstance(quotient, Polynomial)
         p = quotient
         why = "no symbol stands alone in it"
         for g in _linear(p, lambda c: abs(c) == 1):
@@ -226,7 +240,7 @@ class Solver:
         """The symbol `mine` = ceil or floor of x / d."""
         mine = self.now(mine)
         # A symbol on which nothing else rests can be the new generator itself.
-        g = gens(mine)[0] if mine.__class__ is P and list(mine.terms.values()) == [1] else None
+        g = gens(mine)[0] if mine.__class__ is Polynomial and list(mine.terms.values()) == [1] else None
         free = g is not None and gen(g) == mine and g not in gens(self.now(x), self.now(d))
         free = free and GENERATORS[g].shown == name(GENERATORS[g].symbol)  # type: ignore[index]
         t = self.quotient(x, d, up, g if free else None)
@@ -250,7 +264,7 @@ def _only_generator(terms: Terms) -> int | None:
     return found[0][0] if len(found) == 1 and len(found[0]) == 1 else None
 
 
-def _linear(p: P, coefficient: Callable[[int], bool]) -> list[int]:
+def _linear(p: Polynomial, coefficient: Callable[[int], bool]) -> list[int]:
     """The generators that occur in one term only, alone, with a coefficient that fits; the latest first."""
     counts: dict[int, int] = {}
     for m in p.terms:
@@ -259,12 +273,12 @@ def _linear(p: P, coefficient: Callable[[int], bool]) -> list[int]:
     return sorted([g for g, n in counts.items() if n == 1 and coefficient(p.terms.get((g,), 0))], reverse=True)
 
 
-def _primitive(p: P) -> P:
+def _primitive(p: Polynomial) -> Polynomial:
     """p >= 0 with the common factor of all terms but the constant divided out."""
     content = gcd(*[c for m, c in p.terms.items() if m])
     k = p.terms.get((), 0)
     rest = div(p - k, content)
     assert rest is not None
     out = rest + k // content
-    assert isinstance(out, P)
+    assert isinstance(out, Polynomial)
     return out

@@ -33,7 +33,7 @@ from .conditions import recording, strongest
 from .dims import entry, is_sympy, to_sympy
 from .facts import Facts
 from .generators import GENERATORS, check_symbols
-from .polynomial import MissingFact, P, Scalar, ge0, gens, needs_ge
+from .polynomial import MissingFact, Polynomial, Scalar, ge0, gens, needs_ge
 
 
 def make(shape: Shape, stride: Stride, conditions: tuple[str, ...] = ()) -> Layout:
@@ -66,12 +66,12 @@ def generators(*xs: object) -> list[int]:
 
 def _gather(x: Iterable[object], found: set[int]) -> None:
     for y in x:
-        if y.__class__ is P:
+        if y.__class__ is Polynomial:
             for m in y.terms:
                 found.update(m)
         elif y.__class__ is tuple:
             _gather(y, found)
-        elif y.__class__ is ScaledBasis and y.value.__class__ is P:
+        elif y.__class__ is ScaledBasis and y.value.__class__ is Polynomial:
             found.update(gens(y.value))
 
 
@@ -335,7 +335,7 @@ def _with_symbols(tiler: object) -> Any:
     if tiler.__class__ is tuple:
         return tuple([_with_symbols(t) for t in tiler])
     x = entry(tiler)
-    return Layout(x, 1) if x.__class__ is P else x
+    return Layout(x, 1) if x.__class__ is Polynomial else x
 
 
 def _layouts_in(tiler: object) -> list[Layout]:
@@ -357,7 +357,7 @@ def _entries(x: object) -> Shape:
 
 
 def _all_entries(x: object) -> bool:
-    return all(y.__class__ is int or y.__class__ is P for y in _flat(x))
+    return all(y.__class__ is int or y.__class__ is Polynomial for y in _flat(x))
 
 
 def _checked(x: object) -> Any:

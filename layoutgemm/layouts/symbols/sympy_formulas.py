@@ -18,11 +18,11 @@ from ...errors import LayoutError
 from .. import registries
 from ..basis import assemble, component, paths_of
 from ..int_tuple import Shape, Stride, coal, product
-from ..proofs.digit_boxes import Box, Stuck
-from ..proofs.digits import Form, maximum, minimum, rewrite
+from ..proofs.digit_boxes import CannotRewrite, DigitBox
+from ..proofs.digits import NormalForm, maximum, minimum, rewrite
 from ..swizzle import ComposedLayout, Swizzle
 from .dims import from_sympy, to_sympy
-from .polynomial import P, Scalar, div
+from .polynomial import Polynomial, Scalar, div
 
 TIMES, PLUS, XOR = PRECEDENCE["Mul"], PRECEDENCE["Add"], PRECEDENCE["Xor"]
 
@@ -147,7 +147,7 @@ def variable(name: str) -> sympy.Symbol:
 
 def _entry(p: object) -> sympy.Expr:
     """An entry in SymPy, with quotients as //: they are exact, and so stay integers when numbers come in."""
-    if p.__class__ is not P:
+    if p.__class__ is not Polynomial:
         return sympy.Integer(p)
     top, bottom = sympy.fraction(sympy.together(to_sympy(p)))
     return sympy.expand(top) if bottom == 1 else FloorDiv(sympy.expand(top), bottom)
@@ -205,7 +205,7 @@ def _composed(source: ComposedLayout, extents: dict[str, Any]) -> sympy.Expr:
     if not swizzle.bits:
         try:
             box, (y,) = rewrite(extents, inner)
-        except Stuck:
+        except CannotRewrite:
             return _literal(source, extents)
         return _expression(box, y)
     source_low, low = (
@@ -214,10 +214,10 @@ def _composed(source: ComposedLayout, extents: dict[str, Any]) -> sympy.Expr:
     reach = 1 << (low + swizzle.bits)
     try:
         box, (y, field) = rewrite(extents, inner, lambda **v: (inner(**v) >> source_low) % (1 << swizzle.bits) << low)
-    except Stuck:
+    except CannotRewrite:
         return _literal(source, extents)
     upper = y.constant // reach * reach if y.constant.__class__ is int else 0
-    outside = Form(box, {s: c for s, c in y.terms.items() if div(c, reach) is not None}, upper)
+    outside = NormalForm(box, {s: c for s, c in y.terms.items() if div(c, reach) is not None}, upper)
     inside = y - outside
     return _expression(box, outside) + BitXor(_expression(box, inside), _expression(box, field))
 
@@ -242,7 +242,7 @@ def _swizzled(swizzle: Swizzle, x: sympy.Expr) -> sympy.Expr:
     return BitXor(x, _lowest(swizzle.target_mask) * field)
 
 
-def _expression(box: Box, form: Form) -> sympy.Expr:
+def _expression(box: DigitBox, form: NormalForm) -> sympy.Expr:
     """A normal form in SymPy: neighbouring digits that continue each other are one field of the variable."""
     total = _entry(form.constant)
     for name, weights in box.weights.items():
@@ -262,7 +262,7 @@ def _expression(box: Box, form: Form) -> sympy.Expr:
     return total
 
 
-def _digits(box: Box, name: str, start: int, end: int) -> sympy.Expr:
+def _digits(box: DigitBox, name: str, start: int, end: int) -> sympy.Expr:
     """The value of digits start..end-1 of a variable, counted from 1: x // v % (w/v) as a rule."""
     x, weights = variable(name), box.weights[name]
     v = weights[start]

@@ -9,7 +9,7 @@ from .. import registries
 from .dims import declared
 from .dims import symbol as entry_symbol
 from .generators import GENERATORS, generator, of_terms
-from .polynomial import MissingFact, P, Scalar, div, floordiv, gen, gens, needs_div
+from .polynomial import MissingFact, Polynomial, Scalar, div, floordiv, gen, gens, needs_div
 
 
 class Dim(sympy.Symbol):
@@ -74,7 +74,7 @@ def _symbol_of(g: int, root: tuple[str, int]) -> sympy.Symbol:
 @registries.to_sympy.register(object)
 def to_sympy(x: object) -> sympy.Expr:
     """The entry in the user's symbols."""
-    if x.__class__ is not P:
+    if x.__class__ is not Polynomial:
         return sympy.Integer(x)
     known = {}
     for g in gens(x):

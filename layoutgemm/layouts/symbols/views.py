@@ -13,7 +13,7 @@ from ..int_tuple import Pair, Shape, Stride, leaves, other_nesting, product
 from ..int_tuple import show as show_tuple
 from .conditions import holds, quotient, rounded_up
 from .operations import has_symbols
-from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
+from .polynomial import MissingFact, Polynomial, Scalar, needs_div, needs_ge, show
 
 # ---------------------------------------------------------------- other widths of elements
 
@@ -121,7 +121,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
         for c, s, d in zip(coord, shape, stride):
             total = _plus(total, crd2idx(c, s, d))
         return total
-    if coord.__class__ is not int and coord.__class__ is not P:
+    if coord.__class__ is not int and coord.__class__ is not Polynomial:
         return _t.crd2idx(coord, shape, stride)  # an array or a traced integer: its own arithmetic
     parts = split(coord, shape)
     total = 0
@@ -133,7 +133,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
 def split(index: object, shape: Shape) -> Any:
     """The coordinate of a flat index: remainders and quotients that the facts decide."""
     n = product(shape)
-    if index.__class__ is int or index.__class__ is P:
+    if index.__class__ is int or index.__class__ is Polynomial:
         if holds(index, -1) or holds(n, index):
             raise CoordinateError(
                 f"coordinate {show(index)} is outside 0..{show(n - 1)} of shape {show_tuple(shape)}", index

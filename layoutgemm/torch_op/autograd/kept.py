@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..compiled.guards import ALIGNED
-from ..launch import Prepared
+from ..launch import PreparedProblem
 from ..prepared import prepare, problem_at
 from ..solver import solve
 from .products import DerivedProduct, derived_product, is_stretched
@@ -30,7 +30,7 @@ class GradientLaunch(NamedTuple):
     reversed        the gradient's product takes the operands in the other order, as it is computed transposed
     """
 
-    prepared: Prepared
+    prepared: PreparedProblem
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     kind: torch.dtype
@@ -69,7 +69,7 @@ class KeptGradients(NamedTuple):
 
 
 def kept_gradients(
-    forward: Prepared, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
+    forward: PreparedProblem, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
 ) -> KeptGradients | None:
     """The launches for such tensors, prepared once; None where the gradients are no single launch each.
 

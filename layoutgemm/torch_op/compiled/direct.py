@@ -15,7 +15,7 @@ from ..quantized.launch import quantized_product, scale_recipe
 from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api
 from ..scaled_grouped.grouped import grouped_product
-from ..scaled_grouped.kept import Keeping, find
+from ..scaled_grouped.kept import KeptKey, find
 from ..scaled_grouped.operators import checked_grouped, plain_config
 from ..scaled_grouped.recipes import BLOCK
 from ..scaled_grouped.scaled import BiasActivation
@@ -74,7 +74,7 @@ def grouped_matmul(
         if found is not None:
             return
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out.dtype, recipe_a, recipe_b)
-    chosen, keeping = plain_config(config), Keeping(key)
+    chosen, keeping = plain_config(config), KeptKey(key)
     grouped_product(call, a, b, groups, scale_a, scale_b, finish, chosen, out, keeping, clears=True)
 
 

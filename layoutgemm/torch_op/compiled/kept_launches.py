@@ -22,7 +22,7 @@ import torch.autograd.forward_ad as _forward
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.parameters import number_word
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autograd_alone, tracing_state
-from ..launch import Direct, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
+from ..launch import DirectLaunch, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
 from ..prepared import mark_written
 from ..problem import StridedOperand
 from .guards import FIRST_GPU, KeptCalls, Key, guarded
@@ -48,7 +48,7 @@ class KeptCall:
     clears   whether a new C is cleared first, for what the launch leaves out
     """
 
-    direct: Direct
+    direct: DirectLaunch
     result: tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None
     kind: torch.dtype | None
     spans: tuple[int, ...]
@@ -196,7 +196,7 @@ class _RecordedCall:
         workspaces = [place for place, value in enumerate(made.arguments) if value in record.memory]
         order = [places[name] for name in (*self.own, *self.extras.written, *(["c"] if target is not None else []))]
         order += [*workspaces, *[made.names.index(operand.name, len(OWN)) for operand in numbers]]
-        direct = Direct(made.compiled, made.arguments, order, made.device, made.what)
+        direct = DirectLaunch(made.compiled, made.arguments, order, made.device, made.what)
         result = (tuple(c.shape), tuple(c.stride()), c.dtype) if new else None
         kind = None if self.extras.stores_c else c.dtype
         memory = tuple([record.memory[made.arguments[place]] for place in workspaces])

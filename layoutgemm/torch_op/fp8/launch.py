@@ -20,7 +20,7 @@ from ...kernels.fp8.plan import BLOCK as DEPTH
 from ...kernels.fp8.plan import QuantizePlan, pitch_of, scale_pitch
 from ...kernels.plan import MAX_COORDINATE, tile_count
 from ..compiled.guards import MAX_READY
-from ..launch import Direct, empty_on_gpu, raw_stream
+from ..launch import DirectLaunch, empty_on_gpu, raw_stream
 from ..prepared import on_gpu, target
 from ..problem import contiguous_strides
 from ..scaled_grouped.recipes import BLOCK, ROW, SQUARE, TENSOR
@@ -93,7 +93,7 @@ class KeptQuantizer:
     values: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
     scales: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
     columns: int
-    direct: Direct
+    direct: DirectLaunch
     mask: int
 
     def run(self, at: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -210,7 +210,7 @@ def _prepared(x: torch.Tensor, made: QuantizedShapes, asked: QuantizeOptions, in
     matrix = groups * blocks if scale_k == 1 else scale_k * blocks
     arguments = (0, 0, 0, m, k, batch, pitch, x.stride(0), made.values[1][-2], m * made.values[1][-2],
                  scale_m, scale_k, matrix)  # fmt: skip
-    direct = Direct(compiled(plan), arguments, (0, 1, 2), index, plan)
+    direct = DirectLaunch(compiled(plan), arguments, (0, 1, 2), index, plan)
     return KeptQuantizer((*made.values, asked.dtype), (*made.scales, torch.float32), made.columns, direct, access - 1)
 
 

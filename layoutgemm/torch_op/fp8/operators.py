@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import OperandError, TensorError
+from ...kernels.lines import address_misfit
 from ...kernels.run.operand_checks import addressed, check_operands
 from ..checks import check_device, differentiated, has_tangent
 from ..compiled.traced import CHECKS, checking_operator
@@ -54,8 +55,8 @@ def check_quantized(x: torch.Tensor) -> None:
         raise OperandError(f"x is {x.dtype}: quantize takes {listed(READ)}")
     if x.ndim < 2:
         raise TensorError(f"x has shape {list(x.shape)}: (..., M, K), rows of K elements that are summed over")
-    if addressed(x) and x.data_ptr() % x.element_size():
-        raise OperandError(f"x starts at {x.data_ptr():#x}, no multiple of {x.element_size()}: x.clone() does")
+    if addressed(x) and (rule := address_misfit(x.data_ptr(), x.element_size())):
+        raise OperandError(f"x: {rule}; x.clone() is")
 
 
 @torch.library.custom_op("layoutgemm::quantize", mutates_args=())

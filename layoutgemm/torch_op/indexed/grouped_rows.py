@@ -20,7 +20,7 @@ from ...kernels.sm90.indexed.rows import check_inside
 from ..checks import needs_dispatcher
 from ..compiled.traced import CHECKS, check_kinds, named, refusal, refuse
 from ..scaled_grouped.grouped import INTS, grouped_product
-from ..scaled_grouped.kept import Keeping, find
+from ..scaled_grouped.kept import KeptKey, find
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import TENSOR, recipe_text
 from ..scaled_grouped.scaled import BiasActivation, check_config
@@ -107,7 +107,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Option
         check_inside("rows", rows.numpy(), a.shape[0], "a")
     names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
     call = checked_grouped(of_rows(a, rows), b, groups, said, *scales, finish, out, asked, *names)
-    return grouped_product(call, a, b, groups, *scales, finish, config, out, Keeping(key), rows)
+    return grouped_product(call, a, b, groups, *scales, finish, config, out, KeptKey(key), rows)
 
 
 def _without_rows(given: Options) -> Options:

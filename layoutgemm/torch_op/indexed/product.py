@@ -27,7 +27,7 @@ from ..problem import half
 from ..reference import exact, rounded
 from ..scaled_grouped.gated import why_by_torch
 from ..scaled_grouped.grouped import COUNTS, INTS, OFFSETS, check_values
-from ..scaled_grouped.kept import NOT_KEPT, Keeping, launch, require_hopper
+from ..scaled_grouped.kept import NOT_KEPT, KeptKey, launch, require_hopper
 from ..scaled_grouped.scaled import FP8
 from ..types import C_NAMES, NAMES, listed
 from .plans import WEIGHTS, IndexedShape, plan_of
@@ -223,7 +223,7 @@ def indexed_product(
     if given.batched:
         a, vectors["rows"] = a.expand(b.shape[0], *a.shape[-2:]), vectors["rows"].view(-1)
     plan = plan_of(shape_of(call, given), config, copies)
-    return launch(NOT_KEPT if copied else Keeping(key), plan, a, b, vectors, weights, out)
+    return launch(NOT_KEPT if copied else KeptKey(key), plan, a, b, vectors, weights, out)
 
 
 def ungated(call: IndexedCall, given: IndexedOperands) -> tuple[IndexedCall, IndexedOperands]:

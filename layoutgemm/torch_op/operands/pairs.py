@@ -17,10 +17,9 @@ import torch
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.operands.pair import Pair
+from ...kernels.sm90.operands.pair import SecondPair
 from ..bias_activation import GATES, by_torch, fused
-from ..checks import NOT_RECORDED, autocast, check_call, check_finish, check_out, differentiated, has_tangent
-from ..checks import needs_dispatcher as seen_by_dispatcher
+from ..checks import autocast, check_call, check_finish, check_out, check_own_launch
 from ..compiled.kept_launches import again_or
 from ..compute import product
 from ..explanation import Explanation
@@ -51,18 +50,7 @@ def matmul_pairs(
     def make() -> torch.Tensor:
         left, right, kind = checked_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
         every = [*left, *right, *([] if bias is None else [bias])]
-        recorded = differentiated(*every)
-        if any(has_tangent(x) for x in every):
-            raise TensorError("two pairs have no forward derivatives: give unpack_dual(x).primal of each tensor")
-        if recorded and out is not None:
-            raise TensorError(NOT_RECORDED)
-        with torch.no_grad():
-            if seen_by_dispatcher(*every, out):
-                raise OperandError(
-                    "two pairs are a launch of their own: not under torch.compile, torch.func or a mode, nor of fake "
-                    "tensors or tensor subclasses"
-                )
-        if recorded:
+        if check_own_launch("a product of two pairs", every, out):
             if activation is not None or dtype(NAMES[left[0].dtype]).bits < 16:
                 what = f"activation {activation!r}" if activation is not None else f"8 bits ({left[0].dtype})"
                 raise TensorError(f"two pairs with {what} have no gradient: give detached tensors")
@@ -184,7 +172,7 @@ def explain_pairs(
     found = solve(problem_at(rows[0], columns[0], kind, config, None, finish_of_pairs(rows, columns, NO_FINISH)))
     made = [x for x, y in zip((*rows, *columns), (*left, *right)) if x.data_ptr() != y.data_ptr()]
     memory = sum(x.untyped_storage().nbytes() for x in made)
-    plan = replace(plan_of(found), pair=Pair(rows[1].shape[1]))
+    plan = replace(plan_of(found), pair=SecondPair(rows[1].shape[1]))
     return Explanation(str(plan), found.why, 1, tuple(copied), memory)
 
 

@@ -23,16 +23,7 @@ from ...kernels.epilogue.parameters import float_word, host_number
 from ...kernels.epilogue.steps import ACTIVATIONS, EpilogueOperand, check_activation
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.operands.combined import LEAST_MATRICES, MOST_MATRICES, Combined
-from ..checks import (
-    NOT_RECORDED,
-    autocast,
-    check_call,
-    check_out,
-    differentiated,
-    has_tangent,
-    needs_dispatcher,
-    refuse_traces,
-)
+from ..checks import autocast, check_call, check_out, check_own_launch, refuse_traces
 from ..compiled.kept_launches import Extras, again_or
 from ..compute import product
 from ..explanation import Explanation
@@ -84,18 +75,7 @@ def matmul_combined(
     def make() -> torch.Tensor:
         refuse_traces("combine=")
         left, matrices, how, numbers, kind = checked_call(a, b, combine, given, out, config, out_dtype, allow_tf32)
-        recorded = differentiated(left, *matrices)
-        if any(has_tangent(x) for x in (left, *matrices)):
-            raise TensorError("combine= has no forward derivatives: give unpack_dual(x).primal of each tensor")
-        if recorded and out is not None:
-            raise TensorError(NOT_RECORDED)
-        with torch.no_grad():
-            if needs_dispatcher(left, *matrices, out):
-                raise OperandError(
-                    "combine= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake "
-                    "tensors or tensor subclasses"
-                )
-        if recorded:
+        if check_own_launch("combine=", (left, *matrices), out):
             if dtype(NAMES[left.dtype]).bits < 16:
                 raise TensorError(f"a is {left.dtype}, and products of 8 bits have no gradient: give detached tensors")
             first: torch.Tensor = _RecordedSeveral.apply(left, how, numbers, kind, config, *matrices)

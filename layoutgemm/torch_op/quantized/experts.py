@@ -29,7 +29,7 @@ from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
 from ..checks import autocast_type, cast, check_device, refuse_derivatives, stored_as
 from ..compiled.traced import named
-from ..launch import Direct, raw_stream
+from ..launch import DirectLaunch, raw_stream
 from ..library import with_autograd
 from ..prepared import config_text, gpu, on_gpu
 from ..scaled_grouped.grouped import OFFSETS, check_values
@@ -261,7 +261,7 @@ def _on_cpu(
 @lru_cache(maxsize=4096)
 def _prepared(
     call: QuantizedCall, experts: int, rows: int, stride: int, x: torch.dtype, offsets: torch.dtype, device: int
-) -> Direct:
+) -> DirectLaunch:
     """The launch of a product for x of such lines.
 
     It takes addresses: weights, x, C, the scales of columns, of x, the offsets.
@@ -269,7 +269,7 @@ def _prepared(
     places = gpu(device)[0]
     plan = experts_plan(call, experts, rows, NAMES[x], INDEX[offsets])
     pitch = stride if rows > 1 else padded_leading(plan.b.dtype, call.size[1])
-    return Direct(compile_plan(plan), *arguments_of(plan, pitch, places.resident(1)), device, plan)
+    return DirectLaunch(compile_plan(plan), *arguments_of(plan, pitch, places.resident(1)), device, plan)
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ import torch.autograd.forward_ad as _forward
 
 from ..checks import launched_alone, modes_of_dispatch, modes_of_functions, tracing_state
 from ..compiled.guards import ALIGNED, FIRST_GPU, MAX_READY, KeptCalls, guarded
-from ..launch import Direct, empty_on_gpu, raw_stream
+from ..launch import DirectLaunch, empty_on_gpu, raw_stream
 from ..problem import contiguous_strides
 
 Key = tuple[object, ...]
@@ -30,7 +30,7 @@ class KeptProduct(NamedTuple):
     shape, strides  of the result, with its type `kind`
     """
 
-    direct: Direct
+    direct: DirectLaunch
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     kind: torch.dtype
@@ -108,7 +108,7 @@ def _by_facts(
         return (), None
 
 
-def keep(key: Key, direct: Direct, shape: Sequence[int], kind: torch.dtype) -> None:
+def keep(key: Key, direct: DirectLaunch, shape: Sequence[int], kind: torch.dtype) -> None:
     """Keep a launch under the key of `find`.
 
     shape  of the result as the call returns it

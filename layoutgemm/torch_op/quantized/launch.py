@@ -24,6 +24,7 @@ from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
+from ...kernels.lines import address_misfit, line_misfit
 from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm80.plan import Sm80Plan
@@ -33,7 +34,7 @@ from ...kernels.sm90.quantized.choose import SMS, packed_config
 from ...kernels.streamed.choose import streamed_config
 from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
 from ..bias_activation import by_torch
-from ..launch import Direct, raw_stream
+from ..launch import DirectLaunch, raw_stream
 from ..prepared import alignment_of, gpu, on_gpu, target
 from ..scaled_grouped.recipes import ROW, TENSOR
 from ..scaled_grouped.scaled import check_addresses
@@ -139,17 +140,9 @@ def unreadable(x: torch.Tensor) -> tuple[str, int]:
     >>> unreadable(torch.ones(2, 12).bfloat16())
     ('x: lines lie 12 * 2 = 24 bytes apart, no multiple of 16', 64)
     """
-    size, rule = x.element_size(), ""
-    lines = x.stride(0) if x.shape[0] > 1 else 0
-    if x.stride(1) != 1 and x.shape[1] > 1:
-        rule = f"x: elements of a row lie {x.stride(1)} apart, and kernels read them contiguous"
-    elif lines * size % _VECTOR:
-        rule = f"x: lines lie {lines} * {size} = {lines * size} bytes apart, no multiple of {_VECTOR}"
-    elif x.shape[0] > 1 and lines < x.shape[1]:
-        rule = f"x: lines of {x.shape[1]} elements lie {lines} apart, so they overlap"
-    elif x.data_ptr() % _VECTOR:
-        rule = f"x begins at an address that is no multiple of {_VECTOR}"
-    return rule, x.shape[0] * _pitch(x) * size if rule else 0
+    (rows, k), (leading, step), size = x.shape, x.stride(), x.element_size()
+    rule = line_misfit(k, step, rows, leading, size) or address_misfit(x.data_ptr())
+    return (f"x: {rule}", rows * _pitch(x) * size) if rule else ("", 0)
 
 
 def spaced(name: str, vector: torch.Tensor | None) -> tuple[str, int]:
@@ -161,15 +154,14 @@ def spaced(name: str, vector: torch.Tensor | None) -> tuple[str, int]:
 
 
 def _pitch(x: torch.Tensor) -> int:
-    """Elements from row to row of a copy of x: whole 16 bytes."""
-    size = x.element_size()
-    return -(-x.shape[1] * size // _VECTOR) * _VECTOR // size
+    """Elements from row to row of a copy of x."""
+    return padded_leading(dtype(NAMES[x.dtype]), x.shape[1])
 
 
 @lru_cache(maxsize=4096)
 def _prepared(
     call: QuantizedCall, rows: int, stride: int, x: torch.dtype, bias: torch.dtype | None, device: int
-) -> Direct:
+) -> DirectLaunch:
     """The launch of a product for x of such lines.
 
     It takes addresses: weights, x, C, the scales of columns, of x, the bias.
@@ -182,12 +174,14 @@ def _prepared(
         workers = places.resident(
             streamed.cluster_size
         )  # a block on each SM: another one beside it is the next kernel's
-        return Direct(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)
+        return DirectLaunch(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)
     if on[0] != HOPPER:
         by_rows = mma_plan_of(call, rows, *types, places.multiprocessors, *on)
-        return Direct(compile_plan(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)
+        return DirectLaunch(compile_plan(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)
     plan = plan_of(call, rows, *types, places.multiprocessors)
-    return Direct(compile_plan(plan), *arguments_of(plan, pitch, places.resident(plan.cluster_size)), device, plan)
+    return DirectLaunch(
+        compile_plan(plan), *arguments_of(plan, pitch, places.resident(plan.cluster_size)), device, plan
+    )
 
 
 def forget() -> None:

@@ -34,7 +34,7 @@ from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
 from .grouped import grouped_product as computed_grouped
 from .grouped_epilogue import grouped_call, grouped_with_epilogue
-from .kept import Keeping, find, memory_beside
+from .kept import KeptKey, find, memory_beside
 from .operators import (
     CHECK_GROUPED,
     CHECK_SCALED,
@@ -385,7 +385,7 @@ def grouped_matmul(
         config = expected_config(call, a, b, expected_rows, finish)
     check_derivable(a, b, scale_a, scale_b, bias)
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
-        return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, Keeping(key))
+        return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, KeptKey(key))
     text = config_text(config)
     if scale_a is None and bias is None and activation is None:
         value = differentiable(a, b, groups, said, call.kind, text)

@@ -54,7 +54,7 @@ from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES, listed
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
-from .kept import NOT_KEPT, Keeping, find, launch, require_hopper
+from .kept import NOT_KEPT, KeptKey, find, launch, require_hopper
 from .recipes import SQUARE, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
@@ -265,7 +265,7 @@ def _check_scales(
 def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: BiasActivation = NO_FINISH,
-    config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: Keeping = NOT_KEPT,
+    config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: KeptKey = NOT_KEPT,
     rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, or `out`.
@@ -437,7 +437,7 @@ def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: BiasActivation, config: Sm90Config | None, out: torch.Tensor | None,
-    keeping: Keeping, rows: torch.Tensor | None = None, clears: bool = False,
+    keeping: KeptKey, rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows, masked ones, or along K, by their kernel."""
     chosen_rows = {} if rows is None else {"rows": rows.contiguous()}
@@ -461,7 +461,7 @@ def _by_kernel(
         key, found = find(a, b, numbers, scale_a, others, out, options)
         if found is not None:
             return found
-        keeping = Keeping(key)
+        keeping = KeptKey(key)
     plan, _ = plan_of(call, a, b, numbers, finish, config, call.said == ENDS, clears, rows)
     assert plan.groups is not None
     return launch(keeping, plan, a, b, {**chosen_rows, plan.groups.name: numbers, **given}, vectors, out)

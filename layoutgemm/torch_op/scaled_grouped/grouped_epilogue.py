@@ -136,7 +136,7 @@ class GroupedFactors(NamedTuple):
         return (groups, *self.scales, *_OF_ROWS * (self.rows is not None))
 
 
-class Checked(NamedTuple):
+class CheckedGroups(NamedTuple):
     """A grouped product with an epilogue, checked.
 
     call      the product, and `of` its operands
@@ -254,7 +254,7 @@ def grouped_with_epilogue(
 
 def checked_groups(
     of: GroupedFactors, epilogue: object, given: Mapping[str, object] | None, asked: GroupedOptions
-) -> Checked:
+) -> CheckedGroups:
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
     finish, out = asked.finish, asked.out
     beside = [name for name in ("bias", "activation") if getattr(finish, name) is not None]
@@ -276,14 +276,14 @@ def checked_groups(
     if of.rows is not None and of.rows.device.type == "cpu":
         for lines in of.counted_rows:
             check_inside("rows", lines.numpy(), a.shape[-2], "a")
-    made = Checked(call, of, steps, operands, asked.config, finish.fast)
+    made = CheckedGroups(call, of, steps, operands, asked.config, finish.fast)
     check_result(steps, operands.every, call.kind, call.shape, out, made.joined)
     if asked.expected_rows is not None:
         made = made._replace(config=expected_config(call, read, b, asked.expected_rows, finish))
     return made
 
 
-def _batch(made: Checked, given: Mapping[str, object] | None, asked: GroupedOptions) -> torch.Tensor:
+def _batch(made: CheckedGroups, given: Mapping[str, object] | None, asked: GroupedOptions) -> torch.Tensor:
     """Groups of as many rows each: the batch that `matmul` and `scaled_matmul` take."""
     of, call = made.of, made.call
     if of.scale_a is None:
@@ -299,7 +299,7 @@ def scaled_factors(of: GroupedFactors) -> ScaledFactors:
     return ScaledFactors(of.a, of.scale_a, of.b, of.scale_b)
 
 
-def _computed(made: Checked, out: torch.Tensor | None) -> torch.Tensor:
+def _computed(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     """The product of operands that have been checked."""
     call, of, device = made.call, made.of, made.of.a.device
     if 0 in (*call.shape, call.experts):
@@ -321,12 +321,12 @@ def _computed(made: Checked, out: torch.Tensor | None) -> torch.Tensor:
     return c.unsqueeze(0) if _is_one(call) else c
 
 
-def refusal_on_gpu(made: Checked) -> str:
+def refusal_on_gpu(made: CheckedGroups) -> str:
     """Why no kernel has such groups, or ""."""
     return why_not_along_k(made.of.a, made.call)
 
 
-def _reduce_nothing(made: Checked) -> None:
+def _reduce_nothing(made: CheckedGroups) -> None:
     """The reductions of a C without elements, where they have places: the results of no element at all."""
     call, groups = made.call, made.of.groups
     inside = None
@@ -345,7 +345,7 @@ def _reduce_nothing(made: Checked) -> None:
 # ----------------------------------------------------------------------------------------------------------- on the CPU
 
 
-def _on_cpu(made: Checked, out: torch.Tensor | None) -> torch.Tensor:
+def _on_cpu(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     """Each group's sums in float64, then the steps on all of them in float32."""
     call, of, steps = made.call, made.of, made.steps
     assert of.groups is not None
@@ -372,7 +372,7 @@ def _on_cpu(made: Checked, out: torch.Tensor | None) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------------------- launches
 
 
-def without_zeros(made: Checked) -> Checked:
+def without_zeros(made: CheckedGroups) -> CheckedGroups:
     """The same product with a K of at least 1: an empty sum is 0, and the epilogue follows."""
     of = made.of
     if of.a.shape[-1]:
@@ -388,7 +388,7 @@ def _is_one(call: GroupedCall) -> bool:
     return call.form != ROWS and call.experts == 1
 
 
-def of_one_group(made: Checked) -> Checked:
+def of_one_group(made: CheckedGroups) -> CheckedGroups:
     """One masked group, or one along K, as a product of matrices; all others as they are."""
     call, of = made.call, made.of
     if not _is_one(call):
@@ -419,7 +419,7 @@ class GroupedLaunch(NamedTuple):
     tables: dict[str, torch.Tensor]
 
 
-def grouped_launch(made: Checked, clears: bool) -> GroupedLaunch:
+def grouped_launch(made: CheckedGroups, clears: bool) -> GroupedLaunch:
     """The launch of a product on a GPU.
 
     clears  rows of no group become zeros
@@ -439,7 +439,7 @@ def grouped_launch(made: Checked, clears: bool) -> GroupedLaunch:
     return GroupedLaunch(plan, why, finish, every, {**named_rows, plan.groups.name: numbers, **tables})
 
 
-def _plan(made: Checked, numbers: torch.Tensor, clears: bool, epilogue: Epilogue | None) -> tuple[Sm90Plan, str]:
+def _plan(made: CheckedGroups, numbers: torch.Tensor, clears: bool, epilogue: Epilogue | None) -> tuple[Sm90Plan, str]:
     """The plan of a product, and why this configuration: kept for the next call of its shapes, types and steps."""
     call, of = made.call, made.of
     facts = of.a.shape, of.a.dtype, of.b.stride(-2) == 1 and of.b.stride(-1) != 1, of.b.dtype, of.a.get_device()
@@ -455,7 +455,7 @@ def _plan(made: Checked, numbers: torch.Tensor, clears: bool, epilogue: Epilogue
     return found
 
 
-def _launched(made: Checked, out: torch.Tensor | None, new: bool) -> torch.Tensor:
+def _launched(made: CheckedGroups, out: torch.Tensor | None, new: bool) -> torch.Tensor:
     """The product by its kernel; without elements where no C is stored."""
     call, of, steps = made.call, made.of, made.steps
     a, b = of.a.resolve_neg(), of.b.resolve_neg()
@@ -479,4 +479,11 @@ def _launched(made: Checked, out: torch.Tensor | None, new: bool) -> torch.Tenso
     return value if steps.stores_c else a.new_empty(0, dtype=call.kind)
 
 
-__all__ = ["Checked", "GroupedFactors", "GroupedLaunch", "GroupedOptions", "checked_groups", "grouped_with_epilogue"]
+__all__ = [
+    "CheckedGroups",
+    "GroupedFactors",
+    "GroupedLaunch",
+    "GroupedOptions",
+    "checked_groups",
+    "grouped_with_epilogue",
+]

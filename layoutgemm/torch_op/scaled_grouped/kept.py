@@ -28,7 +28,7 @@ from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..compiled.guards import FIRST_GPU, MAX_READY, KeptCalls, guarded
 from ..epilogue import placed_of
-from ..launch import Direct, Prepared, empty_on_gpu, note_target, raw_stream, span
+from ..launch import DirectLaunch, PreparedProblem, empty_on_gpu, note_target, raw_stream, span
 from ..prepared import mark_written, target
 from ..problem import StridedOperand, contiguous_strides
 
@@ -36,7 +36,7 @@ Key = tuple[object, ...]
 Others = Sequence["torch.Tensor | None"]
 
 
-class Keeping(NamedTuple):
+class KeptKey(NamedTuple):
     """Key of a kept launch, and its difference from the call.
 
     key     of the call's own tensors, or () for a call that cannot be kept
@@ -47,7 +47,7 @@ class Keeping(NamedTuple):
     turned: bool = False
 
 
-NOT_KEPT = Keeping(())
+NOT_KEPT = KeptKey(())
 
 
 class CopiedOperands(NamedTuple):
@@ -70,14 +70,14 @@ class KeptLaunch:
     columns  of the result, where it is made wider: its rows have a pitch that TMA stores to; else 0
     spans    bytes from first to last element: of each tensor that is read, and of C
     third    bits that are 0 in the address of the third tensor, and `mask` in those of all behind it that are read
-    turned   as `Keeping` has it
+    turned   as `KeptKey` has it
     zeros    whether a new result is zero where the kernel stores nothing
     copied   what is copied before the launch, or None
     memory   bytes of A's rows that the launch itself copies first: memory of its own, whose address is the last
     special  whether there is more to a call than a new result's memory and the launch
     """
 
-    direct: Direct
+    direct: DirectLaunch
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     kind: torch.dtype
@@ -307,7 +307,7 @@ def require_hopper(index: int, what: str) -> None:
 
 
 def launch(
-    keeping: Keeping, plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
+    keeping: KeptKey, plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
     operands: Mapping[str, torch.Tensor], out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product by a plan. Unless C is copied, or an address is odd, the launch is kept for such tensors.
@@ -334,7 +334,7 @@ def launch(
         order = _order(list(read)) if keeping.turned else range(len(places))
         # C's address, those of the call's tensors, and that of the memory for A's rows.
         own = [] if memory is None else [first + plan.words.index(COPIED)]
-        direct = Direct(compile_plan(plan), made.arguments, (2, *[places[i] for i in order], *own), index, plan)
+        direct = DirectLaunch(compile_plan(plan), made.arguments, (2, *[places[i] for i in order], *own), index, plan)
         direct.launch([made.arguments[place] for place in direct.places], raw_stream(index))
         if made.late and out is not None:
             out.copy_(made.c)
@@ -367,7 +367,7 @@ def launch_once(
         if plan.epilogue.stores_c:
             _keep_rows(plan, made, c)
         note_target(made.c, cleared=c is None and is_partial(plan))
-        Direct(compile_plan(plan), made.arguments, (), index, plan).launch((), raw_stream(index))
+        DirectLaunch(compile_plan(plan), made.arguments, (), index, plan).launch((), raw_stream(index))
         if made.late and c is not None and plan.epilogue.stores_c:
             c.copy_(made.c)
     found: torch.Tensor = made.c if c is None else c
@@ -388,7 +388,7 @@ def _order(names: Sequence[str]) -> list[int]:
 
 
 def keep(
-    key: Key, prepared: Prepared, names: Sequence[str], words: Sequence[int], read: Sequence[torch.Tensor],
+    key: Key, prepared: PreparedProblem, names: Sequence[str], words: Sequence[int], read: Sequence[torch.Tensor],
     c: torch.Tensor,
 ) -> None:  # fmt: skip
     """Keep a prepared product with an epilogue.
@@ -398,7 +398,7 @@ def keep(
     """
     if key and prepared.simple and not any(x.data_ptr() & _PAIRS for x in (*read, c)):
         at = [place for place, name in enumerate(names) if name]
-        _keep(Keeping(key), prepared.direct(words, at), read, c, False, (_PAIRS, _PAIRS))
+        _keep(KeptKey(key), prepared.direct(words, at), read, c, False, (_PAIRS, _PAIRS))
 
 
 def _words(
@@ -413,8 +413,8 @@ def _words(
 
 
 def _keep(
-    keeping: Keeping,
-    direct: Direct,
+    keeping: KeptKey,
+    direct: DirectLaunch,
     read: Sequence[torch.Tensor],
     c: torch.Tensor,
     padded: bool,

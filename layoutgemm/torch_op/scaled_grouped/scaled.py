@@ -22,6 +22,7 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
+from ...kernels.lines import address_misfit
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import (
@@ -48,7 +49,7 @@ from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ, listed
 from .epilogue import SCALE_C, epilogue_of
-from .kept import Keeping, Key, find, keep, launch, require_hopper
+from .kept import KeptKey, Key, find, keep, launch, require_hopper
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -147,9 +148,8 @@ def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]]) -> 
 def check_addresses(**scales: torch.Tensor | None) -> None:
     """Raise OperandError for scales that begin between two float32 of memory."""
     for name, x in scales.items():
-        if x is not None and addressed(x) and x.data_ptr() % _FLOAT_BYTES:
-            at = f"{name} starts at {x.data_ptr():#x}, no multiple of {_FLOAT_BYTES}"
-            raise OperandError(f"{at}: {name}.clone() does")
+        if x is not None and addressed(x) and (rule := address_misfit(x.data_ptr(), _FLOAT_BYTES)):
+            raise OperandError(f"{name}: {rule}; {name}.clone() is")
 
 
 def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
@@ -224,7 +224,7 @@ def scaled_product(
     key = key if lying else ()
     if call.recipes.in_mainloop or not finish.fast or finish.gate is not None:
         tables = tables if call.recipes.in_mainloop else {}
-        return launch(Keeping(key), plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
+        return launch(KeptKey(key), plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
     epilogue = epilogue_for(call, finish)
     c = epilogue_product(a, b, call.kind, epilogue, vectors, config, out)
     if key and a.ndim == 2:

@@ -43,7 +43,7 @@ def assembled(text, target, folder):
     command = [PTXAS, "-arch", target, str(source), "-o", str(folder / "kernel.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "Unsupported .version" in done.stderr:
-        pytest.skip(f"ptxas is too old for PTX {copy_matrix.PTX_VERSION}")
+        pytest.skip(f"ptxas is too old for PTX {copy_matrix.PTX_VERSION}: pip install -U nvidia-cuda-nvcc")
     return done
 
 

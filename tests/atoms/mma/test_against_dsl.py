@@ -69,7 +69,7 @@ def test_every_class_of_the_dsl_is_compared(replies: dict[str, Any]) -> None:
 
 
 @pytest.mark.dsl
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", [name for name, forms in CLASSES.items() if forms])
 def test_maps_equal_the_dsl(replies: dict[str, Any], name: str) -> None:
     for row in replies[name]["answer"]:
         atom = ours(name, row)

@@ -45,7 +45,7 @@ def test_the_words_try_what_a_layout_may_ask_for() -> None:
 def test_this_gpu_reads_what_the_model_reads() -> None:
     with driver.Device() as device:
         if device.capability != (9, 0):
-            pytest.skip(f"wgmma is sm_90a's; this GPU is {device.name}")
+            pytest.skip(f"needs a GPU of compute capability 9.0, for wgmma; this one is {device.name}")
         modules = {major: device.load(descriptor_read.ptx(major == "MN")) for major in ("K", "MN")}
         for row in READS:
             word = np.array([int(row["word"], 16)], dtype=np.uint64)

@@ -8,15 +8,15 @@ import pytest
 
 from layoutgemm.checks import Interleaving, PipelineProof, deletions
 from layoutgemm.errors import PlanError
-from layoutgemm.kernels.sm100.pipeline_model import Blackwell
+from layoutgemm.kernels.sm100.pipeline_model import BlackwellPipeline
 from layoutgemm.kernels.store_ring import StoreRing
 
 LANDS = (1024, 2048)
 FORMS = {
-    "one block": Blackwell(2, LANDS),
-    "one accumulator": Blackwell(2, LANDS, accumulators=1),
-    "a pair": Blackwell(2, LANDS, pair=True),
-    "a pair, three accumulators": Blackwell(2, LANDS, accumulators=3, pair=True),
+    "one block": BlackwellPipeline(2, LANDS),
+    "one accumulator": BlackwellPipeline(2, LANDS, accumulators=1),
+    "a pair": BlackwellPipeline(2, LANDS, pair=True),
+    "a pair, three accumulators": BlackwellPipeline(2, LANDS, accumulators=3, pair=True),
 }
 
 

@@ -30,7 +30,7 @@ from layoutgemm.checks.pipeline.actions import (
 )
 from layoutgemm.checks.pipeline.model import Buffer, Cursor, Role
 from layoutgemm.errors import PlanError
-from layoutgemm.kernels.sm90.pipeline_model import Hopper
+from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline
 from layoutgemm.kernels.store_ring import StoreRing
 
 LANDS = (1024, 2048)
@@ -43,40 +43,44 @@ def store(warps: int, buffers: int, rounds: int, blocks: int = 1) -> StoreRing:
 
 
 FORMS = {
-    "self": Hopper(2, LANDS),
-    "self, two consumers, early": Hopper(
+    "self": HopperPipeline(2, LANDS),
+    "self, two consumers, early": HopperPipeline(
         3, LANDS, consumers=2, blocks=2, staged_epilogue_k_tiles=1, store=store(1, 2, 2, 2)
     ),
-    "self, cluster": Hopper(2, LANDS, cluster=(2, 1)),
-    "warp, cluster": Hopper(2, LANDS, loader=1, cluster=(1, 2)),
-    "warpgroup, cluster 2x2": Hopper(2, LANDS, loader=4, cluster=(2, 2), registers=(24, 240)),
-    "pingpong": Hopper(2, LANDS, loader=1, consumers=2, pingpong=True),
-    "pingpong, cluster, early": Hopper(
+    "self, cluster": HopperPipeline(2, LANDS, cluster=(2, 1)),
+    "warp, cluster": HopperPipeline(2, LANDS, loader=1, cluster=(1, 2)),
+    "warpgroup, cluster 2x2": HopperPipeline(2, LANDS, loader=4, cluster=(2, 2), registers=(24, 240)),
+    "pingpong": HopperPipeline(2, LANDS, loader=1, consumers=2, pingpong=True),
+    "pingpong, cluster, early": HopperPipeline(
         2, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, staged_epilogue_k_tiles=1, cluster=(2, 1)
     ),
-    "self, two k tiles by block": Hopper(3, LANDS, consumers=2, blocks=2, staged_epilogue_k_tiles=2, cluster=(2, 1)),
-    "warpgroup, two k tiles of three blocks": Hopper(3, LANDS, loader=4, blocks=3, staged_epilogue_k_tiles=2),
-    "early": Hopper(2, LANDS, loader=1, blocks=2, staged_epilogue_k_tiles=1),
-    "one tile": Hopper(2, LANDS, loader=1, one_tile_per_cluster=True, consumers=2, store=store(4, 1, 1)),
-    "one tile, self": Hopper(2, LANDS, one_tile_per_cluster=True, store=store(1, 1, 2)),
-    "K in parts": Hopper(2, LANDS, loader=1, one_tile_per_cluster=True, split=2, store=store(1, 2, 2)),
-    "K in parts, self, cluster": Hopper(2, LANDS, one_tile_per_cluster=True, split=2, cluster=(1, 2)),
-    "K in three parts, two consumers": Hopper(
+    "self, two k tiles by block": HopperPipeline(
+        3, LANDS, consumers=2, blocks=2, staged_epilogue_k_tiles=2, cluster=(2, 1)
+    ),
+    "warpgroup, two k tiles of three blocks": HopperPipeline(3, LANDS, loader=4, blocks=3, staged_epilogue_k_tiles=2),
+    "early": HopperPipeline(2, LANDS, loader=1, blocks=2, staged_epilogue_k_tiles=1),
+    "one tile": HopperPipeline(2, LANDS, loader=1, one_tile_per_cluster=True, consumers=2, store=store(4, 1, 1)),
+    "one tile, self": HopperPipeline(2, LANDS, one_tile_per_cluster=True, store=store(1, 1, 2)),
+    "K in parts": HopperPipeline(2, LANDS, loader=1, one_tile_per_cluster=True, split=2, store=store(1, 2, 2)),
+    "K in parts, self, cluster": HopperPipeline(2, LANDS, one_tile_per_cluster=True, split=2, cluster=(1, 2)),
+    "K in three parts, two consumers": HopperPipeline(
         2, LANDS, loader=1, one_tile_per_cluster=True, split=3, consumers=2, store=store(1, 1, 3)
     ),
-    "K in parts, cluster": Hopper(
+    "K in parts, cluster": HopperPipeline(
         2, LANDS, loader=1, one_tile_per_cluster=True, split=2, cluster=(2, 1), store=store(1, 1, 2)
     ),
-    "few rows": Hopper(2, LANDS, loader=1, padding=True),
-    "promoted": Hopper(2, LANDS, promoted=True),
-    "promoted, self, two consumers, cluster": Hopper(2, LANDS, consumers=2, promoted=True, cluster=(1, 2)),
-    "promoted, a loader, two consumers": Hopper(2, LANDS, loader=1, consumers=2, promoted=True, store=store(1, 2, 2)),
-    "columns": Hopper(2, LANDS, loader=1, store=store(4, 2, 2)),
-    "numbers, self": Hopper(2, LANDS, promoted=True, numbers=True, full_arrivals=33),
-    "numbers, a loader, two consumers": Hopper(
+    "few rows": HopperPipeline(2, LANDS, loader=1, padding=True),
+    "promoted": HopperPipeline(2, LANDS, promoted=True),
+    "promoted, self, two consumers, cluster": HopperPipeline(2, LANDS, consumers=2, promoted=True, cluster=(1, 2)),
+    "promoted, a loader, two consumers": HopperPipeline(
+        2, LANDS, loader=1, consumers=2, promoted=True, store=store(1, 2, 2)
+    ),
+    "columns": HopperPipeline(2, LANDS, loader=1, store=store(4, 2, 2)),
+    "numbers, self": HopperPipeline(2, LANDS, promoted=True, numbers=True, full_arrivals=33),
+    "numbers, a loader, two consumers": HopperPipeline(
         2, LANDS, loader=2, consumers=2, blocks=2, promoted=True, numbers=True, full_arrivals=33
     ),
-    "numbers, K in parts, cluster": Hopper(
+    "numbers, K in parts, cluster": HopperPipeline(
         2,
         LANDS,
         loader=4,
@@ -90,7 +94,7 @@ FORMS = {
 }
 
 
-def refuted(form: Hopper) -> Interleaving:
+def refuted(form: HopperPipeline) -> Interleaving:
     """The first case that does not hold."""
     found = next(answer for case in form.cases() if not (answer := case.prove()))
     assert isinstance(found, Interleaving)
@@ -153,14 +157,14 @@ def test_every_deletion_is_refuted_or_redundant(name: str) -> None:
 
 def test_a_consumer_that_loads_for_both_starves_the_other() -> None:
     """It waits for its turn. The other one, whose turn it is, waits for a k tile that it would have to load."""
-    found = refuted(Hopper(2, LANDS, consumers=2, pingpong=True))
+    found = refuted(HopperPipeline(2, LANDS, consumers=2, pingpong=True))
     assert found.kind == "deadlock" and "full" in found.what
 
 
 def test_a_buffer_that_the_last_tile_used_last() -> None:
     """Three rounds through two buffers: the next tile's first round writes the one that the newest store reads."""
     rounds = ((0, 1), (1, 1), (0, 1))
-    wrong = Hopper(2, LANDS, loader=1, store=StoreRing(1, 2, (rounds,)))
+    wrong = HopperPipeline(2, LANDS, loader=1, store=StoreRing(1, 2, (rounds,)))
     assert refuted(wrong).kind == "race" and "bulk" not in refuted(wrong).pipeline
     right = StoreRing(1, 2, (((0, 0), (1, 2), (0, 1)),))
     assert replace(wrong, store=right).store_pipeline().prove()
@@ -181,7 +185,7 @@ def test_zeros_are_met_over_before_they_are_multiplied() -> None:
 
 def test_an_arrival_where_nobody_sends_from() -> None:
     """In a cluster of 2x2 the block across shares nothing: it may be a round behind, and count an arrival too early."""
-    (case,) = Hopper(2, LANDS, loader=1, cluster=(2, 2), empty_arrivals=16).cases()
+    (case,) = HopperPipeline(2, LANDS, loader=1, cluster=(2, 2), empty_arrivals=16).cases()
 
     def to_all(program: object) -> object:
         if isinstance(program, tuple):
@@ -211,16 +215,16 @@ def test_an_arrival_where_nobody_sends_from() -> None:
     ],
 )
 def test_numbers_that_do_not_fit(change: dict[str, int], kind: str) -> None:
-    assert refuted(replace(Hopper(2, LANDS, loader=1), **change)).kind == kind
+    assert refuted(replace(HopperPipeline(2, LANDS, loader=1), **change)).kind == kind
 
 
 def test_what_is_no_pipeline() -> None:
     with pytest.raises(PlanError, match="two consumers in turn, not 3"):
-        Hopper(2, LANDS, loader=1, consumers=3, pingpong=True).cases()
+        HopperPipeline(2, LANDS, loader=1, consumers=3, pingpong=True).cases()
     with pytest.raises(PlanError, match="one output tile a cluster"):
-        Hopper(2, LANDS, loader=1, split=2).cases()
+        HopperPipeline(2, LANDS, loader=1, split=2).cases()
     with pytest.raises(PlanError, match="no buffers"):
-        Hopper(2, LANDS).store_pipeline()
+        HopperPipeline(2, LANDS).store_pipeline()
 
 
 # --------------------------------------------------------------------------------------------- what the language gained
@@ -317,10 +321,10 @@ def test_stores_that_another_block_counts() -> None:
 
 
 @pytest.mark.parametrize("form", [
-    Hopper(16, LANDS, loader=1, cluster=(2, 4)),  # 2185 runs where loops end last
-    Hopper(5, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, staged_epilogue_k_tiles=1, cluster=(2, 1)),
+    HopperPipeline(16, LANDS, loader=1, cluster=(2, 4)),  # 2185 runs where loops end last
+    HopperPipeline(5, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, staged_epilogue_k_tiles=1, cluster=(2, 1)),
 ])  # fmt: skip
-def test_states_are_walked_about_once(form: Hopper) -> None:
+def test_states_are_walked_about_once(form: HopperPipeline) -> None:
     """Each state has two answers: two runs a state are the fewest."""
     found = form.cases()[0].prove()
     assert isinstance(found, PipelineProof) and found.runs < 3 * found.states, found

@@ -14,18 +14,18 @@ from layoutgemm.checks.pipeline.actions import If, OnRank, Read, Sync, TmaLoad, 
 from layoutgemm.checks.pipeline.model import NamedBarrier
 from layoutgemm.checks.pipeline.prove import PipelineProof, _explore
 from layoutgemm.checks.pipeline.symmetry import everyone, fewest
-from layoutgemm.kernels.sm90.pipeline_model import Hopper
-from layoutgemm.kernels.sm100.pipeline_model import Blackwell
+from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline
+from layoutgemm.kernels.sm100.pipeline_model import BlackwellPipeline
 
 CASES = [
     cluster_ring(2, 64, 64, (4, 1)),
     cluster_ring(1, 64, 64, (2, 4), consumers=2),
-    Hopper(2, (64, 64), loader=4, cluster=(1, 4), consumers=2).cases()[-1],
-    Hopper(2, (64, 64), consumers=2, cluster=(3, 1)).cases()[-1],
-    Hopper(2, (64, 64), loader=1, consumers=2, pingpong=True).cases()[-1],
-    Hopper(2, (64, 64), one_tile_per_cluster=True, split=3).cases()[-1],
-    Hopper(2, (64, 64), consumers=2, blocks=2, staged_epilogue_k_tiles=1).cases()[-1],
-    Blackwell(2, (64, 64)).cases()[0],
+    HopperPipeline(2, (64, 64), loader=4, cluster=(1, 4), consumers=2).cases()[-1],
+    HopperPipeline(2, (64, 64), consumers=2, cluster=(3, 1)).cases()[-1],
+    HopperPipeline(2, (64, 64), loader=1, consumers=2, pingpong=True).cases()[-1],
+    HopperPipeline(2, (64, 64), one_tile_per_cluster=True, split=3).cases()[-1],
+    HopperPipeline(2, (64, 64), consumers=2, blocks=2, staged_epilogue_k_tiles=1).cases()[-1],
+    BlackwellPipeline(2, (64, 64)).cases()[0],
 ]
 
 
@@ -58,13 +58,13 @@ def test_few_warps_and_ctas_say_what_all_say(pipeline: Pipeline) -> None:
 
 def test_a_story_names_every_warp() -> None:
     """A few warps refute it, and the interleaving is of all."""
-    pipeline = Hopper(2, (64, 64), loader=1, consumers=2, empty_arrivals=7).cases()[-1]
+    pipeline = HopperPipeline(2, (64, 64), loader=1, consumers=2, empty_arrivals=7).cases()[-1]
     found = pipeline.prove()
     assert isinstance(found, Interleaving) and any("warps 0-3" in step.who for step in found.steps), str(found)
 
 
 def test_the_fewest() -> None:
-    cast = fewest(Hopper(2, (64, 64), loader=1, cluster=(2, 4)).cases()[-1])
+    cast = fewest(HopperPipeline(2, (64, 64), loader=1, cluster=(2, 4)).cases()[-1])
     assert cast.ctas == ((0,), (2, 4, 6), (1,), (3, 5, 7)) and cast.warps["math0"] == ((0, 1), (1, 3))
     # An operation that reaches a row of the cluster counts there once for each column that its CTA stands for.
     row = tuple(tuple(r for r in range(8) if (r - rank) % 2 == 0) for rank in range(8))

@@ -11,7 +11,7 @@ import pytest
 
 from layoutgemm import emulate
 from layoutgemm.emulator.host import dsl_calls as dsl_host
-from layoutgemm.emulator.host.arguments import ArgumentMemory, Array, Packed, array_of
+from layoutgemm.emulator.host.arguments import ArgumentMemory, Array, PackedArray, array_of
 from layoutgemm.emulator.host.dsl_calls import watch
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.errors import EmulatorError
@@ -88,26 +88,26 @@ def test_torch_tensors() -> None:
 def test_elements_narrower_than_a_byte() -> None:
     """Extents and strides count elements, along whichever axis is contiguous; the bytes are those of the array."""
     memory = np.zeros((6, 40), np.uint8)
-    found = array_of(Packed(memory[:, 8:], "e2m1"))
+    found = array_of(PackedArray(memory[:, 8:], "e2m1"))
     assert found is not None and (found.shape, found.strides, found.bits) == ((6, 64), (80, 1), 4)
     assert found.high - found.low == 5 * 40 + 32
-    columns = array_of(Packed(np.zeros((3, 8, 2), np.uint8).transpose(1, 2, 0)[:, :, 0].T, "u4"))
+    columns = array_of(PackedArray(np.zeros((3, 8, 2), np.uint8).transpose(1, 2, 0)[:, :, 0].T, "u4"))
     assert columns is not None and (columns.shape, columns.strides) == ((4, 8), (1, 4))
-    six = array_of(Packed(np.zeros((2, 48), np.int8), "e2m3"))
+    six = array_of(PackedArray(np.zeros((2, 48), np.int8), "e2m3"))
     assert six is not None and (six.shape, six.strides, six.bits) == ((2, 64), (64, 1), 6)
     for wrong, message in (
-        (Packed(memory, "e4m3"), "narrower"),
-        (Packed(np.zeros((2, 8), np.uint16), "e2m1"), "array of bytes"),
-        (Packed(memory[:, ::2], "e2m1"), "side by side"),
-        (Packed(np.zeros((2, 7), np.uint8), "e2m3"), "side by side"),
-        (Packed(np.zeros(7, np.uint8), "e2m3"), "7 bytes hold no whole number"),
+        (PackedArray(memory, "e4m3"), "narrower"),
+        (PackedArray(np.zeros((2, 8), np.uint16), "e2m1"), "array of bytes"),
+        (PackedArray(memory[:, ::2], "e2m1"), "side by side"),
+        (PackedArray(np.zeros((2, 7), np.uint8), "e2m3"), "side by side"),
+        (PackedArray(np.zeros(7, np.uint8), "e2m3"), "7 bytes hold no whole number"),
     ):
         with pytest.raises(EmulatorError, match=message):
             array_of(wrong)
     with pytest.raises(EmulatorError, match="3 elements of e2m1"):
-        Packed.of(np.zeros(3, np.uint8), "e2m1")
+        PackedArray.of(np.zeros(3, np.uint8), "e2m1")
     codes = np.random.default_rng(0).integers(0, 64, (3, 8))
-    stream = Packed.of(codes, "e3m2").values
+    stream = PackedArray.of(codes, "e3m2").values
     for row, packed in zip(codes, stream, strict=True):
         assert int.from_bytes(packed.tobytes(), "little") == sum(int(c) << 6 * i for i, c in enumerate(row))
 

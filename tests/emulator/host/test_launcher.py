@@ -16,7 +16,7 @@ from layoutgemm.atoms.tma.rules import TensorMap
 from layoutgemm.dtypes import dtype
 from layoutgemm.emulator.host import launcher as host
 from layoutgemm.emulator.host import types as host_types
-from layoutgemm.emulator.host.arguments import Packed
+from layoutgemm.emulator.host.arguments import PackedArray
 from layoutgemm.emulator.host.dsl_calls import CompiledFunction, watch
 from layoutgemm.emulator.host.launcher import HostFunction, gathered
 from layoutgemm.emulator.host.types import TensorMode, parameter_of
@@ -89,7 +89,9 @@ def test_arguments_are_packed() -> None:
 
 
 def test_a_descriptor_of_packed_elements_counts_elements() -> None:
-    content = packed("a", Packed(np.zeros((6, 32), np.uint8), "e2m1"), '!cute.memref<f4E2M1FN, gmem, "(?,?):(?,1)">')
+    content = packed(
+        "a", PackedArray(np.zeros((6, 32), np.uint8), "e2m1"), '!cute.memref<f4E2M1FN, gmem, "(?,?):(?,1)">'
+    )
     assert content[:8] == START and np.frombuffer(content[8:16], np.int32).tolist() == [6, 64]
     assert np.frombuffer(content[16:], np.int64).tolist() == [64]
 
@@ -136,7 +138,7 @@ def test_wrong_arguments_are_refused(name: str, value: Any, message: str) -> Non
         (np.zeros((4, 6)), "f32, gmem", "a has elements of float64; the compiled function takes float32"),
         (np.zeros((4, 6), np.int32), "f32, gmem", "float32: pass such an array, or its bits as uint32"),
         (np.zeros((4, 6), np.float16), "bf16, gmem", "a has elements of float16"),
-        (np.zeros((4, 6), np.uint8), "f4E2M1FN, gmem", "pass Packed"),
+        (np.zeros((4, 6), np.uint8), "f4E2M1FN, gmem", "pass PackedArray"),
         (np.zeros((2, 4, 6), np.float32), "f32, gmem", "a has 3 axes, the compiled function's tensor 2"),
         (np.zeros(27, np.float32)[3:].reshape(4, 6), "f32, gmem, align<16>", "a is not aligned to 16 bytes"),
     ],

@@ -132,9 +132,12 @@ def test_an_unwritten_register_is_named_with_its_place():
 
 
 def test_lanes_that_did_not_write_a_register_may_not_read_it():
-    # Defined on one side of a branch and used behind the other: PTX leaves the value open, and no lane may use it.
-    body = HEAD + "setp.lt.u32 %p0, %r30, 5; @%p0 bra A; bra B; A: mov.u32 %r1, 1; B: @%p0 add.u32 %r0, %r1, 1;"
-    run(body, {"out": np.zeros(32, np.uint32)})
+    # Defined on one side of a branch: behind it the lanes of that side may read the register, and no other.
+    body = HEAD + "setp.lt.u32 %p0, %r30, 5; @%p0 bra A; bra B; A: mov.u32 %r1, 1; B: "
+    done = run(f"{body} @%p0 add.u32 %r0, %r1, 1; @%p0 {STORE}", {"out": np.zeros(32, np.uint32)})
+    assert not done.findings and done["out"].tolist() == [2] * 5 + [0] * 27
+    (found,) = run(f"{body} add.u32 %r0, %r1, 1; {STORE}", {"out": np.zeros(32, np.uint32)}).findings
+    assert found.message == "register %r1 is read and was never written, and it is stored"
 
 
 def test_a_deadlock_names_the_event_of_each_warp():

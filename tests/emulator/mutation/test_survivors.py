@@ -18,7 +18,7 @@ from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.emulator.mutation.mutants import Change, Mutant, changed, deletions, fields, sites
 from layoutgemm.emulator.mutation.run import IN_TURN, LaunchCase
 from layoutgemm.emulator.mutation.survivors import KINDS, Explainer, explained
-from layoutgemm.emulator.mutation.trace import AccessTrace, Difference, difference
+from layoutgemm.emulator.mutation.trace import AccessTrace, TraceDifference, difference
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.parser import PtxKernel, parse, read_instruction
 from layoutgemm.emulator.ptx.program import Program
@@ -315,7 +315,7 @@ def test_the_order_is_the_same_in_every_schedule(n: int) -> None:
 
     first = traced(Policy())
     for policy in (Policy(waits="reluctant"), *(Policy(pick="random", seed=seed) for seed in range(6))):
-        assert difference(first, traced(policy, first)) == Difference()
+        assert difference(first, traced(policy, first)) == TraceDifference()
 
 
 def test_names_hold_when_lines_move() -> None:

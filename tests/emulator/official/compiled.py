@@ -90,7 +90,7 @@ def missing(example: Example) -> str | None:
     if fetch.path_of(example.path) is None:
         return fetch.MISSING
     if object_cache.read(facts_of(example), ("kernel.ptx",)) is None and importlib.util.find_spec("cutlass") is None:
-        return "the CuTe DSL is not installed (extra `dsl`, Linux only), and the example is not in the cache"
+        return "the example is not compiled yet, and cutlass is not installed: pip install 'layoutgemm[dsl]' (Linux)"
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layoutgemm.emulator.ptx.parser import Parameter, SharedSymbol, Source, parse
+from layoutgemm.emulator.ptx.parser import Parameter, SharedSymbol, SourceLine, parse
 from layoutgemm.errors import PtxError
 
 HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
@@ -87,8 +87,8 @@ def test_lines_of_the_text_and_of_the_source():
     )
     text += 'mov.u32 %r1,\n 2;\n.loc 1 0 0\nret;\n}\n.file 1 "a.py"\n.file 2 "b.py"\n'
     first, second, third = parse(text)[0].instructions
-    assert (first.line, first.source) == (8, Source("a.py", 20))
-    assert (second.line, second.source) == (11, Source("b.py", 7))
+    assert (first.line, first.source) == (8, SourceLine("a.py", 20))
+    assert (second.line, second.source) == (11, SourceLine("b.py", 7))
     assert (third.line, third.source) == (14, None)  # the second one has two lines
     assert str(first) == "PTX line 8 (a.py:20): mov.u32 %r0, 1"
 

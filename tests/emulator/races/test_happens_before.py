@@ -9,7 +9,7 @@ import pytest
 
 import layoutgemm.emulator.machine.interpreter as machine
 from layoutgemm.emulator.machine.interpreter import Policy, PtxMachine
-from layoutgemm.emulator.races.happens_before import Knowledge, Ledger, MemoryEvent, Shadow
+from layoutgemm.emulator.races.happens_before import Knowledge, Ledger, MemoryEvent, ShadowMemory
 from tests.emulator.ops.copy import test_bulk as test_copy_bulk
 from tests.emulator.ops.copy import test_cp_async as test_copy_async
 from tests.emulator.run_ptx import run
@@ -33,7 +33,7 @@ class World:
 
     def __init__(self, writers: bool = True, count: int = 3, refills: bool = False) -> None:
         self.ledger = Ledger(writers, refills=refills)
-        self.shadow = Shadow(self.ledger, lambda place: f"place {place}")
+        self.shadow = ShadowMemory(self.ledger, lambda place: f"place {place}")
         self.actors = [Actor(self.ledger, f"actor {i}") for i in range(count)]
 
     def touch(

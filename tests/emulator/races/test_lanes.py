@@ -14,7 +14,7 @@ from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import parse
 from layoutgemm.emulator.races.happens_before import Ledger
-from layoutgemm.emulator.races.lanes import Touch, conflicting, divide
+from layoutgemm.emulator.races.lanes import LaneAccess, conflicting, divide
 from tests.emulator.run_ptx import Result, module, run
 
 STRICT, OFF = Policy(lanes="strict"), Policy(lanes="off")
@@ -298,7 +298,7 @@ def test_a_long_run_stays_short() -> None:
 @settings(max_examples=60, deadline=None)
 def test_touches_are_the_bytes_that_lanes_touch(numbers: list[int], size: int, data: st.DataObject) -> None:
     lanes = sorted(data.draw(st.sets(st.integers(0, 31), min_size=len(numbers), max_size=len(numbers))))
-    touch = Touch(sum(1 << lane for lane in lanes), np.array(numbers) * size, size)
+    touch = LaneAccess(sum(1 << lane for lane in lanes), np.array(numbers) * size, size)
     unit = data.draw(st.sampled_from([u for u in (1, 2, 4, 8, 16) if u <= size]))
     want: dict[int, int] = {}
     for lane, number in zip(lanes, numbers, strict=True):

@@ -12,7 +12,7 @@ import pytest
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.machine.memory import GRANULE, granules, parts_of
 from layoutgemm.emulator.races.conflicts import Conflict
-from layoutgemm.emulator.races.happens_before import NO_PARTS, Ledger, Shadow
+from layoutgemm.emulator.races.happens_before import NO_PARTS, Ledger, ShadowMemory
 from tests.emulator.run_ptx import run
 
 
@@ -21,7 +21,7 @@ class Two:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self.shadow = Shadow(self.ledger, lambda place: f"place {place}")
+        self.shadow = ShadowMemory(self.ledger, lambda place: f"place {place}")
         self.fibers = [self._fiber(name) for name in "ab"]
 
     def _fiber(self, name: str) -> Any:

@@ -211,7 +211,9 @@ def modes(own_cache: Path) -> tuple[int, int]:
     return folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777
 
 
-posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")
+posix = pytest.mark.skipif(
+    not hasattr(os, "getuid"), reason="owners and modes of files are POSIX's: run it on Linux or macOS"
+)
 
 
 @posix

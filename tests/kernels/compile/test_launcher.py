@@ -23,7 +23,7 @@ from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
 from layoutgemm.kernels.compile import launcher as compile_launch
 from layoutgemm.kernels.compile import worker as compile_apart
-from layoutgemm.kernels.compile.launcher import Block, Launcher
+from layoutgemm.kernels.compile.launcher import ArgumentBlock, Launcher
 from layoutgemm.kernels.compile.worker import Kernel
 from layoutgemm.kernels.run.emulated import host_of
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
@@ -76,7 +76,7 @@ def test_a_block_holds_what_the_dsl_packs(compiled: Any, tmp_path: Path) -> None
     for seed in range(20):
         arguments, stream = some_arguments(plan, seed), seed * 0x1000_0000_0010
         executor(*arguments, driver.CUstream(stream))
-        block = Block(entry, arguments)
+        block = ArgumentBlock(entry, arguments)
         block.values[block.count] = stream
         assert block.call() == 0
         assert noted[-1] == noted[-2] == [*arguments, stream]
@@ -326,7 +326,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX's")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX's: run it on Linux or macOS")
 def test_a_forked_process_has_workers_of_its_own(pool: compile_apart.Pool) -> None:
     """Locks that another thread held are free in it; its end leaves the parent's worker running."""
     root = Path(__file__).resolve().parents[3]

@@ -24,7 +24,7 @@ from layoutgemm.errors import EmulatorError
 from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.ladder.levels import SharedMap
 from layoutgemm.kernels.run.emulated import host_parameters
-from layoutgemm.kernels.sm90.pipeline_model import Hopper
+from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline
 from layoutgemm.kernels.store_ring import StoreRing
 from layoutgemm.schedule import Grouped, Linear, Persistent, reuse
 from tests import needs
@@ -103,10 +103,10 @@ def pipelines() -> dict[int, Pipeline]:
     return {**found, 12: self_loading().cases()[-2]}
 
 
-def self_loading() -> Hopper:
+def self_loading() -> HopperPipeline:
     """The model of level 12, with cases for every number of k tiles."""
     rounds = tuple((i % 2, 1) for i in range(4))
-    return Hopper(
+    return HopperPipeline(
         3, (32768, 14336), 61440, empty_arrivals=16, cluster=(2, 1), consumers=2, blocks=2, staged_epilogue_k_tiles=1,
         store=StoreRing(1, 2, (rounds, rounds)),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
 
 from layoutgemm.emulator.api import ORDERS, Emulation
@@ -225,12 +225,13 @@ def held(product_of: st.DataObject) -> None:
         done = emulate(replace(product, workers=product.workers))
         assert not done.findings, done.report()
         return
+    reject()  # all were refused: hypothesis draws another example, and fails where none is left
 
 
 SETTINGS = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
-@settings(max_examples=4, phases=(Phase.generate,), **SETTINGS)
+@settings(max_examples=3, phases=(Phase.generate,), **SETTINGS)
 @given(st.data())
 def test_any_configuration(data: st.DataObject) -> None:
     held(data)

@@ -100,8 +100,8 @@ def test_an_operand_that_is_not_k_major_is_copied() -> None:
         a, b = integers(72, 208, dtype=TYPES[kind]), integers(208, 136, dtype=TYPES[kind])
         result = plan.run(a, b)
         assert result.c.dtype == output and torch.equal(result.c.double(), a.double() @ b.double())
-        assert len(result.copies) == 1 and "the plan reads it col-major" in result.copies[0]
-        with pytest.raises(OperandError, match="the plan reads it col-major"):
+        assert len(result.copies) == 1 and "the plan takes it col-major" in result.copies[0]
+        with pytest.raises(OperandError, match="the plan takes it col-major"):
             plan.run(a, b, copy=False)
 
 

@@ -25,7 +25,7 @@ from layoutgemm.kernels.epilogue.chain import (
     VectorScale,
 )
 from layoutgemm.kernels.epilogue.grouped_matrix import parts_of
-from layoutgemm.kernels.partials import Partial, reductions_check
+from layoutgemm.kernels.partials import PartialResults, reductions_check
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
@@ -209,7 +209,7 @@ def test_lines_of_columns_are_each_group_s_own(monkeypatch: pytest.MonkeyPatch) 
         ("lines_of_group", lambda self, start, end, group: (start // 16, end // 16), "warps write lines"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(Partial, name, wrong)
+            patch.setattr(PartialResults, name, wrong)
             found = reductions_check(plan, plan.stored, values)
             assert not found and text in found.witness
 

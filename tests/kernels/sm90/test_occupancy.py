@@ -180,7 +180,7 @@ def test_the_gpus_answer() -> None:
     from cuda.bindings import driver
 
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("clusters are of compute capability 9.0, and this GPU has another")
+        pytest.skip("needs a GPU of compute capability 9.0: the recorded clusters are of one")
     torch.zeros(1, device="cuda")
     before = int(driver.cuCtxGetCurrent()[1])
     found = device_places.asked(torch.cuda.current_device())

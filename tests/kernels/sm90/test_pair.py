@@ -128,7 +128,7 @@ def derive(**given: Any) -> Sm90Plan:
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(pair=0), "K of the second pair"),
-    (lambda: derive(pair=1.5), "pair of Sm90Plan.derive must be a Pair or an integer"),
+    (lambda: derive(pair=1.5), "pair of Sm90Plan.derive must be a SecondPair or an integer"),
     (lambda: derive(batch=2), "batch = 2: a second pair is of one product"),
     (lambda: derive(gated="silu"), "gated and a second pair"),
     (lambda: derive(ragged=Ragged.of(1)), "ragged and a second pair"),

@@ -568,10 +568,13 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
     assert tensor_maps.tma_operand(plan.a, zeros(72, 3, 200).transpose(0, 1), copies, False)[1:] == (600, 200)
     assert copies == []
     for tensor, rule in (
-        (zeros(3, 72, 203)[..., :200], "leading dimension 203 elements * 2 = 406 bytes"),
-        (zeros(1, 72, 200).expand(3, 72, 200), "matrices of the batch lie 0 elements apart, 0 bytes"),
-        (zeros(3 * 14404).as_strided((3, 72, 200), (14404, 200, 1)), "lie 14404 elements apart, 28808 bytes"),
-        (zeros(3, 200, 72).transpose(1, 2), "the plan reads it row-major, but its strides are (14400, 1, 72)"),
+        (zeros(3, 72, 203)[..., :200], "a: lines lie 203 * 2 = 406 bytes apart, no multiple of 16"),
+        (zeros(1, 72, 200).expand(3, 72, 200), "matrices of the batch lie 0 elements apart"),
+        (
+            zeros(3 * 14404).as_strided((3, 72, 200), (14404, 200, 1)),
+            "lie 14404 * 2 = 28808 bytes apart, no multiple of 16",
+        ),
+        (zeros(3, 200, 72).transpose(1, 2), "the plan takes it row-major, but its strides are (14400, 1, 72)"),
     ):
         with pytest.raises(OperandError, match=re.escape(rule)):
             tensor_maps.tma_operand(plan.a, tensor, copies, False)
@@ -584,9 +587,9 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
     made, late = tensor_maps.target(odd, None, cpu, copies, False)
     assert made.stride() == (136, 1) and not late
     for out, rule in (
-        (zeros(72, 135), "out: leading dimension 135 elements * 2 = 270 bytes"),
-        (zeros(135, 72).T, "out: the plan writes it row-major, but its strides are (1, 72)"),
-        (zeros(72 * 136 + 1)[1:].view(72, 136)[:, :135], "no multiple of 16 bytes, as a tensor map needs"),
+        (zeros(72, 135), "out: lines lie 135 * 2 = 270 bytes apart"),
+        (zeros(135, 72).T, "out: the plan takes it row-major, but its strides are (1, 72)"),
+        (zeros(72 * 136 + 1)[1:].view(72, 136)[:, :135], "out: its address is a multiple of 2 bytes, not of 16"),
     ):
         with pytest.raises(OperandError, match=re.escape(rule)):
             tensor_maps.target(odd, out, cpu, copies, False)

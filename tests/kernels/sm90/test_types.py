@@ -201,7 +201,7 @@ def test_operands_that_are_not_k_major_are_copied() -> None:
         plan = derive(name, f"{name}:col", n=48)
         copies: list[str] = []
         lying = torch.zeros(64, 48, dtype=kind)  # (K, N), N contiguous
-        with pytest.raises(OperandError, match=r"b: the plan reads it col-major, but its strides are \(48, 1\)"):
+        with pytest.raises(OperandError, match=r"b: the plan takes it col-major, but its strides are \(48, 1\)"):
             tma_operand(plan.b, lying, copies, False)
         lines, leading, _ = tma_operand(plan.b, lying, copies, True)
         assert leading == 64 and tuple(lines.shape) == (48, 64) and len(copies) == 1

@@ -33,9 +33,9 @@ def test_views_that_tensor_copies_take_are_not_copied():
 
 
 COPIES = [
-    (lambda x: torch.cat([x, x[:, :3]], 1)[:, :K], r"leading dimension 203 elements \* 2 = 406 bytes"),
-    (lambda x: torch.cat([x[:, :1], x], 1).flatten()[1:].as_strided((M, K), (K, 1)), "no multiple of 16 bytes"),
-    (lambda x: x.T.contiguous().T, r"the plan reads it row-major, but its strides are \(1, 72\)"),
+    (lambda x: torch.cat([x, x[:, :3]], 1)[:, :K], r"lines lie 203 \* 2 = 406 bytes apart"),
+    (lambda x: torch.cat([x[:, :1], x], 1).flatten()[1:].as_strided((M, K), (K, 1)), "not of 16"),
+    (lambda x: x.T.contiguous().T, r"the plan takes it row-major, but its strides are \(1, 72\)"),
     (lambda x: x[:1].expand(M, K), "lines of 200 elements lie 0 elements apart, so they overlap"),
     (lambda x: torch.cat([x, x], 1)[:, ::2], r"its strides are \(400, 2\)"),
 ]

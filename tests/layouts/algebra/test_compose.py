@@ -293,7 +293,7 @@ def test_beyond_the_domain_is_the_last_mode_running_on_or_a_refusal() -> None:
             continue
         answered += 1
         assert [answer(i) for i in range(answer.size)] in readings, f"{Layout(*left)} o {Layout(*right)} = {answer}"
-    print(f"{answered} overhanging compositions answered")
+    assert answered > 100
 
 
 def test_negative_strides_right_or_refused() -> None:

@@ -12,7 +12,7 @@ from layoutgemm.layouts.int_tuple import leaves
 from layoutgemm.layouts.proofs.prove import at, bijective, covers, disjoint, injective, prove, sizes
 from layoutgemm.layouts.symbols.dims import dim, dims
 from layoutgemm.layouts.symbols.facts import Facts
-from layoutgemm.layouts.symbols.polynomial import P, div, gens, val, valuations
+from layoutgemm.layouts.symbols.polynomial import Polynomial, div, gens, val, valuations
 from layoutgemm.layouts.symbols.symbolic_layout import generators
 
 M, N, K = dims("M N K")
@@ -356,7 +356,7 @@ def test_clashing_symbols_and_wrong_kinds_raise():
         prove(Layout((M, 4)), Layout((other, 4)))
     with pytest.raises(LayoutError):
         prove(Layout.identity((M, N)), Layout((M, N)))
-    assert isinstance(M * N, P)
+    assert isinstance(M * N, Polynomial)
 
 
 @pytest.mark.parametrize("facts", [{}, {"min": 2}, {"multiple_of": 4}])

@@ -16,7 +16,7 @@ from layoutgemm.layouts.proofs.prove import at
 from layoutgemm.layouts.symbols.dims import dim, dims, entry, from_sympy, to_sympy
 from layoutgemm.layouts.symbols.facts import Facts
 from layoutgemm.layouts.symbols.generators import FactError
-from layoutgemm.layouts.symbols.polynomial import MissingFact, P, div, valuations
+from layoutgemm.layouts.symbols.polynomial import MissingFact, Polynomial, div, valuations
 from layoutgemm.layouts.symbols.symbolic_layout import SymbolicLayout, generators
 
 REFUSED = (MissingFact, CompositionError, LayoutError)
@@ -43,7 +43,7 @@ def extent(rng, symbols):
     x = rng.choice([1, 2, 3, 4, 4, 8, *symbols, *symbols])
     if rng.random() < 0.2:
         x = x * rng.choice([2, 3, 4, *symbols])
-    if x.__class__ is P and rng.random() < 0.3:
+    if x.__class__ is Polynomial and rng.random() < 0.3:
         x = div(x, rng.choice([2, 4])) or x
     return x
 

@@ -14,7 +14,7 @@ from layoutgemm.layouts.symbols.facts import Facts
 from layoutgemm.layouts.symbols.generators import GENERATORS, FactError, check_symbols, generator
 from layoutgemm.layouts.symbols.polynomial import (
     MissingFact,
-    P,
+    Polynomial,
     div,
     floordiv,
     fresh_symbol,
@@ -287,7 +287,7 @@ def test_empty_and_wrong_declarations_raise():
     with pytest.raises(LayoutError):
         dim("3M")
     with pytest.raises(TypeError):
-        P()
+        Polynomial()
 
 
 def test_truth_of_a_symbol_is_decided_or_raises():

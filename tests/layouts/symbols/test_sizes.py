@@ -9,7 +9,7 @@ from layoutgemm.layouts.int_tuple import leaves, product_each
 from layoutgemm.layouts.proofs.prove import at
 from layoutgemm.layouts.symbols.dims import dim, dims
 from layoutgemm.layouts.symbols.facts import Facts
-from layoutgemm.layouts.symbols.polynomial import MissingFact, P
+from layoutgemm.layouts.symbols.polynomial import MissingFact, Polynomial
 from tests.layouts.symbols.test_operations import REFUSED, offsets, pool, random_layout, sizes
 
 
@@ -26,7 +26,7 @@ def layouts_in(args):
             yield from layouts_in(x)
         elif isinstance(x, Layout):
             yield x
-        elif isinstance(x, P):
+        elif isinstance(x, Polynomial):
             yield Layout(1, x)
 
 

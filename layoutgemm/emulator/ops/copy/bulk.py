@@ -24,7 +24,7 @@ from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import Value, lane_bits
 from ...races.clocks import Stamp
-from ...races.global_bytes import Addresses, Copying
+from ...races.global_bytes import Addresses, CopyAccess
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import STRONG
 from ..barrier import EmulatedMbarrier, barrier_in, complete, mbarrier_at
@@ -128,7 +128,7 @@ def reads_global(
         stamp = watch.next_turn(barrier, barrier.phase + 1)
         if watch.flagged:
             event.stamp = stamp
-        copies_global(fiber, ins, addresses, size, Copying(stamp, event), False)
+        copies_global(fiber, ins, addresses, size, CopyAccess(stamp, event), False)
 
 
 def writes_global(
@@ -139,7 +139,7 @@ def writes_global(
     if watch is None:
         return None
     stamp = watch.next_turn((fiber.warp, by))
-    copies_global(fiber, ins, addresses, size, Copying(stamp), True, reduces)
+    copies_global(fiber, ins, addresses, size, CopyAccess(stamp), True, reduces)
     return stamp
 
 

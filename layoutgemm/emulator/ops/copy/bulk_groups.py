@@ -23,7 +23,7 @@ from ...races.lanes import learn
 from ..registry import constant, known, operation
 
 
-class Asynchronous(Protocol):
+class AsyncOperation(Protocol):
     """An asynchronous operation that a wait can force. Repeated calls of its methods have no effect.
 
     event   its event in the race checker
@@ -42,7 +42,7 @@ class Asynchronous(Protocol):
         """Complete the operation."""
 
 
-class Groups:
+class BulkGroups:
     """The groups of a warp's threads.
 
     Threads with equally many commits are kept together: `classes` are (lanes, groups that they committed), and a list
@@ -53,10 +53,10 @@ class Groups:
 
     def __init__(self) -> None:
         self.classes: list[tuple[int, int]] = [(FULL, 0)]
-        self.unread: list[tuple[int, int, Asynchronous]] = []
-        self.unfinished: list[tuple[int, int, Asynchronous]] = []
+        self.unread: list[tuple[int, int, AsyncOperation]] = []
+        self.unfinished: list[tuple[int, int, AsyncOperation]] = []
 
-    def add(self, lanes: int, operation: Asynchronous, reads: bool = True) -> None:
+    def add(self, lanes: int, operation: AsyncOperation, reads: bool = True) -> None:
         """Add an operation of these lanes to each one's open group. reads: waits for reads cover it."""
         for members, count in self.classes:
             part = members & lanes
@@ -76,7 +76,7 @@ class Groups:
                     counts[now] = counts.get(now, 0) | part
         self.classes = [(members, count) for count, members in counts.items()]
 
-    def taken(self, lanes: int, left: int, read: bool = False) -> list[tuple[int, Asynchronous]]:
+    def taken(self, lanes: int, left: int, read: bool = False) -> list[tuple[int, AsyncOperation]]:
         """(lanes, operation) of all but the `left` most recent groups; these are no longer pending.
 
         left  -1: also the operations of the open group
@@ -89,7 +89,7 @@ class Groups:
         self.unread = self._split(self.unread, lanes, left)[1]
         return found
 
-    def of(self, lanes: int) -> list[Asynchronous]:
+    def of(self, lanes: int) -> list[AsyncOperation]:
         """The pending operations of these lanes; they stay pending."""
         found, kept = [], []
         for members, number, what in self.unfinished:
@@ -104,8 +104,8 @@ class Groups:
         return found
 
     def _split(
-        self, waiting: list[tuple[int, int, Asynchronous]], lanes: int, left: int
-    ) -> tuple[list[tuple[int, Asynchronous]], list[tuple[int, int, Asynchronous]]]:
+        self, waiting: list[tuple[int, int, AsyncOperation]], lanes: int, left: int
+    ) -> tuple[list[tuple[int, AsyncOperation]], list[tuple[int, int, AsyncOperation]]]:
         found, rest = [], []
         for members, number, what in waiting:
             done = 0
@@ -121,22 +121,22 @@ class Groups:
         return found, rest
 
 
-def _separate(operation: Asynchronous, lanes: int, others: int) -> tuple[Asynchronous, Asynchronous]:
+def _separate(operation: AsyncOperation, lanes: int, others: int) -> tuple[AsyncOperation, AsyncOperation]:
     """The operation of these lanes and of the others; the same one if it cannot be split."""
     if others and hasattr(operation, "split"):
         return operation.split(lanes)
     return operation, operation
 
 
-def groups_of(fiber: Fiber, kind: str) -> Groups:
+def groups_of(fiber: Fiber, kind: str) -> BulkGroups:
     """The warp's groups of a kind: "bulk" or "cp.async"."""
     found = fiber.warp.scratch.get(kind)
     if found is None:
-        found = fiber.warp.scratch[kind] = Groups()
+        found = fiber.warp.scratch[kind] = BulkGroups()
     return found
 
 
-def add(fiber: Fiber, operation: Asynchronous, lanes: int = 0) -> None:
+def add(fiber: Fiber, operation: AsyncOperation, lanes: int = 0) -> None:
     """Put a bulk operation of some lanes (0: all) into their open group."""
     groups_of(fiber, "bulk").add(lanes or fiber.lanes, operation)
 

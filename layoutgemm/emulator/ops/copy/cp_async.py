@@ -23,13 +23,13 @@ from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import FULL, Undefined, bool_of, mask_of
 from ...races.clocks import Stamp
-from ...races.global_bytes import Copying
+from ...races.global_bytes import CopyAccess
 from ...races.happens_before import Knowledge, MemoryEvent
-from ...races.lanes import Touch, divide, learn
+from ...races.lanes import LaneAccess, divide, learn
 from ..barrier import EmulatedMbarrier, mbarrier_at
 from ..memory import copies_global, lanewise, place, said
 from ..registry import constant, known, operation, taken
-from .bulk_groups import Asynchronous, group_count, groups_of
+from .bulk_groups import AsyncOperation, group_count, groups_of
 
 KIND = "cp.async"
 Array = npt.NDArray[np.int64]
@@ -142,8 +142,8 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
                 one.event.stamp = stamp
             for count in {size} if valid is None else set(valid.tolist()) - {0}:
                 read = sources if valid is None else sources[valid == count]
-                copies_global(fiber, ins, read, count, Copying(stamp, one.event, False), False)
-        parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
+                copies_global(fiber, ins, read, count, CopyAccess(stamp, one.event, False), False)
+        parts, touch = parts_of(offsets, size), LaneAccess(lanes, offsets, size)
         machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one.event, parts=parts, touch=touch)
         machine.counts.bytes["global to shared"] += size * len(offsets)
         if machine.banks is not None:
@@ -232,7 +232,7 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
             for one in copies:
                 ledger.learn_open(handed, one.event)
 
-            def land(barrier: EmulatedMbarrier = barrier, copies: list[Asynchronous] = copies, count: int = count,
+            def land(barrier: EmulatedMbarrier = barrier, copies: list[AsyncOperation] = copies, count: int = count,
                      handed: Knowledge = handed, arrival: MemoryEvent = arrival) -> None:  # fmt: skip
                 for one in copies:
                     one.finish()

@@ -22,7 +22,7 @@ from ...machine.memory import ALL, GRANULE, WHOLE
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import LANES, Lanes
-from ...races.lanes import Touch
+from ...races.lanes import LaneAccess
 from ..memory import place, said
 from ..registry import operation
 
@@ -32,7 +32,7 @@ PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
 
 # Cached rows for sets of addresses: a kernel repeats them, and every block uses the same ones.
 KNOWN = 1 << 14
-_known: dict[tuple[tuple[str, str], int, int, bytes], tuple[npt.NDArray[np.int64], Touch]] = {}
+_known: dict[tuple[tuple[str, str], int, int, bytes], tuple[npt.NDArray[np.int64], LaneAccess]] = {}
 
 
 def atom_of(ins: PtxInstruction) -> tuple[CopyAtom, str]:
@@ -66,7 +66,7 @@ def _register_map(atom: CopyAtom, side: str) -> npt.NDArray[np.int64]:
     return elements.reshape(LANES, -1, each).transpose(1, 0, 2)
 
 
-class Rows:
+class MatrixRows:
     """The rows in shared memory that a matrix copy touches.
 
     lanes  the lanes that supply an address, in the order of the rows
@@ -119,7 +119,7 @@ class Rows:
             machine.banks.add(self.ins, self.ins.words[0], ROW_BYTES, found[0] * GRANULE, self.mask)
         return cta, found[0]
 
-    def _rows(self, fiber: Fiber, given: Lanes) -> tuple[npt.NDArray[np.int64], Touch]:
+    def _rows(self, fiber: Fiber, given: Lanes) -> tuple[npt.NDArray[np.int64], LaneAccess]:
         """(number of each row's 16 bytes, the lanes that access them)."""
         name = self.ins.opcode
         cta, offsets = place(fiber, self.space, given[self.lanes])
@@ -129,7 +129,7 @@ class Rows:
         if wrong.any():
             raise EmulatorError(f"{name}: row address {int(offsets[wrong][0]):#x} is not a multiple of {ROW_BYTES}")
         fiber.cta.shared.check(offsets, ROW_BYTES, name)
-        return offsets // GRANULE, Touch(self.mask, offsets, ROW_BYTES)
+        return offsets // GRANULE, LaneAccess(self.mask, offsets, ROW_BYTES)
 
 
 def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
@@ -141,7 +141,7 @@ def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
 @operation("ldmatrix")
 def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     """ldmatrix: rows of shared memory, one address a lane, into fragments; packed elements become bytes."""
-    rows = Rows(program, ins, ins.operands[1])
+    rows = MatrixRows(program, ins, ins.operands[1])
     targets = program.targets(ins.operands[0])
     take = rows.place[_register_map(rows.atom, "dst")]
     _count(ins, targets, take)
@@ -187,7 +187,7 @@ def packed_registers(fiber: Fiber, sources: list[Reader]) -> npt.NDArray[np.uint
 @operation("stmatrix")
 def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     """stmatrix: fragments into rows of shared memory, one address a lane."""
-    rows = Rows(program, ins, ins.operands[0])
+    rows = MatrixRows(program, ins, ins.operands[0])
     sources = program.sources(ins.operands[1])
     elements = _register_map(rows.atom, "src")
     _count(ins, sources, elements)

@@ -32,7 +32,7 @@ SCOPES = ("cta", "cluster", "gpu", "sys")
 
 
 @dataclass
-class Changed:
+class ModifiedTensorMap:
     """A map in global memory that the kernel has changed.
 
     cluster   that changed it last; text: the instruction
@@ -46,9 +46,9 @@ class Changed:
     acquires: list[MemoryEvent] = field(default_factory=list)
 
 
-def changed_maps(fiber: Fiber) -> dict[int, Changed]:
+def changed_maps(fiber: Fiber) -> dict[int, ModifiedTensorMap]:
     """The changed maps of the launch, by address."""
-    found: dict[int, Changed] = fiber.machine.scratch.setdefault("tensor maps", {})
+    found: dict[int, ModifiedTensorMap] = fiber.machine.scratch.setdefault("tensor maps", {})
     return found
 
 
@@ -119,7 +119,7 @@ def replace(program: Program, ins: PtxInstruction) -> Run:
                 memory = fiber.machine.launch.memory
                 buffer, first = memory.find(_address(int(offset), ins.opcode), BYTES)
                 content = buffer.data[first : first + BYTES]
-                changed_maps(fiber)[int(offset)] = Changed(fiber.cta.cluster, said(fiber, ins)(), fiber.epoch)
+                changed_maps(fiber)[int(offset)] = ModifiedTensorMap(fiber.cta.cluster, said(fiber, ins)(), fiber.epoch)
             content[:] = np.frombuffer(replaced(content.tobytes(), name, dimension, number), np.uint8)
 
     return go
@@ -144,7 +144,7 @@ def copy_and_release(program: Program, ins: PtxInstruction) -> Run:
         fiber.machine.launch.memory.write(np.array([to]), content[None].copy())
         fiber.machine.counts.bytes["shared to global"] += BYTES
         made = _mark(fiber)
-        changed_maps(fiber)[to] = Changed(fiber.cta.cluster, said(fiber, ins)(), made, [made])
+        changed_maps(fiber)[to] = ModifiedTensorMap(fiber.cta.cluster, said(fiber, ins)(), made, [made])
 
     return go
 

@@ -224,7 +224,7 @@ class TmaTransfer:
         return _box(encode(rest, self.start(past))), [at - by for at, by in zip(coordinates, past, strict=True)]
 
 
-class FourRows(TmaTransfer):
+class FourRowTransfer(TmaTransfer):
     """The elements of one tile::gather4 or tile::scatter4: pieces of four rows, one below the other."""
 
     def __init__(self, content: bytes) -> None:
@@ -276,7 +276,7 @@ class FourRows(TmaTransfer):
 
 
 _box = lru_cache(maxsize=256)(TmaTransfer)
-_four_rows = lru_cache(maxsize=256)(FourRows)
+_four_rows = lru_cache(maxsize=256)(FourRowTransfer)
 
 
 def _box_at(fiber: Fiber, address: int, rows: bool) -> TmaTransfer:
@@ -298,7 +298,7 @@ def _box_at(fiber: Fiber, address: int, rows: bool) -> TmaTransfer:
     return _four_rows(content) if rows else _box(content)
 
 
-class Shape:
+class TmaForm:
     """The parsed opcode: rank, remaining words, and functions of the operands."""
 
     def __init__(self, program: Program, ins: PtxInstruction, known: tuple[str, ...], place: int) -> None:
@@ -392,7 +392,7 @@ def tensor_copy(program: Program, ins: PtxInstruction) -> Run:
 
 
 def _load(program: Program, ins: PtxInstruction) -> Run:
-    form = Shape(
+    form = TmaForm(
         program, ins,
         ("shared::cta", "shared::cluster", "global", LOAD, "multicast::cluster", "cta_group::1", "cta_group::2",
          "tile::gather4"), 1,
@@ -496,7 +496,7 @@ def _fill(box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: C
 # Shared to global -----------------------------------------------------------------------------------------------------
 
 
-class Stored:
+class PendingTmaStore:
     """A pending tensor store or reduction, which reads shared memory and later writes global memory."""
 
     def __init__(
@@ -559,7 +559,7 @@ def _from_start(box: TmaTransfer, buffer: GlobalBuffer) -> npt.NDArray[np.uint8]
 
 
 def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
-    form = Shape(program, ins, ("global", "shared::cta", "bulk_group", reduces or "tile::scatter4"), 0)
+    form = TmaForm(program, ins, ("global", "shared::cta", "bulk_group", reduces or "tile::scatter4"), 0)
     if not {"global", "shared::cta", "bulk_group"} <= form.words:
         raise ValueError("a store is .global.shared::cta and .bulk_group")
     address = program.address(ins.operands[1])
@@ -589,7 +589,7 @@ def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
             machine.touch(fiber, cta, box.places(offset), False, what, event, True, by=by)
             cta.remote.append((event, f"the end of {what()}, which reads its shared memory"))
             machine.counts.bytes["shared to global"] += box.bytes * times
-            stored = Stored(event, box, buffer, coordinates, cta, offset, reduces, times)
+            stored = PendingTmaStore(event, box, buffer, coordinates, cta, offset, reduces, times)
             if machine.global_watch is not None:
                 places = box.addresses(buffer, coordinates, True)
                 stored.written = writes_global(fiber, ins, *places, by, bool(reduces))
@@ -652,7 +652,7 @@ def tensor_reduce(program: Program, ins: PtxInstruction) -> Run:
 @operation("cp.async.bulk.prefetch.tensor")
 def tensor_prefetch(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.prefetch.tensor: a box into L2. Checks the map and the coordinates; no other effect."""
-    form = Shape(program, ins, ("prefetch", "L2", "global", "tile::gather4"), 0)
+    form = TmaForm(program, ins, ("prefetch", "L2", "global", "tile::gather4"), 0)
 
     def go(fiber: Fiber) -> None:
         where = form.where(fiber)

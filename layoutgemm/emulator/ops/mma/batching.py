@@ -29,7 +29,7 @@ MOST = 64  # maximum number of instructions of a run
 WASTE = 2  # computed blocks allowed for each used one
 
 
-class Stack:
+class BatchedOperand:
     """One operand of all instructions of a run: its fragment, and each distinct set of registers."""
 
     def __init__(self, fragment: WarpOperand, places: list[tuple[int, ...]], apart: bool = False) -> None:
@@ -57,7 +57,7 @@ class Stack:
         return fragment.decode(units.take(self.take, axis=1).reshape(self.count, *fragment.index.shape))
 
 
-class Run:
+class InstructionRun:
     """Instructions of one opcode in a row from `first` on; finish: (sums of products, C) -> D."""
 
     def __init__(
@@ -70,8 +70,8 @@ class Run:
         finish: Callable[[Array, Array], Array],
     ) -> None:
         self.first, self.after, self.count, self.finish = first, first.pc + count, count, finish
-        self.a, self.b = (Stack(maps[name], [each[name] for each in places]) for name in "AB")
-        self.c, self.d = (Stack(maps[name], [each[name] for each in places], True) for name in "CD")
+        self.a, self.b = (BatchedOperand(maps[name], [each[name] for each in places]) for name in "AB")
+        self.c, self.d = (BatchedOperand(maps[name], [each[name] for each in places], True) for name in "CD")
         self.put = maps["D"].place
         self.writes = 0
         for register in self.d.registers:

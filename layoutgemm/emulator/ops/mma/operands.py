@@ -61,7 +61,7 @@ def shared_read(atom: MmaAtom, operand: str, major: str) -> SharedOperandRead:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class OperandChunks:
     """The chunks that a word names, from the last multiple of `PERIOD` before its address.
 
     chunks   [line, chunk] numbers; a line is a row of a K-major operand, else a k
@@ -91,7 +91,7 @@ def bits_of(chunks: npt.NDArray[np.int64]) -> int:
 
 
 @cache
-def _reading(word: int, read: SharedOperandRead) -> Reading:
+def _reading(word: int, read: SharedOperandRead) -> OperandChunks:
     bits = element_bits(word, read.major, (read.rows, read.depth), read.dtype, read.arch, read.packing)
     lines = bits if read.major == "K" else bits.T
     per_chunk = CHUNK_BITS // slot_bits(read.dtype, read.packing)
@@ -102,11 +102,11 @@ def _reading(word: int, read: SharedOperandRead) -> Reading:
     if (first % CHUNK_BITS).any() or not np.array_equal(expected, lines):
         raise EmulatorError(f"descriptor {word:#x}: elements of one 16-byte chunk do not lie together")
     chunks = np.ascontiguousarray(first // CHUNK_BITS)
-    return Reading(read, chunks, int(chunks.min()), int(chunks.max()), bits_of(chunks))
+    return OperandChunks(read, chunks, int(chunks.min()), int(chunks.max()), bits_of(chunks))
 
 
 @lru_cache(1 << 14)
-def _resolved(word: int, read: SharedOperandRead, rank: int) -> tuple[Reading, int, tuple[str, ...]]:
+def _resolved(word: int, read: SharedOperandRead, rank: int) -> tuple[OperandChunks, int, tuple[str, ...]]:
     """(the reading, its first chunk, the errors of the word)."""
     table = smem_table(read.arch)
     stray, problems = table.stray(word), []
@@ -130,7 +130,7 @@ def _resolved(word: int, read: SharedOperandRead, rank: int) -> tuple[Reading, i
     return found, base // CHUNK_BYTES, tuple(problems)
 
 
-def reading(word: int, read: SharedOperandRead, fiber: Fiber, report: Report) -> tuple[Reading, int]:
+def reading(word: int, read: SharedOperandRead, fiber: Fiber, report: Report) -> tuple[OperandChunks, int]:
     """The reading of a descriptor word, and its first chunk. Raises EmulatorError for words without one."""
     try:
         found, first, problems = _resolved(word, read, fiber.cta.rank)
@@ -156,7 +156,9 @@ _NEEDED = {
 }
 
 
-def lines(cta: Cta, found: Reading, first: int, report: Report, packing: str | None = None) -> npt.NDArray[np.uint8]:
+def lines(
+    cta: Cta, found: OperandChunks, first: int, report: Report, packing: str | None = None
+) -> npt.NDArray[np.uint8]:
     """The bytes of the operand's chunks, [line, byte]. Reports unwritten ones, except padding of `packing`."""
     chunks = found.chunks + first if first else found.chunks
     shared, packing = cta.shared, packing or found.read.packing
@@ -166,7 +168,7 @@ def lines(cta: Cta, found: Reading, first: int, report: Report, packing: str | N
     return np.asarray(shared.chunks[chunks].view(np.uint8))
 
 
-def fetch(cta: Cta, found: Reading, first: int, report: Report) -> Matrix:
+def fetch(cta: Cta, found: OperandChunks, first: int, report: Report) -> Matrix:
     """The operand's values, [mn, k]: float32, or integers as float32 (exact). Reports unwritten bytes."""
     read = found.read
     count = read.depth if read.major == "K" else read.rows

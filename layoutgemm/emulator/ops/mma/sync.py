@@ -31,7 +31,7 @@ from ...ptx.program import Program
 from ...ptx.program import Run as Operation
 from ...ptx.values import LANES
 from ..registry import operation
-from .batching import Run, instructions_in_a_row
+from .batching import InstructionRun, instructions_in_a_row
 
 Array = npt.NDArray[Any]
 Places = tuple[Any, ...]  # the number of each register, or a constant as a tuple of one
@@ -267,7 +267,7 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
     from_a, from_b, from_c, to = places["A"], places["B"], places["C"], places["D"]
     scales = None if atom.scale is None else _scales(program, ins, atom)
     joins = atom.scale is None and atom.threads == LANES and atom.a_dtype.bits > 1 and ins.predicate is None
-    together: list[Run | None] = []
+    together: list[InstructionRun | None] = []
 
     def go(fiber: Fiber) -> int | None:
         if fiber.lanes != fiber.warp.present:
@@ -288,7 +288,7 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
     return go
 
 
-def _run_from(program: Program, first: PtxInstruction, atom: MmaAtom) -> Run | None:
+def _run_from(program: Program, first: PtxInstruction, atom: MmaAtom) -> InstructionRun | None:
     """The run of products that starts here, or None without a gain."""
     maps = fragments(atom)
     row = instructions_in_a_row(program, first)
@@ -298,7 +298,7 @@ def _run_from(program: Program, first: PtxInstruction, atom: MmaAtom) -> Run | N
         if any(not isinstance(place, int) for registers in each.values() for place in registers):
             return None
         places.append(each)
-    found = Run(program, first, len(row), places, maps, finisher(atom))
+    found = InstructionRun(program, first, len(row), places, maps, finisher(atom))
     return found if found.worth else None
 
 

@@ -5,8 +5,8 @@ The atom (`atoms/mma/wgmma.py`) gives the matrices of an instruction and their r
 Instructions".
 
 A product of four warps runs when the last of them has issued it, or (policy "late") when a warp waits for it. Until
-then the accumulator's registers hold `Pending` objects and A's registers `Lent` ones. Moving them is harmless, 16-bit
-halves included. Computing with them is an error that names the product.
+then the accumulator's registers hold `AccumulatorRegister` objects and A's registers `OperandRegister` ones. Moving
+them is harmless, 16-bit halves included. Computing with them is an error that names the product.
 
 wgmma.fence must precede a warp's first product, and must separate any computation of a product's registers from the
 product. Compilers sink the moves that clear an accumulator below the fence, and ptxas accepts that. So registers that
@@ -44,16 +44,16 @@ from ..in_flight import InFlightRegister
 from ..memory import said
 from ..registry import known, operation
 from .fragments import RegisterFragment
-from .operands import UNWRITTEN, Matrix, Reading, SharedOperandRead, accumulate, fetch, reading, shared_read
+from .operands import UNWRITTEN, Matrix, OperandChunks, SharedOperandRead, accumulate, fetch, reading, shared_read
 
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
 MAJORS = ("K", "MN")
-RegisterValues: TypeAlias = tuple[Any, ...]  # the contents of registers, `Pending` ones among them
+RegisterValues: TypeAlias = tuple[Any, ...]  # the contents of registers, `AccumulatorRegister` ones among them
 Picks: TypeAlias = Callable[[Sequence[Any]], RegisterValues]
 
 
-class Pending(InFlightRegister):
+class AccumulatorRegister(InFlightRegister):
     """Register `number` of an accumulator in flight."""
 
     def __init__(self, accumulator: Accumulator, number: int) -> None:
@@ -65,36 +65,36 @@ class Pending(InFlightRegister):
             "wgmma.wait_group for it"
         )
 
-    def __rshift__(self, low: int) -> Half:
-        return Half(self, low)
+    def __rshift__(self, low: int) -> AccumulatorHalf:
+        return AccumulatorHalf(self, low)
 
 
-class Half(InFlightRegister):
+class AccumulatorHalf(InFlightRegister):
     """16 bits of an accumulator's register in flight, from bit `low`. Compilers take f16 pairs apart and join them.
 
     It follows the form of such moves in `codegen.py`: `x >> low & 65535`, and `low | up << 16`.
     """
 
-    def __init__(self, whole: Pending, low: int, raised: bool = False) -> None:
+    def __init__(self, whole: AccumulatorRegister, low: int, raised: bool = False) -> None:
         self.whole, self.low, self.raised = whole, low, raised
 
     def __str__(self) -> str:
         return str(self.whole)
 
-    def __and__(self, mask: object) -> Half:
+    def __and__(self, mask: object) -> AccumulatorHalf:
         return self if type(mask) is int and mask == 0xFFFF and self.low in (0, 16) else self._refuse()
 
-    def __lshift__(self, by: object) -> Half:
-        return Half(self.whole, self.low, True) if type(by) is int and by == 16 else self._refuse()
+    def __lshift__(self, by: object) -> AccumulatorHalf:
+        return AccumulatorHalf(self.whole, self.low, True) if type(by) is int and by == 16 else self._refuse()
 
-    def __or__(self, up: object) -> Pending:
-        if isinstance(up, Half) and up.raised and (self.low, up.low) == (0, 16):
+    def __or__(self, up: object) -> AccumulatorRegister:
+        if isinstance(up, AccumulatorHalf) and up.raised and (self.low, up.low) == (0, 16):
             if (up.whole.accumulator, up.whole.number) == (self.whole.accumulator, self.whole.number):
                 return self.whole
         return self._refuse()
 
 
-class Lent(InFlightRegister):
+class OperandRegister(InFlightRegister):
     """A register of A that a product in flight still reads, and its value."""
 
     def __init__(self, product: IssuedWgmma, value: Value) -> None:
@@ -137,7 +137,7 @@ def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: 
 
 
 @cache
-def _parts(found: Reading, form: WgmmaOperation) -> tuple[int, ...]:
+def _parts(found: OperandChunks, form: WgmmaOperation) -> tuple[int, ...]:
     """The chunks of A that each warp reads, in its own rows."""
     return tuple([found.part(rows) for rows in form.c.rows])
 
@@ -156,7 +156,9 @@ class Accumulator:
         self.queue: list[IssuedWgmma] = []
         self.pending = [0] * WARPS
         self.names: list[list[int]] = [[] for _ in range(WARPS)]  # the registers of the last product of each warp
-        self.parts: list[list[Pending]] = [[] for _ in range(WARPS)]  # warp -> its registers' contents meanwhile
+        self.parts: list[list[AccumulatorRegister]] = [
+            [] for _ in range(WARPS)
+        ]  # warp -> its registers' contents meanwhile
         self.last: IssuedWgmma
 
 
@@ -176,7 +178,7 @@ class IssuedWgmma:
     cta: Cta
     events: list[MemoryEvent | None]
     accumulator: Accumulator
-    operands: tuple[tuple[Reading, int] | None, tuple[Reading, int]]
+    operands: tuple[tuple[OperandChunks, int] | None, tuple[OperandChunks, int]]
     a: Matrix | None
     arrived: int = 0
     retired: int = 0
@@ -185,7 +187,7 @@ class IssuedWgmma:
     lent: dict[int, list[int]] = field(default_factory=dict)
 
 
-class Group:
+class WgmmaGroup:
     """The issued products of a warpgroup.
 
     products  number -> product; gone when all four warps have waited for it
@@ -206,7 +208,7 @@ class Group:
         self.dirty = [0] * WARPS
 
 
-def _group(fiber: Fiber) -> tuple[Group, int]:
+def _group(fiber: Fiber) -> tuple[WgmmaGroup, int]:
     """(the fiber's warpgroup, its warp there). Raises EmulatorError if four warps are not there."""
     number, cta = fiber.warp.number, fiber.cta
     groups = cta.scratch.setdefault("wgmma", {})
@@ -214,7 +216,7 @@ def _group(fiber: Fiber) -> tuple[Group, int]:
     if found is None:
         if number // WARPS * WARPS + WARPS > len(cta.warps):
             raise EmulatorError(f"warp {number} is in no whole warpgroup: the block has {len(cta.warps)} warps")
-        found = groups[number // WARPS] = Group()
+        found = groups[number // WARPS] = WgmmaGroup()
         first = number // WARPS * WARPS
 
         def ended(other: Fiber, count: int) -> None:
@@ -225,7 +227,7 @@ def _group(fiber: Fiber) -> tuple[Group, int]:
     return found, number % WARPS
 
 
-def _ended(group: Group, fiber: Fiber, warp: int) -> None:
+def _ended(group: WgmmaGroup, fiber: Fiber, warp: int) -> None:
     """Report a warp's unfinished products when it ends."""
     left = [*(p for products in group.groups[warp] for p in products), *group.open[warp]]
     if left:
@@ -295,7 +297,7 @@ def wait(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-def _retire(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None:
+def _retire(fiber: Fiber, group: WgmmaGroup, warp: int, product: IssuedWgmma) -> None:
     """The warp learns that a product has completed."""
     accumulator = product.accumulator
     _run_up_to(product, fiber)
@@ -313,12 +315,12 @@ def _retire(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None
             del group.products[number]
 
 
-def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator) -> None:
-    """Replace a warp's `Pending` registers, and halves of them, by the results."""
+def _materialise(fiber: Fiber, group: WgmmaGroup, warp: int, accumulator: Accumulator) -> None:
+    """Replace a warp's `AccumulatorRegister` registers, and halves of them, by the results."""
     values = accumulator.form.c.take(accumulator.values, warp)
     registers, names, parts = fiber.registers, accumulator.names[warp], accumulator.parts[warp]
     kinds = list(map(type, registers))
-    alone = kinds.count(Pending) == len(names) and Half not in kinds
+    alone = kinds.count(AccumulatorRegister) == len(names) and AccumulatorHalf not in kinds
     missing: set[int] = set()
     if alone and all(map(is_, map(registers.__getitem__, names), parts)):  # no copies elsewhere, as in most cases
         for register, now in zip(names, values, strict=True):
@@ -337,27 +339,27 @@ def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator
 def _materialise_copies(fiber: Fiber, accumulator: Accumulator, values: list[Lanes]) -> set[int]:
     """The same where registers were moved; the numbers of results that no register holds."""
     missing, registers, written = set(range(len(values))), fiber.registers, 0
-    for register in [at for at, value in enumerate(registers) if type(value) in (Pending, Half)]:
+    for register in [at for at, value in enumerate(registers) if type(value) in (AccumulatorRegister, AccumulatorHalf)]:
         value = registers[register]
-        whole = value.whole if type(value) is Half else value
+        whole = value.whole if type(value) is AccumulatorHalf else value
         if whole.accumulator is accumulator:
             now = values[whole.number]
-            registers[register] = now >> value.low & 0xFFFF if type(value) is Half else now
+            registers[register] = now >> value.low & 0xFFFF if type(value) is AccumulatorHalf else now
             written |= 1 << register
             missing.discard(whole.number)
     fiber.written |= written
     return missing
 
 
-def _give_back(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None:
+def _give_back(fiber: Fiber, group: WgmmaGroup, warp: int, product: IssuedWgmma) -> None:
     """Release A's registers; report those that were computed while they were lent."""
     computed = group.dirty[warp] | fiber.dirty
     for register in product.lent.pop(warp):
         now = fiber.registers[register]
-        if computed >> register & 1 and type(now) is not Lent:
+        if computed >> register & 1 and type(now) is not OperandRegister:
             _written_in_flight(fiber, register, product)
     for register, value in enumerate(fiber.registers):
-        if type(value) is Lent and value.product is product:
+        if type(value) is OperandRegister and value.product is product:
             fiber.registers[register] = value.value
             fiber.written |= 1 << register
 
@@ -442,7 +444,7 @@ def _registers(program: Program, ins: PtxInstruction, operand: PtxOperand, count
 
 def _issued(
     fiber: Fiber,
-    group: Group,
+    group: WgmmaGroup,
     warp: int,
     ins: PtxInstruction,
     form: WgmmaOperation,
@@ -454,7 +456,7 @@ def _issued(
     number = group.issued[warp]
     group.issued[warp] += 1
     held = fiber.registers[names[0]]
-    own = held.accumulator if type(held) is Pending else None
+    own = held.accumulator if type(held) is AccumulatorRegister else None
     found = group.products.get(number)
     if found is None:
 
@@ -506,18 +508,18 @@ def _event_text(ins: PtxInstruction, warp: int) -> str:
 
 
 def _check_fence(
-    fiber: Fiber, group: Group, warp: int, ins: PtxInstruction, names: list[int], lent: list[int], used: int
+    fiber: Fiber, group: WgmmaGroup, warp: int, ins: PtxInstruction, names: list[int], lent: list[int], used: int
 ) -> None:
     """Report registers touched since the last wgmma.fence."""
     registers = fiber.registers
-    if type(registers[names[0]]) is Pending:
+    if type(registers[names[0]]) is AccumulatorRegister:
         used = sum(1 << register for register in lent)
         unfenced = False
     else:
         unfenced = not group.fenced[warp]
     written = fiber.dirty & used
     for register in lent:
-        if type(registers[register]) is Lent:
+        if type(registers[register]) is OperandRegister:
             written &= ~(1 << register)
     if unfenced:
         fiber.machine.problem(
@@ -536,27 +538,27 @@ def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[i
     parts = accumulator.parts[warp]
     if accumulator.form.c is found.form.c and len(parts) == len(held) and all(map(is_, held, parts)):
         pass  # in flight, and the registers hold it in their order, as in most cases
-    elif any(type(value) is Pending for value in held):
+    elif any(type(value) is AccumulatorRegister for value in held):
         if accumulator.form.c is not found.form.c and accumulator.form.c.shape != found.form.c.shape:
             raise EmulatorError(f"the accumulator in flight is of {accumulator.form.atom}: wait for it first")
         for number, value in enumerate(held):
-            if type(value) is not Pending or value.accumulator is not accumulator or value.number != number:
+            if type(value) is not AccumulatorRegister or value.accumulator is not accumulator or value.number != number:
                 raise EmulatorError(f"{_name(fiber, names[number])} does not hold register {number} of the accumulator")
     else:
         if found.words[2]:
             found.form.c.put(accumulator.values, warp, held)
-        parts = accumulator.parts[warp] = [Pending(accumulator, number) for number in range(len(names))]
+        parts = accumulator.parts[warp] = [AccumulatorRegister(accumulator, number) for number in range(len(names))]
         for name, part in zip(names, parts, strict=True):
             registers[name] = part
     accumulator.names[warp] = names
     accumulator.pending[warp] += 1
 
 
-def _lend(fiber: Fiber, group: Group, warp: int, found: IssuedWgmma, lent: list[int]) -> None:
+def _lend(fiber: Fiber, group: WgmmaGroup, warp: int, found: IssuedWgmma, lent: list[int]) -> None:
     """Lend A's registers to the product until the wait for it. Their values do not change before."""
     assert found.form.a is not None and found.a is not None
     values = [fiber.registers[register] for register in lent]
-    values = [value.value if type(value) is Lent else value for value in values]
+    values = [value.value if type(value) is OperandRegister else value for value in values]
     computed = group.dirty[warp] | fiber.dirty  # since they were lent last: to a product that may still read them
     for product in [p for products in (*group.groups[warp], group.open[warp]) for p in products if p is not found]:
         for register in product.lent.get(warp, ()):
@@ -564,7 +566,7 @@ def _lend(fiber: Fiber, group: Group, warp: int, found: IssuedWgmma, lent: list[
                 _written_in_flight(fiber, register, product)
     found.form.a.put(found.a, warp, values)
     for register, value in zip(lent, values, strict=True):
-        fiber.registers[register] = Lent(found, value)
+        fiber.registers[register] = OperandRegister(found, value)
         group.dirty[warp] &= ~(1 << register)
     found.lent[warp] = lent
 
@@ -600,7 +602,7 @@ def _run(product: IssuedWgmma, fiber: Fiber) -> None:
     def report(kind: str, message: str) -> None:
         machine.problem(kind, message, fiber, product.ins, kind == UNWRITTEN)
 
-    def get(operand: tuple[Reading, int]) -> Matrix:
+    def get(operand: tuple[OperandChunks, int]) -> Matrix:
         machine.counts.bytes["shared read by wgmma"] += operand[0].chunks.size * 16
         return fetch(product.cta, *operand, report)
 

@@ -37,7 +37,7 @@ from ..registry import operation
 from .allocation import group_size
 from .shift import has_shifts, in_pipeline
 from .tmem import TensorMemory, TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
-from .waits import Loading, begin
+from .waits import LoadingRegister, begin
 
 BYTE = dtype("u8")
 _TYPES = {"f32": "f32", "s32": "i32", "u32": "u32"}
@@ -162,7 +162,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
 def _put(fiber: Fiber, targets: list[int | None], values: Sequence[Lanes], ins: PtxInstruction, later: bool) -> None:
     for target, value in zip(targets, values, strict=True):
         if target is not None:
-            fiber.registers[target] = Loading(ins, value) if later else value
+            fiber.registers[target] = LoadingRegister(ins, value) if later else value
 
 
 def _reduced(words: npt.NDArray[np.int64], atom: TmemCopyAtom) -> Lanes:

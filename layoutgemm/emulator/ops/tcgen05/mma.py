@@ -31,7 +31,7 @@ from ..memory import said
 from ..mma.operands import (
     UNWRITTEN,
     Matrix,
-    Reading,
+    OperandChunks,
     Report,
     SharedOperandRead,
     accumulate,
@@ -128,7 +128,7 @@ def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> TmemCoor
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class IssuedTcgen05:
     """One issued product: its operands and the use of its accumulator.
 
     a, b      descriptors' readings; for A or its address in tensor memory, `a_at`
@@ -141,9 +141,9 @@ class Job:
 
     form: Tcgen05Operation
     blocks: list[Cta]
-    a: tuple[Reading, int] | None
+    a: tuple[OperandChunks, int] | None
     a_at: tuple[int, int]
-    b: tuple[Reading, int]
+    b: tuple[OperandChunks, int]
     d: tuple[int, int]
     scales: tuple[tuple[int, int], ...]
     adds: bool
@@ -196,7 +196,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
             raise EmulatorError(f".ashift is for M = 128 or 256, not {form.atom.shape_mnk[0]}")
         a = fiber.one(a_at(fiber))
         disabled = None if disable is None else np.array([fiber.one(part(fiber)) for part in disable])
-        job = Job(
+        job = IssuedTcgen05(
             form,
             blocks,
             None if form.read_a is None else reading(a, form.read_a, fiber, report),
@@ -277,7 +277,7 @@ def _scale_addresses(form: Tcgen05Operation, addresses: list[int], report: Repor
     return tuple(found)
 
 
-def _record(fiber: Fiber, ins: PtxInstruction, job: Job) -> None:
+def _record(fiber: Fiber, ins: PtxInstruction, job: IssuedTcgen05) -> None:
     """Check the product's accesses in every block, and record them as one event."""
     form, machine = job.form, fiber.machine
     event, what = engine_of(fiber).event(fiber, ins), said(fiber, ins)
@@ -299,7 +299,7 @@ def _record(fiber: Fiber, ins: PtxInstruction, job: Job) -> None:
 
 
 def _touch_shared(
-    fiber: Fiber, cta: Cta, operand: tuple[Reading, int], what: Callable[[], str], event: MemoryEvent
+    fiber: Fiber, cta: Cta, operand: tuple[OperandChunks, int], what: Callable[[], str], event: MemoryEvent
 ) -> None:
     found, first = operand
     fiber.machine.counts.bytes["shared read by tcgen05.mma"] += found.chunks.size * 16
@@ -310,7 +310,7 @@ def _touch_shared(
 # Arithmetic -----------------------------------------------------------------------------------------------------------
 
 
-def _run(job: Job) -> None:
+def _run(job: IssuedTcgen05) -> None:
     """Multiply each block's own rows of A with all of B."""
     form = job.form
     right = np.vstack([_shared(cta, job.b, job.report) for cta in job.blocks]) * form.sign
@@ -335,12 +335,14 @@ def _run(job: Job) -> None:
                 shift_rows(tensor_of(cta), first, column)
 
 
-def _shared(cta: Cta, operand: tuple[Reading, int], report: Report) -> Matrix:
+def _shared(cta: Cta, operand: tuple[OperandChunks, int], report: Report) -> Matrix:
     found, first = operand
     return fetch(cta, found, first, report)
 
 
-def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], what: str) -> npt.NDArray[np.uint32]:
+def _words_at(
+    cta: Cta, job: IssuedTcgen05, places: TmemCoordinates, at: tuple[int, int], what: str
+) -> npt.NDArray[np.uint32]:
     """Words of tensor memory; reports unwritten ones."""
     tensor = tensor_of(cta)
     fresh = places.unwritten(tensor, *at)
@@ -349,7 +351,7 @@ def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], 
     return places.read(tensor, *at)
 
 
-def _accumulator(cta: Cta, job: Job) -> Matrix:
+def _accumulator(cta: Cta, job: IssuedTcgen05) -> Matrix:
     """The accumulator's values; arbitrary ones of its type if it is not added."""
     form = job.form
     integer = form.atom.c_dtype.kind != "float"
@@ -362,7 +364,7 @@ def _accumulator(cta: Cta, job: Job) -> Matrix:
     return values * np.float32(job.factor) if job.factor != 1 else values
 
 
-def _a(cta: Cta, job: Job, part: int) -> Matrix:
+def _a(cta: Cta, job: IssuedTcgen05, part: int) -> Matrix:
     """A's values from tensor memory, the copy that these multipliers read."""
     form, places = job.form, job.form.a
     assert places is not None
@@ -380,7 +382,7 @@ def _copy(places: TmemCoordinates, number: int) -> TmemCoordinates:
     return places.select(slice(None), slice(None), number)
 
 
-def _factors(cta: Cta, job: Job, which: int) -> npt.NDArray[np.float64]:
+def _factors(cta: Cta, job: IssuedTcgen05, which: int) -> npt.NDArray[np.float64]:
     """Scale factors [row, block]. Every quarter of the lanes needs its copy; reports copies that differ."""
     assert job.form.scales is not None and job.form.atom.scale is not None
     places, at = job.form.scales[which], job.scales[which]
@@ -396,7 +398,7 @@ def _factors(cta: Cta, job: Job, which: int) -> npt.NDArray[np.float64]:
     return job.form.atom.scale.dtype.decode(fields[:, :, 0]).astype(np.float64)
 
 
-def _scaled(cta: Cta, job: Job, left: Matrix, right: Matrix, columns: slice) -> npt.NDArray[np.float32]:
+def _scaled(cta: Cta, job: IssuedTcgen05, left: Matrix, right: Matrix, columns: slice) -> npt.NDArray[np.float32]:
     """The product with its block scales."""
     assert job.form.atom.scale is not None
     vector = job.form.atom.scale.vector
@@ -410,7 +412,7 @@ def _scaled(cta: Cta, job: Job, left: Matrix, right: Matrix, columns: slice) -> 
         return out.astype(np.float32)
 
 
-def _put(cta: Cta, job: Job, number: int, found: Matrix) -> None:
+def _put(cta: Cta, job: IssuedTcgen05, number: int, found: Matrix) -> None:
     """Write the accumulator, without the disabled lanes."""
     form, tensor = job.form, tensor_of(cta)
     kind = form.atom.c_dtype

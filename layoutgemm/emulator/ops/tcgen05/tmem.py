@@ -5,7 +5,7 @@ Fresh tensor memory has the policy's fill, NaN by default. An allocation never b
 columns. Every access must lie in allocated columns. The race checker sees strips of 16 lanes and single columns.
 
 PTX ISA, "Tensor Memory" and "Memory Consistency Model for 5th generation of TensorCore operations". One thread's
-tensor-core operations (tcgen05.mma, cp, shift) run in order in an `Engine`, with the exceptions in
+tensor-core operations (tcgen05.mma, cp, shift) run in order in `TensorCores`, with the exceptions in
 `emulator/ops/tcgen05/shift.py`. tcgen05.commit and an mbarrier order everything else.
 """
 
@@ -25,7 +25,7 @@ from ....layouts import Layout
 from ....layouts.basis import component
 from ...machine.interpreter import Cta, Fiber
 from ...ptx.parser import PtxInstruction
-from ...races.happens_before import Knowledge, MemoryEvent, Shadow
+from ...races.happens_before import Knowledge, MemoryEvent, ShadowMemory
 from ..mma.operands import bits_of
 from .waits import fenced_knowledge, known_beside
 
@@ -61,7 +61,7 @@ class TensorMemory:
             lanes = f"lanes {strip * STRIP}..{strip * STRIP + STRIP - 1}"
             return f"tensor memory of CTA {cta.coordinate}, {lanes}, column {column}"
 
-        self.shadow = Shadow(cta.cluster.ledger, name)
+        self.shadow = ShadowMemory(cta.cluster.ledger, name)
         cta.scratch.setdefault("at exit", []).append(lambda: self._ended(cta))
 
     def _ended(self, cta: Cta) -> None:
@@ -220,7 +220,7 @@ class TmemCoordinates:
         tensor.written.reshape(-1)[flat] = True
 
 
-class Engine:
+class TensorCores:
     """The tensor cores of one warp, which run its operations in order.
 
     queue   what has not run yet (policy "late"), in order
@@ -253,11 +253,11 @@ class Engine:
             self.queue.pop(0)()
 
 
-def engine_of(fiber: Fiber) -> Engine:
+def engine_of(fiber: Fiber) -> TensorCores:
     """The engine of the fiber's warp."""
     found = fiber.warp.scratch.get("engine")
     if found is None:
-        found = fiber.warp.scratch["engine"] = Engine(fiber)
+        found = fiber.warp.scratch["engine"] = TensorCores(fiber)
     return found
 
 

@@ -21,7 +21,7 @@ LOADED = "tensor loaded"  # in a warp's scratch: (event, registers) of loads wit
 KNOWN = "tensor known"  # in a warp's scratch: what relaxed waits and a fence told of tensor memory
 
 
-class Loading(InFlightRegister):
+class LoadingRegister(InFlightRegister):
     """A register that a tcgen05.ld fills until tcgen05.wait::ld, and its value."""
 
     def __init__(self, ins: PtxInstruction, value: Lanes) -> None:
@@ -78,7 +78,7 @@ def settle(fiber: Fiber, way: str) -> None:
     scratch.setdefault("tensor waited", []).extend(waited)
     if way == "ld":
         for register, value in enumerate(fiber.registers):
-            if type(value) is Loading:
+            if type(value) is LoadingRegister:
                 fiber.registers[register] = value.value
                 fiber.written |= 1 << register
 

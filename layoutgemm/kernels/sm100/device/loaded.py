@@ -15,7 +15,7 @@ from ...derive import Operand
 from ...dsl import bridge
 from ...dsl.fused import FusedBlock
 from ...epilogue.chain import Epilogue
-from ...partials import Partial
+from ...partials import PartialResults
 from ..plan import Sm100Plan
 
 
@@ -48,7 +48,7 @@ class _LoadedFragment:
         return int(self.plan.batch)
 
     @property
-    def partials(self) -> tuple[Partial, ...]:
+    def partials(self) -> tuple[PartialResults, ...]:
         return ()
 
 

@@ -16,14 +16,14 @@ from ....dtypes import DType, bf16
 from ....errors import PlanError
 from ...derive import Operand, OperandSpec
 from ...epilogue.chain import Epilogue
-from ...operand_orders import Choice
+from ...operand_orders import KernelChoice
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
 from ..gated import combination
 from ..grouped import Ragged
 from ..indexed.rows import IndexedRows
 from ..multicast import LINE
 from ..operands.combined import Combined
-from ..operands.pair import Pair
+from ..operands.pair import SecondPair
 from ..plan import Sm90Config, Sm90Plan
 from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
@@ -34,7 +34,7 @@ from .small_m import crowded, fetched, for_few_rows
 
 
 @dataclass(frozen=True)
-class Sm90Choice(Choice):
+class Sm90Choice(KernelChoice):
     """A configuration of the Hopper kernel, and its operand order: swapped is C^T = B^T @ A^T."""
 
     config: Sm90Config
@@ -52,7 +52,7 @@ class Sm90Choice(Choice):
         c: OperandSpec | None = None,
         epilogue: Epilogue | None = None,
         gated: Combined | str | None = None,
-        pair: Pair | int | None = None,
+        pair: SecondPair | int | None = None,
         ragged: Ragged | None = None,
         indexed: IndexedRows | None = None,
     ) -> Sm90Plan:

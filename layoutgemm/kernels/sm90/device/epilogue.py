@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
 from ....dtypes import f32
 from ...dsl import bridge
-from ...dsl.fused import FusedBlock, Neighbours
+from ...dsl.fused import FusedBlock, NeighbourPair
 from ...dsl.math import ElementMath, number
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
@@ -37,7 +37,7 @@ class GatedSums:
     def __getitem__(self, v: int) -> Float32:
         sums = [bridge.number(self.accumulator[v + i * self.count]) for i in range(self.sums)]
         if self.fused is not None and self.fused.epilogue.sums:
-            pair = Neighbours(self.fused, v - v % 2)
+            pair = NeighbourPair(self.fused, v - v % 2)
             sums = [self.fused.epilogue.apply_to_sum(x, pair.element(v % 2, i)) for i, x in enumerate(sums)]
         return self.gated.apply(sums, self.math, self.numbers)
 
@@ -119,7 +119,7 @@ class Sm90Epilogue:
             bridge.commit_stores()
 
     def owner(self, consumer: Int32, thread: Int32) -> tuple[Int32, Int32, Int32 | int]:
-        """The owner of buffers that a thread belongs to, the thread's number in it, and its first row of a block."""
+        """A thread's owner of buffers, its number in it, and the owner's first row."""
         warps = present(self.plan.store).warps
         warp, lane = bridge.uniform(thread // 32), thread % 32
         number = (consumer * WARPS_OF_GROUP + warp) // warps

@@ -371,6 +371,15 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
+    def end_tiles(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
+        """The end of a consumer: all that it has loaded has landed, and its stores have read their buffers."""
+        plan = self.plan
+        if const_expr(plan.drains and plan.config.loader == "self"):
+            self.drain(job, ahead)
+        if const_expr(plan.store is not None):
+            bridge.wait_stores_read(0)
+
+    @cute.jit
     def consume(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
         ahead: tuple[Int32, ...],
@@ -483,10 +492,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             tile += (2 if pingpong else 1) * job.workers
             done += 2
         self.after_tiles(job, tile)
-        if const_expr(plan.drains and plan.config.loader == "self"):
-            self.drain(job, ahead)
-        if const_expr(plan.store is not None):
-            bridge.wait_stores_read(0)
+        self.end_tiles(job, ahead)
 
     def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
         """Called by each consumer before it waits for a K tile: nothing to do."""

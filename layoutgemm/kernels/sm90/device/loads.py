@@ -28,7 +28,7 @@ from ..gated import HALF
 from ..operands.pair import SECOND, place_in_pairs
 from ..plan import Sm90Plan
 
-Copy: TypeAlias = "tuple[bridge.TensorMap | bridge.EitherMap, TmaPlan, Mapping[str, Int32], Int32 | int]"
+Copy: TypeAlias = "tuple[bridge.TensorMap | bridge.SelectedTensorMap, TmaPlan, Mapping[str, Int32], Int32 | int]"
 
 
 class Sm90Loads:
@@ -215,13 +215,15 @@ class Sm90Loads:
         share = plan.sharers.share(name, job.rank) if operand.tma.multicast > 1 else 0
         if plan.pair is not None:
             first, second = own[: len(operand.copies)], own[len(operand.copies) :]
-            either = [bridge.EitherMap(origin[SECOND], two, one) for one, two in zip(first, second, strict=True)]
+            either = [
+                bridge.SelectedTensorMap(origin[SECOND], two, one) for one, two in zip(first, second, strict=True)
+            ]
             return [(one, tma, origin, share) for one, tma in zip(either, operand.copies, strict=True)]
         if operand.ends is None:
             return [(tensor_map, tma, origin, share) for tensor_map, tma in zip(own, operand.copies, strict=True)]
         ends = operand.ends
         whole, row = ends.place(getattr(job, ends.dim), origin[ends.dim], share, choose)
-        return [(bridge.EitherMap(whole, *own), operand.tma, {**origin, ends.dim: row}, share)]
+        return [(bridge.SelectedTensorMap(whole, *own), operand.tma, {**origin, ends.dim: row}, share)]
 
     @cute.jit
     def clear_dead_rows(self, shared: bridge.SharedMemory, thread: Int32) -> None:

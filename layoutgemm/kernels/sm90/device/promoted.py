@@ -113,10 +113,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 ahead = self.load_next(job, maps, ahead)
             tile += job.workers
         self.after_tiles(job, tile)
-        if const_expr(plan.drains and plan.config.loader == "self"):
-            self.drain(job, ahead)
-        if const_expr(plan.store is not None):
-            bridge.wait_stores_read(0)
+        self.end_tiles(job, ahead)
 
     @cute.jit
     def store_tile(

@@ -155,10 +155,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                     ahead = self.load_next(job, maps, ahead)
             self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
             tile += job.workers
-        if const_expr(plan.drains and plan.config.loader == "self"):
-            self.drain(job, ahead)
-        if const_expr(plan.store is not None):
-            bridge.wait_stores_read(0)
+        self.end_tiles(job, ahead)
 
     @cute.jit
     def consume_apart(
@@ -221,10 +218,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                     ahead = self.load_next(job, maps, ahead)
             self.store_tile(job, maps, totals, (consumer, thread, tile), origin)
             tile += job.workers
-        if const_expr(plan.drains and plan.config.loader == "self"):
-            self.drain(job, ahead)
-        if const_expr(plan.store is not None):
-            bridge.wait_stores_read(0)
+        self.end_tiles(job, ahead)
 
     @cute.jit
     def consume_by_warps(

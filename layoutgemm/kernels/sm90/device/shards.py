@@ -102,7 +102,7 @@ class Sm90GatheredKernel(Sm90ShardsKernel):
         [(_, tma, place, share)] = found
         first = job.rank_of_host * job.shard_rows
         inside, row = place_in_own(origin["m"], self.plan.tile[0], first, job.shard_rows, choose)
-        return [(bridge.EitherMap(inside, own, gathered), tma, {**place, "m": row}, share)]
+        return [(bridge.SelectedTensorMap(inside, own, gathered), tma, {**place, "m": row}, share)]
 
     @cute.jit
     def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:

@@ -33,10 +33,10 @@ SECOND = "second"  # beside the coordinates of a K tile: whether it is one of th
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class SecondPair:
     """The second pair's K. A2 is M x K, and B2 K x N.
 
-    >>> Pair(16).words
+    >>> SecondPair(16).words
     ('a2', 'lda2', 'b2', 'ldb2', 'k2')
     """
 
@@ -51,9 +51,9 @@ class Pair:
         return "a2", "lda2", "b2", "ldb2", "k2"
 
 
-def pair_of(given: Pair | int | None) -> Pair | None:
-    """The second pair of an argument: a Pair, its K, or None. Raises PlanError for anything else."""
-    return given if given is None or isinstance(given, Pair) else Pair(given)
+def pair_of(given: SecondPair | int | None) -> SecondPair | None:
+    """The second pair of an argument: a SecondPair, its K, or None. Raises PlanError for anything else."""
+    return given if given is None or isinstance(given, SecondPair) else SecondPair(given)
 
 
 def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, Any, Any], Any]) -> dict[str, Any]:

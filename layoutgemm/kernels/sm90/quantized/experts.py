@@ -25,7 +25,7 @@ from ...derive import either
 from ...numbers import W
 from ...plan import check_settings, present, tile_count
 from ...quantized.formats import UNIT_ROWS
-from ..grouped import Ragged
+from ..grouped import Ragged, sample_offsets
 
 if TYPE_CHECKING:
     from ...derive import Operand
@@ -86,19 +86,10 @@ def expert_checks(plan: Sm90Plan) -> list[Check]:
     return [_tiles_of_experts(plan), _weights_of_experts(plan)]
 
 
-def _samples(plan: Sm90Plan) -> list[npt.NDArray[np.int64]]:
-    """Offsets of groups of random sizes, many of them empty or on a tile's border."""
-    rng, width, most = np.random.default_rng(0), plan.tile_c[1], present(plan.experts).capacity
-    found = [np.asarray(sizes, np.int64) for sizes in ([0], [1], [0] * (most - 1) + [width + 1])]
-    sizes = [0, 0, 1, width - 1, width, width + 1, 3 * width + 5]
-    for groups in (1, 2, 7, most - 1, most):
-        found += [rng.choice(sizes, groups) for _ in range(3)]
-    return [np.concatenate([[0], np.cumsum(each)]) for each in found]
-
-
 def _tiles_of_experts(plan: Sm90Plan) -> Check:
     """The numbers of all tiles of sample batches against each group's grid."""
-    samples, witness, tiles, row_tiles, experts = _samples(plan), "", 0, 3, present(plan.experts)
+    witness, tiles, row_tiles, experts = "", 0, 3, present(plan.experts)
+    samples = sample_offsets(experts.capacity, plan.tile_c[1])
     for offsets in samples:
         starts, first = expert_tables(plan, offsets, row_tiles)
         wanted = []

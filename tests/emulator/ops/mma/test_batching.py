@@ -85,8 +85,8 @@ def test_a_batch_equals_single_instructions(atom, a: int, b: int, monkeypatch: p
     if atom.a_dtype.bits == 64 and a * b > 4:
         a, b = 1, 3
     calls: list[int] = []
-    whole = module.Run.go
-    monkeypatch.setattr(module.Run, "go", lambda self, fiber: calls.append(self.count) or whole(self, fiber))
+    whole = module.InstructionRun.go
+    monkeypatch.setattr(module.InstructionRun, "go", lambda self, fiber: calls.append(self.count) or whole(self, fiber))
     together, apart = both(atom, a, b, monkeypatch)
     assert calls == [a * b, a * b] and together["y"].any()
     assert np.array_equal(together["y"], apart["y"])

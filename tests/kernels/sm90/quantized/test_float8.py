@@ -22,7 +22,7 @@ from layoutgemm.kernels.quantized.order import PackedOrder
 from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
-from layoutgemm.kernels.sm90.pipeline_model import Hopper
+from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
 from tests import needs
 
@@ -182,12 +182,12 @@ def test_scales_of_columns_and_of_rows_come_before_the_bias() -> None:
 
 
 def test_sums_read_before_their_products_are_done_fail_their_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, right = problem("self")[0], Hopper._apart
+    plan, right = problem("self")[0], HopperPipeline._apart
 
-    def hasty(self: Hopper, earlier: Any) -> Any:
+    def hasty(self: HopperPipeline, earlier: Any) -> Any:
         return tuple(step for step in right(self, earlier) if step != WaitGroup("wgmma", 0))
 
-    monkeypatch.setattr(Hopper, "_apart", hasty)
+    monkeypatch.setattr(HopperPipeline, "_apart", hasty)
     assert "pipeline" in [check.name for check in plan.check().checks if not check]
 
 
