@@ -252,9 +252,12 @@ def _has_gpu(value: Any) -> bool:
 def _marked(torch: ModuleType, done: Any, gpu: bool) -> Any:
     """A result, whose tensors are marked, or not."""
     if isinstance(done, torch.Tensor):
+        plain = type(done) in (torch.Tensor, torch.nn.Parameter)
+        if plain and done.is_meta:  # what a fake tensor wraps; torch holds it to its device
+            return done
         if gpu or on_gpu(done):
             setattr(done, MARK, gpu)
-            if gpu and type(done) in (torch.Tensor, torch.nn.Parameter):  # a fake tensor has no storage
+            if gpu and plain:  # a fake tensor has no storage
                 _MARKED[id(done)] = done
                 if done.layout is torch.strided:
                     storage = done.untyped_storage()

@@ -37,8 +37,10 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
         found = grouped_block_scaled(torch, *args, **kwargs)
         return func(*args, **kwargs) if found is None else found
     short = (torch.float16, torch.bfloat16)
-    kinds = {x.dtype for x in tensors_in(torch, args) if x.dtype in short}
-    if len(kinds) != 1 or kwargs.get("out") is not None:
+    given = list(tensors_in(torch, args))
+    kinds = {x.dtype for x in given if x.is_floating_point()}
+    fake = any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in given)  # of a tracer, without values
+    if fake or len(kinds) != 1 or not kinds <= {*short} or kwargs.get("out") is not None:
         return func(*args, **kwargs)
 
     def wide(x: Any) -> Any:

@@ -67,6 +67,7 @@ class AccessForm:
     space   state space, "" for generic addresses
     kind    type of an element
     count   elements of a vector
+    elements     the offsets of those that a load's kernel uses, or () if it uses all
     noncoherent  whether it reads through the cache of read-only data
     """
 
@@ -75,6 +76,7 @@ class AccessForm:
         # The examples of PTX's "red", and code in use, write the type of a vector before the operation.
         at = next((n for n in range(len(words) - 1, 0, -1) if words[n] in SIZES or words[n] in HALVES), len(words) - 1)
         self.space, self.kind, self.count = "", words.pop(at), 1
+        self.elements: tuple[int, ...] = ()
         self.noncoherent = "nc" in ins.words
         self.strong = next((word for word in ins.words if word in STRONG_WORDS), "")
         has, atomic = {*ins.words}, ins.words[0] in ("atom", "red")
@@ -99,6 +101,7 @@ class PlainForm(AccessForm):
 
     def __init__(self, space: str, size: int) -> None:
         self.space, self.kind, self.count, self.bytes = space, f"b{8 * size}", 1, size
+        self.elements = ()
         self.noncoherent, self.strong, self.flag = False, "", FlagAccess(False, False, False, True, True, False)
 
 
@@ -239,6 +242,10 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0], form)
     address, lanes_of, after = program.address(ins.operands[1]), taken(program, ins), ins.pc + 1
     size, count, kind = form.bytes, form.count, form.kind
+    # A compiler that joins loads may read elements between them, whose registers nothing reads: they order nothing.
+    used = [at for at, register in enumerate(targets) if register is not None and program.is_read(register)]
+    if 0 < len(used) < count and not form.strong:
+        form.elements = tuple([at * size for at in used])
     parameter = None
     if form.space == "param":
         parameter = _load_parameter(targets, width, address, form)
@@ -298,19 +305,34 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.strong:
             learn(fiber, form.flag, offsets, True)
-        watch = machine.global_watch
-        if form.noncoherent and watch is not None and (writer := watch.written_by(offsets, size)) is not None:
-            message = f"{said(fiber, ins)()} reads, as data that is read only, what {writer} wrote in this launch"
-            machine.problem("race", message, fiber, orders="ld.global without .nc reads what has been written.")
-        _touch_global(fiber, ins, offsets, size, lanes, "reads", bool(form.strong))
+        _aligned(offsets, size)
+        for at in form.elements or (0,):
+            _read_global(fiber, ins, form, offsets + at, form.bytes if form.elements else size, lanes)
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)
-    unwritten(fiber, ins, cta, offsets, size, suspect=True)
-    _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "ld.shared")
+    if form.elements:
+        for at in form.elements:
+            unwritten(fiber, ins, cta, offsets + at, form.bytes, suspect=True)
+            _touch_shared(fiber, ins, cta, offsets + at, form.bytes, lanes, "ld.shared", banks=False)
+        _count_banks(fiber, ins, cta, offsets, size, lanes, "ld.shared")
+    else:
+        unwritten(fiber, ins, cta, offsets, size, suspect=True)
+        _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "ld.shared")
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
     if form.strong:
         learn(fiber, form.flag, offsets + (cta.rank << RANK_SHIFT), False)
     return cta.shared.read(offsets, size)
+
+
+def _read_global(
+    fiber: Fiber, ins: PtxInstruction, form: AccessForm, addresses: npt.NDArray[np.int64], size: int, lanes: int
+) -> None:
+    """Check and record a load of global memory."""
+    watch = fiber.machine.global_watch
+    if form.noncoherent and watch is not None and (writer := watch.written_by(addresses, size)) is not None:
+        message = f"{said(fiber, ins)()} reads, as data that is read only, what {writer} wrote in this launch"
+        fiber.machine.problem("race", message, fiber, orders="ld.global without .nc reads what has been written.")
+    _touch_global(fiber, ins, addresses, size, lanes, "reads", bool(form.strong))
 
 
 def said(fiber: Fiber, ins: PtxInstruction | None) -> Callable[[], str]:
@@ -327,10 +349,7 @@ def _touch_global(
 
     same  of a write, whether memory holds what it writes
     """
-    wrong = addresses & size - 1
-    if any_of(wrong):
-        bad = int(addresses[wrong != 0][0])
-        raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
+    _aligned(addresses, size)
     race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong, does in ("reads", "writes"))
     if race is not None:
         message = f"{said(fiber, ins)()} {does} {race}"
@@ -343,6 +362,14 @@ def _touch_global(
         found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same_bytes, None, strong)
         if found is not None:
             fiber.machine.conflict(found, fiber)
+
+
+def _aligned(addresses: npt.NDArray[np.int64], size: int) -> None:
+    """Refuse an address in global memory that is not a multiple of the access's size."""
+    wrong = addresses & size - 1
+    if any_of(wrong):
+        bad = int(addresses[wrong != 0][0])
+        raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
 
 
 def copies_global(
@@ -364,14 +391,24 @@ def _never() -> bool:
 
 def _touch_shared(
     fiber: Fiber, ins: PtxInstruction, cta: Cta, offsets: npt.NDArray[np.int64], size: int, lanes: int, kind: str,
-    event: MemoryEvent | None = None, same: Callable[[], bool] | None = None,
+    event: MemoryEvent | None = None, same: Callable[[], bool] | None = None, banks: bool = True,
 ) -> None:  # fmt: skip
-    """Record an access to shared memory; kind: "ld.shared" or "st.shared"; same: see `PtxMachine.touch`."""
+    """Record an access to shared memory; kind: "ld.shared" or "st.shared"; same: see `PtxMachine.touch`.
+
+    banks  False for one element of an instruction, whose banks are counted together
+    """
     machine, touch = fiber.machine, LaneAccess(lanes, offsets, size)
     what, parts = said(fiber, ins), parts_of(offsets, size)
     machine.touch(fiber, cta, touch.places, kind == "st.shared", what, event, parts=parts, touch=touch, same=same)
-    if machine.banks is not None and cta is fiber.cta:
-        machine.banks.add(ins, kind, size, offsets, lanes)
+    if banks:
+        _count_banks(fiber, ins, cta, offsets, size, lanes, kind)
+
+
+def _count_banks(
+    fiber: Fiber, ins: PtxInstruction, cta: Cta, offsets: npt.NDArray[np.int64], size: int, lanes: int, kind: str
+) -> None:
+    if fiber.machine.banks is not None and cta is fiber.cta:
+        fiber.machine.banks.add(ins, kind, size, offsets, lanes)
 
 
 def _touch_strongly(

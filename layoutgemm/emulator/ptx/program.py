@@ -14,7 +14,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -222,6 +222,19 @@ class Program:
             written |= ("cc" in ins.words) << self.index[CARRY]
             read |= (ins.words[0] in CARRIED) << self.index[CARRY]
         return written, read
+
+    @cached_property
+    def _read_anywhere(self) -> int:
+        out = 0
+        for needed in self.needs:
+            out |= needed
+        for ins in self.kernel.instructions:
+            out |= 1 << self.index[ins.predicate] if ins.predicate is not None else 0
+        return out
+
+    def is_read(self, register: int) -> bool:
+        """True if an instruction of the kernel reads a register."""
+        return bool(self._read_anywhere >> register & 1)
 
     def reads_special(self, name: str) -> bool:
         """True if an instruction reads a special register."""

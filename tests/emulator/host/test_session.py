@@ -141,6 +141,27 @@ def test_the_default_device_and_what_scripts_call_besides() -> None:
         torch.cuda.set_rng_state(torch.cuda.get_rng_state())
 
 
+def test_tracing_with_fake_tensors() -> None:
+    """A tracer's tensors stand for ones on the GPU; they wrap tensors of the device "meta"."""
+    torch = needs.module("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx, snapshot_fake
+
+    with emulated_gpu("hopper"):
+        x = torch.ones(2, 3, dtype=torch.bfloat16, device="cuda")
+        assert torch.empty_like(x, device="meta").device.type == x.to("meta").device.type == "meta"
+        graph = make_fx(lambda a: (a @ a.T).float() + a.sum(), tracing_mode="fake")(x)
+        assert graph(x).tolist() == [[9.0, 9.0], [9.0, 9.0]]
+        with FakeTensorMode() as mode:
+            fake = mode.from_tensor(x).detach()
+            product = torch.mm(fake, fake.T)
+            assert (product.dtype, product.shape, fake.device.type) == (torch.bfloat16, (2, 2), "cuda")
+            assert snapshot_fake(fake).device.type == "cuda"
+            assert torch.addmm(product.float(), fake, fake.T).dtype == torch.float32
+        with pytest.raises(RuntimeError, match="dtype"):
+            torch.addmm(torch.zeros(2, 2, device="cuda"), x, x.T)
+
+
 def test_products_of_short_floats_add_16_elements_at_a_time() -> None:
     """A script may ask for equal bits of its kernel and of torch."""
     torch.manual_seed(0)

@@ -88,6 +88,23 @@ def test_uninitialised_shared_memory():
     assert go("st.shared.u32 [%r28], 0; red.shared.add.u32 [%r28], 1;").kinds == []
 
 
+@pytest.mark.parametrize("space", ["shared", "global"])
+@pytest.mark.parametrize(("used", "races"), [((0, 2), False), ((0, 1), True), ((3,), False)])
+def test_elements_of_a_vector_that_nothing_reads_race_with_nothing(space, used, races):
+    """Compilers join loads of neighbours, and read what lies between them."""
+    at = "[%r29]" if space == "shared" else "[%a]"
+    start = "setp.lt.u32 %p0, %r30, 32; mov.b32 %r20, 5;"
+    if space == "shared":
+        start += "setp.eq.u32 %p2, %r30, 0; @%p2 st.shared.v4.b32 [%r29], {%r20, %r20, %r20, %r20}; bar.sync 0;"
+    store = f"@%p0 bra $store; ld.{space}.v4.b32 {{%r1, %r2, %r3, %r4}}, {at};"
+    store += (
+        "".join(f"st.global.u32 [%d1+{4 * n}], %r{1 + n};" for n in used) + "ret; $store: setp.eq.u32 %p1, %r30, 0;"
+    )
+    store += f"@%p1 st.{space}.u32 {at.replace(']', '+4]')}, %r20;"  # element 1
+    found = run(HEAD + SLOT + start + store, {**buffers(), "out": np.zeros(1024, np.uint8)}, block=64, shared=1024)
+    assert [finding.kind for finding in found.findings] == ["race"] * races
+
+
 def test_races_of_ordinary_accesses():
     body = "xor.b32 %r31, %r30, 32; and.b32 %r30, %r30, 31; mad.lo.u32 %r27, %r31, 16, %r29;"
     body = "mad.lo.u32 %r28, %r30, 16, %r29;" + body + "st.shared.u32 [%r28], %r30;"
