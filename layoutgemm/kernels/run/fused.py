@@ -82,13 +82,14 @@ def _on_cpu(
 
 
 def _beside(plan: Plan) -> tuple[str, ...]:
-    """Names of operands beside the epilogue's: tables, offsets, row indices, further matrices, numbers."""
+    """Names of operands beside the epilogue's: tables, offsets, row indices, matrices, numbers, a prologue's."""
     if not isinstance(plan, Sm90Plan):
         return ()
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
     groups = [plan.groups.name] if plan.groups is not None else []
     rows = plan.indexed.names if plan.indexed is not None else ()
-    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given)
+    vectors = plan.prologue.names if plan.prologue is not None else ()
+    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given, *vectors)
 
 
 __all__ = ["run_fused"]

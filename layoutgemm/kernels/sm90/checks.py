@@ -38,8 +38,8 @@ from .indexed.checks import indexed_checks
 from .indexed.copies import GatheredOperand
 from .mainloop import COPY_ARRIVALS, product_of, products_check, promotion_check
 from .multicast import uneven_shares
+from .operands.fragment_loads import fragment_load_checks, product_groups
 from .operands.pair import pair_check
-from .operands.prologue import product_groups, prologue_checks
 from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .pipeline_model import HopperPipeline
 from .plan import WARPS_OF_GROUP, Sm90Plan
@@ -87,7 +87,7 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     if plan.indexed is not None:
         checks += indexed_checks(plan)
     if plan.prologue is not None:
-        checks += prologue_checks(plan)
+        checks += fragment_load_checks(plan)
     if plan.gathers:
         checks += [*_multiplied(plan.a, plan.mma), _blocks(plan, plan.a, plan.config.warpgroups_of_tile)]
     mapped = [(plan.a, plan.config.warpgroups_of_tile)] if plan.weights is None and not plan.gathers else []
@@ -244,7 +244,7 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
         "exhaustion",
         problem,
     )
-    by_threads = name == "A" and plan.prologue is not None  # A goes through registers: `prologue_checks`
+    by_threads = name == "A" and plan.prologue is not None  # A goes through registers: `fragment_load_checks`
     bijective, *read = [bijective_tile("tile A", tile)] if by_threads else _multiplied(operand, plan.mma)
     return [bijective, filled, shares, *read, _blocks(plan, operand, groups)]
 

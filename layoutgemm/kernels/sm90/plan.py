@@ -446,7 +446,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     def reads_by_name(self) -> bool:
         """True if a run takes operands by name beside an epilogue's: tables, groups, further matrices, the order's."""
         named = self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
-        named = named or self.indexed is not None or (self.prologue is not None and bool(self.prologue.operands))
+        named = named or self.indexed is not None or self.prologue is not None
         return named or bool(self.further or self.numbers_given)
 
     @property
@@ -722,8 +722,9 @@ class _Request:
             named += ["masked groups"] * (ragged is not None and ragged.masked)
             check_indexed(indexed, sizes, config, (a, c), ragged is not None, named)
         if prologue is not None:
-            parts = {"mainloop": mainloop, "ragged": ragged, "along_k": along_k, "pair": pair, "weights": weights}
-            check_prologue(prologue, config, a, b, {**parts, "experts": experts, "indexed": indexed})
+            beside: dict[str, object] = {"mainloop": mainloop, "ragged": ragged, "along_k": along_k, "pair": pair}
+            beside |= {"weights": weights, "experts": experts, "indexed": indexed}
+            check_prologue(prologue, config, a, b, beside)
         parts_of_k = mainloop, ragged, along_k, pair
         return cls(sizes, (a, b, c), config, epilogue, gated, *parts_of_k, weights, experts, indexed, prologue)
 

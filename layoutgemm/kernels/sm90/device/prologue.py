@@ -26,7 +26,8 @@ from ...dsl.fp8 import floats_of
 from ...dsl.packed_weights import RegisterWgmma
 from ...plan import present
 from ...store import ROWS
-from ..operands.prologue import Place, PrologueOperand, loads_of, product_groups
+from ..operands.fragment_loads import loads_of, product_groups
+from ..operands.prologue import Place, PrologueOperand
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 
@@ -126,7 +127,7 @@ class PrologueFragments(bridge.Carried):
 
     @property
     def values(self) -> list[tuple[tuple[int, int], tuple[Int32, Int32]]]:
-        """Of each value of a fragment: (row, column) where thread 0 has it, and where this thread has it."""
+        """A fragment's values: each one's (row, column) in thread 0 and in this thread."""
         count = int(self.plan.mma.layout_A[1].size)
         coords = self.plan.mma.coords("A")
         found = []
@@ -169,7 +170,7 @@ class PrologueFragments(bridge.Carried):
         return found
 
     def load_words(self, tile: cute.Pointer, block: int) -> list[list[Int32]]:
-        """The registers of a block's K tile as they lie in the stage, by the instruction that takes them."""
+        """The registers of a block's K tile, as in the stage, by instruction."""
         transposed, words = self.loads.tile.major == "MN", []
         for step in range(self.loads.steps):
             base, further = self.loads.places.of[block, step]
