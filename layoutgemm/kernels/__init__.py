@@ -23,6 +23,7 @@ from .sm90.config import Sm90Tuning
 from .sm90.grouped import Ragged
 from .sm90.indexed.rows import IndexedRows, RowIndices
 from .sm90.mainloop import Promoted, Table
+from .sm90.operands.prologue import Prologue, PrologueOperand
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm100.plan import Sm100Config, Sm100Plan
 from .streamed.plan import StreamedConfig, StreamedPlan
@@ -34,6 +35,8 @@ __all__ = [
     "GemmResult",
     "IndexedRows",
     "Operand",
+    "Prologue",
+    "PrologueOperand",
     "Promoted",
     "Ragged",
     "RowIndices",

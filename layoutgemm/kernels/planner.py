@@ -23,9 +23,11 @@ from .orders import Order, columns_of_order, diagonal_pattern
 from .plan import GemmPlan
 from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
+from .sm90.choose.prologue import prologue_config
 from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate, spare_of_sums
 from .sm90.gated import combination
 from .sm90.operands.combined import Combined
+from .sm90.operands.prologue import Prologue
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
 from .sm90.types import operands
@@ -49,6 +51,7 @@ def plan(
     epilogue: Epilogue | None = None,
     gated: Combined | str | None = None,
     order: Order | None = None,
+    prologue: Prologue | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -62,6 +65,7 @@ def plan(
     gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns; or a function of the sums of several matrices B
     order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
               columns as that share of the tiles has
+    prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -83,6 +87,8 @@ def plan(
         refused: LayoutError | None = None
         columns = n if order is None else columns_of_order(order, m, n)
         rule = _for_hopper(m, columns, k, batch, a, b, c, gates)
+        if prologue is not None:
+            rule = chain([prologue_config(m, columns, batch)], SPARE)
         if order is not None:
             rule = _for_order(order, rule, (m, n, columns))
             triangle = _triangle(order)
@@ -92,12 +98,15 @@ def plan(
         for each in (chosen,) if chosen else rule:
             try:
                 return Sm90Plan.derive(
-                    m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates, order=order
+                    m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates, order=order,
+                    prologue=prologue,
                 )  # fmt: skip
             except LayoutError as error:
                 refused = refused or error
         assert refused is not None
         raise refused
+    if prologue is not None:
+        raise PlanError(f"prologue: the kernel of {target.name} multiplies A as it is; sm_90a has a prologue")
     if gates is not None:
         raise PlanError(f"gated = {gated}: the kernel of {target.name} has no gated products")
     if kind is Sm100Config:

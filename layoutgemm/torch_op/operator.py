@@ -20,6 +20,7 @@ from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
+from ..kernels.sm90.operands.prologue import Prologue
 from ..moved import old_names
 from .autograd.kept import MAX_KEPT, kept_gradients, recorder
 from .autograd.products import gradients, stand_in
@@ -58,6 +59,7 @@ from .indexed.product import IndexedOperands
 from .launch import PreparedProblem, empty_on_gpu, raw_stream
 from .library import bias_gradient, dispatched, recorded_product
 from .operands.pairs import matmul_pairs
+from .operands.prologue import prologue_product
 from .operands.several import Combine, matmul_combined
 from .ordered import ordered_product
 from .prepared import PREPARED, Config, choice_of, mark_written
@@ -91,6 +93,7 @@ def matmul(
     out_rows: torch.Tensor | None = None,
     row_weights: torch.Tensor | None = None,
     copy_rows: bool | None = None,
+    prologue: Prologue | None = None,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -131,6 +134,9 @@ def matmul(
     out_rows    likewise: row i of the product is row out_rows[i] of the result, which has zeros elsewhere. An `out` may
                 have more rows, and keeps those that no index names. An index may not repeat
     row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
+    prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
+                that it reads. Of bfloat16 and float16, in the kernel of compute capability 9.0. With bias and
+                activation; no epilogue, order or rows. See `torch_op.operands.prologue`
                 On the CPU an index outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
@@ -159,6 +165,10 @@ def matmul(
     """
     if TYPE_CHECKING:
         assert isinstance(a, _Tensor) and isinstance(b, _Tensor)  # two tuples are told apart behind the fast path
+    if prologue is not None:
+        alone = {"epilogue": epilogue, "combine": combine, "order": order, "rows": rows, "out_rows": out_rows}
+        others = {**alone, "row_weights": row_weights, "copy_rows": copy_rows}
+        return _with_prologue(a, b, prologue, given, others, bias, activation, out, config, out_dtype)
     if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
         if combine is not None and isinstance(b, (tuple, list)) and rows is not None:
             alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
@@ -578,6 +588,25 @@ def _with_combined_rows(
     if copy_rows is not None and not copy_rows:
         raise OperandError("copy_rows=False: of several matrices, A's rows are copied first")
     return combined_rows(a, b, rows, combine, given, out, config, out_dtype)
+
+
+def _with_prologue(
+    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, object] | None,
+    others: Mapping[str, object], bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None,
+    config: Config | None, out_dtype: torch.dtype | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product of a function of a's elements."""
+    if isinstance(a, (tuple, list)) or isinstance(b, (tuple, list)):
+        raise OperandError("prologue: of one a and one b, not of several")
+    if _is_compiling():
+        refuse("prologue= is a launch of its own, not under torch.compile")
+    for name, value in others.items():
+        if value is not None:
+            raise OperandError(f"{name} and prologue: a prologue goes with bias and activation alone")
+    return prologue_product(
+        a, b, prologue, {} if given is None else given, bias=bias, activation=activation, out=out, config=config,
+        out_dtype=out_dtype,
+    )  # fmt: skip
 
 
 def _with_order(

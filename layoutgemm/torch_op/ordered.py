@@ -98,7 +98,7 @@ def _plan_for(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, order: Order,
         raise OperandError(f"config is one of sm_90a's kernel, and {a.device} runs {on[0]}")
     if choice is not None and choice.swapped:
         raise OperandError("config is of the transposed product (swapped), and an order is of C itself")
-    names = f"{NAMES[a.dtype]}:{_order_of(a, 'row')}", f"{NAMES[b.dtype]}:{_order_of(b, 'col')}", _NAMES_OF_C[kind]
+    names = f"{NAMES[a.dtype]}:{order_of(a, 'row')}", f"{NAMES[b.dtype]}:{order_of(b, 'col')}", _NAMES_OF_C[kind]
     batch = a.shape[0] if a.ndim > 2 else 1
     sizes = a.shape[-2], b.shape[-1], a.shape[-1], batch
     return _plan(sizes, names, order, None if choice is None else choice.config, on)
@@ -150,7 +150,7 @@ def _by_mma_sync(
     raise refused
 
 
-def _order_of(x: torch.Tensor, k_major: str) -> str:
+def order_of(x: torch.Tensor, k_major: str) -> str:
     """The order in which a kernel reads an operand: 8-bit types and tf32 with K contiguous alone."""
     if x.dtype not in (torch.bfloat16, torch.float16):
         return k_major

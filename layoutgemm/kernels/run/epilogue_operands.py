@@ -55,6 +55,8 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
         found[name] = global_matrix(replace(operand, name=name), value, [], True)
     for name in plan.numbers_given:
         found[name] = np.float32(host_number(name, given[name]))
+    if plan.prologue is not None:
+        found |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch))
     return {**found, **order_values(plan, given)}
 
 
@@ -75,6 +77,11 @@ def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     for name in plan.indexed.names if plan.indexed is not None else ():
         if rest.pop(name, None) is None:
             raise OperandError(f"{name} is missing: {present(plan.indexed).missing}, {indexed_rows(plan)} numbers")
+    for operand in plan.prologue.operands if plan.prologue is not None else ():
+        if rest.pop(operand.name, None) is None:
+            raise OperandError(
+                f"{operand.name} is missing: the prologue reads {', '.join(present(plan.prologue).names)}"
+            )
     if rest and plan.mainloop is None:
         raise OperandError(f"given = {', '.join(rest)}: the plan reads no such thing")
     return rest
@@ -111,6 +118,9 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
         kind = np.int32 if part.kind == "i32" else np.int64
         words += [np.ascontiguousarray(values[name], kind), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
     words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if plan.copies_rows else []
+    for operand in plan.prologue.operands if plan.prologue is not None else ():
+        bits = np.ascontiguousarray(operand.dtype.encode(np.asarray(values[operand.name]).astype(np.float32)))
+        words += [bits, bits.shape[-1] if bits.ndim > 1 else 0]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
@@ -161,6 +171,14 @@ def words_of_tensors(
             raise OperandError(f"{name} has stride {indices.stride(0)}: one after the other")
         words += [indices.data_ptr(), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
+    for operand in plan.prologue.operands if plan.prologue is not None else ():
+        value, want = given[operand.name], operand.shape(plan.m, plan.k, plan.batch)
+        kind = {"f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16"}[operand.dtype.name]
+        of = "row" if operand.axis == "m" else "column"
+        _check_tensor(operand.name, value, kind, want, device, f", a number for each {of} of a")
+        if value.stride(-1) != 1 and value.shape[-1] > 1:
+            raise OperandError(f"{operand.name} has stride {value.stride(-1)}: one after the other")
+        words += [value.data_ptr(), value.stride(0) if value.ndim > 1 else 0]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 

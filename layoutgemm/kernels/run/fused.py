@@ -88,13 +88,14 @@ def _behind(plan: Plan, given: Mapping[str, object]) -> tuple[object, ...]:
 
 
 def _beside(plan: Plan) -> tuple[str, ...]:
-    """Names of operands beside the epilogue's: tables, offsets, row indices, further matrices, numbers, an order's."""
+    """Names of what is read beside the epilogue's operands: of main loop, groups, rows, matrices, order, prologue."""
     if not isinstance(plan, Sm90Plan):
         return given_names(plan)
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
     groups = [plan.groups.name] if plan.groups is not None else []
     rows = plan.indexed.names if plan.indexed is not None else ()
-    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given, *given_names(plan))
+    vectors = plan.prologue.names if plan.prologue is not None else ()
+    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given, *vectors, *given_names(plan))
 
 
 __all__ = ["run_fused"]

@@ -8,10 +8,12 @@ from ...atoms.copy.base import WARP
 from ...checks import shared_memory_of
 from ...checks.budgets import launch_registers, role_registers
 from ...report import Check
+from ..plan import present
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_of
 from ..quantized.order import WORDS
 from .config import loader_threads
 from .mainloop import product_of, table_registers
+from .operands.fragment_loads import loads_of, product_groups
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
@@ -102,7 +104,7 @@ def _registers(plan: Sm90Plan) -> list[Check]:
     held, read = accumulators * plan.mma.accumulator_registers, table_registers(plan)
     if promoted:
         held += product_of(plan)[0].accumulator_registers - plan.mma.accumulator_registers
-    read += _packed_registers(plan) if packed else 0
+    read += _packed_registers(plan) if packed else _prologue_registers(plan) if plan.prologue is not None else 0
     at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
     beside = HELD_PROMOTED if promoted else HELD_PACKED if packed else HELD
     have = plan.registers[1] if plan.registers is not None else at_launch
@@ -114,6 +116,7 @@ def _registers(plan: Sm90Plan) -> list[Check]:
             f"{accumulators} accumulator(s) {held}"
             + f" + tables {read}" * promoted
             + f" + fragments and words of weights {read}" * packed
+            + f" + fragments and numbers of a prologue {read}" * (plan.prologue is not None)
             + f" + descriptors, addresses and counters {beside} = {held + read + beside} registers "
             f"of a consumer <= {have} {source}",
             over <= 0,
@@ -129,6 +132,15 @@ def _registers(plan: Sm90Plan) -> list[Check]:
         }
         checks.append(replace(role_registers(plan.arch, roles), name="setmaxnreg"))
     return checks
+
+
+def _prologue_registers(plan: Sm90Plan) -> int:
+    """Registers of a block's K tile, of the fragments of two groups, and of the numbers of rows and columns."""
+    loads, prologue = loads_of(plan), present(plan.prologue)
+    words = loads.steps * plan.mma.registers("A")
+    rows, columns = 2 * plan.blocks, 4 * loads.steps  # of a thread's values of A
+    numbers = sum(rows if operand.axis == "m" else columns for operand in prologue.operands)
+    return int(words + 2 * words // product_groups(plan) + numbers)
 
 
 def _packed_registers(plan: Sm90Plan) -> int:

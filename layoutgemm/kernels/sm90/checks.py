@@ -38,6 +38,7 @@ from .indexed.checks import indexed_checks
 from .indexed.copies import GatheredOperand
 from .mainloop import COPY_ARRIVALS, product_of, products_check, promotion_check
 from .multicast import uneven_shares
+from .operands.fragment_loads import fragment_load_checks, product_groups
 from .operands.pair import pair_check
 from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .pipeline_model import HopperPipeline
@@ -66,6 +67,7 @@ def check_sm90(plan: Sm90Plan) -> Report:
         "experts",
         "triangles",
         "indexed",
+        "prologue",
     )
     more = {name: getattr(plan, name) for name in names} | asked_order(plan)
     return checked(plan, _checks, **more)
@@ -84,6 +86,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks += packed_checks(plan, plan.config.warpgroups_of_tile)
     if plan.indexed is not None:
         checks += indexed_checks(plan)
+    if plan.prologue is not None:
+        checks += fragment_load_checks(plan)
     if plan.gathers:
         checks += [*_multiplied(plan.a, plan.mma), _blocks(plan, plan.a, plan.config.warpgroups_of_tile)]
     mapped = [(plan.a, plan.config.warpgroups_of_tile)] if plan.weights is None and not plan.gathers else []
@@ -159,11 +163,18 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         column_parts=product_of(plan)[2],
         numbers=bool(plan.numbers.parts),
         bulk_numbers=plan.numbers.bulk_bytes if plan.numbers_warp is not None else 0,
-        packed=plan.a.product_groups(plan.blocks) if plan.weights is not None else 0,
+        packed=_groups_of_registers(plan),
         apart=plan.a.sums if plan.sums_apart else 0,
         by_warps=plan.products is not None,
         gathers=plan.gathers,
     )
+
+
+def _groups_of_registers(plan: Sm90Plan) -> int:
+    """Groups of products of a K tile whose A threads hold; 0 of an A in shared memory."""
+    if plan.weights is not None:
+        return int(plan.a.product_groups(plan.blocks))
+    return product_groups(plan) if plan.prologue is not None else 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- tiles
@@ -233,7 +244,8 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
         "exhaustion",
         problem,
     )
-    bijective, *read = _multiplied(operand, plan.mma)
+    by_threads = name == "A" and plan.prologue is not None  # A goes through registers: `fragment_load_checks`
+    bijective, *read = [bijective_tile("tile A", tile)] if by_threads else _multiplied(operand, plan.mma)
     return [bijective, filled, shares, *read, _blocks(plan, operand, groups)]
 
 

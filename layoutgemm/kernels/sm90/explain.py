@@ -18,6 +18,7 @@ from .gated import Gated
 from .grouped import explain_ragged
 from .indexed.checks import explain_indexed
 from .mainloop import explain_mainloop, product_of
+from .operands.prologue import explain_prologue
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import explain_experts
 from .quantized.explain import explain_packed
@@ -189,6 +190,8 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
         lines += explain_experts(plan)
     if plan.indexed is not None:
         lines += explain_indexed(plan)
+    if plan.prologue is not None:
+        lines += explain_prologue(plan)
     if plan.triangles is not None:
         share = share_of_work(plan, plan.order.schedule.table(across))
         lines.append(f"{plan.triangles}: {share:.1%} of the K tiles of these tiles of C, the others are zeros")

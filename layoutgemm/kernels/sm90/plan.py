@@ -52,6 +52,7 @@ from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import NamedBarriers
 from .operands.combined import Combined, check_combined, side_by_side
 from .operands.pair import SecondPair, check_maps, check_pair, pair_of
+from .operands.prologue import Prologue, check_prologue
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
 from .quantized.warp_products import WarpProducts, warp_products
@@ -94,6 +95,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     mirror        the second store of a symmetric product, or None
     indexed       the row indices of A or of C, or None; A is a GatheredOperand unless its rows are copied first. See
                   `kernels.sm90.indexed.rows`
+    prologue      the function of A's elements, or None: see `kernels.sm90.operands.prologue`
     """
 
     m: int
@@ -131,6 +133,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     triangles: Triangles | None = None
     mirror: StorePlan | None = None
     indexed: IndexedRows | None = None
+    prologue: Prologue | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
@@ -221,6 +224,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         order: Order | None = None,
         triangles: Triangles | None = None,
         indexed: IndexedRows | None = None,
+        prologue: Prologue | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -250,6 +254,8 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         triangles        A or B is triangular, and K tiles of zeros are skipped: see `triangular.operands`
         indexed          A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows:
                          see `kernels.sm90.indexed.rows`
+        prologue         a function of A's elements, in registers before they are multiplied: see
+        `kernels.sm90.operands.prologue`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -271,12 +277,15 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
             weights,
             experts,
             indexed,
+            prologue,
         )
         if shards is not None:
             kernel.check_shards(shards)
             kernel = replace(kernel, shards=shards)
         if indexed is not None and triangles is not None:
             raise PlanError(f"triangles: a product with indexed rows takes none; {_NOT_INDEXED['triangles']}")
+        if prologue is not None and triangles is not None:
+            raise PlanError("triangles: a product with a prologue takes none")
         for name, part in (("shards", shards), ("weights", weights)):
             if part is not None and (order is not None or triangles is not None):
                 raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
@@ -342,6 +351,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
             triangles=triangles,
             mirror=kernel.mirror(store, schedule),
             indexed=kernel.indexed,
+            prologue=kernel.prologue,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -351,7 +361,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         return (
             bool(self.epilogue)
             or self.weights is not None
-            or any(part is not None for part in (self.mainloop, self.groups, self.shards, self.indexed))
+            or any(part is not None for part in (self.mainloop, self.groups, self.shards, self.indexed, self.prologue))
             or any(part is not None and part.words for part in self._own)
         )
 
@@ -363,9 +373,12 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     @property
     def _own(
         self,
-    ) -> tuple[Promoted | Ragged | AlongK | Shards | Combined | SecondPair | Schedule | IndexedRows | None, ...]:
+    ) -> tuple[
+        Promoted | Ragged | AlongK | Shards | Combined | SecondPair | Schedule | IndexedRows | Prologue | None, ...
+    ]:
         """Parts that may take words, in the order after the epilogue's."""
-        return self.mainloop, self.groups, self.shards, self.gated, self.pair, self.order.schedule, self.indexed
+        first = self.mainloop, self.groups, self.shards, self.gated, self.pair
+        return *first, self.order.schedule, self.indexed, self.prologue
 
     @property
     def gathers(self) -> bool:
@@ -431,7 +444,8 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     def reads_by_name(self) -> bool:
         """True if a run takes operands by name beside an epilogue's: tables, groups, further matrices, the order's."""
         named = self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
-        return named or self.indexed is not None or bool(self.further or self.numbers_given)
+        named = named or self.indexed is not None or self.prologue is not None
+        return named or bool(self.further or self.numbers_given)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -593,6 +607,8 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         if self.gathers or self.scatters:
             which = "Sm90IndexedKernel" if self.ragged is None else "Sm90IndexedGroupsKernel"
             return f"sm90.device.indexed:{which}"
+        if self.prologue is not None:
+            return "sm90.device.prologue:Sm90PrologueKernel"
         if self.ragged is not None:
             which = "Sm90RaggedKernel" if self.mainloop is None else "Sm90RaggedPromotedKernel"
             return f"sm90.device.grouped:{which}"
@@ -616,6 +632,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
             + (f", {self.triangles}" if self.triangles is not None else "")
             + (", each tile off the diagonal stored twice" if self.mirror is not None else "")
             + (f", {self.indexed}" if self.indexed is not None else "")
+            + (f", {self.prologue}" if self.prologue is not None else "")
         )
 
 
@@ -650,6 +667,7 @@ class _Request:
     weights: QuantizedFormat | None = None
     experts: Ragged | None = None
     indexed: IndexedRows | None = None
+    prologue: Prologue | None = None
     shards: Shards | None = None
 
     @classmethod
@@ -659,7 +677,7 @@ class _Request:
         epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
         groups: tuple[Ragged | None, AlongK | None], pair: SecondPair | None, weights: QuantizedFormat | None = None,
         experts: Ragged | None = None,
-        indexed: IndexedRows | None = None,
+        indexed: IndexedRows | None = None, prologue: Prologue | None = None,
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
         ragged, along_k = groups
@@ -701,8 +719,12 @@ class _Request:
             named = [name for name, part in taken.items() if part is not None]
             named += ["masked groups"] * (ragged is not None and ragged.masked)
             check_indexed(indexed, sizes, config, (a, c), ragged is not None, named)
+        if prologue is not None:
+            beside: dict[str, object] = {"mainloop": mainloop, "ragged": ragged, "along_k": along_k, "pair": pair}
+            beside |= {"weights": weights, "experts": experts, "indexed": indexed}
+            check_prologue(prologue, config, a, b, beside)
         parts_of_k = mainloop, ragged, along_k, pair
-        return cls(sizes, (a, b, c), config, epilogue, gated, *parts_of_k, weights, experts, indexed)
+        return cls(sizes, (a, b, c), config, epilogue, gated, *parts_of_k, weights, experts, indexed, prologue)
 
     @property
     def gathers(self) -> bool:
@@ -715,7 +737,7 @@ class _Request:
 
     def check_shards(self, shards: Shards) -> None:
         """Raise PlanError for what a kernel of shards does not have."""
-        names = ("gated", "mainloop", "ragged", "along_k", "pair", "weights", "indexed")
+        names = ("gated", "mainloop", "ragged", "along_k", "pair", "weights", "indexed", "prologue")
         for name, part in [(name, getattr(self, name)) for name in names]:
             if part is not None:
                 raise PlanError(f"{name}: a product of shards takes none")
@@ -739,7 +761,7 @@ class _Request:
     @property
     def named(self) -> list[str]:
         """Names of the arguments that ask for more than a plain product."""
-        names = ("gated", "mainloop", "ragged", "along_k", "pair")
+        names = ("gated", "mainloop", "ragged", "along_k", "pair", "prologue")
         return [name for name in names if getattr(self, name) is not None]
 
     @property
@@ -828,7 +850,7 @@ class _Request:
         """The wgmma of so many columns, as the DSL issues it."""
         a, b, _ = self.operands
         sums = accumulator_of(a.dtype)
-        source = "smem" if self.weights is None else "rmem"
+        source = "smem" if self.weights is None and self.prologue is None else "rmem"
         return wgmma(columns, a.dtype, b.dtype, sums, source, saturate=sums == "i32")
 
     def tile_k(self, atom: MmaAtom) -> int:
@@ -843,7 +865,10 @@ class _Request:
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.cluster
         matrices = batch > 1 and self.along_k is None
         batched_a, batched_b = matrices and not self.joined_rows, matrices or self.joined_rows
-        a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batched_a)
+        by_descriptor = atom  # A's tile is that of a product from shared memory, wherever it goes from there
+        if self.prologue is not None:
+            by_descriptor = wgmma(tile_n, a_spec.dtype, b_spec.dtype, atom.c_dtype)
+        a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, by_descriptor), along_n, batched_a)
         if config.loaded_a_rows is not None:
             a_plan = few_rows(a_plan, config.loaded_a_rows, batched_a)
             check_rows(config, m)

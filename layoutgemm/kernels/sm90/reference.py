@@ -42,6 +42,7 @@ from .grouped import STOP, store_extents, store_place, tables
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
 from .operands.pair import SECOND, place_in_pairs
+from .operands.prologue import prologue_values
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import expert_tables
 from .quantized.reference import block_in_stage, load_blocks, scales_in_stage
@@ -108,6 +109,7 @@ class _Block:
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
         self.loaded = 0  # k tiles so far, over all output tiles
         self.origin: dict[str, int] = {}
+        self.first_k = 0  # of the K tile that was loaded last
         self.sums: dict[tuple[int, int], Values] = {}  # (consumer, block of rows) -> accumulator
         self.totals: dict[tuple[int, int], Values] = {}  # of a main loop that promotes
         self.numbers: dict[tuple[str, int, int], list[Values]] = {}  # of its tables, in registers: a list of K blocks
@@ -198,6 +200,7 @@ class _Cluster:
                 block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
+                block.first_k = origin["k"]
                 of_a, of_b = [self.a], self.matrices_b
                 if plan.pair is not None:
                     place = place_in_pairs(first + at, tile_count(plan.k, plan.tile[2]), plan.tile[2], either)
@@ -273,6 +276,9 @@ class _Cluster:
         if plan.weights is not None:
             self._packed_product(block, (consumer, number), of_rows, stage)
             return
+        if plan.prologue is not None:
+            self._prologue_product(block, (consumer, number), of_rows, stage)
+            return
         a = plan.a.descriptor
         half, b, parts = product_of(plan)
         first_a = self._stage(block, plan.a, stage) + a.mn_steps[of_rows] - a.mn_steps[0]
@@ -285,6 +291,18 @@ class _Cluster:
                 word_b = b.base.at(first_b + step_b + b.mn_steps[part] - b.mn_steps[0]).word
                 columns.append(wgmma_product(half, block.smem, word_a, a.major, word_b, b.major))
             product = columns[0] if parts == 1 else np.concatenate(columns, axis=1)
+            block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
+
+    def _prologue_product(self, block: _Block, key: tuple[int, int], of_rows: int, stage: int) -> None:
+        """A K tile of f(A), each instruction's share from registers, times B's K blocks."""
+        plan, b = self.plan, self.plan.b.descriptor
+        first_b = self._stage(block, plan.b, stage)
+        place = block.origin["m"] + ROWS * of_rows, block.first_k, block.origin["l"]
+        tile = self._stage(block, plan.a, stage)
+        for number, step in enumerate(b.k_steps):
+            values = prologue_values(plan, self.given, block.smem, tile, (of_rows, number), place)
+            word = b.base.at(first_b + step).word
+            product = register_product(plan.mma, block.smem, values, word, b.major)
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
     def _packed_product(self, block: _Block, key: tuple[int, int], of_rows: int, stage: int) -> None:

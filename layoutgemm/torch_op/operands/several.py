@@ -44,6 +44,10 @@ class TorchMath:
     def __init__(self, like: torch.Tensor):
         self._like = like
 
+    def to_float(self, x: torch.Tensor) -> torch.Tensor:
+        """Coordinates, of the tensors' type."""
+        return x.to(self._like.dtype)
+
     def constant(self, value: float) -> torch.Tensor:
         """A number, on the tensors' device and of their type."""
         return torch.tensor(value, dtype=self._like.dtype, device=self._like.device)
@@ -55,6 +59,9 @@ class TorchMath:
     tanh, erf, sigmoid = (staticmethod(f) for f in (torch.tanh, torch.erf, torch.sigmoid))
     normal = staticmethod(torch.special.ndtr)
     maximum, minimum = staticmethod(torch.fmax), staticmethod(torch.fmin)
+    largest, smallest = staticmethod(torch.maximum), staticmethod(torch.minimum)
+    floordiv, mod = staticmethod(torch.floor_divide), staticmethod(torch.remainder)
+    and_, or_, xor = (staticmethod(f) for f in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor))
 
 
 def matmul_combined(

@@ -1,0 +1,200 @@
+"""A Hopper GEMM with a function of A's elements: fragments by ldmatrix, computed in f32, multiplied from registers.
+
+    role        does
+    --------    -------------------------------------------------------------------------------------------------------
+    loader      as in `device.gemm`
+    consumer    for each tile: reads the numbers of its rows. For each K tile: reads those of its columns, waits for the
+                stage; for each block of 64 rows: loads and computes the fragments, while the products of the block
+                before run, multiplies them with B from shared memory, and waits for the products before
+
+A stage is released behind the first products of the next K tile: all that read it are done then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from ...dsl import bridge
+from ...dsl import math as element
+from ...dsl.ampere import load_fragment
+from ...dsl.fp8 import floats_of
+from ...dsl.packed_weights import RegisterWgmma
+from ...plan import present
+from ...store import ROWS
+from ..operands.fragment_loads import loads_of, product_groups
+from ..operands.prologue import Place, PrologueOperand
+from ..plan import Sm90Plan
+from .fused import Sm90FusedKernel
+
+Numbers = dict[tuple[Any, ...], Float32]  # of an operand, by its name and its place in thread 0's fragments
+
+
+class Sm90PrologueKernel(Sm90FusedKernel):
+    """The production kernel with f(A) in place of A."""
+
+    def job_of(
+        self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
+        c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
+    ) -> bridge.Carried:  # fmt: skip
+        """The same, and K, beyond which A is 0."""
+        return super().job_of(shared, place, sizes, c, words).extended(k=sizes[2])
+
+    @cute.jit
+    def consume(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
+        ahead: tuple[Int32, ...],
+    ) -> None:  # fmt: skip
+        """A consumer warpgroup: all its tiles, functions, products and stores."""
+        plan = self.plan
+        mma = RegisterWgmma(plan)
+        accumulators = [mma.accumulator() for _ in range(plan.blocks)]
+        first_block = consumer * plan.blocks
+        fragments = PrologueFragments(plan, first_block, thread)
+        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        groups = product_groups(plan)
+        steps = fragments.loads.steps // groups
+        stage, parity = Int32(0), Int32(0)
+        while tile < job.tiles:
+            m0, n0, matrix = self.origin(job, tile)
+            row = m0 + first_block * ROWS
+            rows = fragments.rows(job, row, matrix)
+            before = stage
+            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                column = (job.k_first + k_tile) * plan.tile[2]
+                numbers = {**rows, **fragments.columns(job, column, matrix)}
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                words: list[list[Int32]] = []
+                for piece in cutlass.range_constexpr(groups * plan.blocks):
+                    block, first = piece % plan.blocks, piece // plan.blocks * steps
+                    if const_expr(first == 0):
+                        words = fragments.load_words(job.shared.a(stage), block)
+                    computed = [
+                        fragments.function(job, words[step], (block, step), (row, column), numbers)
+                        for step in range(first, first + steps)
+                    ]
+                    keep = k_tile > 0 if first == 0 else True
+                    mma.multiply_fragments(accumulators[block], computed, b, stage, first, keep)
+                    mma.wait(1)
+                    if const_expr(piece == 0):
+                        if k_tile > 0:
+                            self.release(job, before)
+                            if const_expr(plan.config.loader == "self"):
+                                ahead = self.load_next(job, maps, ahead)
+                before = stage
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+
+            mma.wait(0)
+            if const_expr(plan.config.split > 1):
+                if job.k_tiles == 0:
+                    for block in cutlass.range_constexpr(plan.blocks):
+                        accumulators[block].fill(0)
+            mma.settle(*accumulators)
+            self.bring_together(job, accumulators, (consumer, thread))
+            if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
+                self.release(job, before)
+                if const_expr(plan.config.loader == "self"):
+                    ahead = self.load_next(job, maps, ahead)
+            for number in cutlass.range_constexpr(len(plan.pieces(0))):
+                for part in cutlass.range_constexpr(plan.config.split):
+                    if job.part == part:
+                        at = consumer, thread, tile
+                        self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
+            tile += job.workers
+        self.after_tiles(job, tile)
+        self.leave(job, ahead)
+
+
+class PrologueFragments(bridge.Carried):
+    """One thread's fragments of f(A): the bytes of its rows in a stage, and the places of its values.
+
+    base0, ...  as `FragmentLoads.places` has them, of the warpgroup's first block
+    """
+
+    def __init__(self, plan: Sm90Plan, first_block: Int32, thread: Int32):
+        self.plan, self.loads = plan, loads_of(plan)
+        first = first_block * self.loads.block_bytes
+        bases = {
+            f"base{number}": first + self.loads.byte(thread, 0, *index)
+            for number, index in enumerate(self.loads.places.bases)
+        }
+        super().__init__(thread=thread, **bases)
+
+    @property
+    def values(self) -> list[tuple[tuple[int, int], tuple[Int32, Int32]]]:
+        """A fragment's values: each one's (row, column) in thread 0 and in this thread."""
+        count = int(self.plan.mma.layout_A[1].size)
+        coords = self.plan.mma.coords("A")
+        found = []
+        for v in range(count):
+            i, j = (int(x) for x in coords(0, v))
+            found.append(((i, j), coords(self.thread, v)))
+        return found
+
+    def load(
+        self, job: bridge.Carried, operand: PrologueOperand, index: Int32, size: Int32, matrix: Int32
+    ) -> Float32:  # fmt: skip
+        """A number of an operand. One beyond the matrix is read at its edge: what comes of it is not stored, or 0."""
+        word, step = getattr(job.given, operand.name), getattr(job.given, f"{operand.name}_batch")
+        at = Int64(cutlass.min(index, size - 1))
+        if self.plan.batch > 1:
+            at += Int64(matrix) * step
+        return element.load_value(word + at * operand.dtype.bytes, operand.dtype)
+
+    def rows(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Numbers:
+        """The numbers of the thread's rows of A."""
+        found: Numbers = {}
+        for operand in present(self.plan.prologue).operands:
+            for block in range(self.plan.blocks if operand.axis == "m" else 0):
+                for (i, _), (own, _) in self.values:
+                    if (operand.name, block, i) not in found:
+                        at = row + (block * ROWS + own)
+                        found[operand.name, block, i] = self.load(job, operand, at, job.m, matrix)
+        return found
+
+    def columns(self, job: bridge.Carried, column: Int32, matrix: Int32) -> Numbers:
+        """The numbers of the thread's columns of A in a K tile."""
+        found: Numbers = {}
+        depth = int(self.plan.mma.shape_mnk[2])
+        for operand in present(self.plan.prologue).operands:
+            for step in range(self.loads.steps if operand.axis == "k" else 0):
+                for (_, j), (_, own) in self.values:
+                    if (operand.name, step, j) not in found:
+                        at = column + (step * depth + own)
+                        found[operand.name, step, j] = self.load(job, operand, at, job.k, matrix)
+        return found
+
+    def load_words(self, tile: cute.Pointer, block: int) -> list[list[Int32]]:
+        """The registers of a block's K tile, as in the stage, by instruction."""
+        transposed, words = self.loads.tile.major == "MN", []
+        for step in range(self.loads.steps):
+            base, further = self.loads.places.of[block, step]
+            words.append(load_fragment(tile + (getattr(self, f"base{base}") + further), transposed))
+        return words
+
+    def function(
+        self, job: bridge.Carried, words: Sequence[Int32], at: tuple[int, int], place: tuple[Int32, Int32],
+        numbers: Numbers,
+    ) -> list[Int32]:  # fmt: skip
+        """f of an instruction's fragment; `at`: (block, step)."""
+        plan, (block, step) = self.plan, at
+        kind, prologue = plan.a.dtype, present(plan.prologue)
+        maths = element.ElementMath(False, kind.mantissa <= 8)
+        depth, results = int(plan.mma.shape_mnk[2]), []
+        given = [x for word in words for x in floats_of(word, kind)]
+        for x, ((i, j), (own_i, own_j)) in zip(given, self.values, strict=True):
+            row, column = place[0] + (block * ROWS + own_i), place[1] + (step * depth + own_j)
+            read = {
+                operand.name: numbers[(operand.name, *((block, i) if operand.axis == "m" else (step, j)))]
+                for operand in prologue.operands
+            }
+            found = prologue.apply(x, Place(row, column, read, maths))
+            results.append(maths.where(column < job.k, Float32(found), Float32(0.0)))
+        return [
+            Int32(bridge.convert_pair(low, high, kind)) for low, high in zip(results[::2], results[1::2], strict=True)
+        ]

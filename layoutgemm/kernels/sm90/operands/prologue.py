@@ -1,0 +1,258 @@
+"""A function of A's elements before they are multiplied: C = f(A) @ B, each element of A computed on its way in.
+
+    Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))                                   relu(A) @ B
+    Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w, rstd="m", w="k")                RMSNorm(A) @ B
+
+The function is traced once. A's tiles come into shared memory as everywhere. Each consumer loads its fragments by
+ldmatrix, computes f in f32, rounds to A's type, and multiplies by wgmma with A in registers:
+
+    step          instruction        place
+    ----------    ---------------    -----------------------------------------------------
+    load          ldmatrix.x4        16x16 elements of a warp: `FragmentLoads`
+    f             f32 arithmetic     a thread's 8 values of them; beyond K they are 0
+    round         cvt                to A's type
+    multiply      wgmma, A in rmem   64 rows of A, B from shared memory
+
+f is computed once for each tile of columns of C, and not once for each element: `explain()` says how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arguments import checked
+from ....dtypes import DType, dtype
+from ....errors import OperandError, PlanError
+from ...epilogue import tracing
+from ...epilogue.numpy_math import Math
+from ...plan import check_settings, present, tile_count
+from .fragment_loads import loads_of
+
+if TYPE_CHECKING:
+    from ...derive import Operand
+    from ...run.hardware_model import SharedBytes
+    from ..config import Sm90Config
+    from ..plan import Sm90Plan
+
+AXES = ("m", "k")  # of an operand: one number for each row of A, or for each of its columns
+KINDS = ("f32", "bf16", "f16")  # of an operand
+_WITHOUT = "a product with a prologue takes none"
+
+
+@dataclass(frozen=True, slots=True)
+class PrologueOperand:
+    """A vector that the function reads: a number for each row of A ("m"), or for each of its columns ("k")."""
+
+    name: str
+    axis: str
+    dtype: DType
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise PlanError(f"an operand of a prologue is named {self.name!r}: no identifier")
+        if self.axis not in AXES:
+            raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', a number a row of A, or 'k', one a column")
+        object.__setattr__(self, "dtype", dtype(self.dtype))
+        if self.dtype.name not in KINDS:
+            raise PlanError(f"{self.name} is {self.dtype}; a prologue's operand is one of {', '.join(KINDS)}")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The kernel's parameters: address, and elements from one matrix of a batch to the next."""
+        return self.name, f"{self.name}_batch"
+
+    def shape(self, m: int, k: int, batch: int = 1) -> tuple[int, ...]:
+        """Its shape for an A of m rows and k columns.
+
+        >>> PrologueOperand("w", "k", "f32").shape(4, 8, 3)
+        (3, 8)
+        """
+        return (*([batch] if batch > 1 else []), m if self.axis == "m" else k)
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """The function of A's elements; see `of`.
+
+    expression  traced, in f32
+    operands    the vectors that it reads, in the order of its parameters
+    """
+
+    expression: tracing.Expression
+    operands: tuple[PrologueOperand, ...] = ()
+
+    @classmethod
+    @checked(PlanError)
+    def of(cls, function: Callable[..., Any], **operands: str) -> Prologue:
+        """The function (x, i, k, ops, *operands) -> value, called once with symbols.
+
+        x is an element of A in f32, i and k its row and column, ops what it may call (see
+        `kernels.epilogue.tracing.Operations`). The result is rounded to A's type.
+
+        operands  vectors by the names of the function's further parameters: "m", f32 for each row; "k", for each
+                  column; with a type, as in "k:bf16"
+
+        Raises PlanError where the function does not take these arguments, or gives no number.
+
+        >>> norm = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w, rstd="m", w="k:bf16")
+        >>> norm.words, norm.reference(np.ones((1, 2), np.float32), {"rstd": [0.5], "w": [1.0, 4.0]}).tolist()
+        (('rstd', 'rstd_batch', 'w', 'w_batch'), [[0.5, 2.0]])
+        """
+        found = []
+        for name, spec in operands.items():
+            axis, _, kind = str(spec).partition(":")
+            found.append(PrologueOperand(name, axis, dtype(kind or "f32")))
+        names = tuple(operand.name for operand in found)
+        return cls(tracing.trace(function, names), tuple(found))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the kernel's further parameters."""
+        return tuple(word for operand in self.operands for word in operand.words)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the operands."""
+        return tuple(operand.name for operand in self.operands)
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """The value of one element; `at` gives i, j (the column), `read` and `math`, as for a step of an epilogue."""
+        return tracing.evaluate(self.expression, x, at)
+
+    @checked(PlanError)
+    def reference(self, a: npt.NDArray[Any], given: Mapping[str, Any] | None = None) -> npt.NDArray[np.float32]:
+        """f(A) in f32, before it is rounded: of a matrix (M, K), or of a batch.
+
+        given  the operands by name
+
+        >>> Prologue.of(lambda x, i, k, ops: ops.where(k < i, x, 0.0)).reference(np.ones((2, 2))).tolist()
+        [[0.0, 0.0], [1.0, 0.0]]
+        """
+        rows, columns = np.arange(a.shape[-2])[:, None], np.arange(a.shape[-1])[None, :]
+        values = {}
+        for operand in self.operands:
+            value = np.asarray((given or {})[operand.name]).astype(np.float32)
+            values[operand.name] = value[..., :, None] if operand.axis == "m" else value[..., None, :]
+        with np.errstate(all="ignore"):
+            found = self.apply(a.astype(np.float32), Place(rows, columns, values, Math))
+        return np.broadcast_to(np.asarray(found, np.float32), a.shape)
+
+    @checked(PlanError)
+    def check(
+        self, given: Mapping[str, Any], sizes: tuple[int, int, int, int]
+    ) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
+        """NumPy operands by name, for (M, N, K, batch); raises OperandError for one that does not fit."""
+        m, _, k, batch = sizes
+        found = {}
+        for operand in self.operands:
+            value = np.asarray(given[operand.name])
+            want = operand.shape(m, k, batch)
+            if value.shape != want or value.dtype.kind not in "fV":
+                of = "row" if operand.axis == "m" else "column"
+                raise OperandError(
+                    f"{operand.name} is {value.dtype} of shape {value.shape}: it takes {operand.dtype} of shape "
+                    f"{want}, one for each {of} of a"
+                )
+            found[operand.name] = value
+        return found
+
+    def __str__(self) -> str:
+        read = f" of {', '.join(self.names)}" if self.operands else ""
+        return f"A's elements by a function{read}"
+
+
+class Place:
+    """The place of an expression: row and column, operands, operations."""
+
+    def __init__(self, i: Any, j: Any, values: Mapping[str, Any], math: Any):
+        self.i, self.j, self.values, self.math = i, j, values, math
+
+    def read(self, name: str) -> Any:
+        """An operand's value here."""
+        return self.values[name]
+
+
+def prologue_values(
+    plan: Sm90Plan, given: Mapping[str, Any], smem: SharedBytes, tile: int, part: tuple[int, int],
+    place: tuple[int, int, int],
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    """The (64, depth) values of an instruction's A: f of what lies in a stage, rounded to A's type; 0 beyond K.
+
+    tile   the address of A's tile in shared memory
+    part   (block of 64 rows, K block) of the tile
+    place  row and column of A of the block's and the tile's first element, and the matrix
+    """
+    loads, prologue = loads_of(plan), present(plan.prologue)
+    height, depth = int(plan.mma.shape_mnk[0]), int(plan.mma.shape_mnk[2])
+    m, k = np.arange(height)[:, None], depth * part[1] + np.arange(depth)[None, :]
+    addresses = tile + np.asarray(loads.tile.byte(m + height * part[0], k), np.int64)
+    x = loads.tile.dtype.decode(smem.read(addresses, loads.tile.dtype)).astype(np.float32)
+    rows, columns = place[0] + m, place[1] + k
+    values = {}
+    for operand in prologue.operands:
+        vector = np.asarray(given[operand.name])
+        vector = vector[place[2]] if vector.ndim > 1 else vector
+        at = np.minimum(rows if operand.axis == "m" else columns, vector.shape[0] - 1)
+        values[operand.name] = vector[at].astype(np.float32)
+    with np.errstate(all="ignore"):
+        found = np.asarray(prologue.apply(x, Place(rows, columns, values, Math)), np.float32)
+        found = np.where(columns < plan.k, np.broadcast_to(found, x.shape), np.float32(0))
+        return plan.a.dtype.decode(plan.a.dtype.encode(found)).astype(np.float32)
+
+
+def check_prologue(
+    prologue: object, config: Sm90Config, a: Operand, b: Operand, others: Mapping[str, object]
+) -> None:  # fmt: skip
+    """Raise PlanError, naming the obstacle, for a product without a kernel with a prologue."""
+    if not isinstance(prologue, Prologue):
+        raise PlanError(f"prologue = {prologue!r}: a Prologue, made by Prologue.of")
+    if named := [name for name, part in others.items() if part is not None]:
+        raise PlanError(f"{named[0]}: {_WITHOUT}")
+    for name, operand in (("a", a), ("b", b)):
+        if operand.dtype.name not in ("bf16", "f16"):
+            raise PlanError(f"{name} is {operand.dtype}: a prologue is of bf16 or f16, whose fragments ldmatrix loads")
+    check_settings(
+        config, "a product with a prologue takes", schedule="cooperative", staged_epilogue_k_tiles=0,
+        reverse_odd_tiles=False, loaded_a_rows=None, products="warpgroup",
+    )  # fmt: skip
+
+
+def explain_prologue(plan: Sm90Plan) -> list[str]:
+    """The function, where it is computed, and how often."""
+    prologue, loads = present(plan.prologue), loads_of(plan)
+    times = tile_count(plan.n, plan.tile_c[1])
+    values = plan.blocks * loads.steps * int(loads.atom.layout_A[1].size)
+    lines = [
+        f"prologue: a = {shown(prologue.expression)}, rounded to {plan.a.dtype}; in registers, {times} time(s) for "
+        f"each element: once for each tile of {plan.tile_c[1]} columns",
+        f"  a thread computes {values} values a K tile, from {plan.blocks * loads.steps} {loads.copy.ptx}",
+    ]
+    for operand in prologue.operands:
+        each = "row, read once a tile" if operand.axis == "m" else "column, read in each K tile"
+        lines.append(f"  {operand.name}: {operand.dtype}, a number a {each}, from global memory")
+    return lines
+
+
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def shown(expression: tracing.Expression, inside: bool = False) -> str:
+    """An expression as text, of a row i and a column k.
+
+    >>> shown(Prologue.of(lambda x, i, k, ops, s: x * s + k, s="m").expression)
+    '(x * s) + to_float(k)'
+    """
+    head, *parts = expression
+    if head in ("x", "i", "j"):
+        return "k" if head == "j" else str(head)
+    if head in ("given", "float", "int"):
+        return str(parts[0])
+    if head in _SIGNS:
+        text = f" {_SIGNS[head]} ".join(shown(part, True) for part in parts)
+        return f"({text})" if inside else text
+    return f"{head}({', '.join(shown(part) for part in parts)})"

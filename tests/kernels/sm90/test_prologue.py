@@ -1,0 +1,159 @@
+"""Products of a function of A's elements: proven, by the NumPy executor, and compiled in the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm import plan
+from layoutgemm.dtypes import dtype
+from layoutgemm.errors import OperandError, PlanError
+from layoutgemm.kernels import IndexedRows, Prologue, PrologueOperand, Promoted, RowIndices, Sm90Config, Sm90Plan
+from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.kernels.sm90.operands.combined import Combined
+from layoutgemm.kernels.sm90.operands.fragment_loads import FragmentLoads, fragment_load_checks
+from tests import needs
+
+# Of an element of 0 beyond K it makes 1, or a NaN of 0 * inf: neither may reach the sums.
+NORM = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w + ops.where(k > i, 1.0, 0.0), rstd="m", w="k:bf16")
+INVERSE = Prologue.of(lambda x, i, k, ops: 1.0 / x)
+ONE = Sm90Config((64, 32), consumers=1, loader="warp", stages=2)
+CASES: dict[str, tuple[Prologue, dict[str, Any]]] = {
+    "one block": (NORM, {"config": ONE}),
+    "columns": (NORM, {"a": "bf16:col", "b": "bf16", "config": Sm90Config((128, 64), loader="warpgroup")}),
+    "blocks, cluster": (NORM, {"m": 300, "config": Sm90Config((256, 32), cluster=(2, 1))}),
+    "parts of K": (NORM, {"k": 200, "config": Sm90Config((64, 32), consumers=1, loader="warp", split=2,
+                                                       one_tile_per_cluster=True)}),
+    "batch": (NORM, {"batch": 3, "config": ONE}),
+    "half precision": (INVERSE, {"a": "f16", "b": "f16:col", "config": Sm90Config((64, 32), consumers=1,
+                                                                                  store="direct")}),
+    "order": (NORM, {"m": 100, "n": 100, "config": ONE, "order": "lower"}),
+    "short K tiles": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=32)}),
+}  # fmt: skip
+WITH_LOADER = Sm90Config((128, 64), loader="warpgroup")
+EMULATED = ("one block", "columns", "blocks, cluster", "half precision")
+
+
+def derived(name: str) -> Sm90Plan:
+    prologue, given = CASES[name]
+    sizes = {"m": 72, "n": 40, "k": 136, "b": "bf16:col", **given}
+    return Sm90Plan.derive(**sizes, c="f32", prologue=prologue)
+
+
+def operands(made: Sm90Plan) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
+    """A, B, the prologue's vectors, and the product in float64."""
+    rng, kind = np.random.default_rng(0), made.a.dtype
+
+    def drawn(*shape: int, like: Any = kind) -> np.ndarray:
+        lead = (made.batch,) if made.batch > 1 else ()
+        return like.decode(like.encode(rng.uniform(0.5, 2, (*lead, *shape)).astype(np.float32))).astype(np.float32)
+
+    a, b = drawn(made.m, made.k), drawn(made.k, made.n)
+    names = made.prologue.names if made.prologue is not None else ()
+    given = {"rstd": drawn(made.m, like=dtype("f32")), "w": drawn(made.k, like=dtype("bf16"))} if names else {}
+    assert made.prologue is not None
+    computed = kind.decode(kind.encode(made.prologue.reference(a, given))).astype(np.float64)
+    return a, b, given, computed @ b.astype(np.float64)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_executor_and_the_proofs(name: str) -> None:
+    made = derived(name)
+    assert made.check()
+    a, b, given, want = operands(made)
+    got = made.run(a, b, given=given, device="reference").c
+    stored = np.asarray(got) != 0 if name == "order" else np.ones_like(want, bool)
+    assert stored.any()
+    assert np.abs((np.asarray(got) - want)[stored]).max() <= 1e-5 * np.abs(want).max()
+
+
+@needs.DSL
+@pytest.mark.parametrize("name", EMULATED)
+def test_the_compiled_kernel(name: str) -> None:
+    made = derived(name)
+    a, b, given, want = operands(made)
+    got = made.run(a, b, given=given, device="emulator").c
+    assert np.abs(np.asarray(got) - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@needs.DSL
+def test_a_prologue_and_an_epilogue() -> None:
+    """Words of both follow each other; a gate's columns are two halves."""
+    epilogue = Epilogue(Bias(), Activation("relu"))
+    made = Sm90Plan.derive(72, 40, 72, b="bf16:col", c="f32", config=ONE, prologue=NORM, epilogue=epilogue)
+    a, b, given, want = operands(made)
+    bias = np.linspace(-200, 200, 40, dtype=np.float32)
+    got = made.run(a, b, given={**given, "bias": bias}, device="emulator").c
+    assert np.abs(np.asarray(got) - np.maximum(want + bias, 0)).max() <= 1e-5 * np.abs(want).max()
+
+
+def test_several_products_of_one_function() -> None:
+    how = Combined.of(lambda g, u, ops: g * u)
+    config = Sm90Config((64, 64), consumers=1, loader="warp")
+    made = Sm90Plan.derive(72, 40, 136, b="bf16:col", c="f32", config=config, prologue=NORM, gated=how)
+    assert made.check()
+    a, b, given, want = operands(made)
+    got = made.run(a, b, given={**given, "b1": b}, device="reference").c
+    assert np.abs(np.asarray(got) - want * want).max() <= 1e-5 * np.abs(want * want).max()
+
+
+def test_the_front_door_says_what_it_costs() -> None:
+    made = plan(4096, 4096, 4096, b="bf16:col", prologue=NORM)
+    assert isinstance(made, Sm90Plan) and made.tile == (128, 256, 64) and made.check()
+    said = made.explain()
+    assert "a = ((x * rstd) * w) + where(k > i, 1.0, 0.0), rounded to bf16" in said
+    assert "16 time(s) for each element: once for each tile of 256 columns" in said
+    assert "w: bf16, a number a column, read in each K tile" in said and "fragments and numbers of a prologue" in str(
+        made.check()
+    )
+
+
+def test_loads_that_give_another_element_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = derived("columns")
+    assert all(check.ok for check in fragment_load_checks(made))
+    right = FragmentLoads.byte
+
+    def wrong(self: FragmentLoads, thread: Any, j: int, block: int, step: int) -> Any:
+        return right(self, thread ^ 8, j, block, step)
+
+    monkeypatch.setattr(FragmentLoads, "byte", wrong)
+    assert "the tile has it at byte" in fragment_load_checks(made)[0].witness
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"a": "e4m3", "b": "e4m3:col"}, "a is e4m3: a prologue is of bf16 or f16"),
+        ({"config": Sm90Config((128, 64), schedule="pingpong", loader="warp")}, "takes 'cooperative'"),
+        ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: a product with a prologue takes"),
+        ({"pair": 64}, "pair: a product with a prologue takes none"),
+        ({"indexed": IndexedRows(RowIndices(64)), "config": WITH_LOADER}, "indexed: a product with a prologue"),
+        ({"weights": QuantizedFormat("int4", 128)}, "weights: a product with a prologue takes none"),
+        ({"prologue": lambda x: x}, "must be a Prologue or None"),
+        ({"config": Sm90Config((64, 32), consumers=1, loaded_a_rows=8)}, "loaded_a_rows = 8"),
+    ],
+)  # fmt: skip
+def test_what_has_no_prologue(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as found:
+        Sm90Plan.derive(64, 64, 128, **{"b": "bf16:col", "config": ONE, "prologue": INVERSE, **arguments})
+    assert message in str(found.value)
+
+
+def test_functions_and_operands_that_are_none() -> None:
+    with pytest.raises(PlanError, match="axis 'n': 'm', a number a row of A, or 'k', one a column"):
+        Prologue.of(lambda x, i, k, ops, s: x * s, s="n")
+    with pytest.raises(PlanError, match="s is i8; a prologue's operand is one of f32, bf16, f16"):
+        PrologueOperand("s", "m", "i8")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="called with"):
+        Prologue.of(lambda x, i, k: x)
+    made = derived("one block")
+    a, b, given, _ = operands(made)
+    with pytest.raises(OperandError, match="w is missing: the prologue reads rstd, w"):
+        made.run(a, b, given={"rstd": given["rstd"]}, device="reference")
+    with pytest.raises(OperandError, match=r"it takes f32 of shape \(72,\), one for each row of a"):
+        made.run(a, b, given={**given, "rstd": given["rstd"][:-1]}, device="reference")
+    with pytest.raises(PlanError, match="sm_100a multiplies A as it is"):
+        plan(64, 64, 64, arch="sm_100a", prologue=INVERSE)
