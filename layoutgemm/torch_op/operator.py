@@ -605,7 +605,7 @@ def _with_prologue(
             raise OperandError(f"{name} and prologue: a prologue goes with bias and activation alone")
     return prologue_product(
         a, b, prologue, {} if given is None else given, bias=bias, activation=activation, out=out, config=config,
-        out_dtype=out_dtype,
+        out_dtype=out_dtype, multiply=matmul,
     )  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def _registers(plan: Sm90Plan) -> list[Check]:
 
 
 def _prologue_registers(plan: Sm90Plan) -> int:
-    """Registers of a block's K tile, of the fragments of two groups, and of the numbers of rows and columns."""
+    """Registers of a block's K tile, of fragments of two groups, and of the numbers."""
     loads, prologue = loads_of(plan), present(plan.prologue)
     words = loads.steps * plan.mma.registers("A")
     rows, columns = 2 * plan.blocks, 4 * loads.steps  # of a thread's values of A

@@ -9,7 +9,7 @@ derivatives are recorded, torch computes the function and derives it, and the pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import torch
@@ -19,7 +19,7 @@ from ...kernels.epilogue.chain import Activation, Bias, Epilogue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.prologue import prologue_config
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.operands.prologue import Place, Prologue
+from ...kernels.sm90.operands.prologue import Prologue, PrologueElement
 from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import GATES, by_torch
 from ..checks import check_call, check_finish, check_out, differentiated, needs_dispatcher, product_shape, refuse_traces
@@ -41,16 +41,18 @@ _NOT_DISPATCHED = (
 def prologue_product(
     a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor], *,
     bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None, config: Config | None,
-    out_dtype: torch.dtype | None,
+    out_dtype: torch.dtype | None, multiply: Callable[..., torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
     """activation(prologue(a) @ b + bias): see the module's docstring, and `torch_op.matmul`.
+
+    multiply  `matmul`, with its gradients
 
     Raises OperandError for vectors, batches that broadcast, operands that do not fit, types other than bfloat16 and
     float16, and a GPU without such kernels. PlanError for a prologue that no kernel has.
 
     >>> x = torch.tensor([[-1.0, 2.0]]).half()
     >>> twice = Prologue.of(lambda x, i, k, ops, s: ops.maximum(x, 0.0) * s, s="m")
-    >>> nothing = {"bias": None, "activation": None, "out": None, "config": None, "out_dtype": None}
+    >>> nothing = dict.fromkeys(("bias", "activation", "out", "config", "out_dtype", "multiply"))
     >>> prologue_product(x, torch.eye(2).half(), twice, {"s": torch.tensor([3.0])}, **nothing)
     tensor([[0., 6.]], dtype=torch.float16)
     """
@@ -63,7 +65,7 @@ def prologue_product(
         refuse_traces("prologue=")
         left, right, kind = _checked(a, b, prologue, given, bias, activation, out, config, out_dtype)
         if differentiated(left, right, bias, *given.values()):
-            return _by_torch(left, right, prologue, given, bias, activation, out, config, kind)
+            return _by_torch(multiply, left, right, prologue, given, bias, activation, out, config, kind)
         with torch.no_grad():
             if needs_dispatcher(left, right, bias, out, *given.values()):
                 raise OperandError(_NOT_DISPATCHED)
@@ -130,20 +132,18 @@ def _function(a: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Ten
         operand.name: given[operand.name].float().unsqueeze(-1 if operand.axis == "m" else -2)
         for operand in prologue.operands
     }
-    found = torch.as_tensor(prologue.apply(x, Place(rows, columns, values, TorchMath(x))))
+    found = torch.as_tensor(prologue.apply(x, PrologueElement(rows, columns, values, TorchMath(x))))
     return found.expand(a.shape).to(a.dtype)
 
 
 def _by_torch(
-    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor],
-    bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None, config: Config | None,
-    kind: torch.dtype,
+    multiply: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, prologue: Prologue,
+    given: Mapping[str, torch.Tensor], bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None,
+    config: Config | None, kind: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
     """The function by torch, which derives it, and the product with its own gradients."""
-    from ..operator import matmul
-
     computed = _function(a, prologue, given)
-    return matmul(computed, b, bias=bias, activation=activation, out=out, config=config, out_dtype=kind)
+    return multiply(computed, b, bias=bias, activation=activation, out=out, config=config, out_dtype=kind)
 
 
 def _launched(

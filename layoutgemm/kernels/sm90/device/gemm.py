@@ -521,6 +521,18 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         elif const_expr(plan.exchange is not None):
             self.epilogue.reduce(job, sums, at)
 
+    @cute.jit
+    def store_pieces(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
+        at: tuple[Int32, ...], origin: bridge.Place,
+    ) -> None:  # fmt: skip
+        """The pieces of a warpgroup's rows; of a split K the own part."""
+        plan = self.plan
+        for number in cutlass.range_constexpr(len(plan.pieces(0))):
+            for part in cutlass.range_constexpr(plan.config.split):
+                if job.part == part:
+                    self.store_piece(job, maps, accumulators, at, origin, number, part)
+
     def store_piece(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,

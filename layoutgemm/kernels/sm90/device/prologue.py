@@ -13,7 +13,6 @@ A stage is released behind the first products of the next K tile: all that read 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -27,11 +26,11 @@ from ...dsl.packed_weights import RegisterWgmma
 from ...plan import present
 from ...store import ROWS
 from ..operands.fragment_loads import loads_of, product_groups
-from ..operands.prologue import Place, PrologueOperand
+from ..operands.prologue import PrologueElement, PrologueOperand
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 
-Numbers = dict[tuple[Any, ...], Float32]  # of an operand, by its name and its place in thread 0's fragments
+Numbers = dict[tuple[object, ...], Float32]  # of an operand, by its name and its place in thread 0's fragments
 
 
 class Sm90PrologueKernel(Sm90FusedKernel):
@@ -100,14 +99,10 @@ class Sm90PrologueKernel(Sm90FusedKernel):
                 self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
-            for number in cutlass.range_constexpr(len(plan.pieces(0))):
-                for part in cutlass.range_constexpr(plan.config.split):
-                    if job.part == part:
-                        at = consumer, thread, tile
-                        self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
+            self.store_pieces(job, maps, accumulators, (consumer, thread, tile), (row, n0, matrix))
             tile += job.workers
         self.after_tiles(job, tile)
-        self.leave(job, ahead)
+        self.end_tiles(job, ahead)
 
 
 class PrologueFragments(bridge.Carried):
@@ -193,7 +188,7 @@ class PrologueFragments(bridge.Carried):
                 operand.name: numbers[(operand.name, *((block, i) if operand.axis == "m" else (step, j)))]
                 for operand in prologue.operands
             }
-            found = prologue.apply(x, Place(row, column, read, maths))
+            found = prologue.apply(x, PrologueElement(row, column, read, maths))
             results.append(maths.where(column < job.k, Float32(found), Float32(0.0)))
         return [
             Int32(bridge.convert_pair(low, high, kind)) for low, high in zip(results[::2], results[1::2], strict=True)

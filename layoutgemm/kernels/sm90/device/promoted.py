@@ -136,10 +136,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         at_once = plan.store is not None and plan.store.at_once
         if const_expr(at_once):
             self.epilogue.store_at_once(job, maps[2], totals, at[:2], origin)
-        for number in cutlass.range_constexpr(0 if at_once else len(plan.pieces(0))):
-            for part in cutlass.range_constexpr(plan.config.split):
-                if job.part == part:
-                    self.store_piece(job, maps, totals, at, origin, number, part)
+        else:
+            self.store_pieces(job, maps, totals, at, origin)
 
     def promote(
         self, tables: StageTables, numbers: Numbers, products: cute.Tensor, totals: cute.Tensor, at: tuple[int, int]

@@ -290,18 +290,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         else:
             self.store_pieces(job, maps, accumulators, at, (m0 + rows * plan.blocks * ROWS, n0, matrix))
 
-    @cute.jit
-    def store_pieces(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
-        at: tuple[Int32, ...], origin: bridge.Place,
-    ) -> None:  # fmt: skip
-        """The pieces of a warpgroup's rows; of a split K the own part."""
-        plan = self.plan
-        for number in cutlass.range_constexpr(len(plan.pieces(0))):
-            for part in cutlass.range_constexpr(plan.config.split):
-                if job.part == part:
-                    self.store_piece(job, maps, accumulators, at, origin, number, part)
-
 
 Words = tuple[list[Int32], list[list[Int32]]]  # a thread's words of a block's K tile, and its scales by group
 

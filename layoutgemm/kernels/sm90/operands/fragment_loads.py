@@ -12,8 +12,9 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ....atoms import MmaAtom, SmemTile, ldmatrix, operand_map
+from ....atoms import CopyAtom, MmaAtom, SmemTile, ldmatrix, operand_map
 from ....checks import bank_conflicts
 from ....layouts import Layout
 from ....report import Check
@@ -37,7 +38,7 @@ class FragmentLoads:
     tile: SmemTile
 
     @property
-    def copy(self) -> Any:
+    def copy(self) -> CopyAtom:
         """The load of 64 x 16 elements by four warps: transposed where lines run along M."""
         return ldmatrix(4, transpose=self.tile.major == "MN", element=self.tile.dtype)
 
@@ -66,8 +67,9 @@ class FragmentLoads:
     def places(self) -> ThreadAddresses:
         """(thread, (block, step)) -> byte of A's tile at which the thread's row begins."""
 
-        def byte(threads: Any, index: tuple[int, ...]) -> Any:
-            return np.asarray([int(self.byte(int(thread), 0, *index)) for thread in threads])
+        def byte(threads: npt.NDArray[np.int64], index: tuple[int, ...]) -> npt.NDArray[np.int64]:
+            block, step = index
+            return np.asarray([int(self.byte(int(thread), 0, block, step)) for thread in threads])
 
         indices = [(block, step) for block in range(self.blocks) for step in range(self.steps)]
         return ThreadAddresses.derive(byte, int(self.atom.threads), indices)

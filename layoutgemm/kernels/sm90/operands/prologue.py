@@ -88,7 +88,7 @@ class Prologue:
 
     @classmethod
     @checked(PlanError)
-    def of(cls, function: Callable[..., Any], **operands: str) -> Prologue:
+    def of(cls, function: Callable[..., object], **operands: str) -> Prologue:
         """The function (x, i, k, ops, *operands) -> value, called once with symbols.
 
         x is an element of A in f32, i and k its row and column, ops what it may call (see
@@ -120,12 +120,14 @@ class Prologue:
         """Names of the operands."""
         return tuple(operand.name for operand in self.operands)
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: object, at: PrologueElement) -> Any:
         """The value of one element; `at` gives i, j (the column), `read` and `math`, as for a step of an epilogue."""
         return tracing.evaluate(self.expression, x, at)
 
     @checked(PlanError)
-    def reference(self, a: npt.NDArray[Any], given: Mapping[str, Any] | None = None) -> npt.NDArray[np.float32]:
+    def reference(
+        self, a: npt.NDArray[np.float32], given: Mapping[str, npt.ArrayLike] | None = None
+    ) -> npt.NDArray[np.float32]:
         """f(A) in f32, before it is rounded: of a matrix (M, K), or of a batch.
 
         given  the operands by name
@@ -139,13 +141,13 @@ class Prologue:
             value = np.asarray((given or {})[operand.name]).astype(np.float32)
             values[operand.name] = value[..., :, None] if operand.axis == "m" else value[..., None, :]
         with np.errstate(all="ignore"):
-            found = self.apply(a.astype(np.float32), Place(rows, columns, values, Math))
+            found = self.apply(a.astype(np.float32), PrologueElement(rows, columns, values, Math))
         return np.broadcast_to(np.asarray(found, np.float32), a.shape)
 
     @checked(PlanError)
     def check(
-        self, given: Mapping[str, Any], sizes: tuple[int, int, int, int]
-    ) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
+        self, given: Mapping[str, object], sizes: tuple[int, int, int, int]
+    ) -> dict[str, npt.NDArray[np.generic]]:  # fmt: skip
         """NumPy operands by name, for (M, N, K, batch); raises OperandError for one that does not fit."""
         m, _, k, batch = sizes
         found = {}
@@ -166,19 +168,19 @@ class Prologue:
         return f"A's elements by a function{read}"
 
 
-class Place:
+class PrologueElement:
     """The place of an expression: row and column, operands, operations."""
 
-    def __init__(self, i: Any, j: Any, values: Mapping[str, Any], math: Any):
+    def __init__(self, i: object, j: object, values: Mapping[str, object], math: object):
         self.i, self.j, self.values, self.math = i, j, values, math
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> object:
         """An operand's value here."""
         return self.values[name]
 
 
 def prologue_values(
-    plan: Sm90Plan, given: Mapping[str, Any], smem: SharedBytes, tile: int, part: tuple[int, int],
+    plan: Sm90Plan, given: Mapping[str, npt.ArrayLike], smem: SharedBytes, tile: int, part: tuple[int, int],
     place: tuple[int, int, int],
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """The (64, depth) values of an instruction's A: f of what lies in a stage, rounded to A's type; 0 beyond K.
@@ -200,7 +202,7 @@ def prologue_values(
         at = np.minimum(rows if operand.axis == "m" else columns, vector.shape[0] - 1)
         values[operand.name] = vector[at].astype(np.float32)
     with np.errstate(all="ignore"):
-        found = np.asarray(prologue.apply(x, Place(rows, columns, values, Math)), np.float32)
+        found = np.asarray(prologue.apply(x, PrologueElement(rows, columns, values, Math)), np.float32)
         found = np.where(columns < plan.k, np.broadcast_to(found, x.shape), np.float32(0))
         return plan.a.dtype.decode(plan.a.dtype.encode(found)).astype(np.float32)
 
