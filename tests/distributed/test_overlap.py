@@ -35,7 +35,7 @@ from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
 PROGRAM = Path(__file__).with_name("overlap_program.py")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX's")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX's: run it on Linux or macOS")
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_reference_on_gloo(world: int, tmp_path: Path) -> None:
     root = PROGRAM.parents[2]

@@ -332,7 +332,7 @@ for first in ("import layoutgemm.tune", "from layoutgemm import tune; assert cal
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX's")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX's: run it on Linux or macOS")
 def test_tune_is_called_whatever_was_imported_first() -> None:
     done = subprocess.run([sys.executable, "-c", ORDERS], capture_output=True, text=True, timeout=60)
     said = done.stdout.splitlines()
