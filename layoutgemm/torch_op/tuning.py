@@ -64,9 +64,12 @@ class Tuning:
     kept: Path | None
 
     def __str__(self) -> str:
+        of_torch = (
+            "torch has no such product" if math.isnan(self.torch) else f"{self.torch / self.seconds:.3f} x torch's"
+        )
         return (
             f"{name_of(self.choice)}: {self.seconds * 1e6:.2f} us, {self.chosen / self.seconds:.3f} x the heuristic's, "
-            f"{self.torch / self.seconds:.3f} x torch's; {len(self.measured)} measured, {len(self.failed)} failed"
+            f"{of_torch}; {len(self.measured)} measured, {len(self.failed)} failed"
         )
 
 
@@ -355,7 +358,8 @@ def _measure(
                 failed.append((choice, str(error)))
         per_round = sum(device.seconds(replay) for replay in replays.values()) * 4
         rounds = max(3, min(rounds, int((budget - (time.monotonic() - start)) / max(per_round, 1e-3))))
-        say(f"measuring {len(names)} configurations and torch's, {rounds} rounds of {per_round:.1f} s")
+        beside = " and torch's" if "torch" in replays else ""
+        say(f"measuring {len(names)} configurations{beside}, {rounds} rounds of {per_round:.1f} s")
         samples = burst(device, replays, rounds, random.Random(0))
     finally:
         torch.cuda.set_stream(before)

@@ -591,6 +591,7 @@ def test_measuring_ranks_and_reports_what_failed(monkeypatch: pytest.MonkeyPatch
         (wrong, "wrong"),
         (refused, "refused here"),
     ]
-    assert said == ["measuring 2 configurations and torch's, 9 rounds of 0.0 s"]
+    assert said == ["measuring 2 configurations, 9 rounds of 0.0 s"]  # torch has no such product
     contest = contest._replace(by_torch=lambda on: None)
     assert tuning._measure(problem, contest, [fast], 9, 1.0, said.append)[2] == 3.0 / repeats
+    assert said[1] == "measuring 1 configurations and torch's, 9 rounds of 0.0 s"

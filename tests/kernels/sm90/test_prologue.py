@@ -24,14 +24,14 @@ ONE = Sm90Config((64, 32), consumers=1, loader="warp", stages=2)
 CASES: dict[str, tuple[Prologue, dict[str, Any]]] = {
     "one block": (NORM, {"config": ONE}),
     "columns": (NORM, {"a": "bf16:col", "b": "bf16", "config": Sm90Config((128, 64), loader="warpgroup")}),
-    "blocks, cluster": (NORM, {"m": 300, "config": Sm90Config((256, 32), cluster=(2, 1))}),
+    "blocks, cluster": (NORM, {"m": 300, "config": Sm90Config((256, 32), cluster=(2, 1), stages=2)}),
     "parts of K": (NORM, {"k": 200, "config": Sm90Config((64, 32), consumers=1, loader="warp", split=2,
                                                        one_tile_per_cluster=True)}),
     "batch": (NORM, {"batch": 3, "config": ONE}),
-    "half precision": (INVERSE, {"a": "f16", "b": "f16:col", "config": Sm90Config((64, 32), consumers=1,
+    "half precision": (INVERSE, {"a": "f16", "b": "f16:col", "config": Sm90Config((64, 32), consumers=1, stages=3,
                                                                                   store="direct")}),
     "order": (NORM, {"m": 100, "n": 100, "config": ONE, "order": "lower"}),
-    "short K tiles": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=32)}),
+    "short K tiles": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=32, stages=3)}),
 }  # fmt: skip
 WITH_LOADER = Sm90Config((128, 64), loader="warpgroup")
 EMULATED = ("one block", "columns", "blocks, cluster", "half precision")
