@@ -87,6 +87,13 @@ def test_refusals(more: dict[str, Any], message: str) -> None:
     assert message in str(found.value)
 
 
+def test_a_bias_of_two_meanings() -> None:
+    x, w, rstd, _ = drawn()
+    scaled = Prologue.of(lambda x, i, k, ops, bias: x * bias, bias="m")
+    with pytest.raises(OperandError, match="the prologue reads an operand of that name"):
+        matmul(x, w, prologue=scaled, given={"bias": rstd}, bias=torch.ones(8))
+
+
 def test_types_that_have_none() -> None:
     x = torch.ones(16, 16)
     with pytest.raises(OperandError, match="a prologue is of bfloat16 or float16"):

@@ -88,6 +88,8 @@ def _checked(
     if names := [name for name in (*prologue.names, *given) if (name in given) != (name in prologue.names)]:
         what = "is missing" if names[0] in prologue.names else "is no operand of it"
         raise OperandError(f"the prologue reads {', '.join(prologue.names) or 'no operands'}: {names[0]} {what}")
+    if bias is not None and "bias" in prologue.names:
+        raise OperandError("bias is given, and the prologue reads an operand of that name: name it otherwise")
     named = {"a": a, "b": b, **given, **({} if bias is None else {"bias": bias})}
     check_operands(named, {} if out is None else {"out": out})
     choice = choice_of(config)

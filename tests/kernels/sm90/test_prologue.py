@@ -147,6 +147,8 @@ def test_functions_and_operands_that_are_none() -> None:
         Prologue.of(lambda x, i, k, ops, s: x * s, s="n")
     with pytest.raises(PlanError, match="s is i8; a prologue's operand is one of f32, bf16, f16"):
         PrologueOperand("s", "m", "i8")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="named 'lda', as a parameter of every kernel is"):
+        Prologue.of(lambda x, i, k, ops, lda: x * lda, lda="m")
     with pytest.raises(PlanError, match="called with"):
         Prologue.of(lambda x, i, k: x)
     made = derived("one block")

@@ -30,7 +30,7 @@ from ....dtypes import DType, dtype
 from ....errors import OperandError, PlanError
 from ...epilogue import tracing
 from ...epilogue.numpy_math import Math
-from ...plan import check_settings, present, tile_count
+from ...plan import PERSISTENT_PARAMETERS, check_settings, present, tile_count
 from .fragment_loads import loads_of
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class PrologueOperand:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise PlanError(f"an operand of a prologue is named {self.name!r}: no identifier")
+        if self.name in PERSISTENT_PARAMETERS:
+            raise PlanError(f"an operand of a prologue is named {self.name!r}, as a parameter of every kernel is")
         if self.axis not in AXES:
             raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', a number a row of A, or 'k', one a column")
         object.__setattr__(self, "dtype", dtype(self.dtype))
