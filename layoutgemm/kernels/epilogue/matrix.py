@@ -25,7 +25,7 @@ def numbers_of(name: str, value: object) -> Array:
     except ValueError as error:  # of rows that differ
         raise OperandError(f"{name} is no array of numbers: {error}") from None
     if array.dtype.name != "bfloat16" and array.dtype.kind not in "iuf":
-        raise OperandError(f"{name} is of {array.dtype}, and an epilogue computes with real numbers")
+        raise OperandError(f"{name} is of {array.dtype}: it takes real numbers")
     return array
 
 

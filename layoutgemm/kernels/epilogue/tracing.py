@@ -10,6 +10,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -249,6 +250,28 @@ def evaluate(expression: Expression, x: Any, at: Any) -> Any:
     if head == "given":
         return at.read(rest[0])
     return getattr(at.math, head)(*[evaluate(part, x, at) for part in rest])
+
+
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def shown(expression: Expression, names: Mapping[str, str] = MappingProxyType({}), inside: bool = False) -> str:
+    """An expression as text.
+
+    names  of x, i and j, where they are other than these
+
+    >>> shown(trace(lambda x, i, j, ops, s: x * s + j, ("s",)), {"j": "k"})
+    '(x * s) + to_float(k)'
+    """
+    head, *parts = expression
+    if head in ("x", "i", "j"):
+        return names.get(head, str(head))
+    if head in ("given", "float", "int"):
+        return str(parts[0])
+    if head in _SIGNS:
+        text = f" {_SIGNS[head]} ".join(shown(part, names, True) for part in parts)
+        return f"({text})" if inside else text
+    return f"{head}({', '.join(shown(part, names) for part in parts)})"
 
 
 class Values:

@@ -13,7 +13,7 @@ from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_o
 from ..quantized.order import WORDS
 from .config import loader_threads
 from .mainloop import product_of, table_registers
-from .operands.fragment_loads import loads_of, product_groups
+from .operands.fragment_loads import IN_FLIGHT, groups_of, loads_of
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
@@ -137,10 +137,11 @@ def _registers(plan: Sm90Plan) -> list[Check]:
 def _prologue_registers(plan: Sm90Plan) -> int:
     """Registers of a block's K tile, of fragments of two groups, and of the numbers."""
     loads, prologue = loads_of(plan), present(plan.prologue)
-    words = loads.steps * plan.mma.registers("A")
-    rows, columns = 2 * plan.blocks, 4 * loads.steps  # of a thread's values of A
-    numbers = sum(rows if operand.axis == "m" else columns for operand in prologue.operands)
-    return int(words + 2 * words // product_groups(plan) + numbers)
+    each = plan.mma.registers("A")
+    rows, columns = [len({place[axis] for place in loads.values}) for axis in range(2)]
+    numbers = {"m": rows * plan.blocks, "k": columns * loads.steps}
+    fragments = IN_FLIGHT * max(len(group) for group in groups_of(plan)) * each
+    return int(loads.steps * each + fragments + sum(numbers[operand.axis] for operand in prologue.operands))
 
 
 def _packed_registers(plan: Sm90Plan) -> int:

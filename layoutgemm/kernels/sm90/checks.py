@@ -38,7 +38,7 @@ from .indexed.checks import indexed_checks
 from .indexed.copies import GatheredOperand
 from .mainloop import COPY_ARRIVALS, product_of, products_check, promotion_check
 from .multicast import uneven_shares
-from .operands.fragment_loads import fragment_load_checks, product_groups
+from .operands.fragment_loads import fragment_load_checks, groups_of
 from .operands.pair import pair_check
 from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .pipeline_model import HopperPipeline
@@ -174,7 +174,7 @@ def _groups_of_registers(plan: Sm90Plan) -> int:
     """Groups of products of a K tile whose A threads hold; 0 of an A in shared memory."""
     if plan.weights is not None:
         return int(plan.a.product_groups(plan.blocks))
-    return product_groups(plan) if plan.prologue is not None else 0
+    return len(groups_of(plan)) if plan.prologue is not None else 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- tiles

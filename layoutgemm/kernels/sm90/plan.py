@@ -51,6 +51,7 @@ from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import NamedBarriers
 from .operands.combined import Combined, check_combined, side_by_side
+from .operands.fragment_loads import product_groups
 from .operands.pair import SecondPair, check_maps, check_pair, pair_of
 from .operands.prologue import Prologue, check_prologue
 from .quantized.experts import check_experts
@@ -781,6 +782,8 @@ class _Request:
         """Raise PlanError for products of warps that the kernel has not."""
         if self.weights is None and self.config.schedule == "sliced":
             raise PlanError("schedule = 'sliced': only the loop of packed weights takes K tiles in turn")
+        if self.prologue is not None:
+            product_groups(tile_k // int(self.instruction(self.config.tile[1]).shape_mnk[2]), self.blocks)
         if self.config.tuning.products == "warp":
             if self.weights is None:
                 raise PlanError("products = 'warp': only those of packed weights are by mma.sync")

@@ -13,6 +13,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import IndexedRows, Prologue, PrologueOperand, Promoted, RowIndices, Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.kernels.sm90.operands import fragment_loads
 from layoutgemm.kernels.sm90.operands.combined import Combined
 from layoutgemm.kernels.sm90.operands.fragment_loads import FragmentLoads, fragment_load_checks
 from tests import needs
@@ -31,10 +32,11 @@ CASES: dict[str, tuple[Prologue, dict[str, Any]]] = {
     "half precision": (INVERSE, {"a": "f16", "b": "f16:col", "config": Sm90Config((64, 32), consumers=1, stages=3,
                                                                                   store="direct")}),
     "order": (NORM, {"m": 100, "n": 100, "config": ONE, "order": "lower"}),
+    "an odd K tile": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=48, stages=3)}),
     "short K tiles": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=32, stages=3)}),
 }  # fmt: skip
 WITH_LOADER = Sm90Config((128, 64), loader="warpgroup")
-EMULATED = ("one block", "columns", "blocks, cluster", "half precision")
+EMULATED = ("one block", "an odd K tile", "columns", "blocks, cluster", "half precision")
 
 
 def derived(name: str) -> Sm90Plan:
@@ -123,6 +125,14 @@ def test_loads_that_give_another_element_are_found(monkeypatch: pytest.MonkeyPat
     assert "the tile has it at byte" in fragment_load_checks(made)[0].witness
 
 
+def test_groups_that_leave_a_fragment_out_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two groups of one instruction each were, of three."""
+    made = derived("an odd K tile")
+    assert all(check.ok for check in fragment_load_checks(made))
+    monkeypatch.setattr(fragment_loads, "groups_of", lambda plan: (range(1), range(1, 2)))
+    assert "of 3 instructions along K [0, 1] are issued" in fragment_load_checks(made)[1].witness
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -133,6 +143,7 @@ def test_loads_that_give_another_element_are_found(monkeypatch: pytest.MonkeyPat
         ({"indexed": IndexedRows(RowIndices(64)), "config": WITH_LOADER}, "indexed: a product with a prologue"),
         ({"weights": QuantizedFormat("int4", 128)}, "weights: a product with a prologue takes none"),
         ({"prologue": lambda x: x}, "must be a Prologue or None"),
+        ({"config": Sm90Config((64, 32), consumers=1, tile_k=16)}, "a K tile of 1 instruction(s), and one block"),
         ({"config": Sm90Config((64, 32), consumers=1, loaded_a_rows=8)}, "loaded_a_rows = 8"),
     ],
 )  # fmt: skip

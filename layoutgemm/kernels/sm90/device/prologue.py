@@ -25,8 +25,8 @@ from ...dsl.fp8 import floats_of
 from ...dsl.packed_weights import RegisterWgmma
 from ...plan import present
 from ...store import ROWS
-from ..operands.fragment_loads import loads_of, product_groups
-from ..operands.prologue import PrologueElement, PrologueOperand
+from ..operands.fragment_loads import groups_of, loads_of
+from ..operands.prologue import AXES, PrologueElement, PrologueOperand
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 
@@ -55,27 +55,27 @@ class Sm90PrologueKernel(Sm90FusedKernel):
         first_block = consumer * plan.blocks
         fragments = PrologueFragments(plan, first_block, thread)
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        groups = product_groups(plan)
-        steps = fragments.loads.steps // groups
+        groups = groups_of(plan)
+        pieces = [(block, group) for group in groups for block in range(plan.blocks)]
         stage, parity = Int32(0), Int32(0)
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
             row = m0 + first_block * ROWS
-            rows = fragments.rows(job, row, matrix)
+            rows = fragments.numbers(job, "m", row, matrix)
             before = stage
             for k_tile in cutlass.range(job.k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
                 column = (job.k_first + k_tile) * plan.tile[2]
-                numbers = {**rows, **fragments.columns(job, column, matrix)}
+                numbers = {**rows, **fragments.numbers(job, "k", column, matrix)}
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 words: list[list[Int32]] = []
-                for piece in cutlass.range_constexpr(groups * plan.blocks):
-                    block, first = piece % plan.blocks, piece // plan.blocks * steps
+                for piece in cutlass.range_constexpr(len(pieces)):
+                    block, group = pieces[piece]
+                    first = group.start
                     if const_expr(first == 0):
                         words = fragments.load_words(job.shared.a(stage), block)
                     computed = [
-                        fragments.function(job, words[step], (block, step), (row, column), numbers)
-                        for step in range(first, first + steps)
+                        fragments.function(job, words[step], (block, step), (row, column), numbers) for step in group
                     ]
                     keep = k_tile > 0 if first == 0 else True
                     mma.multiply_fragments(accumulators[block], computed, b, stage, first, keep)
@@ -123,13 +123,8 @@ class PrologueFragments(bridge.Carried):
     @property
     def values(self) -> list[tuple[tuple[int, int], tuple[Int32, Int32]]]:
         """A fragment's values: each one's (row, column) in thread 0 and in this thread."""
-        count = int(self.plan.mma.layout_A[1].size)
-        coords = self.plan.mma.coords("A")
-        found = []
-        for v in range(count):
-            i, j = (int(x) for x in coords(0, v))
-            found.append(((i, j), coords(self.thread, v)))
-        return found
+        of = self.plan.mma.coords("A")
+        return [(place, of(self.thread, v)) for v, place in enumerate(self.loads.values)]
 
     def load(
         self, job: bridge.Carried, operand: PrologueOperand, index: Int32, size: Int32, matrix: Int32
@@ -141,27 +136,22 @@ class PrologueFragments(bridge.Carried):
             at += Int64(matrix) * step
         return element.load_value(word + at * operand.dtype.bytes, operand.dtype)
 
-    def rows(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Numbers:
-        """The numbers of the thread's rows of A."""
-        found: Numbers = {}
-        for operand in present(self.plan.prologue).operands:
-            for block in range(self.plan.blocks if operand.axis == "m" else 0):
-                for (i, _), (own, _) in self.values:
-                    if (operand.name, block, i) not in found:
-                        at = row + (block * ROWS + own)
-                        found[operand.name, block, i] = self.load(job, operand, at, job.m, matrix)
-        return found
+    def numbers(self, job: bridge.Carried, axis: str, first: Int32, matrix: Int32) -> Numbers:
+        """The operands' numbers of the thread's rows or columns.
 
-    def columns(self, job: bridge.Carried, column: Int32, matrix: Int32) -> Numbers:
-        """The numbers of the thread's columns of A in a K tile."""
+        axis   "m", rows of a tile; "k", columns of a K tile
+        first  row or column of A
+        """
         found: Numbers = {}
-        depth = int(self.plan.mma.shape_mnk[2])
+        loads, which = self.loads, AXES.index(axis)
+        count, unit = ((self.plan.blocks, loads.height), (loads.steps, loads.depth))[which]
         for operand in present(self.plan.prologue).operands:
-            for step in range(self.loads.steps if operand.axis == "k" else 0):
-                for (_, j), (_, own) in self.values:
-                    if (operand.name, step, j) not in found:
-                        at = column + (step * depth + own)
-                        found[operand.name, step, j] = self.load(job, operand, at, job.k, matrix)
+            for part in range(count if operand.axis == axis else 0):
+                for of_first_thread, own in self.values:
+                    key = operand.name, part, of_first_thread[which]
+                    if key not in found:
+                        at = first + (part * unit + own[which])
+                        found[key] = self.load(job, operand, at, (job.m, job.k)[which], matrix)
         return found
 
     def load_words(self, tile: cute.Pointer, block: int) -> list[list[Int32]]:
@@ -180,10 +170,10 @@ class PrologueFragments(bridge.Carried):
         plan, (block, step) = self.plan, at
         kind, prologue = plan.a.dtype, present(plan.prologue)
         maths = element.ElementMath(False, kind.mantissa <= 8)
-        depth, results = int(plan.mma.shape_mnk[2]), []
+        loads, results = self.loads, []
         given = [x for word in words for x in floats_of(word, kind)]
         for x, ((i, j), (own_i, own_j)) in zip(given, self.values, strict=True):
-            row, column = place[0] + (block * ROWS + own_i), place[1] + (step * depth + own_j)
+            row, column = place[0] + (block * loads.height + own_i), place[1] + (step * loads.depth + own_j)
             read = {
                 operand.name: numbers[(operand.name, *((block, i) if operand.axis == "m" else (step, j)))]
                 for operand in prologue.operands

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..choose.costs import cost_model
-from ..choose.occupancy import ClusterOccupancy
+from ..choose.rounds import tile_of_rounds
 from ..choose.scaled_grouped import grouped_config
 from ..config import Sm90Config
 
@@ -27,7 +27,7 @@ def indexed_config(sizes: tuple[int, int, int, int], gathers: bool, grouped: boo
     rows = -(-m // groups)
     if grouped and not gathers:
         return grouped_config(rows, 2 * k, wide, columns=n, groups=groups)
-    tile = _tile_of_groups(rows) if grouped else _tile_of_one(m, n)
+    tile = _tile_of_groups(rows) if grouped else tile_of_rounds(_TILES, m, n, _OVERHEAD)
     pairs = rows > (4 if grouped else 2) * tile[0] and tile[0] == 128
     return Sm90Config(
         tile, consumers=_TILES.get(tile, 3), loader="warpgroup", cluster=(2, 1) if pairs else (1, 1),
@@ -43,16 +43,6 @@ def _tile_of_groups(rows: int) -> tuple[int, int]:
     if rows <= 32:
         return 64, 256
     return (192, 160) if 128 < rows <= 192 else (128, 256)
-
-
-def _tile_of_one(m: int, n: int) -> tuple[int, int]:
-    """The tile whose rounds over all multiprocessors take least."""
-
-    def work(tile: tuple[int, int]) -> int:
-        tiles = -(-m // tile[0]) * -(-n // tile[1])
-        return -(-tiles // ClusterOccupancy().multiprocessors) * max(tile[0], 128) * (tile[1] + _OVERHEAD)
-
-    return min(_TILES, key=work)
 
 
 def copies_first(sizes: tuple[int, int, int, int], size: int, grouped: bool) -> tuple[bool, str]:

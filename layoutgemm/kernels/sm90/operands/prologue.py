@@ -29,6 +29,7 @@ from ....arguments import checked
 from ....dtypes import DType, dtype
 from ....errors import OperandError, PlanError
 from ...epilogue import tracing
+from ...epilogue.matrix import numbers_of
 from ...epilogue.numpy_math import Math
 from ...plan import PERSISTENT_PARAMETERS, check_settings, present, tile_count
 from .fragment_loads import loads_of
@@ -149,21 +150,29 @@ class Prologue:
     @checked(PlanError)
     def check(
         self, given: Mapping[str, object], sizes: tuple[int, int, int, int]
-    ) -> dict[str, npt.NDArray[np.generic]]:  # fmt: skip
-        """NumPy operands by name, for (M, N, K, batch); raises OperandError for one that does not fit."""
+    ) -> dict[str, npt.NDArray[np.float32]]:  # fmt: skip
+        """NumPy operands by name, rounded to their types; raises OperandError for one that does not fit.
+
+        sizes  (M, N, K, batch)
+        """
         m, _, k, batch = sizes
         found = {}
         for operand in self.operands:
-            value = np.asarray(given[operand.name])
+            value = np.asarray(numbers_of(operand.name, given[operand.name]))
             want = operand.shape(m, k, batch)
-            if value.shape != want or value.dtype.kind not in "fV":
+            if value.shape != want:
                 of = "row" if operand.axis == "m" else "column"
                 raise OperandError(
-                    f"{operand.name} is {value.dtype} of shape {value.shape}: it takes {operand.dtype} of shape "
-                    f"{want}, one for each {of} of a"
+                    f"{operand.name} has shape {value.shape}: it takes {operand.dtype} of shape {want}, one for each "
+                    f"{of} of a"
                 )
-            found[operand.name] = value
+            found[operand.name] = np.asarray(operand.dtype.decode(operand.dtype.encode(value)), np.float32)
         return found
+
+    @property
+    def text(self) -> str:
+        """The function as text, of an element x, its row i and its column k."""
+        return tracing.shown(self.expression, {"j": "k"})
 
     def __str__(self) -> str:
         read = f" of {', '.join(self.names)}" if self.operands else ""
@@ -232,7 +241,7 @@ def explain_prologue(plan: Sm90Plan) -> list[str]:
     times = tile_count(plan.n, plan.tile_c[1])
     values = plan.blocks * loads.steps * int(loads.atom.layout_A[1].size)
     lines = [
-        f"prologue: a = {shown(prologue.expression)}, rounded to {plan.a.dtype}; in registers, {times} time(s) for "
+        f"prologue: a = {prologue.text}, rounded to {plan.a.dtype}; in registers, {times} time(s) for "
         f"each element: once for each tile of {plan.tile_c[1]} columns",
         f"  a thread computes {values} values a K tile, from {plan.blocks * loads.steps} {loads.copy.ptx}",
     ]
@@ -240,23 +249,3 @@ def explain_prologue(plan: Sm90Plan) -> list[str]:
         each = "row, read once a tile" if operand.axis == "m" else "column, read in each K tile"
         lines.append(f"  {operand.name}: {operand.dtype}, a number a {each}, from global memory")
     return lines
-
-
-_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-
-
-def shown(expression: tracing.Expression, inside: bool = False) -> str:
-    """An expression as text, of a row i and a column k.
-
-    >>> shown(Prologue.of(lambda x, i, k, ops, s: x * s + k, s="m").expression)
-    '(x * s) + to_float(k)'
-    """
-    head, *parts = expression
-    if head in ("x", "i", "j"):
-        return "k" if head == "j" else str(head)
-    if head in ("given", "float", "int"):
-        return str(parts[0])
-    if head in _SIGNS:
-        text = f" {_SIGNS[head]} ".join(shown(part, True) for part in parts)
-        return f"({text})" if inside else text
-    return f"{head}({', '.join(shown(part) for part in parts)})"
