@@ -191,9 +191,6 @@ class Promoted:
         total = ("given", TOTAL)
         return head == "add" and sorted(_occurs(total, term) for term in terms) == [False, True] and total in terms
 
-    def __str__(self) -> str:
-        return tracing.shown(self.expression, {"x": "product"})
-
     def evaluate(self, product: Any, at: Any) -> Any:
         """The next total of one element; `at.read` gives the total and the tables' values, `at.math` operations."""
         return tracing.evaluate(self.expression, product, at)
@@ -520,7 +517,7 @@ def explain_mainloop(plan: Sm90Plan) -> list[str]:
     half, _, parts = product_of(plan)
     lines = [
         f"main loop: each K block of {loop.depth} is summed in registers of its own, then "
-        f"total = {loop}" + f"; in {parts} parts of {half.shape_mnk[1]} columns" * (parts > 1)
+        f"total = {said(loop.expression)}" + f"; in {parts} parts of {half.shape_mnk[1]} columns" * (parts > 1)
     ]
     for table in loop.tables:
         count = sum(key[0] == table.name for key in numbers_read(plan))
@@ -530,6 +527,15 @@ def explain_mainloop(plan: Sm90Plan) -> list[str]:
             + f"; those of {part.span} K blocks together" * (part.span > 1)
         )
     return lines
+
+
+def said(expression: tracing.Expression, inside: bool = False) -> str:
+    """An expression as text.
+
+    >>> said(Promoted.of(lambda total, product, s: total + s * product, Table("s", "m")).expression)
+    'total + (s * product)'
+    """
+    return tracing.shown(expression, {"x": "product"}, inside)
 
 
 def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums: str, k: int) -> None:
@@ -551,7 +557,7 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
     )  # fmt: skip
     if config.split > 1 and not loop.adds:
         raise PlanError(
-            f"split = {config.split}: parts of K are totalled apart, then added, and total = {loop} "
+            f"split = {config.split}: parts of K are totalled apart, then added, and total = {said(loop.expression)} "
             "does more than add to the total"
         )
     if loop.span > 1:
