@@ -140,7 +140,7 @@ def test_outputs_of_the_product() -> None:
     assert bool((whole[:, 135:] == 5).all())
     tight = torch.zeros(72, 135, dtype=torch.bfloat16, device="cuda")
     result = plan.run(a, b, out=tight)
-    assert result.c is tight and torch.equal(tight, want) and "135 elements * 2 = 270 bytes" in result.copies[0]
+    assert result.c is tight and torch.equal(tight, want) and "lines lie 135 * 2 = 270 bytes apart" in result.copies[0]
     with pytest.raises(OperandError, match="computes into a buffer with pitch 136"):
         plan.run(a, b, out=tight, copy=False)
     turned = torch.zeros(135, 72, dtype=torch.bfloat16, device="cuda").T
