@@ -170,7 +170,9 @@ def group_tiles(rows: int, with_scales: bool) -> dict[str, Sm90Config]:
         widths = (64, 96, 128, 192) if with_scales else range(96, 257, 16)
         return {f"64x{n}": Sm90Config((64, n), consumers=1, loader="warp", **usual) for n in widths}
     if with_scales:
-        tiles = {(256, 128): ((2, 1), (1, 2)), (128, 192): ((2, 1), (1, 2)), (128, 160): ((2, 1),)}
+        tiles = {
+            (128, 256): ((2, 1),), (256, 128): ((2, 1), (1, 2)), (128, 192): ((2, 1), (1, 2)), (128, 160): ((2, 1),),
+        }  # fmt: skip
         usual |= {"buffers": 1, "loader": "warpgroup"}
         found = {f"{m}x{n}, cluster {x}": Sm90Config((m, n), cluster=x, **usual) for (m, n), of in tiles.items()
                  for x in of}  # fmt: skip

@@ -88,7 +88,7 @@ def plan(
         columns = n if order is None else columns_of_order(order, m, n)
         rule = _for_hopper(m, columns, k, batch, a, b, c, gates)
         if prologue is not None:
-            rule = chain([prologue_config(m, columns, batch)], SPARE)
+            rule = chain([prologue_config(m, columns, k, batch)], SPARE)
         if order is not None:
             rule = _for_order(order, rule, (m, n, columns))
             triangle = _triangle(order)

@@ -37,6 +37,7 @@ BY_TORCH = {
     "bench_quantized": ["", "--quick"],
     "bench_quantized_mma": [""],
     "bench_orders": [""],
+    "bench_prologue": [""],
     "bench_programs": [""],
     "bench_reductions": [""],
     "bench_types": ["run"],

@@ -87,6 +87,12 @@ class ElementMath:
         """1 / (1 + exp(-x)): not by tanh, whose error would be all of the value for small ones."""
         return _unary("rcp.approx.ftz.f32", 1.0 + self.exp(-x))
 
+    def div(self, x: Float32, y: Float32) -> Float32:
+        """x / y: correctly rounded where `exact`, else within 2 ulp (div.full), in a third of the instructions."""
+        if self.exact or isinstance(x, Int32):
+            return x / y
+        return assembly("div.full.f32 $0, $1, $2;", "=f,f,f", [Float32(x), Float32(y)], (Float32,), pure=True)[0]
+
     def erf(self, x: Float32) -> Float32:
         """The error function, within 1.5e-7."""
         value = 1.0 - self._tail(x, 1.0, 1.0)
@@ -141,7 +147,6 @@ class ElementMath:
     add = staticmethod(lambda x, y: x + y)
     sub = staticmethod(lambda x, y: x - y)
     mul = staticmethod(lambda x, y: x * y)
-    div = staticmethod(lambda x, y: x / y)
     floordiv = staticmethod(lambda x, y: x // y)
     mod = staticmethod(lambda x, y: x % y)
     and_ = staticmethod(lambda x, y: x & y)
@@ -172,6 +177,27 @@ _TWO = {
 def load_value(address: Int64, dtype: DType) -> Float32:
     """ld.global of one f32, bf16 or f16, as f32; the address is a multiple of its size."""
     return assembly(_ONE[dtype.name], "=f,l", [Int64(address)], (Float32,))[0]
+
+
+def load_bits(address: Int64, offset: int, dtype: DType, inside: Boolean | bool) -> Int32:
+    """ld.global of the bits of one f32, bf16 or f16 where `inside`; else 0, and no access. `float_of` makes f32 of it.
+
+    offset  bytes behind the address, a part of the instruction: several loads share one address
+    inside  True: without a predicate
+    """
+    load = f"ld.global.{'b32' if dtype.bits == 32 else 'u16'} $0, [$1+{offset}];"
+    if inside is True:
+        return assembly(load, "=r,l", [Int64(address)], (Int32,))[0]
+    text = f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p {load} }}"
+    return assembly(text, "=&r,l,r", [Int64(address), Int32(inside)], (Int32,))[0]
+
+
+def float_of(bits: Int32, dtype: DType) -> Float32:
+    """The value of `load_bits`, as f32."""
+    if dtype.name == "f16":
+        text = "{ .reg .b16 h; .reg .b16 z; mov.b32 {h, z}, $1; cvt.f32.f16 $0, h; }"
+        return assembly(text, "=f,r", [Int32(bits)], (Float32,), pure=True)[0]
+    return (Int32(bits) << (32 - dtype.bits)).bitcast(Float32)
 
 
 def load_two(address: Int64, dtype: DType) -> list[Float32]:

@@ -139,7 +139,7 @@ def _prologue_registers(plan: Sm90Plan) -> int:
     loads, prologue = loads_of(plan), present(plan.prologue)
     each = plan.mma.registers("A")
     rows, columns = [len({place[axis] for place in loads.values}) for axis in range(2)]
-    numbers = {"m": rows * plan.blocks, "k": columns * loads.steps}
+    numbers = {"m": rows * plan.blocks, "k": 2 * columns * loads.steps}  # of columns, the next K tile's too
     fragments = IN_FLIGHT * max(len(group) for group in groups_of(plan)) * each
     return int(loads.steps * each + fragments + sum(numbers[operand.axis] for operand in prologue.operands))
 

@@ -197,7 +197,7 @@ def plan_with_prologue(
     (m, n, k, batch), (a, b, c), (bias, activation) = sizes, names, finish
     steps = [*([] if bias is None else [Bias(bias)]), *([] if activation is None else [Activation(activation)])]
     epilogue = Epilogue(*steps) if steps else None
-    first = prologue_config(m, n, batch, places) if config is None else config
+    first = prologue_config(m, n, k, batch, places) if config is None else config
     spare = Sm90Config((64, 64), consumers=1, loader="warp")  # of every order and every result
     refused: LayoutError | None = None
     for each in (first,) if config is not None else (first, spare):

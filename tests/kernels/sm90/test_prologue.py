@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from layoutgemm import plan
+from layoutgemm.atoms import MmaAtom
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import IndexedRows, Prologue, PrologueOperand, Promoted, RowIndices, Sm90Config, Sm90Plan
@@ -125,12 +126,25 @@ def test_loads_that_give_another_element_are_found(monkeypatch: pytest.MonkeyPat
     assert "the tile has it at byte" in fragment_load_checks(made)[0].witness
 
 
+def test_values_that_lie_otherwise_in_another_thread_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = derived("columns")
+    right = MmaAtom.coords
+
+    def wrong(self: MmaAtom, operand: str) -> Any:
+        of = right(self, operand)
+        return lambda thread, v: (of(thread, v)[0], of(thread, v)[1] + (np.asarray(thread) == 5) * (np.asarray(v) == 3))
+
+    monkeypatch.setattr(MmaAtom, "coords", wrong)
+    found = next(check for check in fragment_load_checks(made) if check.name == "numbers of fragments")
+    assert "thread 5, value 3: 2 along k from its first, thread 0's 1" in found.witness
+
+
 def test_groups_that_leave_a_fragment_out_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As two groups of one instruction each were, of three."""
     made = derived("an odd K tile")
     assert all(check.ok for check in fragment_load_checks(made))
     monkeypatch.setattr(fragment_loads, "groups_of", lambda plan: (range(1), range(1, 2)))
-    assert "of 3 instructions along K [0, 1] are issued" in fragment_load_checks(made)[1].witness
+    assert "of 3 instructions along K [0, 1] are issued" in fragment_load_checks(made)[2].witness
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,10 @@ _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `m
 _QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a product: seconds, and bytes a second
 _QUANTIZE_BYTES = 9  # an element of float32, written and read, and its 8 bits
 _QUANTIZED_GATE_START = 3e-6  # seconds, and of a K block of 128 and 256 columns of B, by rows of the tile:
-_AT_ONCE_K = range(1024, 2049)  # where a store at once is faster: it takes the memory of a stage
-_AT_ONCE_GAIN = 0.2e-6  # seconds a tile
+_LARGEST = (128, 256)  # tile of full kernels
+_ALONG_N = ((128, 192), _LARGEST)  # tiles of which bands along N were faster
+_AT_ONCE_K = range(512, 2049)  # where a store at once is faster: it takes the memory of a stage
+_AT_ONCE_GAIN = 0.28e-6  # seconds a tile
 _QUANTIZED_GATE_STEP = {64: 0.44e-6, 128: 0.755e-6}
 
 
@@ -63,13 +65,13 @@ def scaled_config(
     >>> scaled_config(64, 2112, 7168).tile, scaled_config(64, 2112, 7168).split
     ((64, 32), 2)
     >>> scaled_config(4096, 7168, 16384).tile, scaled_config(4096, 2112, 7168).tile
-    ((256, 128), (128, 192))
+    ((128, 256), (128, 192))
     >>> [scaled_config(4096, 7168, 2048, c=c).tuning.store_at_once for c in ("bf16", "f32")]
     [True, False]
     >>> scaled_config(64, 576, 7168).tile, scaled_config(64, 576, 7168, c="e4m3").tile
     ((64, 32), (64, 64))
     >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 2048, 7168, sums=2).split
-    ((128, 192), 2)
+    ((128, 256), 2)
     """
     places = multiprocessors or MODEL.multiprocessors
     return _fastest((m, n, k, batch), each_column, places, columns, c, sums)[0]
@@ -244,11 +246,11 @@ def _kernels(
             yield "few", alone(tile, consumers=tile[0] // 64, loaded_a_rows=of_rows, buffers=2)
     for tile in MODEL.full_step if m > _FEW_ROWS else ():
         if not each_column:
-            three, at_once = tile[0] == 192, narrow and tile == (256, 128) and k in _AT_ONCE_K
+            three, at_once = tile[0] == 192, narrow and tile == _LARGEST and k in _AT_ONCE_K
             yield "full", Sm90Config(
                 tile, consumers=3 if three else 2, loader="warpgroup", cluster=_sharing(sizes, tile),
                 chunks=2 if three or at_once else 1, buffers=2 if tile == (128, 128) else 1, overlap=True,
-                store_at_once=at_once, box_rows=ROWS if at_once else WARP_ROWS,
+                store_at_once=at_once, box_rows=ROWS if at_once else WARP_ROWS, along="N" if tile in _ALONG_N else "M",
             )  # fmt: skip
 
 
@@ -385,7 +387,7 @@ def grouped_scaled_config(
     """The same for groups whose products are scaled.
 
     >>> grouped_scaled_config(8192).tile, grouped_scaled_config(192).tile, grouped_scaled_config(64, True).tile
-    ((256, 128), (192, 128), (64, 64))
+    ((128, 256), (192, 128), (64, 64))
     >>> [grouped_scaled_config(20, columns=n, groups=6).tile[1] for n in (4096, 6144, 7168)]
     [192, 96, 192]
     """
@@ -398,7 +400,7 @@ def grouped_scaled_config(
         return Sm90Config((128, _EACH_COLUMN if each_column else 128), loader="warpgroup", chunks=1, buffers=1)
     if rows <= 192:
         return Sm90Config((192, 128), consumers=3, loader="warpgroup", chunks=2, buffers=1)
-    return Sm90Config((256, 128), loader="warpgroup", cluster=(1, 2), chunks=1, buffers=1)
+    return Sm90Config(_LARGEST, loader="warpgroup", cluster=(2, 1), chunks=1, buffers=1)
 
 
 def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:

@@ -3,16 +3,17 @@
     role        does
     --------    -------------------------------------------------------------------------------------------------------
     loader      as in `device.gemm`
-    consumer    for each tile: reads the numbers of its rows. For each K tile: reads those of its columns, waits for the
-                stage; for each block of 64 rows: loads and computes the fragments, while the products of the block
-                before run, multiplies them with B from shared memory, and waits for the products before
+    consumer    for each tile: reads the numbers of its rows. For each K tile: reads those of the next one's columns,
+                waits for the stage; for each block of 64 rows: loads and computes the fragments, while the products of
+                the block before run, multiplies them with B from shared memory, and waits for the products before
 
 A stage is released behind the first products of the next K tile: all that read it are done then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 
 import cutlass
 import cutlass.cute as cute
@@ -30,7 +31,7 @@ from ..operands.prologue import AXES, PrologueElement, PrologueOperand
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 
-Numbers = dict[tuple[object, ...], Float32]  # of an operand, by its name and its place in thread 0's fragments
+NumberKey = tuple[str, int, int]  # an operand's name, a block of rows or an instruction, and a place in thread 0's
 
 
 class Sm90PrologueKernel(Sm90FusedKernel):
@@ -55,18 +56,21 @@ class Sm90PrologueKernel(Sm90FusedKernel):
         first_block = consumer * plan.blocks
         fragments = PrologueFragments(plan, first_block, thread)
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        groups = groups_of(plan)
+        groups, reads_columns = groups_of(plan), any(x.axis == "k" for x in present(plan.prologue).operands)
         pieces = [(block, group) for group in groups for block in range(plan.blocks)]
         stage, parity = Int32(0), Int32(0)
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
             row = m0 + first_block * ROWS
-            rows = fragments.numbers(job, "m", row, matrix)
+            rows = fragments.numbers(job, "m", row, matrix, False)
+            following = fragments.numbers(job, "k", job.k_first * plan.tile[2], matrix, False)
             before = stage
             for k_tile in cutlass.range(job.k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
                 column = (job.k_first + k_tile) * plan.tile[2]
-                numbers = {**rows, **fragments.numbers(job, "k", column, matrix)}
+                columns = following
+                if const_expr(reads_columns):  # a K tile ahead: memory answers while this one's products run
+                    following = fragments.columns(job, column + plan.tile[2], matrix)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 words: list[list[Int32]] = []
                 for piece in cutlass.range_constexpr(len(pieces)):
@@ -74,11 +78,9 @@ class Sm90PrologueKernel(Sm90FusedKernel):
                     first = group.start
                     if const_expr(first == 0):
                         words = fragments.load_words(job.shared.a(stage), block)
-                    computed = [
-                        fragments.function(job, words[step], (block, step), (row, column), numbers) for step in group
-                    ]
+                    computed = fragments.functions(job, words, (block, group), (row, column), (rows, columns))
                     keep = k_tile > 0 if first == 0 else True
-                    mma.multiply_fragments(accumulators[block], computed, b, stage, first, keep)
+                    mma.multiply_fragments(accumulators[block], computed.lists, b, stage, first, keep)
                     mma.wait(1)
                     if const_expr(piece == 0):
                         if k_tile > 0:
@@ -105,6 +107,33 @@ class Sm90PrologueKernel(Sm90FusedKernel):
         self.end_tiles(job, ahead)
 
 
+class Computed(bridge.Carried):
+    """Registers of the fragments of a group of instructions."""
+
+    def __init__(self, lists: Sequence[Sequence[Int32]]):
+        self.size, registers = len(lists[0]), [register for fragment in lists for register in fragment]
+        self.count = len(registers)
+        super().__init__(**{f"register{place}": register for place, register in enumerate(registers)})
+
+    @property
+    def lists(self) -> list[list[Int32]]:
+        """By instruction."""
+        registers = [getattr(self, f"register{place}") for place in range(self.count)]
+        return [registers[first : first + self.size] for first in range(0, self.count, self.size)]
+
+
+class Numbers(bridge.Carried):
+    """Numbers of operands along one axis, by `NumberKey`: their bits, so that a load is waited for where it is used."""
+
+    def __init__(self, bits: Mapping[NumberKey, Int32]):
+        self.attributes = {key: f"number{place}" for place, key in enumerate(bits)}
+        super().__init__(**dict(zip(self.attributes.values(), bits.values(), strict=True)))
+
+    def value(self, operand: PrologueOperand, part: int, place: int) -> Float32:
+        """A number as f32; see `NumberKey`."""
+        return element.float_of(getattr(self, self.attributes[operand.name, part, place]), operand.dtype)
+
+
 class PrologueFragments(bridge.Carried):
     """One thread's fragments of f(A): the bytes of its rows in a stage, and the places of its values.
 
@@ -126,32 +155,41 @@ class PrologueFragments(bridge.Carried):
         of = self.plan.mma.coords("A")
         return [(place, of(self.thread, v)) for v, place in enumerate(self.loads.values)]
 
-    def load(
-        self, job: bridge.Carried, operand: PrologueOperand, index: Int32, size: Int32, matrix: Int32
-    ) -> Float32:  # fmt: skip
-        """A number of an operand. One beyond the matrix is read at its edge: what comes of it is not stored, or 0."""
-        word, step = getattr(job.given, operand.name), getattr(job.given, f"{operand.name}_batch")
-        at = Int64(cutlass.min(index, size - 1))
-        if self.plan.batch > 1:
-            at += Int64(matrix) * step
-        return element.load_value(word + at * operand.dtype.bytes, operand.dtype)
+    def numbers(self, job: bridge.Carried, axis: str, first: Int32, matrix: Int32, inside: bool) -> Numbers:
+        """The operands' numbers of the thread's rows or columns; 0 beyond the matrix: what comes of it is not stored.
 
-    def numbers(self, job: bridge.Carried, axis: str, first: Int32, matrix: Int32) -> Numbers:
-        """The operands' numbers of the thread's rows or columns.
-
-        axis   "m", rows of a tile; "k", columns of a K tile
-        first  row or column of A
+        axis    "m", rows of a tile; "k", columns of a K tile
+        first   row or column of A
+        inside  all are known to lie in the matrix
         """
-        found: Numbers = {}
+        found: dict[NumberKey, Int32] = {}
         loads, which = self.loads, AXES.index(axis)
         count, unit = ((self.plan.blocks, loads.height), (loads.steps, loads.depth))[which]
+        size = (job.m, job.k)[which]
+        start = loads.values[0][which]
+        distances = sorted({place[which] - start for place in loads.values})  # the same in all threads
+        own = self.plan.mma.coords("A")(self.thread, 0)[which]
         for operand in present(self.plan.prologue).operands:
-            for part in range(count if operand.axis == axis else 0):
-                for of_first_thread, own in self.values:
-                    key = operand.name, part, of_first_thread[which]
-                    if key not in found:
-                        at = first + (part * unit + own[which])
-                        found[key] = self.load(job, operand, at, (job.m, job.k)[which], matrix)
+            if operand.axis != axis:
+                continue
+            at, bytes_ = first + own, operand.dtype.bytes
+            address = getattr(job.given, operand.name) + Int64(at) * bytes_
+            if self.plan.batch > 1:
+                address += Int64(matrix) * getattr(job.given, f"{operand.name}_batch") * bytes_
+            for part, distance in product(range(count), distances):
+                step = part * unit + distance
+                loaded = inside or at + step < size
+                found[operand.name, part, start + distance] = element.load_bits(
+                    address, step * bytes_, operand.dtype, loaded
+                )
+        return Numbers(found)
+
+    @cute.jit
+    def columns(self, job: bridge.Carried, first: Int32, matrix: Int32) -> Numbers:
+        """The numbers of a K tile's columns: without predicates, but for the last one."""
+        found = self.numbers(job, "k", first, matrix, False)
+        if first + self.plan.tile[2] <= job.k:
+            found = self.numbers(job, "k", first, matrix, True)
         return found
 
     def load_words(self, tile: cute.Pointer, block: int) -> list[list[Int32]]:
@@ -162,9 +200,25 @@ class PrologueFragments(bridge.Carried):
             words.append(load_fragment(tile + (getattr(self, f"base{base}") + further), transposed))
         return words
 
+    @cute.jit
+    def functions(
+        self, job: bridge.Carried, words: Sequence[Sequence[Int32]], part: tuple[int, range],
+        place: tuple[Int32, Int32], numbers: tuple[Numbers, Numbers],
+    ) -> Computed:  # fmt: skip
+        """f of the fragments of a group of instructions; 0 beyond K.
+
+        part     block, and instructions along K
+        place    row and column of the block's first element in A
+        numbers  of the rows, and of the columns
+        """
+        block, group = part
+        found = Computed([self.function(words[step], (block, step), place, numbers) for step in group])
+        if place[1] + self.plan.tile[2] > job.k:
+            found = self.within(job, found, group, place[1])
+        return found
+
     def function(
-        self, job: bridge.Carried, words: Sequence[Int32], at: tuple[int, int], place: tuple[Int32, Int32],
-        numbers: Numbers,
+        self, words: Sequence[Int32], at: tuple[int, int], place: tuple[Int32, Int32], numbers: tuple[Numbers, Numbers]
     ) -> list[Int32]:  # fmt: skip
         """f of an instruction's fragment; `at`: (block, step)."""
         plan, (block, step) = self.plan, at
@@ -175,11 +229,25 @@ class PrologueFragments(bridge.Carried):
         for x, ((i, j), (own_i, own_j)) in zip(given, self.values, strict=True):
             row, column = place[0] + (block * loads.height + own_i), place[1] + (step * loads.depth + own_j)
             read = {
-                operand.name: numbers[(operand.name, *((block, i) if operand.axis == "m" else (step, j)))]
+                operand.name: numbers[0].value(operand, block, i)
+                if operand.axis == "m"
+                else numbers[1].value(operand, step, j)
                 for operand in prologue.operands
             }
-            found = prologue.apply(x, PrologueElement(row, column, read, maths))
-            results.append(maths.where(column < job.k, Float32(found), Float32(0.0)))
+            results.append(Float32(prologue.apply(x, PrologueElement(row, column, read, maths))))
         return [
             Int32(bridge.convert_pair(low, high, kind)) for low, high in zip(results[::2], results[1::2], strict=True)
         ]
+
+    def within(self, job: bridge.Carried, computed: Computed, group: range, column: Int32) -> Computed:
+        """The same fragments with 0 beyond K, where B is 0: f of what is there may be infinite."""
+        lists = []
+        columns = [own_j for _, (_, own_j) in self.values]
+        for step, words in zip(group, computed.lists, strict=True):
+            kept = []
+            for low, high, word in zip(columns[::2], columns[1::2], words, strict=True):
+                first = column + step * self.loads.depth
+                mask = element.ElementMath.where(first + high < job.k, Int32(-1), Int32(0xFFFF))
+                kept.append(element.ElementMath.where(first + low < job.k, word & mask, Int32(0)))
+            lists.append(kept)
+        return Computed(lists)

@@ -144,8 +144,8 @@ def groups_of(plan: Sm90Plan) -> tuple[range, ...]:
 
 
 def fragment_load_checks(plan: Sm90Plan) -> list[Check]:
-    """Checks of the loads of A's fragments, of their products, and of banks."""
-    return [_feeds(plan), _multiplied_once(plan), _banks(plan)]
+    """Checks of the loads of fragments and numbers, of products, and of banks."""
+    return [_feeds(plan), _numbers(plan), _multiplied_once(plan), _banks(plan)]
 
 
 def _feeds(plan: Sm90Plan) -> Check:
@@ -179,6 +179,24 @@ def _feeds(plan: Sm90Plan) -> Check:
     count = loads.blocks * loads.steps
     statement = f"{count} {loads.copy} give the registers of {loads.atom}, block by block {loads.block_bytes} bytes on"
     return Check("fragments A", statement, not witness, f"exhaustion ({count} loads)", witness)
+
+
+def _numbers(plan: Sm90Plan) -> Check:
+    """A thread's values lie as thread 0's do, from its first one: one address an operand loads their numbers."""
+    loads = loads_of(plan)
+    threads, values = np.arange(int(loads.atom.threads))[:, None], np.arange(len(loads.values))[None, :]
+    witness = ""
+    for axis, places in zip("mk", loads.atom.coords("A")(threads, values), strict=True):
+        found = np.broadcast_to(np.asarray(places), (len(threads), len(loads.values)))
+        wrong = np.argwhere(found - found[:, :1] != found[0] - found[0, 0])
+        if len(wrong) and not witness:
+            t, v = (int(x) for x in wrong[0])
+            witness = (
+                f"thread {t}, value {v}: {found[t, v] - found[t, 0]} along {axis} from its first, thread 0's "
+                f"{found[0, v] - found[0, 0]}"
+            )
+    statement = "values of a fragment lie as far from a thread's first as in thread 0"
+    return Check("numbers of fragments", statement, not witness, f"exhaustion ({found.size} values)", witness)
 
 
 def _multiplied_once(plan: Sm90Plan) -> Check:
