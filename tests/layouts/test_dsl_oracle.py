@@ -238,7 +238,7 @@ def test_same_as_the_dsl(oracle: tuple[list[dict[str, Any]], dict[str, dict[str,
 
 @pytest.mark.dsl
 def test_splits_of_any_layouts_are_the_dsls(oracle: tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]) -> None:
-    """Answers of both are one function, and the same text but for parentheses around a single mode."""
+    """Answers of both are one function; their texts differ in parentheses around a single mode."""
     same = 0
     asked, replies = oracle
     for question in asked:
