@@ -86,10 +86,9 @@ def layout_svg(
 
     Neighbouring offsets share a colour: `group` of them, by default an eighth of the range. So cells that lie together
     in memory look alike. `rows`, `columns` and `planes` (ranges of coordinates, flat ones of the further modes) draw a
-    part. `tile` outlines tiles of so many
-    rows and columns, which of a layout divided by a tuple stand side by side. `nested` writes the coordinates of nested
-    modes at the rows and columns, (1,0) for 1. `divided`, the divide that made the layout ("logical", "zipped", "tiled"
-    or "flat"), draws its tiles as grids of their own, side by side as they lie in the matrix.
+    part. `tile` (rows, columns) outlines tiles, which of a layout divided by a tuple stand side by side. `nested`
+    writes the coordinates of nested modes at the rows and columns, (1,0) for 1. `divided`, the divide that made the
+    layout ("logical", "zipped", "tiled" or "flat"), draws its tiles as grids of their own, as they lie in the matrix.
 
     layout: (i, j) -> offset, or a coordinate tuple (scaled-basis strides), which is printed and coloured by its first
     entry. Up to 4096 cells print their offset; more are coloured alone, with the offset under the pointer. Raises
