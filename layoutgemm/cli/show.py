@@ -20,7 +20,7 @@ from ..layouts.listing import Listing
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
 from ..view.grid import UnwrappedLayout, extent, owners_of, planes_of
-from .arguments import add, add_picture, answer, drawn, plain
+from .arguments import FROM_INPUT, add, add_picture, answer, drawn, layout_text, plain
 from .commands import Commands
 from .object_names import ATOMS, FAMILIES, atom_of, cutlass_named, has_operand, is_atom, object_of
 from .pages import add_page, paged
@@ -63,7 +63,7 @@ def add_show(commands: Commands) -> None:
         "copy which thread holds an element in which value, as in 5:2; for an order the number of every tile; for a "
         "swizzle its lanes and banks before and after.",
     )  # fmt: skip
-    parser.add_argument("what", metavar="LAYOUT", help=FORMS)
+    parser.add_argument("what", type=layout_text, metavar="LAYOUT", help=FORMS + FROM_INPUT)
     parser.add_argument("--rows", type=part, metavar="FROM:TO[:STEP]", help="a part of the rows")
     parser.add_argument("--columns", type=part, metavar="FROM:TO[:STEP]", help="a part of the columns")
     parser.add_argument("--planes", type=part, metavar="FROM:TO[:STEP]", help="of three modes and more: a part of them")
