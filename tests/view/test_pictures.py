@@ -61,6 +61,7 @@ from layoutgemm.view import (
 )
 from layoutgemm.view.banks import bank_panel
 from layoutgemm.view.diagrams.tmem import tmem_operands, tmem_panel
+from layoutgemm.view.grid import DividedLayout, planes_of
 from layoutgemm.view.palette import HUES, lighter
 from layoutgemm.view.threads import ODD
 
@@ -400,6 +401,20 @@ def test_a_part_of_a_tile_is_where_lanes_start() -> None:
     assert panel.says(4, 8) == "offset 1288, byte 2576, bank 4"
     whole, _ = bank_panel(grid, 16, range(64), range(64), lanes={(0, 0): 3, (63, 0): 4}, part=True)
     assert whole.rows == range(64) and whole.caption == ""
+
+
+@pytest.mark.parametrize("kind", ["logical", "zipped", "tiled", "flat"])
+def test_tiles_are_sums_of_four_modes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without NumPy calls a layout for each mode's coordinates, and not for each cell."""
+    for matrix in (Layout((12, 8), (8, 1)), Layout(((2, 4), 8), ((1, 16), -3)), Swizzle(1, 0, 2) @ Layout((8, 8))):
+        divided = getattr(matrix, f"{kind}_divide")((4, 2))
+        tiles = DividedLayout.of(divided, kind)
+        rows, columns, down, across = tiles.shape
+        every = [[[tiles(i, j, r, c) for j in range(columns)] for i in range(rows)]
+                 for c in range(across) for r in range(down)]  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(DividedLayout, "__call__", None)
+            assert [[list(row) for row in plane.values] for _, plane in planes_of(tiles)] == every
 
 
 @pytest.mark.parametrize("swizzle", [(1, 1, 4), (2, 0, 3), (1, 2, 3), (3, 0, 4), (2, 2, 3), (0, 0, 0)], ids=str)
