@@ -405,7 +405,7 @@ def test_a_part_of_a_tile_is_where_lanes_start() -> None:
 
 @pytest.mark.parametrize("kind", ["logical", "zipped", "tiled", "flat"])
 def test_tiles_are_sums_of_four_modes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page without NumPy calls a layout for each mode's coordinates, and not for each cell."""
+    """A page without NumPy evaluates each mode once, and no cell."""
     for matrix in (Layout((12, 8), (8, 1)), Layout(((2, 4), 8), ((1, 16), -3)), Swizzle(1, 0, 2) @ Layout((8, 8))):
         divided = getattr(matrix, f"{kind}_divide")((4, 2))
         tiles = DividedLayout.of(divided, kind)
