@@ -97,7 +97,7 @@ def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
 
 @dataclass(frozen=True)
 class LinearTile:
-    """A linear layout (thread, value) -> element that no shape:stride under a swizzle is, as pictures draw it."""
+    """A linear layout (thread, value) -> element without a shape:stride, for pictures."""
 
     linear: LinearLayout
 
