@@ -181,6 +181,15 @@ def test_tiles_stand_where_they_lie_in_the_matrix(kind: str, read: Read) -> None
     assert read(vector, r"\d+") == [[str(2 * i) for i in range(32)]]
 
 
+def test_a_vector_stands_in_lines_by_its_one_coordinate(read: Read) -> None:
+    svg = layout_svg(Layout(200, 3))
+    assert read(svg, r"\d+") == [[str(3 * i) for i in range(k, min(k + 64, 200))] for k in range(0, 200, 64)]
+    assert "i 199: offset 597" in titles(svg) and "Cell i prints its offset" in svg and "j" not in "".join(titles(svg))
+    assert svg.count(">i \u2192</text>") == 4 and "A grid stands" not in svg
+    nested = layout_svg(Layout(((2, 40),), ((40, 1),)), rows=range(1))  # one nested mode: a matrix
+    assert "Cell (i, j)" in nested
+
+
 def test_nested_coordinates_stand_at_rows_and_columns() -> None:
     svg = layout_svg(Layout(((2, 2), (2, 3)), ((1, 8), (2, 16))), nested=True, rows=range(1, 4))
     assert re.findall(r">(\([\d,]+\))<", svg) == [
