@@ -16,9 +16,11 @@ from typing import Any, NoReturn
 from .. import view
 from ..arguments import shown
 from ..errors import LayoutError, ParseError
+from ..layouts.notation import MAX_TEXT
 from .commands import COMMANDS, Commands
 
 SCRIPTS = (".py", ".ipynb")  # what `emulate` runs as a script
+FROM_INPUT = "; - reads one from standard input"  # `layout_text`
 MESSAGE = 1000  # characters of a message about arguments: a longer one repeats a long argument
 
 
@@ -80,6 +82,21 @@ def script_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(argv), []
     end = next((i + 1 for i, word in enumerate(argv) if word.endswith(SCRIPTS)), len(argv))
     return list(argv[:end]), list(argv[end:])
+
+
+def layout_text(word: str) -> str:
+    """The text of an argument for a layout: `-` stands for standard input, which one argument may read.
+
+    Raises argparse's error for an input that is empty, or longer than any layout.
+    """
+    if word != "-":
+        return word
+    text = "" if sys.stdin is None else sys.stdin.read(MAX_TEXT + 1)
+    if not text.strip():
+        raise argparse.ArgumentTypeError("- reads a layout from standard input, which is empty here")
+    if len(text) > MAX_TEXT:
+        raise argparse.ArgumentTypeError(f"standard input has more than {MAX_TEXT} characters: give it one layout")
+    return text.strip("\n")
 
 
 def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], Mapping[str, object]]) -> None:

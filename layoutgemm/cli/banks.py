@@ -17,7 +17,7 @@ from ..layouts.notation import stated_element
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
 from ..view import access_svg, swizzle_pair_svg
-from .arguments import add, add_picture, answer, drawn
+from .arguments import FROM_INPUT, add, add_picture, answer, drawn, layout_text
 from .commands import Commands
 from .texts import LAYOUT_HELP, layout_of, tile_in_memory
 
@@ -62,7 +62,9 @@ def add_banks(commands: Commands) -> None:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("layout", metavar="LAYOUT", help=f"(mn, k) -> element: {LAYOUT_HELP}")
+    parser.add_argument(
+        "layout", type=layout_text, metavar="LAYOUT", help=f"(mn, k) -> element: {LAYOUT_HELP}{FROM_INPUT}"
+    )
     parser.add_argument("--element", metavar="TYPE", help="as in bf16, where LAYOUT does not say (bf16)")
     parser.add_argument(
         "--access", action="append", choices=tuple(ACCESSES),

@@ -7,7 +7,7 @@ import argparse
 from ..layouts import CounterExample, Proof, Undecided
 from ..layouts.proofs.prove import prove
 from ..layouts.symbols.facts import Facts
-from .arguments import add, answer, plain
+from .arguments import FROM_INPUT, add, answer, layout_text, plain
 from .commands import Commands
 from .object_names import atom_layout
 from .texts import is_buffer, stated, tile_in_memory
@@ -25,9 +25,11 @@ def add_prove(commands: Commands) -> None:
         says="Layouts in CuTe's notation, symbols allowed. Exit status: 0 proven, 1 refuted, 3 undecided.",
     )  # fmt: skip
     parser.add_argument(
-        "a", help="a layout, as in '(M,N):(N,1)', a tile, as in smem:64x64:bf16:K:128B, or an operand: wgmma:64:bf16:C"
-    )
-    parser.add_argument("b", help="another")
+        "a", type=layout_text,
+        help="a layout, as in '(M,N):(N,1)', a tile, as in smem:64x64:bf16:K:128B, or an operand: wgmma:64:bf16:C"
+        + FROM_INPUT,
+    )  # fmt: skip
+    parser.add_argument("b", type=layout_text, help="another")
     parser.add_argument("--given", action="append", default=[], metavar="FACT", help="'64 | M', 'ld >= M'; repeatable")
 
 

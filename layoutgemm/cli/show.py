@@ -19,13 +19,13 @@ from ..layouts.display import table
 from ..layouts.listing import Listing
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
-from ..view.grid import UnwrappedLayout, extent, owners_of, planes_of
-from .arguments import add, add_picture, answer, drawn, plain
+from ..view.grid import Drawable, UnwrappedLayout, extent, owners_of, planes_of
+from .arguments import FROM_INPUT, add, add_picture, answer, drawn, layout_text, plain
 from .commands import Commands
 from .object_names import ATOMS, FAMILIES, atom_of, cutlass_named, has_operand, is_atom, object_of
 from .pages import add_page, paged
 from .texts import FORMS as WRITTEN
-from .texts import LAYOUT_HELP, AnyLayout, Tile, layout_of, parsed
+from .texts import LAYOUT_HELP, AnyLayout, Tile, held_tile, layout_of, parsed
 
 SWIZZLE = "a swizzle is written S<3,4,3> or S<3,4,3>[bytes]"
 OTHERS = f"{SWIZZLE}, an atom {ATOMS}, a copy copy:ldmatrix:4, an order schedule:grouped:8:16x12"
@@ -63,11 +63,13 @@ def add_show(commands: Commands) -> None:
         "copy which thread holds an element in which value, as in 5:2; for an order the number of every tile; for a "
         "swizzle its lanes and banks before and after.",
     )  # fmt: skip
-    parser.add_argument("what", metavar="LAYOUT", help=FORMS)
+    parser.add_argument("what", type=layout_text, metavar="LAYOUT", help=FORMS + FROM_INPUT)
     parser.add_argument("--rows", type=part, metavar="FROM:TO[:STEP]", help="a part of the rows")
     parser.add_argument("--columns", type=part, metavar="FROM:TO[:STEP]", help="a part of the columns")
     parser.add_argument("--planes", type=part, metavar="FROM:TO[:STEP]", help="of three modes and more: a part of them")
-    parser.add_argument("--color", choices=("warp", "quad", "thread", "register"), help="colours in a picture")
+    parser.add_argument(
+        "--color", choices=("warp", "quad", "quad_lane", "thread", "register"), help="colours in a picture"
+    )
     parser.add_argument("--thread", type=int, metavar="T", help="outline the elements of thread T in a picture")
     add_picture(parser, "it")
     add_page(parser)
@@ -170,11 +172,12 @@ def shown(args: argparse.Namespace) -> ShownObject:
     }
     colors = {name: value for name in ("color", "thread") if (value := getattr(args, name)) is not None}
     whole, held = is_whole(args.what), is_atom(args.what)
+    of_triton = None if whole or named(args.what) else held_tile(args.what)
     if whole and part_:
         raise LayoutError(f"{args.what} is shown whole: --rows and --columns are for layouts, tiles, operands")
-    if "planes" in part_ and (held or args.what.startswith("smem:")):
+    if "planes" in part_ and (held or of_triton or args.what.startswith("smem:")):
         raise LayoutError(f"{args.what} has rows and columns alone: --planes is for layouts of three modes and more")
-    if colors and (is_swizzle(args.what) or args.what.startswith("schedule:") or not (held or whole)):
+    if colors and (is_swizzle(args.what) or args.what.startswith("schedule:") or not (held or whole or of_triton)):
         raise LayoutError(f"{args.what} is not held by threads: --color and --thread are for atoms and copies")
     if colors and args.svg is None and args.png is None:
         raise LayoutError("--color and --thread apply to a picture: give --svg FILE or --png FILE too")
@@ -182,6 +185,8 @@ def shown(args: argparse.Namespace) -> ShownObject:
         return object_shown(args.what, colors)
     if held:
         return operand_shown(args.what, part_, colors)
+    if of_triton is not None:
+        return held_shown(*of_triton, part_, colors)
     if not named(args.what) and isinstance(listing := parsed(args.what), Listing):
         return listing_shown(listing)
     return layout_shown(layout_of(args.what), part_)
@@ -261,20 +266,25 @@ def listing_shown(listing: Listing) -> ShownObject:
 def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> ShownObject:
     """One operand of an atom."""
     atom, operand = atom_of(what)
-    tv, tile = atom.layout(operand), atom.tile_of(operand)
+    shown_ = held_shown(atom.layout(operand), atom.tile_of(operand), part_, colors)
+    return ShownObject(
+        lambda: f"{atom}, {operand}: {shown_.text()}",
+        lambda: view.fragment_svg(atom, operand, **part_, **colors),
+        lambda: {"atom": atom.ptx, "operand": operand, **shown_.data()},
+    )
+
+
+def held_shown(tv: Drawable, tile: tuple[int, int], part_: dict[str, Any], colors: dict[str, Any]) -> ShownObject:
+    """A tile that threads hold: in every cell thread and value."""
 
     def data() -> dict[str, object]:
         found = owners_of(tv, tile, **part_)
         return {
-            "atom": atom.ptx, "operand": operand, "layout": str(tv), "tile": tile, "threads": atom.threads,
+            "layout": str(tv), "tile": tile, "threads": found.threads,
             "rows": list(found.rows), "columns": list(found.columns), "thread_value": found.held,
         }  # fmt: skip
 
-    return ShownObject(
-        lambda: f"{atom}, {operand}: {view.tv_table(tv, tile, **part_)}",
-        lambda: view.fragment_svg(atom, operand, **part_, **colors),
-        data,
-    )
+    return ShownObject(lambda: view.tv_table(tv, tile, **part_), lambda: view.tv_svg(tv, tile, **part_, **colors), data)
 
 
 def object_shown(what: str, colors: dict[str, Any]) -> ShownObject:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
@@ -12,6 +12,7 @@ from ..layouts import ComposedLayout, CoordinateTensor, Layout, LinearLayout, Sw
 from ..layouts.listing import Listing
 from ..layouts.notation import Parsed, stated_extents
 from ..layouts.symbols.facts import Facts
+from ..view.grid import Drawable
 from .arguments import one_line, size_pair
 
 AnyLayout: TypeAlias = "Layout | ComposedLayout | CoordinateTensor"
@@ -92,6 +93,53 @@ def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
         return found.to_layout()
     except LayoutError:
         return found.to_composed()
+
+
+@dataclass(frozen=True)
+class LinearTile:
+    """A linear layout (thread, value) -> element without a shape:stride, for pictures."""
+
+    linear: LinearLayout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The numbers of threads and of values."""
+        return self.linear.shape
+
+    def __call__(self, *coord: Any) -> Any:
+        """(thread, value) -> element."""
+        return self.linear(*coord)
+
+    def __str__(self) -> str:
+        return "a linear layout that no shape:stride is"
+
+
+def held_tile(text: str) -> tuple[Drawable, tuple[int, int]] | None:
+    """Triton's layout of a matrix or a vector in registers: (thread, value) -> element, and the tile it covers.
+
+    None for another text, and for a tensor of several blocks or of other ranks.
+
+    >>> tv, tile = held_tile("BlockedLayout([1, 2], [8, 4], [2, 1], [1, 0])") or (None, None)
+    >>> print(tv, tile)
+    ((4,16),2):((32,1),16) (16, 8)
+    """
+    found = parsed(text)
+    if not isinstance(found, LinearLayout) or found.names[:3] != ("register", "lane", "warp") or any(found.bits[3:]):
+        return None
+    extents, values = stated_extents(text), found.bits[0]
+    if extents is None or len(extents) > 2:
+        return None
+    columns = (*found.columns[values:], *found.columns[:values])
+    linear = LinearLayout(columns, (len(columns) - values, values), (), found.width, found.offset)
+    try:
+        tv: Drawable = linear.to_layout()
+    except LayoutError:
+        try:
+            tv = linear.to_composed()
+        except LayoutError:
+            tv = LinearTile(linear)
+    rows, count = extents if len(extents) == 2 else (1, extents[0])
+    return tv, (rows, count)
 
 
 def is_buffer(text: str) -> bool:

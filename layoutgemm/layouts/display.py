@@ -49,7 +49,8 @@ class HasPicture:
         """The picture as an SVG document; with a path it is written there, and the path is returned.
 
         A name that ends in .png gives a PNG. The picture follows the reader's page, light or dark; `dark` makes a file
-        dark for good. Raises LayoutError for what has no picture, and for PNG without the extra `png`.
+        dark for good. Raises LayoutError for what has no picture, for another ending of the name, and for PNG without
+        the extra `png`.
 
         >>> from layoutgemm import Layout
         >>> Layout((4, 8), (8, 1)).svg().count("<title>")    # hovering tells every cell
@@ -57,6 +58,11 @@ class HasPicture:
         >>> Layout((4, 8), (8, 1)).svg("rows.svg").name
         'rows.svg'
         """
+        if path is not None and Path(path).suffix.lower() not in (".svg", ".png"):
+            raise LayoutError(
+                f"{os.fspath(path)!r}: a picture is written to an .svg or a .png; one operand of an atom is drawn by "
+                f"operand='A'"
+            )
         drawn: str = picture(self, **options)
         if path is None:
             return drawn

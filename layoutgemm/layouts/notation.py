@@ -54,6 +54,7 @@ from .symbols.polynomial import Scalar
 from .texts.bases import TextReader, linear
 from .texts.encodings import encoded, shaped
 from .texts.mappings import mapped
+from .texts.operations import of_result
 from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
@@ -85,7 +86,8 @@ _FLY_BASIS = regex(r"\s*(-?\d+)E(\d+)(?![\w.])")  # FlyDSL's 1E0
 _UNKNOWN = regex(r"\s*\?(?:\{([^{}]*)\})?")
 _FACTS = regex(r"\s*(?:i\d+\b)?\s*(?:div\s*=\s*(0*[1-9]\d*))?\s*")
 _SWIZZLE = regex(
-    r"\s*(?:cute::)?S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\{\})?(?:\[(?:(bytes)|(\d+)b)\])?"
+    r"\s*(?:cute::)?S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)"
+    r"(?:\s*>(?:\{\})?(?:\[(?:(bytes)|(\d+)b)\])?|(?=\s+o\s+-?\d+\s+o\s))"  # the DSL prints S<3,0,-3 o 8 o (8,8):(8,1)
 )
 _CALLED_SWIZZLE = regex(
     r"\s*\(?(?:\w+(?:\.|::))*(?:make_s|S)wizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)?(?:\{\})?(?=\s+o\s|\s*;?\s*\Z)"
@@ -104,7 +106,7 @@ _LEFT_OUT = regex(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
 _COORDINATE = regex(r"\s*(?:ArithTuple(?:Iter(?:ator)?)?)?(?=\([^:\"<>\n]*\)\s*o\s)")
 # Iterators of other things than elements: UMMA::DescriptorIterator, counting_iter(0), smem_desc<...>
 _ITERATOR = regex(r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)")
-_COUNTER = regex(r"\s*counting_iter\(\s*_?(-?\d+)\s*\)")
+_COUNTER = regex(r"\s*(?:counting_iter\(\s*_?(-?\d+)\s*\)|(?<=tensor<)(-?\d+)(?=\s+o\s))")
 # The DSL's: ptr<f16, smem, align<16>>, raw_ptr(0x7f00: f32, generic, align<4>)
 _TYPED = regex(r"\s*(?:raw_)?ptr([<(])")
 # Its tensors outside a kernel: Tensor<0x00007f5c@gmem o (4,8):(8,1)>
@@ -219,7 +221,7 @@ def _read(text: str, symbol: Symbols) -> Parsed:
         atom: HasPicture | None = registries.atom_named(text)
         if atom is not None:
             return atom
-    text = without_labels(text)
+    text = of_result(without_labels(text))
     for by_triton in (padded, encoded):
         found = by_triton(text)
         if found is not None:
@@ -740,7 +742,7 @@ class _LayoutReader(TextReader):
         """The coordinate or the count from which a tensor begins, and the `o` after it; None for none."""
         counted = self.take(_COUNTER)
         if counted is not None:
-            first: Any = self.made(lambda: _int(counted[1]), counted)
+            first: Any = self.made(lambda: _int(counted[1] or counted[2]), counted)
         elif self.take(_COORDINATE) is not None:
             first = self.entries(0)
         else:

@@ -43,10 +43,8 @@ def access_svg(
     element  the type of an element; None: the SmemTile's
 
     The tile's grid names the lanes of that phase where they start: framed where they conflict in a bank, else dotted.
-    In
-    the other grid a field is a lane's request, with its byte address, framed where the bank has to give another word
-    too.
-    A high tile is drawn in small cells; of several accesses only the rows in which lanes start are drawn.
+    In the other grid a field is a lane's request, with its byte address, framed where the bank has to give another word
+    too. A high tile is drawn in small cells; of several accesses only the rows in which lanes start are drawn.
 
     Raises LayoutError for a tile without two modes and for more than 65536 elements, AtomError for an access that does
     not fit the tile.

@@ -15,7 +15,7 @@ from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from layoutgemm.view.canvas import CHARACTER, width_of
 from layoutgemm.view.grid import Drawable, offsets_of
 from layoutgemm.view.palette import hue
-from layoutgemm.view.panel import RULE, Label, Panel, runs
+from layoutgemm.view.panel import RULE, Label, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import even, fitted, sizes, span_text
 
@@ -44,10 +44,8 @@ def swizzle_svg(
 
     layout: (i, j) -> offset in elements of `bits` bits, for example a ComposedLayout whose swizzle counts elements.
     `swizzle` is applied to the byte offset after it, for a tile that keeps its byte swizzle separate. The contiguous
-    mode
-    runs across. Each run of 16 contiguous bytes is one field that prints its banks and its bytes; the colour is its
-    place
-    in the 128-byte line. The tile starts at a multiple of 1024 bytes.
+    mode runs across. Where 16 bytes stay together, they are one field that prints its banks and its bytes; otherwise a
+    cell is an element. The colour is the place in the 128-byte line. The tile starts at a multiple of 1024 bytes.
 
     Raises LayoutError as `layout_svg` does, and for bits < 1.
 
@@ -96,6 +94,7 @@ def bank_panel(
     caption: str = "",
     tall: float = math.inf,
     part: bool = False,
+    fine: bool = False,
 ) -> tuple[Panel, list[list[int]]]:
     """The grid of byte offsets by banks, contiguous mode across, and its offsets.
 
@@ -103,6 +102,7 @@ def bank_panel(
     conflicts  the lanes among them that are framed instead
     tall       pixels; a higher grid is drawn in small cells, where only lanes have a text
     part       only the groups of eight rows in which lanes start; the caption says which
+    fine       a cell for each element, where they lie in whole fields too
     """
     axes = ("i", "j")
     near = range(max(bits // 8, 1) + 1)
@@ -112,11 +112,11 @@ def bank_panel(
     if turned:
         grid = [list(column) for column in zip(*grid, strict=True)]
         axes, down, across = ("j", "i"), across, down
-    full = max(CHUNK_BYTES * 8 // bits, 1)  # elements in 16 bytes
-    chunks = [runs([byte // CHUNK_BYTES for byte in row]) for row in grid]
-    step = full if all(stop - start == full for row in chunks for start, stop in row) else 1
     starts = {(j, i) if turned else (i, j): lane for (i, j), lane in (lanes or {}).items()}
     starts = {(down.index(r), across.index(c)): lane for (r, c), lane in starts.items() if r in down and c in across}
+    step = 1 if fine else field_step(grid, bits)
+    if any(c % step for _, c in starts):  # lanes of a field's parts
+        step = 1
     if part and starts:
         first, last = min(r for r, _ in starts) // RULE * RULE, max(r for r, _ in starts) // RULE * RULE + RULE
         if last - first < len(down):
@@ -149,6 +149,21 @@ def bank_panel(
         caption=caption,
     )
     return panel, grid
+
+
+def field_step(grid: list[list[int]], bits: int) -> int:
+    """The elements of a field: those of 16 bytes where all lie in such, in order; else 1.
+
+    >>> field_step([[0, 4, 8, 12], [128, 132, 136, 140]], 32), field_step([[0, 4, 8, 12], [136, 140, 128, 132]], 32)
+    (4, 1)
+    """
+    full = max(CHUNK_BYTES * 8 // bits, 1)
+    places = [k * bits // 8 for k in range(full)]
+
+    def whole(field: list[int]) -> bool:
+        return field[0] % CHUNK_BYTES == 0 and [byte - field[0] for byte in field] == places
+
+    return full if all(whole(row[c : c + full]) for row in grid for c in range(0, len(row), full)) else 1
 
 
 def _fields(
@@ -237,14 +252,11 @@ def swizzle_pair_svg(
 
     layout: (i, j) -> offset in elements of `bits` bits, without swizzle. `swizzle` counts bytes or elements; a swizzle
     without unit counts elements. `access`: the lanes to mark, in the phase in which they conflict most before the
-    swizzle.
-    None: 16-byte rows as ldmatrix reads them where the tile has such, else a column with an element for each lane.
-    Lanes
-    that conflict in a bank are framed, the others dotted.
+    swizzle. None: 16-byte rows as ldmatrix reads them where the tile has such, else a column with an element for each
+    lane. Lanes that conflict in a bank are framed, the others dotted.
 
     Raises LayoutError as `swizzle_svg` does and for a swizzle of another unit, AtomError for an access that does not
-    fit
-    the tile.
+    fit the tile.
 
     >>> from layoutgemm.layouts import Layout, Swizzle
     >>> svg = swizzle_pair_svg(Layout((8, 64), (64, 1)), Swizzle(3, 4, 3, "bytes"))
@@ -253,18 +265,28 @@ def swizzle_pair_svg(
     """
     reports, access = pair_reports(layout, swizzle, bits, access)
     worst = worst_phase(reports[0])
-    panels = []
     found = offsets_of(layout)
-    for report, name, inner in zip(reports, ("before", "after"), (None, swizzle), strict=True):
+
+    def panel_of(report: BankReport, tile: Drawable, name: str, fine: bool) -> Panel:
         lanes, conflicts = lanes_at(report.parts[0], access, len(found.rows), *worst)
-        on = on_elements(swizzle, bits) if inner is not None else None
-        grid = found_bytes(layout if on is None else ComposedLayout(on, 0, layout), bits, None, None, None)
         verdict = "conflict-free" if report.conflict_free else f"{report.ways}-way conflict"
-        what = f"{name}: {layout}" if inner is None else f"{name}: {swizzle}"
-        panel, _ = bank_panel(
-            grid, bits, found.rows, found.columns, lanes=lanes, conflicts=conflicts, caption=f"{what}, {verdict}"
-        )
-        panels.append(panel)
+        grid = found_bytes(tile, bits, None, None, None)
+        return bank_panel(
+            grid,
+            bits,
+            found.rows,
+            found.columns,
+            lanes=lanes,
+            conflicts=conflicts,
+            caption=f"{name}, {verdict}",
+            fine=fine,
+        )[0]
+
+    tiles: tuple[Drawable, Drawable] = layout, ComposedLayout(on_elements(swizzle, bits), 0, layout)
+    names = f"before: {layout}", f"after: {swizzle}"
+    panels = [panel_of(*each, False) for each in zip(reports, tiles, names, strict=True)]
+    if panels[0].step != panels[1].step:  # the swizzle moves parts of fields
+        panels = [panel_of(*each, True) for each in zip(reports, tiles, names, strict=True)]
     notes = (
         Note(field_note(panels[0])),
         Note(f"Lanes of {access.name}, request {worst[0]}, phase {worst[1]}: framed where they meet another in a bank, "
@@ -281,8 +303,7 @@ def own_tile(swizzle: Swizzle, layout: Layout | None = None, bits: int | None = 
     """The tile on which a swizzle is shown, and the bits of its elements: arguments left out are chosen.
 
     The rows are as long as the span of the swizzle's bits, and at least eight. Elements are as the swizzle counts them,
-    or
-    such that 16 bytes stay together.
+    or such that 16 bytes stay together.
 
     >>> own_tile(Swizzle(3, 4, 3, "bytes")), own_tile(Swizzle(3, 3, 3))
     ((Layout((8, 128), (128, 1)), 8), (Layout((8, 64), (64, 1)), 16))

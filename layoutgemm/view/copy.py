@@ -13,7 +13,7 @@ from layoutgemm.errors import LayoutError
 from layoutgemm.view.grid import Offset, Owners, bounded, evaluate, extent, gathered, mesh, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
-from layoutgemm.view.threads import coloring, told, tv_panel
+from layoutgemm.view.threads import OUTLINED, coloring, told, tv_panel
 
 from ..arguments import checked
 
@@ -89,7 +89,7 @@ def side_by_side(
         panels.append([replace(panel, cell=(width, panel.cell[1])) for panel in found_panels])
     notes.append(Note(told(found, shown, thread, texts)))
     if outlined:
-        notes.append(Note("Outlined: what a warp names or holds; where several do, the first."))
+        notes.append(Note(OUTLINED))
     first = panels[0][0]
     wide = first.width > first.height and first.width > 700
     pairs = list(zip(*panels, strict=True))

@@ -26,8 +26,7 @@ def fields_svg(
     """Draws a word by its fields: 32 bits in a line, the highest first, and a table of the fields.
 
     A bit outside every field is grey. `reasons`: name of a field -> why it has its value. Raises DescriptorError for a
-    word
-    that does not fit the table's width. A word with stray bits, or with meaningless values, is drawn and says so.
+    word that does not fit the table's width. A word with stray bits, or with meaningless values, is drawn and says so.
 
     >>> from layoutgemm.atoms.smem.descriptor_words import smem_table
     >>> svg = fields_svg(smem_table("sm_90a"), 0x4000004000010040)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
-from layoutgemm.layouts.int_tuple import leaves
+from layoutgemm.layouts.int_tuple import Shape, Stride, leaves
 from layoutgemm.lazy_numpy import has_numpy, np
 
 Offset: TypeAlias = int | tuple[int, ...]  # or a coordinate
@@ -271,6 +271,26 @@ class DividedLayout:
         }
         return self.layout(*modes[self.kind])
 
+    def by_modes(self) -> Drawable:
+        """The layout of these four modes, which is its own sum of four tables; itself where it has not such modes.
+
+        >>> from layoutgemm.layouts import Layout
+        >>> print(DividedLayout.of(Layout((8, 16), (16, 1)).zipped_divide((4, 8)), "zipped").by_modes())
+        (4,8,2,2):(16,1,64,8)
+        """
+        swizzled = self.layout if isinstance(self.layout, ComposedLayout) else None
+        layout = self.layout if swizzled is None else swizzled.layout
+        if self.vector or not _of_integers(layout):
+            return self
+        top = _entries(layout.shape, layout.stride)
+        modes = top
+        if self.kind != "flat":
+            first, rest = _entries(*top[0]), top[1:]
+            second = rest if self.kind == "tiled" else _entries(*rest[0])
+            modes = [first[0], second[0], first[1], second[1]] if self.kind == "logical" else [*first, *second]
+        flat = Layout(tuple([shape for shape, _ in modes]), tuple([stride for _, stride in modes]))
+        return flat if swizzled is None else ComposedLayout(swizzled.swizzle, swizzled.offset, flat)
+
     def coordinate(self, i: int, j: int, r: int, c: int) -> str:
         """The coordinate in the divided layout, nested as its shape is."""
         if self.vector:
@@ -284,6 +304,13 @@ class DividedLayout:
 
     def __str__(self) -> str:
         return str(self.layout)
+
+
+def _entries(shape: Shape, stride: Stride) -> list[tuple[Shape, Stride]]:
+    """The modes of a layout as (shape, stride); an int is its own only one."""
+    if isinstance(shape, tuple) and isinstance(stride, tuple):
+        return list(zip(shape, stride, strict=True))
+    return [(shape, stride)]
 
 
 SHAPES = {
@@ -364,9 +391,10 @@ def _rows(
         return None
     if layout.rank == 1:
         return (tuple([layout(c) for c in columns]),)
+    down, along = layout[0], layout[1]
     first = sum([layout[2 + k](c) for k, c in enumerate(rest)])
-    across = [first + layout[1](c) for c in columns]
-    return tuple([tuple([x + y for y in across]) for x in [layout[0](r) for r in rows]])
+    across = [first + along(c) for c in columns]
+    return tuple([tuple([x + y for y in across]) for x in [down(r) for r in rows]])
 
 
 def planes_of(
@@ -382,6 +410,7 @@ def planes_of(
     [((0,), ((0, 1),)), ((1,), ((2, 3),))]
     """
     layout = UnwrappedLayout.of(layout)
+    summed = layout.by_modes() if isinstance(layout, DividedLayout) else layout
     if rank_of(layout) <= 2:
         pick(planes, 1, "planes")
         return [((), offsets_of(layout, rows, columns))]
@@ -402,7 +431,7 @@ def planes_of(
         for size in rest:
             at.append(left % size)
             left //= size
-        out.append((tuple(at), _plane(layout, rows, columns, at)))
+        out.append((tuple(at), _plane(summed, rows, columns, at)))
     return out
 
 

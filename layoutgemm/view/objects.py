@@ -75,8 +75,15 @@ def swizzle_view(
 
 
 @both(MmaAtom)
-def mma_view(atom: MmaAtom, operand: str | None = None, tmem: bool = False, *, draws: bool, **options: Any) -> str:
-    """An instruction's product, the fragment of one operand, or the tensor memory that it takes."""
+def mma_view(
+    atom: MmaAtom, operand: str | None = None, tmem: bool | None = None, *, draws: bool, **options: Any
+) -> str:
+    """An instruction's product, the fragment of one operand, or the tensor memory that it takes.
+
+    No thread holds an operand of tcgen05.mma: its picture is tensor memory unless `tmem` is False.
+    """
+    if tmem is None:
+        tmem = draws and operand is None and isinstance(atom, Tcgen05Atom) and not {"color", "thread"} & options.keys()
     if tmem and draws:
         return tmem_svg(_tcgen05(atom), **options)
     if tmem:

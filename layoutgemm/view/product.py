@@ -11,7 +11,7 @@ from layoutgemm.view.grid import Owners, bounded, extent, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import fitted
-from layoutgemm.view.threads import coloring, register_of, told, tv_panel
+from layoutgemm.view.threads import OUTLINED, coloring, register_of, told, tv_panel
 
 from ..arguments import checked
 
@@ -93,7 +93,7 @@ def product(
     if owners:
         notes.append(Note(told(owners, shown, thread, bool(c.labels or a.labels or b.labels))))
     if outlined and owners:
-        notes.append(Note("Outlined: what a warp holds; where several hold an element, the first."))
+        notes.append(Note(OUTLINED))
     legend = shown.legend if owners else ()
     if not all(held.values()):
         legend = (*legend, (ELSEWHERE, "held by no thread"))

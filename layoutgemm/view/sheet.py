@@ -140,8 +140,10 @@ def legend(canvas: Canvas, entries: Legend, y: float, inner: float) -> float:
     if not entries:
         return y
     x, y = MARGIN, y + NOTE_SIZE + 4
-    for fill, meaning in entries:
-        width = swatch_width(meaning)
+    widths = [swatch_width(meaning) for _, meaning in entries]
+    if sum(widths) > inner + 1:  # several lines stand in columns
+        widths = [max(widths)] * len(widths)
+    for (fill, meaning), width in zip(entries, widths, strict=True):
         if x > MARGIN and x + width > MARGIN + inner + 1:
             x, y = MARGIN, y + SWATCH + 6
         canvas.rect(x, y, SWATCH, SWATCH, fill)

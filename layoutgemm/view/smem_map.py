@@ -52,8 +52,7 @@ def smem_map_svg(
     """Draws a map of shared memory: bytes to the right, a line for each kind of region, coloured by stage.
 
     total: bytes that the block takes; limit: bytes that it may have, marked where given. Regions in one column use the
-    same
-    memory at different times. A line too small to be seen is magnified over the whole width, and says so.
+    same memory at different times. A line too small to be seen is magnified over the whole width, and says so.
 
     Raises LayoutError for no region, and for one outside of `total`.
 

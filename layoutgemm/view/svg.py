@@ -17,6 +17,7 @@ from layoutgemm.view.grid import (
     UnwrappedLayout,
     coordinates_of,
     planes_of,
+    rank_of,
 )
 from layoutgemm.view.palette import HUES, each_hue, hue
 from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, CellTexts, Label, Panel
@@ -24,6 +25,7 @@ from layoutgemm.view.sheet import APART, Legend, Note, Sheet
 
 from ..arguments import checked
 
+LINE = 64  # cells of a vector in a line
 WIDEST = 1040  # pixels that the longer side of a grid without texts takes, as far as whole pixels for a cell allow
 
 
@@ -86,10 +88,9 @@ def layout_svg(
 
     Neighbouring offsets share a colour: `group` of them, by default an eighth of the range. So cells that lie together
     in memory look alike. `rows`, `columns` and `planes` (ranges of coordinates, flat ones of the further modes) draw a
-    part. `tile` outlines tiles of so many
-    rows and columns, which of a layout divided by a tuple stand side by side. `nested` writes the coordinates of nested
-    modes at the rows and columns, (1,0) for 1. `divided`, the divide that made the layout ("logical", "zipped", "tiled"
-    or "flat"), draws its tiles as grids of their own, side by side as they lie in the matrix.
+    part. `tile` (rows, columns) outlines tiles, which of a layout divided by a tuple stand side by side. `nested`
+    writes the coordinates of nested modes at the rows and columns, (1,0) for 1. `divided`, the divide that made the
+    layout ("logical", "zipped", "tiled" or "flat"), draws its tiles as grids of their own, as they lie in the matrix.
 
     layout: (i, j) -> offset, or a coordinate tuple (scaled-basis strides), which is printed and coloured by its first
     entry. Up to 4096 cells print their offset; more are coloured alone, with the offset under the pointer. Raises
@@ -106,15 +107,22 @@ def layout_svg(
     layout = UnwrappedLayout.of(layout) if divided is None else layout
     tiles = None if divided is None else DividedLayout.of(layout, divided)
     parts = planes_of(layout if tiles is None else tiles, rows, columns, planes)
+    vector = tiles is None and rank_of(layout) == 1
+    if vector:
+        parts = lines_of(parts[0][1])
     colors = offset_colors(parts, group)
     printed = sum(len(plane.rows) * len(plane.columns) for _, plane in parts) <= MAX_TEXTS
     names = nested_names(layout, parts[0][1]) if nested and tiles is None else ((), ())
     panels = layout_panels(parts, colors, printed, names)
+    if vector:
+        panels = [vector_panel(panel, layout, plane, nested) for panel, (_, plane) in zip(panels, parts, strict=True)]
     if tile is not None:
         panels = [replace(panel, zones=tiles_of(p, tile), zone_name="tile") for panel, (_, p) in zip(panels, parts)]
     if tiles is not None:
         panels = [tile_panel(tiles, panel, rest) for panel, (rest, _) in zip(panels, parts)]
-    notes = ((Note(str(layout), mono=True),) if title else ()) + (Note(layout_note(parts, colors, printed, tiles)),)
+    notes = ((Note(str(layout), mono=True),) if title else ()) + (
+        Note(layout_note(parts, colors, printed, tiles, vector)),
+    )
     placed = side_by_side(panels) if tiles is None else as_matrix(panels, tiles.shape[2])
     return Sheet(title=title or str(layout), notes=notes, legend=colors.legend, panels=placed).render()
 
@@ -160,10 +168,31 @@ def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
     return OffsetColors(group, base, count, tuple(sorted(found)))
 
 
-def layout_note(planes: Planes, colors: OffsetColors, printed: bool, tiles: DividedLayout | None) -> str:
+def lines_of(row: GridOffsets) -> list[tuple[tuple[int, ...], GridOffsets]]:
+    """The offsets of a vector in lines that fit a page, each a grid.
+
+    >>> [plane.columns for _, plane in lines_of(GridOffsets(range(1), range(100), (tuple(range(100)),)))]
+    [range(0, 64), range(64, 100)]
+    """
+    count = len(row.columns)
+    each = LINE if count <= MAX_TEXTS else 4 * LINE
+    starts = range(0, count, each)
+    return [((), GridOffsets(row.rows, row.columns[k : k + each], (row.values[0][k : k + each],))) for k in starts]
+
+
+def vector_panel(panel: Panel, layout: Drawable, line: GridOffsets, nested: bool) -> Panel:
+    """A grid without a name and a number for its row: the layout has one mode."""
+    names = nested_names(layout, line)[1] if nested else ()
+    return replace(panel, axes=("", "i"), names=(("",), names))
+
+
+def layout_note(
+    planes: Planes, colors: OffsetColors, printed: bool, tiles: DividedLayout | None, vector: bool = False
+) -> str:
     """The header's note: what a cell, a colour and a grid stand for."""
     what, group = noun_of(planes), colors.group
-    says = f"Cell (i, j) prints its {what}" if printed else f"Hover over a cell for its {what}"
+    cell = "i" if vector else "(i, j)"
+    says = f"Cell {cell} prints its {what}" if printed else f"Hover over a cell for its {what}"
     if group > 1:
         note = f"{says}; a colour is {group} neighbouring {what}s"
     else:
@@ -172,7 +201,7 @@ def layout_note(planes: Planes, colors: OffsetColors, printed: bool, tiles: Divi
     note += "." if colors.count <= len(HUES) else f"; after {len(HUES)} groups the colours come again."
     if tiles is not None:
         note += " Tile (r,c) stands where it lies in the matrix; the pointer shows the nested coordinate."
-    elif len(planes) > 1:
+    elif len(planes) > 1 and not vector:
         note += " A grid stands for each coordinate of the other modes."
     return note
 

@@ -23,6 +23,8 @@ PER_COLOR = {"warp": WARP, "quad": QUAD, "thread": 1}
 COLORS = "'warp', 'quad', 'quad_lane', 'thread', 'register' or 'auto'"
 ThreadValues = tuple[tuple[int, int], ...]
 
+OUTLINED = "Outlined: the elements of a warp. An element of several warps is in the outline of the first."
+
 
 class Atom(Protocol):
     """An MMA atom, as `fragment_svg` draws it."""
@@ -248,7 +250,7 @@ def tv_panel(
     def says(r: int, c: int) -> str:
         cell = held[r][c]
         if not cell:
-            return "nobody holds it"
+            return "no thread holds it"
         place = f", {register(cell[0][1])}" if register else ""
         return f"thread {cell[0][0]}, value {cell[0][1]}{place}{more(cell, 1)}"
 
@@ -310,7 +312,7 @@ def told(found: Sequence[Owners], shown: Coloring, thread: int | None, texts: bo
     if thread is not None:
         out.append(f"Framed: thread {thread}.")
     if any(owners.most > 1 for owners in found):
-        out.append("+k: so many more hold the same element.")
+        out.append("+k: k more threads or values hold the same element.")
     if any(owners.least == 0 for owners in found):
-        out.append("-: nobody holds it." if texts else "Grey: nobody holds it.")
+        out.append("-: no thread holds it." if texts else "Grey: no thread holds it.")
     return " ".join(out)

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -36,6 +37,26 @@ def test_demo_derives_checks_runs_and_draws(tmp_path, capsys):
     ):
         assert part in text, part
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+
+
+def test_a_layout_comes_from_standard_input(capsys, monkeypatch):
+    text = "MMA_Atom\n  ThrID: _32:_1\n"
+    for given, arguments, status, said in (
+        ("tensor<ptr<f16, smem> o (4,8):(8,1)>\n", ["prove", "-", "(4,8):(8,1)"], 0, "proven"),
+        ("tCsA: (4,8):(8,1)\n", ["show", "-", "--json"], 0, '"layout": "(4,8):(8,1)"'),
+        ("(64,64):(64,1)", ["banks", "-"], 1, "8"),
+        (text, ["banks", "-"], 2, "a listing of ThrID: paste the line of one layout"),
+        ("", ["show", "-"], 2, "- reads a layout from standard input, which is empty here"),
+        ("(4,8):(8,1)", ["prove", "-", "-"], 2, "which is empty here"),  # the first has read it
+        (" " * (1 << 16) + "(4,8):(8,1)", ["show", "-"], 2, "standard input has more than 65536 characters"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO(given))
+        try:
+            got = main(arguments)
+        except SystemExit as stop:
+            got = stop.code
+        out = capsys.readouterr()
+        assert (got, said in out.out + out.err) == (status, True), (arguments, out)
 
 
 def test_explain(capsys):

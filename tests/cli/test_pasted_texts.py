@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 
 import pytest
 
@@ -105,3 +107,40 @@ def test_a_buffer_is_proven_against_a_tile() -> None:
 )
 def test_a_layout_is_proven_against_an_instruction(layout: str, operand: str, status: int) -> None:
     assert main(["prove", layout, operand]) == main(["prove", operand, layout]) == status
+
+
+# (register, lane and warp bases, by whom element (1, 2) is held as thread:value)
+HELD = [
+    ([[0, 1]], [[1, 0], [0, 2]], [[0, 4]], "3:0"),
+    ([], [[1, 0], [0, 1], [0, 2]], [], "5:0"),
+    ([[1, 1]], [[1, 0], [0, 2]], [], "3:0"),  # a swizzle
+    ([[1, 2], [0, 1]], [[1, 0], [1, 1]], [[0, 2], [2, 1]], None),  # no layout
+]
+
+
+@pytest.mark.parametrize(("register", "lane", "warp", "holder"), HELD)
+def test_threads_of_triton_are_shown_where_they_hold_elements(register, lane, warp, holder, capsys) -> None:
+    bases = [*lane, *warp, *register]
+    shape = [1 + functools.reduce(operator.or_, (basis[d] for basis in bases)) for d in range(2)]
+    linear = f"#ttg.linear<{{register = {register}, lane = {lane}, warp = {warp}, block = []}}>"
+    text = f"tensor<{shape[0]}x{shape[1]}xf32, {linear}>"
+    assert main(["show", text, "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)["thread_value"]
+    threads = 1 << len(lane + warp)
+    want = {(i, j): [] for i in range(shape[0]) for j in range(shape[1])}
+    for number in range(1 << len(bases)):
+        at = [0, 0]
+        for bit, basis in enumerate(bases):
+            if number >> bit & 1:
+                at = [at[0] ^ basis[0], at[1] ^ basis[1]]
+        want[tuple(at)].append([number % threads, number // threads])
+    assert {(i, j): each for i, row in enumerate(held) for j, each in enumerate(row)} == {
+        k: sorted(v) for k, v in want.items()
+    }
+    assert main(["show", text]) == 0
+    assert holder is None or f" {holder} " in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_triton_layouts_of_other_ranks_are_shown_by_offsets(capsys) -> None:
+    sizes = "sizePerThread = [1, 1, 2], threadsPerWarp = [2, 4, 4], warpsPerCTA = [1, 1, 1], order = [2, 1, 0]"
+    assert main(["show", f"#ttg.blocked<{{{sizes}}}>", "--json"]) == 0 and '"offsets"' in capsys.readouterr().out

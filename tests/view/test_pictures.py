@@ -61,6 +61,7 @@ from layoutgemm.view import (
 )
 from layoutgemm.view.banks import bank_panel
 from layoutgemm.view.diagrams.tmem import tmem_operands, tmem_panel
+from layoutgemm.view.grid import DividedLayout, planes_of
 from layoutgemm.view.palette import HUES, lighter
 from layoutgemm.view.threads import ODD
 
@@ -180,6 +181,15 @@ def test_tiles_stand_where_they_lie_in_the_matrix(kind: str, read: Read) -> None
     assert read(vector, r"\d+") == [[str(2 * i) for i in range(32)]]
 
 
+def test_a_vector_stands_in_lines_by_its_one_coordinate(read: Read) -> None:
+    svg = layout_svg(Layout(200, 3))
+    assert read(svg, r"\d+") == [[str(3 * i) for i in range(k, min(k + 64, 200))] for k in range(0, 200, 64)]
+    assert "i 199: offset 597" in titles(svg) and "Cell i prints its offset" in svg and "j" not in "".join(titles(svg))
+    assert svg.count(">i \u2192</text>") == 4 and "A grid stands" not in svg
+    nested = layout_svg(Layout(((2, 40),), ((40, 1),)), rows=range(1))  # one nested mode: a matrix
+    assert "Cell (i, j)" in nested
+
+
 def test_nested_coordinates_stand_at_rows_and_columns() -> None:
     svg = layout_svg(Layout(((2, 2), (2, 3)), ((1, 8), (2, 16))), nested=True, rows=range(1, 4))
     assert re.findall(r">(\([\d,]+\))<", svg) == [
@@ -228,7 +238,9 @@ def test_operands_that_no_thread_holds_are_said_to_be_elsewhere() -> None:
     svg = product_svg(wgmma(8))
     assert "A: 64x16 bf16, shared memory" in svg and "B: 16x8 bf16, shared memory" in svg and "C: 64x8 f32<" in svg
     assert "held by no thread" in svg and "held by no thread" not in product_svg(MMA)
-    assert "tensor memory" in product_svg(tcgen05_mma("f16", 128, 32, "bf16"))
+    atom = tcgen05_mma("f16", 128, 32, "bf16")
+    assert "tensor memory" in product_svg(atom) and atom.svg(tmem=False) == product_svg(atom)
+    assert atom.svg() == atom.svg(tmem=True) != atom.svg(tmem=False)  # all of the product is grey
 
 
 def test_colours_by_register(read: Read) -> None:
@@ -398,6 +410,49 @@ def test_a_part_of_a_tile_is_where_lanes_start() -> None:
     assert panel.says(4, 8) == "offset 1288, byte 2576, bank 4"
     whole, _ = bank_panel(grid, 16, range(64), range(64), lanes={(0, 0): 3, (63, 0): 4}, part=True)
     assert whole.rows == range(64) and whole.caption == ""
+
+
+@pytest.mark.parametrize("kind", ["logical", "zipped", "tiled", "flat"])
+def test_tiles_are_sums_of_four_modes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without NumPy evaluates each mode once, and no cell."""
+    for matrix in (Layout((12, 8), (8, 1)), Layout(((2, 4), 8), ((1, 16), -3)), Swizzle(1, 0, 2) @ Layout((8, 8))):
+        divided = getattr(matrix, f"{kind}_divide")((4, 2))
+        tiles = DividedLayout.of(divided, kind)
+        rows, columns, down, across = tiles.shape
+        every = [[[tiles(i, j, r, c) for j in range(columns)] for i in range(rows)]
+                 for c in range(across) for r in range(down)]  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(DividedLayout, "__call__", None)
+            assert [[list(row) for row in plane.values] for _, plane in planes_of(tiles)] == every
+
+
+@pytest.mark.parametrize("swizzle", [(1, 1, 4), (2, 0, 3), (1, 2, 3), (3, 0, 4), (2, 2, 3), (0, 0, 0)], ids=str)
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_fields_print_the_banks_of_their_elements(swizzle: tuple[int, int, int], bits: int) -> None:
+    tile = Swizzle(*swizzle) @ Layout((8, 64), (64, 1))
+    grid = [[tile(i, j) * bits // 8 for j in range(64)] for i in range(8)]
+    panel, _ = bank_panel(grid, bits, range(8), range(64))
+    assert len(panel.labels) * panel.step == 8 * 64
+    for label in panel.labels:
+        held = grid[label.row][label.column : label.column + label.span]
+        banks = {(byte + k) // 4 % 32 for byte in held for k in range(bits // 8)}
+        if panel.step > 1:
+            first, last = map(int, label.lines[0].removeprefix("banks ").split("-"))
+            assert banks == set(range(first, last + 1)) and label.lines[1] == f"{held[0]}-{held[-1] + bits // 8 - 1}"
+        else:
+            assert label.lines == (str(held[0] // 4 % 32),) and int(label.lines[0]) in banks
+
+
+def test_both_tiles_of_a_swizzle_have_cells_of_one_size() -> None:
+    """The fields before S<1,1,4> are whole; drawn as such, those after it have no counterpart."""
+    svg = Swizzle(1, 1, 4).svg()
+    assert svg.count(">L7</text>") == 2 and "banks 30-33" not in svg and "A cell prints the first bank" in svg
+
+
+def test_lanes_of_parts_of_a_field_are_all_named() -> None:
+    row = thread_access(Layout(32, 8))  # flat coordinates: row 0
+    svg = access_svg(Layout((8, 32), (32, 1)), row, "f32")
+    assert [svg.count(f">L{lane}</text>") for lane in range(32)] == [1] * 32
 
 
 @pytest.mark.parametrize(("order", "grid"), [(Grouped(group=2), (5, 4)), (Grouped(), (32, 64)), (Hilbert(), (64, 64))])

@@ -29,7 +29,7 @@ TILE_128B = ComposedLayout(Swizzle(3, 3, 3), 0, ROW_MAJOR)
 
 PICTURES: dict[str, Callable[[], str]] = {
     "wgmma_m64n64k16_c.svg": lambda: fragment_svg(ATOM),
-    "mma_m16n8k16_a.svg": lambda: tv_svg(MMA_A, (16, 16), title="mma.m16n8k16: fragment A", thread=5),
+    "mma_m16n8k16_a.svg": lambda: tv_svg(MMA_A, (16, 16), title="mma.m16n8k16: fragment A", thread=5, axes=("m", "k")),
     "smem_8x64_bf16_128b.svg": lambda: swizzle_svg(TILE_128B, 16, title="8 x 64 bf16, 128-byte swizzle"),
     "layout_4x8.svg": lambda: layout_svg(Layout((4, (2, 4)), (2, (1, 8)))),
     "tv_broadcast.svg": lambda: tv_svg(Layout((4, (2, 2)), (0, (1, 4))), (4, 3)),
@@ -161,7 +161,7 @@ def test_text_is_escaped() -> None:
 def test_empty_and_shared_cells_are_told() -> None:
     svg = PICTURES["tv_broadcast.svg"]()
     assert ">+3</text>" in svg and ">-</text>" in svg
-    assert "so many more hold the same element" in svg and "nobody holds it" in svg
+    assert "k more threads or values hold the same element" in svg and "no thread holds it" in svg
 
 
 @pytest.mark.parametrize(

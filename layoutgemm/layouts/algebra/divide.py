@@ -165,7 +165,7 @@ def multiply(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     for n, e in zip(leaves(s), leaves(d)):
         if e.__class__ is not int:
             refuse_coordinates(s, d)
-        if e < 0:
+        if n != 1 and e < 0:
             raise LayoutError(
                 f"a product over {show(s)}:{show(d)}: mode {n}:{e} has a negative stride, and copies count up"
             )

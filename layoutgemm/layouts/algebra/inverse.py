@@ -90,7 +90,7 @@ def _refuse_overlap(shape: Shape, stride: Stride, d: Scalar, s: Scalar, end: Sca
         )
     raise LayoutError(
         f"complement of {show(shape)}:{show(stride)}: mode {s}:{d} begins at {d}, below {end}, where the modes of "
-        f"smaller stride end, so no order of translates keeps them apart"
+        f"smaller stride end; a complement needs each mode to begin where those end, or above"
     )
 
 

@@ -442,7 +442,7 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     refuse_coordinates(s, d)
     reach: Scalar = 1
     for n, e in zip(leaves(s), leaves(d)):
-        if not holds(0, e):
+        if n != 1 and not holds(0, e):
             raise MissingFact(f"a product over {_text(pair)}: mode {show(n)}:{show(e)} counts copies up", needs_ge(e))
         reach = reach + (n - 1) * e
     S, D, modes = gaps(shape, stride, "a product", exact=False)

@@ -69,6 +69,8 @@ _OTHERS = (
     (regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?!(?:row|col|column)_major\(\s*\d[\d,\s]*\)\s*(?:(?://|#)[^\n]*)?\Z)"
            r"(auto_map|(?:row|col|column)_major|strided_layout|local_layout|row_layout|column_layout)\b"),
      "a layout of data of Hidet or Mojo; row_major(4, 8) and spatial(4, 8).repeat(2, 1) are read"),
+    (regex(r"\s*(\\(?:begin|node|documentclass|usepackage)\b)"),
+     "a picture of print_latex, which has numbers alone; the line `% Layout: ...` above it is read"),
     (regex(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
 )  # fmt: skip
 _OTHER_TYPE = regex(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile|arith_tuple_iter)<")

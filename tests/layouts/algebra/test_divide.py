@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from layoutgemm import dim
 from layoutgemm.errors import CompositionError, LayoutError
 from layoutgemm.layouts import Layout, make_layout_tv
 from tests.layouts import reference as ref
@@ -286,6 +287,17 @@ def test_product_by_an_int_repeats() -> None:
     assert sizes(Layout((2, 3)).logical_product(3)) == [6, 3]
     assert Layout((2, 3)).logical_product(3) == Layout((2, 3)).logical_product(Layout(3, 1))
     assert image(Layout(4, 2).logical_product(2)) == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def test_modes_of_one_element_count_no_copies() -> None:
+    """A negative stride that no coordinate multiplies is no direction to count in."""
+    n = dim("N")
+    for a, b in [(Layout(3), Layout((2, 1), (1, -4))), (Layout((2, 2), (1, 2)), Layout((3, (1, 1)), (1, (-1, 5))))]:
+        plain = Layout(b.shape, ref.like(b.shape, [d if d > 0 else 0 for d in ref.leaves(b.stride)]))
+        assert image(a.logical_product(b)) == image(a.logical_product(plain))
+    assert str(Layout(3).logical_product(Layout((n, 1), (1, -1)))[1]) == "(N,1):(3,0)"
+    with pytest.raises(LayoutError, match="mode 2:-1 has a negative stride"):
+        Layout(3).logical_product(Layout((2, 2), (2, -1)))
 
 
 def matrices(seed: int, count: int) -> Iterator[tuple[Pair, Pair, list[int], list[int]]]:
