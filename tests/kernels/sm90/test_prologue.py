@@ -153,6 +153,20 @@ def test_what_has_no_prologue(arguments: dict[str, Any], message: str) -> None:
     assert message in str(found.value)
 
 
+def test_a_prologue_is_restored_from_its_text() -> None:
+    every = Prologue.of(
+        lambda x, i, k, ops, s, w: ops.where((k // 3) % 5 ^ 1 < (i & 7 | 2), -x**3 / s, abs(ops.tanh(w)) + ops.float(i))
+        * ops.largest(ops.minimum(x, 0.1), float("inf")),
+        s="m:f16", w="k:bf16",
+    )  # fmt: skip
+    for prologue in (every, NORM, INVERSE):
+        assert Prologue.from_json(prologue.to_json()) == prologue
+    with pytest.raises(PlanError, match=r"an expression is \['add', \['x'\], \['i'\]\], and a trace would give"):
+        Prologue.from_json('{"operands": {}, "value": ["add", ["x"], ["i"]]}')
+    with pytest.raises(PlanError, match="mul of 1 parts"):
+        Prologue.from_json('{"operands": {}, "value": ["mul", ["x"]]}')
+
+
 def test_functions_and_operands_that_are_none() -> None:
     with pytest.raises(PlanError, match="axis 'n': 'm', a number a row of A, or 'k', one a column"):
         Prologue.of(lambda x, i, k, ops, s: x * s, s="n")

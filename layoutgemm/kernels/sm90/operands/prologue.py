@@ -18,6 +18,7 @@ f is computed once for each tile of columns of C, and not once for each element:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -106,12 +107,35 @@ class Prologue:
         >>> norm.words, norm.reference(np.ones((1, 2), np.float32), {"rstd": [0.5], "w": [1.0, 4.0]}).tolist()
         (('rstd', 'rstd_batch', 'w', 'w_batch'), [[0.5, 2.0]])
         """
-        found = []
-        for name, spec in operands.items():
-            axis, _, kind = str(spec).partition(":")
-            found.append(PrologueOperand(name, axis, dtype(kind or "f32")))
-        names = tuple(operand.name for operand in found)
-        return cls(tracing.trace(function, names), tuple(found))
+        found = _operands_of(operands)
+        return cls(tracing.trace(function, tuple(operand.name for operand in found)), found)
+
+    def to_json(self) -> str:
+        """The prologue as text, from which `from_json` makes an equal one.
+
+        >>> Prologue.of(lambda x, i, k, ops, s: x * s, s="m").to_json()
+        '{"operands": {"s": "m:f32"}, "value": ["mul", ["x"], ["given", "s"]]}'
+        """
+        operands = {operand.name: f"{operand.axis}:{operand.dtype}" for operand in self.operands}
+        return json.dumps({"operands": operands, "value": self.expression})
+
+    @classmethod
+    @checked(PlanError)
+    def from_json(cls, text: str) -> Prologue:
+        """The prologue that `to_json` wrote. Raises PlanError for another text.
+
+        >>> relu = Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))
+        >>> Prologue.from_json(relu.to_json()) == relu
+        True
+        """
+        try:
+            found = json.loads(text)
+            specs = found["operands"] if isinstance(found, dict) and set(found) == {"operands", "value"} else None
+            if not isinstance(specs, dict):
+                raise PlanError(f"no prologue's text: {text[:200]}")
+            return cls(tracing.restored(found["value"], tuple(specs)), _operands_of(specs))
+        except (ValueError, RecursionError) as error:
+            raise error if isinstance(error, PlanError) else PlanError(f"no prologue's text: {text[:200]}") from None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -177,6 +201,15 @@ class Prologue:
     def __str__(self) -> str:
         read = f" of {', '.join(self.names)}" if self.operands else ""
         return f"A's elements by a function{read}"
+
+
+def _operands_of(specs: Mapping[str, object]) -> tuple[PrologueOperand, ...]:
+    """The operands of specifications such as "m" and "k:bf16", by name."""
+    found = []
+    for name, spec in specs.items():
+        axis, _, kind = str(spec).partition(":")
+        found.append(PrologueOperand(name, axis, dtype(kind or "f32")))
+    return tuple(found)
 
 
 class PrologueElement:
