@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+import torch
 
 from ...errors import OperandError
 from ...kernels.plan import tile_count
 from ...kernels.sm90.operands.prologue import Prologue
 from ..explanation import ZEROS, Explanation, of_plan
+from ..indexed.grouped_rows import Options
 from ..types import READ
 from .api import check_call_kinds
 from .product import check_config, checked_product, plan_of_product
@@ -18,13 +20,12 @@ _USUAL = {"use_fast_accum": True}  # of arguments that are never None
 
 
 def explain_prologue(
-    a: Any, b: Any, prologue: Prologue, given: Mapping[str, Any] | None, options: Mapping[str, Any]
+    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor] | None, options: Options
 ) -> Explanation:
     """Which kernel a product with a prologue takes, why, and what it copies; raises as the product does.
 
     options  the other arguments of `explain_matmul`, by name: those that the product does not take are refused
 
-    >>> import torch
     >>> silu = Prologue.of(lambda x, i, k, ops: x * ops.sigmoid(x))
     >>> x, w = torch.empty(4096, 4096).bfloat16(), torch.empty(8192, 4096).bfloat16().T
     >>> nothing = dict.fromkeys(("bias", "activation", "out", "out_dtype", "config"))

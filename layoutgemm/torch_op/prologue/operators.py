@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -128,11 +128,17 @@ with_autocast(_library, "prologue_matmul")
 count_flops("prologue_matmul")
 
 
+class _Mapped(Protocol):
+    """The facts that a vmap rule gets."""
+
+    batch_size: int
+
+
 @_operator.register_vmap
 def _(
-    info: Any, in_dims: Sequence[Any], a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str,
-    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
-    config: str = "",
+    info: _Mapped, in_dims: Sequence[Any], a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor],
+    prologue: str, bias: torch.Tensor | None = None, activation: str | None = None,
+    out_dtype: torch.dtype | None = None, config: str = "",
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
     """A batch of all slices; a mapped bias is added by torch."""
     places = in_dims[0], in_dims[1], *in_dims[2]

@@ -7,15 +7,13 @@ of K the sums are 0, and bias and activation follow.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from ...errors import LayoutError, OperandError
+from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.choose.prologue import prologue_config
-from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.operands.prologue import Prologue, PrologueElement
 from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import GATES, by_torch
@@ -52,7 +50,7 @@ class PrologueProduct(NamedTuple):
         return self.a, self.b, self.bias, *self.given.values()
 
     @property
-    def shape(self) -> tuple[Any, ...]:
+    def shape(self) -> tuple[int, ...]:
         """The result's shape, whose sizes may be symbols."""
         return (*self.a.shape[:-1], self.b.shape[-1])
 
@@ -185,33 +183,7 @@ def plan_of_product(product: PrologueProduct, config: Config | None) -> Sm90Plan
     names = f"{NAMES[a.dtype]}:{order_of(a, 'row')}", f"{NAMES[b.dtype]}:{order_of(b, 'col')}", C_NAMES[kind]
     sizes = a.shape[-2], b.shape[-1], a.shape[-1], a.shape[0] if a.ndim > 2 else 1
     pairs = product.b.shape[-1] % 2 == 0 and (bias is None or start(bias) == 16)
-    finish = None if bias is None else C_NAMES[bias.dtype], activation, pairs
+    of_bias = None if bias is None else C_NAMES[bias.dtype]
+    epilogue = None if of_bias is None and activation is None else bias_epilogue(of_bias, activation, pairs)
     places = gpu(a.get_device())[0].multiprocessors
-    return plan_with_prologue(sizes, names, prologue, finish, None if choice is None else choice.config, places)
-
-
-@lru_cache(maxsize=1024)
-def plan_with_prologue(
-    sizes: tuple[int, int, int, int], names: tuple[str, str, str], prologue: Prologue,
-    finish: tuple[str | None, str | None, bool], config: Sm90Config | None, places: int,
-) -> Sm90Plan:  # fmt: skip
-    """The plan of these sizes; `finish`: a bias's type, an activation, whether two columns' biases are read at once.
-
-    >>> relu = Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))
-    >>> plan_with_prologue((512, 512, 512, 1), ("bf16", "bf16:col", "bf16"), relu, (None, None, True), None, 132).tile
-    (64, 64, 64)
-    """
-    (m, n, k, batch), (a, b, c), (bias, activation, pairs) = sizes, names, finish
-    epilogue = None if bias is None and activation is None else bias_epilogue(bias, activation, pairs)
-    first = prologue_config(m, n, batch, places) if config is None else config
-    spare = Sm90Config((64, 64), consumers=1, loader="warp")  # of every order and every result
-    refused: LayoutError | None = None
-    for each in (first,) if config is not None else (first, spare):
-        try:
-            return Sm90Plan.derive(
-                m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, prologue=prologue
-            )  # fmt: skip
-        except LayoutError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+    return plan_with_prologue(sizes, names, prologue, epilogue, None if choice is None else choice.config, places)

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from layoutgemm import plan
+from layoutgemm.atoms import wgmma
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import IndexedRows, Prologue, PrologueOperand, Promoted, RowIndices, Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
+from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.operands import fragment_loads
 from layoutgemm.kernels.sm90.operands.combined import Combined
-from layoutgemm.kernels.sm90.operands.fragment_loads import FragmentLoads, fragment_load_checks
+from layoutgemm.kernels.sm90.operands.fragment_loads import FragmentLoads, fragment_load_checks, load_checks
 from tests import needs
 
 # Of an element of 0 beyond K it makes 1, or a NaN of 0 * inf: neither may reach the sums.
@@ -184,3 +186,11 @@ def test_functions_and_operands_that_are_none() -> None:
         made.run(a, b, given={**given, "rstd": given["rstd"][:-1]}, device="reference")
     with pytest.raises(PlanError, match="sm_100a multiplies A as it is"):
         plan(64, 64, 64, arch="sm_100a", prologue=INVERSE)
+
+
+def test_a_kernel_of_ones_own_takes_a_from_registers() -> None:
+    registers = wgmma(64, "bf16", a_source="rmem")
+    a, b = (levels.operand(name, 64, 64, registers) for name in "AB")
+    assert a == levels.operand("A", 64, 64, wgmma(64, "bf16"))
+    smem = levels.SharedMap.of(a.smem, b.smem, 4)
+    assert levels.wgmma_report(registers, a, b, smem, None, *load_checks(FragmentLoads(registers, a.smem)))
