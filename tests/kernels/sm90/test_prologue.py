@@ -15,6 +15,8 @@ from layoutgemm.kernels import IndexedRows, Prologue, PrologueOperand, Promoted,
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.kernels.sm90.along_k import AlongK
+from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.operands import fragment_loads
 from layoutgemm.kernels.sm90.operands.combined import Combined
 from layoutgemm.kernels.sm90.operands.fragment_loads import FragmentLoads, fragment_load_checks, load_checks
@@ -94,6 +96,49 @@ def test_a_prologue_and_an_epilogue() -> None:
     assert np.abs(np.asarray(got) - np.maximum(want + bias, 0)).max() <= 1e-5 * np.abs(want).max()
 
 
+GROUPS: dict[str, tuple[Ragged, list[int], Sm90Config]] = {
+    "offsets": (Ragged.of(4), [0, 70, 70, 75, 140], ONE),
+    "one vector along K": (Ragged.of(4), [0, 1, 130, 200, 201], WITH_LOADER),
+    "ends": (Ragged.of(4, ends=True), [0, 70, 70, 75, 140], ONE),
+    "masked": (Ragged.of(4, masked=True), [70, 0, 100, 1], ONE),
+}
+
+
+def of_groups(name: str, device: str) -> None:
+    """Rows of each group by a function of their own, or of all, and by a matrix B of their own."""
+    ragged, numbers, config = GROUPS[name]
+    rng, count, (n, k) = np.random.default_rng(0), 4, (40, 136)
+    m, lead = (100, (count,)) if ragged.masked else (numbers[-1], ())
+    made = Sm90Plan.derive(m, n, k, batch=count, b="bf16:col", c="f32", config=config, prologue=NORM, ragged=ragged)
+    assert made.check() and made.device_kernel.endswith("Sm90RaggedPrologueKernel")
+
+    def drawn(*shape: int, kind: str = "bf16") -> np.ndarray:
+        like = dtype(kind)
+        return like.decode(like.encode(rng.uniform(0.5, 2, shape).astype(np.float32))).astype(np.float32)
+
+    a, b, rstd = drawn(*lead, m, k), drawn(count, k, n), drawn(*lead, m, kind="f32")
+    w = drawn(k) if name == "one vector along K" else drawn(count, k)
+    words = np.asarray(numbers[1:] if ragged.ends else numbers, np.int32)
+    given = {"rstd": rstd, "w": w, ragged.name: words}
+    got = np.asarray(made.run(a, b, given=given, device=device).c)
+    for e in range(count):
+        rows = slice(0, numbers[e]) if ragged.masked else slice(numbers[e], numbers[e + 1])
+        of_a, of_rows, found = (x[e] if ragged.masked else x for x in (a, rstd, got))
+        computed = NORM.reference(of_a, {"rstd": of_rows, "w": w if w.ndim == 1 else w[e]})
+        want = made.a.dtype.decode(made.a.dtype.encode(computed)).astype(np.float64)[rows] @ b[e].astype(np.float64)
+        assert np.abs(found[rows] - want).max(initial=0) <= 1e-5 * np.abs(want).max(initial=1)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_of_rows(name: str) -> None:
+    of_groups(name, "reference")
+
+
+@needs.DSL
+def test_the_compiled_kernel_of_groups() -> None:
+    of_groups("offsets", "emulator")
+
+
 def test_several_products_of_one_function() -> None:
     how = Combined.of(lambda g, u, ops: g * u)
     config = Sm90Config((64, 64), consumers=1, loader="warp")
@@ -142,6 +187,7 @@ def test_groups_that_leave_a_fragment_out_are_found(monkeypatch: pytest.MonkeyPa
         ({"config": Sm90Config((128, 64), schedule="pingpong", loader="warp")}, "takes 'cooperative'"),
         ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: a product with a prologue takes"),
         ({"pair": 64}, "pair: a product with a prologue takes none"),
+        ({"along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16", "batch": 2}, "along_k: a product with a prologue"),
         ({"indexed": IndexedRows(RowIndices(64)), "config": WITH_LOADER}, "indexed: a product with a prologue"),
         ({"weights": QuantizedFormat("int4", 128)}, "weights: a product with a prologue takes none"),
         ({"prologue": lambda x: x}, "must be a Prologue or None"),

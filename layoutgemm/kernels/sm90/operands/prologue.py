@@ -78,6 +78,20 @@ class PrologueOperand:
         """
         return (*([batch] if batch > 1 else []), m if self.axis == "m" else k)
 
+    def shapes(self, sizes: tuple[int, int, int, int], joined: bool = False) -> tuple[tuple[int, ...], ...]:
+        """The shapes that it may have.
+
+        sizes   (M, N, K, batch)
+        joined  groups share one A of all rows: one vector along K, or one for each group
+
+        >>> PrologueOperand("w", "k", "f32").shapes((4, 4, 8, 3), joined=True)
+        ((8,), (3, 8))
+        """
+        m, _, k, batch = sizes
+        if not joined:
+            return (self.shape(m, k, batch),)
+        return ((m,),) if self.axis == "m" else ((k,), (batch, k))
+
 
 @dataclass(frozen=True)
 class Prologue:
@@ -173,19 +187,18 @@ class Prologue:
 
     @checked(PlanError)
     def check(
-        self, given: Mapping[str, object], sizes: tuple[int, int, int, int]
+        self, given: Mapping[str, object], sizes: tuple[int, int, int, int], joined: bool = False
     ) -> dict[str, npt.NDArray[np.float32]]:  # fmt: skip
         """NumPy operands by name, rounded to their types; raises OperandError for one that does not fit.
 
-        sizes  (M, N, K, batch)
+        sizes, joined  as `PrologueOperand.shapes` has them
         """
-        m, _, k, batch = sizes
         found = {}
         for operand in self.operands:
             value = np.asarray(numbers_of(operand.name, given[operand.name]))
-            want = operand.shape(m, k, batch)
-            if value.shape != want:
-                of = "row" if operand.axis == "m" else "column"
+            wanted = operand.shapes(sizes, joined)
+            if value.shape not in wanted:
+                of, want = "row" if operand.axis == "m" else "column", " or ".join(map(str, wanted))
                 raise OperandError(
                     f"{operand.name} has shape {value.shape}: it takes {operand.dtype} of shape {want}, one for each "
                     f"{of} of a"
