@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from layoutgemm import Sm90Config, explain_matmul, matmul
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels import Prologue
+from layoutgemm.torch_op.prologue.product import PrologueProduct, plan_of_product
 from tests.torch_op.host_launches import bare_launches
 
 NORM = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w, rstd="m", w="k:bf16")
@@ -193,16 +194,22 @@ def test_empty_products_are_zeros_and_the_finish() -> None:
 
 
 def test_a_launch_with_a_bias_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w, rstd, gamma = drawn(m=64, n=64, k=64)
+    x, w, rstd, gamma = drawn(m=64, n=64, k=64, batch=2)
     for kind in (torch.float32, torch.bfloat16):
         bias = torch.ones(64, dtype=kind)
+        given = {"rstd": rstd, "w": gamma}
+        plan, _ = plan_of_product(PrologueProduct(x, w, NORM, given, bias, "relu", torch.bfloat16), None)
+        want = {"rstd": rstd, "w": gamma, "bias": bias, "a": x, "b": w}
+        numbers = {"rstd_batch": 64, "w_batch": 64, "bias_batch": 0, "m": 64, "n": 64, "k": 64}
         with bare_launches(monkeypatch) as noted:
             for _ in range(2):
                 noted.arguments.clear()
                 noted.allocated = 0
                 product(x, w, rstd, gamma, bias)
                 (made,) = noted.arguments
-                assert {t.data_ptr() for t in (x, w, rstd, gamma, bias)} <= {*made}
+                values = dict(zip(plan.parameters, made, strict=False))
+                assert {name: values[name] for name in want} == {name: t.data_ptr() for name, t in want.items()}
+                assert {name: values[name] for name in numbers} == numbers
             assert noted.allocated == 1  # the second call is a kept one
 
 

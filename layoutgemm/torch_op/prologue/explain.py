@@ -50,11 +50,8 @@ fewest rounds (an estimate)
     ]
     by_torch = bias is not None and (bias.dtype not in READ or bias.stride(0) != 1)
     fused = product._replace(bias=None, activation=None) if by_torch else product
-    plan = plan_of_product(fused, config)
+    plan, why = plan_of_product(fused, config)
     times = tile_count(plan.n, plan.tile_c[1])
     often = f"{times} times" if times > 1 else "once"
     each = f"a's function is computed {often} for each element, once for each tile of {plan.tile_c[1]} columns"
-    chosen = (
-        "config= is the caller's" if config is not None else f"{plan.tile_c} tiles take the fewest rounds (an estimate)"
-    )
-    return of_plan(plan, product.a, product.b, out, f"{each}; {chosen}", copies)
+    return of_plan(plan, product.a, product.b, out, f"{each}; {why}", copies)

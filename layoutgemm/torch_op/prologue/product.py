@@ -6,16 +6,20 @@ of K the sums are 0, and bias and activation follow.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from ...errors import OperandError
+from ...errors import LayoutError, OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.operands.prologue import Prologue, PrologueElement
 from ...kernels.sm90.plan import Sm90Plan
+from .. import tuned_store as tuned
 from ..bias_activation import GATES, by_torch
 from ..checks import check_call, check_finish, check_out, product_shape
 from ..operands.several import TorchMath
@@ -163,7 +167,7 @@ def _launched(product: PrologueProduct, config: Config | None, out: torch.Tensor
     if bias is not None and (bias.dtype not in READ or bias.stride(0) != 1):
         wide = _launched(product._replace(bias=None, activation=None, kind=torch.float32), config, None)
         return _placed(by_torch(wide, bias, activation, kind), out)
-    plan = plan_of_product(product, config)
+    plan, _ = plan_of_product(product, config)
     one = a.ndim > 2 and a.shape[0] == 1  # a batch of one is a product of two matrices
     into = out
     if one:
@@ -176,8 +180,8 @@ def _launched(product: PrologueProduct, config: Config | None, out: torch.Tensor
     return c.unsqueeze(0) if one else c
 
 
-def plan_of_product(product: PrologueProduct, config: Config | None) -> Sm90Plan:
-    """The plan that a product's kernel is compiled from; that of an H200 for CPU tensors."""
+def plan_of_product(product: PrologueProduct, config: Config | None) -> tuple[Sm90Plan, str]:
+    """The plan that a product's kernel is compiled from, and why; that of an H200 for CPU tensors."""
     a, b, prologue, _, bias, activation, kind = product
     choice = choice_of(config)
     names = f"{NAMES[a.dtype]}:{order_of(a, 'row')}", f"{NAMES[b.dtype]}:{order_of(b, 'col')}", C_NAMES[kind]
@@ -185,5 +189,26 @@ def plan_of_product(product: PrologueProduct, config: Config | None) -> Sm90Plan
     pairs = product.b.shape[-1] % 2 == 0 and (bias is None or start(bias) == 16)
     of_bias = None if bias is None else C_NAMES[bias.dtype]
     epilogue = None if of_bias is None and activation is None else bias_epilogue(of_bias, activation, pairs)
-    places = gpu(a.get_device())[0].multiprocessors
-    return plan_with_prologue(sizes, names, prologue, epilogue, None if choice is None else choice.config, places)
+    room, name = gpu(a.get_device())
+    derive = functools.partial(plan_with_prologue, sizes, names, prologue, epilogue)
+    if choice is not None:
+        return derive(choice.config, room.multiprocessors), "config= is the caller's"
+    orders = tuple([text.rpartition(":")[2] for text in (*names[:2], "row")])
+    kinds = NAMES[a.dtype], NAMES[b.dtype], names[2]
+    measured = tuned.lookup(name, sizes, tuned_types(prologue, kinds), orders)
+    if measured is not None and not measured.swapped:
+        with contextlib.suppress(LayoutError):  # a result that does not fit is passed over
+            return derive(measured.config, room.multiprocessors), "measured by layoutgemm.tune"
+    plan = derive(None, room.multiprocessors)
+    return plan, f"{plan.tile_c} tiles take the fewest rounds (an estimate)"
+
+
+def tuned_types(prologue: Prologue, types: tuple[str, ...]) -> tuple[str, ...]:
+    """The types by which a product with a prologue is kept: A's says the function.
+
+    >>> relu = Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))
+    >>> tuned_types(relu, ("bf16", "bf16", "bf16"))[0].rpartition(" ")[0]
+    'bf16 by a function'
+    """
+    digest = hashlib.sha256(prologue.to_json().encode()).hexdigest()[:16]
+    return f"{types[0]} by a function {digest}", *types[1:]
