@@ -249,3 +249,30 @@ def test_lowering_compiles_one_call_of_a_kernel() -> None:
     text = jax.jit(product).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.custom_call") == 1 and "CuteDSLRT" in text
     assert not any(f"stablehlo.{op}" in text for op in ("transpose", "pad", "add", "multiply", "dot_general"))
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_prologue", [False, True])
+def test_on_a_gpu(with_prologue: bool) -> None:
+    m, n, k = 200, 136, 328
+    a, b = normal(3, m, k, kind="bfloat16"), normal(3, n, k, kind="bfloat16", seed=1)
+    given = {"alpha": 0.5, "slope": normal(m) * 0.01, "d": normal(m, n, kind="bfloat16")}
+    prologue = NORM if with_prologue else None
+    given |= {"rstd": abs(normal(3, m)), "w": normal(3, k, kind="bfloat16")} if with_prologue else {}
+    steps = Epilogue(*CHAIN[:3])
+
+    def product(a: Any, b: Any) -> Any:
+        return matmul(a, b, transpose_b=True, prologue=prologue, epilogue=steps, given=given, out_dtype="float32")
+
+    found = np.asarray(jax.jit(product)(a, b), np.float64)
+    x = np.asarray(a, np.float32)
+    if with_prologue:
+        x = NORM.reference(x, {name: np.asarray(given[name], np.float32) for name in NORM.names})
+        x = np.asarray(jnp.asarray(x).astype("bfloat16"), np.float32)
+    sums = np.asarray(x, np.float64) @ np.swapaxes(np.asarray(b, np.float64), 1, 2)
+    values = {name: np.asarray(given[name], np.float32) for name in ("slope", "d")}
+    want = steps.reference(sums.astype(np.float32), alpha=0.5, **values).c
+    assert np.abs(found - want).max() <= 1e-4 * np.abs(want).max()

@@ -293,3 +293,22 @@ def test_on_a_gpu(sizes: tuple[int, int, int], prologue: Prologue) -> None:
         # An approximated function may round to the neighbour: 2**-8 of a term, of K of random sign.
         bound = 2.0**-7 * (exact.double().abs() @ w.double().abs()) / k**0.5 + 1e-3
         assert bool(((got - want).abs() <= 4 * bound).all())
+
+
+@pytest.mark.gpu
+def test_a_bias_a_compiled_call_and_a_graph_on_a_gpu() -> None:
+    tensors = drawn("cuda", 300, 264, 520)
+    x, w, rstd, gamma = tensors
+    for kind in (torch.float32, torch.bfloat16):
+        bias = torch.linspace(-1, 1, 264, device="cuda").to(kind)
+        eager = product(*tensors, bias)
+        want = torch.relu(normalised(x, rstd, gamma).double() @ w.double() + bias.double())
+        assert bool(((eager - want).abs() <= 2.0**-7 * want.abs() + 1e-3).all())
+        assert torch.equal(torch.compile(product, fullgraph=True)(*tensors, bias), eager)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = product(*tensors, bias)
+        graph.replay()
+        assert torch.equal(found, eager)
+    for left, right in zip(slopes(compiled(product), *tensors), slopes(product, *tensors), strict=True):
+        assert near([left], [right])

@@ -134,6 +134,12 @@ def test_groups_of_rows(name: str) -> None:
     of_groups(name, "reference")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_of_rows_on_a_gpu(name: str) -> None:
+    of_groups(name, "cuda")
+
+
 @needs.DSL
 def test_the_compiled_kernel_of_groups() -> None:
     of_groups("offsets", "emulator")
