@@ -103,14 +103,15 @@ def problem_of(product: Product, on: Target) -> Problem:
 
 def _problem(product: Product, on: Target, epilogue: Epilogue | None = None, gated: str | None = None) -> Problem:
     return Problem(
-        _operand(product.a, NAMES[product.types[0]], product.turned[0]),
-        _operand(product.b, NAMES[product.types[1]], product.turned[1]),
-        _operand(product.result, C_NAMES[product.types[2]], turned=False),
+        operand_of(product.a, NAMES[product.types[0]], product.turned[0]),
+        operand_of(product.b, NAMES[product.types[1]], product.turned[1]),
+        operand_of(product.result, C_NAMES[product.types[2]], turned=False),
         on.places, on.name, epilogue=epilogue, code=on.code, smem=on.smem, gated=gated,
     )  # fmt: skip
 
 
-def _operand(shape: Ints, name: str, turned: bool) -> StridedOperand:
+def operand_of(shape: Ints, name: str, turned: bool) -> StridedOperand:
+    """A contiguous array as an operand; `turned`: it holds the transposed matrices."""
     strides = contiguous_strides(shape)
     if turned:
         shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])

@@ -19,7 +19,6 @@ The order that a step states for a matrix is not asked for: the tensor's strides
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -27,11 +26,12 @@ import numpy as np
 import torch
 
 from ..errors import OperandError, PlanError, TensorError
-from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Step
+from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue
 from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import PlacedOperand, check_names, host_number, words_of
+from ..kernels.epilogue.steps import ordered
 from ..kernels.plan import present
 from ..moved import old_names
 from .launch import workspace_on
@@ -390,7 +390,7 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
     alone = alone or any(
         isinstance(step, (Custom, Dropout, ColumnReduce)) for step in epilogue.steps
     )  # they may know their row
-    steps = [_ordered(step, orders) for step in epilogue.steps]
+    steps = [ordered(step, orders) for step in epilogue.steps]
     taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, sums=epilogue.sums)
     return LaunchEpilogue(taken, words_of(taken, placed, 0), (taken, alone), alone)
 
@@ -407,11 +407,3 @@ def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> Placed
         across, along = (-2, -1) if _order(x) == "row" else (-1, -2)
         leading = x.stride(across) if x.shape[across] > 1 else x.shape[along]
     return PlacedOperand(x.data_ptr(), leading, x.stride(0) if several and x.ndim > len(operand.axes) else 0)
-
-
-def _ordered(step: Step, orders: Mapping[str, str]) -> Step:
-    """The step with its matrices in these orders."""
-    if isinstance(step, Custom):
-        return replace(step, operands=tuple([replace(x, order=orders.get(x.name, x.order)) for x in step.operands]))
-    order = next((orders[x.name] for x in step.given if x.name in orders), None)
-    return step if order is None else replace(step, order=order)  # type: ignore[type-var]

@@ -10,6 +10,7 @@ import torch
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.operand_checks import check_operands
+from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
@@ -22,6 +23,7 @@ from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
+from .prologue.explain import explain_prologue
 from .quantized.configs import PackedConfig
 from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
@@ -46,13 +48,14 @@ def explain_matmul(
     offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
     combine: Combine | None = None, given: Mapping[str, object] | None = None, rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
-    out_recipe: object = None, epilogue: Epilogue | None = None,
+    out_recipe: object = None, epilogue: Epilogue | None = None, prologue: Prologue | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
     The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
     `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the tuple that `matmul` takes, and
     `given` its numbers; two pairs are tuples. `epilogue` is that of any of the three, and `given` its operands.
+    `prologue` is `matmul`'s, with `given`; the explanation says how often its function is computed.
     With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s,
     with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
 
@@ -80,7 +83,7 @@ def explain_matmul(
         untaken = {
             "out": out, "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "offs": offs, "counts": counts,
             "expected_rows": expected_rows, "combine": combine, "given": given, "rows": rows, "out_rows": out_rows,
-            "row_weights": row_weights, "copy_rows": copy_rows,
+            "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue,
         }  # fmt: skip
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
     if isinstance(config, StreamedConfig):
@@ -91,6 +94,9 @@ def explain_matmul(
         "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
+    if prologue is not None:
+        others = {"combine": combine, "epilogue": epilogue, "rows": rows, "out_recipe": out_recipe, **more}
+        return explain_prologue(a, b, prologue, given, others)
     if combine is None and (epilogue is not None or given is not None) and _in_groups(more):
         return explain_grouped_epilogue(*grouped_call(a, b, rows, more), epilogue, given)
     if rows is not None or out_rows is not None:
@@ -120,10 +126,15 @@ def explain_matmul(
         )
     if scale_a is not None:
         return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config, out_recipe)
-    for name, x in (("scale_b", scale_b), ("recipe_a", recipe_a), ("recipe_b", recipe_b), ("out_recipe", out_recipe)):
-        if x is not None:
-            raise OperandError(f"{name} without a scale_a")
+    _check_unscaled({**more, "out_recipe": out_recipe})
     return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _check_unscaled(given: Options) -> None:
+    """Raise OperandError for an argument of scales, where there are none."""
+    for name in ("scale_b", "recipe_a", "recipe_b", "out_recipe"):
+        if given[name] is not None:
+            raise OperandError(f"{name} without a scale_a")
 
 
 def _in_groups(given: Options) -> bool:

@@ -8,7 +8,11 @@ from math import prod
 
 import torch
 
+from ..errors import OperandError
+from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.run.tensor_maps import lines_of
+from ..kernels.sm90.plan import Sm90Plan
 from .epilogue import Tensors, solutions, spread
 from .launch import plan_of
 from .launch import workspace as partial_results
@@ -89,3 +93,39 @@ def with_steps(
 def partial_text(size: int) -> str:
     """The sentence on partial results of so many bytes."""
     return f"reductions: partial results of the tiles, {size} bytes"
+
+
+def of_plan(
+    plan: Sm90Plan,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    why: str,
+    copies: Sequence[tuple[str, int]],
+) -> Explanation:
+    """The explanation of a plan's one launch.
+
+    copies  what else the call copies: why, and bytes
+    """
+    copies = [*copies, *_copied(plan, "A", a), *_copied(plan, "B", b)]
+    if out is not None:
+        lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
+        size = out.element_size()
+        pitch = padded_leading(plan.c.dtype, out.shape[-1])
+        if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or plan.line_overrun:
+            rule = f"out: strides {tuple(out.stride())}: stored with rows {pitch} elements apart, then copied"
+            copies.append((rule, prod(out.shape[:-1]) * pitch * size))
+    said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
+    return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
+
+
+def _copied(plan: Sm90Plan, name: str, x: torch.Tensor) -> list[tuple[str, int]]:
+    """Why an operand is copied, and the copy's bytes; nothing where TMA reads it in place."""
+    try:
+        lines_of(plan, name, x, [], False)
+    except OperandError as error:
+        operand = plan.a if name == "A" else plan.b
+        rows, extent = (x if operand.order == "row" else x.mT).shape[-2:]
+        made = prod(x.shape[:-2]) * rows * padded_leading(operand.dtype, extent) * operand.dtype.bytes
+        return [(str(error).partition("; copy=True")[0], made)]
+    return []

@@ -182,7 +182,7 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
     names = [argument.name for argument in operator._schema.arguments]
 
     def run(keys: object, *operands: object) -> Any:
-        if differentiated(*[x for x in operands if isinstance(x, torch.Tensor)]):
+        if differentiated(*_tensors(operands)):
             return recorded(*operands)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keys & below, *operands)
@@ -194,6 +194,12 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
         check_operands({at: x for at, x in zip(names, operands) if isinstance(x, torch.Tensor)})
 
     _library.impl(name, refuse, "AutogradNestedTensor")  # nested tensors would say NotImplementedError
+
+
+def _tensors(operands: Sequence[object]) -> list[torch.Tensor]:
+    """The tensors of an operator's arguments, those of its lists too."""
+    flat = [x for each in operands for x in (each if isinstance(each, (list, tuple)) else (each,))]
+    return [x for x in flat if isinstance(x, torch.Tensor)]
 
 
 def refuse_under_functorch(name: str) -> None:

@@ -59,10 +59,10 @@ from .indexed.product import IndexedOperands
 from .launch import PreparedProblem, empty_on_gpu, raw_stream
 from .library import bias_gradient, dispatched, recorded_product
 from .operands.pairs import matmul_pairs
-from .operands.prologue import prologue_product
 from .operands.several import Combine, matmul_combined
 from .ordered import ordered_product
 from .prepared import PREPARED, Config, choice_of, mark_written
+from .prologue.api import prologue_product
 
 __getattr__ = old_names(__name__)
 
@@ -136,7 +136,7 @@ def matmul(
     row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
                 that it reads. Of bfloat16 and float16, in the kernel of compute capability 9.0. With bias and
-                activation; no epilogue, order or rows. See `torch_op.operands.prologue`
+                activation; no epilogue, order or rows. See `torch_op.prologue`
                 On the CPU an index outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
@@ -596,16 +596,12 @@ def _with_prologue(
     config: Config | None, out_dtype: torch.dtype | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product of a function of a's elements."""
-    if isinstance(a, (tuple, list)) or isinstance(b, (tuple, list)):
-        raise OperandError("prologue: of one a and one b, not of several")
-    if _is_compiling():
-        refuse("prologue= is a launch of its own, not under torch.compile")
     for name, value in others.items():
         if value is not None:
-            raise OperandError(f"{name} and prologue: a prologue goes with bias and activation alone")
+            refuse(f"{name} and prologue: a prologue goes with bias and activation alone")
     return prologue_product(
         a, b, prologue, {} if given is None else given, bias=bias, activation=activation, out=out, config=config,
-        out_dtype=out_dtype, multiply=matmul,
+        out_dtype=out_dtype,
     )  # fmt: skip
 
 

@@ -28,18 +28,21 @@ from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estimate
+from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.plan import Sm90Config
 from ..kernels.store import WARP_ROWS
 from . import tuned_store as tuned
 from .compiled.kept_launches import KEPT
 from .operator import matmul
 from .prepared import forget, gpu, target
+from .prologue.tunable import TunablePrologue, tunable_prologue
 from .scaled_grouped.kept import PLANS, READY
 from .scaled_grouped.tunable import Tunable, tunable
 
 __all__ = ["Tuning", "candidates", "name_of", "tune"]
 
 Progress = Callable[[str], object]
+Variant = Tunable | TunablePrologue
 _MAJORS = {"k": {"a": "row", "b": "col"}, "mn": {"a": "col", "b": "row"}}
 
 
@@ -93,6 +96,7 @@ def tune(
     activation: str | None = None,
     form: str = "rows",
     use_fast_accum: bool = True,
+    prologue: Prologue | None = None,
 ) -> Tuning:
     """Measure configurations for one product on the current GPU, and keep the fastest.
 
@@ -112,15 +116,15 @@ def tune(
     form     of groups: "rows"; "masked", of up to m rows each, measured with as many as an unmeasured product expects;
              "K", of groups along the k elements, where a_major and b_major are "mn"
     activation  "swiglu" or "geglu", of each of these products; B's columns are contiguous
+    prologue  of `matmul`: the result is kept for this function, bfloat16 or float16
     progress called with a line of text now and then; default writes to stderr
 
     Raises PlanError without a GPU of compute capability 9.0, OperandError for arguments that mean nothing.
     """
     say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
     _check_sizes((m, n, k))
-    variant = tunable(m, n, k, dtype, a_major, b_major, recipe_a, recipe_b, groups, activation, form, use_fast_accum)
-    if variant is None:
-        _check_operands(dtype, a_major, b_major)
+    others = recipe_a, recipe_b, groups, activation, form, use_fast_accum
+    variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, others)
     places, gpu_name = _tunable_gpu()
     orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
     operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
@@ -156,6 +160,19 @@ def _check_sizes(sizes: tuple[int, int, int]) -> None:
     for name, value in zip("mnk", sizes, strict=True):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OperandError(f"{name} = {value!r}: an int of at least 1")
+
+
+def _variant_of(
+    sizes: tuple[int, int, int], dtype: str, majors: tuple[str, str], prologue: Prologue | None,
+    others: tuple[Any, ...],
+) -> Variant | None:  # fmt: skip
+    """The product that is to be tuned; None for `matmul`'s own. Raises OperandError for arguments that mean nothing."""
+    if prologue is None:
+        found = tunable(*sizes, dtype, *majors, *others)
+        if found is not None:
+            return found
+    _check_operands(dtype, *majors)
+    return None if prologue is None else tunable_prologue(sizes, dtype, majors, prologue, others)
 
 
 def _check_operands(dtype: str, a_major: str, b_major: str) -> None:
@@ -321,8 +338,8 @@ def _plain_contest(sizes: tuple[int, int, int], dtype: str, majors: tuple[str, s
     )  # fmt: skip
 
 
-def _contest_of(variant: Tunable) -> _Contest:
-    """Products of `scaled_matmul` or `grouped_matmul`, and gated ones."""
+def _contest_of(variant: Variant) -> _Contest:
+    """Products of `scaled_matmul` or `grouped_matmul`, gated ones, and those with a prologue."""
     return _Contest(variant.operands, variant.call, variant.by_torch(), variant.off)
 
 

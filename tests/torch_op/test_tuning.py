@@ -26,11 +26,13 @@ from layoutgemm.kernels.compile import compiler as compiling
 from layoutgemm.kernels.compile import worker as compile_apart
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
+from layoutgemm.kernels.sm90.operands.prologue import Prologue
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.torch_op import choose as choosing
 from layoutgemm.torch_op import tuned_store as tuned
 from layoutgemm.torch_op import tuning
 from layoutgemm.torch_op.problem import Problem, StridedOperand
+from layoutgemm.torch_op.prologue.tunable import TunablePrologue
 from layoutgemm.torch_op.scaled_grouped.tunable import tunable
 from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.tuning import candidates, name_of, tune
@@ -595,3 +597,47 @@ def test_measuring_ranks_and_reports_what_failed(monkeypatch: pytest.MonkeyPatch
     contest = contest._replace(by_torch=lambda on: None)
     assert tuning._measure(problem, contest, [fast], 9, 1.0, said.append)[2] == 3.0 / repeats
     assert said[1] == "measuring 1 configurations and torch's, 9 rounds of 0.0 s"
+
+
+# --------------------------------------------------------------------------------------------------------- prologues
+
+
+SCALED_ROWS = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w, rstd="m", w="k:bf16")
+WITH_PROLOGUE = TunablePrologue(512, 256, 512, "bf16", "k", "mn", SCALED_ROWS)
+
+
+@pytest.mark.usefixtures("on_cpu", "an_h200")
+def test_a_product_with_a_prologue_is_called_judged_and_taken() -> None:
+    found, failed = tuning._derivable(WITH_PROLOGUE.candidates(), WITH_PROLOGUE.plan)
+    assert len(found) == len(set(found)) > 20 and not failed
+    on = WITH_PROLOGUE.operands()
+    WITH_PROLOGUE.call(on, None)
+    assert WITH_PROLOGUE.off(on) <= 1
+    WITH_PROLOGUE.call(on._replace(given={**on.given, "w": on.given["w"].roll(1)}), None)
+    assert WITH_PROLOGUE.off(on) > 1
+    on.out[-1].fill_(float("nan"))
+    assert not WITH_PROLOGUE.off(on) <= 1
+
+    def explained(prologue: Prologue) -> str:
+        told = explain_matmul(on.a, on.b, prologue=prologue, given=on.given)
+        return told.why if "cluster 1x2" in told.kernel else ""
+
+    assert not explained(SCALED_ROWS)
+    config = Sm90Config((64, 128), consumers=1, loader="warp", cluster=(1, 2))
+    assert tuned.store(GPU, tuned.key_of(WITH_PROLOGUE.sizes, *WITH_PROLOGUE.name), Sm90Choice(config), {}) is not None
+    assert explained(SCALED_ROWS).endswith("measured by layoutgemm.tune")
+    assert not explained(Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd / w, rstd="m", w="k:bf16"))
+    large = Sm90Config((64, 64), consumers=1, stages=200)
+    tuned.store(GPU, tuned.key_of(WITH_PROLOGUE.sizes, *WITH_PROLOGUE.name), Sm90Choice(large), {})
+    assert "an estimate" in explain_matmul(on.a, on.b, prologue=SCALED_ROWS, given=on.given).why
+
+
+def test_prologues_that_are_not_tuned() -> None:
+    for more, message in (
+        ({"prologue": lambda x: x}, "prologue is a function"),
+        ({"prologue": SCALED_ROWS, "groups": 4}, "groups and prologue"),
+        ({"prologue": SCALED_ROWS, "use_fast_accum": False}, "use_fast_accum and prologue"),
+        ({"prologue": SCALED_ROWS, "dtype": "e4m3"}, "dtype 'e4m3'"),
+    ):
+        with pytest.raises(OperandError, match=message):
+            tune(64, 64, 64, **more)

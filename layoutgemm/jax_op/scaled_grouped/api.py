@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import OperandError, TensorError
 from ...torch_op.scaled_grouped.epilogue import why_unfinished
-from ..matmul import array_of, flag, type_name
+from ..inputs import array_of, flag, type_name
 from ..primitive import varying_alike
 from ..product import check_finish, stored_as
 from ..reference import activated

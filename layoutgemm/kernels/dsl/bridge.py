@@ -44,6 +44,7 @@ from .copies import (
 from .registers import (
     as_floats,
     convert_pair,
+    floats_of,
     from_floats,
     load_shared,
     number,
@@ -179,6 +180,7 @@ __all__ = [
     "elect",
     "element_type",
     "encode_tensor_map",
+    "floats_of",
     "from_floats",
     "give_registers",
     "keep_elements",

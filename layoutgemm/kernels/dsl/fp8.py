@@ -45,18 +45,6 @@ def store_words(address: Int64, words: Sequence[Int32], inside: Boolean) -> None
     )
 
 
-def floats_of(word: Int32, dtype: DType) -> list[Float32]:
-    """The f32 values of a word: two neighbours of 16 bits, or one f32."""
-    if dtype.name == "f32":
-        return [word.bitcast(Float32)]
-    if dtype.name == "bf16":
-        return [(word << 16).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)]
-    return assembly(
-        "{ .reg .b16 l; .reg .b16 h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
-        "=f,=f,r", [word], (Float32, Float32), pure=True,
-    )  # fmt: skip
-
-
 def four_values(values: Sequence[Float32], dtype: DType) -> Int32:
     """Four f32 as neighbours of an 8-bit type: rounded to nearest even, saturating, NaN as 0x7f."""
     name = _PAIRS[dtype.name]

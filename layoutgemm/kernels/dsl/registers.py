@@ -42,6 +42,23 @@ def convert_pair(low: Float32, high: Float32, dtype: DType) -> Int32 | Int16:
     return _convert_pair(low, high, *_PAIRS[dtype.name])
 
 
+def floats_of(word: Int32, dtype: DType) -> list[Float32]:
+    """The f32 values of a word, as `convert_pair` joins them: two of bf16 or f16, or one f32.
+
+    Raises PlanError for another type.
+    """
+    if dtype.name == "f32":
+        return [word.bitcast(Float32)]
+    if dtype.name == "bf16":
+        return [(word << 16).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)]
+    if dtype.name != "f16":
+        raise PlanError(f"a word of {dtype}: floats_of takes bf16, f16 and f32")
+    return assembly(
+        "{ .reg .b16 l; .reg .b16 h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
+        "=f,=f,r", [word], (Float32, Float32), pure=True,
+    )  # fmt: skip
+
+
 def store_matrices(address: cute.Pointer, registers: Sequence[Int32], transpose: bool = False) -> None:
     """stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements: lane i gives the address of row i % 8 of matrix i // 8."""
     order = primitives.MMALayout.COL if transpose else primitives.MMALayout.ROW

@@ -420,3 +420,15 @@ class Custom(Step):
         """The same with i and j in each other's place."""
         flipped = tuple(operand.transposed() for operand in self.operands)
         return Custom(tracing.transposed(self.expression), flipped)
+
+
+def ordered(step: Step, orders: Mapping[str, str]) -> Step:
+    """The step with its matrices in these orders, by their names.
+
+    >>> ordered(Aux(), {"aux": "col"}).order
+    'col'
+    """
+    if isinstance(step, Custom):
+        return replace(step, operands=tuple([replace(x, order=orders.get(x.name, x.order)) for x in step.operands]))
+    order = next((orders[x.name] for x in step.given if x.name in orders), None)
+    return step if order is None else replace(step, order=order)  # type: ignore[type-var]

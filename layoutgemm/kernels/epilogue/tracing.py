@@ -22,7 +22,8 @@ Expression = tuple[Any, ...]
 
 _FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid")  # of one float
 MAX_POWER = 16  # of x ** n
-_KNOWN = (*_FLOATS, "float", "maximum", "minimum", "largest", "smallest", "where")  # what ops has
+_CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
+_KNOWN = (*_FLOATS, "float", *_CHOICES)  # what ops has
 _MAX_F32 = float.fromhex("0x1.fffffep127")
 
 
@@ -272,6 +273,51 @@ def shown(expression: Expression, names: Mapping[str, str] = MappingProxyType({}
         text = f" {_SIGNS[head]} ".join(shown(part, names, True) for part in parts)
         return f"({text})" if inside else text
     return f"{head}({', '.join(shown(part, names) for part in parts)})"
+
+
+_MADE: Mapping[str, Callable[..., Symbol]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "lt": operator.lt,
+    "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+    "floordiv": operator.floordiv, "mod": operator.mod, "and_": operator.and_, "or_": operator.or_,
+    "xor": operator.xor, "to_float": Operations.float,
+    **{name: getattr(Operations(), name) for name in (*_FLOATS, *_CHOICES)},
+}  # fmt: skip
+
+
+def restored(parts: object, names: tuple[str, ...]) -> Expression:
+    """The expression of nested lists, as JSON has them: its operations are made again, with their checks.
+
+    names  of the operands that it may read
+
+    Raises PlanError for lists that no function's trace gives.
+
+    >>> restored(["mul", ["x"], ["given", "s"]], ("s",))
+    ('mul', ('x',), ('given', 's'))
+    """
+    found = _float(_restored(parts, names)).expression
+    if found != _as_tuples(parts):
+        raise PlanError(f"an expression is {str(parts)[:200]}, and a trace would give {str(found)[:200]}")
+    return found
+
+
+def _restored(parts: object, names: tuple[str, ...]) -> Symbol:
+    head, *rest = parts if isinstance(parts, (list, tuple)) and parts else (None,)
+    if head in ("x", "i", "j") and not rest:
+        return Symbol((head,), "float" if head == "x" else "int")
+    if head in ("float", "int") and len(rest) == 1 and type(rest[0]).__name__ == head:
+        return _symbol(rest[0])
+    if head == "given" and len(rest) == 1 and rest[0] in names:
+        return Symbol(("given", rest[0]), "float")
+    if not isinstance(head, str) or head not in _MADE:
+        raise PlanError(f"no part of an expression: {str(parts)[:200]}")
+    try:
+        return _MADE[head](*[_restored(part, names) for part in rest])
+    except TypeError as error:
+        raise PlanError(f"{head} of {len(rest)} parts in an expression: {error}") from None
+
+
+def _as_tuples(parts: object) -> object:
+    return tuple([_as_tuples(part) for part in parts]) if isinstance(parts, (list, tuple)) else parts
 
 
 class Values:

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arch import Arch, arch
-from ...atoms import MmaAtom, SmemTile, TmaPlan, smem_tile
+from ...atoms import MmaAtom, SmemTile, TmaPlan, smem_tile, wgmma
 from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...atoms.tma.derive import derive as derive_tma
 from ...atoms.tma.multicast import shared_out
@@ -200,6 +200,8 @@ def operand(
     multicast  blocks of the cluster that share the tile
     major      the contiguous dimension in both memories: "K" for A (M, K) and B (N, K), "MN" for A (K, M) and B (K, N)
 
+    An A that `mma` takes from registers lies in the same tile; its descriptor is that of wgmma with A in shared memory.
+
     Raises PlanError for another name or major.
 
     >>> from layoutgemm.atoms import wgmma
@@ -215,7 +217,14 @@ def operand(
     tile, along = smem_tile((rows, depth), bf16, major), "m" if name == "A" else "n"
     copies = shared_out(derive_tma(tile, ("k", along) if major == "K" else (along, "k")), multicast)
     order = "row" if (name == "A") == (major == "K") else "col"
-    return OperandPlan(name, bf16, order, major, tile, copies, derive_descriptor(tile, mma, name))
+    return OperandPlan(name, bf16, order, major, tile, copies, derive_descriptor(tile, from_shared(mma), name))
+
+
+def from_shared(mma: MmaAtom) -> MmaAtom:
+    """The same wgmma with A in shared memory."""
+    if mma.a_source == "smem":
+        return mma
+    return wgmma(int(mma.shape_mnk[1]), mma.a_dtype, mma.b_dtype, mma.c_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +303,11 @@ def wgmma_report(
     *more: Check,
     blocks_per_sm: int = 1,
 ) -> Report:
-    """Checks of every wgmma level: operands, fragment map, shared memory, pipeline."""
-    checks = [*operand_checks(a, mma), *operand_checks(b, mma), *fragment_checks(mma)]
+    """Checks of every wgmma level: operands, fragment map, shared memory, pipeline; then `more`.
+
+    Loads of an A in registers have checks of their own: `load_checks`.
+    """
+    checks = [*operand_checks(a, from_shared(mma)), *operand_checks(b, mma), *fragment_checks(mma)]
     checks.append(shared_memory(ARCH, smem.parts(), blocks_per_sm))
     if pipeline is not None:
         checks.append(check_pipeline(pipeline))

@@ -56,7 +56,7 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
     for name in plan.numbers_given:
         found[name] = np.float32(host_number(name, given[name]))
     if plan.prologue is not None:
-        found |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch))
+        found |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
     return {**found, **order_values(plan, given)}
 
 
@@ -172,7 +172,9 @@ def words_of_tensors(
         words += [indices.data_ptr(), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
     for operand in plan.prologue.operands if plan.prologue is not None else ():
-        value, want = given[operand.name], operand.shape(plan.m, plan.k, plan.batch)
+        value = given[operand.name]
+        wanted = operand.shapes((plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
+        want = next((shape for shape in wanted if len(shape) == getattr(value, "ndim", 0)), wanted[0])
         kind = {"f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16"}[operand.dtype.name]
         of = "row" if operand.axis == "m" else "column"
         _check_tensor(operand.name, value, kind, want, device, f", a number for each {of} of a")

@@ -608,11 +608,11 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         if self.gathers or self.scatters:
             which = "Sm90IndexedKernel" if self.ragged is None else "Sm90IndexedGroupsKernel"
             return f"sm90.device.indexed:{which}"
+        if self.ragged is not None:
+            loop = "Promoted" if self.mainloop is not None else "Prologue" if self.prologue is not None else ""
+            return f"sm90.device.grouped:Sm90Ragged{loop}Kernel"
         if self.prologue is not None:
             return "sm90.device.prologue:Sm90PrologueKernel"
-        if self.ragged is not None:
-            which = "Sm90RaggedKernel" if self.mainloop is None else "Sm90RaggedPromotedKernel"
-            return f"sm90.device.grouped:{which}"
         if self.mainloop is not None:
             return "sm90.device.promoted:Sm90PromotedKernel"
         return "sm90.device.fused:Sm90FusedKernel" if self.takes_extra_params else "sm90.device.gemm:Sm90GemmKernel"
@@ -721,7 +721,7 @@ class _Request:
             named += ["masked groups"] * (ragged is not None and ragged.masked)
             check_indexed(indexed, sizes, config, (a, c), ragged is not None, named)
         if prologue is not None:
-            beside: dict[str, object] = {"mainloop": mainloop, "ragged": ragged, "along_k": along_k, "pair": pair}
+            beside: dict[str, object] = {"mainloop": mainloop, "along_k": along_k, "pair": pair}
             beside |= {"weights": weights, "experts": experts, "indexed": indexed}
             check_prologue(prologue, config, a, b, beside)
         parts_of_k = mainloop, ragged, along_k, pair

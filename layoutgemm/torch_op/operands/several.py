@@ -50,7 +50,7 @@ class TorchMath:
 
     def constant(self, value: float) -> torch.Tensor:
         """A number, on the tensors' device and of their type."""
-        return torch.tensor(value, dtype=self._like.dtype, device=self._like.device)
+        return torch.full((), value, dtype=self._like.dtype, device=self._like.device)  # a CUDA graph captures a fill
 
     add, sub, mul, div = (staticmethod(f) for f in (torch.add, torch.sub, torch.mul, torch.div))
     lt, le, gt, ge = (staticmethod(f) for f in (torch.lt, torch.le, torch.gt, torch.ge))

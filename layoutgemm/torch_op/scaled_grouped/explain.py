@@ -14,14 +14,12 @@ from ...errors import OperandError
 from ...kernels.derive import padded_leading
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.run.epilogue_operands import indexed_rows
-from ...kernels.run.tensor_maps import lines_of
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import copied_bytes
-from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import finish_of
-from ..explanation import ZEROS, Explanation, gated_after, of_solution, partial_text, with_steps
+from ..explanation import ZEROS, Explanation, gated_after, of_plan, of_solution, partial_text, with_steps
 from ..fp8.launch import AS_QUANTIZE, shapes_of, writes_in_place
 from ..indexed.torch_rows import of_rows
 from ..prepared import NO_FINISH, problem_at
@@ -80,7 +78,7 @@ def explain_own_epilogue(
         plan, why, _ = promoted_plan(call, of.a, of.b, whole, every, config)
         reason = "scales of K blocks are the main loop's" if call.recipes.in_mainloop else "exact sums"
         partial = [(partial_text(plan.partial_bytes).rpartition(",")[0], plan.partial_bytes)] if plan.partials else []
-        return _of_plan(plan, of.a, of.b, out, f"{reason}; {why}", [*copies, *partial])
+        return of_plan(plan, of.a, of.b, out, f"{reason}; {why}", [*copies, *partial])
     found = with_steps(of.a, of.b, call.kind, whole, every, out, config)
     said, total = [f"{why}, {size} bytes" for why, size in copies], sum(size for _, size in copies)
     why = f"scales of rows, columns and tensors are the epilogue's; {found.why}"
@@ -125,7 +123,7 @@ def _scaled(
         elif finish.fast:
             reason = "scales of rows, columns and tensors are the epilogue's, before the gate"
         reason = f"{reason}; {why}"
-        return _of_plan(plan, a, b, out, reason, copies)
+        return of_plan(plan, a, b, out, reason, copies)
     if finish.bias is not None:
         vectors["bias"] = finish.bias
     if call.quantizes:
@@ -152,34 +150,6 @@ def _copied_vectors(
             rule = f"{name}: elements lie {x.stride(-1)} apart, and an epilogue's are contiguous"
             found.append((rule, vector.nbytes))
     return found
-
-
-def _of_plan(
-    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, why: str, copies: list[tuple[str, int]]
-) -> Explanation:
-    """The explanation of a plan's one launch."""
-    copies = [*copies, *_copied(plan, "A", a), *_copied(plan, "B", b)]
-    if out is not None:
-        lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
-        size = out.element_size()
-        pitch = padded_leading(plan.c.dtype, out.shape[-1])
-        if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or plan.line_overrun:
-            rule = f"out: strides {tuple(out.stride())}: stored with rows {pitch} elements apart, then copied"
-            copies.append((rule, prod(out.shape[:-1]) * pitch * size))
-    said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
-    return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
-
-
-def _copied(plan: Sm90Plan, name: str, x: torch.Tensor) -> list[tuple[str, int]]:
-    """Why an operand is copied, and the copy's bytes; nothing where TMA reads it in place."""
-    try:
-        lines_of(plan, name, x, [], False)
-    except OperandError as error:
-        operand = plan.a if name == "A" else plan.b
-        rows, extent = (x if operand.order == "row" else x.mT).shape[-2:]
-        made = prod(x.shape[:-2]) * rows * padded_leading(operand.dtype, extent) * operand.dtype.bytes
-        return [(str(error).partition("; copy=True")[0], made)]
-    return []
 
 
 # -------------------------------------------------------------------------------------------------------------- grouped
@@ -240,7 +210,7 @@ def _grouped(
     plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None, rows)
     if rows is not None:
         copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
-    return _of_plan(plan, a, b, out, f"{_one_launch(call.form)}; {why}", copies)
+    return of_plan(plan, a, b, out, f"{_one_launch(call.form)}; {why}", copies)
 
 
 def _one_launch(form: str) -> str:
@@ -294,7 +264,7 @@ def explain_grouped_epilogue(
     why = found.why
     if asked.expected_rows is not None:
         why = f"expected_rows = {asked.expected_rows}: tiles of {'x'.join(map(str, plan.config.tile))}"
-    return _of_plan(plan, a, of.b, out, f"{_one_launch(call.form)}; {why}", copies)
+    return of_plan(plan, a, of.b, out, f"{_one_launch(call.form)}; {why}", copies)
 
 
 def _of_rows(

@@ -328,6 +328,7 @@ def launch(
     with torch.cuda.device(a.device):
         made = launch_of(plan, a, b, out, True, words)
         _keep_rows(plan, made, out)
+        note_target(made.c, cleared=out is None and is_partial(plan))
         first = len(made.arguments) - len(words)
         read = {**tables, **operands}
         places = [0, 1, *[first + plan.words.index(name) for name in read]]

@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 
 from layoutgemm import plan
-from layoutgemm.atoms import MmaAtom
+from layoutgemm.atoms import MmaAtom, wgmma
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import IndexedRows, Prologue, PrologueOperand, Promoted, RowIndices, Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
+from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.kernels.sm90.along_k import AlongK
+from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.operands import fragment_loads
 from layoutgemm.kernels.sm90.operands.combined import Combined
-from layoutgemm.kernels.sm90.operands.fragment_loads import FragmentLoads, fragment_load_checks
+from layoutgemm.kernels.sm90.operands.fragment_loads import FragmentLoads, fragment_load_checks, load_checks
 from tests import needs
 
 # Of an element of 0 beyond K it makes 1, or a NaN of 0 * inf: neither may reach the sums.
@@ -93,6 +96,55 @@ def test_a_prologue_and_an_epilogue() -> None:
     assert np.abs(np.asarray(got) - np.maximum(want + bias, 0)).max() <= 1e-5 * np.abs(want).max()
 
 
+GROUPS: dict[str, tuple[Ragged, list[int], Sm90Config]] = {
+    "offsets": (Ragged.of(4), [0, 70, 70, 75, 140], ONE),
+    "one vector along K": (Ragged.of(4), [0, 1, 130, 200, 201], WITH_LOADER),
+    "ends": (Ragged.of(4, ends=True), [0, 70, 70, 75, 140], ONE),
+    "masked": (Ragged.of(4, masked=True), [70, 0, 100, 1], ONE),
+}
+
+
+def of_groups(name: str, device: str) -> None:
+    """Rows of each group by a function of their own, or of all, and by a matrix B of their own."""
+    ragged, numbers, config = GROUPS[name]
+    rng, count, (n, k) = np.random.default_rng(0), 4, (40, 136)
+    m, lead = (100, (count,)) if ragged.masked else (numbers[-1], ())
+    made = Sm90Plan.derive(m, n, k, batch=count, b="bf16:col", c="f32", config=config, prologue=NORM, ragged=ragged)
+    assert made.check() and made.device_kernel.endswith("Sm90RaggedPrologueKernel")
+
+    def drawn(*shape: int, kind: str = "bf16") -> np.ndarray:
+        like = dtype(kind)
+        return like.decode(like.encode(rng.uniform(0.5, 2, shape).astype(np.float32))).astype(np.float32)
+
+    a, b, rstd = drawn(*lead, m, k), drawn(count, k, n), drawn(*lead, m, kind="f32")
+    w = drawn(k) if name == "one vector along K" else drawn(count, k)
+    words = np.asarray(numbers[1:] if ragged.ends else numbers, np.int32)
+    given = {"rstd": rstd, "w": w, ragged.name: words}
+    got = np.asarray(made.run(a, b, given=given, device=device).c)
+    for e in range(count):
+        rows = slice(0, numbers[e]) if ragged.masked else slice(numbers[e], numbers[e + 1])
+        of_a, of_rows, found = (x[e] if ragged.masked else x for x in (a, rstd, got))
+        computed = NORM.reference(of_a, {"rstd": of_rows, "w": w if w.ndim == 1 else w[e]})
+        want = made.a.dtype.decode(made.a.dtype.encode(computed)).astype(np.float64)[rows] @ b[e].astype(np.float64)
+        assert np.abs(found[rows] - want).max(initial=0) <= 1e-5 * np.abs(want).max(initial=1)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_of_rows(name: str) -> None:
+    of_groups(name, "reference")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_of_rows_on_a_gpu(name: str) -> None:
+    of_groups(name, "cuda")
+
+
+@needs.DSL
+def test_the_compiled_kernel_of_groups() -> None:
+    of_groups("offsets", "emulator")
+
+
 def test_several_products_of_one_function() -> None:
     how = Combined.of(lambda g, u, ops: g * u)
     config = Sm90Config((64, 64), consumers=1, loader="warp")
@@ -154,6 +206,7 @@ def test_groups_that_leave_a_fragment_out_are_found(monkeypatch: pytest.MonkeyPa
         ({"config": Sm90Config((128, 64), schedule="pingpong", loader="warp")}, "takes 'cooperative'"),
         ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: a product with a prologue takes"),
         ({"pair": 64}, "pair: a product with a prologue takes none"),
+        ({"along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16", "batch": 2}, "along_k: a product with a prologue"),
         ({"indexed": IndexedRows(RowIndices(64)), "config": WITH_LOADER}, "indexed: a product with a prologue"),
         ({"weights": QuantizedFormat("int4", 128)}, "weights: a product with a prologue takes none"),
         ({"prologue": lambda x: x}, "must be a Prologue or None"),
@@ -165,6 +218,20 @@ def test_what_has_no_prologue(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError) as found:
         Sm90Plan.derive(64, 64, 128, **{"b": "bf16:col", "config": ONE, "prologue": INVERSE, **arguments})
     assert message in str(found.value)
+
+
+def test_a_prologue_is_restored_from_its_text() -> None:
+    every = Prologue.of(
+        lambda x, i, k, ops, s, w: ops.where((k // 3) % 5 ^ 1 < (i & 7 | 2), -x**3 / s, abs(ops.tanh(w)) + ops.float(i))
+        * ops.largest(ops.minimum(x, 0.1), float("inf")),
+        s="m:f16", w="k:bf16",
+    )  # fmt: skip
+    for prologue in (every, NORM, INVERSE):
+        assert Prologue.from_json(prologue.to_json()) == prologue
+    with pytest.raises(PlanError, match=r"an expression is \['add', \['x'\], \['i'\]\], and a trace would give"):
+        Prologue.from_json('{"operands": {}, "value": ["add", ["x"], ["i"]]}')
+    with pytest.raises(PlanError, match="mul of 1 parts"):
+        Prologue.from_json('{"operands": {}, "value": ["mul", ["x"]]}')
 
 
 def test_functions_and_operands_that_are_none() -> None:
@@ -184,3 +251,11 @@ def test_functions_and_operands_that_are_none() -> None:
         made.run(a, b, given={**given, "rstd": given["rstd"][:-1]}, device="reference")
     with pytest.raises(PlanError, match="sm_100a multiplies A as it is"):
         plan(64, 64, 64, arch="sm_100a", prologue=INVERSE)
+
+
+def test_a_kernel_of_ones_own_takes_a_from_registers() -> None:
+    registers = wgmma(64, "bf16", a_source="rmem")
+    a, b = (levels.operand(name, 64, 64, registers) for name in "AB")
+    assert a == levels.operand("A", 64, 64, wgmma(64, "bf16"))
+    smem = levels.SharedMap.of(a.smem, b.smem, 4)
+    assert levels.wgmma_report(registers, a, b, smem, None, *load_checks(FragmentLoads(registers, a.smem)))

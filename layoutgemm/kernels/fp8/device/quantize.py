@@ -22,7 +22,7 @@ from ....atoms.copy.base import WARP
 from ....dtypes import dtype, f32
 from ...dsl import bridge
 from ...dsl import math as element
-from ...dsl.fp8 import floats_of, four_values, load_bytes, magnitude, store_words
+from ...dsl.fp8 import four_values, load_bytes, magnitude, store_words
 from ...dsl.tables import load_word_shared
 from ...plan import tile_count
 from ..plan import BLOCK, LEAST, THREADS, QuantizePlan
@@ -107,7 +107,7 @@ class QuantizeKernel:
             words += load_bytes(address + first * size, room > first, plan.access)
         if plan.access < 4:  # two halves are a word
             words = [words[i] | words[i + 1] << 16 for i in range(0, len(words), 2)]
-        return [value for word in words for value in floats_of(word, plan.x)]
+        return [value for word in words for value in bridge.floats_of(word, plan.x)]
 
     @staticmethod
     def amax(values: Sequence[Float32]) -> Float32:

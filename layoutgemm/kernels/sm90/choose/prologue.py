@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ....errors import LayoutError
+from ...epilogue.chain import Epilogue
+from ...plan import present
 from ..config import Sm90Config
+from ..operands.prologue import Prologue
+from ..plan import Sm90Plan
 from .occupancy import ClusterOccupancy
 
 # Microseconds of a K tile of 64, by the tile of C: the mean of a scale a row, RMSNorm's and SiLU's function, on an H200
@@ -21,13 +26,13 @@ _SHARED_K = 2  # parts
 
 
 @lru_cache(1024)
-def prologue_config(m: int, n: int, k: int, batch: int = 1, multiprocessors: int | None = None) -> Sm90Config:
-    """The configuration for M, N, K and the batch.
+def prologue_candidates(
+    m: int, n: int, k: int, batch: int = 1, multiprocessors: int | None = None
+) -> tuple[Sm90Config, ...]:
+    """The configurations for M, N, K and the batch, the one estimated fastest first.
 
-    >>> [prologue_config(m, 4096, 4096).tile for m in (64, 256, 512, 4096)]
-    [(64, 64), (64, 256), (64, 256), (128, 256)]
-    >>> [prologue_config(m, 4096, 4096).split for m in (64, 256, 512)]
-    [2, 2, 1]
+    >>> [(config.tile, config.split) for config in prologue_candidates(256, 4096, 4096)][:2]
+    [((64, 256), 2), ((128, 128), 2)]
     """
     places = multiprocessors or ClusterOccupancy().multiprocessors
 
@@ -37,9 +42,26 @@ def prologue_config(m: int, n: int, k: int, batch: int = 1, multiprocessors: int
         return rounds * (-(-k // (_K * parts)) * _STEP[tile] + _END) + _EXCHANGE * (parts > 1)
 
     ways = [(tile, parts) for tile in _STEP for parts in ((1, _SHARED_K) if k >= _LEAST_K_OF_PARTS else (1,))]
-    tile, parts = min(ways, key=seconds)
+    return tuple(
+        _config(tile, parts, m, _tiles(m, n, batch, tile) > places) for tile, parts in sorted(ways, key=seconds)
+    )
+
+
+def prologue_config(m: int, n: int, k: int, batch: int = 1, multiprocessors: int | None = None) -> Sm90Config:
+    """The configuration for M, N, K and the batch that is estimated fastest.
+
+    >>> [prologue_config(m, 4096, 4096).tile for m in (64, 256, 512, 4096)]
+    [(64, 64), (64, 256), (64, 256), (128, 256)]
+    >>> [prologue_config(m, 4096, 4096).split for m in (64, 256, 512)]
+    [2, 2, 1]
+    """
+    return prologue_candidates(m, n, k, batch, multiprocessors)[0]
+
+
+def _config(tile: tuple[int, int], parts: int, m: int, many: bool) -> Sm90Config:
+    """The kernel of a tile and parts of K; `many`: there are more tiles than multiprocessors."""
     consumers, pairs = tile[0] // 64, tile[0] > 64 and m > 2 * tile[0]
-    if parts == 1 and (pairs or _tiles(m, n, batch, tile) > places):
+    if parts == 1 and (pairs or many):
         return Sm90Config(
             tile, consumers=consumers, loader="warpgroup", cluster=(2, 1) if pairs else (1, 1), chunks=1, buffers=2,
             l2_promotion="256B",
@@ -54,3 +76,31 @@ def prologue_config(m: int, n: int, k: int, batch: int = 1, multiprocessors: int
 def _tiles(m: int, n: int, batch: int, tile: tuple[int, int]) -> int:
     """Tiles of C."""
     return -(-m // tile[0]) * -(-n // tile[1]) * batch
+
+
+@lru_cache(maxsize=1024)
+def plan_with_prologue(
+    sizes: tuple[int, int, int, int], names: tuple[str, str, str], prologue: Prologue, epilogue: Epilogue | None,
+    config: Sm90Config | None, multiprocessors: int,
+) -> Sm90Plan:  # fmt: skip
+    """The plan of M, N, K and a batch. Raises the first refusal if no configuration has one.
+
+    names   types and orders of A, B and C
+    config  a caller's own; None for that of `prologue_config`, or a small tile of every order and result
+
+    >>> relu = Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))
+    >>> plan_with_prologue((512, 512, 512, 1), ("bf16", "bf16:col", "bf16"), relu, None, None, 132).tile
+    (64, 64, 64)
+    """
+    (m, n, k, batch), (a, b, c) = sizes, names
+    first = prologue_config(m, n, k, batch, multiprocessors) if config is None else config
+    spare = Sm90Config((64, 64), consumers=1, loader="warp")
+    refused: LayoutError | None = None
+    for each in (first,) if config is not None else (first, spare):
+        try:
+            return Sm90Plan.derive(
+                m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, prologue=prologue
+            )  # fmt: skip
+        except LayoutError as error:
+            refused = refused or error
+    raise present(refused)

@@ -30,6 +30,7 @@ from ..grouped import ENTRY_BYTES, clusters_of, store_extents, store_place
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 from .group_table import GroupTable, end_of_rows
+from .prologue import Sm90PrologueKernel
 from .promoted import Sm90PromotedKernel
 
 
@@ -137,3 +138,7 @@ class Sm90RaggedKernel(RaggedTiles, Sm90FusedKernel):
 
 class Sm90RaggedPromotedKernel(RaggedTiles, Sm90PromotedKernel):
     """And with a main loop that promotes."""
+
+
+class Sm90RaggedPrologueKernel(RaggedTiles, Sm90PrologueKernel):
+    """And with a function of A's elements."""

@@ -22,7 +22,6 @@ from cutlass import Float32, Int32, Int64, const_expr
 from ...dsl import bridge
 from ...dsl import math as element
 from ...dsl.ampere import load_fragment
-from ...dsl.fp8 import floats_of
 from ...dsl.packed_weights import RegisterWgmma
 from ...plan import present
 from ...store import ROWS
@@ -225,7 +224,7 @@ class PrologueFragments(bridge.Carried):
         kind, prologue = plan.a.dtype, present(plan.prologue)
         maths = element.ElementMath(False, kind.mantissa <= 8)
         loads, results = self.loads, []
-        given = [x for word in words for x in floats_of(word, kind)]
+        given = [x for word in words for x in bridge.floats_of(word, kind)]
         for x, ((i, j), (own_i, own_j)) in zip(given, self.values, strict=True):
             row, column = place[0] + (block * loads.height + own_i), place[1] + (step * loads.depth + own_j)
             read = {

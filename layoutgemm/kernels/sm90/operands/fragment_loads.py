@@ -145,12 +145,23 @@ def groups_of(plan: Sm90Plan) -> tuple[range, ...]:
 
 def fragment_load_checks(plan: Sm90Plan) -> list[Check]:
     """Checks of the loads of fragments and numbers, of products, and of banks."""
-    return [_feeds(plan), _numbers(plan), _multiplied_once(plan), _banks(plan)]
+    feeds, banks = load_checks(loads_of(plan))
+    return [feeds, _numbers(plan), _multiplied_once(plan), banks]
 
 
-def _feeds(plan: Sm90Plan) -> Check:
+def load_checks(loads: FragmentLoads) -> list[Check]:
+    """Checks of the loads alone: the registers that they give, and banks.
+
+    >>> from layoutgemm.atoms import smem_tile, wgmma
+    >>> [check.ok for check in load_checks(FragmentLoads(wgmma(64, a_source="rmem"), smem_tile((64, 64), "bf16", "K")))]
+    [True, True]
+    """
+    return [_feeds(loads), _banks(loads)]
+
+
+def _feeds(loads: FragmentLoads) -> Check:
     """The loads, at the addresses that threads compute, give each register of wgmma's A."""
-    loads, witness = loads_of(plan), ""
+    witness = ""
     registers, size = loads.copy.layout_dst, loads.tile.dtype.bytes
     threads = np.arange(int(loads.atom.threads))[:, None]
     values = np.arange(len(loads.values))[None, :]
@@ -210,9 +221,8 @@ def _multiplied_once(plan: Sm90Plan) -> Check:
     return Check("products of fragments", statement, not witness, "arithmetic", witness)
 
 
-def _banks(plan: Sm90Plan) -> Check:
+def _banks(loads: FragmentLoads) -> Check:
     """Bank conflicts of the loads."""
-    loads = loads_of(plan)
     threads = np.arange(int(loads.atom.threads)).reshape(-1, WARP)
     found = np.concatenate([np.asarray(loads.byte(threads, 0, 0, step)) for step in range(loads.steps)])
     row_bytes = loads.row_elements * loads.tile.dtype.bytes

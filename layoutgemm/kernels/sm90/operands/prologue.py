@@ -18,6 +18,7 @@ f is computed once for each tile of columns of C, and not once for each element:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,20 @@ class PrologueOperand:
         """
         return (*([batch] if batch > 1 else []), m if self.axis == "m" else k)
 
+    def shapes(self, sizes: tuple[int, int, int, int], joined: bool = False) -> tuple[tuple[int, ...], ...]:
+        """The shapes that it may have.
+
+        sizes   (M, N, K, batch)
+        joined  groups share one A of all rows: one vector along K, or one for each group
+
+        >>> PrologueOperand("w", "k", "f32").shapes((4, 4, 8, 3), joined=True)
+        ((8,), (3, 8))
+        """
+        m, _, k, batch = sizes
+        if not joined:
+            return (self.shape(m, k, batch),)
+        return ((m,),) if self.axis == "m" else ((k,), (batch, k))
+
 
 @dataclass(frozen=True)
 class Prologue:
@@ -106,12 +121,35 @@ class Prologue:
         >>> norm.words, norm.reference(np.ones((1, 2), np.float32), {"rstd": [0.5], "w": [1.0, 4.0]}).tolist()
         (('rstd', 'rstd_batch', 'w', 'w_batch'), [[0.5, 2.0]])
         """
-        found = []
-        for name, spec in operands.items():
-            axis, _, kind = str(spec).partition(":")
-            found.append(PrologueOperand(name, axis, dtype(kind or "f32")))
-        names = tuple(operand.name for operand in found)
-        return cls(tracing.trace(function, names), tuple(found))
+        found = _operands_of(operands)
+        return cls(tracing.trace(function, tuple(operand.name for operand in found)), found)
+
+    def to_json(self) -> str:
+        """The prologue as text, from which `from_json` makes an equal one.
+
+        >>> Prologue.of(lambda x, i, k, ops, s: x * s, s="m").to_json()
+        '{"operands": {"s": "m:f32"}, "value": ["mul", ["x"], ["given", "s"]]}'
+        """
+        operands = {operand.name: f"{operand.axis}:{operand.dtype}" for operand in self.operands}
+        return json.dumps({"operands": operands, "value": self.expression})
+
+    @classmethod
+    @checked(PlanError)
+    def from_json(cls, text: str) -> Prologue:
+        """The prologue that `to_json` wrote. Raises PlanError for another text.
+
+        >>> relu = Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))
+        >>> Prologue.from_json(relu.to_json()) == relu
+        True
+        """
+        try:
+            found = json.loads(text)
+            specs = found["operands"] if isinstance(found, dict) and set(found) == {"operands", "value"} else None
+            if not isinstance(specs, dict):
+                raise PlanError(f"no prologue's text: {text[:200]}")
+            return cls(tracing.restored(found["value"], tuple(specs)), _operands_of(specs))
+        except (ValueError, RecursionError) as error:
+            raise error if isinstance(error, PlanError) else PlanError(f"no prologue's text: {text[:200]}") from None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -149,19 +187,18 @@ class Prologue:
 
     @checked(PlanError)
     def check(
-        self, given: Mapping[str, object], sizes: tuple[int, int, int, int]
+        self, given: Mapping[str, object], sizes: tuple[int, int, int, int], joined: bool = False
     ) -> dict[str, npt.NDArray[np.float32]]:  # fmt: skip
         """NumPy operands by name, rounded to their types; raises OperandError for one that does not fit.
 
-        sizes  (M, N, K, batch)
+        sizes, joined  as `PrologueOperand.shapes` has them
         """
-        m, _, k, batch = sizes
         found = {}
         for operand in self.operands:
             value = np.asarray(numbers_of(operand.name, given[operand.name]))
-            want = operand.shape(m, k, batch)
-            if value.shape != want:
-                of = "row" if operand.axis == "m" else "column"
+            wanted = operand.shapes(sizes, joined)
+            if value.shape not in wanted:
+                of, want = "row" if operand.axis == "m" else "column", " or ".join(map(str, wanted))
                 raise OperandError(
                     f"{operand.name} has shape {value.shape}: it takes {operand.dtype} of shape {want}, one for each "
                     f"{of} of a"
@@ -177,6 +214,15 @@ class Prologue:
     def __str__(self) -> str:
         read = f" of {', '.join(self.names)}" if self.operands else ""
         return f"A's elements by a function{read}"
+
+
+def _operands_of(specs: Mapping[str, object]) -> tuple[PrologueOperand, ...]:
+    """The operands of specifications such as "m" and "k:bf16", by name."""
+    found = []
+    for name, spec in specs.items():
+        axis, _, kind = str(spec).partition(":")
+        found.append(PrologueOperand(name, axis, dtype(kind or "f32")))
+    return tuple(found)
 
 
 class PrologueElement:

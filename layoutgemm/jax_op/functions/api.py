@@ -1,0 +1,165 @@
+"""Products with functions in a JAX program: the primitive, vmap, the derivative, and `matmul`'s call.
+
+    matmul(x, w, prologue=norm, given={"rstd": rstd, "w": gamma})
+    matmul(x, w, epilogue=Epilogue(Custom.of(...)), given={...})
+
+A derivative recomputes the sums, and jax derives the functions. Under jit on sharded arrays XLA gathers a kernel's
+operands; under shard_map coordinates are those of a device's part.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from ...errors import OperandError
+from ...kernels.epilogue.chain import Activation, Bias, Epilogue
+from ...kernels.epilogue.parameters import host_number
+from ...kernels.epilogue.steps import EpilogueOperand, Step
+from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
+from ..derivatives import differentiable
+from ..inputs import array_of, flag, type_name
+from ..primitive import MAX_PRODUCTS, primitive_of, varying_alike
+from ..product import C_NAMES, Product, check_finish, check_shapes, check_types, gate_of, stored_as
+from . import gpu
+from .product import FunctionProduct, check_functions, check_given, check_operands
+from .reference import computed, with_sums
+
+
+def multiply_with_functions(
+    a: jax.Array, b: jax.Array, epilogue: Epilogue | None, prologue: Prologue | None,
+    given: Mapping[str, object] | None, finish: tuple[jax.Array | None, str | None], out_dtype: object,
+    turned: tuple[object, object], allow_tf32: object,
+) -> jax.Array:  # fmt: skip
+    """epilogue(prologue(a) @ b), or activation(prologue(a) @ b + bias).
+
+    finish  bias and activation, which go with a prologue alone
+    turned  transpose_a, transpose_b
+
+    Raises TensorError for shapes that do not meet, OperandError for functions, types and operands without a kernel.
+    """
+    beside = [name for name, x in zip(("bias", "activation"), finish, strict=True) if x is not None]
+    check_functions(epilogue, prologue, given, beside)
+    left, right = array_of("a", a), array_of("b", b)
+    flags = flag("transpose_a", turned[0]), flag("transpose_b", turned[1])
+    check_types(str(left.dtype), str(right.dtype), flag("allow_tf32", allow_tf32))
+    kind = stored_as(str(left.dtype), type_name(out_dtype))
+    check_shapes(left.shape, right.shape, flags)
+    values = dict(given or {})
+    if beside:
+        columns = None if right.ndim == 1 else right.shape[-2 if flags[1] else -1]
+        epilogue = _finished(*finish, columns, kind, values)
+    check_given(epilogue, prologue, values)
+    numbers = tuple([(x.name, _number(x, values[x.name])) for x in (epilogue.numbers if epilogue is not None else ())])
+    types = str(left.dtype), str(right.dtype), kind
+    product = FunctionProduct(left.shape, right.shape, types, flags, epilogue, prologue, (), numbers)
+    arrays = [array_of(operand.name, values[operand.name]) for operand in product.operands]
+    product = replace(product, shapes=tuple([x.shape for x in arrays]))
+    check_operands(product, [(x.shape, str(x.dtype)) for x in arrays])
+    result: jax.Array = _compiled(product, *varying_alike(left, right, *arrays))
+    return result
+
+
+def _finished(
+    bias: jax.Array | None, activation: str | None, columns: int | None, kind: str, values: dict[str, object]
+) -> Epilogue:
+    """Bias and activation as steps; the bias goes to `values`. Raises OperandError for a gate."""
+    added = None if bias is None else array_of("bias", bias)
+    check_finish(None if added is None else (added.shape, str(added.dtype)), activation, columns, kind)
+    if gate_of(activation) is not None:
+        raise OperandError(f"activation {activation!r} with a prologue: plan(..., gated=) has it; others are not gates")
+    steps: list[Step] = []
+    if added is not None:
+        if "bias" in values:
+            raise OperandError("bias is given, and the prologue reads an operand of that name: name it otherwise")
+        values["bias"] = added
+        steps.append(Bias("n", C_NAMES[str(added.dtype)]))
+    return Epilogue(*steps, *([] if activation is None else [Activation(activation)]))
+
+
+def _number(operand: EpilogueOperand, value: object) -> int | float:
+    """A number of the launch. Raises OperandError for one that is known only when the program runs."""
+    if isinstance(value, jax.core.Tracer):
+        raise OperandError(
+            f"{operand.name} is traced, and and a launch's: give a Python number, or an array to Scale(device=True)"
+        )
+    return host_number(operand.name, value, operand.dtype.name == "i32")
+
+
+_bound = primitive_of("layoutgemm_functions", gpu.multiply, computed)
+
+
+@functools.lru_cache(MAX_PRODUCTS)
+def _mapped(product: FunctionProduct) -> Callable[..., jax.Array]:
+    """The product as a function that vmap maps to a batch."""
+    shared = custom_vmap(functools.partial(_bound, product))
+
+    @shared.def_vmap
+    def rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
+        batch = (size, *product.batch)
+        found = [_stretched(x, on, batch, len(product.batch)) for x, on in zip(arrays[:2], mapped[:2], strict=True)]
+        for operand, x, on in zip(product.operands, arrays[2:], mapped[2:], strict=True):
+            found.append(_of_batch(operand, x, on, batch, product))
+        own = replace(product, a=found[0].shape, b=found[1].shape, shapes=tuple([x.shape for x in found[2:]]))
+        return _mapped(own)(*found).reshape(*batch, *product.result[-2:]), True
+
+    return shared
+
+
+def _of_batch(
+    operand: PrologueOperand | EpilogueOperand, x: jax.Array, on: bool, batch: tuple[int, ...], product: FunctionProduct
+) -> jax.Array:
+    """An operand of the batch that vmap makes."""
+    if isinstance(operand, EpilogueOperand):
+        rank = len(operand.axes)
+        if rank == 0 and on:
+            raise OperandError(f"{operand.name} is mapped by vmap, and a launch has one: a vector along 'm' has more")
+        if (not on and x.ndim == rank) or rank == 0:
+            return x
+        return _stretched(x, on, batch, x.ndim - on - rank)
+    return _stretched(x, on, batch, len(product.batch))
+
+
+def _stretched(x: jax.Array, on: bool, batch: tuple[int, ...], own: int) -> jax.Array:
+    """The array with the whole batch in front, as one dimension.
+
+    on   whether its first dimension is the mapped one
+    own  its dimensions of the product's batch
+    """
+    inner = x.shape[on + own :]
+    front = (*x.shape[:1], *(1,) * (len(batch) - 1 - own), *x.shape[1 : 1 + own]) if on else x.shape[:own]
+    return jnp.broadcast_to(x.reshape(*front, *inner), (*batch, *inner)).reshape(-1, *inner)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _differentiable(product: FunctionProduct, *arrays: jax.Array) -> jax.Array:
+    return _mapped(product)(*arrays)
+
+
+def _forward(product: FunctionProduct, *arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    if product.types[0] not in ("bfloat16", "float16", "float32"):
+        raise OperandError(
+            f"a is {product.types[0]} and b is {product.types[1]}: products of 8-bit types have no derivative; "
+            "multiply in bfloat16"
+        )
+    return _differentiable(product, *arrays), arrays
+
+
+def _backward(product: FunctionProduct, arrays: tuple[jax.Array, ...], grad: jax.Array) -> tuple[jax.Array, ...]:
+    """By jax through the functions, and by products of this library through the sums."""
+
+    def multiplied(of: Product, a: jax.Array, b: jax.Array) -> jax.Array:
+        return differentiable(of, a, b, None)
+
+    _, pull = jax.vjp(functools.partial(with_sums, product, multiplied), *arrays)
+    found: tuple[jax.Array, ...] = pull(grad)
+    return found
+
+
+_differentiable.defvjp(_forward, _backward)
+_compiled = jax.jit(_differentiable, static_argnums=0)

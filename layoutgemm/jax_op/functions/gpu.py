@@ -1,0 +1,190 @@
+"""A product with functions on the GPU: matmul's kernel with its epilogue, or the one with a prologue.
+
+XLA's arrays are contiguous and aligned to 16 bytes at least. The call is compiled for the traced shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from ...errors import OperandError
+from ...kernels.compile.compiler import kernel_of
+from ...kernels.derive import padded_leading
+from ...kernels.epilogue.chain import Epilogue
+from ...kernels.epilogue.parameters import PlacedOperand, words_of
+from ...kernels.plan import MAX_WORDS
+from ...kernels.sm90.choose.prologue import plan_with_prologue
+from ...kernels.sm90.operands.prologue import PrologueOperand
+from ...kernels.sm90.plan import Sm90Plan
+from ...torch_op.problem import Problem, Solution, arguments, stores_fused, workers
+from ...torch_op.solver import solve
+from ..gpu import Target, called, copied, lines_of, operand_of, target
+from ..product import C_NAMES, NAMES
+from .product import FunctionProduct, in_rows, known_by_row
+from .reference import computed
+
+
+class TensorAddress(Protocol):
+    """The place of a tensor of the DSL."""
+
+    def toint(self) -> object:
+        """The address."""
+
+
+class KernelTensor(Protocol):
+    """A tensor as `cutlass_call` gives it."""
+
+    @property
+    def iterator(self) -> TensorAddress:
+        """Its first element."""
+
+
+def multiply(product: FunctionProduct, *arrays: jax.Array) -> jax.Array:
+    """The product by a kernel: what the primitive lowers to on a GPU.
+
+    Raises PlanError without the CuTe DSL and its `cutlass.jax`, OperandError where no kernel exists.
+    """
+    if 0 in (*product.result, product.sizes[2]):
+        return computed(product, *arrays)
+    on = target()
+    return _with_prologue(product, arrays, on) if product.prologue is not None else _with_epilogue(product, arrays, on)
+
+
+@functools.lru_cache(1024)
+def plan_of(product: FunctionProduct, on: Target) -> Sm90Plan:
+    """The plan of a product with a prologue. Raises OperandError for a GPU without such kernels."""
+    if on.code != "sm_90a" or product.prologue is None:
+        raise OperandError(f"{on.name} runs {on.code}: a prologue needs wgmma, compute capability 9.0")
+    m, n, k = product.sizes
+    a, b, c = product.types
+    orders = "col" if product.turned[0] else "row", "col" if product.turned[1] else "row"
+    names = f"{NAMES[a]}:{orders[0]}", f"{NAMES[b]}:{orders[1]}", C_NAMES[c]
+    epilogue = None if product.epilogue is None else in_rows(product.epilogue, n)
+    sizes = m, n, k, *(product.batch or (1,))
+    return plan_with_prologue(sizes, names, product.prologue, epilogue, None, on.places.multiprocessors)
+
+
+def _with_prologue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Target) -> jax.Array:
+    """One launch of the kernel with a prologue."""
+    plan = plan_of(product, on)
+    (m, n, k), batch = product.sizes, plan.batch
+    a, b = lines_of(arrays[0], plan.a.dtype), lines_of(arrays[1], plan.b.dtype)
+    made = padded_leading(plan.c.dtype, n) if plan.store is not None else n
+    pitches = a.shape[-1] * a.shape[-2], b.shape[-1] * b.shape[-2], m * made
+    numbers = (m, n, k, batch, a.shape[-1], b.shape[-1], made, *pitches, on.places.resident(plan.cluster_size))
+    call = called(
+        plan, on, (*product.result[:-1], made), product.types[2], {"numbers": numbers, "product": str(product)},
+        functools.partial(_start, kernel_of(plan.for_any_size()), plan, product, numbers),
+    )  # fmt: skip
+    result = call(a, b, *arrays[2:])
+    return result[..., :n] if made != n else result
+
+
+def _start(
+    kernel: Any,
+    plan: Sm90Plan,
+    product: FunctionProduct,
+    numbers: Sequence[int],
+    stream: object,
+    *tensors: KernelTensor,
+) -> None:
+    """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
+    kinds = _kinds()
+    pointers = _pointers(product, tensors)
+    words = words_for(plan.words, product, plan.epilogue, pointers)
+    values = (*[pointers[name] for name in ("a", "b", "c")], *numbers, *words)
+    kernel(*[kinds[kind](value) for kind, value in zip(plan.parameters.values(), values, strict=True)], stream)
+
+
+def _pointers(product: FunctionProduct, tensors: Sequence[KernelTensor]) -> dict[str, object]:
+    names = "a", "b", *[operand.name for operand in product.operands], "c"
+    return dict(zip(names, [_kinds()["address"](x.iterator.toint()) for x in tensors], strict=True))
+
+
+def _kinds() -> dict[str, Callable[[object], object]]:
+    from cutlass import Int32, Int64
+
+    return {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
+
+
+def words_for(
+    names: Sequence[str], product: FunctionProduct, epilogue: Epilogue, pointers: Mapping[str, object]
+) -> tuple[object, ...]:
+    """The sixteen words of a launch, in the order of the plan's names.
+
+    epilogue  as the kernel has it
+    pointers  addresses of the operands, by name; all are contiguous
+    """
+    placed: dict[str, object] = dict(product.numbers)
+    table: dict[str, object] = {}
+    m, n, _ = product.sizes
+    for operand, shape in zip(product.operands, product.shapes, strict=True):
+        if isinstance(operand, PrologueOperand):
+            table |= dict(zip(operand.words, (pointers[operand.name], shape[-1]), strict=True))
+            continue
+        one = operand.shape(m, n)
+        size = functools.reduce(lambda x, y: x * y, one, 1)
+        several = bool(product.batch) and operand.axes != "" and len(shape) > len(one)
+        placed[operand.name] = PlacedOperand(pointers[operand.name], n, size if several else 0)
+    table |= dict(zip(epilogue.words, words_of(epilogue, placed), strict=False))
+    if missing := [name for name in names if name not in table]:
+        raise OperandError(f"the kernel takes {missing[0]}, which a product of JAX arrays does not have")
+    return (*[table[name] for name in names], *[0] * (MAX_WORDS - len(names)))
+
+
+# ------------------------------------------------------------------------------------------------- by matmul's kernel
+
+
+@functools.lru_cache(1024)
+def solution_of(product: FunctionProduct, on: Target) -> Solution:
+    """matmul's kernel with the epilogue. Raises OperandError where none exists."""
+    assert product.epilogue is not None
+    kind = C_NAMES[product.types[2]]
+    if not stores_fused(on.code, kind):
+        raise OperandError(f"{on.name} runs {on.code}, whose kernels store no {product.types[2]} behind an epilogue")
+    of_a = operand_of(product.a, NAMES[product.types[0]], product.turned[0])
+    of_b = operand_of(product.b, NAMES[product.types[1]], product.turned[1])
+    into = operand_of(product.result, kind, turned=False)
+    found = solve(
+        Problem(
+            of_a, of_b, into, on.places, on.name, epilogue=in_rows(product.epilogue, product.sizes[1]),
+            keep_batch_separate=known_by_row(product.epilogue) or bool(product.batch), code=on.code, smem=on.smem,
+        )
+    )  # fmt: skip
+    if found.copies[2] is not None or len(found.launches) != 1:
+        why = f"{len(found.launches)} launches" if found.copies[2] is None else found.copies[2].why
+        raise OperandError(f"no kernel stores a contiguous C of {product.result} at once: {why}")
+    return found
+
+
+def _with_epilogue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Target) -> jax.Array:
+    """The launch of matmul's kernel."""
+    found = solution_of(product, on)
+    operands = [
+        x if copy is None else copied(jnp.swapaxes(x, -1, -2) if turned else x, copy)
+        for x, copy, turned in zip(arrays[:2], found.copies[:2], product.turned, strict=True)
+    ]
+    plan = found.kernel.plan(*found.sizes)
+    clusters = workers(found, on.places)
+    facts = {"launches": found.launches, "sizes": found.sizes, "workers": clusters, "leading": found.leading,
+             "strides": found.strides, "product": str(product)}  # fmt: skip
+    start = functools.partial(_start_solved, kernel_of(plan.for_any_size()), plan.parameters, found, product, clusters)
+    return called(plan, on, product.result, product.types[2], facts, start)(*operands, *arrays[2:])
+
+
+def _start_solved(
+    kernel: Any, parameters: dict[str, str], solution: Solution, product: FunctionProduct, clusters: int,
+    stream: object, *tensors: KernelTensor,
+) -> None:  # fmt: skip
+    """Host side, traced: matmul's launch with the epilogue's words."""
+    kinds, pointers = _kinds(), _pointers(product, tensors)
+    epilogue = solution.kernel.epilogue
+    assert epilogue is not None
+    words = words_for(epilogue.words, product, epilogue, pointers)[: len(epilogue.words)]
+    values = arguments(solution, [pointers[name] for name in ("a", "b", "c")], clusters, words)
+    kernel(*[kinds[kind](value) for kind, value in zip(parameters.values(), values, strict=True)], stream)

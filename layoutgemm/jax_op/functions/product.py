@@ -1,0 +1,142 @@
+"""A product of JAX arrays with functions of its elements, as a value. Nothing here imports jax.
+
+    epilogue(prologue(A) @ B)       of two matrices, or of two batches of as many
+
+A batch has vectors and matrices of its own, or, of an epilogue, one for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...errors import OperandError, TensorError
+from ...kernels.epilogue.chain import Custom, Dropout, Epilogue, EpilogueOperand
+from ...kernels.epilogue.parameters import check_names
+from ...kernels.epilogue.steps import ordered
+from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
+from ...torch_op.problem import Ints
+from ..product import C_NAMES, TYPES, check_shapes
+
+FUNCTION_TYPES = ("bfloat16", "float16")  # of an A with a prologue
+
+
+@dataclass(frozen=True)
+class FunctionProduct:
+    """A product as a trace knows it.
+
+    a, b      shapes as the arrays have them: the last two exchanged where `turned`
+    types     of a, b and the result, as JAX names them
+    epilogue  without outputs of its own, or None; prologue likewise
+    shapes    of the arrays that they read, prologue's first
+    numbers   of the epilogue: name and value
+    """
+
+    a: Ints
+    b: Ints
+    types: tuple[str, str, str]
+    turned: tuple[bool, bool]
+    epilogue: Epilogue | None
+    prologue: Prologue | None
+    shapes: tuple[Ints, ...] = ()
+    numbers: tuple[tuple[str, int | float], ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """m, n, k."""
+        m, k = self.a[-2:][::-1] if self.turned[0] else self.a[-2:]
+        return m, self.b[-2] if self.turned[1] else self.b[-1], k
+
+    @property
+    def batch(self) -> Ints:
+        """The shape of the batch: empty, or its size."""
+        return self.a[:-2]
+
+    @property
+    def result(self) -> Ints:
+        """The result's shape."""
+        return (*self.batch, *self.sizes[:2])
+
+    @cached_property
+    def operands(self) -> tuple[PrologueOperand | EpilogueOperand, ...]:
+        """The arrays of the functions, in the order of `shapes`."""
+        own = () if self.prologue is None else self.prologue.operands
+        return (*own, *[x for x in (self.epilogue.given if self.epilogue is not None else ()) if not x.host])
+
+    def wanted(self, operand: PrologueOperand | EpilogueOperand) -> tuple[Ints, ...]:
+        """The shapes that an array for an operand may have."""
+        m, n, k = self.sizes
+        if isinstance(operand, PrologueOperand):
+            return ((*self.batch, m if operand.axis == "m" else k),)
+        one = operand.shape(m, n)
+        return (one, (*self.batch, *one)) if operand.axes else ((), (1,))
+
+
+def check_functions(epilogue: object, prologue: object, given: object, beside: Sequence[str]) -> None:
+    """Raise OperandError for functions of other classes, or beside arguments that exclude them.
+
+    beside  names of bias and activation where they are given
+    """
+    if epilogue is None and prologue is None:
+        raise OperandError("given holds the operands of an epilogue or a prologue, and there is neither")
+    if given is not None and not isinstance(given, Mapping):
+        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the functions' operands by name")
+    if prologue is not None and not isinstance(prologue, Prologue):
+        raise OperandError(f"prologue is a {type(prologue).__qualname__}: a Prologue, made by Prologue.of")
+    if epilogue is None:
+        return
+    if not isinstance(epilogue, Epilogue):
+        raise OperandError(f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
+    if beside:
+        raise OperandError(
+            f"{beside[0]} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter"
+        )
+    if epilogue.flipped or epilogue.sums:
+        raise OperandError("the epilogue is of a transposed C, or of a gate's sums: of C itself, steps alone")
+    if epilogue.writes or not epilogue.stores_c or epilogue.quantizes is not None:
+        written = ", ".join(epilogue.writes) or "no C"
+        raise OperandError(f"the epilogue writes {written}: the product of JAX arrays is one result, C")
+
+
+def check_given(epilogue: Epilogue | None, prologue: Prologue | None, given: Mapping[str, object]) -> None:
+    """Raise OperandError unless `given` has what the functions read, each name once."""
+    of_prologue = () if prologue is None else prologue.names
+    of_epilogue = () if epilogue is None else tuple([operand.name for operand in epilogue.given])
+    if twice := [name for name in of_prologue if name in of_epilogue]:
+        raise OperandError(f"{twice[0]} is an operand of the prologue and of the epilogue: name one otherwise")
+    takes = "the prologue takes" if epilogue is None else "the epilogue takes" if prologue is None else "they take"
+    check_names((*of_prologue, *of_epilogue), given, takes)
+
+
+def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]]) -> None:
+    """Raise OperandError or TensorError for matrices or operands that do not fit; `arrays`: shapes and types."""
+    check_shapes(product.a, product.b, product.turned)
+    if len(product.a) not in (2, 3) or len(product.a) != len(product.b) or product.a[:-2] != product.b[:-2]:
+        raise OperandError(
+            f"epilogue= and prologue= are of two matrices, or of two batches of as many: not of shapes {product.a} and "
+            f"{product.b}; jax.numpy.broadcast_to makes a batch"
+        )
+    if product.types[2] == "int32":
+        raise OperandError("the product is int32, and functions compute in float32: say out_dtype='float32'")
+    if product.prologue is not None and product.types[0] not in FUNCTION_TYPES:
+        raise OperandError(f"a is {product.types[0]}: a prologue is of bfloat16 or float16")
+    for operand, (shape, kind) in zip(product.operands, arrays, strict=True):
+        wanted = product.wanted(operand)
+        if shape not in wanted or C_NAMES.get(kind) != operand.dtype.name:
+            texts = " or ".join(str(x) for x in dict.fromkeys(wanted))
+            raise TensorError(
+                f"{operand.name} is {kind} of shape {shape}: it takes {TYPES[operand.dtype.name]} of shape {texts}"
+            )
+
+
+def in_rows(epilogue: Epilogue, n: int) -> Epilogue:
+    """The epilogue as a kernel takes it: matrices with contiguous rows, as JAX has them; two columns at a time."""
+    rows = {operand.name: "row" for operand in epilogue.given if operand.axes == "mn"}
+    return Epilogue(*[ordered(step, rows) for step in epilogue.steps]).in_pairs(n % 2 == 0)
+
+
+def known_by_row(epilogue: Epilogue) -> bool:
+    """True if a step may know its row, or its matrix of a batch: no two matrices are merged."""
+    own = any(operand.axes not in ("", "n") for operand in epilogue.given)
+    return own or any(isinstance(step, (Custom, Dropout)) for step in epilogue.steps)

@@ -1,0 +1,60 @@
+"""Arguments of the products of JAX arrays: arrays, flags and types.
+
+array_of("a", x) --> a jax.Array, or a refusal that names it
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..arguments import refusal
+from ..errors import OperandError, TensorError
+
+
+def array_of(name: str, x: object) -> jax.Array:
+    """A JAX array; NumPy's become one. Raises OperandError for anything else, and for sizes that are symbols."""
+    if not isinstance(x, (jax.Array, np.ndarray)):
+        raise OperandError(f"{name} is a {type(x).__qualname__}; it is a jax.Array or a NumPy array")
+    symbols = [n for n in x.shape if not isinstance(n, int)]
+    if symbols:
+        raise TensorError(
+            f"{name} has shape {x.shape}: kernels are compiled for known sizes, and {symbols[0]} is a symbol"
+        )
+    if isinstance(x, np.ndarray) and jnp.dtype(x.dtype) != (narrow := jax.dtypes.canonicalize_dtype(x.dtype)):
+        if x.dtype.kind not in "iu":
+            raise OperandError(f"{name} is {x.dtype}, which JAX would round to {narrow}")
+        changed = x[x.astype(narrow) != x]
+        if changed.size:
+            raise OperandError(
+                f"{name} has {changed.flat[0]}, which JAX would cut to {narrow}: jax_enable_x64 keeps it"
+            )
+    return jnp.asarray(x)
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False. Raises OperandError for another value, and for one that is known only when the program runs.
+
+    >>> flag("transpose_a", "no")
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.OperandError: transpose_a must be True or False, not 'no' (str)
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise OperandError(
+            f"{name} is traced: a kernel is compiled for True or for False, so name it in static_argnames"
+        )
+    if not isinstance(value, (bool, np.bool_)):
+        raise OperandError(refusal(value, name, "True or False"))
+    return bool(value)
+
+
+def type_name(asked: object) -> str | None:
+    """The name of an out_dtype. Raises OperandError for what is no type."""
+    if asked is None:
+        return None
+    try:
+        return str(jnp.dtype(asked).name)  # type: ignore[call-overload]
+    except TypeError:
+        raise OperandError(f"out_dtype is {asked!r}; it is a type, as jnp.float32") from None

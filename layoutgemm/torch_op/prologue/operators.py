@@ -1,0 +1,169 @@
+"""torch.ops.layoutgemm.prologue_matmul: products with a prologue, as torch's compiler and autograd see them.
+
+    prologue_matmul(Tensor a, Tensor b, Tensor[] given, str prologue, Tensor? bias=None, str? activation=None,
+                    ScalarType? out_dtype=None, str config="") -> Tensor
+
+`prologue` is `Prologue.to_json()`, and `given` has its operands in their order. Where a derivative is recorded, torch
+computes the function, which it derives, and the product is `matmul`'s own, with its derivatives. vmap makes a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+
+from ...errors import OperandError, PlanError
+from ...kernels.sm90.operands.prologue import Prologue
+from ..bias_activation import by_torch
+from ..compiled.constants import constant_in_graphs
+from ..compiled.flops import count_flops
+from ..compiled.traced import CHECKS, checking_operator
+from ..library import configured, recorded_product, refuse_under_functorch, with_autocast, with_autograd
+from ..prepared import Config
+from .product import PrologueProduct, check_config, check_gate, check_names, checked_product, computed, function_of
+
+_library = torch.library.Library("layoutgemm", "FRAGMENT")
+
+
+@constant_in_graphs
+def prologue_text(prologue: Prologue) -> str:
+    """A prologue as an operator's schema holds it."""
+    return prologue.to_json()
+
+
+@constant_in_graphs
+def prologue_names(prologue: Prologue) -> tuple[str, ...]:
+    """The names of a prologue's operands."""
+    return prologue.names
+
+
+@lru_cache(256)
+def prologue_of(text: str) -> Prologue:
+    """The prologue that `prologue_text` wrote. Raises OperandError for another text."""
+    try:
+        return Prologue.from_json(text)
+    except PlanError as error:
+        raise OperandError(str(error)) from error
+
+
+def _checked(
+    a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None,
+    activation: str | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
+) -> PrologueProduct:  # fmt: skip
+    function = prologue_of(prologue)
+    if len(given) != len(function.operands):
+        read = ", ".join(function.names) or "no operands"
+        raise OperandError(f"given has {len(given)} tensors, and the prologue reads {read}")
+    values = dict(zip(function.names, given, strict=True))
+    return checked_product(a, b, function, values, bias, activation, out, out_dtype)
+
+
+@torch.library.custom_op("layoutgemm::prologue_matmul", mutates_args=())
+def _operator(
+    a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    product = _checked(a, b, given, prologue, bias, activation, None, out_dtype)
+    return computed(product, _configured(config)).contiguous()
+
+
+@_operator.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    product = _checked(a, b, given, prologue, bias, activation, None, out_dtype)
+    _configured(config)
+    return a.new_empty(product.shape, dtype=product.kind)
+
+
+def _configured(text: str) -> Config | None:
+    found = configured(text)
+    check_config(found)
+    return found
+
+
+def _check(
+    a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None,
+    activation: str | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
+) -> None:  # fmt: skip
+    _checked(a, b, given, prologue, bias, activation, out, out_dtype)
+
+
+CHECK_PROLOGUE = checking_operator(
+    "check_prologue",
+    "(Tensor a, Tensor b, Tensor[] given, str prologue, Tensor? bias, str? activation, Tensor? out,"
+    " ScalarType? out_dtype) -> ()",
+    _check,
+)
+
+
+def derivable(product: PrologueProduct, config: Config | None) -> torch.Tensor:
+    """The product by operators that have derivatives: the function by torch."""
+    a, b, prologue, given, bias, activation, kind = product
+    return recorded_product(function_of(a, prologue, given), b, None, bias, activation, kind, config)
+
+
+def derived_by_transform() -> bool:
+    """True if one of torch.func's transforms derives: it takes no operator's derivative."""
+    kinds = torch._C._functorch.TransformType
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any(each.key() in (kinds.Grad, kinds.Jvp) for each in stack)
+
+
+def _recorded(
+    a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    refuse_under_functorch("prologue_matmul")
+    product = _checked(a, b, given, prologue, bias, activation, None, out_dtype)
+    return derivable(product, _configured(config))
+
+
+with_autograd("prologue_matmul", _recorded)
+with_autocast(_library, "prologue_matmul")
+count_flops("prologue_matmul")
+
+
+class _Mapped(Protocol):
+    """The facts that a vmap rule gets."""
+
+    batch_size: int
+
+
+@_operator.register_vmap
+def _(
+    info: _Mapped, in_dims: Sequence[Any], a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor],
+    prologue: str, bias: torch.Tensor | None = None, activation: str | None = None,
+    out_dtype: torch.dtype | None = None, config: str = "",
+) -> tuple[torch.Tensor, int]:  # fmt: skip
+    """A batch of all slices; a mapped bias is added by torch."""
+    places = in_dims[0], in_dims[1], *in_dims[2]
+    moved = [_in_front(x, at, info.batch_size) for x, at in zip((a, b, *given), places, strict=True)]
+    front = moved[0].shape[: moved[0].ndim - 2]
+    if moved[0].ndim > 3:
+        moved = [x.reshape(-1, *x.shape[2:]) for x in moved]
+    of_bias = in_dims[4] if len(in_dims) > 4 else None
+    left, right, *values = moved
+    if bias is None or of_bias is None:
+        value = torch.ops.layoutgemm.prologue_matmul(left, right, values, prologue, bias, activation, out_dtype, config)
+        return value.reshape(*front, *value.shape[-2:]), 0
+    wide = torch.ops.layoutgemm.prologue_matmul(left, right, values, prologue, None, None, torch.float32, config)
+    lines = bias.movedim(of_bias, 0)
+    lines = lines.reshape(lines.shape[0], *(1,) * len(front), lines.shape[1])
+    kind = a.dtype if out_dtype is None else out_dtype
+    return by_torch(wide.reshape(*front, *wide.shape[-2:]), lines, activation, kind), 0
+
+
+def _in_front(x: torch.Tensor, at: int | None, size: int) -> torch.Tensor:
+    """The tensor with the mapped dimension in front; stretched along it where it is not mapped."""
+    return x.expand(size, *x.shape) if at is None else x.movedim(at, 0)
+
+
+# A call's values that are no tensors, for the compiler.
+CHECKS["prologue"] = check_names
+CHECKS["prologue config"] = check_config
+CHECKS["prologue activation"] = check_gate

@@ -1,0 +1,214 @@
+"""A product of a function of a's elements, checked and computed now: by a Hopper kernel, or in float64 on the CPU.
+
+The function is computed in float32 and rounded to a's type. A batch of one is a product of two matrices. Of no elements
+of K the sums are 0, and bias and activation follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from ...errors import LayoutError, OperandError
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.choose.prologue import plan_with_prologue
+from ...kernels.sm90.operands.prologue import Prologue, PrologueElement
+from ...kernels.sm90.plan import Sm90Plan
+from .. import tuned_store as tuned
+from ..bias_activation import GATES, by_torch
+from ..checks import check_call, check_finish, check_out, product_shape
+from ..operands.several import TorchMath
+from ..ordered import order_of
+from ..prepared import Config, choice_of, gpu, on_gpu, start, target
+from ..problem import bias_epilogue
+from ..reference import exact
+from ..scaled_grouped.kept import NOT_KEPT, launch
+from ..types import C_NAMES, NAMES, READ
+
+KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+class PrologueProduct(NamedTuple):
+    """activation(prologue(a) @ b + bias).
+
+    given  the prologue's operands by name
+    kind   the type of the result
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    prologue: Prologue
+    given: Mapping[str, torch.Tensor]
+    bias: torch.Tensor | None
+    activation: str | None
+    kind: torch.dtype
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that it reads."""
+        return self.a, self.b, self.bias, *self.given.values()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The result's shape, whose sizes may be symbols."""
+        return (*self.a.shape[:-1], self.b.shape[-1])
+
+
+def checked_product(
+    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor],
+    bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
+) -> PrologueProduct:  # fmt: skip
+    """The product of a call. Raises OperandError or TensorError for operands that do not fit."""
+    check_names(prologue, given, bias is not None)
+    named = {"a": a, "b": b, **given, **({} if bias is None else {"bias": bias})}
+    check_operands(named, {} if out is None else {"out": out})
+    check_gate(activation)
+    left, right, kind = check_call(a, b, activation, out_dtype, True)
+    if left.dtype not in (torch.bfloat16, torch.float16):
+        raise OperandError(f"a is {left.dtype}: a prologue is of bfloat16 or float16")
+    if not kind.is_floating_point:
+        raise OperandError(f"the product is {kind}: a prologue's sums are float32")
+    batched = left.ndim == 3 and right.ndim == 3 and left.shape[0] == right.shape[0]
+    if not batched and (left.ndim, right.ndim) != (2, 2):
+        raise OperandError(
+            f"prologue= is of two matrices, or of two batches of as many: not of shapes {list(left.shape)} and "
+            f"{list(right.shape)}; expand() makes a batch"
+        )
+    shape = product_shape(left, right)
+    check_finish(bias, activation, shape, kind)
+    for operand in prologue.operands:
+        value = given[operand.name]
+        want = (*left.shape[:-2], left.shape[-2 if operand.axis == "m" else -1])
+        if tuple(value.shape) != want or value.dtype != KINDS[operand.dtype.name]:
+            of = "row" if operand.axis == "m" else "column"
+            raise OperandError(
+                f"{operand.name} is {value.dtype} of shape {list(value.shape)}: it takes {KINDS[operand.dtype.name]} "
+                f"of shape {list(want)}, one for each {of} of a"
+            )
+    if out is not None:
+        check_out(out, shape, kind, named)
+    return PrologueProduct(left, right, prologue, given, bias, activation, kind)
+
+
+def check_names(prologue: Prologue, given: Mapping[str, object], has_bias: bool) -> None:
+    """Raise OperandError unless `given` has the prologue's operands by name, and no others."""
+    if names := [name for name in (*prologue.names, *given) if (name in given) != (name in prologue.names)]:
+        what = "is missing" if names[0] in prologue.names else "is no operand of it"
+        raise OperandError(f"the prologue reads {', '.join(prologue.names) or 'no operands'}: {names[0]} {what}")
+    if has_bias and "bias" in prologue.names:
+        raise OperandError("bias is given, and the prologue reads an operand of that name: name it otherwise")
+
+
+def check_config(config: Config | None) -> None:
+    """Raise OperandError for a configuration of another class, and for one of the transposed product."""
+    choice = choice_of(config)
+    if choice is not None and choice.swapped:
+        raise OperandError("config is of the transposed product (swapped), and a prologue is of A itself")
+
+
+def check_gate(activation: object) -> None:
+    """Raise OperandError for an activation that gates."""
+    if activation in GATES:
+        raise OperandError(f"activation {activation!r} with a prologue: plan(..., gated=) has it; others are not gates")
+
+
+def function_of(a: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """f(A) by torch in float32, rounded to A's type; with derivatives where they are recorded."""
+    x = a.float()
+    rows = torch.arange(a.shape[-2], device=a.device)[:, None]
+    columns = torch.arange(a.shape[-1], device=a.device)[None, :]
+    values = {
+        operand.name: given[operand.name].float().unsqueeze(-1 if operand.axis == "m" else -2)
+        for operand in prologue.operands
+    }
+    found = torch.as_tensor(prologue.apply(x, PrologueElement(rows, columns, values, TorchMath(x))))
+    return found.expand(a.shape).to(a.dtype)
+
+
+def computed(product: PrologueProduct, config: Config | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+    """A checked product, computed now; no derivative is recorded. Raises OperandError for a GPU without such kernels.
+
+    >>> twice = Prologue.of(lambda x, i, k, ops, s: ops.maximum(x, 0.0) * s, s="m")
+    >>> x, s = torch.tensor([[-1.0, 2.0]]).half(), torch.tensor([3.0])
+    >>> computed(PrologueProduct(x, torch.eye(2).half(), twice, {"s": s}, None, None, torch.float16))
+    tensor([[0., 6.]], dtype=torch.float16)
+    """
+    with torch.no_grad():
+        a, b = product.a.resolve_neg(), product.b.resolve_neg()
+        given = {name: x.resolve_neg() for name, x in product.given.items()}
+        bias = None if product.bias is None else product.bias.resolve_neg()
+        product = product._replace(a=a, b=b, given=given, bias=bias)
+        if 0 in (*product.shape, a.shape[-1]):
+            sums = torch.zeros(product.shape, dtype=torch.float32, device=a.device)
+        elif on_gpu(a.get_device()):
+            return _launched(product, config, out)
+        else:
+            sums = exact(function_of(a, product.prologue, given), b).double()
+        return _placed(by_torch(sums, bias, product.activation, product.kind), out)
+
+
+def _placed(value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    return value if out is None else out.copy_(value)
+
+
+def _launched(product: PrologueProduct, config: Config | None, out: torch.Tensor | None) -> torch.Tensor:
+    """One launch on the current stream of the operands' device."""
+    a, b, _, given, bias, activation, kind = product
+    code, _ = target(a.get_device())
+    if code != "sm_90a":
+        raise OperandError(
+            f"{a.device} runs {code}: a prologue needs wgmma with A in registers, compute capability 9.0"
+        )
+    if bias is not None and (bias.dtype not in READ or bias.stride(0) != 1):
+        wide = _launched(product._replace(bias=None, activation=None, kind=torch.float32), config, None)
+        return _placed(by_torch(wide, bias, activation, kind), out)
+    plan, _ = plan_of_product(product, config)
+    one = a.ndim > 2 and a.shape[0] == 1  # a batch of one is a product of two matrices
+    into = out
+    if one:
+        a, b, into = a[0], b[0], None if out is None else out[0]
+        given = {name: value[0] for name, value in given.items()}
+    given = {name: value if value.stride(-1) == 1 else value.contiguous() for name, value in given.items()}
+    c = launch(NOT_KEPT, plan, a, b, given, {} if bias is None else {"bias": bias}, into)
+    if out is not None:
+        return out
+    return c.unsqueeze(0) if one else c
+
+
+def plan_of_product(product: PrologueProduct, config: Config | None) -> tuple[Sm90Plan, str]:
+    """The plan that a product's kernel is compiled from, and why; that of an H200 for CPU tensors."""
+    a, b, prologue, _, bias, activation, kind = product
+    choice = choice_of(config)
+    names = f"{NAMES[a.dtype]}:{order_of(a, 'row')}", f"{NAMES[b.dtype]}:{order_of(b, 'col')}", C_NAMES[kind]
+    sizes = a.shape[-2], b.shape[-1], a.shape[-1], a.shape[0] if a.ndim > 2 else 1
+    pairs = product.b.shape[-1] % 2 == 0 and (bias is None or start(bias) == 16)
+    of_bias = None if bias is None else C_NAMES[bias.dtype]
+    epilogue = None if of_bias is None and activation is None else bias_epilogue(of_bias, activation, pairs)
+    room, name = gpu(a.get_device())
+    derive = functools.partial(plan_with_prologue, sizes, names, prologue, epilogue)
+    if choice is not None:
+        return derive(choice.config, room.multiprocessors), "config= is the caller's"
+    orders = tuple([text.rpartition(":")[2] for text in (*names[:2], "row")])
+    kinds = NAMES[a.dtype], NAMES[b.dtype], names[2]
+    measured = tuned.lookup(name, sizes, tuned_types(prologue, kinds), orders)
+    if measured is not None and not measured.swapped:
+        with contextlib.suppress(LayoutError):  # a result that does not fit is passed over
+            return derive(measured.config, room.multiprocessors), "measured by layoutgemm.tune"
+    plan = derive(None, room.multiprocessors)
+    return plan, f"{plan.tile_c} tiles are estimated fastest"
+
+
+def tuned_types(prologue: Prologue, types: tuple[str, ...]) -> tuple[str, ...]:
+    """The types by which a product with a prologue is kept: A's says the function.
+
+    >>> relu = Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))
+    >>> tuned_types(relu, ("bf16", "bf16", "bf16"))[0].rpartition(" ")[0]
+    'bf16 by a function'
+    """
+    digest = hashlib.sha256(prologue.to_json().encode()).hexdigest()[:16]
+    return f"{types[0]} by a function {digest}", *types[1:]
