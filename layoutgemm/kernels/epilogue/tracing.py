@@ -1,4 +1,4 @@
-"""A user's own epilogue as an expression: a Python function is called once with symbols, and what it computes is kept.
+"""A function of elements as an expression: it is called once with symbols, and what it computes is kept.
 
 The expression decides the kernel's code, so it is what kernels are cached by; it is evaluated on registers in a kernel
 and on arrays in NumPy. Branches of Python would be taken once, while tracing: a symbol has no truth value, and says so.
@@ -39,7 +39,7 @@ class Symbol:
 
     def __bool__(self) -> bool:
         raise PlanError(
-            "an epilogue's function is traced once for all elements: a value has no truth in Python. Choose with "
+            "a function of elements is traced once for all of them: a value has no truth in Python. Choose with "
             "ops.where(condition, yes, no)"
         )
 
@@ -50,7 +50,7 @@ class Symbol:
         }  # fmt: skip
         if method != "__call__" or function.__name__ not in known or options:
             raise PlanError(
-                f"np.{function.__name__} of a value of the epilogue: its functions are those of ops, as in ops.tanh(x)"
+                f"np.{function.__name__} of a traced value: its functions are those of ops, as in ops.tanh(x)"
             )
         # a list, of an array, is refused by the operation as no number
         plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
@@ -139,7 +139,7 @@ class Operations:
 
     def __getattr__(self, name: str) -> Callable[[Any], Symbol]:
         if name not in _FLOATS:
-            raise PlanError(f"an epilogue has no operation {name!r}; it has {', '.join(_KNOWN)}")
+            raise PlanError(f"ops has no operation {name!r}; it has {', '.join(_KNOWN)}")
         return lambda x: _apply(name, "float", _float(x))
 
     @staticmethod
@@ -176,8 +176,12 @@ class Operations:
         return _apply("where", yes.kind, condition, yes, no)
 
 
-def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
+def trace(
+    function: Callable[..., Any], names: tuple[str, ...], coordinates: tuple[str, str] = ("i", "j")
+) -> Expression:
     """The expression of `function(x, i, j, ops, *values)`. `values` are in the order of `names`.
+
+    coordinates  names of i and j, for the refusal
 
     x is the f32 value of an element, i and j its row and column in C. Raises PlanError when the function does not give
     one f32 value, asks a value for its truth, or raises an error of its own, such as that of math.exp(x).
@@ -186,9 +190,9 @@ def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
     ('where', ('ge', ('i',), ('j',)), ('x',), ('float', 0.0))
     """
     given = [Symbol(("given", name), "float") for name in names]
-    result = called(function, ("x", "i", "j", "ops", *names), (*element(), Operations(), *given))
+    result = called(function, ("x", *coordinates, "ops", *names), (*element(), Operations(), *given))
     if result is None:
-        raise PlanError("the epilogue's function returned nothing: it gives the new value of x")
+        raise PlanError("the function returned nothing: it gives the new value of x")
     return _float(result).expression
 
 
@@ -205,14 +209,14 @@ def called(function: Callable[..., Any], names: tuple[str, ...], symbols: tuple[
     try:
         inspect.signature(function).bind(*names)
     except TypeError as error:
-        raise PlanError(f"the epilogue's function is called with ({', '.join(names)}): {error}") from None
+        raise PlanError(f"the function is called with ({', '.join(names)}): {error}") from None
     try:
         return function(*symbols)
     except LayoutError:
         raise
     except Exception as error:
         raise PlanError(
-            f"the epilogue's function raised {type(error).__name__}: {error}. It is called once with values that take "
+            f"the function raised {type(error).__name__}: {error}. It is called once with values that take "
             f"+ - * / ** and comparisons; functions of them are those of ops: {', '.join(_KNOWN)}"
         ) from error
 
@@ -337,11 +341,11 @@ def _symbol(value: Any) -> Symbol:
     if getattr(value, "ndim", 1) == 0:  # a number of NumPy's
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PlanError(f"an epilogue computes with numbers and its own values, not with {value!r}")
+        raise PlanError(f"a traced function computes with numbers and its own values, not with {value!r}")
     if isinstance(value, int):
         return Symbol(("int", value), "int")
     if math.isfinite(value) and abs(value) > _MAX_F32:
-        raise PlanError(f"{value!r} is beyond float32, in which an epilogue computes")
+        raise PlanError(f"{value!r} is beyond float32, in which functions compute")
     return Symbol(("float", value), "float")
 
 
@@ -354,7 +358,7 @@ def _float(value: object) -> Symbol:
             return Symbol(("to_float", value.expression), "float")
         if abs(value.expression[1]) > _MAX_F32:
             bits = value.expression[1].bit_length()
-            raise PlanError(f"an integer of {bits} bits is beyond float32, in which an epilogue computes")
+            raise PlanError(f"an integer of {bits} bits is beyond float32, in which functions compute")
         return Symbol(("float", float(value.expression[1])), "float")
     return value
 

@@ -58,7 +58,9 @@ class PrologueOperand:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise PlanError(f"an operand of a prologue is named {self.name!r}: no identifier")
         if self.name in PERSISTENT_PARAMETERS:
-            raise PlanError(f"an operand of a prologue is named {self.name!r}, as a parameter of every kernel is")
+            raise PlanError(
+                f"an operand of a prologue is named {self.name!r}, as a parameter of every kernel is: name it otherwise"
+            )
         if self.axis not in AXES:
             raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', a number a row of A, or 'k', one a column")
         object.__setattr__(self, "dtype", dtype(self.dtype))
@@ -122,7 +124,7 @@ class Prologue:
         (('rstd', 'rstd_batch', 'w', 'w_batch'), [[0.5, 2.0]])
         """
         found = _operands_of(operands)
-        return cls(tracing.trace(function, tuple(operand.name for operand in found)), found)
+        return cls(tracing.trace(function, tuple(operand.name for operand in found), ("i", "k")), found)
 
     def to_json(self) -> str:
         """The prologue as text, from which `from_json` makes an equal one.
