@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from ...torch_op.bias_activation import GATES
 from .scaled import PlacedScales, scales_of
-from .signature import Call, PlacedRule, Placement, Rule, TensorLike, whole_partial_shard
+from .signature import OperatorCall, PlacedRule, Placement, Rule, TensorLike, whole_partial_shard
 
 # Ranks of a and b -> the dimensions of a's rows, b's columns, K of a, and K of b; None for what lies in groups.
 _DIMS: dict[tuple[int, int], tuple[int | None, int | None, int | None, int | None]] = {
@@ -34,7 +34,7 @@ _DIMS: dict[tuple[int, int], tuple[int | None, int | None, int | None, int | Non
 
 def grouped_rules(*args: object) -> list[Rule]:
     """Rules of torch.ops.layoutgemm.grouped_matmul."""
-    call = Call("grouped_matmul", args)
+    call = OperatorCall("grouped_matmul", args)
     whole, partial, _ = whole_partial_shard()
     found, scales = [PlacedRule((whole,), {})], scales_of(call)
     ranks = len(call.tensor("a").shape), len(call.tensor("b").shape)
@@ -54,7 +54,7 @@ def grouped_rules(*args: object) -> list[Rule]:
     return call.rules(found)
 
 
-def _lines(call: Call, ranks: tuple[int, int], of_a: PlacedScales, of_b: PlacedScales) -> list[PlacedRule]:
+def _lines(call: OperatorCall, ranks: tuple[int, int], of_a: PlacedScales, of_b: PlacedScales) -> list[PlacedRule]:
     """With rows of a, columns of b, or experts cut."""
     shard = whole_partial_shard()[2]
     rows, columns, *_ = _DIMS[ranks]

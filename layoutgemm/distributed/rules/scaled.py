@@ -20,7 +20,7 @@ from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.bias_activation import GATES
 from ...torch_op.fp8.operators import options_of
 from ...torch_op.scaled_grouped.recipes import BLOCK, ROW, SQUARE, TENSOR, Recipes, ScaledOperand, Scales, recipes_of
-from .signature import Call, PlacedRule, Placement, Rule, TensorLike, parts_of, whole_partial_shard
+from .signature import OperatorCall, PlacedRule, Placement, Rule, TensorLike, parts_of, whole_partial_shard
 
 
 class PlacedScales:
@@ -63,7 +63,7 @@ class PlacedScales:
         return found
 
 
-def scales_of(call: Call) -> tuple[PlacedScales, PlacedScales] | None:
+def scales_of(call: OperatorCall) -> tuple[PlacedScales, PlacedScales] | None:
     """The scales of a product's operands; None where they are refused, which the operator says itself."""
     a, b, scale_a, scale_b = call.tensor("a"), call.tensor("b"), call.optional("scale_a"), call.optional("scale_b")
     k = a.shape[-1]
@@ -92,15 +92,15 @@ def _typed(scale: TensorLike) -> Scales:
 
 def scaled_rules(*args: object) -> list[Rule]:
     """Rules of torch.ops.layoutgemm.scaled_matmul."""
-    return _scaled(Call("scaled_matmul", args), 1)
+    return _scaled(OperatorCall("scaled_matmul", args), 1)
 
 
 def scaled_quantized_rules(*args: object) -> list[Rule]:
     """Rules of torch.ops.layoutgemm.scaled_matmul_quantized: columns in whole blocks of the result's scales."""
-    return _scaled(Call("scaled_matmul_quantized", args), 2)
+    return _scaled(OperatorCall("scaled_matmul_quantized", args), 2)
 
 
-def _scaled(call: Call, results: int) -> list[Rule]:
+def _scaled(call: OperatorCall, results: int) -> list[Rule]:
     whole, partial, shard = whole_partial_shard()
     a, b, rank = call.tensor("a"), call.tensor("b"), len(call.tensor("a").shape)
     found = [PlacedRule((whole,) * results, {})]
@@ -133,7 +133,7 @@ def _sums(kind: object) -> bool:
 
 def quantize_rules(*args: object) -> list[Rule]:
     """Rules of torch.ops.layoutgemm.quantize: a scale's elements stay together."""
-    call = Call("quantize", args)
+    call = OperatorCall("quantize", args)
     whole, _, shard = whole_partial_shard()
     x = call.tensor("x")
     rank, parts, found = len(x.shape), parts_of(x), [PlacedRule((whole, whole), {})]

@@ -33,7 +33,7 @@ class PlacedRule(NamedTuple):
     operands: Mapping[str, Placement]
 
 
-class Call:
+class OperatorCall:
     """An operator's arguments by name, with its defaults."""
 
     def __init__(self, operator: str, args: Sequence[object]) -> None:
