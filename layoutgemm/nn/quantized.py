@@ -161,7 +161,7 @@ class QuantizedLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        check_input(x)
+        check_input(x, self.in_features)
         x = x if self.order is None else x.index_select(-1, self.order)
         if self.activations.itemsize > 1:
             return quantized_matmul(x, self.weight, bias=self.bias, activation=self.activation)
