@@ -283,7 +283,7 @@ def linear(
 
 
 def _not_linear(weight: object) -> torch.Tensor:
-    """Refuse the weight of a linear layer that is no matrix, nor a batch of them."""
+    """Refuse a linear layer's weight that is no matrix, nor a batch of them."""
     if not isinstance(weight, _Tensor):
         refuse(f"weight is a {type(weight).__qualname__}, not a torch tensor")
     raise OperandError(f"weight has shape {list(weight.shape)}: (N, K), or a batch of them")  # type: ignore[attr-defined]
