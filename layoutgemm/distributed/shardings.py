@@ -11,42 +11,35 @@ For C = A @ B of A (batch..., M, K) and B (batch..., K, N), along one dimension 
     Shard(batch) Shard(batch) Shard(batch) a batch that only one operand has leaves the other replicated
     Partial      Replicate    Partial      linear in A, and likewise in B; not before an activation
 
-DTensor takes the rule that moves the fewest bytes, and redistributes operands for it.
+Scaled and grouped products, and packed weights, have theirs in `rules`. DTensor takes the rule that moves the fewest
+bytes, and redistributes operands for it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from dataclasses import replace
 
 import torch
 
 from ..errors import OperandError
 from ..torch_op import library as _library  # noqa: F401  # defines the operators, as the next does
-from ..torch_op.bias_activation import GATES
 from ..torch_op.compiled.traced import OF_TENSORS
+from ..torch_op.quantized import experts as _experts  # noqa: F401  # which imports the others
 from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401
-
-Placement: TypeAlias = "torch.distributed.tensor.placement_types.Placement"
-
-
-class TensorLike(Protocol):
-    """An operand as DTensor hands it to a rule."""
-
-    shape: tuple[int, ...]
-
-
-Rule = tuple["list[Placement | None]", "list[Placement | None]"]
-_ours = torch.ops.layoutgemm
+from .rules.grouped import grouped_rules
+from .rules.packed import PACKED
+from .rules.scaled import quantize_rules, scaled_quantized_rules, scaled_rules
+from .rules.signature import Placement, Rule, TensorLike, whole_partial_shard
 
 
 @functools.cache
 def register_shardings() -> None:
-    """Give DTensor the sharding rules of matmul, finished, gated and scaled_matmul.
+    """Give DTensor the sharding rules of matmul, scaled and grouped products, quantize, and packed weights.
 
     Once a process, before a DTensor is multiplied; further calls do nothing. Also for calls that torch.compile traces.
-    Grouped products have no rule: DTensor refuses them by name.
+    Products with row indices have no rule: DTensor refuses them by name.
 
     Raises OperandError, naming torch's version, where it has no `register_sharding`.
     """
@@ -55,12 +48,26 @@ def register_shardings() -> None:
     except ImportError as error:
         name = "torch.distributed.tensor.experimental.register_sharding"
         raise OperandError(f"torch {torch.__version__} has no {name}: 2.6 and later have") from error
-    register_sharding(_ours.matmul.default)(matmul_rules)
-    register_sharding(_ours.finished.default)(finished_rules)
-    register_sharding(_ours.gated.default)(gated_rules)
-    register_sharding(_ours.scaled_matmul.default)(scaled_rules)
-    for name in ("check", "check_scaled"):
+    for name, rules in _RULES.items():
+        operator = getattr(torch.ops.layoutgemm, name).default
+        register_sharding(operator)(rules)
+        _key_by_all_arguments(operator)
+    for name, handler in PACKED.items():
+        torch.library.register_torch_dispatch(f"layoutgemm::{name}", torch.distributed.tensor.DTensor, handler)
+    for name in ("check", "check_scaled", "check_grouped", "check_quantize"):
         torch.library.register_torch_dispatch(f"layoutgemm::{name}", torch.distributed.tensor.DTensor, _checking(name))
+
+
+def _key_by_all_arguments(operator: torch._ops.OpOverload) -> None:
+    """Let DTensor keep a rule's choice for calls with the same arguments alone.
+
+    register_sharding makes a key of tensors, and of what stands behind the first integer. Our texts stand in front: an
+    activation that is a gate would be cut as the one before it was.
+    """
+    known = getattr(torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator, "op_to_schema_info", {})
+    if operator not in known:
+        raise OperandError(f"torch {torch.__version__} keeps sharding rules in another way: 2.6 to 2.13 are known")
+    known[operator] = replace(known[operator], static_argnum=0)
 
 
 def _checking(name: str) -> Callable[..., None]:
@@ -76,18 +83,12 @@ def _checking(name: str) -> Callable[..., None]:
     return rule
 
 
-def _placements() -> tuple[Placement, Placement, type]:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    return Replicate(), Partial(), Shard
-
-
 def product_rules(a: Sequence[int], b: Sequence[int], linear: bool) -> list[tuple[Placement, Placement, Placement]]:
     """Placements of (C, A, B) of a product of those shapes.
 
     linear  whether C's sums may still be partial: not where an epilogue follows
     """
-    whole, partial, shard = _placements()
+    whole, partial, shard = whole_partial_shard()
     rank = max(len(a), len(b))
     rows = shard(rank - 2), shard(len(a) - 2), whole
     columns = shard(rank - 1), whole, shard(len(b) - 1)
@@ -116,7 +117,7 @@ def finished_rules(
 
     Sums that are partial have no activation yet.
     """
-    whole, partial, shard = _placements()
+    whole, partial, shard = whole_partial_shard()
     rank, rest = max(len(a.shape), len(b.shape)), [None] * (1 + len(options))
     rules: list[Rule] = []
     for c, x, y in product_rules(a.shape, b.shape, activation is None):
@@ -128,41 +129,17 @@ def finished_rules(
 def gated_rules(a: TensorLike, b: TensorLike, *options: object) -> list[Rule]:
     """Rules of torch.ops.layoutgemm.gated: columns stay whole, since a cut would part gates from their pairs."""
     rank = max(len(a.shape), len(b.shape))
-    shard = _placements()[2]
+    shard = whole_partial_shard()[2]
     kept = [rule for rule in product_rules(a.shape, b.shape, False) if rule[0] != shard(rank - 1)]
     return [([c], [x, y, *[None] * len(options)]) for c, x, y in kept]
 
 
-def scaled_rules(
-    a: TensorLike, scale_a: TensorLike, b: TensorLike, scale_b: TensorLike | None = None,
-    bias: TensorLike | None = None, *options: object,
-) -> list[Rule]:  # fmt: skip
-    """Rules of torch.ops.layoutgemm.scaled_matmul: whole operands, rows or columns with the scales of each.
-
-    Scales of 128 rows or columns are not cut: a shard may end inside of a block. Nor are the columns of a gate and of
-    its pair.
-    """
-    whole, _, shard = _placements()
-    rank, m, n = len(a.shape), a.shape[-2], b.shape[-1]
-    rest = [None] * len(options)
-    none_b, none_bias = (None if scale_b is None else whole), (None if bias is None else whole)
-    rules: list[Rule] = [([whole], [whole, whole, whole, none_b, none_bias, *rest])]
-    lines_a, lines_b = _line(scale_a, m), _line(scale_b, n)
-    if lines_a is not None:
-        rules.append(([shard(rank - 2)], [shard(rank - 2), lines_a, whole, none_b, none_bias, *rest]))
-    gated = bool(options) and options[0] in GATES  # an activation follows the bias
-    if not gated and (lines_b is not None or scale_b is None):
-        over = None if bias is None else shard(0)
-        rules.append(([shard(rank - 1)], [whole, whole, shard(rank - 1), lines_b, over, *rest]))
-    return rules
-
-
-def _line(scale: TensorLike | None, size: int) -> Placement | None:
-    """The placement of scales whose operand's rows or columns are sharded; None where they cannot be."""
-    whole, _, shard = _placements()
-    if scale is None:
-        return None
-    if all(n == 1 for n in scale.shape):
-        return whole
-    places = [place for place, n in enumerate(scale.shape) if n == size]
-    return shard(places[0]) if places else None
+_RULES: dict[str, Callable[..., list[Rule]]] = {
+    "matmul": matmul_rules,
+    "finished": finished_rules,
+    "gated": gated_rules,
+    "scaled_matmul": scaled_rules,
+    "scaled_matmul_quantized": scaled_quantized_rules,
+    "grouped_matmul": grouped_rules,
+    "quantize": quantize_rules,
+}

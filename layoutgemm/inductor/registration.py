@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,8 @@ from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401  # defines the operators that it rewrites to
 from .rewrite import PRODUCTS, GraphReport, rewrite_graph
 
+_PARTS = ("forward", "backward", "inference")
+
 HOOKS = ("external_matmul", "post_grad_custom_post_pass")
 DEFAULT = tuple(name for name in PRODUCTS if name != "mm")
 _active: list[Registration] = []
@@ -23,8 +26,11 @@ _active: list[Registration] = []
 def layoutgemm_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
     """a @ b into `out`: the function that Inductor's autotuning times beside its own.
 
-    Raises RuntimeError for a product without a kernel, such as of float32: Inductor then takes another one.
+    Raises RuntimeError for a product without a kernel, such as of float32, and on a device that `register` was not
+    asked for: Inductor then takes another one.
     """
+    if _active and a.device.type not in _active[-1].devices:
+        raise RuntimeError(f"layoutgemm does not compute on {a.device}: register(devices=) has {_active[-1].on}")
     try:
         matmul(a, b, out=out, out_dtype=out.dtype)
     except LayoutError as problem:
@@ -43,6 +49,7 @@ class Registration:
 
     def __init__(self, products: frozenset[str], devices: frozenset[str], autotune: bool) -> None:
         self.products, self.devices, self.autotune = products, devices, autotune
+        self.on = " and ".join(sorted(devices))
         self.graphs: list[GraphReport] = []
         self.refused: dict[str, None] = {}
         self._before: tuple[list[Callable[..., None]], object] | None = None
@@ -91,9 +98,10 @@ def register(
     products  what the pass rewrites: addmm, bmm, _scaled_mm, _grouped_mm; "mm" too if named. A mm whose result goes
               into an activation is rewritten always. () for no pass
     autotune  whether mm may be chosen by Inductor's autotuning (mode="max-autotune")
-    devices   of the products; on "cpu" the operators compute the float64 reference
+    devices   of the products, of autotuning too; on "cpu" the operators compute the float64 reference
 
-    The returned value removes the hooks as a context manager, and `graphs` says of each product what happened.
+    The returned value removes the hooks as a context manager, and `graphs` says of each product what happened, forward
+    and backward. Graphs that Inductor has in its cache are not compiled again, and are not in it.
 
     Raises OperandError for an unknown product, and for a torch without the hooks, by name and version.
 
@@ -125,6 +133,14 @@ def config_with_hooks() -> ModuleType:
     return config
 
 
+def _part_being_compiled() -> str:
+    """The part of a model that is being compiled, or ""."""
+    from torch._functorch.aot_autograd import get_graph_being_compiled
+
+    name = get_graph_being_compiled()
+    return next((part for part in _PARTS if f"_{part}" in name), "")
+
+
 def _pass_of(registration: Registration, before: object) -> object:
     """The pass, after those that were configured before."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -138,7 +154,8 @@ def _pass_of(registration: Registration, before: object) -> object:
         def __call__(self, graph: torch.fx.Graph) -> None:
             for each in earlier:
                 each(graph)
-            registration.graphs.append(rewrite_graph(graph, registration.products, registration.devices))
+            report = rewrite_graph(graph, registration.products, registration.devices)
+            registration.graphs.append(replace(report, part=_part_being_compiled()))
 
         def uuid(self) -> str | None:
             """Identifies the pass in Inductor's cache; None, for no caching, where an earlier pass has no identity."""

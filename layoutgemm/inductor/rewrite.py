@@ -46,9 +46,13 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """The products of one graph that was compiled, in its order."""
+    """The products of one graph that was compiled, in its order.
+
+    part  "forward", "backward" or "inference", as the compiler calls the graph; "" where it calls it otherwise
+    """
 
     products: tuple[Rewrite, ...] = field(default=())
+    part: str = ""
 
     @property
     def rewritten(self) -> tuple[Rewrite, ...]:
@@ -61,9 +65,9 @@ class GraphReport:
         return tuple([each for each in self.products if not each.by])
 
     def __str__(self) -> str:
-        return "\n".join(
-            [*map(str, self.products), f"{len(self.rewritten)} of {len(self.products)} products rewritten"]
-        )
+        where = f" in the {self.part} graph" * bool(self.part)
+        said = f"{len(self.rewritten)} of {len(self.products)} products rewritten{where}"
+        return "\n".join([*map(str, self.products), said])
 
 
 @dataclass(frozen=True, slots=True)

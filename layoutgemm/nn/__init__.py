@@ -9,7 +9,8 @@
     MasterLinear     Linear in fp8 with gradients in fp8, to train   torch.nn.Linear's
     QuantizedLinear  Linear with packed weights of 4 or 8 bits       units, scales, bias
 
-Linear is DenseLinear, as models and reports print it.
+`load_checkpoint` fills a model from safetensors, packed layers included. Linear is DenseLinear, as models and reports
+print it.
 Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul` or `quantized_matmul`, with their rules and
 refusals.
 
@@ -21,8 +22,10 @@ replaced  0  by DenseLinear
 1 of 1 linear layers replaced
 """
 
+from .checkpoint import Checkpoint
 from .gated import GatedMLP
 from .linear import DenseLinear
+from .loading import Loaded, load_checkpoint
 from .master import MasterLinear
 from .quantized import QuantizedLinear
 from .scaled import ScaledLinear
@@ -31,13 +34,16 @@ from .swap import Swapped, Swaps, swap_linears
 Linear = DenseLinear  # the name that models and reports print can be imported, too
 
 __all__ = [
+    "Checkpoint",
     "DenseLinear",
     "GatedMLP",
     "Linear",
+    "Loaded",
     "MasterLinear",
     "QuantizedLinear",
     "ScaledLinear",
     "Swapped",
     "Swaps",
+    "load_checkpoint",
     "swap_linears",
 ]

@@ -69,7 +69,7 @@ class MasterLinear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features), or half of them with a gate."""
-        check_input(x)
+        check_input(x, self.in_features)
         rows, kind = x if x.ndim > 1 else x.unsqueeze(0), autocast_type(x) or x.dtype
         if self.activation in GATES and not differentiated(x, self.weight, self.bias):
             value = self._gated(rows, kind)

@@ -25,16 +25,23 @@ from ..torch_op.quantized import QuantizedWeight, quantized_matmul
 from ..torch_op.scaled_grouped.recipes import ROW
 
 INT4 = QuantizedFormat("int4", 128)
-_NEEDED: Mapping[str, tuple[str, ...]] = {
+NEEDED: Mapping[str, tuple[str, ...]] = {
     "gptq": ("qweight", "qzeros", "scales"),
     "gptq_v2": ("qweight", "qzeros", "scales"),
     "awq": ("qweight", "qzeros", "scales"),
     "compressed-tensors": ("weight_packed", "weight_scale"),
     "mxfp4": ("blocks", "scales"),
 }
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "gptq": ("g_idx", "bias"),
+    "gptq_v2": ("g_idx", "bias"),
+    "awq": ("bias",),
+    "compressed-tensors": ("weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx", "bias"),
+    "mxfp4": ("bias",),
+}
 _FROM_DENSE = "QuantizedLinear.from_linear takes the dequantised weights; "
 # Other tools' checkpoints, and the way out.
-_OTHERS: Mapping[str, str] = {
+OTHERS: Mapping[str, str] = {
     "bitsandbytes": f"its codes are places in a table, with scales of scales. {_FROM_DENSE}",
     "hqq": f"its zero points are no integers. {_FROM_DENSE}",
     "gguf": f"its blocks hold scales between their codes. {_FROM_DENSE}",
@@ -100,7 +107,7 @@ class QuantizedLinear(torch.nn.Module):
 
     @classmethod
     def from_checkpoint(
-        cls, tensors: dict[str, torch.Tensor], kind: str, *, dtype: torch.dtype = torch.float16,
+        cls, tensors: Mapping[str, torch.Tensor], kind: str, *, dtype: torch.dtype = torch.float16,
         activation: str | None = None,
     ) -> QuantizedLinear:  # fmt: skip
         """The layer of a checkpoint's tensors, by their names there; and bias if there is one.
@@ -111,20 +118,25 @@ class QuantizedLinear(torch.nn.Module):
                 "compressed-tensors"  weight_packed, weight_scale, and weight_zero_point, weight_shape,
                                       weight_global_scale: pack-quantized, NVFP4 and MXFP4
                 "mxfp4"               blocks and scales of one expert, as gpt-oss has them
+        tensors  also `Checkpoint.under(layer)`, of files
         dtype   of activations: scales are rounded to it, those for float8_e4m3fn to bfloat16
 
         With groups out of order in g_idx ("act-order"), the layer reorders x in every call.
 
-        Raises OperandError naming a tensor that is missing or does not fit, and with the way out for other kinds.
+        Raises OperandError naming a tensor that is missing, surplus or does not fit, and with the way out for other
+        kinds.
         """
-        if kind not in _NEEDED:
-            known = ", ".join(map(repr, _NEEDED))
-            raise OperandError(f"kind {kind!r}: {_OTHERS.get(str(kind).lower(), '')}known are {known}")
-        missing = [name for name in _NEEDED[kind] if name not in tensors]
+        if kind not in NEEDED:
+            known = ", ".join(map(repr, NEEDED))
+            raise OperandError(f"kind {kind!r}: {OTHERS.get(str(kind).lower(), '')}known are {known}")
+        missing = [name for name in NEEDED[kind] if name not in tensors]
         if missing:
-            needed = ", ".join(_NEEDED[kind])
+            needed = ", ".join(NEEDED[kind])
             raise OperandError(f"{missing[0]} is missing: a checkpoint of kind {kind!r} has {needed}")
-        first = tensors[_NEEDED[kind][0]]
+        if surplus := sorted(tensors.keys() - {*NEEDED[kind], *_OPTIONAL[kind]}):
+            known = ", ".join((*NEEDED[kind], *_OPTIONAL[kind]))
+            raise OperandError(f"{surplus[0]} is surplus: a layer of kind {kind!r} is computed from {known} alone")
+        first = tensors[NEEDED[kind][0]]
         plain, order = _plain_of(kind, {name: _array(x) for name, x in tensors.items() if name != "bias"})
         places = None if order is None else torch.from_numpy(order).to(first.device)
         like = torch.bfloat16 if dtype.itemsize == 1 else dtype
@@ -149,7 +161,7 @@ class QuantizedLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        check_input(x)
+        check_input(x, self.in_features)
         x = x if self.order is None else x.index_select(-1, self.order)
         if self.activations.itemsize > 1:
             return quantized_matmul(x, self.weight, bias=self.bias, activation=self.activation)

@@ -80,8 +80,8 @@ class ScaledLinear(torch.nn.Module):
             half(2, out_features)
         self.in_features, self.out_features, self.activation, self.wide = in_features, out_features, activation, dtype
         blocks = -(-out_features // DEPTH), -(-in_features // DEPTH)
-        self.register_buffer("weight", torch.zeros(out_features, in_features, device=device).to(FLOAT8))
-        self.register_buffer("weight_scale", torch.ones(blocks, device=device))
+        self.register_buffer("weight", torch.zeros(out_features, in_features, device=device, dtype=dtype).to(FLOAT8))
+        self.register_buffer("weight_scale", torch.ones(blocks, device=device, dtype=torch.float32))
         self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         self.saves_scales = False
 
@@ -97,7 +97,7 @@ class ScaledLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        check_input(x)
+        check_input(x, self.in_features)
         rows, kind = x.reshape(-1, x.shape[-1]), autocast_type(x) or self.wide
         if differentiated(x, self.bias):
             value: torch.Tensor = _StraightThrough.apply(rows, self.weight, self.weight_scale, kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -109,7 +109,7 @@ def swap_linears(
         if isinstance(layer, DenseLinear | ScaledLinear | MasterLinear) or not isinstance(layer, torch.nn.Linear):
             continue
         # float32 layers are rounded to 8 bits by the caller's word
-        reason = asked(name, layer) or _reason(layer, allow_tf32 or weights == "master")
+        reason = asked(name, layer) or reason_to_stay(layer, allow_tf32 or weights == "master")
         if not reason and weights == "fp8" and (others := shared.get(layer.weight)):
             reason = f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
         if not reason:
@@ -118,11 +118,16 @@ def swap_linears(
             except LayoutError as error:
                 reason = str(error)
         found.append(Swapped(name, reason=reason) if reason else Swapped(name, type(made[layer]).__name__))
+    replace_modules(model, made)
+    return Swaps(tuple(found))
+
+
+def replace_modules(model: torch.nn.Module, made: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
+    """Put new modules in the places of others, in each that a shared one has."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # named_children would name a shared layer once
             if child in made:
                 setattr(parent, name, made[child])
-    return Swaps(tuple(found))
 
 
 def _made(layer: torch.nn.Linear, weights: str, allow_tf32: bool | None) -> torch.nn.Module:
@@ -145,7 +150,7 @@ def _asked(where: Where | str | Iterable[str] | None) -> Callable[[str, torch.nn
     return lambda name, module: "" if any(fnmatchcase(name, pattern) for pattern in patterns) else said
 
 
-def _reason(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
+def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
     """Why a layer is left, or ""."""
     if is_parametrized(layer):
         return f"parametrized: {', '.join(layer.parametrizations)}"
@@ -190,7 +195,7 @@ def _swap_gated(
         layers = [part for part in parts if isinstance(part, torch.nn.Linear)]
         names = [f"{name}.{each}" for each in NAMES]
         reason = next(
-            filter(None, [asked(x, layer) or _reason(layer, allow_tf32) for x, layer in zip(names, layers)]), ""
+            filter(None, [asked(x, layer) or reason_to_stay(layer, allow_tf32) for x, layer in zip(names, layers)]), ""
         )
         if not reason and any(layer.weight in shared for layer in layers):
             reason = "a weight is tied to another module's"

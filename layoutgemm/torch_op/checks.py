@@ -265,10 +265,12 @@ def cast(x: torch.Tensor, to: torch.dtype | None) -> torch.Tensor:
     return x if to is None or x.dtype not in (torch.float32, torch.bfloat16, torch.float16) else x.to(to)
 
 
-def check_input(x: torch.Tensor) -> None:
-    """Raise OperandError for the input of a module that is no dense tensor."""
+def check_input(x: torch.Tensor, features: int) -> None:
+    """Raise OperandError for a module's input that is no dense tensor, TensorError for other features."""
     if not torch.compiler.is_compiling():
         check_operands({"x": x})
+    if x.ndim == 0 or x.shape[-1] != features:
+        raise TensorError(f"x has shape {list(x.shape)}: (..., {features}), the module's in_features")
 
 
 def sizes_later() -> bool:

@@ -266,6 +266,8 @@ def linear(
 
     >>> linear(torch.ones(1, 2).half(), torch.arange(6.0).view(3, 2).half()).tolist()
     [[1.0, 5.0, 9.0]]
+
+    Raises as `matmul`, and OperandError for a weight that is no matrix.
     """
     recorded = not _is_traced() and _grad_enabled() and type(x) in PLAIN and type(weight) in PLAIN
     if (
@@ -276,7 +278,15 @@ def linear(
         and (found := _linear_again(x, weight, bias, activation)) is not None
     ):
         return found
-    return matmul(x, weight.mT, bias=bias, activation=activation, allow_tf32=allow_tf32)
+    matrix = weight.mT if isinstance(weight, _Tensor) and weight.ndim > 1 else _not_linear(weight)
+    return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
+
+
+def _not_linear(weight: object) -> torch.Tensor:
+    """Refuse a linear layer's weight that is no matrix, nor a batch of them."""
+    if not isinstance(weight, _Tensor):
+        refuse(f"weight is a {type(weight).__qualname__}, not a torch tensor")
+    raise OperandError(f"weight has shape {list(weight.shape)}: (N, K), or a batch of them")  # type: ignore[attr-defined]
 
 
 def _linear_again(

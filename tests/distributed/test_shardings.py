@@ -15,7 +15,7 @@ torch = needs.module("torch")
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from layoutgemm.distributed.shardings import gated_rules, product_rules, scaled_rules
+from layoutgemm.distributed.shardings import gated_rules, grouped_rules, product_rules, scaled_rules
 
 PROGRAM = Path(__file__).with_name("program.py")
 
@@ -50,11 +50,37 @@ def test_rules_of_a_product_cover_both_plans() -> None:
     assert not [rule for rule in product_rules((8, 16), (16, 12), linear=False) if Partial() in rule]
 
 
-def test_a_gate_is_not_parted_from_its_pair() -> None:
-    class Shaped:
-        def __init__(self, *shape: int) -> None:
-            self.shape = shape
+class Shaped:
+    """A tensor as a rule sees it."""
 
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+
+def test_scales_are_cut_along_their_own_dimension() -> None:
+    """Four rows with four blocks of K, of one scale each: that the sizes agree says nothing."""
+    rules = scaled_rules(Shaped(4, 512), Shaped(1, 4), Shaped(512, 256), Shaped(256, 4))
+    (rows,) = [inputs for results, inputs in rules if results == [Shard(0)]]
+    assert rows == [Shard(0), Replicate(), Replicate(), Replicate()]
+    (columns,) = [inputs for results, inputs in rules if results == [Shard(1)]]
+    assert columns == [Replicate(), Replicate(), Shard(1), Shard(0)]
+    (along_k,) = [inputs for results, inputs in rules if results == [Partial()]]
+    assert along_k == [Shard(1), Shard(1), Shard(0), Shard(1)]
+    square = scaled_rules(Shaped(256, 200), Shaped(2, 2), Shaped(200, 100), Shaped(1, 2))  # 200 is no whole blocks
+    assert [results for results, _ in square] == [[Replicate()], [Shard(0)], [Shard(1)]]
+
+
+def test_what_lies_in_groups_is_not_cut() -> None:
+    a, b, ends = Shaped(8, 16), Shaped(4, 16, 12), Shaped(4)
+    found = [(results[0], inputs[:2]) for results, inputs in grouped_rules(a, b, ends, "offs")]
+    assert not [inputs for _, inputs in found if Shard(0) in inputs]
+    assert (Shard(1), [Replicate(), Shard(2)]) in found and (Partial(), [Shard(1), Shard(1)]) in found
+    masked = [(results[0], inputs[:3]) for results, inputs in grouped_rules(b, Shaped(4, 12, 16), ends, "counts")]
+    assert (Shard(0), [Shard(0), Shard(0), Shard(0)]) in masked
+    assert not [inputs for _, inputs in masked if inputs[0] == Shard(1)]
+
+
+def test_a_gate_is_not_parted_from_its_pair() -> None:
     assert not [rule for rule in gated_rules(Shaped(8, 16), Shaped(16, 12), "swiglu") if rule[0] == [Shard(1)]]
     scaled = Shaped(8, 256), Shaped(8, 1), Shaped(256, 12), Shaped(1, 12), None
     for activation, parted in (("swiglu", False), ("silu", True), (None, True)):

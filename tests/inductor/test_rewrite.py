@@ -113,7 +113,9 @@ def test_inductor_compiles_a_model_with_the_pass() -> None:
     assert near(got, want)
     (graph,) = registered.graphs
     assert [each.fused for each in graph.rewritten] == [("bias", "gelu"), ("bias",)], str(registered)
-    assert "2 of 2 products rewritten" in str(registered) and str(registered).endswith("1 graph seen")
+    assert "2 of 2 products rewritten in the inference graph" in str(registered) and str(registered).endswith(
+        "1 graph seen"
+    )
 
 
 def test_hooks_are_put_back() -> None:
@@ -137,15 +139,23 @@ def test_hooks_are_put_back() -> None:
 
 def test_the_hook_writes_the_product() -> None:
     a, b, out = normal(4, 16), normal(16, 8), torch.empty(4, 8, dtype=BF16)
-    with inductor.register():
+    with inductor.register(devices=["cpu"]):
         config.external_matmul[-1](a, b, out=out)
     assert near(out, a @ b)
+
+
+def test_a_device_that_is_not_asked_for_is_not_tuned() -> None:
+    a, b, out = normal(4, 16), normal(16, 8), torch.empty(4, 8, dtype=BF16)
+    with inductor.register() as registered:
+        with pytest.raises(RuntimeError, match=r"on cpu: register\(devices=\) has cuda"):
+            config.external_matmul[-1](a, b, out=out)
+    assert not registered.refused
 
 
 def test_a_product_without_a_kernel_is_left_to_other_choices() -> None:
     """Inductor drops a choice that raises RuntimeError, and ends the compilation at any other error."""
     a, b, out = torch.ones(4, 16), torch.ones(16, 8), torch.empty(4, 8)
-    with inductor.register() as registered:
+    with inductor.register(devices=["cpu"]) as registered:
         with pytest.raises(RuntimeError, match=r"layoutgemm does not compute mm of \[4, 16\] and \[16, 8\].*tf32"):
             config.external_matmul[-1](a, b, out=out)
     assert "not tuned   mm of [4, 16] and [16, 8]: a and b are float32" in str(registered)

@@ -75,3 +75,31 @@ def test_a_master_linear_is_exported_with_its_gradients_on() -> None:
     module, x = _module("master")
     x = x.to(BF16)
     assert module.weight.requires_grad and torch.equal(torch.export.export(module, (x,)).module()(x), module(x))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", [*MODULES, "in order of groups"])
+def test_other_features_are_refused(name: str, compiled: bool) -> None:
+    """More of them, too, which a layer that reorders x would leave unread."""
+    if name in MODULES:
+        module, x = _module(name)
+    else:
+        packed, x = _module("packed")
+        module = QuantizedLinear(packed.weight, order=torch.arange(127, -1, -1))
+    call = torch.compile(module, backend="eager") if compiled else module
+    wrong = [torch.ones(4, 256), torch.ones(4, 127), *[torch.tensor(1.0)] * (not compiled)]
+    with torch.no_grad():
+        assert call(x.to(BF16)).shape == (4, 32)
+        for odd in wrong:
+            with pytest.raises(Exception, match=r"x has shape \[.*\]: \(..., 128\), the module's in_features"):
+                call(odd.to(BF16))
+
+
+def test_the_scales_of_a_new_module_are_float32_whatever_torch_s_default_is() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        module = ScaledLinear(128, 32)
+        assert module(torch.ones(2, 128, dtype=BF16)).dtype == BF16
+    finally:
+        torch.set_default_dtype(F32)
+    assert module.weight_scale.dtype == F32

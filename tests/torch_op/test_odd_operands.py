@@ -23,6 +23,8 @@ from layoutgemm import (
     scaled_matmul,
 )
 from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.torch_op.operator import linear
+from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -171,3 +173,63 @@ def test_fp8_matmul_refuses_other_derivatives_by_name() -> None:
             run()
     with torch.autograd.forward_ad.dual_level(), pytest.raises(TensorError, match="a has a tangent"):
         fp8_matmul(torch.autograd.forward_ad.make_dual(a, a), b)
+
+
+# ------------------------------------------------------------------------------------------- arguments of other kinds
+
+LINEAR = {"x": normal(24, 64), "weight": normal(32, 64), "bias": normal(32)}
+EIGHT_WEIGHT = QuantizedWeight.quantize(normal(48, 64, kind=torch.float32), QuantizedFormat("int4", 32), E4M3)
+KINDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    **CALLS,
+    "a linear layer": (linear, LINEAR),
+    "packed, finished": (
+        lambda x, bias: quantized_matmul(x, WEIGHT, bias=bias),
+        {"x": normal(24, 64), "bias": normal(48)},
+    ),
+    "packed, of float8": (
+        lambda x, scale_x: quantized_matmul(x, EIGHT_WEIGHT, scale_x=scale_x),
+        {"x": EIGHT["a"], "scale_x": torch.ones(24)},
+    ),
+    "packed experts": (
+        lambda x, scale_x: quantized_grouped_matmul(
+            x, QuantizedExperts.of([EIGHT_WEIGHT] * 2), torch.tensor([0, 8, 24]), scale_x=scale_x
+        ),
+        {"x": EIGHT["a"], "scale_x": torch.ones(24)},
+    ),
+}  # fmt: skip
+
+
+class Subclass(torch.Tensor):
+    """A subclass without a meaning of its own: torch's dispatcher sees the call."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_no_tensor_is_refused_by_name_on_every_way(name: str) -> None:
+    """A number, a text or a module beside plain tensors, recorded ones and subclasses."""
+    call, given = KINDS[name]
+    for which in given:
+        for odd in (1.0, True, "text", [1.0], {}, torch.nn.Identity()):
+            others = {key: x for key, x in given.items() if key != which}
+            recorded = {key: x.clone().requires_grad_() if x.dtype == BF16 else x for key, x in others.items()}
+            for way in (others, recorded, {key: x.as_subclass(Subclass) for key, x in others.items()}):
+                with pytest.raises(LayoutError):
+                    call(**way, **{which: odd})
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_torch_s_default_type_changes_nothing(name: str) -> None:
+    call, given = KINDS[name]
+    want = call(**given)
+    torch.set_default_dtype(torch.float64)
+    try:
+        got = call(**given)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, two in zip(*[y if isinstance(y, tuple) else (y,) for y in (got, want)], strict=True):
+        assert one.dtype == two.dtype and torch.equal(one.float(), two.float())
+
+
+@pytest.mark.parametrize("weight", [normal(64), normal(32, 64)[0, 0], None, [1.0]])
+def test_a_weight_that_is_no_matrix_is_refused(weight: Any) -> None:
+    with pytest.raises(OperandError, match="weight"):
+        linear(LINEAR["x"], weight)

@@ -219,6 +219,12 @@ def test_other_kinds_are_refused_with_the_way_out(kind: str) -> None:
         QuantizedLinear.from_checkpoint({}, kind)
 
 
+def test_surplus_tensors_of_a_layer_are_refused_by_name() -> None:
+    given = {name: torch.zeros(1) for name in ("weight_packed", "weight_scale", "input_global_scale")}
+    with pytest.raises(LayoutError, match="input_global_scale is surplus: a layer of kind 'compressed-tensors'"):
+        QuantizedLinear.from_checkpoint(given, "compressed-tensors")
+
+
 def test_words_in_gemv_s_order_are_refused_by_name() -> None:
     """GEMV has (N, K / 8) words, and scales (N, groups)."""
     given = {"qweight": torch.zeros(512, 64, dtype=torch.int32), "qzeros": torch.zeros(512, 1, dtype=torch.int32)}

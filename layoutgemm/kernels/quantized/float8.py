@@ -55,11 +55,13 @@ def refusal(fmt: QuantizedFormat) -> str:
 
 def _inexact(code: str) -> str:
     """The first code of a kind that is no e4m3, or ""."""
-    kind = TARGETS["e4m3"].dtype
-    for number, value in enumerate(CODES[code].values()):
-        if np.isfinite(value) and (near := float(kind.decode(kind.encode(value)))) != value:
-            return f"code {number} of {code} is {value:g}, and the nearest e4m3 {near:g}"
-    return ""
+    kind, values = TARGETS["e4m3"].dtype, np.asarray(CODES[code].values())
+    near = kind.decode(kind.encode(np.where(np.isfinite(values), values, 0)))
+    wrong = np.flatnonzero(np.isfinite(values) & (near != values))
+    if not len(wrong):
+        return ""
+    at = int(wrong[0])
+    return f"code {at} of {code} is {values[at]:g}, and the nearest e4m3 {near[at]:g}"
 
 
 _INEXACT = {code: _inexact(code) for code in CODES}  # known to a compiler's trace, which runs no NumPy

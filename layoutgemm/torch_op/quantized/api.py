@@ -10,7 +10,7 @@ from .configs import PackedConfig, packed_text
 from .kept import Key, find
 from .launch import flat, quantized_product
 from .operators import checked_call, derivable, facts_of
-from .weights import QuantizedWeight, check_product
+from .weights import QuantizedWeight, check_kinds_of, check_product
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 _autocast = torch._C._is_any_autocast_enabled
@@ -67,6 +67,7 @@ def quantized_matmul(
         if found is not None:
             return found
     check_product(x, weight, config)
+    check_kinds_of(bias=bias, scale_x=scale_x)
     rows = x.reshape(-1, weight.k)
     facts, text = facts_of(weight.format, weight.n, weight.k), packed_text(config)
     operands = rows, weight.units, weight.scales, bias

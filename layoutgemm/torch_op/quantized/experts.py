@@ -40,7 +40,7 @@ from ..scaled_grouped.scaled import check_config
 from ..types import C_NAMES, NAMES
 from .launch import QuantizedCall, arguments_of, epilogue_of, flat, in_place, readable, scale_recipe
 from .operators import Facts, check_gateless, check_rows, facts_of, format_of
-from .weights import QuantizedWeight, dense_of, multiplied, packed_for, unlike
+from .weights import QuantizedWeight, check_kinds_of, dense_of, multiplied, packed_for, unlike
 
 _WAY_OUT = "it is for inference; give its detach()"
 _SCALE_X = 12  # its place among the operator's arguments
@@ -144,6 +144,7 @@ def quantized_grouped_matmul(
     if isinstance(x, torch.Tensor):
         x = cast(x, autocast_type(x))
     check_experts(x, weights, offsets, config)
+    check_kinds_of(scale_x=scale_x)
     facts = facts_of(weights.format, weights.n, weights.k)
     value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
         x, weights.units, weights.scales, offsets, activation, *facts, out_dtype, config_text(config), flat(scale_x, x)
@@ -250,7 +251,7 @@ def _on_cpu(
     scale_x: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     found = torch.empty((x.shape[0], call.size[0]), dtype=call.kind)
-    factors = torch.ones(1) if scale_x is None else resolved(scale_x)
+    factors = torch.ones(1, dtype=torch.float32) if scale_x is None else resolved(scale_x)
     factors = factors.double().reshape(-1, 1).expand(x.shape[0], 1)
     for e, (start, end) in enumerate(pairwise(offsets.tolist())):
         wide = dense_of(call.format, x.dtype, units[e], None if scales is None else scales[e], call.size)

@@ -185,7 +185,7 @@ def multiplied(fmt: QuantizedFormat, dense: torch.Tensor, activations: torch.dty
 
 def _zeros(order: PackedOrder, bits: torch.Tensor) -> torch.Tensor:
     """Zero points of their 16 bits."""
-    table = torch.full((1 << 16,), -1.0)
+    table = torch.full((1 << 16,), -1.0, dtype=torch.float32)
     values = np.arange(MOST_ZERO + 1)
     table[torch.from_numpy(zero_bits(order.target, values).astype(np.int64))] = torch.from_numpy(values).float()
     return table.to(bits.device)[bits.long() & 0xFFFF]
@@ -214,6 +214,13 @@ def unlike(kind: torch.dtype, packed: torch.dtype) -> str:
         f"x.to({packed}) is one" if packed.itemsize > 1 else "layoutgemm.quantize(x, 'RowWise') makes one, and scales"
     )
     return f"x is {kind}, and the weights are packed for {packed}: {way_out}"
+
+
+def check_kinds_of(**operands: object) -> None:
+    """Raise OperandError, naming it, for an operand that is given and no tensor."""
+    for name, x in operands.items():
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise OperandError(f"{name} is a {type(x).__qualname__}, not a torch tensor")
 
 
 def check_product(x: object, weight: object, config: object) -> None:

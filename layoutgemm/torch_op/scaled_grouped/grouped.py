@@ -409,7 +409,8 @@ def counted(counts: torch.Tensor, rows: int) -> torch.Tensor:
     >>> counted(torch.tensor([1, 0]), 2).squeeze(-1).tolist()
     [[True, False], [False, False]]
     """
-    return (torch.arange(rows, device=counts.device) < counts.unsqueeze(-1)).unsqueeze(-1)
+    places = counts.new_ones(rows).cumsum(0)  # from 1; a tensor subclass where counts are one
+    return (places <= counts.unsqueeze(-1)).unsqueeze(-1)
 
 
 def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Tensor:

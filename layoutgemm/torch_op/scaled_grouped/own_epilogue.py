@@ -148,7 +148,11 @@ def _computed(
             front = a.shape[:-1]
             zeros = a.new_zeros(*front, 16).bfloat16(), b.new_zeros(*b.shape[:-2], 16, b.shape[-1]).bfloat16()
             return epilogue_product(*zeros, call.kind, epilogue, operands.every, None, out)
-        wide = sums(call.recipes, a, of.scale_a, b, of.scale_b) if a.shape[-1] else torch.zeros(call.shape)
+        wide = (
+            sums(call.recipes, a, of.scale_a, b, of.scale_b)
+            if a.shape[-1]
+            else torch.zeros(call.shape, dtype=torch.float32)
+        )
         value = reference_of(wide.float(), call.kind, epilogue, operands.every)
         if not epilogue.stores_c:
             return value.new_empty(0)

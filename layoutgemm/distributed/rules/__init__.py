@@ -1,0 +1,1 @@
+"""Sharding rules of operators with scales, of groups, and of packed weights."""

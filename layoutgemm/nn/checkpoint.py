@@ -1,0 +1,220 @@
+"""The tensors of a checkpoint in safetensors: one file, or shards with an index. Read one at a time.
+
+    model.safetensors.index.json    {"weight_map": {name of a tensor: file of a shard}}
+    NAME.safetensors                8 bytes: N, little-endian; N bytes of JSON; the tensors' bytes
+                                    {name: {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
+
+Headers alone are read when a checkpoint is opened. Format: github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+
+from ..errors import OperandError
+
+INDEX = "model.safetensors.index.json"
+_ENDING = ".safetensors"
+_MOST_HEADER = 100_000_000  # bytes, the format's own limit
+_TYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
+    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.uint8,
+}  # fmt: skip  # powers of two are read as their exponents
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file.
+
+    start  of its bytes in the file
+    """
+
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+
+class Checkpoint:
+    """The tensors of a checkpoint by name; `tensor` and `under` read them.
+
+    path     a directory with model.safetensors.index.json, or with one .safetensors file; or one of these files
+    tensors  each tensor's file, type and shape
+    config   what config.json beside them says, {} without one
+
+    Raises OperandError for files that are missing, cut off or no safetensors. Raises it for tensors that the index has
+    and its shards have not, or the other way round.
+
+    >>> import json, tempfile
+    >>> header = json.dumps({"bias": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     with open(f"{path}/model.safetensors", "wb") as file:
+    ...         _ = file.write(len(header).to_bytes(8, "little") + header + b"\\0\\0\\x80\\x3f" * 2)
+    ...     Checkpoint(path).tensor("bias")
+    tensor([1., 1.])
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        index = self.path / INDEX if self.path.is_dir() else self.path
+        if index.is_file() and index.name.endswith(".json"):
+            self.tensors = _indexed(index)
+        else:
+            self.tensors = dict(_header(_only_file(self.path)))
+        found = index.parent / "config.json"
+        self.config: dict[str, object] = _object(found) if found.is_file() else {}
+        self._layers: dict[str, list[str]] = {}
+        for name in self.tensors:
+            self._layers.setdefault(name.rpartition(".")[0], []).append(name)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that have tensors."""
+        return tuple(dict.fromkeys(each.file for each in self.tensors.values()))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor, on the CPU. Raises OperandError for an unknown name."""
+        if name not in self.tensors:
+            raise OperandError(f"{name} is missing: {self.path} has no tensor of that name")
+        of = self.tensors[name]
+        memory = torch.empty(math.prod(of.shape) * of.dtype.itemsize, dtype=torch.uint8)
+        if memory.numel():
+            with of.file.open("rb") as file:
+                file.seek(of.start)
+                read = file.readinto(memory.numpy())
+            if read != memory.numel():
+                raise OperandError(f"{of.file}: {read} of {memory.numel()} bytes of {name}: the file is cut off")
+        return memory.view(of.dtype).reshape(of.shape)
+
+    def names(self, layer: str) -> tuple[str, ...]:
+        """The names of a layer's own tensors: its name, a dot, and one word."""
+        return tuple(self._layers.get(layer, ()))
+
+    def under(self, layer: str) -> dict[str, torch.Tensor]:
+        """The tensors of one layer, by the last word of their names; OperandError for none."""
+        if not self.names(layer):
+            raise OperandError(f"{layer} has no tensors in {self.path}")
+        return {name.rpartition(".")[2]: self.tensor(name) for name in self.names(layer)}
+
+
+def listed_names(names: Iterable[str], most: int = 5) -> str:
+    """The first names, and how many there are.
+
+    >>> listed_names(["c", "a", "b"], 2)
+    'a, b and 1 more'
+    """
+    given = sorted(names)
+    more = f" and {len(given) - most} more" if len(given) > most else ""
+    return ", ".join(given[:most]) + more
+
+
+def _only_file(path: Path) -> Path:
+    """The file of a checkpoint without an index."""
+    if path.is_dir():
+        files = sorted(each for each in path.iterdir() if each.name.endswith(_ENDING))
+        if len(files) == 1:
+            return files[0]
+        if files:
+            names = listed_names([each.name for each in files])
+            raise OperandError(f"{path} has {len(files)} files, {names}, and no {INDEX}, which says what is where")
+        raise OperandError(f"{path} has neither {INDEX} nor a {_ENDING} file")
+    if not path.is_file():
+        raise OperandError(f"{path} is no file and no directory")
+    return path
+
+
+def _indexed(index: Path) -> dict[str, StoredTensor]:
+    """The tensors of all shards of an index."""
+    named = _object(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
+        raise OperandError(f"{index} has no weight_map of names and files")
+    files = dict.fromkeys(named.values())
+    if outside := [file for file in files if Path(file).name != file]:
+        raise OperandError(f"{index}: the file {outside[0]!r} is not in the directory of the index")
+    headers, found = {file: _header(index.parent / file) for file in files}, {}
+    for file, there in headers.items():
+        asked = {name for name, other in named.items() if other == file}
+        if missing := asked - there.keys():
+            raise OperandError(f"{listed_names(missing)}: {INDEX} has them in {file}, which has not")
+        if surplus := there.keys() - asked:
+            raise OperandError(f"{listed_names(surplus)}: {file} has them, and {INDEX} does not have them there")
+        found.update(there)
+    return found
+
+
+def _object(path: Path) -> dict[str, object]:
+    """A file's JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise OperandError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise OperandError(f"{path} is a {type(found).__name__}, not a JSON object")
+    return found
+
+
+def _header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file."""
+    if not path.is_file():
+        raise OperandError(f"{path} is missing")
+    with path.open("rb") as file:
+        first, size = _entries(path, file)
+    found, end = {}, 0
+    for name, entry in sorted(first.items(), key=lambda item: _span(path, *item)):
+        at, until = _span(path, name, entry)
+        if entry.get("dtype") not in _TYPES:
+            raise OperandError(f"{path}: {name} is {entry.get('dtype')!r}: known are {', '.join(_TYPES)}")
+        kind, shape = _TYPES[str(entry["dtype"])], entry.get("shape")
+        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            raise OperandError(f"{path}: {name} has shape {shape!r}: extents of 0 or more")
+        if at != end or until - at != math.prod(shape) * kind.itemsize:
+            need = f"{math.prod(shape) * kind.itemsize} from {end} on"
+            raise OperandError(f"{path}: {name} has bytes {at} to {until}: {kind} of {shape} has {need}")
+        found[name], end = StoredTensor(path, kind, tuple(shape), size + at), until
+    have = path.stat().st_size - size
+    if have != end:
+        raise OperandError(f"{path} has {have} bytes of tensors, and its header says {end}: cut off, or not the same")
+    return found
+
+
+def _entries(path: Path, file: BinaryIO) -> tuple[dict[str, dict[str, object]], int]:
+    """A file's entries, and the bytes in front of its tensors."""
+    length, have = int.from_bytes(file.read(8), "little"), path.stat().st_size
+    if have < 8 or length > min(have - 8, _MOST_HEADER):
+        raise OperandError(f"{path}: a header of {length} bytes in a file of {have}: it is no safetensors, or cut off")
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise OperandError(f"{path}: {twice} is there twice")
+        return made
+
+    try:
+        found = json.loads(file.read(length), object_pairs_hook=once)
+    except OperandError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise OperandError(f"{path}: the header is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise OperandError(f"{path}: the header is a {type(found).__name__}, not a JSON object")
+    found.pop("__metadata__", None)
+    if wrong := [name for name, entry in found.items() if not isinstance(entry, dict)]:
+        raise OperandError(f"{path}: the entry of {wrong[0]} is no JSON object")
+    return found, 8 + length
+
+
+def _span(path: Path, name: str, entry: dict[str, object]) -> tuple[int, int]:
+    """First and last byte of a tensor."""
+    found = entry.get("data_offsets")
+    if not isinstance(found, list) or len(found) != 2 or not all(type(n) is int for n in found):
+        raise OperandError(f"{path}: {name} has data_offsets {found!r}: the first byte and the last")
+    return found[0], found[1]

@@ -1,0 +1,301 @@
+"""load_checkpoint: a model's tensors from safetensors, its packed layers by QuantizedLinear, and a report of each.
+
+tensors of a layer      in its place                                      kinds
+----------------------  ------------------------------------------------  ------------------------------------
+packed                  QuantizedLinear                                   of `QuantizedLinear.from_checkpoint`
+float8, blocks' scales  ScaledLinear                                      "fp8"
+dense                   the layer stays; its parameters are the tensors
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+
+from ..errors import LayoutError, OperandError, TensorError
+from .checkpoint import Checkpoint, StoredTensor, listed_names
+from .gated import GatedMLP
+from .quantized import NEEDED, OTHERS, QuantizedLinear
+from .scaled import FLOAT8, ScaledLinear
+from .swap import Swapped, Swaps, reason_to_stay, replace_modules
+
+_FLOAT8_KIND, _FLOAT8_SCALE = "fp8", "weight_scale_inv"
+_FOREIGN_STATE = (ScaledLinear, GatedMLP, QuantizedLinear)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Swaps):
+    """The linear layers of a model that `load_checkpoint` loaded, and remarks.
+
+    untied   names that were one parameter, and are not where the checkpoint packs one of them
+    ignored  tensors of the checkpoint that were left unread, as was asked
+    unset    buffers that no state dict has, on the meta device still
+    files    that were read
+    """
+
+    untied: tuple[tuple[str, ...], ...] = ()
+    ignored: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
+    files: int = 1
+
+    def __str__(self) -> str:
+        said = [f"untied    {' and '.join(names)}" for names in self.untied]
+        said += [f"ignored   {listed_names(self.ignored)}"] * bool(self.ignored)
+        said += [f"on meta   {name}: no state dict has it" for name in self.unset]
+        lines = "\n".join([*map(str, self.layers), *said])
+        packed = f"{len(self.replaced)} of {len(self)} linear layers packed"
+        return f"{lines}\n{packed}, of {self.files} file{'s' * (self.files != 1)}".lstrip("\n")
+
+
+def load_checkpoint(
+    model: torch.nn.Module, checkpoint: Checkpoint | str | os.PathLike[str], kind: str | None = None, *,
+    ignore: Iterable[str] = (), device: torch.device | str = "cpu",
+) -> Loaded:  # fmt: skip
+    """Load a model from safetensors, in place: packed layers become QuantizedLinear, others stay.
+
+    model       its tensors may be on the meta device. Linear layers say the types of activations
+    checkpoint  a directory, a file, or a `Checkpoint`. Tensors are read layer by layer
+    kind        of packed layers, as `QuantizedLinear.from_checkpoint`, or "fp8" for float8 with scales of 128 x 128
+                blocks; default what config.json says
+    ignore      patterns, as fnmatch has them, of tensors in the checkpoint to be left unread
+    device      of the tensors that were on the meta device
+
+    Dense tensors are cast to the model's types, as `load_state_dict` does. Tied parameters stay tied, by whichever of
+    their names the checkpoint has.
+
+    Raises OperandError for tensors that are missing, and for surplus ones, by name. Raises OperandError or TensorError
+    for shapes that differ, unknown kinds, layers that cannot be replaced, and tied tensors that differ. The model then
+    is as it was.
+
+    >>> import tempfile
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1, dtype=torch.bfloat16))
+    >>> header = b'{"0.weight":{"dtype":"BF16","shape":[1,2],"data_offsets":[0,4]}}'
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     with open(f"{path}/model.safetensors", "wb") as file:
+    ...         _ = file.write(len(header).to_bytes(8, "little") + header + bytes(4))
+    ...     load_checkpoint(model, path)
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.OperandError: 0.bias is missing in the checkpoint
+    """
+    found = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    if isinstance(model, torch.nn.Linear):
+        raise OperandError("model is a linear layer itself, and layers are replaced inside of it")
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    ignored = [name for name in found.tensors if any(fnmatchcase(name, each) for each in patterns)]
+    plan, on = _Plan(model, found, ignored), torch.device(device)
+    plan.pack(kind)
+    plan.place()
+    made: dict[torch.nn.Module, torch.nn.Module] = {}
+    for layer, name in plan.sources.items():
+        made[layer] = _packed(name, layer, plan, on)
+    replace_modules(model, made)
+    for names, source in plan.dense.items():
+        _fill(model, names, found.tensor(source), on)
+    buffers = [name for name, x in model.named_buffers() if x.is_meta]
+    return Loaded(plan.report(made), plan.untied, tuple(ignored), tuple(buffers), len(found.files))
+
+
+class _Plan:
+    """Each tensor's place in a model, checked by name and shape."""
+
+    def __init__(self, model: torch.nn.Module, found: Checkpoint, ignored: Iterable[str]) -> None:
+        left = {*ignored}
+        self.found = found
+        self.stored = {name: of for name, of in found.tensors.items() if name not in left}
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.kind = ""
+        for name, module in self.modules.items():
+            if isinstance(module, _FOREIGN_STATE):
+                raise OperandError(f"{name} is a {type(module).__name__}: load a model before its layers are swapped")
+        self.packed: dict[str, torch.nn.Linear] = {}  # by each name of a layer
+        self.sources: dict[torch.nn.Linear, str] = {}  # the name by which a packed layer is read
+        self.dense: dict[tuple[str, ...], str] = {}
+        self.untied: tuple[tuple[str, ...], ...] = ()
+        self.used: set[str] = set()
+
+    def pack(self, kind: str | None) -> None:
+        """Set the layers that are packed, and their kind."""
+        keys = [*dict.fromkeys(first for first, *_ in NEEDED.values()), _FLOAT8_SCALE]
+        layers = [
+            (name, module)
+            for name, module in self.modules.items()
+            if isinstance(module, torch.nn.Linear) and any(f"{name}.{key}" in self.stored for key in keys)
+        ]
+        self.kind = _kind(kind, self.found.config, [name for name, _ in layers])
+        chosen = {module: name for name, module in reversed(layers)}  # a shared layer's first name
+        for name, module in layers:
+            _check_shared(self, chosen[module], name)
+            if reason := reason_to_stay(module, True):
+                raise OperandError(f"{name} is packed in the checkpoint, and cannot be replaced: {reason}")
+            if module.bias is not None and f"{name}.bias" not in self.stored:
+                raise OperandError(f"{name}.bias is missing in the checkpoint")
+            self.used |= {*self.names(name)}
+
+        linear = {name: x for name, x in self.modules.items() if isinstance(x, torch.nn.Linear)}
+        self.packed = {name: module for name, module in linear.items() if module in chosen}
+        self.sources = chosen
+
+    def names(self, layer: str) -> list[str]:
+        """The tensors of a layer."""
+        return [name for name in self.found.names(layer) if name in self.stored]
+
+    def place(self) -> None:
+        """Set the source of each dense tensor, and the names that are no longer tied."""
+        missing, untied = [], []
+        for x, names in _owners(self.modules).items():
+            away = [name for name in names if name.rpartition(".")[0] in self.packed]
+            dense = [name for name in names if name not in away]
+            there = [name for name in dense if name in self.stored]
+            if dense and away:
+                untied.append(tuple(names))
+            if dense and not there:
+                tied = f" (tied to {', '.join(away)}, which is packed)" * bool(away)
+                missing.append(f"{dense[0]}{tied}")
+            for name in there:
+                _check(name, self.stored[name], x)
+                _check_tied(self.found, there[0], name)
+            if there:
+                self.dense[tuple(dense)] = there[0]
+                self.used |= {*there}
+        if missing:
+            raise OperandError(
+                f"{listed_names(missing)} {'is' if len(missing) == 1 else 'are'} missing in the checkpoint"
+            )
+        if surplus := self.stored.keys() - self.used:
+            raise OperandError(
+                f"{listed_names(surplus)}: in the checkpoint, and the model has no such tensor; ignore= leaves tensors"
+            )
+        self.untied = tuple(untied)
+
+    def report(self, made: Mapping[torch.nn.Module, torch.nn.Module]) -> tuple[Swapped, ...]:
+        """A line for each linear layer: replaced, or left and why."""
+        sources = {name: source for names, source in self.dense.items() for name in names}
+        found: dict[torch.nn.Module, Swapped] = {}
+        for name, module in self.modules.items():
+            if not isinstance(module, torch.nn.Linear) or module in found:
+                continue
+            if module in made:
+                found[module] = Swapped(name, type(made[module]).__name__)
+                continue
+            source = sources[f"{name}.weight"]
+            tied = f", as {source}" * (source != f"{name}.weight")
+            kind = str(self.stored[source].dtype).removeprefix("torch.")
+            found[module] = Swapped(name, reason=f"its weight is {kind} in the checkpoint{tied}")
+        return tuple(found.values())
+
+
+def _owners(modules: Mapping[str, torch.nn.Module]) -> dict[torch.Tensor, list[str]]:
+    """The tensors of a state dict, with all their names."""
+    owners: dict[torch.Tensor, list[str]] = {}
+    for name, module in modules.items():
+        for key, x in [*module._parameters.items(), *module._buffers.items()]:
+            if x is not None and key not in module._non_persistent_buffers_set:
+                owners.setdefault(x, []).append(f"{name}.{key}" if name else key)
+    return owners
+
+
+def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) -> str:
+    """The kind of packed layers. Raises OperandError for an unknown one, or where nothing says it."""
+    kind = asked
+    said = config.get("quantization_config")
+    if kind is None and isinstance(said, dict):
+        kind = str(said.get("quant_method"))
+        if kind == "gptq" and said.get("checkpoint_format") == "gptq_v2":
+            kind = "gptq_v2"
+        elif kind == "awq" and str(said.get("version", "gemm")).lower() != "gemm":
+            kind = f"awq_{str(said['version']).lower()}"
+        elif kind == "compressed-tensors" and not str(said.get("format")).endswith("pack-quantized"):
+            kind = str(said.get("format"))
+    if kind is None and layers:
+        raise OperandError(f"{layers[0]} is packed, and no config.json says how: give kind=")
+    if kind is not None and kind not in NEEDED and kind != _FLOAT8_KIND:
+        known = ", ".join(map(repr, (*NEEDED, _FLOAT8_KIND)))
+        raise OperandError(f"kind {kind!r}: {OTHERS.get(kind.lower(), '')}known are {known}")
+    return kind or ""
+
+
+def _check(name: str, stored: StoredTensor, x: torch.Tensor) -> None:
+    """Raise unless a parameter or a buffer can take a stored tensor."""
+    if type(x) not in (torch.Tensor, torch.nn.Parameter):
+        raise OperandError(f"{name} is a {type(x).__qualname__}: load the model before it is distributed or wrapped")
+    if tuple(x.shape) != stored.shape:
+        raise TensorError(f"{name} has shape {list(stored.shape)} in the checkpoint, and {list(x.shape)} in the model")
+    floats = stored.dtype.is_floating_point, x.dtype.is_floating_point
+    if floats[0] != floats[1] or (stored.dtype.itemsize == 1 and stored.dtype != x.dtype):
+        raise OperandError(f"{name} is {stored.dtype} in the checkpoint, and {x.dtype} in the model")
+
+
+def _check_shared(plan: _Plan, one: str, two: str) -> None:
+    """Raise OperandError unless two names of a shared layer have the same tensors."""
+    of_one, of_two = ({each.rpartition(".")[2] for each in plan.names(name)} for name in (one, two))
+    if of_one != of_two:
+        raise OperandError(f"{one} and {two} are one layer, and only one has {listed_names(of_one ^ of_two)}")
+    for key in of_one:
+        _check_tied(plan.found, f"{one}.{key}", f"{two}.{key}")
+
+
+def _check_tied(found: Checkpoint, one: str, two: str) -> None:
+    """Raise OperandError unless the stored tensors of one parameter are equal."""
+    if one == two:
+        return
+    x, y = found.tensor(one), found.tensor(two)
+    differs = (x != y) & ~(x.isnan() & y.isnan()) if x.dtype == y.dtype else torch.ones(x.shape, dtype=torch.bool)
+    if bool(differs.any()):
+        at = tuple(differs.nonzero()[0].tolist())
+        raise OperandError(
+            f"{one} and {two} are one parameter, and differ in the checkpoint at {at}: {x[at]} and {y[at]}"
+        )
+
+
+def _packed(name: str, layer: torch.nn.Linear, plan: _Plan, device: torch.device) -> torch.nn.Module:
+    """The module of a packed layer."""
+    tensors = {each.rpartition(".")[2]: plan.found.tensor(each) for each in plan.names(name)}
+    kind, sizes = layer.weight.dtype, (layer.out_features, layer.in_features)
+    made: QuantizedLinear | ScaledLinear
+    try:
+        if plan.kind == _FLOAT8_KIND:
+            made = _scaled(layer, tensors)
+        else:
+            made = QuantizedLinear.from_checkpoint(tensors, plan.kind, dtype=kind)
+    except LayoutError as error:
+        raise OperandError(f"{name}: {error}") from error
+    if sizes != (made.out_features, made.in_features):
+        have = f"{made.out_features}x{made.in_features}"
+        raise TensorError(f"{name} has {have} weights in the checkpoint, and {sizes[0]}x{sizes[1]} in the model")
+    moved: torch.nn.Module = made.to(device if layer.weight.is_meta else layer.weight.device)
+    return moved.train(layer.training)
+
+
+def _scaled(layer: torch.nn.Linear, tensors: Mapping[str, torch.Tensor]) -> ScaledLinear:
+    """A layer of float8 weights with scales of blocks."""
+    if surplus := sorted(tensors.keys() - {"weight", _FLOAT8_SCALE, "bias"}):
+        raise OperandError(f"{surplus[0]} is surplus: a layer of kind 'fp8' has weight, {_FLOAT8_SCALE} and bias alone")
+    weight = tensors.get("weight")
+    if weight is None or weight.dtype != FLOAT8 or tuple(weight.shape) != (layer.out_features, layer.in_features):
+        there = "missing" if weight is None else f"{weight.dtype} of shape {list(weight.shape)}"
+        raise OperandError(f"weight is {there}: {FLOAT8} of {[layer.out_features, layer.in_features]}")
+    made = ScaledLinear(layer.in_features, layer.out_features, "bias" in tensors, dtype=layer.weight.dtype)
+    made.load_state_dict(dict(tensors))
+    return made
+
+
+def _fill(model: torch.nn.Module, names: Iterable[str], value: torch.Tensor, device: torch.device) -> None:
+    """Set a tensor by all its names: in place, or a new one for one on the meta device."""
+    for name in names:
+        parent, _, key = name.rpartition(".")
+        module = model.get_submodule(parent)
+        old = getattr(module, key)
+        if not old.is_meta:
+            with torch.no_grad():
+                old.copy_(value)
+            return
+        if not isinstance(value, torch.nn.Parameter):
+            value = value.to(device, old.dtype)
+            if isinstance(old, torch.nn.Parameter):
+                value = torch.nn.Parameter(value, old.requires_grad)
+        setattr(module, key, value)

@@ -1,0 +1,294 @@
+"""Models from safetensors: shards, packed layers, ties, and refusals before anything changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import needs
+
+torch = needs.module("torch")
+
+from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.nn import Checkpoint, QuantizedLinear, ScaledLinear, load_checkpoint, swap_linears
+from layoutgemm.nn.checkpoint import INDEX
+
+BF16 = torch.bfloat16
+NAMES = {
+    BF16: "BF16", torch.float32: "F32", torch.float16: "F16", torch.int32: "I32", torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8",
+}  # fmt: skip
+
+
+def write(path: Path, tensors: Mapping[str, Any]) -> None:
+    header, parts, at = {"__metadata__": {"format": "pt"}}, [], 0
+    for name, x in tensors.items():
+        raw = x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        header[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + len(raw)]}
+        parts.append(raw)
+        at += len(raw)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
+
+
+def sharded(path: Path, *shards: Mapping[str, Any], config: object = None) -> Path:
+    files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for file, tensors in zip(files, shards, strict=True):
+        write(path / file, tensors)
+    places = {name: file for file, tensors in zip(files, shards, strict=True) for name in tensors}
+    (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    if config is not None:
+        (path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return path
+
+
+class Model(torch.nn.Module):
+    """An embedding, two layers, and a head that is tied to the embedding."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 128, dtype=BF16)
+        self.up = torch.nn.Linear(128, 64, bias=False, dtype=BF16)
+        self.down = torch.nn.Linear(64, 128, dtype=BF16)
+        self.norm = torch.nn.LayerNorm(128, dtype=BF16)
+        self.head = torch.nn.Linear(128, 8, bias=False, dtype=BF16)
+        self.register_buffer("places", torch.arange(3.0), persistent=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+
+def normal(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(BF16)
+
+
+def dense() -> dict[str, Any]:
+    return {
+        "embed.weight": normal(8, 128), "down.weight": normal(128, 64), "down.bias": normal(128),
+        "norm.weight": normal(128), "norm.bias": normal(128),
+    }  # fmt: skip
+
+
+def packed(front: str, n: int = 64, k: int = 128, group: int = 64, seed: int = 0) -> dict[str, Any]:
+    """A layer as GPTQ has it."""
+    rng = np.random.default_rng(seed)
+    words = torch.from_numpy(rng.integers(-(2**31), 2**31, (k // 8, n)).astype(np.int32))
+    scales = torch.from_numpy(rng.uniform(0.01, 0.02, (k // group, n))).half()
+    zeros = torch.from_numpy(np.full((k // group, n // 8), 0x77777777, np.int64).astype(np.int32))
+    return {f"{front}.qweight": words, f"{front}.qzeros": zeros, f"{front}.scales": scales}
+
+
+def on_meta(**options: bool) -> Any:
+    with torch.device("meta"):
+        return Model(**options)
+
+
+def test_packed_layers_of_shards_are_replaced_and_ties_stay(tmp_path: Path) -> None:
+    layer = packed("up")
+    one = {"up.qweight": layer["up.qweight"], "embed.weight": dense()["embed.weight"]}  # a layer of two shards
+    two = {name: x for name, x in {**layer, **dense()}.items() if name not in one}
+    path = sharded(tmp_path, one, two, config={"quant_method": "gptq", "bits": 4})
+    model = on_meta()
+    loaded = load_checkpoint(model, path)
+    assert str(loaded).splitlines() == [
+        "replaced  up  by QuantizedLinear",
+        "left      down: its weight is bfloat16 in the checkpoint",
+        "left      head: its weight is bfloat16 in the checkpoint, as embed.weight",
+        "on meta   places: no state dict has it",
+        "1 of 3 linear layers packed, of 2 files",
+    ]
+    assert model.head.weight is model.embed.weight and not any(x.is_meta for x in model.parameters())
+    alone = QuantizedLinear.from_checkpoint(Checkpoint(path).under("up"), "gptq", dtype=BF16)
+    assert torch.equal(model.up.dequantized(), alone.dequantized())
+    assert all(torch.equal(x, dense()[name]) for name, x in model.named_parameters())
+    assert [each.name for each in swap_linears(model).replaced] == ["down", "head"]
+    assert isinstance(model.up, QuantizedLinear) and model.head.weight is model.embed.weight
+
+
+def test_a_model_in_memory_keeps_its_tensors(tmp_path: Path) -> None:
+    model = Model()
+    before = {name: x.data_ptr() for name, x in model.named_parameters()}
+    write(tmp_path / "model.safetensors", {**dense(), "up.weight": normal(64, 128).float()})
+    loaded = load_checkpoint(model, tmp_path)
+    assert {name: x.data_ptr() for name, x in model.named_parameters()} == before and not loaded.replaced
+    assert torch.equal(model.up.weight, normal(64, 128)) and torch.equal(model.head.weight, dense()["embed.weight"])
+
+
+def test_a_packed_head_ends_its_tie(tmp_path: Path) -> None:
+    path = sharded(tmp_path, {**dense(), "up.weight": normal(64, 128), **packed("head", 8)})
+    model = Model()
+    loaded = load_checkpoint(model, path, "gptq")
+    assert loaded.untied == (("embed.weight", "head.weight"),) and isinstance(model.head, QuantizedLinear)
+    assert torch.equal(model.embed.weight, dense()["embed.weight"])
+
+
+def test_float8_layers_become_scaled_layers(tmp_path: Path) -> None:
+    weight, scale = normal(64, 128).to(torch.float8_e4m3fn), torch.full((1, 1), 0.5)
+    one = {**dense(), "up.weight": weight, "up.weight_scale_inv": scale}
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model = on_meta()
+    assert [each.by for each in load_checkpoint(model, sharded(tmp_path, one, config=config)).replaced] == [
+        "ScaledLinear"
+    ]
+    assert isinstance(model.up, ScaledLinear) and torch.equal(model.up.dequantized(), (weight.float() * 0.5).to(BF16))
+
+
+def test_shared_layers_stay_shared(tmp_path: Path) -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = torch.nn.Linear(128, 64, bias=False, dtype=BF16)
+            self.two = self.one
+
+    model = Twice()
+    load_checkpoint(model, sharded(tmp_path, packed("two")), "gptq")
+    assert model.one is model.two and isinstance(model.one, QuantizedLinear)
+    load_checkpoint(Twice(), sharded(tmp_path, {**packed("one"), **packed("two")}), "gptq")
+    with pytest.raises(OperandError, match=r"one.qweight and two.qweight are one parameter, and differ .* at \(0, 0\)"):
+        load_checkpoint(Twice(), sharded(tmp_path, {**packed("one"), **packed("two", seed=1)}), "gptq")
+
+
+WRONG: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"down.bias": None}, "gptq", "^down.bias is missing"),
+    ({"norm.bias": None, "embed.weight": None}, "gptq", "^embed.weight, norm.bias are missing"),
+    ({"up.scales": None}, "gptq", "^up: scales is missing"),
+    ({"up.g_idx2": torch.ones(3)}, "gptq", "^up: g_idx2 is surplus"),
+    ({"lost.weight": torch.ones(3)}, "gptq", "^lost.weight: in the checkpoint, and the model has no such tensor"),
+    ({"down.weight": torch.ones(64, 128)}, "gptq", r"^down.weight has shape \[64, 128\] .* \[128, 64\] in the model"),
+    ({"down.weight": torch.ones(128, 64).int()}, "gptq", "^down.weight is torch.int32 in the checkpoint"),
+    ({"down.weight": torch.ones(128, 64).to(torch.float8_e4m3fn)}, "gptq", "^down.weight is torch.float8_e4m3fn"),
+    ({"head.weight": normal(8, 128) + 1}, "gptq", r"embed.weight and head.weight .* differ .* at \(0, 0\)"),
+    (packed("up", 32), "gptq", "^up has 32x128 weights in the checkpoint, and 64x128"),
+    ({"up.qzeros": torch.zeros(2, 16).int()}, "gptq", "^up: zero point"),
+    ({}, None, "^up is packed, and no config.json says how"),
+    ({}, "gguf", "kind 'gguf': its blocks hold scales"),
+    ({}, "fp8", "^up: qweight is surplus"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "said"), WRONG, ids=[said for *_, said in WRONG])
+def test_what_does_not_fit_is_refused_before_the_model_changes(
+    change: dict[str, Any], kind: str | None, said: str, tmp_path: Path
+) -> None:
+    given = {**dense(), **packed("up"), **change}
+    if "zero point" in said:  # of 8 bits
+        given |= {"up.qweight": torch.zeros(32, 64).int(), "up.scales": torch.ones(2, 64).half()}
+    model = Model()
+    before, modules = {name: x.clone() for name, x in model.state_dict().items()}, dict(model.named_modules())
+    path = sharded(tmp_path, {name: x for name, x in given.items() if x is not None})
+    with pytest.raises((OperandError, TensorError), match=said):
+        load_checkpoint(model, path, kind)
+    assert dict(model.named_modules()) == modules
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_ignored_tensors_are_left_and_reported(tmp_path: Path) -> None:
+    extra = {"up.input_scale": torch.ones(1), "rotary.freq": torch.ones(2)}
+    path = sharded(tmp_path, {**dense(), **packed("up"), **extra})
+    loaded = load_checkpoint(Model(), path, "gptq", ignore=["*.input_scale", "rotary.*"])
+    assert set(loaded.ignored) == {*extra} and "ignored   rotary.freq, up.input_scale" in str(loaded)
+
+
+CONFIGS = [
+    ({"quant_method": "awq", "version": "gemv"}, "kind 'awq_gemv'"),
+    ({"quant_method": "bitsandbytes"}, "kind 'bitsandbytes': its codes are places"),
+    ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "kind 'float-quantized'"),
+    ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, None),
+    ({"quant_method": "gptq"}, None),
+]
+
+
+@pytest.mark.parametrize(("config", "said"), CONFIGS)
+def test_the_kind_is_that_of_the_configuration(config: object, said: str | None, tmp_path: Path) -> None:
+    path, model = sharded(tmp_path, {**dense(), **packed("up")}, config=config), Model()
+    if said is not None:
+        with pytest.raises(OperandError, match=said):
+            load_checkpoint(model, path)
+        return
+    load_checkpoint(model, path)
+    assert model.up.format.zeros == (model.up.weight.plain().zeros is not None) == ("gptq_v2" in str(config))
+
+
+def test_layers_that_were_swapped_before_are_refused(tmp_path: Path) -> None:
+    model = Model()
+    swap_linears(model, "up", weights="fp8")
+    write(tmp_path / "model.safetensors", {**dense(), "up.weight": normal(64, 128)})
+    with pytest.raises(OperandError, match="up is a ScaledLinear: load a model before"):
+        load_checkpoint(model, tmp_path)
+    hooked = Model()
+    hooked.up.register_forward_hook(lambda *x: None)
+    with pytest.raises(
+        OperandError, match="up is packed in the checkpoint, and cannot be replaced: it has forward_hooks"
+    ):
+        load_checkpoint(hooked, sharded(tmp_path / ".", {**dense(), **packed("up")}), "gptq")
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def test_files_that_are_cut_off_or_do_not_meet_their_index_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OperandError, match="neither"):
+        Checkpoint(tmp_path)
+    path, file = sharded(tmp_path, dense()), "model-00001-of-00001.safetensors"
+    raw = (path / file).read_bytes()
+    for cut, said in (
+        (raw[:-1], "cut off"),
+        (raw[:20], "header of"),
+        (raw[:4], "header of"),
+        (raw + b"\0", "header says"),
+    ):
+        (path / file).write_bytes(cut)
+        with pytest.raises(OperandError, match=said):
+            Checkpoint(path)
+    (path / file).write_bytes(raw)
+    index = json.loads((path / INDEX).read_text())
+    places = index["weight_map"]
+    for changed, said in (
+        ({**places, "lost": file}, "^lost: .* has them in"),
+        ({name: x for name, x in places.items() if name != "norm.bias"}, "^norm.bias: model-00001"),
+        ({**places, "norm.bias": "../x.safetensors"}, "not in the directory"),
+        ({**places, "norm.bias": "none.safetensors"}, "none.safetensors is missing"),
+        ([], "weight_map"),
+    ):
+        (path / INDEX).write_text(json.dumps({"weight_map": changed}))
+        with pytest.raises(OperandError, match=said):
+            Checkpoint(path)
+    (path / INDEX).unlink()
+    write(path / "b.safetensors", dense())
+    with pytest.raises(OperandError, match=r"2 files, b.safetensors, model-00001-of-00001.safetensors, and no"):
+        Checkpoint(path)
+    with pytest.raises(OperandError, match="head has no tensors"):
+        Checkpoint(path / file).under("head")
+
+
+HEADERS = [
+    ('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', "a has bytes 0 to 4: torch.float32 of .2. has 8"),
+    ('{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', "a has bytes 4 to 8: .* has 4 from 0 on"),
+    ('{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,4]}}', "a is 'F4': known are BOOL"),
+    ('{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', "a has shape"),
+    ('{"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}}', "a has data_offsets"),
+    ('{"a":3}', "entry of a"),
+    ('{"a":{"dtype":"F32"},"a":{"dtype":"F32"}}', "a is there twice"),
+    ("[]", "header is a list"),
+    ("{", "header is no JSON"),
+]
+
+
+@pytest.mark.parametrize(("header", "said"), HEADERS)
+def test_a_header_that_does_not_fit_its_bytes_is_refused(header: str, said: str, tmp_path: Path) -> None:
+    text = header.encode()
+    (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with pytest.raises(OperandError, match=said):
+        Checkpoint(tmp_path)
+
+
+def test_files_are_those_of_the_format_s_own_library(tmp_path: Path) -> None:
+    save = needs.module("safetensors.torch").save_file
+    given = {**dense(), "none": torch.empty(0, 3), "one": torch.tensor(2.0)}
+    save(given, tmp_path / "x.safetensors")
+    found = Checkpoint(tmp_path)
+    assert {*found.tensors} == {*given} and all(torch.equal(found.tensor(name), x) for name, x in given.items())
