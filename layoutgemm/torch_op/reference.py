@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 _INT32 = -(2**31), 2**31 - 1
+_LOST = 2 ** (53 - 14) - 1  # the bits of a float64 that a significand of 14 bits has no place for
 
 
 def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -30,8 +31,9 @@ def multiply(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype) -> torch.Tenso
 def rounded(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     """The values as `kind`, rounded once, to nearest even; of 8 bits beyond the range, its end, as in the kernels.
 
-    torch takes float64 and integers to a type of 16 bits or fewer by way of float32, and would round twice. So they go
-    to float32 rounded to odd first: of the two neighbours the one whose last bit is 1, which no later tie mistakes.
+    torch takes float64 and integers to a type of 16 bits or fewer by way of float32, and would round twice. So their
+    significands are cut to 14 bits first, the last of which is set where a bit was lost: no later tie mistakes it. And
+    float32 holds 14 bits down to 2**-136, below half of the least number of every such type.
 
     >>> x = torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64)
     >>> rounded(x, torch.bfloat16).item(), x.bfloat16().item()
@@ -41,9 +43,10 @@ def rounded(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
         x = x.clamp(-torch.finfo(kind).max, torch.finfo(kind).max)
     if not kind.is_floating_point or kind.itemsize > 2 or x.dtype.itemsize <= 2 or x.dtype == torch.float32:
         return x.to(kind)
-    wide = x.double()  # exact: integers come from sums of int32
-    single = wide.float()
-    back = single.double()
-    inside = torch.where(back.abs() > wide.abs(), torch.nextafter(single, torch.zeros_like(single)), single)
-    odd = (inside.view(torch.int32) | 1).view(torch.float32)
-    return torch.where((back != wide) & wide.isfinite(), odd, single).to(kind)
+    wide = x.double().resolve_neg()  # exact: integers come from sums of int32
+    bits = wide.view(torch.int64)
+    odd = bits & _LOST
+    odd += _LOST  # a carry into the last bit that stays, where a bit is lost
+    odd |= bits
+    odd &= ~_LOST
+    return odd.view(torch.float64).float().to(kind)

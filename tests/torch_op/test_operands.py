@@ -347,9 +347,13 @@ def test_the_cpu_rounds_once() -> None:
         value = (value + torch.randint(0, 2, (4000,), generator=generator) / 2) * 2.0 ** (3 - digits)
         value *= 1 + torch.randint(-2, 3, (4000,), generator=generator) * 2.0**-45  # beside a tie, or on it
         ends = torch.tensor([1e300, -1e300, float("nan"), float("inf"), 0.0, -0.0, 2e-46, 465.0, 61440.1]).double()
-        value = torch.cat([value, ends])
+        # beside the ties of the least numbers of bf16, float16, e5m2 and e4m3
+        least = torch.tensor([odd * 2.0**end for odd in (1, 3, 5) for end in (-134, -25, -17, -10)]).double()
+        value = torch.cat([value, ends, *(least * (1 + each * 2.0**-52) for each in (-1, 0, 1))])
         want = torch.from_numpy(dtype(name).decode(dtype(name).encode(value.numpy())))
         assert torch.equal(rounded(value, kind).float().nan_to_num(7.0), want.nan_to_num(7.0)), name
+    negative = torch.complex(value, value).conj().imag
+    assert negative.is_neg() and torch.equal(rounded(negative, BF16).nan_to_num(7), rounded(-value, BF16).nan_to_num(7))
     near = torch.tensor([[1.0, 2**-8, 2**-40]]).bfloat16()
     one, right = ones(3, 1), 1.0078125
     assert matmul(near, one).item() == right and gemm(1.0, near, one).item() == right

@@ -243,6 +243,9 @@ def _machine_code(kernel: object, arch: str, parameters: Mapping[str, str], symb
             *arguments,
             make_fake_stream(),
             options=options,
+            # An engine takes a fifth of the time, and is made where the GPU can run the code. It would never be called:
+            # every kernel is loaded from its object.
+            no_jit_engine=True,
         )
         runtime_library()  # exporting links the kernel's host half against its symbols
         content = function.dump_to_object(symbol)

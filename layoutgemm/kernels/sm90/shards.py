@@ -363,7 +363,7 @@ def _own_tiles(plan: Sm90Plan) -> Check:
             own = range(rank * shard, (rank + 1) * shard)
             for row in range(0, ranks * shard, tile):
                 inside, first = place_in_own(row, tile, own.start, shard, either)
-                want = set(range(row, row + tile)) <= set(own)
+                want = all(each in own for each in range(row, row + tile))
                 tiles += 1
                 if inside != want or first + (own.start if inside else 0) != row:
                     witness = witness or f"{ranks} shards of {shard} rows, rank {rank}: rows from {row} on"
