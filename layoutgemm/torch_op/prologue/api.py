@@ -19,7 +19,7 @@ from ..checks import NOT_RECORDED, autocast, copied, differentiated, needs_dispa
 from ..compiled.kept_launches import again_or
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..prepared import Config, config_text
-from .operators import CHECK_PROLOGUE, derivable, derived_by_transform, prologue_names, prologue_text
+from .operators import CHECK_PROLOGUE, derivable, derived_by_transform, prologue_names
 from .product import PrologueProduct, check_config, checked_product, computed
 
 
@@ -78,7 +78,7 @@ def _dispatched(product: PrologueProduct, config: Config | None) -> torch.Tensor
     a, b, prologue, given, bias, activation, kind = product
     values = [given[name] for name in prologue.names]
     value: torch.Tensor = torch.ops.layoutgemm.prologue_matmul(
-        a, b, values, prologue_text(prologue), bias, activation, kind, config_text(config)
+        a, b, values, prologue.json, bias, activation, kind, config_text(config)
     )
     return value
 
@@ -90,7 +90,8 @@ def _traced(
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     refuse(_refusal(a, b, prologue, given))
-    refuse(refusal("prologue", prologue, tuple(given), bias is not None))
+    text = prologue.json
+    refuse(refusal("prologue", text, tuple(given), bias is not None))
     check_kinds({"a": a, "b": b, **given, **named(bias=bias)}, named(out=out))
     refuse(refusal("prologue config", config))
     refuse(refusal("prologue activation", activation))
@@ -98,8 +99,7 @@ def _traced(
     if out is not None and differentiated(a, b, bias, out, *given.values()):
         refuse(NOT_RECORDED)
     a, b = autocast(a, b)
-    values = [given[name] for name in prologue_names(prologue)]
-    text = prologue_text(prologue)
+    values = [given[name] for name in prologue_names(text)]
     CHECK_PROLOGUE(a, b, values, text, bias, activation, out, out_dtype)
     value: torch.Tensor = torch.ops.layoutgemm.prologue_matmul(
         a, b, values, text, bias, activation, out_dtype, config_text(config)

@@ -28,25 +28,23 @@ from .product import PrologueProduct, check_config, check_gate, check_names, che
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
 
 
-@constant_in_graphs
-def prologue_text(prologue: Prologue) -> str:
-    """A prologue as an operator's schema holds it."""
-    return prologue.to_json()
-
-
-@constant_in_graphs
-def prologue_names(prologue: Prologue) -> tuple[str, ...]:
-    """The names of a prologue's operands."""
-    return prologue.names
-
-
 @lru_cache(256)
 def prologue_of(text: str) -> Prologue:
-    """The prologue that `prologue_text` wrote. Raises OperandError for another text."""
+    """The prologue that `to_json` wrote. Raises OperandError for another text."""
     try:
         return Prologue.from_json(text)
     except PlanError as error:
         raise OperandError(str(error)) from error
+
+
+@constant_in_graphs
+def prologue_names(text: str) -> tuple[str, ...]:
+    """The names of the operands of a prologue as text."""
+    return prologue_of(text).names
+
+
+def _check_names(text: str, given: Sequence[str], has_bias: bool) -> None:
+    check_names(prologue_of(text), dict.fromkeys(given), has_bias)
 
 
 def _checked(
@@ -164,6 +162,6 @@ def _in_front(x: torch.Tensor, at: int | None, size: int) -> torch.Tensor:
 
 
 # A call's values that are no tensors, for the compiler.
-CHECKS["prologue"] = check_names
+CHECKS["prologue"] = _check_names
 CHECKS["prologue config"] = check_config
 CHECKS["prologue activation"] = check_gate

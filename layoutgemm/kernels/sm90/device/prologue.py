@@ -187,8 +187,6 @@ class PrologueFragments(bridge.Carried):
     def columns(self, job: bridge.Carried, first: Int32, matrix: Int32) -> Numbers:
         """The numbers of a K tile's columns: without predicates, but for the last one."""
         found = self.numbers(job, "k", first, matrix, False)
-        if first + self.plan.tile[2] <= job.k:
-            found = self.numbers(job, "k", first, matrix, True)
         return found
 
     def load_words(self, tile: cute.Pointer, block: int) -> list[list[Int32]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,10 +101,16 @@ class Prologue:
 
     expression  traced, in f32
     operands    the vectors that it reads, in the order of its parameters
+    json        both as text, as `from_json` reads it. A field: torch.compile reads those of frozen classes
     """
 
     expression: tracing.Expression
     operands: tuple[PrologueOperand, ...] = ()
+    json: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        operands = {operand.name: f"{operand.axis}:{operand.dtype}" for operand in self.operands}
+        object.__setattr__(self, "json", json.dumps({"operands": operands, "value": self.expression}))
 
     @classmethod
     @checked(PlanError)
@@ -132,8 +138,7 @@ class Prologue:
         >>> Prologue.of(lambda x, i, k, ops, s: x * s, s="m").to_json()
         '{"operands": {"s": "m:f32"}, "value": ["mul", ["x"], ["given", "s"]]}'
         """
-        operands = {operand.name: f"{operand.axis}:{operand.dtype}" for operand in self.operands}
-        return json.dumps({"operands": operands, "value": self.expression})
+        return self.json
 
     @classmethod
     @checked(PlanError)
