@@ -9,32 +9,40 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import re
 import sys
-import time
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import FunctionType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import EmulatorError
 from .arguments import Place, bytes_at
 from .devices import CUDA
+from .torch_answers import accelerator_answers, cuda_answers, existing, profiler_answers
+from .torch_memory import ALIGNMENT, DeviceNumbers, DeviceUse
 from .torch_products import PRODUCTS, product, tensors_in
+from .torch_streams import HostGraph
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .devices import GpuModel
 
-MARK = "_layoutgemm_on_gpu"
-_MARKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors on the GPU, by id
+Function = Callable[..., Any]  # of torch
+Arguments = tuple[Any, ...]
+Named = dict[str, Any]
 
-# Their storages: a DLPack capsule keeps one alive without its tensor.
-_STORAGES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+MARK = "_layoutgemm_on_gpu"
+PINNED = "_layoutgemm_pinned"
+_MARKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors on the GPU, by id
+_USE = DeviceUse()
+_NUMBERS: list[DeviceNumbers] = []  # of the session
 
 
 def on_gpu(x: object) -> bool:
@@ -58,7 +66,7 @@ def tensor_at(address: int) -> Place | None:
         if low <= address < low + size:
             name = f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}"
             return name, low, bytes_at(low, size, storage)
-    for storage in list(_STORAGES.values()):
+    for storage in list(_USE.storages.values()):
         low, size = storage.data_ptr(), storage.nbytes()
         if low <= address < low + size:
             return f"{size} bytes of a tensor that is gone", low, bytes_at(low, size, storage)
@@ -73,8 +81,21 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
     import torch
 
     with ExitStack() as stack:
-        for name, value in _answers(torch, device).items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+        _USE.peak = _USE.bytes()
+        _NUMBERS.append(DeviceNumbers(torch))
+        stack.callback(_NUMBERS.pop)
+        for owner, answers in (
+            (torch.cuda, cuda_answers(device, _USE, _NUMBERS[-1])), (torch.cuda.profiler, profiler_answers()),
+            (torch.accelerator, accelerator_answers(torch)),
+        ):  # fmt: skip
+            for name, value in answers.items():
+                stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        stack.enter_context(mock.patch.object(torch, "get_device_module", _device_module(torch)))
+        stack.enter_context(mock.patch.object(torch, "load", _load(torch)))
+        stack.enter_context(mock.patch.object(torch, "compile", _compile(torch, torch.compile)))
+        for name, value in _autocast(torch.autocast).items():
+            stack.enter_context(mock.patch.object(torch.autocast, name, value))
+        stack.enter_context(mock.patch.object(threading.Thread, "start", _start(threading.Thread.start)))
         stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or ".".join(map(str, CUDA))))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
@@ -119,11 +140,16 @@ def _mode_is_on(torch: ModuleType) -> bool:
 
 
 def gpu_mode() -> AbstractContextManager[Any]:
-    """A mode in which torch reads "cuda" as CPU memory; each thread has its own."""
+    """A mode in which torch reads "cuda" as CPU memory; each thread has its own. It is on once."""
     import torch
 
+    if _mode_is_on(torch):
+        return nullcontext()
+
     class CudaMode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Function, types: object, args: Arguments = (), kwargs: Named | None = None
+        ) -> Any:
             return _called(torch, func, args, dict(kwargs or {}))
 
     mode: AbstractContextManager[Any] = CudaMode()
@@ -140,7 +166,7 @@ def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[objec
     def apply(self: Any, *gradients: object) -> object:
         if any(map(on_gpu, self.saved_tensors)):
             _marked(torch, gradients, True)
-        with nullcontext() if _mode_is_on(torch) else mode():
+        with mode():
             done: object = plain(self, *gradients)
         return done
 
@@ -152,35 +178,22 @@ def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[objec
 _MOVES = ("to", "cuda", "cpu", "type")
 
 
-def _called(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -> Any:
     """A function of torch, with "cuda" in its arguments read as CPU memory."""
-    if func is torch.device:
-        return func(*args, **kwargs)
     name = getattr(func, "__name__", "")
-    owner = getattr(func, "__self__", None)
-    first = args[0] if args else None
-    if name == "__get__" and owner is not None and on_gpu(first):
-        which = getattr(owner, "__name__", "")
-        if which == "device":
-            return torch.device("cuda", torch.cuda.current_device())
-        if which == "is_cuda":
-            return True
-    if name == "get_device" and on_gpu(first):
-        return torch.cuda.current_device()
-    if name == "__dlpack_device__" and on_gpu(first):
-        return DL_CUDA, 0
-    if name == "__dlpack__" and on_gpu(first):
-        return _on_cuda(func(first))
-    if name in ("numpy", "__array__") and on_gpu(first):
-        raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. "
-            "Use Tensor.cpu() to copy the tensor to host memory first."
-        )
+    if func is torch.device or name == "_parse_to":  # a module reads its device by it, then moves its tensors
+        return func(*args, **kwargs)
+    first: Any = args[0] if args else None
+    if name in _ANSWERS or name in ("__get__", "__set__"):
+        found = _answer(torch, name, func, args)
+        if found is not _NO_ANSWER:
+            return found
     if name == "pin_memory":
-        return first
+        return _pinned(first if getattr(first, PINNED, False) else first.clone())
     if type(kwargs.get("device")) is int:  # a GPU's number
-        kwargs["device"] = "cuda"
-    if kwargs.get("pin_memory"):
+        kwargs["device"] = f"cuda:{kwargs['device']}"
+    pinned = kwargs.get("pin_memory")
+    if pinned:
         kwargs["pin_memory"] = False
     if kwargs.get("device") is None and func in torch.utils._device._device_constructors():
         # Of torch.set_default_device, and of "with torch.device(...)".
@@ -192,13 +205,136 @@ def _called(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[st
     args = tuple([_read(torch, x, asked) for x in args])
     kwargs = {key: _read(torch, x, asked) for key, x in kwargs.items()}
     gpu = any(_has_gpu(x) for x in (*args, *kwargs.values()))
-    done = product(torch, name, func, args, kwargs) if gpu and name in PRODUCTS else func(*args, **kwargs)
     target = asked[-1] if asked else gpu
-    if target and _ALLOCATES.fullmatch(name):
+    if gpu and name in _ON_ONE_DEVICE:
+        _hold_one_device(torch, name, (*args, *kwargs.values()))
+    work = GpuWork(torch, name, func, args, kwargs, target)
+    if target and (graph := HostGraph.capturing()) is not None:
+        return _captured(work, graph)
+    done = work.do()
+    if (given := kwargs.get("out", first)) is not None and done is given:  # it changes an argument, which stays there
+        return done
+    allocates = _ALLOCATES.fullmatch(name)
+    if target and allocates:
         _align(torch, done, [*args, *kwargs.values()])
-    done = _marked(torch, done, target) if asked or gpu else done
-    if gpu and HostGraph.capturing() is not None:
-        _hold_uncaptured(torch, name, tensors_in(torch, args), done)
+    if asked or gpu:
+        done = _marked(torch, done, target)
+    if allocates and not target and type(done) is torch.Tensor:
+        setattr(done, MARK, False)  # of the host, by its script's word
+    return _pinned(done) if pinned else done
+
+
+@dataclass(frozen=True)
+class GpuWork:
+    """A function of torch with its arguments, in CPU memory.
+
+    on_gpu  whether the GPU does it
+    """
+
+    torch: ModuleType
+    name: str
+    func: Function
+    args: Arguments
+    kwargs: Named
+    on_gpu: bool
+
+    def do(self) -> Any:
+        """Its result. Raises torch's OutOfMemoryError where there is no memory for it."""
+        draws = self.on_gpu and _DRAWS.fullmatch(self.name) and self.kwargs.get("generator") is None
+        try:
+            with _NUMBERS[-1].drawn() if draws and _NUMBERS else nullcontext():
+                if self.on_gpu and self.name in PRODUCTS:
+                    return product(self.torch, self.name, self.func, self.args, self.kwargs)
+                return self.func(*self.args, **self.kwargs)
+        except RuntimeError as error:
+            if self.on_gpu and "can't allocate memory" in str(error):
+                raise self.torch.OutOfMemoryError(f"CUDA out of memory, on an emulated GPU: {error}") from None
+            raise
+
+    @property
+    def changed(self) -> Any:
+        """The argument that it changes in place, or None."""
+        if self.kwargs.get("out") is not None:
+            return self.kwargs["out"]
+        changes = self.name in _IN_PLACE or (self.name.endswith("_") and not self.name.endswith("__"))
+        inplace = (changes and self.name not in _OF_FORM) or self.kwargs.get("inplace") is True
+        return self.args[0] if inplace else None
+
+
+# Functions that draw random numbers.
+_DRAWS = re.compile(
+    r"(rand|randn|randint|randperm|normal|bernoulli|multinomial|poisson|binomial)(_like)?_?"
+    r"|(uniform|exponential|cauchy|log_normal|geometric|random|trunc_normal|kaiming_\w+|xavier_\w+|orthogonal)_"
+    r"|(alpha_|feature_)?dropout[123]?d?_?|scaled_dot_product_attention|rrelu_?|gumbel_softmax"
+)
+_IN_PLACE = ("__setitem__", *(f"__i{one}__" for one in "add sub mul truediv floordiv mod pow and or xor".split()))
+# In-place functions that leave the values.
+_OF_FORM = ("requires_grad_", "detach_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "resize_", "set_",
+            "rename_", "share_memory_", "as_strided_")  # fmt: skip
+# Functions that torch refuses for tensors of two devices, but for a number of the host. Not all: those of scripts.
+_ON_ONE_DEVICE = frozenset((
+    *PRODUCTS, *(f"__{r}{one}__" for one in "add sub mul truediv floordiv pow".split() for r in ("", "r")),
+    *"add sub mul div true_divide rsub add_ sub_ mul_ div_ maximum minimum equal allclose isclose eq ne lt le gt ge"
+    " cat stack layer_norm rms_norm mse_loss l1_loss cross_entropy where lerp dist cosine_similarity"
+    " scaled_dot_product_attention conv1d conv2d conv3d".split(),
+))  # fmt: skip
+
+
+def _hold_one_device(torch: ModuleType, name: str, values: Sequence[object]) -> None:
+    """Raise RuntimeError, as torch does, for tensors of the host and of the GPU."""
+    if any(getattr(x, MARK, None) is False and x.dim() for x in tensors_in(torch, values)):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(when checking the arguments of {name} on an emulated GPU)"
+        )
+
+
+_NO_ANSWER = object()
+_ANSWERS = ("get_device", "__dlpack_device__", "__dlpack__", "numpy", "__array__", "is_pinned", "__repr__")
+
+
+def _answer(torch: ModuleType, name: str, func: Function, args: Arguments) -> Any:
+    """A tensor's answer about itself, on the GPU or in pinned memory; else _NO_ANSWER."""
+    first = args[0] if args else None
+    which = getattr(getattr(func, "__self__", None), "__name__", "")
+    if name == "__set__":
+        if which != "data":
+            return _NO_ANSWER
+        func(*args)
+        return setattr(first, MARK, on_gpu(args[1]))
+    if name == "is_pinned":
+        return bool(getattr(first, PINNED, False))
+    if not on_gpu(first):
+        return _NO_ANSWER
+    if name == "__get__":
+        if which == "device":
+            return torch.device("cuda", torch.cuda.current_device())
+        if getattr(func, "__self__", None) is torch.Tensor.__cuda_array_interface__:
+            return {**{key: x for key, x in _array_interface(first).items() if key != "descr"}, "version": 2}
+        return {"is_cuda": True}.get(which, _NO_ANSWER)
+    if name == "get_device":
+        return torch.cuda.current_device()
+    if name == "__dlpack_device__":
+        return DL_CUDA, 0
+    if name == "__dlpack__":
+        return _on_cuda(func(first))
+    if name == "__repr__":
+        return re.sub(r"((, (dtype|grad_fn|requires_grad)=[^\]]*)?\))$", r", device='cuda:0'\1", func(*args))
+    raise TypeError(
+        "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+    )
+
+
+def _array_interface(x: Tensor) -> Named:
+    """NumPy's description of a tensor's memory. Raises TypeError for a type that NumPy lacks."""
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        found: Named = x.detach().numpy().__array_interface__
+    return found
+
+
+def _pinned(done: Any) -> Any:
+    """A tensor of the host, in pinned memory."""
+    setattr(done, PINNED, True)
     return done
 
 
@@ -207,7 +343,7 @@ DL_CUDA = 2
 _NAMES = {b"dltensor": 0, b"dltensor_versioned": 32}  # the tensor's offset: behind version, context, deleter and flags
 
 
-def _on_cuda(capsule: Any) -> Any:
+def _on_cuda(capsule: object) -> Any:
     """A DLPack capsule that says that its memory is a GPU's: consumers then take the address as a global one."""
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -236,6 +372,8 @@ def _read(torch: ModuleType, value: Any, asked: list[bool]) -> Any:
     """An argument; a device becomes the CPU, and `asked` has whether it was a GPU."""
     if isinstance(value, (torch.device, str)) and str(value).split(":")[0] in ("cuda", "cpu"):
         asked.append(str(value).startswith("cuda"))
+        if asked[-1]:
+            existing(value)
         return torch.device("cpu")
     return value
 
@@ -245,7 +383,7 @@ def marked(x: Any) -> Any:
     return _marked(sys.modules["torch"], x, True)
 
 
-def _has_gpu(value: Any) -> bool:
+def _has_gpu(value: object) -> bool:
     return on_gpu(value) or (isinstance(value, (list, tuple)) and any(map(_has_gpu, value)))
 
 
@@ -262,7 +400,7 @@ def _marked(torch: ModuleType, done: Any, gpu: bool) -> Any:
                 if done.layout is torch.strided:
                     storage = done.untyped_storage()
                     setattr(storage, MARK, True)
-                    _STORAGES[id(storage)] = storage
+                    _USE.add(storage)
             else:
                 _MARKED.pop(id(done), None)
     elif isinstance(done, (list, tuple)):
@@ -276,10 +414,9 @@ _ALLOCATES = re.compile(
     r"(empty|zeros|ones|full|rand|randn|randint|randperm|arange|linspace|tensor|eye|normal|bernoulli)(_like|_strided|_permuted)?"
     r"|new_\w+|clone|contiguous|_to_copy"
 )
-ALIGNMENT = 512  # bytes: of what cudaMalloc and torch allocate on a GPU
 
 
-def _align(torch: ModuleType, x: Any, given: Sequence[Any]) -> None:
+def _align(torch: ModuleType, x: Any, given: Sequence[object]) -> None:
     """Put a new tensor at a multiple of 512 bytes, as a GPU's allocations lie; given: what it may share memory with."""
     if type(x) is not torch.Tensor or x.device.type != "cpu" or x.layout is not torch.strided:
         return
@@ -295,11 +432,13 @@ def _align(torch: ModuleType, x: Any, given: Sequence[Any]) -> None:
     x.data = kind.set_(copy.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
-def _moved(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _moved(torch: ModuleType, name: str, func: Function, args: Arguments, kwargs: Named) -> Any:
     """x.cuda(), x.cpu(), x.to(...): a copy where the tensor changes sides, as between memories."""
     x = args[0]
     if name == "cuda":
         target = True
+        for device in (*args[1:], kwargs.get("device")):
+            existing(device)
         args, kwargs = (x,), {}
     elif name == "cpu":
         target = False
@@ -312,6 +451,7 @@ def _moved(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwarg
         kwargs = {key: _read(torch, value, asked) for key, value in kwargs.items()}
         if rest and isinstance(rest[0], int) and not isinstance(rest[0], bool):  # x.to(0): a device's number
             asked.append(True)
+            existing(rest[0])
             rest[0] = torch.device("cpu")
         target = asked[-1] if asked else on_gpu(x)
         args = (x, *rest)
@@ -336,7 +476,7 @@ def _profile(plain: type) -> type:
 _OF_TORCH = ("_", "aten", "prim", "c10d", "fsdp", "inductor")  # namespaces of its own operators
 
 
-def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
+def _of_the_cpu(register: Function) -> Function:
     """A function that registers an operator: kernels for "cuda" are the CPU's here, where their tensors lie."""
 
     def host(kind: object) -> object:
@@ -345,7 +485,7 @@ def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
         return {"cuda": "cpu", "CUDA": "CPU"}.get(kind, kind) if isinstance(kind, str) else kind
 
     @functools.wraps(register)
-    def registered(*args: Any, **kwargs: Any) -> Any:
+    def registered(*args: Any, **kwargs: object) -> object:
         if str(getattr(args[0], "ns", "")).startswith(_OF_TORCH):  # torch's have a kernel for the CPU, too
             return register(*args, **kwargs)
         return register(*map(host, args), **{key: host(value) for key, value in kwargs.items()})
@@ -356,13 +496,13 @@ def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
 _KERNELS = ("", "CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")  # no wrappers of a kernel
 
 
-def _within(torch: ModuleType, register: Callable[..., Any]) -> Callable[..., Any]:
+def _within(torch: ModuleType, register: Function) -> Function:
     """Library.impl for operators in Python: their bodies read "cuda" as CPU memory, though torch turns the mode off."""
 
     def kernel(body: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(body)
         def run(*args: object, **kwargs: object) -> object:
-            with nullcontext() if _mode_is_on(torch) else gpu_mode():
+            with gpu_mode():
                 return body(*args, **kwargs)
 
         return run
@@ -380,246 +520,153 @@ def _generator(torch: ModuleType) -> type:
 
     class HostGenerator(torch.Generator):  # type: ignore[name-defined]
         def __new__(cls, device: object = "cpu") -> Any:
-            return super().__new__(cls, device="cpu")
+            made = super().__new__(cls, device="cpu")
+            made._asked = torch.device(device)
+            return made
+
+        @property
+        def device(self) -> Any:
+            return self._asked
 
     return HostGenerator
 
 
-# ----------------------------------------------------------------------------------------------- devices and streams
+# ------------------------------------------------------------------------------------------- modules and functions
 
 
-class HostStream:
-    """A stream: all work is done when it is asked for, but for what a graph captures."""
+def _device_module(torch: ModuleType) -> Callable[..., ModuleType]:
+    """torch.get_device_module; by default that of the GPU."""
+    plain: Callable[..., ModuleType] = torch.get_device_module
 
-    device_index = 0
-    _handles = itertools.count(1)
+    @functools.wraps(plain)
+    def get(device: object = None) -> ModuleType:
+        return torch.cuda if device is None else plain(device)
 
-    def __init__(self, *args: object, **kwargs: object):
-        self.cuda_stream = next(self._handles) << 12
-
-    def synchronize(self) -> None:
-        """Nothing is left to wait for."""
-
-    def wait_event(self, event: HostEvent) -> None:
-        """Order what this stream has captured from now on behind an event."""
-        if (graph := HostGraph.capturing()) is not None and event.place is not None:
-            graph.order(self.cuda_stream, *event.place)
-
-    def wait_stream(self, other: HostStream) -> None:
-        """Order what this stream captures from now on behind the other."""
-        if (graph := HostGraph.capturing()) is not None:
-            graph.order(self.cuda_stream, other.cuda_stream, graph.length(other.cuda_stream))
-
-    def record_event(self, event: HostEvent | None = None) -> HostEvent:
-        """An event at the end of what the stream has so far."""
-        event = event or HostEvent()
-        event.record(self)
-        return event
-
-    def query(self) -> bool:
-        """True: all work is done."""
-        return True
-
-    def __enter__(self) -> HostStream:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.cuda_stream
+    return get
 
 
-class HostDevice:
-    """torch.cuda.device: the one GPU is the current device, within it and outside."""
+def _load(torch: ModuleType) -> Function:
+    """torch.load, with tensors where `map_location` puts them."""
+    plain = torch.load
 
-    idx = 0
+    def put(found: object, gpu: bool) -> None:
+        if isinstance(found, torch.Tensor):
+            if on_gpu(found) != gpu:
+                _marked(torch, found, gpu)
+                setattr(found, MARK, gpu)
+        elif isinstance(found, torch.nn.Module):
+            put([*found.parameters(), *found.buffers()], gpu)
+        elif isinstance(found, (dict, list, tuple)):
+            for x in found.values() if isinstance(found, dict) else found:
+                put(x, gpu)
 
-    def __init__(self, device: object = None):
-        pass
+    @functools.wraps(plain)
+    def load(f: object, map_location: object = None, *args: object, **kwargs: object) -> object:
+        known = isinstance(map_location, (str, int, torch.device))
+        gpu = known and (isinstance(map_location, int) or str(map_location).startswith("cuda"))
+        if gpu:
+            existing(map_location)
+        found = plain(f, "cpu" if gpu else map_location, *args, **kwargs)
+        if known:
+            put(found, gpu)
+        return found
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *args: object) -> None:
-        pass
-
-
-class HostExternalStream(HostStream):
-    """The stream of a handle that another library has made."""
-
-    def __init__(self, stream_ptr: int, *args: object, **kwargs: object):
-        self.cuda_stream = int(stream_ptr)
-
-
-class HostEvent:
-    """An event: the time at which it was recorded, on the host."""
-
-    _handles = itertools.count(1)
-
-    def __init__(self, *args: object, **kwargs: object):
-        self.at: float | None = None
-        self.place: tuple[int, int] | None = None  # in a graph: a stream, and how much it had captured
-        self.cuda_event = next(self._handles)
-
-    def record(self, stream: HostStream | None = None) -> None:
-        """Note the time, and the place in a graph that captures."""
-        self.at = time.perf_counter()
-        if (graph := HostGraph.capturing()) is not None:
-            handle = graph.stream if stream is None else stream.cuda_stream
-            self.place = handle, graph.length(handle)
-
-    def elapsed_time(self, end: HostEvent) -> float:
-        """Milliseconds between two events: of the emulator, which say nothing of a GPU's."""
-        if self.at is None or end.at is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
-        return (end.at - self.at) * 1e3
-
-    def synchronize(self) -> None:
-        """Nothing is left to wait for."""
-
-    def wait(self, *args: object) -> None:
-        """Nothing is left to wait for."""
-
-    def query(self) -> bool:
-        """True: all work is done."""
-        return True
+    return load
 
 
-@dataclass
-class CapturedWork:
-    """Work that a graph has captured on a stream: a launch, or a copy.
+def _compile(torch: ModuleType, plain: Function) -> Function:
+    """torch.compile; what its functions compute of tensors on the GPU is on the GPU."""
 
-    behind  how much of other streams has to be done before it
+    def compiled(model: Any = None, **kwargs: object) -> Any:
+        if model is None:
+            return lambda body: compiled(body, **kwargs)
+        made = plain(model, **kwargs)
+        if isinstance(made, torch.nn.Module):
+            made.register_forward_hook(
+                lambda module, given, named, done: placed((given, named.values()), done), with_kwargs=True
+            )
+            return made
+
+        @functools.wraps(made)
+        def run(*args: object, **named: object) -> object:
+            return placed((args, named.values()), made(*args, **named))
+
+        return run
+
+    def placed(given: Arguments, done: object) -> object:
+        return _marked(torch, done, True) if any(map(_has_gpu, (*given[0], *given[1]))) else done
+
+    return functools.wraps(plain)(compiled)
+
+
+def _autocast(kind: Any) -> Named:
+    """Entry and exit of torch.autocast: that of "cuda" is the CPU's, too, where the tensors lie."""
+    enter, leave = kind.__enter__, kind.__exit__
+    inner: list[Any] = []
+
+    def entered(self: Any) -> object:
+        done = enter(self)
+        if self.device == "cuda":
+            own = kind("cpu", dtype=self.fast_dtype, enabled=self._enabled, cache_enabled=self._cache_enabled)
+            inner.append(own)
+            enter(own)
+        return done
+
+    def left(self: Any, *args: object) -> object:
+        if self.device == "cuda":
+            leave(inner.pop(), *args)
+        return leave(self, *args)
+
+    return {"__enter__": entered, "__exit__": left}
+
+
+def _start(plain: Callable[..., None]) -> Callable[..., None]:
+    """threading.Thread.start: torch's modes are a thread's own."""
+
+    @functools.wraps(plain)
+    def start(self: threading.Thread) -> None:
+        body = self.run
+
+        def run() -> None:
+            with gpu_mode():
+                body()
+
+        self.run = run  # type: ignore[method-assign]
+        plain(self)
+
+    return start
+
+
+# ------------------------------------------------------------------------------------------------------ graphs
+
+# Functions that ask for values, which a GPU that captures does not have.
+_READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "nonzero", "unique", "cpu",
+          "equal", "allclose", "masked_select")  # fmt: skip
+
+
+def _captured(work: GpuWork, graph: HostGraph) -> Any:
+    """Work of torch while a graph captures: its result has memory, which each replay fills.
+
+    Raises EmulatorError for work that a graph cannot hold.
     """
+    torch, name = work.torch, work.name
+    if name in _READS or name in ("backward", "__backward__"):
+        raise EmulatorError(f"torch's {name} in a CUDA graph: it needs values, which are there at replays alone")
+    if (place := work.changed) is not None:
+        graph.add(work.do, copies=name == "copy_")
+        return place
+    done = work.do()
+    before = {x.untyped_storage().data_ptr() for x in tensors_in(torch, (*work.args, *work.kwargs.values()))}
+    fresh = [x for x in tensors_in(torch, [done]) if x.numel() and x.untyped_storage().data_ptr() not in before]
+    if _ALLOCATES.fullmatch(name):
+        _align(torch, done, [*work.args, *work.kwargs.values()])
+    done = _marked(torch, done, True)
+    if fresh and not name.startswith("empty"):
 
-    stream: int
-    run: Callable[[], object]
-    behind: dict[int, int]
-    copies: bool = False
+        def again() -> None:
+            with torch.no_grad():
+                for place, value in zip(tensors_in(torch, [done]), tensors_in(torch, [work.do()])):
+                    place.copy_(value)
 
-
-class HostGraph:
-    """A CUDA graph: the launches of kernels and the copies that were captured, which `replay` makes.
-
-    replays  what makes them: by default one after another, in the order of their capture
-    """
-
-    _capturing: ClassVar[list[HostGraph]] = []
-    replays: ClassVar[Callable[[Sequence[CapturedWork]], None] | None] = None
-
-    def __init__(self, *args: object, **kwargs: object):
-        self._work: list[CapturedWork] = []
-        self._behind: dict[int, dict[int, int]] = {}
-        self.stream = 0  # the current one, while it captures
-
-    @classmethod
-    def capturing(cls) -> HostGraph | None:
-        """The graph that captures now, or None."""
-        return cls._capturing[-1] if cls._capturing else None
-
-    def add(self, run: Callable[[], object], stream: int | None = None, copies: bool = False) -> None:
-        """Capture a launch or a copy."""
-        stream = self.stream if stream is None else stream
-        self._work.append(CapturedWork(stream, run, dict(self._behind.get(stream, {})), copies))
-
-    def length(self, stream: int) -> int:
-        """The length of what a stream has captured so far."""
-        return sum(one.stream == stream for one in self._work)
-
-    def order(self, stream: int, other: int, count: int) -> None:
-        """Order what a stream captures from now on behind the first `count` of another."""
-        behind = self._behind.setdefault(stream, {})
-        for name, number in {**self._behind.get(other, {}), other: count}.items():
-            if name != stream:
-                behind[name] = max(behind.get(name, 0), number)
-
-    def capture_begin(self, *args: object, **kwargs: object) -> None:
-        """Work from here on is captured and not done."""
-        self.reset()
-        self._capturing.append(self)
-
-    def capture_end(self) -> None:
-        """The end of what is captured."""
-        self._capturing.remove(self)
-
-    def replay(self) -> None:
-        """Do the work, each stream in order."""
-        if HostGraph.replays is not None:
-            HostGraph.replays(self._work)
-            return
-        for one in self._work:
-            one.run()
-
-    def reset(self) -> None:
-        """Forget the work."""
-        self._work.clear()
-        self._behind.clear()
-
-    def instantiate(self) -> None:
-        """Nothing is left to prepare."""
-
-
-@contextmanager
-def _graph(
-    cuda_graph: HostGraph, pool: object = None, stream: HostStream | None = None, **kwargs: object
-) -> Iterator[None]:
-    """torch.cuda.graph: capture what is launched within."""
-    cuda_graph.capture_begin()
-    cuda_graph.stream = 0 if stream is None else stream.cuda_stream
-    try:
-        yield
-    finally:
-        cuda_graph.capture_end()
-
-
-def _hold_uncaptured(torch: ModuleType, name: str, given: Iterator[Any], done: Any) -> None:
-    """Raise EmulatorError for work of torch on the GPU while a graph captures: only kernels of the DSL are captured."""
-    fresh = isinstance(done, torch.Tensor) and on_gpu(done)
-    storages = {x.untyped_storage().data_ptr() for x in given if on_gpu(x)} if fresh else set()
-    changes = name.endswith("_") and not name.endswith("__")
-    if storages and (changes or done.untyped_storage().data_ptr() not in storages):
-        raise EmulatorError(f"torch's {name} in a CUDA graph: launches of the DSL are captured, torch's work is not")
-
-
-@contextmanager
-def _nothing(*args: object, **kwargs: object) -> Iterator[None]:
-    yield
-
-
-def _answers(torch: ModuleType, device: GpuModel) -> dict[str, Any]:
-    """Answers of torch.cuda, by name."""
-    facts = SimpleNamespace(
-        name=device.name, major=device.capability[0], minor=device.capability[1],
-        multi_processor_count=device.multiprocessors, total_memory=device.memory,
-        max_threads_per_block=1024, shared_memory_per_block=48 << 10,
-        shared_memory_per_block_optin=device.arch.smem_per_block,
-        shared_memory_per_multiprocessor=device.arch.smem_per_sm, warp_size=device.arch.warp_size,
-        max_threads_per_multi_processor=device.arch.threads_per_sm, L2_cache_size=device.l2,
-        regs_per_multiprocessor=device.arch.registers_per_sm, is_integrated=False, is_multi_gpu_board=False,
-    )  # fmt: skip
-
-    def always(value: object) -> Callable[..., object]:
-        return lambda *x, **more: value
-
-    stream = HostStream()
-    stream.cuda_stream = 0
-    return {
-        "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": lambda: None,
-        "is_initialized": lambda: True, "set_device": always(None), "synchronize": always(None),
-        "set_stream": always(None), "graph_pool_handle": always((0, 0)), "can_device_access_peer": always(True),
-        "seed": always(None), "seed_all": always(None), "initial_seed": always(0), "memory_summary": always(""),
-        "get_device_capability": always(device.capability), "get_device_name": always(device.name),
-        "get_device_properties": always(facts), "current_stream": always(stream),
-        "default_stream": always(stream), "Stream": HostStream, "ExternalStream": HostExternalStream,
-        "Event": HostEvent, "stream": _nothing,
-        "device": HostDevice,
-        "empty_cache": lambda: None, "memory_allocated": always(0), "max_memory_allocated": always(0),
-        "reset_peak_memory_stats": always(None), "mem_get_info": always((device.memory, device.memory)),
-        "manual_seed": lambda seed: None, "manual_seed_all": lambda seed: None,  # torch.manual_seed calls them
-        "get_rng_state": lambda *x, **more: torch.get_rng_state(),
-        "set_rng_state": lambda state, *x, **more: torch.set_rng_state(state),
-        "ipc_collect": lambda: None, "_sleep": lambda cycles: None, "memory_reserved": always(0),
-        "CUDAGraph": HostGraph, "graph": _graph,
-        "is_current_stream_capturing": lambda: HostGraph.capturing() is not None,
-    }  # fmt: skip
+        graph.add(again)
+    return done
