@@ -30,8 +30,8 @@ from .dsl_calls import RefusedArgumentError, types_of, watch
 from .exported import exports
 from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
-from .torch_device import GpuCapsule, cuda_device, on_gpu, tensor_at
-from .torch_streams import HostGraph
+from .torch_device.streams import HostGraph
+from .torch_device.tensors import GpuCapsule, cuda_device, on_gpu, tensor_at
 
 if TYPE_CHECKING:
     from ...arch import Arch

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import EmulatorError
-from .arguments import Place, bytes_at
-from .devices import CUDA
-from .torch_answers import accelerator_answers, cuda_answers, existing, profiler_answers
-from .torch_memory import ALIGNMENT, DeviceNumbers, DeviceUse
-from .torch_products import PRODUCTS, product, tensors_in
-from .torch_streams import HostGraph
+from ....errors import EmulatorError
+from ..arguments import Place, bytes_at
+from ..devices import CUDA
+from .answers import accelerator_answers, cuda_answers, existing, profiler_answers
+from .memory import ALIGNMENT, DeviceNumbers, DeviceUse
+from .products import PRODUCTS, product, tensors_in
+from .streams import HostGraph
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .devices import GpuModel
+    from ..devices import GpuModel
 
 Function = Callable[..., Any]  # of torch
 Arguments = tuple[Any, ...]

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...errors import EmulatorError
-from .torch_streams import (
+from ....errors import EmulatorError
+from .streams import (
     DEFAULT,
     HostEvent,
     HostExternalStream,
@@ -24,8 +24,8 @@ from .torch_streams import (
 )
 
 if TYPE_CHECKING:
-    from .devices import GpuModel
-    from .torch_memory import DeviceNumbers, DeviceUse
+    from ..devices import GpuModel
+    from .memory import DeviceNumbers, DeviceUse
 
 Answers = dict[str, Any]
 
