@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import EmulatorError
 from ..machine.tensor_map import from_driver
@@ -32,6 +32,25 @@ DRIVER = "triton.backends.nvidia.driver"
 CONSTEXPR, KERNEL, TUPLE = range(3)  # kinds of an argument, as the C module numbers them
 _NEEDS = ("CudaUtils", "CudaLauncher", "annotate_arguments", "make_kernel_signature", "expand_signature")
 _FLOATS = {"fp32": "<f", "f32": "<f", "fp64": "<d", "fp16": "<e"}
+
+
+Hook = Callable[[object], None] | None  # of a profiler
+
+
+class TritonKernelFacts(Protocol):
+    """A compiled kernel's warps, CTAs of a cluster, and bytes of shared memory."""
+
+    num_warps: int
+    num_ctas: int
+    shared: int
+
+
+class TritonKernel(Protocol):
+    """Triton's CompiledKernel, as far as it is read."""
+
+    name: str
+    asm: dict[str, str]
+    metadata: TritonKernelFacts
 
 
 @dataclass(frozen=True)
@@ -126,11 +145,11 @@ class DriverModule:
 
     def __init__(self, device: GpuModel, launch: Callable[[TritonLaunch, int], None]) -> None:
         self._device, self._launch = device, launch
-        self._loading: list[Any] = []  # compiled kernels whose handles are made now
+        self._loading: list[TritonKernel] = []  # compiled kernels whose handles are made now
         self._kernels: dict[int, PtxKernel] = {}
 
     @contextmanager
-    def loading(self, compiled: Any) -> Iterator[None]:
+    def loading(self, compiled: TritonKernel) -> Iterator[None]:
         """Within it `load_binary` is asked for this compiled kernel."""
         self._loading.append(compiled)
         try:
@@ -168,9 +187,9 @@ class DriverModule:
         return DescriptorMap(address, swizzle, size, kind, box, shape, strides, bool(padding))
 
     def launch(
-        self, x: int, y: int, z: int, stream: int, function: Any, cooperative: bool, dependent: bool, packed: object,
-        metadata: object, enter: Any, leave: Any, scratch: object, profile: object, annotations: Sequence[KernelArg],
-        signature: Sequence[str], values: Sequence[object],
+        self, x: int, y: int, z: int, stream: int, function: TritonKernel, cooperative: bool, dependent: bool,
+        packed: object, metadata: object, enter: Hook, leave: Hook, scratch: object, profile: object,
+        annotations: Sequence[KernelArg], signature: Sequence[str], values: Sequence[object],
     ) -> None:  # fmt: skip
         """Launch a kernel, between the hooks of a profiler."""
         if 0 in (x, y, z):
@@ -261,8 +280,8 @@ def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
 
         def late() -> None:
             """Patch the compiler at the first launch: the import of the driver is in its midst."""
-            from triton.compiler.compiler import CompiledKernel
-            from triton.runtime.driver import driver as active
+            CompiledKernel = sys.modules["triton.compiler.compiler"].CompiledKernel
+            active = sys.modules["triton.runtime.driver"].driver
 
             plain.append((CompiledKernel, CompiledKernel._init_handles, active, active._active, active._default))
 
@@ -309,7 +328,5 @@ _DRIVER_ANSWERS = {
 
 
 def _target(driver: Any) -> Any:
-    from triton.backends.compiler import GPUTarget
-
     major, minor = driver.get_device_capability(0)
-    return GPUTarget("cuda", major * 10 + minor, 32)
+    return sys.modules["triton.backends.compiler"].GPUTarget("cuda", major * 10 + minor, 32)
