@@ -31,6 +31,7 @@ from .host.arguments import ArgumentMemory, Array, PackedArray, array_at, array_
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
 from .host.session import EmulatedGpu, session
+from .host.triton_calls import TritonLaunch
 from .machine.bank_counts import BankRow, bank_rows, bank_table
 from .machine.interpreter import PtxMachine
 from .machine.launch import Policy, Progress, Watch
@@ -234,7 +235,7 @@ def launches_of(
     """Run the host half of a compiled function: the memory that its kernels see, and its launches; see `emulate`."""
     if isinstance(compiled, (str, bytes, Path)):
         raise TypeError("emulate takes what cute.compile returned; PTX, as text or as a file, is for emulate_ptx")
-    host = compiled if isinstance(compiled, CompiledFunction) else None
+    host = compiled if isinstance(compiled, (CompiledFunction, TritonLaunch)) else None
     if host is None and not callable(compiled):
         raise TypeError(f"emulate takes what cute.compile returned, not {type(compiled).__name__}")
     host = host or _HOSTS.get(compiled)

@@ -22,7 +22,8 @@ from .host.launcher import HostLaunch
 from .host.multicast import Multicast
 from .host.ranks import Ranks
 from .host.session import ScriptRun, run_script
-from .host.torch_device import CapturedWork, HostGraph, gpu_mode
+from .host.torch_device.streams import CapturedWork, HostGraph
+from .host.torch_device.tensors import gpu_mode
 from .machine.devices import DeviceOrder, Devices, Stream
 from .machine.interpreter import Policy, PtxMachine
 from .machine.launch import Watch

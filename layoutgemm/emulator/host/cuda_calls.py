@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...errors import EmulatorError
 from .arguments import Place
 from .devices import CUDA, GpuModel
-from .torch_device import HostGraph
+from .torch_device.streams import HostGraph
 
 # Functions that return success and nothing else: all work is done when they are called.
 _DONE = {

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arguments import Place, bytes_at
-from .torch_device import marked
+from .torch_device.tensors import marked
 
 
 class Multicast:

@@ -30,7 +30,9 @@ from .dsl_calls import RefusedArgumentError, types_of, watch
 from .exported import exports
 from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
-from .torch_device import GpuCapsule, HostGraph, cuda_device, on_gpu, tensor_at
+from .torch_device.streams import HostGraph
+from .torch_device.tensors import GpuCapsule, cuda_device, on_gpu, tensor_at
+from .triton_calls import TritonLaunch, triton_calls
 
 if TYPE_CHECKING:
     from ...arch import Arch
@@ -104,6 +106,11 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
             return graph.add(lambda: now(compiled, args, named), _stream_among((*args, *named.values())))
         return now(compiled, args, named)
 
+    def launch_triton(one: TritonLaunch, stream: int) -> None:
+        if (graph := HostGraph.capturing()) is not None:
+            return graph.add(lambda: ran(one), stream)
+        return ran(one)
+
     def now(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
         if isinstance(compiled, XlaFunction):
             return ran(compiled, *args)
@@ -137,6 +144,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
             stack.enter_context(jax_calls(launch))
+        stack.enter_context(triton_calls(gpu.device, launch_triton))
         stack.enter_context(cuda_calls(gpu.device, memory))
         stack.enter_context(memory_found_by(memory.holder))
         stack.enter_context(memory_found_by(tensor_at))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ...errors import EmulatorError
 
-START, END = 0x5800_0000_0000, 0x6000_0000_0000
+START, END = 0x5800_0000_0000, 0x5F00_0000_0000  # below the workspace of a grid (launch.py)
 ALIGNMENT, GAP = 16, 1 << 16
 CAPACITY = 8 << 20  # bytes: cudaLimitMallocHeapSize as it is without a call
 _POISON = 0xFF

@@ -422,6 +422,9 @@ def _instruction(kernel: PtxKernel, statement: Statement) -> PtxInstruction:
             known = "is not declared" if kind is None else f"is a register of type .{kind}, not .pred"
             raise PtxError(f"PTX line {line}: {text}: the guard {predicate} {known}")
     opcode, _, arguments = rest.partition(" ")
+    while arguments.startswith("."):  # blanks may stand before a modifier: strings of inline assembly were joined
+        more, _, arguments = arguments.partition(" ")
+        opcode += more
     if len(scopes) > 2:
         arguments = NAME.sub(lambda m: resolved(m.group(0), scopes), arguments)
     try:

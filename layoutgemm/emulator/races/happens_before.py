@@ -613,7 +613,7 @@ class ShadowMemory:
         self.accesses = turn = self.accesses + 1
         low, high = ends or ((places & -places).bit_length() - 1, places.bit_length() - 1)
         first, last = low + SHIFT >> PAGE, high + SHIFT >> PAGE
-        found: list[tuple[tuple[int, bool, int], AccessRecord, int, str]] = []
+        found: list[tuple[tuple[int, bool, int], AccessRecord, int, str, Parts]] = []
         for key in _examined(first, last, write):
             gone = False
             for record in self.pages.get(key, ()):
@@ -644,7 +644,7 @@ class ShadowMemory:
                 if not common:
                     continue
                 if not harmless or doubtful:
-                    found.append((record.meets(first, last), record, common, doubtful))
+                    found.append((record.meets(first, last), record, common, doubtful, dict(record.parts)))
                 if write and earlier is not event:
                     if parts or record.parts:
                         record.overwritten(places, parts)
@@ -654,7 +654,7 @@ class ShadowMemory:
             if gone:
                 self._drop(key)
         race: Conflict | None = None
-        for _, record, common, crossed in sorted(found, key=itemgetter(0)):
+        for _, record, common, crossed, bytes_of in sorted(found, key=itemgetter(0)):
             common = record.narrow(common)
             if crossed:
                 if race is None or race.lint:
@@ -663,7 +663,9 @@ class ShadowMemory:
                     )
                     race = doubt if race is None or not doubt.lint else race
             elif race is None or race.lint:
-                new = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                new = self._conflict(
+                    record, (common, bytes_of), knows, asynchronous, what, event, own, lanes, touch, write
+                )
                 if new is not None and record.write and not record.event.asynchronous and same is not None and same():
                     new = replace(new, message=f"{new.message}; {SAME}", lint=True)
                 race = new or race
@@ -703,7 +705,7 @@ class ShadowMemory:
     def _conflict(
         self,
         record: AccessRecord,
-        common: int,
+        at: tuple[int, Parts],
         knows: Knowledge,
         asynchronous: bool,
         what: Callable[[], str],
@@ -713,7 +715,7 @@ class ShadowMemory:
         touch: LaneAccess | None,
         writes: bool,
     ) -> Conflict | None:
-        earlier, ledger = record.event, self.ledger
+        earlier, ledger, (common, parts) = record.event, self.ledger, at
         if never_race(earlier.engine, event.engine):
             return None
         known = ledger.knows(knows, earlier)
@@ -722,7 +724,7 @@ class ShadowMemory:
             mine = earlier is own or earlier is event or earlier in knows.mine
             known = mine
             if lanes and (earlier.lanes if mine else knows.apart):
-                place = (self, (record.write, writes), common)
+                place = (self, (record.write, writes), common, parts)
                 one = unknown(ledger, knows, earlier, place, lanes, touch, mine)
                 known = one is None
                 missing = one or ""

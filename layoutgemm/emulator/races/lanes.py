@@ -32,7 +32,7 @@ since it hands each lane's part to all. Where lanes diverge, `fork` divides the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,6 +119,21 @@ def lanes_at(touch: LaneAccess | None, lanes: int, places: int) -> int:
     return found
 
 
+def meeting(touch: LaneAccess | None, lanes: int, places: int, parts: Mapping[int, int]) -> int:
+    """The lanes that touch bytes of an earlier access.
+
+    places  granules that both touch; parts: granule -> the bytes of the earlier access, as a bit set, if not all
+    """
+    if touch is None or not parts:
+        return lanes_at(touch, lanes, places)
+    found, size = 0, min(touch.size, 16)
+    for piece, who in touch.units(size).items():
+        place, first = piece * size >> 4, piece * size & 15
+        if places >> place & 1 and parts.get(place, EVERY) >> first & ((1 << size) - 1):
+            found |= who
+    return found
+
+
 def crossing(
     earlier: MemoryEvent,
     shadow: ShadowMemory,
@@ -177,17 +192,18 @@ def unknown(
     ledger: Ledger,
     knows: Knowledge,
     earlier: MemoryEvent,
-    record: tuple[ShadowMemory, tuple[bool, bool], int],
+    record: tuple[ShadowMemory, tuple[bool, bool], int, Mapping[int, int]],
     lanes: int,
     touch: LaneAccess | None,
     mine: bool,
 ) -> str | None:
     """The reason why some lanes' access is unordered after a partly known event, or None.
 
-    record  the memory, whether the event's writes are meant and whether it is written now, the places that both touch
+    record  the memory, whether the event's writes are meant and whether it is written now, the places that both touch,
+            and the event's bytes of places that it does not touch whole
     mine    the event is of these lanes themselves, each of which knows its part
     """
-    shadow, ways, places = record
+    shadow, ways, places, parts = record
     every = lanes
     lanes = uninformed(ledger, knows, earlier, lanes)
     if touch is not None and (touch := touch.of(lanes)) is None:
@@ -195,7 +211,7 @@ def unknown(
     if not lanes:
         return None
     if not mine:
-        late = lanes_at(touch, lanes, places)
+        late = meeting(touch, lanes, places, parts)
         if not late:
             return None
         if lanes == every:

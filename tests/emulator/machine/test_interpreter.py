@@ -347,3 +347,15 @@ def test_lint_does_not_end_a_run() -> None:
     assert len(found.found) == 11 and not found.full
     found.add(Finding("exit", "left under way", line=1))
     assert found.full
+
+
+def test_a_grids_workspace_is_memory_beside_the_heap():
+    """CUDA's grid barrier counts arrivals in the words that %envreg1 and %envreg2 lead to."""
+    result = run(
+        "mov.u32 %r0, %envreg1; mov.u32 %r1, %envreg2; mov.b64 %d0, {%r1, %r0};"
+        "atom.add.release.gpu.u32 %r2, [%d0+4], 1; mov.u32 %r3, %tid.x; mul.wide.u32 %d1, %r3, 4;"
+        "add.u64 %d1, %d1, %out; st.global.u32 [%d1], %r2;",
+        {"out": np.zeros(32, np.uint32)},
+        block=32,
+    )
+    assert sorted(result["out"].tolist()) == list(range(32))

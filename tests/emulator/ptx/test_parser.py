@@ -36,6 +36,17 @@ def test_operands():
     assert [o.kind for o in operands("op 0f3F800000, 0d3FF0000000000000, 1U, 0b101;")] == ["number"] * 4
 
 
+def test_blanks_before_a_modifier_of_an_opcode():
+    text = """
+.version 8.7
+.target sm_90a
+.visible .entry k(.param .u64 a) { .reg .b64 %d; ld .param  .u64 %d, [a]; ret; }
+"""
+    (kernel,) = parse(text)
+    assert kernel.instructions[0].opcode == "ld.param.u64" and not kernel.problems
+    assert [operand.kind for operand in kernel.instructions[0].operands] == ["reg", "address"]
+
+
 def test_components_of_vector_registers_are_registers():
     """`.reg .v4 .b32 a` declares a.x to a.w. `a` alone is all of them."""
     body = """.reg .v4 .b32 all; .reg .b32 %r<2>; .reg .b64 %rd<1>;

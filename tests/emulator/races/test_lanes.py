@@ -316,3 +316,10 @@ def test_equal_writes_of_lanes_do_not_conflict() -> None:
     rows = np.array([[1, 2], [3, 4], [1, 2], [3, 5]], np.uint8)
     assert conflicting(np.array([0, 2, 0, 4]), rows, 2) is None
     assert conflicting(np.array([0, 2, 0, 2]), rows, 2) == (2, False)
+
+
+@pytest.mark.parametrize(("place", "races"), [("%r1", 0), ("%r2", 1)])
+def test_a_lane_that_reads_its_own_word_alone_races_with_no_other_word(place: str, races: int) -> None:
+    """Lane 0 reads word 0; then all lanes write their own words, or their neighbours': lane 31 writes word 0."""
+    body = f"{FILL} bar.sync 0; @%p1 bra A; bra B; A: ld.shared.b32 %r4, [%r3]; B: st.shared.b32 [{place}], %r5;"
+    assert len(go(body).findings) == races

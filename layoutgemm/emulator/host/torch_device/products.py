@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...atoms.tmem.layout import scale_chunk
-from ...dtypes import dtype
+from ....atoms.tmem.layout import scale_chunk
+from ....dtypes import dtype
 
 if TYPE_CHECKING:
     from torch import Tensor

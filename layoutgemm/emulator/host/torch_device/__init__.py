@@ -1,0 +1,1 @@
+"""Torch's "cuda" device without a GPU: tensors, products, streams, memory and answers."""

@@ -1,0 +1,108 @@
+"""An emulated GPU's memory as torch counts it, and its random numbers.
+
+The GPU has random numbers of its own: those of the host do not depend on how many it has drawn.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGNMENT = 512  # bytes: of what cudaMalloc and torch allocate on a GPU
+_OTHER_SEED = 0x9E3779B97F4A7C15  # a seed gives the GPU other numbers than the host, as on hardware
+SEEDS = (1 << 64) - 1
+
+
+class DeviceUse:
+    """Storages that lie on the GPU, and the most bytes that they have had."""
+
+    def __init__(self) -> None:
+        # By id; a DLPack capsule keeps a storage alive without its tensor.
+        self.storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.peak = 0
+
+    def add(self, storage: Any) -> None:
+        """Count a storage from now on, as long as it lives."""
+        if id(storage) not in self.storages:
+            self.storages[id(storage)] = storage
+            self.peak = max(self.peak, self.bytes())
+
+    def bytes(self) -> int:
+        """Bytes in use, each allocation rounded up to ALIGNMENT."""
+        sizes = {x.data_ptr(): x.nbytes() for x in list(self.storages.values())}
+        return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
+
+    def answers(self, memory: int) -> dict[str, Callable[..., Any]]:
+        """Answers of torch.cuda about its memory, of that many bytes."""
+
+        def forget(*args: object) -> None:
+            self.peak = self.bytes()
+
+        def stats(*args: object) -> dict[str, int]:
+            now, most = self.bytes(), self.peak
+            kinds = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+            found = {f"{kind}.all.{which}": x for kind in kinds for which, x in (("current", now), ("peak", most))}
+            return found | {"num_alloc_retries": 0, "num_ooms": 0}
+
+        return {
+            "empty_cache": lambda: None, "memory_summary": lambda *x, **more: f"emulated: {self.bytes()} bytes in use",
+            "memory_allocated": lambda *x: self.bytes(), "memory_reserved": lambda *x: self.bytes(),
+            "max_memory_allocated": lambda *x: self.peak, "max_memory_reserved": lambda *x: self.peak,
+            "reset_peak_memory_stats": forget, "reset_max_memory_allocated": forget, "memory_stats": stats,
+            "reset_accumulated_memory_stats": lambda *x: None, "reset_max_memory_cached": forget,
+            "memory_snapshot": lambda *x, **more: [], "set_per_process_memory_fraction": lambda *x: None,
+            "mem_get_info": lambda *x: (max(memory - self.bytes(), 0), memory),
+            "get_allocator_backend": lambda: "native",
+        }  # fmt: skip
+
+
+class DeviceNumbers:
+    """The generator of random numbers of the GPU."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self.manual_seed(torch.initial_seed())
+
+    def manual_seed(self, seed: int, *args: object) -> None:
+        """torch.cuda.manual_seed, which torch.manual_seed calls, too."""
+        self.seed = int(seed)
+        self._state: Tensor = self._torch.Generator().manual_seed(self.seed & SEEDS ^ _OTHER_SEED).get_state()
+
+    def reseed(self) -> int:
+        """torch.cuda.seed: a seed that is not known before."""
+        self.manual_seed(self._torch.Generator().seed())
+        return self.seed
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Within it torch draws the GPU's numbers; not for a tracer, whose tensors have no values."""
+        torch = self._torch
+        if torch._C._len_torch_dispatch_stack():
+            yield
+            return
+        host = torch.get_rng_state()
+        torch.set_rng_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = torch.get_rng_state()
+            torch.set_rng_state(host)
+
+    def _put(self, state: Tensor, *args: object) -> None:
+        self._state = state.clone()
+
+    def answers(self) -> dict[str, Callable[..., Any]]:
+        """Answers of torch.cuda about random numbers."""
+        return {
+            "manual_seed": self.manual_seed, "manual_seed_all": self.manual_seed, "seed": self.reseed,
+            "seed_all": self.reseed, "initial_seed": lambda: self.seed,
+            "get_rng_state": lambda *x: self._state.clone(), "set_rng_state": self._put,
+            "get_rng_state_all": lambda: [self._state.clone()],
+            "set_rng_state_all": lambda states: self._put(states[0]),
+        }  # fmt: skip

@@ -1,0 +1,332 @@
+"""Triton's launches on an emulated GPU: its compiler and launcher run as they are, its driver's C module does not.
+
+Triton's launcher hands a kernel's arguments to functions of a C module that call CUDA. `DriverModule` stands for that
+module. Source: triton/backends/nvidia/driver.py of Triton 3.9.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...errors import EmulatorError
+from ..machine.tensor_map import from_driver
+from ..ptx.parser import read_module
+from .arguments import ArgumentMemory
+from .launcher import HostLaunch, gathered
+
+if TYPE_CHECKING:
+    from ..ptx.parser import Parameter, PtxKernel
+    from .devices import GpuModel
+
+DRIVER = "triton.backends.nvidia.driver"
+CONSTEXPR, KERNEL, TUPLE = range(3)  # kinds of an argument, as the C module numbers them
+_NEEDS = ("CudaUtils", "CudaLauncher", "annotate_arguments", "make_kernel_signature", "expand_signature")
+_FLOATS = {"fp32": "<f", "f32": "<f", "fp64": "<d", "fp16": "<e"}
+
+
+Hook = Callable[[object], None] | None  # of a profiler
+
+
+class TritonKernelFacts(Protocol):
+    """A compiled kernel's warps, CTAs of a cluster, and bytes of shared memory."""
+
+    num_warps: int
+    num_ctas: int
+    shared: int
+
+
+class TritonKernel(Protocol):
+    """Triton's CompiledKernel, as far as it is read."""
+
+    name: str
+    asm: dict[str, str]
+    metadata: TritonKernelFacts
+
+
+@dataclass(frozen=True)
+class DescriptorMap:
+    """A tensor map that Triton's launcher asks for: the arguments of cuTensorMapEncodeTiled."""
+
+    address: int
+    swizzle: int
+    item: int
+    kind: int
+    box: Sequence[int]
+    shape: Sequence[int]
+    strides: Sequence[int]
+    nan: bool
+
+    def encoded(self, arrays: ArgumentMemory) -> bytes:
+        """The map's 128 bytes."""
+        strides = [self.item * stride for stride in self.strides[-2::-1]]
+        return from_driver(
+            self.kind, arrays.address(self.address), self.shape[::-1], strides, self.box[::-1], [1] * len(self.box), 0,
+            self.swizzle, 2, int(self.nan),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TritonLaunch:
+    """A launch of a compiled kernel of Triton; arguments are a type and a value for each parameter."""
+
+    kernel: PtxKernel
+    grid: tuple[int, int, int]
+    block: int
+    cluster: int
+    shared: int
+    arguments: Sequence[tuple[str, object]]
+
+    def call(self, *_: object) -> tuple[ArgumentMemory, list[HostLaunch]]:
+        """The memory that the kernel sees, and its launch."""
+        parameters = self.kernel.parameters
+        if len(parameters) != len(self.arguments):
+            raise EmulatorError(
+                f"{self.kernel.name} has {len(parameters)} parameters, Triton's launcher gave {len(self.arguments)}"
+            )
+        arrays = gathered([])
+        arrays.memory.kept = (*arrays.memory.kept, self.arguments)
+        content = bytearray(self.kernel.parameter_bytes)
+        for parameter, (kind, value) in zip(parameters, self.arguments):
+            content[parameter.offset : parameter.offset + parameter.size] = _bytes(parameter, kind, value, arrays)
+        x, y, z = self.grid
+        wide, high, deep = (*(self.kernel.directives.get(".reqntid") or (self.block,)), 1, 1)[:3]
+        one = HostLaunch(
+            self.kernel, (x * self.cluster, y, z), (wide, high, deep), (self.cluster, 1, 1), self.shared, bytes(content)
+        )
+        return arrays, [one]
+
+
+def _bytes(parameter: Parameter, kind: str, value: Any, arrays: ArgumentMemory) -> bytes:
+    """A parameter's content."""
+    if isinstance(value, DescriptorMap):
+        return value.encoded(arrays)
+    if kind.startswith("*"):
+        pointer = value.data_ptr() if hasattr(value, "data_ptr") else value
+        pointer = pointer() if callable(pointer) else pointer
+        return struct.pack("<Q", arrays.address(int(pointer)) if pointer else 0)
+    if kind in _FLOATS:
+        return struct.pack(_FLOATS[kind], float(value))
+    if kind == "bf16":
+        (word,) = struct.unpack("<I", struct.pack("<f", float(value)))
+        return struct.pack("<H", word + 0x7FFF + (word >> 16 & 1) >> 16 & 0xFFFF)
+    return (int(value) & ((1 << 8 * parameter.size) - 1)).to_bytes(parameter.size, "little")
+
+
+@dataclass(frozen=True)
+class KernelArg:
+    """PyKernelArg of the C module."""
+
+    nested_tuple: Sequence[KernelArg] | None
+    type: int
+
+
+def _flat(annotations: Sequence[KernelArg], values: Sequence[Any]) -> Iterator[object]:
+    """The values that a kernel takes, in order: tuples are taken apart, constants left out."""
+    for annotation, value in zip(annotations, values, strict=True):
+        if annotation.type == TUPLE:
+            assert annotation.nested_tuple is not None
+            yield from _flat(annotation.nested_tuple, value)
+        elif annotation.type == KERNEL:
+            yield value
+
+
+class DriverModule:
+    """The functions of the C module, on an emulated GPU."""
+
+    def __init__(self, device: GpuModel, launch: Callable[[TritonLaunch, int], None]) -> None:
+        self._device, self._launch = device, launch
+        self._loading: list[TritonKernel] = []  # compiled kernels whose handles are made now
+        self._kernels: dict[int, PtxKernel] = {}
+
+    @contextmanager
+    def loading(self, compiled: TritonKernel) -> Iterator[None]:
+        """Within it `load_binary` is asked for this compiled kernel."""
+        self._loading.append(compiled)
+        try:
+            yield
+        finally:
+            self._loading.pop()
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[object, object, int, int, int]:
+        """Module, function, registers, spills and the most threads; the function is the compiled kernel."""
+        if not self._loading or "ptx" not in self._loading[-1].asm:
+            raise EmulatorError(f"Triton loads {name} without its PTX: the emulator runs PTX")
+        return self, self._loading[-1], 0, 0, self._device.arch.threads_per_block
+
+    def unload_module(self, module: object) -> None:
+        """Nothing is kept."""
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """Properties of the emulated GPU. Its clocks are unknown, and 0."""
+        arch = self._device.arch
+        return {
+            "max_shared_mem": arch.smem_per_block, "max_num_regs": arch.registers_per_sm, "warpSize": arch.warp_size,
+            "multiprocessor_count": self._device.multiprocessors, "sm_clock_rate": 0, "mem_clock_rate": 0,
+            "mem_bus_width": 0,
+        }  # fmt: skip
+
+    def build_signature_metadata(self, signature: Sequence[str]) -> Sequence[str]:
+        """The types of a kernel's parameters."""
+        return signature
+
+    def fill_tma_descriptor_tiled(
+        self, address: int, swizzle: int, size: int, kind: int, box: Sequence[int], shape: Sequence[int],
+        strides: Sequence[int], padding: int,
+    ) -> DescriptorMap:  # fmt: skip
+        """A tensor map of the launch."""
+        return DescriptorMap(address, swizzle, size, kind, box, shape, strides, bool(padding))
+
+    def launch(
+        self, x: int, y: int, z: int, stream: int, function: TritonKernel, cooperative: bool, dependent: bool,
+        packed: object, metadata: object, enter: Hook, leave: Hook, scratch: object, profile: object,
+        annotations: Sequence[KernelArg], signature: Sequence[str], values: Sequence[object],
+    ) -> None:  # fmt: skip
+        """Launch a kernel, between the hooks of a profiler."""
+        if 0 in (x, y, z):
+            return
+        if enter is not None:
+            enter(metadata)
+        if id(function) not in self._kernels:
+            known = {one.name: one for one in read_module(function.asm["ptx"])}
+            self._kernels[id(function)] = known[function.name]
+        arguments = [*zip(signature, _flat(annotations, values), strict=True), ("*i8", scratch), ("*i8", profile)]
+        about = function.metadata
+        one = TritonLaunch(
+            self._kernels[id(function)], (x, y, z), 32 * about.num_warps, about.num_ctas, about.shared, arguments
+        )
+        self._launch(one, stream)
+        if leave is not None:
+            leave(metadata)
+
+    def __getattr__(self, name: str) -> Any:
+        raise EmulatorError(f"Triton's driver function {name} has no answer on an emulated GPU")
+
+
+@contextmanager
+def triton_calls(device: GpuModel, launch: Callable[[TritonLaunch, int], None]) -> Iterator[None]:
+    """Within it `launch` gets Triton's launches and their streams, also where Triton is imported later."""
+    if "triton" not in sys.modules and importlib.util.find_spec("triton") is None:
+        yield
+        return
+    with ExitStack() as stack:
+        module = DriverModule(device, launch)
+
+        def loaded(driver: ModuleType) -> None:
+            stack.enter_context(_driven(driver, module))
+
+        if DRIVER in sys.modules:
+            loaded(sys.modules[DRIVER])
+        else:
+            finder = _AfterImport(DRIVER, loaded)
+            sys.meta_path.insert(0, finder)
+            stack.callback(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
+        yield
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function when a module has been imported."""
+
+    def __init__(self, name: str, loaded: Callable[[ModuleType], None]) -> None:
+        self._name, self._loaded = name, loaded
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        """The module's own specification, whose loader calls the function."""
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None
+        plain = spec.loader.exec_module
+
+        def run(module: ModuleType) -> None:
+            plain(module)
+            self._loaded(module)
+
+        spec.loader.exec_module = run  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
+    """Triton's driver with another module in place of the one in C."""
+    from unittest import mock
+
+    lacks = [name for name in _NEEDS if not hasattr(driver, name)]
+    if lacks:
+        raise EmulatorError(
+            f"this Triton's launcher has no {', '.join(lacks)}: the emulated GPU launches kernels of Triton 3.9. "
+            "triton.compile gives the PTX of others, for emulate_ptx"
+        )
+    with ExitStack() as stack:
+        values = {
+            "CudaUtils": lambda: module, "PyKernelArg": KernelArg, "ARG_CONSTEXPR": CONSTEXPR, "ARG_KERNEL": KERNEL,
+            "ARG_TUPLE": TUPLE,
+        }  # fmt: skip
+        for name, value in values.items():
+            stack.enter_context(mock.patch.object(driver, name, value, create=True))
+        for name, value in _DRIVER_ANSWERS.items():
+            stack.enter_context(mock.patch.object(driver.CudaDriver, name, value))
+        plain: list[Any] = []
+
+        def late() -> None:
+            """Patch the compiler at the first launch: the import of the driver is in its midst."""
+            CompiledKernel = sys.modules["triton.compiler.compiler"].CompiledKernel
+            active = sys.modules["triton.runtime.driver"].driver
+
+            plain.append((CompiledKernel, CompiledKernel._init_handles, active, active._active, active._default))
+
+            def handles(self: Any) -> None:
+                with module.loading(self):
+                    plain[0][1](self)
+
+            CompiledKernel._init_handles = handles
+
+        init = driver.CudaDriver.__init__
+
+        def made(self: Any) -> None:
+            init(self)
+            if not plain:
+                late()
+
+        stack.enter_context(mock.patch.object(driver.CudaDriver, "__init__", made))
+        try:
+            yield
+        finally:
+            for kind, own, active, *_ in plain:
+                kind._init_handles = own
+                active._active = active._default = None
+
+
+def _once(
+    function: Callable[[], object], *args: object, quantiles: Sequence[float] | None = None, **more: object
+) -> Any:
+    """triton.testing.do_bench: one call; milliseconds of the emulator, which say nothing of a GPU's."""
+    start = time.perf_counter()
+    function()
+    spent = (time.perf_counter() - start) * 1e3
+    if more.get("return_mode") == "all":
+        return [spent]
+    return [spent] * len(quantiles) if quantiles else spent
+
+
+_DRIVER_ANSWERS = {
+    "is_active": staticmethod(lambda: True),
+    "get_benchmarker": lambda self: _once,
+    "get_empty_cache_for_benchmark": lambda self: SimpleNamespace(zero_=lambda: None),
+    "get_current_target": lambda self: _target(self),
+}
+
+
+def _target(driver: Any) -> Any:
+    major, minor = driver.get_device_capability(0)
+    return sys.modules["triton.backends.compiler"].GPUTarget("cuda", major * 10 + minor, 32)

@@ -1,0 +1,169 @@
+"""Torch's "cuda" device without a GPU: what scripts ask of torch.cuda, with the answers that a GPU gives."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from layoutgemm import emulated_gpu
+from layoutgemm.errors import EmulatorError
+from tests import needs
+
+torch = needs.module("torch")
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> Iterator[None]:
+    with emulated_gpu("sm_90a"):
+        yield
+
+
+def test_a_copy_to_the_host_stays_on_the_host() -> None:
+    host = torch.zeros(2)
+    assert not host.copy_(torch.ones(2, device="cuda")).is_cuda
+    assert host.numpy().tolist() == [1, 1]
+
+
+def test_modules_move_to_the_gpu() -> None:
+    layer = torch.nn.Linear(2, 2).to("cuda")
+    assert layer.weight.is_cuda and layer(torch.ones(2, device="cuda")).is_cuda
+    assert not layer.to("cpu").weight.is_cuda
+    assert copy.deepcopy(torch.nn.Linear(2, 2, device="cuda")).bias.is_cuda
+
+
+def test_tensors_of_two_devices_are_refused() -> None:
+    host, device = torch.ones(2, 2), torch.ones(2, 2, device="cuda")
+    for compute in (lambda: device + host, lambda: host @ device, lambda: torch.cat([device, host.cpu()])):
+        with pytest.raises(RuntimeError, match="at least two devices, cuda:0 and cpu"):
+            compute()
+    assert (device + torch.tensor(1.0)).is_cuda  # a number of the host may go with it
+    assert device[torch.tensor([0])].is_cuda
+    assert torch.allclose(device.cpu(), host)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    for ask in (
+        lambda: torch.ones(1, device="cuda:1"),
+        lambda: torch.ones(1).to(2),
+        lambda: torch.ones(1).cuda(3),
+        lambda: torch.cuda.set_device(1),
+        lambda: torch.cuda.get_device_properties("cuda:7"),
+    ):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            ask()
+
+
+def test_the_gpu_has_random_numbers_of_its_own() -> None:
+    torch.manual_seed(3)
+    host = torch.randn(4)
+    torch.manual_seed(3)
+    device = torch.randn(4, device="cuda")
+    assert torch.equal(torch.randn(4), host) and not torch.equal(device.cpu(), host)
+    torch.cuda.manual_seed(3)
+    assert torch.equal(torch.empty(4, device="cuda").normal_(), device)
+    state = torch.cuda.get_rng_state()
+    drawn = torch.rand_like(device)
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.rand_like(device), drawn)
+    assert torch.Generator(device="cuda").device.type == "cuda"
+
+
+def test_each_stream_is_current_where_it_was_entered() -> None:
+    first, second = torch.cuda.Stream(priority=-1), torch.cuda.Stream()
+    with torch.cuda.stream(first):
+        with second:
+            assert torch.cuda.current_stream() == second
+        assert torch.cuda.current_stream() == first and first.priority == -1
+    assert torch.cuda.current_stream() == torch.cuda.default_stream() == torch.accelerator.current_stream()
+    with pytest.raises(ValueError, match="enable_timing"):
+        torch.cuda.Event().elapsed_time(torch.cuda.Event())
+
+
+def test_threads_of_a_script_see_the_gpu() -> None:
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(torch.ones(2, device="cuda").is_cuda))
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_memory_in_use_is_counted() -> None:
+    before = torch.cuda.memory_allocated()
+    x = torch.empty(1000, device="cuda")
+    assert (
+        torch.cuda.memory_allocated() - before
+        == 4096
+        == torch.cuda.memory_stats()["allocated_bytes.all.current"] - before
+    )  # of 4,000 bytes, rounded up to 512
+    del x
+    assert torch.cuda.memory_allocated() == before and torch.cuda.max_memory_allocated() >= before + 4096
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(1 << 50, device="cuda")
+
+
+def test_autocast_is_of_the_gpu() -> None:
+    x = torch.ones(2, 2, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert (x @ x).dtype is torch.bfloat16
+        with torch.autocast("cuda", enabled=False):
+            assert (x @ x).dtype is torch.float32
+    assert (x @ x).dtype is torch.float32
+
+
+def test_pinned_memory_says_so() -> None:
+    assert torch.ones(2).pin_memory().is_pinned() and torch.empty(2, pin_memory=True).is_pinned()
+    assert not torch.ones(2).is_pinned()
+    assert torch.ones(2).pin_memory().to("cuda", non_blocking=True).is_cuda
+
+
+def test_files_load_where_they_are_asked_to(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"x": torch.ones(2, device="cuda")}, path)
+    assert torch.load(path)["x"].is_cuda and torch.load(path, map_location="cuda:0")["x"].is_cuda
+    assert torch.load(path, map_location="cpu")["x"].numpy().tolist() == [1, 1]
+
+
+def test_a_tensor_prints_its_device() -> None:
+    assert repr(torch.ones(2, device="cuda")) == "tensor([1., 1.], device='cuda:0')"
+    assert (
+        repr(torch.ones(1, device="cuda", dtype=torch.bfloat16))
+        == "tensor([1.], device='cuda:0', dtype=torch.bfloat16)"
+    )
+    assert torch.ones(2, device="cuda").__cuda_array_interface__["shape"] == (2,)
+
+
+def test_a_graph_holds_torchs_work() -> None:
+    """Replays do the captured work in order; tensors that it changes stay until then."""
+    x, total, host = torch.zeros(3, device="cuda"), torch.zeros(3, device="cuda"), torch.zeros(3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        y = (x + 1) * 2
+        total += y
+        host.copy_(total, non_blocking=True)
+        part = y[1:]
+    assert total.tolist() == host.tolist() == [0, 0, 0]
+    for i in range(2):
+        x.fill_(i)
+        graph.replay()
+        assert y.tolist() == [2 * i + 2] * 3 and part.tolist() == [2 * i + 2] * 2
+    assert total.tolist() == host.tolist() == [6, 6, 6]
+    with torch.cuda.graph(graph), pytest.raises(EmulatorError, match="tolist in a CUDA graph"):
+        x.tolist()
+
+
+def test_the_accelerator_is_the_gpu() -> None:
+    assert torch.accelerator.is_available() and torch.accelerator.current_accelerator().type == "cuda"
+    with torch.accelerator.device_index(0), torch.cuda.device_of(torch.ones(1, device="cuda")):
+        torch.accelerator.synchronize()
+    assert torch.get_device_module() is torch.cuda
+
+
+def test_what_an_emulated_gpu_lacks_is_named() -> None:
+    with pytest.raises(EmulatorError, match=r"torch\.cuda\.utilization on an emulated GPU: it has no counters"):
+        torch.cuda.utilization()
+    with pytest.raises(AttributeError, match="clock_rate: the emulated NVIDIA H100"):
+        torch.cuda.get_device_properties(0).clock_rate  # noqa: B018

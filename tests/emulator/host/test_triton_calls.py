@@ -1,0 +1,121 @@
+"""Triton's launches on an emulated GPU, by Triton and as its launcher makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from layoutgemm import emulated_gpu
+from layoutgemm.emulator.api import emulate
+from layoutgemm.emulator.host.devices import GpuModel
+from layoutgemm.emulator.host.triton_calls import (
+    CONSTEXPR,
+    KERNEL,
+    TUPLE,
+    DriverModule,
+    KernelArg,
+    TritonLaunch,
+    _driven,
+)
+from layoutgemm.errors import EmulatorError
+from tests import needs
+
+torch = needs.module("torch")
+
+# x[i] += n * (i < count), with Triton's two pointers to scratch memory.
+PTX = """
+.version 8.7
+.target sm_90a
+.visible .entry grow(.param .u64 x, .param .f32 n, .param .u32 count, .param .u64 a, .param .u64 b) .reqntid 32
+{
+  .reg .b32 %r<4>; .reg .b64 %d<3>; .reg .f32 %f<3>; .reg .pred %p;
+  ld.param.u64 %d0, [x]; ld.param.f32 %f0, [n]; ld.param.u32 %r0, [count];
+  mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.u32 %r1, %r2, 32, %r1;
+  setp.ge.u32 %p, %r1, %r0; @%p bra END;
+  mul.wide.u32 %d1, %r1, 4; add.u64 %d0, %d0, %d1;
+  ld.global.f32 %f1, [%d0]; add.f32 %f1, %f1, %f0; st.global.f32 [%d0], %f1;
+END: ret;
+}
+"""
+KERNELS = SimpleNamespace(
+    name="grow", asm={"ptx": PTX}, metadata=SimpleNamespace(num_warps=1, num_ctas=1, shared=0)
+)  # what Triton calls a compiled kernel
+
+
+def test_the_driver_module_launches_what_triton_hands_over() -> None:
+    """Tuples are taken apart, constants left out, scratch memory is 0."""
+    with emulated_gpu("sm_90a") as gpu:
+        x = torch.zeros(40, device="cuda")
+        module = DriverModule(GpuModel.of("sm_90a"), lambda one, stream: gpu.runs.append(emulate(one)))
+        with module.loading(KERNELS):
+            _, function, *_ = module.load_binary("grow", b"", 0, 0)
+        own = KernelArg(None, KERNEL)
+        annotations = [own, KernelArg([own, own], TUPLE), KernelArg(None, CONSTEXPR)]
+        module.launch(2, 1, 1, 0, function, False, False, None, None, None, None, None, None, annotations,
+                      ["*fp32", "fp32", "i32"], [x, (2.5, 37), 128])  # fmt: skip
+        assert x.tolist() == [2.5] * 37 + [0] * 3 and gpu.ok
+        module.launch(0, 1, 1, 0, function, False, False, None, None, None, None, None, None, annotations, [], [])
+        with pytest.raises(EmulatorError, match="grow has 5 parameters, Triton's launcher gave 4"):
+            emulate(TritonLaunch(module._kernels[id(function)], (1, 1, 1), 32, 1, 0, [("*fp32", x)] * 4))
+
+
+def test_another_launcher_is_refused_with_the_way_out() -> None:
+    with (
+        pytest.raises(EmulatorError, match=r"no CudaUtils, CudaLauncher.*of Triton 3\.9.*for emulate_ptx"),
+        _driven(ModuleType("driver"), DriverModule(GpuModel.of("sm_90a"), lambda one, stream: None)),
+    ):
+        pass
+
+
+def test_what_the_driver_lacks_is_named() -> None:
+    module = DriverModule(GpuModel.of("sm_90a"), lambda one, stream: None)
+    with pytest.raises(EmulatorError, match="Triton's driver function get_current_device has no answer"):
+        module.get_current_device()
+    with pytest.raises(EmulatorError, match="loads k without its PTX"):
+        module.load_binary("k", b"", 0, 0)
+
+
+SCRIPT = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
+
+x, y = (torch.rand(300, device="cuda") for _ in range(2))
+out = torch.empty_like(x)
+launch = lambda: add[(triton.cdiv(300, 128),)](x, y, out, 300, BLOCK=128)
+launch()
+assert torch.equal(out, x + y)
+assert triton.testing.do_bench(launch, warmup=1, rep=1) > 0
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    launch()
+x.zero_()
+graph.replay()
+assert torch.equal(out, y)
+"""
+
+
+def test_a_script_of_triton_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs.module("triton")
+    from layoutgemm.cli.main import main
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    assert main(["emulate", "--arch", "sm_90a", str(path)]) == 0
+
+
+def test_brain_floats_round_to_even() -> None:
+    from layoutgemm.emulator.host.arguments import ArgumentMemory
+    from layoutgemm.emulator.host.triton_calls import _bytes
+
+    parameter = SimpleNamespace(size=2, offset=0)
+    for value in (1.0, 1.00390625, 1.01171875, -3.1415927):
+        word = torch.tensor(value).bfloat16().view(torch.int16).item() & 0xFFFF
+        assert _bytes(parameter, "bf16", value, ArgumentMemory([])) == np.uint16(word).tobytes()  # type: ignore[arg-type]
