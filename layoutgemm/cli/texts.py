@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
@@ -106,7 +106,7 @@ class LinearTile:
         """The numbers of threads and of values."""
         return self.linear.shape
 
-    def __call__(self, *coord: Any) -> Any:
+    def __call__(self, *coord: object) -> object:
         """(thread, value) -> element."""
         return self.linear(*coord)
 

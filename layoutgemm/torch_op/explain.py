@@ -131,7 +131,7 @@ def explain_matmul(
 
 
 def _check_unscaled(given: Options) -> None:
-    """Raise OperandError for an argument of scales, where there are none."""
+    """Raise OperandError for an argument of scales: the product has none."""
     for name in ("scale_b", "recipe_a", "recipe_b", "out_recipe"):
         if given[name] is not None:
             raise OperandError(f"{name} without a scale_a")

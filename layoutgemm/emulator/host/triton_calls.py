@@ -130,11 +130,11 @@ class KernelArg:
     type: int
 
 
-def _flat(annotations: Sequence[KernelArg], values: Sequence[Any]) -> Iterator[object]:
+def _flat(annotations: Sequence[KernelArg], values: Sequence[object]) -> Iterator[object]:
     """The values that a kernel takes, in order: tuples are taken apart, constants left out."""
     for annotation, value in zip(annotations, values, strict=True):
         if annotation.type == TUPLE:
-            assert annotation.nested_tuple is not None
+            assert annotation.nested_tuple is not None and isinstance(value, Sequence)
             yield from _flat(annotation.nested_tuple, value)
         elif annotation.type == KERNEL:
             yield value
@@ -285,7 +285,7 @@ def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
 
             plain.append((CompiledKernel, CompiledKernel._init_handles, active, active._active, active._default))
 
-            def handles(self: Any) -> None:
+            def handles(self: TritonKernel) -> None:
                 with module.loading(self):
                     plain[0][1](self)
 
@@ -293,7 +293,7 @@ def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
 
         init = driver.CudaDriver.__init__
 
-        def made(self: Any) -> None:
+        def made(self: object) -> None:
             init(self)
             if not plain:
                 late()

@@ -105,7 +105,7 @@ GROUPS: dict[str, tuple[Ragged, list[int], Sm90Config]] = {
 
 
 def of_groups(name: str, device: str) -> None:
-    """Rows of each group by a function of their own, or of all, and by a matrix B of their own."""
+    """Rows of each group by numbers and a matrix B of their own."""
     ragged, numbers, config = GROUPS[name]
     rng, count, (n, k) = np.random.default_rng(0), 4, (40, 136)
     m, lead = (100, (count,)) if ragged.masked else (numbers[-1], ())

@@ -38,7 +38,7 @@ class DeviceUse:
         sizes = {x.data_ptr(): x.nbytes() for x in list(self.storages.values())}
         return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
 
-    def answers(self, memory: int) -> dict[str, Callable[..., Any]]:
+    def answers(self, memory: int) -> dict[str, Callable[..., object]]:
         """Answers of torch.cuda about its memory, of that many bytes."""
 
         def forget(*args: object) -> None:
@@ -97,7 +97,7 @@ class DeviceNumbers:
     def _put(self, state: Tensor, *args: object) -> None:
         self._state = state.clone()
 
-    def answers(self) -> dict[str, Callable[..., Any]]:
+    def answers(self) -> dict[str, Callable[..., object]]:
         """Answers of torch.cuda about random numbers."""
         return {
             "manual_seed": self.manual_seed, "manual_seed_all": self.manual_seed, "seed": self.reseed,
