@@ -27,6 +27,7 @@ HOW = {
     "mkdocstrings": "pip install 'layoutgemm[docs]'",
     "packaging": "pip install packaging",
     "playwright": "pip install 'layoutgemm[browser]'",
+    "safetensors": "pip install 'layoutgemm[checkpoints]'",
     "resvg_py": "pip install 'layoutgemm[png]'",
     "sympy": "pip install sympy",
     "torch": "pip install 'layoutgemm[torch]'",

@@ -1,20 +1,18 @@
 """The tensors of a checkpoint in safetensors: one file, or shards with an index. Read one at a time.
 
     model.safetensors.index.json    {"weight_map": {name of a tensor: file of a shard}}
-    NAME.safetensors                8 bytes: N, little-endian; N bytes of JSON; the tensors' bytes
-                                    {name: {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
+    NAME.safetensors                tensors, read by the package `safetensors`: pip install 'layoutgemm[checkpoints]'
 
-Headers alone are read when a checkpoint is opened. Format: github.com/huggingface/safetensors, "Format".
+Headers alone are read when a checkpoint is opened.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,7 +20,6 @@ from ..errors import OperandError
 
 INDEX = "model.safetensors.index.json"
 _ENDING = ".safetensors"
-_MOST_HEADER = 100_000_000  # bytes, the format's own limit
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
@@ -31,15 +28,11 @@ _TYPES = {
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file.
-
-    start  of its bytes in the file
-    """
+    """A tensor in a file."""
 
     file: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
-    start: int
 
 
 class Checkpoint:
@@ -50,13 +43,11 @@ class Checkpoint:
     config   what config.json beside them says, {} without one
 
     Raises OperandError for files that are missing, cut off or no safetensors. Raises it for tensors that the index has
-    and its shards have not, or the other way round.
+    and its shards have not, or the other way round. ModuleNotFoundError without the package.
 
-    >>> import json, tempfile
-    >>> header = json.dumps({"bias": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    >>> import tempfile, safetensors.torch
     >>> with tempfile.TemporaryDirectory() as path:
-    ...     with open(f"{path}/model.safetensors", "wb") as file:
-    ...         _ = file.write(len(header).to_bytes(8, "little") + header + b"\\0\\0\\x80\\x3f" * 2)
+    ...     safetensors.torch.save_file({"bias": torch.ones(2)}, f"{path}/model.safetensors")
     ...     Checkpoint(path).tensor("bias")
     tensor([1., 1.])
     """
@@ -84,14 +75,9 @@ class Checkpoint:
         if name not in self.tensors:
             raise OperandError(f"{name} is missing: {self.path} has no tensor of that name")
         of = self.tensors[name]
-        memory = torch.empty(math.prod(of.shape) * of.dtype.itemsize, dtype=torch.uint8)
-        if memory.numel():
-            with of.file.open("rb") as file:
-                file.seek(of.start)
-                read = file.readinto(memory.numpy())
-            if read != memory.numel():
-                raise OperandError(f"{of.file}: {read} of {memory.numel()} bytes of {name}: the file is cut off")
-        return memory.view(of.dtype).reshape(of.shape)
+        with _opened(of.file) as file:
+            found: torch.Tensor = file.get_tensor(name)
+        return found.view(of.dtype).clone()  # of its own: the file's memory is one
 
     def names(self, layer: str) -> tuple[str, ...]:
         """The names of a layer's own tensors: its name, a dot, and one word."""
@@ -164,57 +150,25 @@ def _header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file."""
     if not path.is_file():
         raise OperandError(f"{path} is missing")
-    with path.open("rb") as file:
-        first, size = _entries(path, file)
-    found, end = {}, 0
-    for name, entry in sorted(first.items(), key=lambda item: _span(path, *item)):
-        at, until = _span(path, name, entry)
-        if entry.get("dtype") not in _TYPES:
-            raise OperandError(f"{path}: {name} is {entry.get('dtype')!r}: known are {', '.join(_TYPES)}")
-        kind, shape = _TYPES[str(entry["dtype"])], entry.get("shape")
-        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-            raise OperandError(f"{path}: {name} has shape {shape!r}: extents of 0 or more")
-        if at != end or until - at != math.prod(shape) * kind.itemsize:
-            need = f"{math.prod(shape) * kind.itemsize} from {end} on"
-            raise OperandError(f"{path}: {name} has bytes {at} to {until}: {kind} of {shape} has {need}")
-        found[name], end = StoredTensor(path, kind, tuple(shape), size + at), until
-    have = path.stat().st_size - size
-    if have != end:
-        raise OperandError(f"{path} has {have} bytes of tensors, and its header says {end}: cut off, or not the same")
+    found = {}
+    with _opened(path) as file:
+        for name in file.keys():
+            stored = file.get_slice(name)
+            kind = stored.get_dtype()
+            if kind not in _TYPES:
+                raise OperandError(f"{path}: {name} is {kind!r}: known are {', '.join(_TYPES)}")
+            found[name] = StoredTensor(path, _TYPES[kind], tuple(stored.get_shape()))
     return found
 
 
-def _entries(path: Path, file: BinaryIO) -> tuple[dict[str, dict[str, object]], int]:
-    """A file's entries, and the bytes in front of its tensors."""
-    length, have = int.from_bytes(file.read(8), "little"), path.stat().st_size
-    if have < 8 or length > min(have - 8, _MOST_HEADER):
-        raise OperandError(f"{path}: a header of {length} bytes in a file of {have}: it is no safetensors, or cut off")
-
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise OperandError(f"{path}: {twice} is there twice")
-        return made
-
+def _opened(path: Path) -> Any:
+    """The package's reader of a file, for a with statement."""
     try:
-        found = json.loads(file.read(length), object_pairs_hook=once)
-    except OperandError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise OperandError(f"{path}: the header is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise OperandError(f"{path}: the header is a {type(found).__name__}, not a JSON object")
-    found.pop("__metadata__", None)
-    if wrong := [name for name, entry in found.items() if not isinstance(entry, dict)]:
-        raise OperandError(f"{path}: the entry of {wrong[0]} is no JSON object")
-    return found, 8 + length
-
-
-def _span(path: Path, name: str, entry: dict[str, object]) -> tuple[int, int]:
-    """First and last byte of a tensor."""
-    found = entry.get("data_offsets")
-    if not isinstance(found, list) or len(found) != 2 or not all(type(n) is int for n in found):
-        raise OperandError(f"{path}: {name} has data_offsets {found!r}: the first byte and the last")
-    return found[0], found[1]
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        said = "checkpoints need the package safetensors: pip install 'layoutgemm[checkpoints]'"
+        raise ModuleNotFoundError(said, name=error.name) from error
+    try:
+        return safe_open(path, "pt")
+    except SafetensorError as error:
+        raise OperandError(f"{path} is no safetensors file, or cut off: {error}") from error
