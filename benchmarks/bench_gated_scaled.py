@@ -51,7 +51,7 @@ def configurations(m: int, h: int, k: int, quantised: bool) -> Iterator[Sm90Conf
     """Configurations for a dense product, likely ones first.
 
     >>> [config.tile for config in configurations(4096, 14336, 4096, False)][:2]
-    [(128, 192), (256, 128)]
+    [(128, 256), (128, 192)]
     """
     if not quantised:
         candidates = scaled_candidates((m, 2 * h, k, 1), False, 132)

@@ -235,7 +235,7 @@ def _check_shared(plan: _Plan, one: str, two: str) -> None:
     of_one, of_two = ({each.rpartition(".")[2] for each in plan.names(name)} for name in (one, two))
     if of_one != of_two:
         raise OperandError(f"{one} and {two} are one layer, and only one has {listed_names(of_one ^ of_two)}")
-    for key in of_one:
+    for key in sorted(of_one):
         _check_tied(plan.found, f"{one}.{key}", f"{two}.{key}")
 
 

@@ -139,7 +139,7 @@ def test_shared_layers_stay_shared(tmp_path: Path) -> None:
     load_checkpoint(model, sharded(tmp_path, packed("two")), "gptq")
     assert model.one is model.two and isinstance(model.one, QuantizedLinear)
     load_checkpoint(Twice(), sharded(tmp_path, {**packed("one"), **packed("two")}), "gptq")
-    with pytest.raises(OperandError, match=r"one.scales and two.scales are one parameter, and differ .* at \(0, 0\)"):
+    with pytest.raises(OperandError, match=r"one.qweight and two.qweight are one parameter, and differ .* at \(0, 0\)"):
         load_checkpoint(Twice(), sharded(tmp_path, {**packed("one"), **packed("two", seed=1)}), "gptq")
 
 

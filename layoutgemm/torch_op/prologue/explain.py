@@ -30,8 +30,8 @@ def explain_prologue(
     >>> x, w = torch.empty(4096, 4096).bfloat16(), torch.empty(8192, 4096).bfloat16().T
     >>> nothing = dict.fromkeys(("bias", "activation", "out", "out_dtype", "config"))
     >>> print(explain_prologue(x, w, silu, None, nothing).why)
-    a's function is computed 32 times for each element, once for each tile of 256 columns; (128, 256) tiles are \
-estimated fastest
+    a's function is computed 32 times for each element, once for each tile of 256 columns; (128, 256) tiles take \
+least time (an estimate)
     """
     for name, value in options.items():
         if name not in _TAKEN and value is not _USUAL.get(name):

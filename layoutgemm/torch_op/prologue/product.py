@@ -200,7 +200,7 @@ def plan_of_product(product: PrologueProduct, config: Config | None) -> tuple[Sm
         with contextlib.suppress(LayoutError):  # a result that does not fit is passed over
             return derive(measured.config, room.multiprocessors), "measured by layoutgemm.tune"
     plan = derive(None, room.multiprocessors)
-    return plan, f"{plan.tile_c} tiles are estimated fastest"
+    return plan, f"{plan.tile_c} tiles take least time (an estimate)"
 
 
 def tuned_types(prologue: Prologue, types: tuple[str, ...]) -> tuple[str, ...]:

@@ -83,6 +83,12 @@ def test_each_stream_is_current_where_it_was_entered() -> None:
         torch.cuda.Event().elapsed_time(torch.cuda.Event())
 
 
+def test_a_stream_that_a_script_leaves_set_ends_with_its_session() -> None:
+    with emulated_gpu("sm_90a"):
+        torch.cuda.set_stream(torch.cuda.Stream())
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
 def test_threads_of_a_script_see_the_gpu() -> None:
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(torch.ones(2, device="cuda").is_cuda))

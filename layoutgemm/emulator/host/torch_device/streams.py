@@ -95,6 +95,17 @@ DEFAULT = HostExternalStream(0)
 _OF_THREAD = threading.local()
 
 
+@contextmanager
+def own_streams() -> Iterator[None]:
+    """Within it all threads begin at the default stream: a script's `set_stream` ends with its session."""
+    global _OF_THREAD
+    before, _OF_THREAD = _OF_THREAD, threading.local()
+    try:
+        yield
+    finally:
+        _OF_THREAD = before
+
+
 def current_stream(device: object = None) -> HostStream:
     """torch.cuda.current_stream: the thread's."""
     found: HostStream = getattr(_OF_THREAD, "stream", DEFAULT)

@@ -27,7 +27,7 @@ from ..devices import CUDA
 from .answers import accelerator_answers, cuda_answers, existing, profiler_answers
 from .memory import ALIGNMENT, DeviceNumbers, DeviceUse
 from .products import PRODUCTS, product, tensors_in
-from .streams import HostGraph
+from .streams import HostGraph, own_streams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +84,7 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         _USE.peak = _USE.bytes()
         _NUMBERS.append(DeviceNumbers(torch))
         stack.callback(_NUMBERS.pop)
+        stack.enter_context(own_streams())
         for owner, answers in (
             (torch.cuda, cuda_answers(device, _USE, _NUMBERS[-1])), (torch.cuda.profiler, profiler_answers()),
             (torch.accelerator, accelerator_answers(torch)),
