@@ -100,6 +100,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pynvml": ("bench",),
     "pytest": ("",),
     "resvg_py": ("view",),
+    "safetensors": ("nn",),
 }
 FREE = frozenset({"numpy"})
 ARCHITECTURES = ("sm80", "sm90", "sm100", "teaching")
