@@ -179,21 +179,18 @@ def load_value(address: Int64, dtype: DType) -> Float32:
     return assembly(_ONE[dtype.name], "=f,l", [Int64(address)], (Float32,))[0]
 
 
-def load_bits(address: Int64, offset: int, dtype: DType, inside: Boolean | bool) -> Int32:
+def load_bits_if(address: Int64, offset: int, dtype: DType, inside: Boolean) -> Int32:
     """ld.global of the bits of one f32, bf16 or f16 where `inside`; else 0, and no access. `float_of` makes f32 of it.
 
     offset  bytes behind the address, a part of the instruction: several loads share one address
-    inside  True: without a predicate
     """
     load = f"ld.global.{'b32' if dtype.bits == 32 else 'u16'} $0, [$1+{offset}];"
-    if inside is True:
-        return assembly(load, "=r,l", [Int64(address)], (Int32,))[0]
     text = f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p {load} }}"
     return assembly(text, "=&r,l,r", [Int64(address), Int32(inside)], (Int32,))[0]
 
 
 def float_of(bits: Int32, dtype: DType) -> Float32:
-    """The value of `load_bits`, as f32."""
+    """The value of `load_bits_if`, as f32."""
     if dtype.name == "f16":
         text = "{ .reg .b16 h; .reg .b16 z; mov.b32 {h, z}, $1; cvt.f32.f16 $0, h; }"
         return assembly(text, "=f,r", [Int32(bits)], (Float32,), pure=True)[0]

@@ -11,6 +11,7 @@ from functools import lru_cache
 from ....errors import LayoutError
 from ...epilogue.chain import Epilogue
 from ...plan import present
+from ...store import ROWS
 from ..config import Sm90Config
 from ..operands.prologue import Prologue
 from ..plan import Sm90Plan
@@ -60,7 +61,7 @@ def prologue_config(m: int, n: int, k: int, batch: int = 1, multiprocessors: int
 
 def _config(tile: tuple[int, int], parts: int, m: int, many: bool) -> Sm90Config:
     """The kernel of a tile and parts of K; `many`: there are more tiles than multiprocessors."""
-    consumers, pairs = tile[0] // 64, tile[0] > 64 and m > 2 * tile[0]
+    consumers, pairs = tile[0] // ROWS, tile[0] > ROWS and m > 2 * tile[0]
     if parts == 1 and (pairs or many):
         return Sm90Config(
             tile, consumers=consumers, loader="warpgroup", cluster=(2, 1) if pairs else (1, 1), chunks=1, buffers=2,

@@ -61,15 +61,15 @@ class Sm90PrologueKernel(Sm90FusedKernel):
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
             row = m0 + first_block * ROWS
-            rows = fragments.numbers(job, "m", row, matrix, False)
-            following = fragments.numbers(job, "k", job.k_first * plan.tile[2], matrix, False)
+            rows = fragments.numbers(job, "m", row, matrix)
+            following = fragments.numbers(job, "k", job.k_first * plan.tile[2], matrix)
             before = stage
             for k_tile in cutlass.range(job.k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
                 column = (job.k_first + k_tile) * plan.tile[2]
                 columns = following
                 if const_expr(reads_columns):  # a K tile ahead: memory answers while this one's products run
-                    following = fragments.columns(job, column + plan.tile[2], matrix)
+                    following = fragments.numbers(job, "k", column + plan.tile[2], matrix)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 words: list[list[Int32]] = []
                 for piece in cutlass.range_constexpr(len(pieces)):
@@ -154,12 +154,11 @@ class PrologueFragments(bridge.Carried):
         of = self.plan.mma.coords("A")
         return [(place, of(self.thread, v)) for v, place in enumerate(self.loads.values)]
 
-    def numbers(self, job: bridge.Carried, axis: str, first: Int32, matrix: Int32, inside: bool) -> Numbers:
+    def numbers(self, job: bridge.Carried, axis: str, first: Int32, matrix: Int32) -> Numbers:
         """The operands' numbers of the thread's rows or columns; 0 beyond the matrix: what comes of it is not stored.
 
-        axis    "m", rows of a tile; "k", columns of a K tile
-        first   row or column of A
-        inside  all are known to lie in the matrix
+        axis   "m", rows of a tile; "k", columns of a K tile
+        first  row or column of A
         """
         found: dict[NumberKey, Int32] = {}
         loads, which = self.loads, AXES.index(axis)
@@ -177,17 +176,9 @@ class PrologueFragments(bridge.Carried):
                 address += Int64(matrix) * getattr(job.given, f"{operand.name}_batch") * bytes_
             for part, distance in product(range(count), distances):
                 step = part * unit + distance
-                loaded = inside or at + step < size
-                found[operand.name, part, start + distance] = element.load_bits(
-                    address, step * bytes_, operand.dtype, loaded
-                )
+                bits = element.load_bits_if(address, step * bytes_, operand.dtype, at + step < size)
+                found[operand.name, part, start + distance] = bits
         return Numbers(found)
-
-    @cute.jit
-    def columns(self, job: bridge.Carried, first: Int32, matrix: Int32) -> Numbers:
-        """The numbers of a K tile's columns: without predicates, but for the last one."""
-        found = self.numbers(job, "k", first, matrix, False)
-        return found
 
     def load_words(self, tile: cute.Pointer, block: int) -> list[list[Int32]]:
         """The registers of a block's K tile, as in the stage, by instruction."""

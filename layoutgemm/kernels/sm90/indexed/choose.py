@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..choose.costs import cost_model
-from ..choose.rounds import tile_of_rounds
+from ..choose.occupancy import ClusterOccupancy
 from ..choose.scaled_grouped import grouped_config
 from ..config import Sm90Config
 
@@ -13,6 +13,7 @@ MODEL = cost_model("indexed_rows", "h100")
 _TILES = {(128, 256): 2, (128, 192): 2, (128, 128): 2, (64, 256): 1, (64, 128): 1, (64, 64): 1}
 _HALF_TILE = 64  # rows
 _OVERHEAD = 64  # columns of a tile that its start and its store cost
+_LEAST_ROWS = 128  # that a tile costs, as far as its columns count
 
 
 def indexed_config(sizes: tuple[int, int, int, int], gathers: bool, grouped: bool, wide: bool = False) -> Sm90Config:
@@ -27,12 +28,23 @@ def indexed_config(sizes: tuple[int, int, int, int], gathers: bool, grouped: boo
     rows = -(-m // groups)
     if grouped and not gathers:
         return grouped_config(rows, 2 * k, wide, columns=n, groups=groups)
-    tile = _tile_of_groups(rows) if grouped else tile_of_rounds(_TILES, m, n, _OVERHEAD)
+    tile = _tile_of_groups(rows) if grouped else _tile_of_rounds(m, n)
     pairs = rows > (4 if grouped else 2) * tile[0] and tile[0] == 128
     return Sm90Config(
         tile, consumers=_TILES.get(tile, 3), loader="warpgroup", cluster=(2, 1) if pairs else (1, 1),
         along="N" if pairs and grouped else "M", chunks=1, buffers=1 if wide else 2, l2_promotion="256B",
     )  # fmt: skip
+
+
+def _tile_of_rounds(m: int, n: int) -> tuple[int, int]:
+    """The tile whose rounds over all multiprocessors take least."""
+    places = ClusterOccupancy().multiprocessors
+
+    def work(tile: tuple[int, int]) -> int:
+        count = -(-m // tile[0]) * -(-n // tile[1])
+        return -(-count // places) * max(tile[0], _LEAST_ROWS) * (tile[1] + _OVERHEAD)
+
+    return min(_TILES, key=work)
 
 
 def _tile_of_groups(rows: int) -> tuple[int, int]:
