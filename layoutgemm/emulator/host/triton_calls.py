@@ -18,6 +18,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from ...dtypes import dtype
 from ...errors import EmulatorError
 from ..machine.tensor_map import from_driver
 from ..ptx.parser import read_module
@@ -117,8 +120,7 @@ def _bytes(parameter: Parameter, kind: str, value: Any, arrays: ArgumentMemory) 
     if kind in _FLOATS:
         return struct.pack(_FLOATS[kind], float(value))
     if kind == "bf16":
-        (word,) = struct.unpack("<I", struct.pack("<f", float(value)))
-        return struct.pack("<H", word + 0x7FFF + (word >> 16 & 1) >> 16 & 0xFFFF)
+        return bytes(dtype("bf16").encode(np.float32(value)).tobytes())
     return (int(value) & ((1 << 8 * parameter.size) - 1)).to_bytes(parameter.size, "little")
 
 
