@@ -97,11 +97,11 @@ def launcher_of(
     m: int, n: int, k: int, epilogue: Epilogue, c: str, tile: tuple[int, int] | None = None
 ) -> tuple[Callable[..., None], Any]:
     """(launch, plan) with the heuristic's configuration or a given tile."""
-    choice, _ = choose(m, n, k)
+    epilogue = epilogue.in_pairs(n % 2 == 0, n % 8 == 0)
+    choice, _ = choose(m, n, k, matrices=bool(extra_bytes(epilogue, m, n)), read=epilogue.read_in_lines)
     if tile is not None:
         choice = replace(choice, config=replace(choice.config, tile=tile))
-    turned = n % 2 == 0 and not choice.swapped
-    plan = choice.plan(m, n, k, b="bf16:col", c=c, epilogue=epilogue.in_pairs(turned) if epilogue else None)
+    plan = choice.plan(m, n, k, b="bf16:col", c=c, epilogue=epilogue or None)
     product = launcher(plan, choice)
 
     def launch(a: Any, b: Any, out: Any, given: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ def fault(name: str, m: int = 520, n: int = 776, k: int = 264) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong epilogue, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--size", type=int, nargs="*", default=[8192, 4096], help="M = N = K (%(default)s)")
+    parser.add_argument("--size", nargs="*", default=["8192", "4096"], help="M = N = K, or MxNxK (%(default)s)")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--only", nargs="*", help="cases whose name contains one of these; plain is always there")
     parser.add_argument("--tile", type=int, nargs=2, metavar=("M", "N"), help="another tile than the heuristic's")
@@ -170,29 +170,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {wrong or 'right'} [{time.monotonic() - start:.1f} s]", flush=True)
         record["cases"][name] = {"fault": wrong}
     for size in options.size:
-        problem = BenchProblem(size, size, size, "k")
+        m, n, k = sizes = tuple(map(int, size.split("x"))) if "x" in size else (int(size),) * 3
+        problem = BenchProblem(*sizes, "k")
         sets = device.operands(problem, 0)
         replays = {}
         for name in names:
             epilogue, c = CASES[name]
-            launch, _ = launcher_of(size, size, size, epilogue, c, options.tile and tuple(options.tile))
+            launch, _ = launcher_of(m, n, k, epilogue, c, options.tile and tuple(options.tile))
             narrow = torch.float8_e4m3fn
             outs = [s.c if c == "bf16" else torch.empty(s.c.shape, dtype=narrow, device="cuda") for s in sets]
-            given = given_on_gpu(epilogue, size, size)
+            given = given_on_gpu(epilogue, m, n)
             replays[name] = device.record(
                 [lambda s=s, out=out, launch=launch, given=given: launch(s.a, s.b, out, given)
                  for s, out in zip(sets, outs, strict=True)]
             )  # fmt: skip
         samples = burst(device, replays, options.rounds, random.Random(0))
         base = statistics.median(samples["plain"])
-        print(f"\n{size}^3: plain {problem.tflops(base / len(sets)):.1f} TFLOP/s")
+        print(f"\n{m}x{n}x{k}: plain {problem.tflops(base / len(sets)):.1f} TFLOP/s")
         for name in names:
             epilogue, _ = CASES[name]
             ratio = statistics.median(samples[name]) / base
-            more = extra_bytes(epilogue, size, size)
-            record["cases"][name][str(size)] = {"time_ratio": round(ratio, 4), "extra_bytes": more}
+            more = extra_bytes(epilogue, m, n)
+            record["cases"][name][size] = {"time_ratio": round(ratio, 4), "extra_bytes": more}
             print(f"    {ratio:6.4f}  {name}" + (f"  ({more / 2**20:.0f} MiB more)" if more else ""), flush=True)
-        record.setdefault("plain_tflops", {})[str(size)] = round(problem.tflops(base / len(sets)), 1)
+        record.setdefault("plain_tflops", {})[size] = round(problem.tflops(base / len(sets)), 1)
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if any(case["fault"] for case in record["cases"].values()) else 0

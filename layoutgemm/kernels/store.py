@@ -21,11 +21,13 @@ from typing import Any
 
 from ..arguments import as_int
 from ..atoms import MmaAtom, SmemTile, TmaPlan, row_addresses, smem_tile, stmatrix, wgmma
+from ..atoms.copy.base import VECTOR_BYTES, WARP
 from ..atoms.tma.derive import derive as derive_tma
 from ..dtypes import DType
 from ..errors import PlanError
 from ..memo import memoized
 from .derive import Operand
+from .numbers import W
 from .plan import rounded_up
 
 ROWS = 64  # of an accumulator: wgmma's M
@@ -59,6 +61,51 @@ class StoreChunk:
     matrices: int
     first_value: int
     values: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowVectors:
+    """A chunk of C in a warp's buffer, in vectors of 16 bytes: lanes along a row first, then over rows.
+
+    >>> from layoutgemm.atoms import smem_tile
+    >>> wide, narrow = (RowVectors(smem_tile((16, n), "bf16", "K")) for n in (64, 8))
+    >>> wide.passes, wide.place(1, 9), narrow.passes, narrow.place(0, 9)
+    (4, (5, 8), 1, (9, 0))
+    """
+
+    tile: SmemTile
+
+    @property
+    def width(self) -> int:
+        """Elements of a vector."""
+        return VECTOR_BYTES // self.tile.dtype.bytes
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a row."""
+        return self.tile.extent[1] // self.width
+
+    @property
+    def passes(self) -> int:
+        """Vectors of a lane."""
+        return -(-self.tile.extent[0] * self.vectors // WARP)
+
+    @property
+    def is_even(self) -> bool:
+        """True if every lane has as many vectors."""
+        return self.tile.extent[0] * self.vectors % WARP == 0
+
+    def place(self, number: int, lane: W) -> tuple[W, W]:
+        """(row, first column) of a lane's vector; from the tile's last row on, no vector.
+
+        Ints, arrays or traced integers.
+        """
+        at = number * WARP + lane
+        return at // self.vectors, at % self.vectors * self.width
+
+    def byte(self, place: tuple[Any, Any]) -> Any:
+        """The byte of the vector at a place."""
+        return self.tile.byte(*place)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..atoms.copy.base import VECTOR_BYTES
 from ..errors import OperandError
 from ..kernels.epilogue.chain import ACTIVATIONS as IN_KERNEL
 from ..kernels.epilogue.chain import Epilogue, Residual, Scale, Step
@@ -23,7 +24,7 @@ from ..kernels.epilogue.parameters import PlacedOperand, words_of
 from ..kernels.run.operand_checks import addressed
 from ..kernels.sm90.gated import GATES as GATES
 from ..moved import old_names
-from .prepared import LaunchEpilogue
+from .prepared import LaunchEpilogue, lies_in_units
 from .problem import bias_epilogue
 from .reference import rounded
 from .types import C_NAMES, READ, Scalar
@@ -131,7 +132,7 @@ def fused_gemm(
         return None
     steps: list[Step] = [] if alpha == 1 else [Scale("alpha")]
     given: dict[str, float | PlacedOperand] = {} if alpha == 1 else {"alpha": float(alpha)}
-    pairs = shape[1] % 2 == 0
+    pairs, lines = shape[1] % 2 == 0, False
     if c is not None and beta != 0:
         order = "row" if c.stride()[1:] == (1,) else "col" if c.stride()[:1] == (1,) else ""
         if in_place or tuple(c.shape) != shape or not order or c.dtype not in READ:
@@ -139,10 +140,11 @@ def fused_gemm(
         leading = c.stride(0 if order == "row" else 1)
         steps.append(Residual(C_NAMES[c.dtype], order))
         given |= {"d": PlacedOperand(c.data_ptr(), leading, 0), "beta": float(beta)}
-        pairs = pairs and leading % 2 == 0 and c.data_ptr() % (2 * c.element_size()) == 0
+        pairs = pairs and lies_in_units(c, 2 * c.element_size(), leading)
+        lines = order == "row" and shape[1] % 8 == 0 and lies_in_units(c, VECTOR_BYTES, leading)
     if not steps:
         return None
-    epilogue = Epilogue(*steps).in_pairs(pairs)
+    epilogue = Epilogue(*steps).in_pairs(pairs, lines)
     return LaunchEpilogue(epilogue, words_of(epilogue, given), (epilogue,))
 
 

@@ -113,7 +113,7 @@ def _candidates(
     rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
     choice, why = choose(
         rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",
-        multiprocessors=problem.places, matrices=_goes_along_rows(problem),
+        multiprocessors=problem.places, matrices=_goes_along_rows(problem), read=_read_in_lines(problem),
     )  # fmt: skip
     swapped = choice.swapped != flip
     why = f"of the transposed product: {why}" if flip else why
@@ -148,7 +148,10 @@ def _next_best(
 ) -> Iterator[tuple[Sm90Choice, str]]:
     """The next best choices, for a column-major A, or a wide or narrow C."""
     m, n, k, batch = sizes
-    found = likeliest(m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_goes_along_rows(problem))
+    found = likeliest(
+        m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_goes_along_rows(problem),
+        read=_read_in_lines(problem),
+    )  # fmt: skip
     for estimate in found[1:NEXT]:
         choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)
         why = f"of the transposed product: {why}" if flip else why
@@ -164,6 +167,11 @@ def _goes_along_rows(problem: Problem) -> bool:
         return False
     reduced = any(step.axes == "m" for step in problem.epilogue.reductions)
     return reduced or any(given.axes == "mn" for given in problem.epilogue.given)
+
+
+def _read_in_lines(problem: Problem) -> int:
+    """What the epilogue reads in whole lines: see `Epilogue.read_in_lines`."""
+    return 0 if problem.epilogue is None else problem.epilogue.read_in_lines
 
 
 # ------------------------------------------------------------------------------------------------ lines of any pitch

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..atoms.copy.base import VECTOR_BYTES
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue
 from ..kernels.epilogue.chain import EpilogueOperand as Operand
@@ -35,7 +36,7 @@ from ..kernels.epilogue.steps import ordered
 from ..kernels.plan import present
 from ..moved import old_names
 from .launch import workspace_on
-from .prepared import Config, LaunchEpilogue, mark_written, on_gpu, prepare, problem_at
+from .prepared import Config, LaunchEpilogue, lies_in_units, mark_written, on_gpu, prepare, problem_at
 from .problem import Shapes, Solution, shapes_of
 from .reference import multiply, rounded
 from .solver import solve
@@ -370,7 +371,7 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
     several = joined or (len(shape) > 2 and shape[0] > 1)
     placed: Tensors = {}
     orders: dict[str, str] = {}
-    pairs = shape[-1] % 2 == 0
+    pairs, lines = shape[-1] % 2 == 0, shape[-1] % 8 == 0
     alone = False  # whether any of it differs from row to row, or from matrix to matrix
     for operand in epilogue.given:
         x = given[operand.name]
@@ -385,13 +386,14 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
             order = orders[operand.name] = _order(x)
         alone = alone or operand.axes != "n" or step != 0
         if order == "row" and operand.axes != "m":
-            even = x.data_ptr() % (2 * x.element_size()) == 0 and leading % 2 == 0 and step % 2 == 0
-            pairs = pairs and even
+            pairs = pairs and lies_in_units(x, 2 * x.element_size(), leading, step)
+            lines = lines and (operand.axes == "n" or operand.written or lies_in_units(x, VECTOR_BYTES, leading, step))
     alone = alone or any(
         isinstance(step, (Custom, Dropout, ColumnReduce)) for step in epilogue.steps
     )  # they may know their row
     steps = [ordered(step, orders) for step in epilogue.steps]
-    taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, sums=epilogue.sums)
+    lines = lines and any(orders[matrix.name] == "row" for matrix in epilogue.matrices)
+    taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, sums=epilogue.sums, lines=lines)
     return LaunchEpilogue(taken, words_of(taken, placed, 0), (taken, alone), alone)
 
 

@@ -171,6 +171,17 @@ def alignment_of(address: int) -> int:
     return min(16, address & -address) if address else 16
 
 
+def lies_in_units(x: torch.Tensor, unit: int, *steps: int) -> bool:
+    """True if a tensor's address, and so many elements from it, are multiples of `unit` bytes.
+
+    >>> import torch
+    >>> x = torch.zeros(4, 12, dtype=torch.float16)
+    >>> lies_in_units(x, 16, 8), lies_in_units(x, 16, 12), lies_in_units(x[:, 1:], 4, 12)
+    (True, False, False)
+    """
+    return x.data_ptr() % unit == 0 and all(step * x.element_size() % unit == 0 for step in steps)
+
+
 def problem_of(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | None,
     room: ClusterOccupancy, gpu: str, epilogue: Epilogue | None = None, separate: bool = False,

@@ -173,11 +173,30 @@ def test_matrices_keep_operands_in_their_places() -> None:
     assert swapped == {"none": True, "bias": True, "residual": False}
 
 
+def test_matrices_are_read_in_lines_where_all_begin_at_multiples_of_16_bytes() -> None:
+    room, epilogue = (
+        torch.zeros(1000, dtype=torch.bfloat16),
+        Epilogue(Residual(beta=None), Bias("n", "f32"), Aux("f32")),
+    )
+
+    def lines(d: Any, epilogue: Epilogue = epilogue) -> bool:
+        m, n = d.shape
+        given = {"d": d, "bias": torch.zeros(n + 1)[1:], "aux": torch.zeros(m, n + 1)[:, :n]}
+        return torch_epilogue.finish_of(epilogue, given, (m, n)).epilogue.lines
+
+    assert lines(room[:128].view(8, 16)) and lines(room[8:136].view(8, 16)) and lines(room[:192].view(8, 24)[:, :16])
+    assert not lines(room[4:132].view(8, 16)), "the address"
+    assert not lines(room[:160].view(8, 20)[:, :16]), "the distance of rows"
+    assert not lines(room[:96].view(8, 12)), "columns"
+    assert not lines(room[:128].view(16, 8).T), "columns are contiguous"
+    assert not lines(room[:128].view(8, 16), Epilogue(Bias("n", "f32"), Aux("f32"))), "nothing is read"
+
+
 def test_every_step_reaches_the_compiling_process() -> None:
     import json
 
     for steps in (ALL.steps, (Dropout(0.25), Clamp(0.0))):
-        kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, True, Epilogue(*steps))
+        kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, True, Epilogue(*steps).in_pairs(lines=True))
         assert kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
     assert {type(step).__name__ for step in (*ALL.steps, Dropout(0.25), Clamp(0.0))} <= set(STEPS)
 

@@ -131,9 +131,10 @@ def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]])
 
 
 def in_rows(epilogue: Epilogue, n: int) -> Epilogue:
-    """The epilogue as a kernel takes it: matrices with contiguous rows, as JAX has them; two columns at a time."""
+    """The epilogue as a kernel takes it: matrices with contiguous rows, two or eight columns at a time."""
     rows = {operand.name: "row" for operand in epilogue.given if operand.axes == "mn"}
-    return Epilogue(*[ordered(step, rows) for step in epilogue.steps]).in_pairs(n % 2 == 0)
+    steps = [ordered(step, rows) for step in epilogue.steps]
+    return Epilogue(*steps).in_pairs(n % 2 == 0, n % 8 == 0 and bool(epilogue.matrices))
 
 
 def known_by_row(epilogue: Epilogue) -> bool:

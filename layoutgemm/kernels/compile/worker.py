@@ -327,7 +327,7 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
                 raise TypeError(f"{step!r} is not one of {', '.join(STEPS)}")
         entry["steps"] = [[type(step).__name__, _values_of(step)] for step in kernel.epilogue.steps]
         entry["pairs"], entry["stores_c"] = kernel.epilogue.pairs, kernel.epilogue.stores_c
-        entry["sums"] = kernel.epilogue.sums
+        entry["sums"], entry["lines"] = kernel.epilogue.sums, kernel.epilogue.lines
     return entry
 
 
@@ -336,7 +336,8 @@ def kernel_of(entry: Any) -> Kernel:
     epilogue = None
     if "steps" in entry:
         steps = [_step_of(name, values) for name, values in entry["steps"]]
-        epilogue = Epilogue(*steps, pairs=entry["pairs"], stores_c=entry["stores_c"], sums=entry.get("sums", 0))
+        lie = {name: entry[name] for name in ("pairs", "stores_c", "sums", "lines") if name in entry}
+        epilogue = Epilogue(*steps, **lie)
     gated = _gate_of(entry.get("gated"))
     return Kernel(
         choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue, gated, "paired" in entry

@@ -115,9 +115,20 @@ class FusedBlock:
             out.extend(done)
         return out
 
+    def hold(self, given: EpilogueOperand, v: int, word: Int32) -> None:
+        """Keep two neighbours of a matrix, those of the accumulator's values v and v + 1, that have been loaded."""
+        self.read[NeighbourPair(self, v).key_of(given, 0)] = element.from_words([word], given.dtype)
+
     def finish(self) -> None:
         """Reductions over all values of the block."""
         self.reductions.finish()
+
+    def of_batch(self, given: EpilogueOperand, word: Int64) -> Int64:
+        """The first byte of the operand of this matrix of the batch."""
+        if self.plan.batch == 1:
+            return word
+        step = getattr(self.job.given, f"{given.name}_batch") * given.dtype.bytes
+        return word + Int64(self.matrix) * step
 
 
 class NeighbourPair:
@@ -140,10 +151,14 @@ class NeighbourPair:
         block = self.block
         given = block.epilogue.named_given(name)
         half = half if given.places > 1 else 0
-        key = (name, half, *[x for x, axis in zip(self.key, "mn", strict=True) if axis in given.axes])
+        key = self.key_of(given, half)
         if key not in block.read:
             block.read[key] = self.load(given, half)
         return block.read[key][e]
+
+    def key_of(self, given: EpilogueOperand, half: int) -> tuple[object, ...]:
+        """The name and place by which the block keeps an operand's values of the two."""
+        return given.name, half, *[x for x, axis in zip(self.key, "mn", strict=True) if axis in given.axes]
 
     def load(self, given: EpilogueOperand, half: int) -> list[Float32]:
         """Both values. Places outside the matrix are read at its edge: what comes of them is not stored."""
@@ -167,19 +182,12 @@ class NeighbourPair:
         block, size = self.block, given.dtype.bytes
         line, along = (row, column) if given.order == "row" else (column, row)
         if given.axes != "mn":
-            return self.of_batch(given, word) + Int64(row if given.axes == "m" else column) * size
+            return block.of_batch(given, word) + Int64(row if given.axes == "m" else column) * size
         key = ("line", given.name, self.key[0])
         if given.order == "col" or key not in block.read:
             leading = getattr(block.job.given, f"{given.name}_ld")
-            block.read[key] = self.of_batch(given, word) + Int64(line) * leading * size
+            block.read[key] = block.of_batch(given, word) + Int64(line) * leading * size
         return block.read[key] + Int64(along) * size
-
-    def of_batch(self, given: EpilogueOperand, word: Int64) -> Int64:
-        """The first byte of the operand of this matrix of the batch."""
-        if self.block.plan.batch == 1:
-            return word
-        step = getattr(self.block.job.given, f"{given.name}_batch") * given.dtype.bytes
-        return word + Int64(self.block.matrix) * step
 
     def random(self, name: str, e: int) -> Int32:
         """16 random bits of one of the two; neighbours of a row of C share a word, of its transpose a word each."""

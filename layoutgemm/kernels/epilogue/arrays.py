@@ -12,7 +12,7 @@ from .chain import Epilogue
 from .matrix import rounded
 from .parameters import PlacedOperand, words_of
 
-PADDING = 6  # elements behind each line of a matrix, which a kernel has to leave as they are
+PADDING = {False: 6, True: 8}  # elements behind each line of a matrix by `lines`: a kernel leaves them as they are
 BEYOND = -77  # their value, of whole numbers; of others NaN
 
 
@@ -57,7 +57,7 @@ class Arrays:
             own = len(value.shape) > len(one)  # a matrix, or a vector, for each of the batch
             if operand.axes == "mn" and operand.order == "col":
                 value = value.swapaxes(-1, -2)
-            pad = PADDING if operand.axes == "mn" else 0
+            pad = PADDING[epilogue.lines] if operand.axes == "mn" else 0
             beyond = np.nan if operand.dtype.kind == "float" else BEYOND
             lines = np.full((*value.shape[:-1], value.shape[-1] + pad), beyond, np.float32)
             lines[..., : value.shape[-1]] = value
@@ -84,7 +84,8 @@ class Arrays:
             whole = operand.dtype.kind == "int"
             value = np.asarray(operand.dtype.decode(self._bits[operand.name]), np.int32 if whole else np.float32)
             if operand.axes == "mn":
-                value, behind = value[..., :-PADDING], value[..., -PADDING:]
+                pad = PADDING[self.epilogue.lines]
+                value, behind = value[..., :-pad], value[..., -pad:]
                 if not (behind == BEYOND if whole else np.isnan(behind)).all():
                     raise OperandError(f"{operand.name}: the kernel wrote behind its lines")
                 value = value if operand.order == "row" else value.swapaxes(-1, -2)

@@ -57,6 +57,8 @@ class Epilogue:
     flipped  the kernel computes the transposed C, so coordinates change places: see `transposed`
     pairs    two neighbours of a row may be read and written at once: the kernel's N is even, and every address and
              stride of an operand along its rows a multiple of two elements
+    lines    16 bytes of a row of the matrices that are read may be read at once: the kernel's N is a multiple of 8, and
+             their addresses and strides are multiples of 16 bytes
     stores_c False: nothing of C is written, only what the steps write
     sums     of a gated product: so many first steps are of each of both sums, before the gate. They are Scale,
              VectorScale and Bias; their vectors along N have C's columns twice, the gate's first
@@ -67,8 +69,12 @@ class Epilogue:
     pairs: bool = False
     stores_c: bool = True
     sums: int = 0
+    lines: bool = False
 
-    def __init__(self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True, sums: int = 0):
+    def __init__(
+        self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True, sums: int = 0,
+        lines: bool = False,
+    ):  # fmt: skip
         for step in steps:
             if not isinstance(step, Step):
                 raise PlanError(f"an epilogue is made of steps, such as Bias() and Activation('relu'), not of {step!r}")
@@ -77,6 +83,7 @@ class Epilogue:
         object.__setattr__(self, "pairs", pairs)
         object.__setattr__(self, "stores_c", stores_c)
         object.__setattr__(self, "sums", sums)
+        object.__setattr__(self, "lines", lines)
         self._check_sums()
         names = [given.name for given in self.given]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -226,9 +233,32 @@ class Epilogue:
         """An operand by its name."""
         return next(given for given in self.given if given.name == name)
 
-    def in_pairs(self, pairs: bool = True) -> Epilogue:
-        """The same for operands that lie as `pairs` says."""
-        return Epilogue(*self.steps, flipped=self.flipped, pairs=pairs, stores_c=self.stores_c, sums=self.sums)
+    @cached_property
+    def matrices(self) -> tuple[EpilogueOperand, ...]:
+        """The matrices of C's shape that are read.
+
+        >>> [matrix.name for matrix in Epilogue(Residual(), Bias(), Aux()).matrices]
+        ['d']
+        """
+        return tuple(given for given in self.given if given.axes == "mn" and not given.written)
+
+    @cached_property
+    def read_in_lines(self) -> int:
+        """Matrices that are read in whole lines, and reductions of rows beside them: what a choice of tiles weighs.
+
+        >>> Epilogue(Residual(), Bias()).in_pairs(lines=True).read_in_lines, Epilogue(Residual()).read_in_lines
+        (1, 0)
+        """
+        if not self.lines:
+            return 0
+        by_row = [matrix for matrix in self.matrices if matrix.order == "row"]
+        return len(by_row) + sum(step.axes == "m" for step in self.reductions)
+
+    def in_pairs(self, pairs: bool = True, lines: bool = False) -> Epilogue:
+        """The same for operands that lie as `pairs` and `lines` say."""
+        return Epilogue(
+            *self.steps, flipped=self.flipped, pairs=pairs, stores_c=self.stores_c, sums=self.sums, lines=lines
+        )
 
     def transposed(self) -> Epilogue:
         """The epilogue that does the same to the transposed C: for operands that change places."""

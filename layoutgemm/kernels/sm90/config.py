@@ -29,6 +29,8 @@ _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues c
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 _WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills
 _GATHER_REGISTERS = 56  # of a producer whose threads hold the addresses of up to 16 rows each
+# Of accumulators, at most, beside an epilogue's matrices in the store's buffers: 224 leave too few.
+BESIDE_MATRICES = 192
 MAX_GRID_Y = MAX_GRID[1]
 MAX_CLUSTER = arch_named("sm_90a").cluster_portable  # blocks
 

@@ -21,7 +21,7 @@ from ...errors import PlanError
 from ...layouts import Layout
 from ...schedule import GpcOrder, LayoutOrder, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
-from ..epilogue.chain import Epilogue
+from ..epilogue.chain import Epilogue, EpilogueOperand
 from ..numbers import W
 from ..orders import Order, order_for
 from ..partials import PartialResults, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
@@ -40,7 +40,7 @@ from ..plan import (
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
-from .config import Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
+from .config import BESIDE_MATRICES, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .gated import HALVES, check_gated, combination, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
@@ -474,6 +474,26 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         if self.gated is None:
             return self.mma
         return wgmma(self.tile_c[1], self.mma.a_dtype, self.mma.b_dtype, self.mma.c_dtype)
+
+    @property
+    def buffered_matrices(self) -> tuple[EpilogueOperand, ...]:
+        """The epilogue's matrices that a warp reads line by line, through its buffer: see `sm90.device.matrices`.
+
+        They need registers beside the accumulators, which a tile of 256x224 does not leave.
+
+        >>> from layoutgemm.kernels.epilogue.chain import Epilogue, Residual
+        >>> lines = Epilogue(Residual("bf16")).in_pairs(lines=True)
+        >>> [len(Sm90Plan.derive(512, 448, 64, config=Sm90Config(tile), epilogue=lines).buffered_matrices)
+        ...  for tile in ((128, 224), (256, 224))]
+        [1, 0]
+        """
+        store, epilogue = self.store, self.epilogue
+        plain = self.mainloop is None and self.weights is None and self.prologue is None and self.shards is None
+        by_warps = store is not None and store.warps == 1 and not store.at_once and not self.scatters
+        fits = self.blocks * self.mma.accumulator_registers <= BESIDE_MATRICES
+        if not (epilogue.lines and plain and by_warps and fits and self.c.dtype.bits == 16):
+            return ()
+        return tuple(each for each in epilogue.matrices if each.dtype.bits == 16 and each.order == "row")
 
     @checked(PlanError)
     def pieces(self, part: int) -> tuple[tuple[int, int], ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...atoms import smem_tile, stmatrix, wgmma
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...atoms.copy.feeds_mma import feeds, row_addresses
 from ...checks import bank_conflicts
 from ...checks.coverage import not_once
@@ -16,7 +18,7 @@ from ...memo import memoized
 from ...report import Check
 from ..derive import Operand
 from ..plan_checks import boxes_of_c
-from ..store import ROWS, StoreChunk, StorePlan, distinct_chunks, rows_of_values
+from ..store import ROWS, WARP_ROWS, RowVectors, StoreChunk, StorePlan, distinct_chunks, rows_of_values
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 
@@ -44,6 +46,59 @@ def neighbours_check(plan: Sm90Plan) -> Check:
         witness = witness or f"the rows have {sum(map(len, rows))} of {count} values"
     statement = f"a thread's {count} values are pairs of neighbours in {len(rows)} rows of C, even columns first"
     return Check("neighbours", statement, not witness, f"exhaustion ({WARPGROUP * count} values)", witness)
+
+
+def matrices_check(plan: Sm90Plan, store: StorePlan) -> Check:
+    """A warp's matrices go into its buffer line by line, without conflicts, and ldmatrix reads what stmatrix writes."""
+    chunks = distinct_chunks(store)
+    covered = [row_vectors_check(chunk, "matrices", ("loads", "to")) for chunk in chunks]
+    banks = [vector_banks(chunk, "st.shared", "banks of matrices") for chunk in chunks]
+    names = ", ".join(operand.name for operand in plan.buffered_matrices)
+    found = next((check for check in (*covered, *banks) if not check), covered[0])
+    return replace(found, statement=f"{names}: {found.statement}")
+
+
+def row_vectors_check(chunk: StoreChunk, name: str, does: tuple[str, str]) -> Check:
+    """Every element of a warp's chunk is in one lane's vector, at its place.
+
+    does  what a lane does, and whether it moves vectors "to" or "from" the tile
+    """
+    vectors, witness = RowVectors(chunk.tile), ""
+    times, size = np.zeros(chunk.tile.extent, np.int64), chunk.tile.dtype.bytes
+    for row, column, bytes_ in _lanes(chunk):
+        lanes = row >= 0
+        for e in range(vectors.width):
+            at = (row[lanes], column[lanes] + e)
+            np.add.at(times, at, 1)
+            wrong = np.nonzero(bytes_[lanes] + e * size != chunk.tile.byte(*at))[0]
+            if len(wrong):
+                place = f"row {at[0][wrong[0]]}, column {at[1][wrong[0]]}"
+                witness = witness or f"{place} is at byte {bytes_[lanes][wrong[0]] + e * size}"
+    if chunk.tile.extent[0] != WARP_ROWS or chunk.column * size % VECTOR_BYTES:
+        witness = witness or f"a chunk of {chunk.tile.extent[0]} rows from column {chunk.column} on"
+    witness = witness or not_once(times, "row {}, column {} is moved {} times")
+    statement = (
+        f"a lane {does[0]} {vectors.passes} vector(s) of 16 bytes of {WARP_ROWS} rows of {chunk.width} columns: each "
+        f"element once, {does[1]} where its tile has it"
+    )
+    return Check(name, statement, not witness, f"exhaustion ({times.size} elements)", witness)
+
+
+def vector_banks(chunk: StoreChunk, instruction: str, name: str) -> Check:
+    """A warp's accesses to its buffer by vectors."""
+    bytes_ = np.stack([bytes_ for _, _, bytes_ in _lanes(chunk)])
+    return bank_conflicts(bytes_, VECTOR_BYTES, instruction).as_check(name)
+
+
+def _lanes(chunk: StoreChunk) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(row, column, byte) of each lane's vector for each pass; -1 where it has none."""
+    vectors, found = RowVectors(chunk.tile), []
+    for number in range(vectors.passes):
+        row, column = (np.asarray(x) for x in vectors.place(number, np.arange(WARP)))
+        inside = row < chunk.tile.extent[0]
+        bytes_ = np.asarray(vectors.byte((np.where(inside, row, 0), column)))
+        found.append((np.where(inside, row, -1), column, np.where(inside, bytes_, -1)))
+    return found
 
 
 def _columns(plan: Sm90Plan, store: StorePlan) -> Check:

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ....checks.budgets import WARPGROUP
 from ....dtypes import bf16
 from ....schedule.gpc_order import GpcOrder, Rounds
 from ...plan import STAGE_BYTES_OF_K
 from ...store import ROWS
-from ..config import MAX_CLUSTER
+from ..config import BESIDE_MATRICES, MAX_CLUSTER
 from ..multicast import LINE
 from ..stages import FEW, TALL, buffers, sent, stages, warpgroups
 from .costs import cost_model
@@ -94,6 +95,7 @@ class LargeMModel:
 
     swapped   rows are columns of C
     matrices  whether an epilogue reads or writes matrices of C's shape, or reduces its rows
+    read      matrices of C's shape that it reads in whole lines, and reductions of rows beside them
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
     >>> print(LargeMModel(512, 4096, 4096, 1, ClusterOccupancy()).estimate((128, 128), (2, 1), pingpong=False))
@@ -108,6 +110,7 @@ class LargeMModel:
     swapped: bool = False
     matrices: bool = False
     rows_of: int | None = None
+    read: int = 0
 
     @property
     def multiprocessors(self) -> int:
@@ -161,13 +164,24 @@ class LargeMModel:
             seconds += MODEL.more_parts * (cluster[0] * cluster[1] * split > 2)
             seconds += MODEL.late_split * (not early_parts(cluster, split, tiles))
         seconds += MODEL.swapped_end * self.swapped
-        if self.swapped and self.matrices:
-            seconds += MODEL.across * waves * rows * columns / warpgroups(tile, waves == 1, pingpong)
+        seconds += self._matrices(launch)
         group, along = self._order(launch, bool(rounds))
         return Estimate(
             tile, seconds, waves, tiles, self.multiprocessors, cluster, group, along, pingpong, split, self.swapped,
             rounds,
         )  # fmt: skip
+
+    def _matrices(self, launch: _Launch) -> float:
+        """Seconds of an epilogue's matrices of C's shape. Lines that are read in one wave were not measured."""
+        (rows, columns), waves, pingpong = launch.tile, launch.waves, launch.pingpong
+        elements = waves * rows * columns
+        across = elements / warpgroups(launch.tile, waves == 1, pingpong) if self.swapped and self.matrices else 0
+        if waves == 1:
+            return float(MODEL.across * across)
+        buffered, alone, in_turn = MODEL.read
+        held = rows * columns // WARPGROUP // (1 if pingpong else warpgroups(launch.tile, once=False))
+        each = alone if self.swapped or held > BESIDE_MATRICES else in_turn if pingpong else buffered
+        return float(max(MODEL.across * across, self.read * elements * each))
 
     def _order(self, launch: _Launch, by_gpc: bool) -> tuple[int, str]:
         """Clusters of a band, and the dimension along which the bands lie."""

@@ -129,7 +129,7 @@ def spare_of_sums(how: Combined) -> Sm90Config:
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b_major: str = "K",
     multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None, matrices: bool = False,
-    in_place: bool = False,
+    in_place: bool = False, read: int = 0,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and the reason.
 
@@ -144,6 +144,8 @@ def choose(
     matrices whether an epilogue reads or writes matrices of C's shape, or reduces rows, across which it goes where
              operands change places: products of 16 bits and more than 64 rows then change them for a larger gain
     in_place whether the operands keep their places: nothing is computed as C^T = B^T @ A^T
+    read     matrices of C's shape that an epilogue reads in whole lines (`Epilogue.lines`), and reductions of rows
+             beside them: they cost other tiles and schedules other times
 
     Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
     such a B or of a batch.
@@ -176,7 +178,7 @@ def choose(
         )
         return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], how)
     if kind.bits == 16 and halves == 1:
-        ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, matrices=matrices)
+        ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, matrices=matrices, read=read)
         best = next(each for each in ranked if not (in_place and each.swapped))
         return of_estimate(best, m, n, k, b_major, batch=batch)
     bits = kind.bits
@@ -207,6 +209,7 @@ def likeliest(
     batch: int = 1,
     multiprocessors: int | ClusterOccupancy = 132,
     matrices: bool = False,
+    read: int = 0,
 ) -> list[Estimate]:
     """Estimates for more than 64 rows of 16-bit elements, the fastest first: in place, swapped, split-K. Arguments as
     for `choose`, which takes the first; `of_estimate` makes a kernel of one.
@@ -216,11 +219,11 @@ def likeliest(
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
     places = ClusterOccupancy.of(multiprocessors)
-    straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of)
+    straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of, read=read)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
-    turned = LargeMModel(n, m, k, batch, places, swapped=True, matrices=matrices, rows_of=rows_of)
+    turned = LargeMModel(n, m, k, batch, places, swapped=True, matrices=matrices, rows_of=rows_of, read=read)
     found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 

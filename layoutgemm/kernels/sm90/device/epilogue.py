@@ -20,6 +20,7 @@ from ...plan import present
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
 from .group_table import end_of_rows
+from .matrices import BufferedMatrices
 
 
 class GatedSums:
@@ -69,13 +70,20 @@ class Sm90Epilogue:
         store, (consumer, thread), (row, column, matrix) = present(self.plan.store), at, origin
         owner, inside, rows = self.owner(consumer, thread)
         fused = self.fused(job, (row + block * ROWS, column, matrix), thread, part)
+        matrices = self.matrices(fused, row + (block * ROWS + rows), inside)
+        if const_expr(matrices is not None):
+            present(matrices).begin([each for _, each in store.rounds_of(block, part)])
         for i, round_ in store.rounds_of(block, part):
             buffer = self.buffer(job, owner, i)
-            packed = [self.convert(job, accumulator, chunk, fused) for chunk in round_.chunks]
+            if const_expr(matrices is None):
+                packed = [self.convert(job, accumulator, chunk, fused) for chunk in round_.chunks]
             # One thread issues the stores, so it alone can wait until they have read the buffer; then it tells.
             if inside == 0:
                 bridge.wait_stores_read(store.pending(i))
             self.meet(consumer)
+            if const_expr(matrices is not None):
+                present(matrices).take(round_, buffer)
+                packed = [self.convert(job, accumulator, chunk, fused) for chunk in round_.chunks]
             for chunk, values in zip(round_.chunks, packed, strict=True):
                 self.fill(values, buffer + chunk.offset, chunk, inside)
             bridge.shared_writes_visible()
@@ -141,6 +149,11 @@ class Sm90Epilogue:
         ends = self.plan.ragged is not None and self.plan.epilogue.writes  # a tile reaches into the next group's rows
         end = cutlass.min(self.limits(job, place[2])[0], job.m) if ends else None
         return FusedBlock(self.plan, job, place, thread, part, end)
+
+    def matrices(self, fused: FusedBlock | None, first: Int32, lane: Int32) -> BufferedMatrices | None:
+        """The epilogue's matrices that come through a warp's buffers, or None; `first` is the warp's first row."""
+        read = self.plan.buffered_matrices
+        return BufferedMatrices(read, present(fused), first, lane) if read else None
 
     def meet(self, consumer: Int32) -> None:
         """The threads that share a buffer meet."""

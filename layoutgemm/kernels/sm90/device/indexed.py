@@ -24,8 +24,7 @@ from ...dsl import bridge
 from ...dsl.ampere import copy_bytes, load_words, store_part, store_vector
 from ...dsl.tables import choose
 from ...plan import present
-from ...store import ROWS, WARP_ROWS, StoreChunk
-from ..indexed.copies import RowScatter
+from ...store import ROWS, WARP_ROWS, RowVectors, StoreChunk
 from ..indexed.rows import OUT_ROWS
 from ..indexed.rows import ROWS as GATHERED_ROWS
 from ..plan import Sm90Plan
@@ -111,7 +110,7 @@ class ScatteredRows:
         self.aligned = (job.c | job.ldc * plan.c.dtype.bytes) % VECTOR_BYTES == 0
         self.rows: dict[int, list[Int64]] = {}  # vectors of a row -> a lane's rows, pass by pass
         for chunk in [c for r in present(plan.store).rounds for c in r.chunks]:
-            scatter = RowScatter(chunk.tile)
+            scatter = RowVectors(chunk.tile)
             if scatter.vectors not in self.rows:
                 places = [scatter.place(number, lane)[0] for number in range(scatter.passes)]
                 ends = [end if scatter.is_even else choose(i < WARP_ROWS, end, 0) for i in places]
@@ -121,7 +120,7 @@ class ScatteredRows:
 
     def store(self, job: bridge.Carried, chunk: StoreChunk, tile: cute.Pointer, column: Int32) -> None:
         """Store a chunk; `column` is its first one in C."""
-        scatter, size = RowScatter(chunk.tile), self.plan.c.dtype.bytes
+        scatter, size = RowVectors(chunk.tile), self.plan.c.dtype.bytes
         for number, row in enumerate(self.rows[scatter.vectors]):
             i, j = scatter.place(number, self.lane)
             i = i if const_expr(scatter.is_even) else choose(i < WARP_ROWS, i, 0)

@@ -12,8 +12,9 @@ from ....checks.budgets import WARPGROUP
 from ....checks.coverage import not_once
 from ....report import Check
 from ...plan import present, tile_count
-from ...store import WARP_ROWS, StoreChunk, distinct_chunks
-from .copies import GatheredOperand, RowScatter
+from ...store import WARP_ROWS, RowVectors, distinct_chunks
+from ..store_checks import row_vectors_check, vector_banks
+from .copies import GatheredOperand
 from .row_copy import COPIED, copied_bytes, copied_shape, row_copy_check
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ def indexed_checks(plan: Sm90Plan) -> list[Check]:
         checks.append(row_copy_check(present(plan.indexed).row_copy, plan.a.dtype))
     if plan.scatters:
         chunks = distinct_chunks(present(plan.store))
-        found = [_scattered(chunk) for chunk in chunks]
+        found = [row_vectors_check(chunk, "scatter C", ("stores", "from")) for chunk in chunks]
         checks.append(next((check for check in found if not check), found[0]))
-        found = [_scatter_banks(chunk) for chunk in chunks]
+        found = [vector_banks(chunk, "ld.shared", "banks of scatter") for chunk in chunks]
         checks.append(next((check for check in found if not check), found[0]))
     return checks
 
@@ -80,46 +81,6 @@ def _gather_banks(operand: GatheredOperand) -> Check:
     return bank_conflicts(bytes_, VECTOR_BYTES, "cp.async").as_check("banks of copies")
 
 
-def _lanes(chunk: StoreChunk) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(row, column, byte) of each lane's vector for each pass; -1 where it has none."""
-    scatter, found = RowScatter(chunk.tile), []
-    for number in range(scatter.passes):
-        row, column = (np.asarray(x) for x in scatter.place(number, np.arange(WARP)))
-        inside = row < chunk.tile.extent[0]
-        bytes_ = np.asarray(scatter.byte((np.where(inside, row, 0), column)))
-        found.append((np.where(inside, row, -1), column, np.where(inside, bytes_, -1)))
-    return found
-
-
-def _scattered(chunk: StoreChunk) -> Check:
-    """Every element of a warp's chunk is stored once, from its place."""
-    scatter, witness = RowScatter(chunk.tile), ""
-    times, size = np.zeros(chunk.tile.extent, np.int64), chunk.tile.dtype.bytes
-    for row, column, bytes_ in _lanes(chunk):
-        lanes = row >= 0
-        for e in range(scatter.width):
-            at = (row[lanes], column[lanes] + e)
-            np.add.at(times, at, 1)
-            wrong = np.nonzero(bytes_[lanes] + e * size != chunk.tile.byte(*at))[0]
-            if len(wrong):
-                place = f"row {at[0][wrong[0]]}, column {at[1][wrong[0]]}"
-                witness = witness or f"{place} is read from byte {bytes_[lanes][wrong[0]] + e * size}"
-    if chunk.tile.extent[0] != WARP_ROWS or chunk.column * size % VECTOR_BYTES:
-        witness = witness or f"a chunk of {chunk.tile.extent[0]} rows from column {chunk.column} on"
-    witness = witness or not_once(times, "row {}, column {} is stored {} times")
-    statement = (
-        f"lanes store {WARP_ROWS} rows of {chunk.width} columns in {scatter.passes} vector(s) of 16 bytes each: each "
-        "element once, from where its tile has it"
-    )
-    return Check("scatter C", statement, not witness, f"exhaustion ({times.size} elements)", witness)
-
-
-def _scatter_banks(chunk: StoreChunk) -> Check:
-    """A warp's loads of its buffer."""
-    bytes_ = np.stack([bytes_ for _, _, bytes_ in _lanes(chunk)])
-    return bank_conflicts(bytes_, VECTOR_BYTES, "ld.shared").as_check("banks of scatter")
-
-
 def explain_indexed(plan: Sm90Plan) -> list[str]:
     """The indices, the loader's copies and the stores as text."""
     lines = [f"indexed: {plan.indexed}; an index outside of its matrix reads zeros, or stores nothing"]
@@ -134,7 +95,7 @@ def explain_indexed(plan: Sm90Plan) -> list[str]:
     if plan.scatters:
         chunk = distinct_chunks(present(plan.store))[0]
         lines.append(
-            f"  C: {RowScatter(chunk.tile).passes} vectors of 16 bytes a lane of a {WARP_ROWS}x{chunk.width} chunk, "
+            f"  C: {RowVectors(chunk.tile).passes} vectors of 16 bytes a lane of a {WARP_ROWS}x{chunk.width} chunk, "
             "from shared memory; elements one by one where C's rows are not aligned, or at N's end"
         )
     return lines

@@ -1,19 +1,17 @@
-"""The copies of indexed rows: 16-byte vectors of A into a swizzled tile, and of C out of the store's buffers.
+"""The copies of indexed rows of A: 16-byte vectors into a swizzled tile.
 
-    RowGather     (thread, pass) -> row, (thread, span) -> K     of the loader's warpgroup
-    RowScatter    (pass, lane) -> row and column                 of a warp's chunk
+    (thread, pass) -> row, (thread, span) -> K     of the loader's warpgroup
 
-Eight lanes have the eight vectors of a 128-byte row, so a warp reads or writes whole lines.
+Eight lanes have the eight vectors of a 128-byte row, so a warp reads whole lines. C's rows go by `store.RowVectors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ....atoms import OperandDescriptor, SmemTile, TiledCopy, make_tiled_copy
-from ....atoms.copy.base import VECTOR_BYTES, WARP
+from ....atoms.copy.base import VECTOR_BYTES
 from ....atoms.copy.cp_async import cp_async
 from ....checks.budgets import WARPGROUP
 from ....dtypes import DType
@@ -117,48 +115,3 @@ class GatheredOperand:
     def arrivals(self) -> int:
         """Arrivals at a stage's barrier, of threads that copy."""
         return WARPGROUP
-
-
-@dataclass(frozen=True, slots=True)
-class RowScatter:
-    """A chunk of C in a warp's buffer, in vectors of 16 bytes: lanes along a row first, then over rows.
-
-    >>> from layoutgemm.atoms import smem_tile
-    >>> wide, narrow = (RowScatter(smem_tile((16, n), "bf16", "K")) for n in (64, 8))
-    >>> wide.passes, wide.place(1, 9), narrow.passes, narrow.place(0, 9)
-    (4, (5, 8), 1, (9, 0))
-    """
-
-    tile: SmemTile
-
-    @property
-    def width(self) -> int:
-        """Elements of a vector."""
-        return VECTOR_BYTES // self.tile.dtype.bytes
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of a row."""
-        return self.tile.extent[1] // self.width
-
-    @property
-    def passes(self) -> int:
-        """Vectors of a lane."""
-        return -(-self.tile.extent[0] * self.vectors // WARP)
-
-    @property
-    def is_even(self) -> bool:
-        """True if every lane has as many vectors."""
-        return self.tile.extent[0] * self.vectors % WARP == 0
-
-    def place(self, number: int, lane: W) -> tuple[W, W]:
-        """(row, first column) of a lane's vector; from the tile's last row on, no vector.
-
-        Ints, arrays or traced integers.
-        """
-        at = number * WARP + lane
-        return at // self.vectors, at % self.vectors * self.width
-
-    def byte(self, place: tuple[Any, Any]) -> Any:
-        """The byte of the vector at a place."""
-        return self.tile.byte(*place)

@@ -11,8 +11,7 @@ from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....checks.budgets import WARPGROUP
 from ...plan import present
 from ...run.hardware_model import GlobalMatrix, Output, SharedBytes, unwritten
-from ...store import StoreChunk
-from .copies import RowScatter
+from ...store import RowVectors, StoreChunk
 from .row_copy import copied_shape
 from .rows import OUT_ROWS, ROWS
 
@@ -69,7 +68,7 @@ def scatter_chunk(
     smem: SharedBytes, address: int,
 ) -> None:  # fmt: skip
     """A warp's chunk, in a buffer, to the rows that the indices name; `place` is its first row and column."""
-    scatter, dtype, lane = RowScatter(chunk.tile), plan.c.dtype, np.arange(WARP)
+    scatter, dtype, lane = RowVectors(chunk.tile), plan.c.dtype, np.arange(WARP)
     elements = np.arange(scatter.width)
     for number in range(scatter.passes):
         row, column = (np.asarray(x) for x in scatter.place(number, lane))
