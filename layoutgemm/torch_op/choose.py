@@ -169,9 +169,9 @@ def _goes_along_rows(problem: Problem) -> bool:
     return reduced or any(given.axes == "mn" for given in problem.epilogue.given)
 
 
-def _read_in_lines(problem: Problem) -> int:
+def _read_in_lines(problem: Problem) -> tuple[int, int]:
     """What the epilogue reads in whole lines: see `Epilogue.read_in_lines`."""
-    return 0 if problem.epilogue is None else problem.epilogue.read_in_lines
+    return (0, 0) if problem.epilogue is None else problem.epilogue.read_in_lines
 
 
 # ------------------------------------------------------------------------------------------------ lines of any pitch

@@ -243,16 +243,16 @@ class Epilogue:
         return tuple(given for given in self.given if given.axes == "mn" and not given.written)
 
     @cached_property
-    def read_in_lines(self) -> int:
+    def read_in_lines(self) -> tuple[int, int]:
         """Matrices that are read in whole lines, and reductions of rows beside them: what a choice of tiles weighs.
 
         >>> Epilogue(Residual(), Bias()).in_pairs(lines=True).read_in_lines, Epilogue(Residual()).read_in_lines
-        (1, 0)
+        ((1, 0), (0, 0))
         """
-        if not self.lines:
-            return 0
         by_row = [matrix for matrix in self.matrices if matrix.order == "row"]
-        return len(by_row) + sum(step.axes == "m" for step in self.reductions)
+        if not (self.lines and by_row):
+            return 0, 0
+        return len(by_row), sum(step.axes == "m" for step in self.reductions)
 
     def in_pairs(self, pairs: bool = True, lines: bool = False) -> Epilogue:
         """The same for operands that lie as `pairs` and `lines` say."""

@@ -93,6 +93,8 @@ def test_the_check_sees_vectors_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_choice_knows_what_matrices_cost() -> None:
     sizes = 12288, 12288, 4096
     assert choose(*sizes)[0].config.tile == (256, 224)
-    choice, _ = choose(*sizes, matrices=True, read=1)
+    choice, _ = choose(*sizes, matrices=True, read=(1, 0))
     assert choice.config.tile == (128, 192) and choice.config.schedule == "pingpong" and not choice.swapped
-    assert choose(4096, 4096, 4096, matrices=True, read=1)[0].config.tile == (128, 256)
+    assert choose(4096, 4096, 4096, matrices=True, read=(1, 0))[0].config.tile == (128, 256)
+    assert choose(16384, 4096, 4096)[0].swapped, "the transposed product, which would read matrices across their lines"
+    assert not choose(16384, 4096, 4096, matrices=True, read=(1, 0))[0].swapped

@@ -95,7 +95,7 @@ class LargeMModel:
 
     swapped   rows are columns of C
     matrices  whether an epilogue reads or writes matrices of C's shape, or reduces its rows
-    read      matrices of C's shape that it reads in whole lines, and reductions of rows beside them
+    read      (matrices of C's shape that it reads in whole lines, reductions of rows)
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
     >>> print(LargeMModel(512, 4096, 4096, 1, ClusterOccupancy()).estimate((128, 128), (2, 1), pingpong=False))
@@ -110,7 +110,7 @@ class LargeMModel:
     swapped: bool = False
     matrices: bool = False
     rows_of: int | None = None
-    read: int = 0
+    read: tuple[int, int] = (0, 0)
 
     @property
     def multiprocessors(self) -> int:
@@ -175,13 +175,14 @@ class LargeMModel:
         """Seconds of an epilogue's matrices of C's shape. Lines that are read in one wave were not measured."""
         (rows, columns), waves, pingpong = launch.tile, launch.waves, launch.pingpong
         elements = waves * rows * columns
-        across = elements / warpgroups(launch.tile, waves == 1, pingpong) if self.swapped and self.matrices else 0
-        if waves == 1:
-            return float(MODEL.across * across)
-        buffered, alone, in_turn = MODEL.read
-        held = rows * columns // WARPGROUP // (1 if pingpong else warpgroups(launch.tile, once=False))
-        each = alone if self.swapped or held > BESIDE_MATRICES else in_turn if pingpong else buffered
-        return float(max(MODEL.across * across, self.read * elements * each))
+        if waves > 1 and self.read[0]:
+            buffered, alone, in_turn, across = MODEL.read
+            held = rows * columns // WARPGROUP // (1 if pingpong else warpgroups(launch.tile, once=False))
+            of = across if self.swapped else alone if held > BESIDE_MATRICES else in_turn if pingpong else buffered
+            return float(elements * sum(count * each for count, each in zip(self.read, of, strict=True)))
+        if not (self.swapped and self.matrices):
+            return 0.0
+        return float(MODEL.across * elements / warpgroups(launch.tile, waves == 1, pingpong))
 
     def _order(self, launch: _Launch, by_gpc: bool) -> tuple[int, str]:
         """Clusters of a band, and the dimension along which the bands lie."""

@@ -129,7 +129,7 @@ def spare_of_sums(how: Combined) -> Sm90Config:
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b_major: str = "K",
     multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None, matrices: bool = False,
-    in_place: bool = False, read: int = 0,
+    in_place: bool = False, read: tuple[int, int] = (0, 0),
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and the reason.
 
@@ -144,8 +144,8 @@ def choose(
     matrices whether an epilogue reads or writes matrices of C's shape, or reduces rows, across which it goes where
              operands change places: products of 16 bits and more than 64 rows then change them for a larger gain
     in_place whether the operands keep their places: nothing is computed as C^T = B^T @ A^T
-    read     matrices of C's shape that an epilogue reads in whole lines (`Epilogue.lines`), and reductions of rows
-             beside them: they cost other tiles and schedules other times
+    read     `Epilogue.read_in_lines`: (matrices of C's shape, reductions of rows), which cost other tiles and schedules
+             other times
 
     Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
     such a B or of a batch.
@@ -209,7 +209,7 @@ def likeliest(
     batch: int = 1,
     multiprocessors: int | ClusterOccupancy = 132,
     matrices: bool = False,
-    read: int = 0,
+    read: tuple[int, int] = (0, 0),
 ) -> list[Estimate]:
     """Estimates for more than 64 rows of 16-bit elements, the fastest first: in place, swapped, split-K. Arguments as
     for `choose`, which takes the first; `of_estimate` makes a kernel of one.
