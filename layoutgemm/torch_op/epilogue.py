@@ -49,17 +49,22 @@ Groups = Sequence[tuple[int, int]] | Sequence[int] | None
 _COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
-def check_epilogue(epilogue: object, kinds: Mapping[str, type]) -> None:
-    """Raise OperandError unless an epilogue takes operands of these names and classes."""
+def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str]) -> str:
+    """Why a call's epilogue, or what holds its operands, is none, or "". torch.compile traces it.
+
+    beside  names of arguments that an epilogue stands for, where they are given: "bias", "activation"
+    """
+    if epilogue is None:
+        return "given holds an epilogue's operands, and there is no epilogue"
+    for name in beside:
+        return f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter"
+    if given is not None and not isinstance(given, Mapping):
+        return f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name"
     if not isinstance(epilogue, Epilogue):
-        raise OperandError(f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
+        return f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue"
     if epilogue.flipped:
-        raise OperandError("the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself")
-    check_names([operand.name for operand in epilogue.given], kinds)
-    for operand in epilogue.given:
-        kind = kinds[operand.name]
-        if not (operand.host or issubclass(kind, torch.Tensor)):
-            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor")
+        return "the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself"
+    return ""
 
 
 def check_fit(
@@ -111,32 +116,26 @@ class GivenOperands(NamedTuple):
         return {**self.read, **self.written}
 
 
-def checked_epilogue(epilogue: object, given: type, kinds: Mapping[str, type], beside: Sequence[str]) -> Epilogue:
-    """A call's epilogue. Raises OperandError for another, for other operands, and for arguments that it stands for.
-
-    given   the class of what holds the operands, and `kinds` theirs, by name
-    beside  names of such arguments that are given: "bias", "activation"
-    """
-    if epilogue is None:
-        raise OperandError("given holds an epilogue's operands, and there is no epilogue")
-    for name in beside:
-        raise OperandError(f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter")
-    if given is not type(None) and not issubclass(given, Mapping):
-        raise OperandError(f"given is a {given.__qualname__}; it is a dict, the epilogue's operands by name")
-    check_epilogue(epilogue, kinds)
-    assert isinstance(epilogue, Epilogue)
-    return epilogue
-
-
 def given_operands(
     epilogue: object, given: Mapping[str, object] | None, beside: Sequence[str] = ()
 ) -> tuple[Epilogue, GivenOperands]:
-    """A call's epilogue and its operands, checked as `checked_epilogue` does."""
-    every: Tensors = dict(given) if isinstance(given, Mapping) else {}
-    steps = checked_epilogue(epilogue, type(given), {name: type(x) for name, x in every.items()}, beside)
-    return steps, GivenOperands(
-        every, *[{name: every[name] for name in names} for names in (steps.reads, steps.writes)]
-    )
+    """A call's epilogue and its operands.
+
+    beside  as `refusal_of_epilogue` has it
+
+    Raises OperandError for another epilogue, and for other operands or classes of them.
+    """
+    if text := refusal_of_epilogue(epilogue, given, beside):
+        raise OperandError(text)
+    assert isinstance(epilogue, Epilogue)
+    every: Tensors = dict(given) if given is not None else {}
+    check_names([operand.name for operand in epilogue.given], every)
+    for operand in epilogue.given:
+        kind = type(every[operand.name])
+        if not (operand.host or issubclass(kind, torch.Tensor)):
+            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor")
+    of_steps = [{name: every[name] for name in names} for names in (epilogue.reads, epilogue.writes)]
+    return epilogue, GivenOperands(every, *of_steps)
 
 
 def operands_of_one(epilogue: Epilogue, operands: GivenOperands) -> GivenOperands:

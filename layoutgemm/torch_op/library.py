@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -100,6 +100,20 @@ def _(
     out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
     return torch.ops.layoutgemm.matmul(*aligned(in_dims, a, b), out_dtype, config, allow_tf32), 0
+
+
+class VmapInfo(Protocol):
+    """The facts that a vmap rule gets."""
+
+    batch_size: int
+
+
+Places = Sequence[Any]  # of the mapped dimension, for each argument: a number, None, or a list of these for a list
+
+
+def in_front(x: torch.Tensor, at: int | None, size: int) -> torch.Tensor:
+    """The tensor with the mapped dimension in front; stretched along it where it is not mapped."""
+    return x.expand(size, *x.shape) if at is None else x.movedim(at, 0)
 
 
 def aligned(in_dims: Sequence[int | None], *operands: torch.Tensor) -> list[torch.Tensor]:

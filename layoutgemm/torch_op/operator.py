@@ -31,7 +31,6 @@ from .checks import (
     check_call,
     check_gemm,
     check_gemm_sizes,
-    check_out,
     check_sizes,
     copied,
     in_older_vmap,
@@ -40,8 +39,6 @@ from .checks import (
     needs_dispatcher,
     output_type,
     product_shape,
-    refuse_derivatives,
-    refuse_traces,
     seen_by_autograd_alone,
     sizes_later,
     tf32_allowed,
@@ -49,10 +46,9 @@ from .checks import (
     transforms,
 )
 from .compiled.guards import ALIGNED, guarded
-from .compiled.kept_launches import Extras, again_or, epilogue_again_or
+from .compiled.kept_launches import Extras, again_or
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
-from .epilogue import NO_DERIVATIVE, NOT_COMPILED, NOT_DISPATCHED, GivenOperands, checked_epilogue, epilogue_product
 from .indexed.api import indexed_matmul
 from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
@@ -61,6 +57,7 @@ from .library import bias_gradient, dispatched, recorded_product
 from .operands.pairs import matmul_pairs
 from .operands.several import Combine, matmul_combined
 from .ordered import ordered_product
+from .own_epilogue.api import epilogue_matmul
 from .prepared import PREPARED, Config, choice_of, mark_written
 from .prologue.api import prologue_product
 
@@ -113,7 +110,8 @@ def matmul(
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
                 any other b torch gates a float32 product
     epilogue    in place of these: any `kernels.epilogue.chain.Epilogue`, in the kernel, for matrices and batches;
-    given       what it reads and writes, by name: numbers and tensors (see `torch_op.epilogue`). No gradients
+    given       what it reads and writes, by name: numbers and tensors (see `torch_op.epilogue`). No gradients; under
+                torch.compile, where the epilogue is made before, torch.export and torch.func.vmap as everywhere
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
                 product, or else `kernels.sm90.choose.rules.choose`
     out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
@@ -182,7 +180,12 @@ def matmul(
     if order is not None:
         return _with_order(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32, order)
     if epilogue is not None or given is not None:
-        return _with_epilogue(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32)
+        if type(a) is tuple:
+            raise OperandError(_OF_PAIRS)
+        return epilogue_matmul(
+            a, b, epilogue, given, bias=bias, activation=activation, out=out, config=config, out_dtype=out_dtype,
+            allow_tf32=allow_tf32,
+        )  # fmt: skip
     if _is_traced():
         return _compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     # The fast path: plain tensors of known shapes and strides, that torch's dispatcher need not see.
@@ -631,37 +634,3 @@ def _with_order(
     return ordered_product(
         a, b, order, out=out, given=given, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32
     )  # fmt: skip
-
-
-def _with_epilogue(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
-    epilogue: Epilogue | None, given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None,
-    allow_tf32: bool | None,
-) -> torch.Tensor:  # fmt: skip
-    """The product with a user's own epilogue."""
-    if type(a) is tuple:
-        raise OperandError(_OF_PAIRS)
-    if _is_compiling():
-        refuse(NOT_COMPILED)
-    into = _written(out)
-
-    def make() -> torch.Tensor:
-        beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
-        refuse_traces("epilogue=")
-        every: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
-        steps = checked_epilogue(epilogue, type(given), {name: type(x) for name, x in every.items()}, beside)
-        of_steps = [{name: every[name] for name in names} for names in (steps.reads, steps.writes)]
-        operands = GivenOperands(every, *of_steps)
-        check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
-        choice_of(config)
-        left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
-        if out is not None:
-            check_out(out, product_shape(left, right), kind, {"a": left, "b": right})
-        refuse_derivatives({"a": left, "b": right, **operands.tensors, **into}, NO_DERIVATIVE)
-        if needs_dispatcher(left, right, out, *operands.tensors.values()):
-            raise OperandError(NOT_DISPATCHED)
-        return epilogue_product(left, right, kind, steps, operands.every, config, out)
-
-    if bias is not None or activation is not None or getattr(a, "dtype", None) is torch.float32:
-        return make()  # whether float32 may be multiplied as tf32 is asked each time
-    return epilogue_again_or(make, ("matmul", out_dtype, config), {"a": a, "b": b}, epilogue, given, out)

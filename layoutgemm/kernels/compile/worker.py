@@ -26,8 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...dtypes import dtype
-from ..epilogue.chain import STEPS, Custom, Epilogue, EpilogueOperand, Reduction, Step
+from ..epilogue.chain import Epilogue
+from ..epilogue.text import entry_of_steps, steps_of, tuples
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
@@ -322,10 +322,7 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
     if kernel.paired:
         entry["paired"] = True
     if kernel.epilogue is not None:
-        for step in kernel.epilogue.steps:
-            if STEPS.get(type(step).__name__) is not type(step):
-                raise TypeError(f"{step!r} is not one of {', '.join(STEPS)}")
-        entry["steps"] = [[type(step).__name__, _values_of(step)] for step in kernel.epilogue.steps]
+        entry["steps"] = entry_of_steps(kernel.epilogue.steps)
         entry["pairs"], entry["stores_c"] = kernel.epilogue.pairs, kernel.epilogue.stores_c
         entry["sums"], entry["lines"] = kernel.epilogue.sums, kernel.epilogue.lines
     return entry
@@ -335,9 +332,8 @@ def kernel_of(entry: Any) -> Kernel:
     """The kernel again. Raises LayoutError, TypeError or KeyError for any other entry."""
     epilogue = None
     if "steps" in entry:
-        steps = [_step_of(name, values) for name, values in entry["steps"]]
         lie = {name: entry[name] for name in ("pairs", "stores_c", "sums", "lines") if name in entry}
-        epilogue = Epilogue(*steps, **lie)
+        epilogue = Epilogue(*steps_of(entry["steps"]), **lie)
     gated = _gate_of(entry.get("gated"))
     return Kernel(
         choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue, gated, "paired" in entry
@@ -356,29 +352,7 @@ def _gate_of(entry: Any) -> Combined | str | None:
     if entry is None or isinstance(entry, str):
         return entry
     expression, matrices, numbers = entry
-    return Combined(_tuples(expression), matrices, tuple(numbers))
-
-
-def _values_of(step: Step) -> dict[str, Any]:
-    if isinstance(own := getattr(step, "operation", None), Reduction):
-        return {**vars(step), "operation": vars(own)}
-    if not isinstance(step, Custom):
-        return vars(step)
-    operands = [{**vars(operand), "dtype": operand.dtype.name} for operand in step.operands]
-    return {"expression": step.expression, "operands": operands}
-
-
-def _step_of(name: str, values: Any) -> Step:
-    if isinstance(own := values.get("operation"), dict):
-        values = {**values, "operation": Reduction(**{key: _tuples(value) for key, value in own.items()})}
-    if name != "Custom":
-        return STEPS[name](**values)
-    operands = [EpilogueOperand(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
-    return Custom(_tuples(values["expression"]), tuple(operands))
-
-
-def _tuples(x: object) -> Any:
-    return tuple([_tuples(y) for y in x]) if isinstance(x, list) else x
+    return Combined(tuples(expression), matrices, tuple(numbers))
 
 
 def entry_of_choice(choice: Sm90Choice | Sm80Choice) -> dict[str, Any]:

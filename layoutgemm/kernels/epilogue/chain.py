@@ -9,6 +9,7 @@ A step's operands are given at the launch by name: numbers, vectors along M or N
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import checked
 from ...errors import PlanError
 from ..plan import MAX_WORDS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
@@ -40,6 +42,9 @@ from .steps import (
     Step,
     VectorScale,
 )
+from .text import entry_of_steps, steps_of
+
+_FLAGS: Mapping[str, type] = {"flipped": bool, "pairs": bool, "stores_c": bool, "sums": int, "lines": bool}  # beside
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Epilogue:
     stores_c False: nothing of C is written, only what the steps write
     sums     of a gated product: so many first steps are of each of both sums, before the gate. They are Scale,
              VectorScale and Bias; their vectors along N have C's columns twice, the gate's first
+    json     all of these as text, as `from_json` reads it; "" with a step of another package. A field: torch.compile
+             reads those of frozen classes
     """
 
     steps: tuple[Step, ...]
@@ -70,6 +77,7 @@ class Epilogue:
     stores_c: bool = True
     sums: int = 0
     lines: bool = False
+    json: str = field(init=False, repr=False, compare=False)
 
     def __init__(
         self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True, sums: int = 0,
@@ -95,6 +103,34 @@ class Epilogue:
             raise PlanError("stores_c=False, and no step writes anything: such a product has no result")
         if len(self.words) > MAX_WORDS:
             raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
+        object.__setattr__(self, "json", self._as_json())
+
+    def _as_json(self) -> str:
+        try:
+            return json.dumps({"steps": entry_of_steps(self.steps), **{name: getattr(self, name) for name in _FLAGS}})
+        except TypeError:
+            return ""
+
+    @classmethod
+    @checked(PlanError)
+    def from_json(cls, text: str) -> Epilogue:
+        """The epilogue whose `json` is that text. Raises PlanError for another text.
+
+        >>> steps = Epilogue(Bias(), Activation("relu"))
+        >>> Epilogue.from_json(steps.json) == steps
+        True
+        """
+        try:
+            found = json.loads(text)
+            kinds = {"steps": list, **_FLAGS}
+            if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != kinds:
+                raise PlanError(f"no epilogue's text: {text[:200]}")
+            made = cls(*steps_of(found["steps"]), **{name: found[name] for name in _FLAGS})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise error if isinstance(error, PlanError) else PlanError(f"no epilogue's text: {text[:200]}") from None
+        if made.json != text:
+            raise PlanError(f"an epilogue's text is {text[:200]}, and that epilogue's is {made.json[:200]}")
+        return made
 
     def _check_sums(self) -> None:
         """Raise PlanError for steps before a gate that are not of one sum."""
@@ -220,7 +256,7 @@ class Epilogue:
     @cached_property
     def _hashed(self) -> int:
         """A call looks for its kept launch by its epilogue: the steps are hashed once."""
-        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+        return hash(tuple(getattr(self, each.name) for each in fields(self) if each.compare))
 
     def __hash__(self) -> int:
         return self._hashed

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Protocol
 
 import torch
 
@@ -21,7 +20,16 @@ from ..bias_activation import by_torch
 from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
-from ..library import configured, recorded_product, refuse_under_functorch, with_autocast, with_autograd
+from ..library import (
+    Places,
+    VmapInfo,
+    configured,
+    in_front,
+    recorded_product,
+    refuse_under_functorch,
+    with_autocast,
+    with_autograd,
+)
 from ..prepared import Config
 from .product import PrologueProduct, check_config, check_gate, check_names, checked_product, computed, function_of
 
@@ -126,21 +134,15 @@ with_autocast(_library, "prologue_matmul")
 count_flops("prologue_matmul")
 
 
-class _Mapped(Protocol):
-    """The facts that a vmap rule gets."""
-
-    batch_size: int
-
-
 @_operator.register_vmap
 def _(
-    info: _Mapped, in_dims: Sequence[Any], a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor],
+    info: VmapInfo, in_dims: Places, a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor],
     prologue: str, bias: torch.Tensor | None = None, activation: str | None = None,
     out_dtype: torch.dtype | None = None, config: str = "",
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
     """A batch of all slices; a mapped bias is added by torch."""
     places = in_dims[0], in_dims[1], *in_dims[2]
-    moved = [_in_front(x, at, info.batch_size) for x, at in zip((a, b, *given), places, strict=True)]
+    moved = [in_front(x, at, info.batch_size) for x, at in zip((a, b, *given), places, strict=True)]
     front = moved[0].shape[: moved[0].ndim - 2]
     if moved[0].ndim > 3:
         moved = [x.reshape(-1, *x.shape[2:]) for x in moved]
@@ -154,11 +156,6 @@ def _(
     lines = lines.reshape(lines.shape[0], *(1,) * len(front), lines.shape[1])
     kind = a.dtype if out_dtype is None else out_dtype
     return by_torch(wide.reshape(*front, *wide.shape[-2:]), lines, activation, kind), 0
-
-
-def _in_front(x: torch.Tensor, at: int | None, size: int) -> torch.Tensor:
-    """The tensor with the mapped dimension in front; stretched along it where it is not mapped."""
-    return x.expand(size, *x.shape) if at is None else x.movedim(at, 0)
 
 
 # A call's values that are no tensors, for the compiler.

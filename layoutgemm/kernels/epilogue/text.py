@@ -1,0 +1,74 @@
+"""Steps of an epilogue as JSON has them, for compiling processes and compiled graphs.
+
+    [["Bias", {"axis": "n", "dtype": "f32", "name": "bias"}], ["Activation", {"kind": "relu"}]]
+
+A step of a class that is not this package's has no such form: another process would not know its arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...dtypes import DType, dtype
+from ...errors import PlanError
+from . import tracing
+from .reductions import About, Reduction
+from .steps import STEPS, Custom, EpilogueOperand, Step
+
+
+def entry_of_steps(steps: Sequence[Step]) -> list[list[object]]:
+    """Steps as JSON has them, of values that `steps_of` reads. Raises TypeError for a step of another package.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Activation
+    >>> entry_of_steps([Activation("relu")])
+    [['Activation', {'kind': 'relu'}]]
+    """
+    for step in steps:
+        if STEPS.get(type(step).__name__) is not type(step):
+            raise TypeError(f"{step!r} is not one of {', '.join(STEPS)}")
+    return [[type(step).__name__, _values_of(step)] for step in steps]
+
+
+def steps_of(entry: Sequence[Sequence[object]]) -> list[Step]:
+    """The steps of `entry_of_steps`. Raises LayoutError, TypeError, ValueError or KeyError for another entry.
+
+    >>> steps_of([["Clamp", {"low": 0.0, "high": 1.0}]])
+    [Clamp(low=0.0, high=1.0)]
+    """
+    return [_step_of(name, values) for name, values in entry]
+
+
+def tuples(x: object) -> Any:
+    """Lists of JSON as tuples."""
+    return tuple([tuples(y) for y in x]) if isinstance(x, list) else x
+
+
+def _values_of(step: Step) -> Mapping[str, object]:
+    if isinstance(own := getattr(step, "operation", None), Reduction):
+        about = None if own.about is None else vars(own.about)
+        return {**vars(step), "operation": {**vars(own), "about": about}}
+    if not isinstance(step, Custom):
+        return {name: value.name if isinstance(value, DType) else value for name, value in vars(step).items()}
+    operands = [{**vars(operand), "dtype": operand.dtype.name} for operand in step.operands]
+    return {"expression": step.expression, "operands": operands}
+
+
+def _step_of(name: object, values: object) -> Step:
+    if not isinstance(name, str) or name not in STEPS or not isinstance(values, dict):
+        raise PlanError(f"an epilogue's step is {name!r}: known are {', '.join(STEPS)}")
+    if name != "Custom":
+        own = values.get("operation")
+        return STEPS[name](**(values if not isinstance(own, dict) else {**values, "operation": _reduction_of(own)}))
+    operands = [EpilogueOperand(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
+    expression = tracing.restored(values["expression"], tuple(operand.name for operand in operands))
+    return Custom(expression, tuple(operands))
+
+
+def _reduction_of(entry: Mapping[str, object]) -> Reduction:
+    values = {name: tuples(value) for name, value in entry.items()}
+    if isinstance(about := values["about"], dict):
+        values["about"] = About(tuples(about["term"]), about["merged"])
+    made = Reduction(**values)
+    made.check_laws()
+    return made

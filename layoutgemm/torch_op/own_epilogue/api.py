@@ -1,0 +1,132 @@
+"""matmul(a, b, epilogue=, given=): a kept launch, or all checks, then a kernel or torch's dispatcher.
+
+Under torch.compile, torch.export, torch.func and modes, and of fake tensors and subclasses, the product is the operator
+`epilogue_matmul`: one node of a graph, which writes to the operands that the steps write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ...kernels.epilogue.chain import Epilogue
+from ...kernels.run.operand_checks import check_operands
+from ..checks import (
+    autocast,
+    check_call,
+    check_out,
+    copied,
+    differentiated,
+    needs_dispatcher,
+    product_shape,
+    refuse_derivatives,
+    refuse_traces,
+)
+from ..compiled.kept_launches import epilogue_again_or
+from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
+from ..epilogue import (
+    NO_DERIVATIVE,
+    GivenOperands,
+    Tensors,
+    check_fit,
+    epilogue_product,
+    given_operands,
+    refusal_of_epilogue,
+)
+from ..prepared import Config, choice_of, config_text
+from .operators import CHECK_EPILOGUE, OperandNames, operand_names
+
+
+def epilogue_matmul(
+    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue | None, given: Mapping[str, object] | None, *,
+    bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None, config: Config | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product with its epilogue; without elements where that stores no C.
+
+    Raises OperandError or TensorError before anything is written, naming the operand.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Bias
+    >>> x, given = torch.eye(2).bfloat16(), {"bias": torch.tensor([1.0, 2.0])}
+    >>> nothing = dict.fromkeys(("bias", "activation", "out", "config", "out_dtype", "allow_tf32"))
+    >>> epilogue_matmul(x, x, Epilogue(Bias()), given, **nothing).tolist()
+    [[2.0, 2.0], [1.0, 3.0]]
+    """
+    beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
+    if torch.compiler.is_dynamo_compiling():
+        return _traced(a, b, epilogue, given, beside, out, config, out_dtype, allow_tf32)
+
+    def make() -> torch.Tensor:
+        refuse_traces("epilogue=")
+        steps, operands = given_operands(epilogue, given, beside)
+        into = named(out=out)
+        check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
+        choice_of(config)
+        left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
+        if out is not None:
+            check_out(out, product_shape(left, right), kind, {"a": left, "b": right})
+        refuse_derivatives({"a": left, "b": right, **operands.tensors, **into}, NO_DERIVATIVE)
+        if not needs_dispatcher(left, right, out, *operands.tensors.values()):
+            return epilogue_product(left, right, kind, steps, operands.every, config, out)
+        check_fit(left, right, kind, steps, operands.every, out)
+        return copied(_dispatched(left, right, kind, steps, operands, config), out)
+
+    if beside or getattr(a, "dtype", None) is torch.float32:
+        return make()  # whether float32 may be multiplied as tf32 is asked each time
+    return epilogue_again_or(make, ("matmul", out_dtype, config), {"a": a, "b": b}, epilogue, given, out)
+
+
+def _dispatched(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, operands: GivenOperands,
+    config: Config | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product that torch's dispatcher sees, of operands that have been checked."""
+    lists = OperandNames.of(epilogue).lists(operands.every)
+    value: torch.Tensor = torch.ops.layoutgemm.epilogue_matmul(
+        a, b, *lists, epilogue.json, kind, config_text(config), True
+    )
+    return value
+
+
+def _traced(
+    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue | None, given: Mapping[str, object] | None, beside: list[str],
+    out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """The same under torch.compile, whose tracer meets no exception of ours."""
+    if text := refusal_of_epilogue(epilogue, given, beside):
+        refuse(text)
+    assert epilogue is not None
+    every: Tensors = {} if given is None else dict(given)
+    text = epilogue.json
+    refuse(refusal("epilogue", text, tuple(every)))
+    reads, writes, numbers, wholes = operand_names(text)
+    read, written = {name: every[name] for name in reads}, {name: every[name] for name in writes}
+    check_kinds({"a": a, "b": b, **read}, {**written, **named(out=out)})
+    refuse(refusal("config", config))
+    refuse_finish(None, a, out_dtype)
+    for name, x in {"a": a, "b": b, **read, **written, **named(out=out)}.items():
+        if differentiated(x):
+            refuse(f"{name} requires grad, and this product has no gradient: {NO_DERIVATIVE}")
+    for name in (*numbers, *wholes):
+        _check_number(name, every[name], name in wholes)
+    a, b = autocast(a, b)
+    allowed = None if allow_tf32 is None else bool(allow_tf32)
+    lists = list(read.values()), list(written.values()), [float(every[x]) for x in numbers], [every[x] for x in wholes]
+    CHECK_EPILOGUE(a, b, *lists, text, out, out_dtype, allowed)
+    value: torch.Tensor = torch.ops.layoutgemm.epilogue_matmul(
+        a, b, *lists, text, out_dtype, config_text(config), allowed
+    )
+    return copied(value, out)
+
+
+def _check_number(name: str, x: object, whole: bool) -> None:
+    """Refuse, under the compiler, what is no number of a launch. A symbol within 32 bits stays one."""
+    if isinstance(x, torch.Tensor):
+        refuse(f"{name} is a number, given at the launch; got a {type(x).__qualname__}")
+    if isinstance(x, float) and not whole:
+        return
+    if not isinstance(x, int) or isinstance(x, bool):
+        refuse(refusal("epilogue number", name, x, whole))
+    elif not -(2**31) <= x < 2**31:
+        refuse(refusal("epilogue number", name, int(x), whole))

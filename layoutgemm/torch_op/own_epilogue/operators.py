@@ -1,0 +1,213 @@
+"""torch.ops.layoutgemm.epilogue_matmul: products with an epilogue, as torch's compiler and functorch see them.
+
+    epilogue_matmul(Tensor a, Tensor b, Tensor[] read, Tensor(a!)[] written, float[] numbers, SymInt[] wholes,
+                    str epilogue, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
+
+`epilogue` is `Epilogue.json`. Its operands are in four lists, each in the steps' order: tensors that are read, tensors
+that are written, numbers and whole numbers of the launch. The result of an epilogue without a C has no elements. No
+derivative: a recorded one is refused. vmap makes a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from ...errors import OperandError, PlanError
+from ...kernels.epilogue.chain import Epilogue
+from ...kernels.epilogue.parameters import check_names, host_number
+from ...kernels.epilogue.steps import EpilogueOperand
+from ...kernels.run.operand_checks import check_operands
+from ..checks import check_call, check_out, product_shape, refuse_derivatives
+from ..compiled.constants import constant_in_graphs
+from ..compiled.flops import count_flops
+from ..compiled.traced import CHECKS, checking_operator
+from ..epilogue import NO_DERIVATIVE, Tensors, check_fit, epilogue_product
+from ..library import Places, VmapInfo, configured, in_front, with_autocast, with_autograd
+
+_library = torch.library.Library("layoutgemm", "FRAGMENT")
+_FOREIGN = "the epilogue has a step of another package, which no graph holds: Custom.of makes a step of a function"
+
+
+class OperandNames(NamedTuple):
+    """The names of an epilogue's operands, as the operator's lists have them."""
+
+    read: tuple[str, ...]
+    written: tuple[str, ...]
+    numbers: tuple[str, ...]
+    wholes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, epilogue: Epilogue) -> OperandNames:
+        """Those of an epilogue."""
+        whole = [operand.dtype.name == "i32" for operand in epilogue.numbers]
+        numbers, wholes = (
+            tuple([operand.name for operand, is_whole in zip(epilogue.numbers, whole, strict=True) if is_whole is kind])
+            for kind in (False, True)
+        )
+        return cls(epilogue.reads, epilogue.writes, numbers, wholes)
+
+    def lists(self, given: Tensors) -> tuple[list[torch.Tensor | int | float], ...]:
+        """The operands of a call."""
+        return tuple([[given[name] for name in names] for names in self])
+
+
+@lru_cache(256)
+def epilogue_of_text(text: str) -> Epilogue:
+    """The epilogue of `Epilogue.json`. Raises OperandError for another text, and for the transposed C's."""
+    if not text:
+        raise OperandError(_FOREIGN)
+    try:
+        found = Epilogue.from_json(text)
+    except PlanError as error:
+        raise OperandError(str(error)) from error
+    if found.flipped:
+        raise OperandError("the epilogue is that of the transposed C: an operator turns it by itself")
+    return found
+
+
+@constant_in_graphs
+def operand_names(text: str) -> tuple[tuple[str, ...], ...]:
+    """The names of the operands of an epilogue as text, in the operator's four lists."""
+    return tuple(OperandNames.of(epilogue_of_text(text)))
+
+
+def _check_names(text: str, given: Sequence[str]) -> None:
+    check_names([operand.name for operand in epilogue_of_text(text).given], given)
+
+
+class EpilogueProduct(NamedTuple):
+    """A product with an epilogue; `every`: the operands by name."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    kind: torch.dtype
+    epilogue: Epilogue
+    every: Tensors
+    shape: tuple[int, ...]
+
+
+def _checked(
+    a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
+    numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out: torch.Tensor | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> EpilogueProduct:  # fmt: skip
+    """The product of an operator's arguments. Raises OperandError or TensorError for those that do not fit."""
+    steps = epilogue_of_text(epilogue)
+    every: Tensors = {}
+    for said, names, values in zip(OperandNames._fields, OperandNames.of(steps), (read, written, numbers, wholes)):
+        if len(names) != len(values):
+            of = ", ".join(names) or "none"
+            raise OperandError(f"{said} has {len(values)} operands, and the epilogue has {of}")
+        every |= zip(names, values)
+    of_steps = [{name: every[name] for name in names} for names in (steps.reads, steps.writes)]
+    check_operands({"a": a, "b": b, **of_steps[0]}, {**of_steps[1], **({} if out is None else {"out": out})})
+    left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
+    shape = product_shape(left, right)
+    if out is not None:
+        check_out(out, shape, kind, {"a": left, "b": right})
+    for name in OperandNames.of(steps).wholes:
+        if isinstance(every[name], torch.SymInt):
+            every[name] = 0  # the launch looks at its value
+    check_fit(left, right, kind, steps, every, out)
+    return EpilogueProduct(left, right, kind, steps, every, tuple(shape))
+
+
+@torch.library.custom_op("layoutgemm::epilogue_matmul", mutates_args=("written",))
+def _operator(
+    a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
+    numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out_dtype: torch.dtype | None = None,
+    config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    of = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32)
+    return epilogue_product(of.a, of.b, of.kind, of.epilogue, of.every, configured(config)).contiguous()
+
+
+@_operator.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
+    numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out_dtype: torch.dtype | None = None,
+    config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    of = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32)
+    configured(config)
+    return a.new_empty(of.shape if of.epilogue.stores_c else (0,), dtype=of.kind)
+
+
+CHECK_EPILOGUE = checking_operator(
+    "check_epilogue",
+    "(Tensor a, Tensor b, Tensor[] read, Tensor[] written, float[] numbers, SymInt[] wholes, str epilogue,"
+    " Tensor? out, ScalarType? out_dtype, bool? allow_tf32) -> ()",
+    lambda *arguments: (_checked(*arguments), None)[1],
+)
+
+
+def _recorded(
+    a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
+    numbers: Sequence[float], wholes: Sequence[int], epilogue: str, *others: object,
+) -> torch.Tensor:  # fmt: skip
+    names = operand_names(epilogue)
+    refuse_derivatives({"a": a, "b": b, **dict(zip((*names[0], *names[1]), (*read, *written)))}, NO_DERIVATIVE)
+    raise OperandError("torch.ops.layoutgemm.epilogue_matmul has no derivative")
+
+
+with_autograd("epilogue_matmul", _recorded)
+with_autocast(_library, "epilogue_matmul")
+count_flops("epilogue_matmul")
+
+
+@_operator.register_vmap
+def _(
+    info: VmapInfo, in_dims: Places, a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str, *others: object,
+) -> tuple[torch.Tensor, int]:  # fmt: skip
+    """A batch of all slices. Raises OperandError for what one launch cannot have several of."""
+    size, steps = info.batch_size, epilogue_of_text(epilogue)
+    ranks = [x.ndim - (at is not None) for x, at in zip((a, b), in_dims)]
+    batch = max(ranks) - 2
+    stays = in_dims[0] is None and in_dims[1] is not None
+    left = a if stays else _in_batch(a, in_dims[0], size, 2, batch)
+    right = b if in_dims[1] is None else _in_batch(b, in_dims[1], size, 2, batch)
+    of_read = [
+        _operand_of_slices(steps.named_given(name), x, at, size, batch)
+        for name, x, at in zip(steps.reads, read, in_dims[2], strict=True)
+    ]
+    of_written = [
+        _operand_of_slices(steps.named_given(name), x, at, size, batch)
+        for name, x, at in zip(steps.writes, written, in_dims[3], strict=True)
+    ]
+    value = torch.ops.layoutgemm.epilogue_matmul(left, right, of_read, of_written, numbers, wholes, epilogue, *others)
+    return (value if steps.stores_c else value.new_empty(size, 0)), 0
+
+
+def _operand_of_slices(
+    operand: EpilogueOperand, x: torch.Tensor, at: int | None, size: int, batch: int
+) -> torch.Tensor:
+    """An operand of the batch of all slices: a view, so that what is written lies in the caller's tensor."""
+    rank = len(operand.axes)
+    if operand.written and at is None:
+        raise OperandError(
+            f"{operand.name} is one tensor for all that torch.func.vmap maps, and is written to: map it, too"
+        )
+    if not rank:
+        if at is not None:
+            raise OperandError(f"{operand.name} is mapped by torch.func.vmap, and a launch has one")
+        return x
+    if at is None and x.ndim == rank:
+        return x
+    return _in_batch(x, at, size, rank, batch)
+
+
+def _in_batch(x: torch.Tensor, at: int | None, size: int, rank: int, batch: int) -> torch.Tensor:
+    """The tensor with the mapped dimension in front of a batch of that many dimensions."""
+    x = in_front(x, at, size)
+    missing = batch - (x.ndim - 1 - rank)
+    return x.reshape(size, *(1,) * missing, *x.shape[1:]) if missing else x
+
+
+# A call's values that are no tensors, for the compiler.
+CHECKS["epilogue"] = _check_names
+CHECKS["epilogue number"] = lambda name, value, whole: host_number(name, value, whole)
