@@ -55,7 +55,7 @@ def multiply_with_functions(
         columns = None if right.ndim == 1 else right.shape[-2 if flags[1] else -1]
         epilogue = _finished(*finish, columns, kind, values)
     check_given(epilogue, prologue, values)
-    numbers = tuple([(x.name, _number(x, values[x.name])) for x in (epilogue.numbers if epilogue is not None else ())])
+    numbers = () if epilogue is None else launch_numbers(epilogue, values)
     types = str(left.dtype), str(right.dtype), kind
     product = FunctionProduct(left.shape, right.shape, types, flags, epilogue, prologue, (), numbers)
     arrays = [array_of(operand.name, values[operand.name]) for operand in product.operands]
@@ -82,13 +82,17 @@ def _finished(
     return Epilogue(*steps, *([] if activation is None else [Activation(activation)]))
 
 
-def _number(operand: EpilogueOperand, value: object) -> int | float:
-    """A number of the launch. Raises OperandError for one that is known only when the program runs."""
-    if isinstance(value, jax.core.Tracer):
-        raise OperandError(
-            f"{operand.name} is traced, and and a launch's: give a Python number, or an array to Scale(device=True)"
-        )
-    return host_number(operand.name, value, operand.dtype.name == "i32")
+def launch_numbers(epilogue: Epilogue, given: Mapping[str, object]) -> tuple[tuple[str, int | float], ...]:
+    """The numbers of a launch by name. Raises OperandError for one that is known only when the program runs."""
+    found = []
+    for operand in epilogue.numbers:
+        value = given[operand.name]
+        if isinstance(value, jax.core.Tracer):
+            raise OperandError(
+                f"{operand.name} is traced, and a launch's: give a Python number, or an array to Scale(device=True)"
+            )
+        found.append((operand.name, host_number(operand.name, value, operand.dtype.name == "i32")))
+    return tuple(found)
 
 
 _bound = primitive_of("layoutgemm_functions", gpu.multiply, computed)

@@ -122,12 +122,18 @@ def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]])
     if product.prologue is not None and product.types[0] not in FUNCTION_TYPES:
         raise OperandError(f"a is {product.types[0]}: a prologue is of bfloat16 or float16")
     for operand, (shape, kind) in zip(product.operands, arrays, strict=True):
-        wanted = product.wanted(operand)
-        if shape not in wanted or C_NAMES.get(kind) != operand.dtype.name:
-            texts = " or ".join(str(x) for x in dict.fromkeys(wanted))
-            raise TensorError(
-                f"{operand.name} is {kind} of shape {shape}: it takes {TYPES[operand.dtype.name]} of shape {texts}"
-            )
+        check_operand(operand, product.wanted(operand), shape, kind)
+
+
+def check_operand(
+    operand: PrologueOperand | EpilogueOperand, wanted: Sequence[Ints], shape: Ints, kind: str
+) -> None:  # fmt: skip
+    """Raise TensorError for an array of another shape or type than an operand takes."""
+    if shape not in wanted or C_NAMES.get(kind) != operand.dtype.name:
+        texts = " or ".join(str(x) for x in dict.fromkeys(wanted))
+        raise TensorError(
+            f"{operand.name} is {kind} of shape {shape}: it takes {TYPES[operand.dtype.name]} of shape {texts}"
+        )
 
 
 def in_rows(epilogue: Epilogue, n: int) -> Epilogue:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
+from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.numpy_math import mix
 from ...kernels.sm90.operands.prologue import Prologue, PrologueElement, PrologueOperand
 from ..product import Product
@@ -110,14 +111,24 @@ def with_sums(product: FunctionProduct, multiplied: Multiply, *arrays: jax.Array
         a = applied(product.prologue, jnp.swapaxes(a, -1, -2) if product.turned[0] else a, operands)
     sums = multiplied(sums_of(product, str(a.dtype)), a, b)
     if product.epilogue is not None:
-        values: dict[str, Number] = dict(product.numbers)
-        for operand in product.operands:
-            if not isinstance(operand, PrologueOperand):
-                x = operands[operand.name].astype(jnp.float32)
-                axis = {"m": -1, "n": -2}.get(operand.axes)
-                x = x.reshape(()) if not operand.axes else x
-                values[operand.name] = x if axis is None else jnp.expand_dims(x, axis)
-        m, n, _ = product.sizes
-        found = product.epilogue.apply(sums, JaxElement((m, n), values))
-        sums = jnp.broadcast_to(jnp.asarray(found, jnp.float32), sums.shape)
+        own = {x.name: spread(x, operands[x.name]) for x in product.operands if not isinstance(x, PrologueOperand)}
+        sums = with_steps(product.epilogue, sums, {**dict(product.numbers), **own})
     return finish(sums, None, None, product.types[2])
+
+
+def spread(operand: EpilogueOperand, x: jax.Array) -> jax.Array:
+    """An epilogue's operand in float32, to broadcast along C.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Bias
+    >>> spread(Bias("m").given[0], jnp.arange(3)).shape
+    (3, 1)
+    """
+    axis = {"m": -1, "n": -2}.get(operand.axes)
+    x = x.astype(jnp.float32) if operand.axes else x.astype(jnp.float32).reshape(())
+    return x if axis is None else jnp.expand_dims(x, axis)
+
+
+def with_steps(epilogue: Epilogue, sums: jax.Array, values: Mapping[str, Number]) -> jax.Array:
+    """The steps on float32 sums; `values`: operands that broadcast along C, and numbers, by name."""
+    found = epilogue.apply(sums, JaxElement((sums.shape[-2], sums.shape[-1]), values))
+    return jnp.broadcast_to(jnp.asarray(found, jnp.float32), sums.shape)

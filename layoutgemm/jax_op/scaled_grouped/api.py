@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 
 import jax
@@ -10,7 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import OperandError, TensorError
+from ...kernels.epilogue.chain import Epilogue
 from ...torch_op.scaled_grouped.epilogue import why_unfinished
+from ..functions.api import launch_numbers
+from ..functions.product import check_functions, check_given, check_operand
 from ..inputs import array_of, flag, type_name
 from ..primitive import varying_alike
 from ..product import check_finish, stored_as
@@ -27,7 +31,7 @@ from .product import (
     check_operands,
     recipes_for,
 )
-from .reference import groups_of_rows
+from .reference import finished, groups_of_rows
 
 _Kept = tuple[tuple[jax.Array, ...], "jax.Array | None"]
 
@@ -45,6 +49,8 @@ def scaled_matmul(
     use_fast_accum: bool = True,
     out_dtype: object = "bfloat16",
     transpose_b: bool = False,
+    epilogue: Epilogue | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> jax.Array:
     """activation(A @ B + bias) of 8-bit floats, each with its scales.
 
@@ -56,6 +62,8 @@ def scaled_matmul(
     bias     float32, bfloat16 or float16, (N,); activation one of relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
     activation  also a gate, "swiglu" or "geglu": b is [gate | up], and the result act(a @ gate) * (a @ up) has half of
              b's columns. scale_b and bias are of all of b's; they come before the gate
+    epilogue in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue` that writes C
+             alone. given has the arrays and numbers that it reads, by name
 
     On the CPU jax computes in float32 and rounds once. Works under jit, vmap and on meshes, where rows, columns and
     batch may be sharded, but not blocks of 128. No gradients, as of all products of 8 bits.
@@ -84,7 +92,8 @@ def scaled_matmul(
         fast=use_fast_accum,
     )  # fmt: skip
     product, operands = _with_scales(product, [left, right], scale_a, scale_b, recipe_a, recipe_b)
-    return _finished(product, operands, bias, activation, [(product.columns,)])
+    finish = bias, activation, epilogue, given
+    return _finished(product, operands, finish, [(product.columns,)])
 
 
 def grouped_matmul(
@@ -102,6 +111,8 @@ def grouped_matmul(
     out_dtype: object = None,
     transpose_a: bool = False,
     transpose_b: bool = False,
+    epilogue: Epilogue | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> jax.Array:
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
@@ -117,6 +128,9 @@ def grouped_matmul(
     activation  of groups of rows also a gate, "swiglu" or "geglu": b is [gate | up] of each group, and the result has
               half of its columns; bias and scale_b are of all. In one kernel for transpose_b=True and for float8
     out_dtype default a's type; bfloat16 for float8
+    epilogue  in place of bias and activation, of both forms: any `kernels.epilogue.chain.Epilogue` that writes C alone.
+              given has the arrays and numbers that it reads, by name: of groups of rows a vector along N is (N,), or
+              (groups, N); of K each group has vectors and matrices of its own, or all share one
 
     Differentiable for bfloat16 and float16 in reverse mode, any number of times. vmap computes one product after
     another. On meshes columns may be sharded, and K of groups of rows without scales.
@@ -154,7 +168,7 @@ def grouped_matmul(
             raise OperandError(f"groups of K of {left.dtype}: wgmma reads 8-bit operands with K contiguous alone")
         left, right = left if transpose_a else left.T, right.T if transpose_b else right
         product = ScaledProduct(ALONG_K, tuple(left.shape), tuple(right.shape), types, offsets=kind, groups=count)
-        return _differentiable(product, left, right, ends, None)
+        return _finished(product, [left, right, ends], (None, None, epilogue, given), [])
     left = left.T if transpose_a else left
     product = ScaledProduct(
         ROWS, tuple(left.shape), tuple(right.shape), types, transpose_b, kind, count, fast=use_fast_accum
@@ -163,7 +177,7 @@ def grouped_matmul(
     if scale_a is not None:
         product, operands = _with_scales(product, operands, scale_a, scale_b, recipe_a, recipe_b)
     n = product.columns
-    return _finished(product, operands, bias, activation, [(n,), (count, n)])
+    return _finished(product, operands, (bias, activation, epilogue, given), [(n,), (count, n)])
 
 
 def _types(a: jax.Array, b: jax.Array, out_dtype: object) -> tuple[str, str, str]:
@@ -183,15 +197,36 @@ def _with_scales(
 
 
 def _finished(
-    product: ScaledProduct, operands: list[jax.Array], bias: object, activation: object,
-    shapes: list[tuple[int, ...]],
+    product: ScaledProduct, operands: list[jax.Array],
+    finish: tuple[object, object, Epilogue | None, Mapping[str, object] | None], shapes: list[tuple[int, ...]],
 ) -> jax.Array:  # fmt: skip
-    """The product with bias and activation, checked."""
+    """The product with bias and activation, or with an epilogue and what it reads, checked."""
+    bias, activation, epilogue, given = finish
+    if epilogue is not None or given is not None:
+        beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
+        check_functions(epilogue, None, given, beside)
+        assert epilogue is not None
+        return _with_epilogue(product, operands, epilogue, given or {})
     added = None if bias is None else array_of("bias", bias)
     said = None if added is None else (str(added.dtype), tuple(added.shape))
     check_bias(said, shapes)
     name = check_finish(None, activation, product.columns, product.types[2])
     return _differentiable(replace(product, bias=said, activation=name), *operands, added)
+
+
+def _with_epilogue(
+    product: ScaledProduct, operands: list[jax.Array], epilogue: Epilogue, given: Mapping[str, object]
+) -> jax.Array:
+    """The product with an epilogue of the caller's own, checked."""
+    check_given(epilogue, None, given)
+    if taken := [name for name in given if name in product.names]:
+        raise OperandError(f"an operand of the epilogue is named {taken[0]}, as one of the product is")
+    arrays = [array_of(operand.name, given[operand.name]) for operand in epilogue.given if not operand.host]
+    shapes, numbers = tuple([tuple(x.shape) for x in arrays]), launch_numbers(epilogue, given)
+    product = replace(product, epilogue=epilogue, shapes=shapes, numbers=numbers)
+    for operand, x in zip(product.operands, arrays, strict=True):
+        check_operand(operand, product.wanted(operand), tuple(x.shape), str(x.dtype))
+    return _differentiable(product, *operands, *arrays)
 
 
 def _differentiable(product: ScaledProduct, *operands: jax.Array | None) -> jax.Array:
@@ -214,7 +249,7 @@ def _forward(product: ScaledProduct, *operands: jax.Array) -> tuple[jax.Array, _
             f"a is {product.types[0]} and b is {product.types[1]}: products of 8-bit types have no derivative; "
             "multiply in bfloat16"
         )
-    if product.activation is None:
+    if product.activation is None or product.epilogue is not None:
         return _product(product, *operands), (operands, None)
     wide = replace(product, types=(*product.types[:2], "float32"), activation=None)
     sums = _product(wide, *operands)
@@ -224,6 +259,8 @@ def _forward(product: ScaledProduct, *operands: jax.Array) -> tuple[jax.Array, _
 def _backward(product: ScaledProduct, kept: _Kept, grad: jax.Array) -> tuple[jax.Array | None, ...]:
     operands, sums = kept
     given = dict(zip(product.names, operands, strict=True))
+    if product.epilogue is not None:
+        return _through_epilogue(product, given, grad)
     if sums is not None:
         _, pull = jax.vjp(functools.partial(activated, activation=str(product.activation)), sums)
         (grad,) = pull(grad.astype(jnp.float32))
@@ -237,6 +274,21 @@ def _backward(product: ScaledProduct, kept: _Kept, grad: jax.Array) -> tuple[jax
         found["bias"] = summed.astype(bias.dtype)
     found["a"], found["b"] = gradients(product, given["a"], given["b"], given["offsets"], grad.astype(product.types[0]))
     return tuple([found[name] for name in product.names])  # integers have a tangent of no bytes
+
+
+def _through_epilogue(
+    product: ScaledProduct, given: Mapping[str, jax.Array], grad: jax.Array
+) -> tuple[jax.Array | None, ...]:
+    """The gradients with an epilogue: the sums are computed again, and jax derives the steps."""
+    plain = product.without_finish()
+    sums = _product(plain, *[given[name] for name in plain.names])
+    read = {operand.name: given[operand.name] for operand in product.operands}
+    _, pull = jax.vjp(lambda sums, read: finished(product, sums, {**given, **read}), sums, read)
+    grad, of_read = pull(grad)
+    of_a, of_b = gradients(product, given["a"], given["b"], given["offsets"], grad.astype(product.types[0]))
+    ends = np.zeros(given["offsets"].shape, jax.dtypes.float0)
+    found = {"a": of_a, "b": of_b, "offsets": ends, **of_read}
+    return tuple([found[name] for name in product.names])
 
 
 _product.defvjp(_forward, _backward)

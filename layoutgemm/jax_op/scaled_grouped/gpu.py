@@ -40,6 +40,7 @@ from ...torch_op.problem import Problem, Solution, StridedOperand, arguments, co
 from ...torch_op.scaled_grouped.epilogue import epilogue_of
 from ...torch_op.scaled_grouped.recipes import Recipes
 from ...torch_op.solver import solve
+from ..functions.product import in_rows
 from ..gpu import Target, called, copied, lines_of, target
 from ..product import C_NAMES, NAMES
 from .product import ALONG_K, PLAIN, ROWS, ScaledProduct
@@ -75,7 +76,9 @@ def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
 
 
 def epilogue_for(product: ScaledProduct) -> Epilogue:
-    """The epilogue: the scales that the main loop leaves, bias, and an activation but for a gate.
+    """The epilogue: the scales that the main loop leaves, then the product's own, or bias and activation.
+
+    A gate is no step of it.
 
     >>> recipes = Recipes("RowWise", "TensorWise")
     >>> product = ScaledProduct(PLAIN, (8, 16), (16, 8), ("float8_e4m3fn",) * 3, recipes=recipes, scales=((8, 1), (1,)))
@@ -83,7 +86,11 @@ def epilogue_for(product: ScaledProduct) -> Epilogue:
     ['VectorScale', 'Scale']
     """
     bias = None if product.bias is None else C_NAMES[product.bias[0]]
-    return epilogue_of(product.recipes or Recipes("", ""), bias, product.activation)
+    found = epilogue_of(product.recipes or Recipes("", ""), bias, product.activation)
+    if product.epilogue is None:
+        return found
+    own = in_rows(product.epilogue, product.sizes[1])
+    return Epilogue(*found.steps, *own.steps, pairs=own.pairs)
 
 
 @functools.lru_cache(1024)
@@ -174,17 +181,22 @@ def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, obj
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, object]) -> dict[str, PlacedOperand]:
+def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, object]) -> dict[str, object]:
     """An epilogue's operands: each matrix of a batch, or group, has its own vector, or all share one."""
-    m, _, _, batch = product.sizes
-    found = {}
+    m, n, _, batch = product.sizes
+    own = {operand.name: shape for operand, shape in zip(product.operands, product.shapes, strict=True)}
+    found: dict[str, object] = dict(product.numbers)
     for operand in epilogue.given:
-        shape = product.bias[1] if operand.name == "bias" and product.bias is not None else None
+        if operand.host:
+            continue
+        shape = product.bias[1] if operand.name == "bias" and product.bias is not None else own.get(operand.name)
         shape = product.scales[operand.name == "scale_b"] if shape is None else shape
         assert shape is not None
-        size = {"m": m, "n": product.columns}.get(operand.axes, 0)  # a gate's are of all columns of b
+        # a gate's are of all columns of b
+        size = {"m": m, "n": product.columns, "mn": m * n}.get(operand.axes, 0)
         several = batch > 1 and operand.axes != "" and _count(shape) > size
-        found[operand.name] = PlacedOperand(pointers[operand.name], 0, size if several else 0)
+        leading = n if operand.axes == "mn" else 0
+        found[operand.name] = PlacedOperand(pointers[operand.name], leading, size if several else 0)
     return found
 
 

@@ -34,15 +34,20 @@ def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
 @functools.lru_cache(MAX_PRODUCTS)
 def _mapped(product: ScaledProduct) -> Callable[..., jax.Array]:
     """The product as a function that vmap maps."""
-    shared = custom_vmap(_partitioned(product))
+    # Where a step may know its row and column, XLA gathers a kernel's operands: a part's coordinates are others.
+    alone = product.epilogue is not None
+    shared = custom_vmap(functools.partial(_bound, product) if alone else _partitioned(product))
 
     @shared.def_vmap
     def rule(size: int, mapped: Sequence[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
         whole = dict(zip(product.names, mapped, strict=True))
         tensors = product.recipes is not None and TENSOR in product.recipes
-        if product.form == PLAIN and len(product.a) == 2 and not whole.get("bias", False) and not tensors:
+        one_each = ["bias"] * (product.bias is not None) + [x.name for x in product.operands if not x.axes]
+        apart = tensors or any(whole[name] for name in one_each)  # a launch has one of each
+        if product.form == PLAIN and len(product.a) == 2 and not apart:
+            own = {"bias", *[operand.name for operand in product.operands]}  # one for all, or one of each
             wide = [
-                x if on or name == "bias" else jnp.broadcast_to(x, (size, *x.shape))
+                x if on or name in own else jnp.broadcast_to(x, (size, *x.shape))
                 for (name, on), x in zip(whole.items(), operands, strict=True)
             ]
             return multiply(with_shapes(product, wide), *wide), True
@@ -60,8 +65,9 @@ def with_shapes(product: ScaledProduct, operands: Sequence[jax.Array]) -> Scaled
     shapes = {name: tuple(x.shape) for name, x in zip(product.names, operands, strict=True)}
     bias = None if product.bias is None else (product.bias[0], shapes["bias"])
     return replace(
-        product, a=shapes["a"], b=shapes["b"], bias=bias, scales=(shapes.get("scale_a"), shapes.get("scale_b"))
-    )
+        product, a=shapes["a"], b=shapes["b"], bias=bias, scales=(shapes.get("scale_a"), shapes.get("scale_b")),
+        shapes=tuple([shapes[operand.name] for operand in product.operands]),
+    )  # fmt: skip
 
 
 def _partitioned(product: ScaledProduct) -> Callable[..., jax.Array]:

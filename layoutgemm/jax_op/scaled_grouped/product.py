@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ...errors import OperandError, TensorError
+from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.problem import Ints
@@ -43,6 +44,9 @@ class ScaledProduct:
     fast        whether sums of row-wise and tensor-wise scales stay in the tensor core
     bias        type and shape of the bias, or None
     activation  a name, or None; a gate's scales of b and bias are of all columns of b
+    epilogue    in place of both, without outputs of its own, or None
+    shapes      of the arrays that it reads, in their order
+    numbers     of it: name and value
     """
 
     form: str
@@ -57,6 +61,28 @@ class ScaledProduct:
     fast: bool = True
     bias: tuple[str, Ints] | None = None
     activation: str | None = None
+    epilogue: Epilogue | None = None
+    shapes: tuple[Ints, ...] = ()
+    numbers: tuple[tuple[str, int | float], ...] = ()
+
+    @property
+    def operands(self) -> tuple[EpilogueOperand, ...]:
+        """The arrays of the epilogue, in the order of `shapes`."""
+        return () if self.epilogue is None else tuple([x for x in self.epilogue.given if not x.host])
+
+    def wanted(self, operand: EpilogueOperand) -> tuple[Ints, ...]:
+        """The shapes that an array for an operand of the epilogue may have.
+
+        >>> from layoutgemm.kernels.epilogue.chain import Bias
+        >>> product = ScaledProduct(ROWS, (8, 4), (3, 4, 5), ("bfloat16",) * 3, offsets="int32", groups=3)
+        >>> product.wanted(Bias("n").given[0]), product.wanted(Bias("m").given[0])
+        (((5,), (3, 5)), ((8,),))
+        """
+        m, n, *_ = self.sizes
+        if not operand.axes:
+            return ((), (1,))
+        each = (self.groups,) if self.form == ROWS and operand.axes == "n" else self.result[:-2]
+        return tuple(dict.fromkeys(((*operand.shape(m, n),), (*each, *operand.shape(m, n)))))
 
     @property
     def gate(self) -> str | None:
@@ -87,11 +113,13 @@ class ScaledProduct:
         """The operands, in the order of a call."""
         given = (self.offsets, self.scales[0], self.scales[1], self.bias)
         names = ("offsets", "scale_a", "scale_b", "bias")
-        return ("a", "b", *[name for name, x in zip(names, given, strict=True) if x is not None])
+        own = [operand.name for operand in self.operands]
+        return ("a", "b", *[name for name, x in zip(names, given, strict=True) if x is not None], *own)
 
     def without_finish(self) -> ScaledProduct:
         """The sums of all columns alone, in float32."""
-        return replace(self, types=(*self.types[:2], "float32"), bias=None, activation=None)
+        types = *self.types[:2], "float32"
+        return replace(self, types=types, bias=None, activation=None, epilogue=None, shapes=(), numbers=())
 
 
 def recipes_for(

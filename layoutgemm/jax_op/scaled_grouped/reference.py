@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.scaled_grouped.recipes import ROW, SQUARE, TENSOR
+from ..functions.reference import Number, spread, with_steps
 from ..reference import finish
 from .product import ALONG_K, ROWS, ScaledProduct
 
@@ -29,7 +30,16 @@ def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
 
 
 def finished(product: ScaledProduct, sums: jax.Array, given: Mapping[str, jax.Array]) -> jax.Array:
-    """Bias and activation on sums in float32, rounded once."""
+    """The epilogue, or bias and activation, on sums in float32, rounded once."""
+    if product.epilogue is not None:
+        values: dict[str, Number] = dict(product.numbers)
+        for operand, shape in zip(product.operands, product.shapes, strict=True):
+            x = given[operand.name]
+            if product.form == ROWS and operand.axes == "n" and len(shape) > 1:  # one vector for each group
+                values[operand.name] = x.astype(jnp.float32)[groups_of_rows(given["offsets"], sums.shape[0])]
+            else:
+                values[operand.name] = spread(operand, x)
+        return finish(with_steps(product.epilogue, sums, values), None, None, product.types[2])
     bias = given.get("bias")
     if bias is not None and bias.ndim > 1:
         bias = bias[groups_of_rows(given["offsets"], sums.shape[0])]
