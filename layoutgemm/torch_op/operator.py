@@ -133,8 +133,8 @@ def matmul(
                 have more rows, and keeps those that no index names. An index may not repeat
     row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
-                that it reads. Of bfloat16 and float16, in the kernel of compute capability 9.0. With bias and
-                activation; no epilogue, order or rows. See `torch_op.prologue`
+                that it reads. Of bfloat16 and float16, in the kernel of compute capability 9.0. With bias, activation
+                and `rows`, which are copied first; no epilogue or order. See `torch_op.prologue`
                 On the CPU an index outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
@@ -164,9 +164,10 @@ def matmul(
     if TYPE_CHECKING:
         assert isinstance(a, _Tensor) and isinstance(b, _Tensor)  # two tuples are told apart behind the fast path
     if prologue is not None:
-        alone = {"epilogue": epilogue, "combine": combine, "order": order, "rows": rows, "out_rows": out_rows}
-        others = {**alone, "row_weights": row_weights, "copy_rows": copy_rows}
-        return _with_prologue(a, b, prologue, given, others, bias, activation, out, config, out_dtype)
+        alone = {"epilogue": epilogue, "combine": combine, "order": order, "out_rows": out_rows}
+        others = {**alone, "row_weights": row_weights, "copy_rows": copy_rows if rows is None else None}
+        finish = bias, activation
+        return _with_prologue(a, b, prologue, given, others, finish, out, config, out_dtype, rows, copy_rows)
     if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
         if combine is not None and isinstance(b, (tuple, list)) and rows is not None:
             alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
@@ -605,16 +606,16 @@ def _with_combined_rows(
 
 def _with_prologue(
     a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, object] | None,
-    others: Mapping[str, object], bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None,
-    config: Config | None, out_dtype: torch.dtype | None,
+    others: Mapping[str, object], finish: tuple[torch.Tensor | None, str | None], out: torch.Tensor | None,
+    config: Config | None, out_dtype: torch.dtype | None, rows: torch.Tensor | None, copy_rows: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product of a function of a's elements."""
     for name, value in others.items():
         if value is not None:
-            refuse(f"{name} and prologue: a prologue goes with bias and activation alone")
+            refuse(f"{name} and prologue: a prologue goes with bias, activation and rows alone")
     return prologue_product(
-        a, b, prologue, {} if given is None else given, bias=bias, activation=activation, out=out, config=config,
-        out_dtype=out_dtype,
+        a, b, prologue, {} if given is None else given, bias=finish[0], activation=finish[1], out=out, config=config,
+        out_dtype=out_dtype, rows=rows, copy_rows=copy_rows,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, oper
 from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.operands import pairs, several
+from layoutgemm.torch_op.prologue import grouped as prologue_groups
 from layoutgemm.torch_op.prologue import product as prologue
 from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
@@ -170,7 +171,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     for module in (indexed, own_epilogue, grouped_epilogue):
         patch.setattr(module, "require_hopper", lambda index, what: None)
     groups = (scaled, own_epilogue, grouped, grouped_epilogue)
-    for module in (compute, epilogue, *groups, quantized, indexed, several, pairs, ordered, prologue):
+    for module in (compute, epilogue, *groups, quantized, indexed, several, pairs, ordered, prologue, prologue_groups):
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))

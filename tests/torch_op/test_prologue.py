@@ -225,7 +225,7 @@ def test_the_explanation_says_the_cost() -> None:
     told = explain_matmul(torch.empty(16, 100).bfloat16(), w[:100, :33], prologue=RELU, config=small)
     assert told.why.endswith("config= is the caller's") and len(told.copies) == 1
     assert explain_matmul(x[:0], w, prologue=RELU).launches == 0
-    for name, value in (("scale_a", x), ("use_fast_accum", False), ("rows", x)):
+    for name, value in (("scale_a", x), ("use_fast_accum", False), ("out_rows", x)):
         with pytest.raises(OperandError, match=f"{name} and prologue"):
             explain_matmul(x, w, prologue=RELU, **{name: value})
 

@@ -54,7 +54,7 @@ def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:
 _FORMULAS: Mapping[str, Callable[..., int]] = {
     "matmul": of_product, "finished": of_product, "gated": of_product, "prologue_matmul": of_product,
     "epilogue_matmul": of_product, "scaled_matmul": _of_scaled, "scaled_matmul_quantized": _of_scaled,
-    "grouped_matmul": of_groups,
+    "grouped_matmul": of_groups, "prologue_grouped_matmul": of_groups,
     "indexed_matmul": _of_rows, "quantized_matmul": _of_packed, "quantized_grouped_matmul": _of_packed,
 }  # fmt: skip
 

@@ -1,7 +1,10 @@
-"""matmul with a function of a's elements: prologue=, given=.
+"""matmul and grouped_matmul with a function of a's elements: prologue=, given=.
 
-product     a call, checked; by a Hopper kernel, or in float64 on the CPU
+product     a call of matmul, checked; by a Hopper kernel, or in float64 on the CPU
 operators   torch.ops.layoutgemm.prologue_matmul, as compilers, autograd and functorch see it
 api         what `matmul` calls
-explain     the same in words
+rows        rows of a by index, which are copied first
+explain     the same in words, of groups too
+
+grouped, grouped_operators and grouped_api are these of `grouped_matmul`.
 """

@@ -21,14 +21,17 @@ from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..prepared import Config, config_text
 from .operators import CHECK_PROLOGUE, derivable, derived_by_transform, prologue_names
 from .product import PrologueProduct, check_config, checked_product, computed
+from .rows import of_chosen_rows
 
 
 def prologue_product(
     a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor], *,
     bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None, config: Config | None,
-    out_dtype: torch.dtype | None,
+    out_dtype: torch.dtype | None, rows: torch.Tensor | None = None, copy_rows: object = None,
 ) -> torch.Tensor:  # fmt: skip
     """activation(prologue(a) @ b + bias): see the module's docstring, and `torch_op.matmul`.
+
+    rows, copy_rows  of a, as `matmul` has them: torch copies the rows first
 
     Raises OperandError for vectors, batches that broadcast, operands that do not fit, types other than bfloat16 and
     float16, and a GPU without such kernels. PlanError for a prologue that no kernel has.
@@ -39,9 +42,11 @@ def prologue_product(
     >>> prologue_product(x, torch.eye(2).half(), twice, {"s": torch.tensor([3.0])}, **nothing)
     tensor([[0., 6.]], dtype=torch.float16)
     """
+    refuse(refusal_of_call(a, b, prologue, given))
+    if rows is not None:
+        a, given = of_chosen_rows(a, rows, prologue, given, copy_rows)
     if torch.compiler.is_dynamo_compiling():
         return _traced(a, b, prologue, given, bias, activation, out, config, out_dtype)
-    check_call_kinds(a, b, prologue, given)
 
     def make() -> torch.Tensor:
         refuse_traces("prologue=")
@@ -57,11 +62,12 @@ def prologue_product(
 
 def check_call_kinds(a: object, b: object, prologue: object, given: object) -> None:
     """Raise OperandError for several matrices, a prologue of another class, and operands in no dict."""
-    if text := _refusal(a, b, prologue, given):
+    if text := refusal_of_call(a, b, prologue, given):
         raise OperandError(text)
 
 
-def _refusal(a: object, b: object, prologue: object, given: object) -> str:
+def refusal_of_call(a: object, b: object, prologue: object, given: object) -> str:
+    """Why a call has several matrices, no Prologue, or operands in no dict; or ""."""
     if isinstance(a, (tuple, list)) or isinstance(b, (tuple, list)):
         return "prologue: of one a and one b, not of several"
     if not isinstance(prologue, Prologue):
@@ -89,7 +95,6 @@ def _traced(
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
-    refuse(_refusal(a, b, prologue, given))
     text = prologue.json
     refuse(refusal("prologue", text, tuple(given), bias is not None))
     check_kinds({"a": a, "b": b, **given, **named(bias=bias)}, named(out=out))

@@ -9,13 +9,20 @@ import torch
 from ...errors import OperandError
 from ...kernels.plan import tile_count
 from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.sm90.plan import Sm90Plan
 from ..explanation import ZEROS, Explanation, of_plan
 from ..indexed.grouped_rows import Options
+from ..scaled_grouped.grouped import check_expected
+from ..scaled_grouped.scaled import BiasActivation
+from ..scaled_grouped.scaled import check_config as check_plain_config
 from ..types import READ
 from .api import check_call_kinds
+from .grouped import checked_groups, plan_of_groups
 from .product import check_config, checked_product, plan_of_product
+from .rows import of_chosen_rows
 
 _TAKEN = ("bias", "activation", "out", "out_dtype", "config")
+_OF_GROUPS = ("offsets", "offs", "counts")
 _USUAL = {"use_fast_accum": True}  # of arguments that are never None
 
 
@@ -33,25 +40,70 @@ def explain_prologue(
     a's function is computed 32 times for each element, once for each tile of 256 columns; (128, 256) tiles take \
 least time (an estimate)
     """
+    said = [name for name in _OF_GROUPS if options.get(name) is not None]
+    of_rows = ("rows", "copy_rows") if options.get("rows") is not None else ()
+    taken = (*_TAKEN, *of_rows, *said, *(("expected_rows",) if said else ()))
     for name, value in options.items():
-        if name not in _TAKEN and value is not _USUAL.get(name):
-            raise OperandError(f"{name} and prologue: a prologue goes with bias and activation alone")
+        if name not in taken and value is not _USUAL.get(name):
+            raise OperandError(f"{name} and prologue: a prologue goes with bias, activation and rows alone")
     values = {} if given is None else given
     check_call_kinds(a, b, prologue, values)
+    chosen: list[tuple[str, int]] = []
+    if of_rows:
+        rows: torch.Tensor = options["rows"]
+        a, values = of_chosen_rows(a, rows, prologue, values, options.get("copy_rows"))
+        chosen = [(f"a: torch copies {rows.shape[0]} chosen rows", a.nbytes)]
+    if said:
+        return _of_groups(a, b, prologue, values, said, options, chosen)
     bias, activation, out, out_dtype, config = [options[name] for name in _TAKEN]
     check_config(config)
     product = checked_product(a, b, prologue, values, bias, activation, out, out_dtype)
     if 0 in (*product.shape, product.a.shape[-1]):
         return ZEROS
-    copies = [
-        (f"{name}: elements lie {x.stride(-1)} apart, and a kernel's are contiguous", x.nbytes)
-        for name, x in values.items()
-        if x.stride(-1) != 1
-    ]
+    copies = [*chosen, *_copied(values)]
     by_torch = bias is not None and (bias.dtype not in READ or bias.stride(0) != 1)
     fused = product._replace(bias=None, activation=None) if by_torch else product
     plan, why = plan_of_product(fused, config)
+    return of_plan(plan, product.a, product.b, out, f"{_how_often(plan)}; {why}", copies)
+
+
+def _of_groups(
+    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor], said: list[str],
+    options: Options, chosen: list[tuple[str, int]],
+) -> Explanation:  # fmt: skip
+    """The same of groups. `said`: the argument that says them."""
+    if len(said) > 1:
+        raise OperandError(f"{said[0]} and {said[1]}: groups are said by one of offsets, offs and counts")
+    bias, activation, out, out_dtype, config = [options[name] for name in _TAKEN]
+    expected = options.get("expected_rows")
+    check_expected(expected, options.get("counts"), config)
+    check_plain_config(config)
+    finish, groups = BiasActivation(bias, activation), options[said[0]]
+    product = checked_groups(a, b, groups, said[0], prologue, given, finish, out, out_dtype)
+    if 0 in (*product.call.shape, product.call.experts, product.a.shape[-1]):
+        return ZEROS
+    plan, why = plan_of_groups(product, config, out is None, expected)
+    copies = [*chosen, *_copied(given)]
+    if not groups.is_contiguous():
+        copies.append(
+            (f"{said[0]}: stride {groups.stride(0)}, and the kernel reads one after the other", groups.nbytes)
+        )
+    a, b = product.a, product.b
+    if not product.joined and product.call.experts == 1:
+        a, b, out = a[0], b[0], None if out is None else out[0]
+    return of_plan(plan, a, b, out, f"one launch for all groups; {_how_often(plan)}; {why}", copies)
+
+
+def _how_often(plan: Sm90Plan) -> str:
     times = tile_count(plan.n, plan.tile_c[1])
     often = f"{times} times" if times > 1 else "once"
-    each = f"a's function is computed {often} for each element, once for each tile of {plan.tile_c[1]} columns"
-    return of_plan(plan, product.a, product.b, out, f"{each}; {why}", copies)
+    return f"a's function is computed {often} for each element, once for each tile of {plan.tile_c[1]} columns"
+
+
+def _copied(given: Mapping[str, torch.Tensor]) -> list[tuple[str, int]]:
+    """Vectors that are copied first: why, and bytes."""
+    return [
+        (f"{name}: elements lie {x.stride(-1)} apart, and a kernel's are contiguous", x.nbytes)
+        for name, x in given.items()
+        if x.stride(-1) != 1
+    ]

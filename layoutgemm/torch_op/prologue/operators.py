@@ -55,15 +55,20 @@ def _check_names(text: str, given: Sequence[str], has_bias: bool) -> None:
     check_names(prologue_of(text), dict.fromkeys(given), has_bias)
 
 
+def operands_of(text: str, given: Sequence[torch.Tensor]) -> tuple[Prologue, dict[str, torch.Tensor]]:
+    """The prologue of a text, and its operands by name. Raises OperandError for another number of them."""
+    function = prologue_of(text)
+    if len(given) != len(function.operands):
+        read = ", ".join(function.names) or "no operands"
+        raise OperandError(f"given has {len(given)} tensors, and the prologue reads {read}")
+    return function, dict(zip(function.names, given, strict=True))
+
+
 def _checked(
     a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None,
     activation: str | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
 ) -> PrologueProduct:  # fmt: skip
-    function = prologue_of(prologue)
-    if len(given) != len(function.operands):
-        read = ", ".join(function.names) or "no operands"
-        raise OperandError(f"given has {len(given)} tensors, and the prologue reads {read}")
-    values = dict(zip(function.names, given, strict=True))
+    function, values = operands_of(prologue, given)
     return checked_product(a, b, function, values, bias, activation, out, out_dtype)
 
 

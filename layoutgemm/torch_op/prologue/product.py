@@ -118,13 +118,17 @@ def check_gate(activation: object) -> None:
 
 
 def function_of(a: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """f(A) by torch in float32, rounded to A's type; with derivatives where they are recorded."""
+    """f(A) by torch in float32, rounded to A's type; with derivatives where they are recorded.
+
+    given  vectors, or a number for each element of A
+    """
     x = a.float()
     rows = torch.arange(a.shape[-2], device=a.device)[:, None]
     columns = torch.arange(a.shape[-1], device=a.device)[None, :]
+    read = [(operand, given[operand.name].float()) for operand in prologue.operands]
     values = {
-        operand.name: given[operand.name].float().unsqueeze(-1 if operand.axis == "m" else -2)
-        for operand in prologue.operands
+        operand.name: value if value.ndim == a.ndim else value.unsqueeze(-1 if operand.axis == "m" else -2)
+        for operand, value in read
     }
     found = torch.as_tensor(prologue.apply(x, PrologueElement(rows, columns, values, TorchMath(x))))
     return found.expand(a.shape).to(a.dtype)

@@ -12,6 +12,7 @@ from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.operands.prologue import Prologue
 from ..autograd.kept import recorder
 from ..checks import (
     NOT_RECORDED,
@@ -31,6 +32,7 @@ from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
 from ..prepared import config_text
+from ..prologue.grouped_api import grouped_prologue_product
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
 from .grouped import grouped_product as computed_grouped
 from .grouped_epilogue import grouped_call, grouped_with_epilogue
@@ -288,6 +290,7 @@ def grouped_matmul(
     out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
     rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
     copy_rows: bool | None = None, epilogue: Epilogue | None = None, given: Mapping[str, object] | None = None,
+    prologue: Prologue | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
@@ -331,6 +334,9 @@ def grouped_matmul(
     given     what it reads and writes, by name, as for `matmul`. Of groups of rows a vector along N is (N,), or
               (experts, N) for one of each group, and columns are reduced to (experts, N). Rows of no group are in no
               reduction and are not written. A launch of its own: not under torch.compile
+    prologue  a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors that
+              it reads: see `torch_op.prologue.grouped`. Of groups of rows and masked ones, of bfloat16 and float16,
+              with bias, activation and, of groups of rows, `rows`, which torch copies first
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group.
@@ -349,13 +355,13 @@ def grouped_matmul(
     [1.0, 0.0, 2.0]
     """
     of_rows = rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None
-    if of_rows or epilogue is not None or given is not None:
+    if of_rows or epilogue is not None or given is not None or prologue is not None:
         return _with_more(a, b, {
             "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
             "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
             "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config,
             "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
-        }, rows, epilogue, given)  # fmt: skip
+        }, rows, epilogue, given, prologue)  # fmt: skip
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -401,9 +407,12 @@ def grouped_matmul(
 
 def _with_more(
     a: torch.Tensor, b: torch.Tensor, given: Options, rows: torch.Tensor | None, epilogue: Epilogue | None,
-    operands: Mapping[str, object] | None,
+    operands: Mapping[str, object] | None, prologue: Prologue | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product with row indices, or an epilogue and its operands; `given` has the other arguments by name."""
+    """The product with row indices, or a function and its operands; `given` has the other arguments by name."""
+    if prologue is not None:
+        others = {**given, "epilogue": epilogue}
+        return grouped_prologue_product(a, b, prologue, operands, others, rows, grouped_matmul)
     if epilogue is not None or operands is not None:
         if _is_traced():
             refuse(NOT_COMPILED)

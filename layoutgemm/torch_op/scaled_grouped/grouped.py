@@ -352,12 +352,17 @@ def finished(
     if bias is None and finish.activation is None:
         return rounded(wide, call.kind)
     if bias is not None and bias.ndim == 2 and call.form == ROWS and groups is not None:
-        ends = groups[1:] if call.said == OFFSETS else groups
-        row = torch.arange(call.shape[0], device=wide.device)
-        bias = bias[torch.searchsorted(ends.long(), row, right=True).clamp(max=call.experts - 1)]
+        bias = bias[group_of_rows(call, groups)]
     elif bias is not None:
         bias = beside(bias)
     return _in_groups_alone(call, finished_by_torch(wide, bias, finish, call.kind), groups)
+
+
+def group_of_rows(call: GroupedCall, groups: torch.Tensor) -> torch.Tensor:
+    """The group of each row of a product in groups of rows; the last one for rows in none."""
+    ends = groups[1:] if call.said == OFFSETS else groups
+    row = torch.arange(call.shape[0], device=groups.device)
+    return torch.searchsorted(ends.long(), row, right=True).clamp(max=call.experts - 1)
 
 
 def _in_groups_alone(call: GroupedCall, value: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:

@@ -13,6 +13,7 @@ from ...epilogue.chain import Epilogue
 from ...plan import present
 from ...store import ROWS
 from ..config import Sm90Config
+from ..grouped import Ragged
 from ..operands.prologue import Prologue
 from ..plan import Sm90Plan
 from .occupancy import ClusterOccupancy
@@ -59,6 +60,23 @@ def prologue_config(m: int, n: int, k: int, batch: int = 1, multiprocessors: int
     return prologue_candidates(m, n, k, batch, multiprocessors)[0]
 
 
+@lru_cache(1024)
+def grouped_prologue_config(
+    rows: int, n: int, k: int, groups: int, multiprocessors: int | None = None
+) -> Sm90Config:  # fmt: skip
+    """The configuration for groups of so many rows on average: a tile is one group's, and a CTA takes several.
+
+    >>> [grouped_prologue_config(rows, 4096, 4096, 8).tile for rows in (16, 128, 4096)]
+    [(64, 256), (128, 256), (128, 256)]
+    """
+    places = multiprocessors or ClusterOccupancy().multiprocessors
+
+    def seconds(tile: tuple[int, int]) -> float:
+        return -(-_tiles(rows, n, groups, tile) // places) * (-(-k // _K) * _STEP[tile] + _END)
+
+    return _config(min(_STEP, key=seconds), 1, rows, True)
+
+
 def _config(tile: tuple[int, int], parts: int, m: int, many: bool) -> Sm90Config:
     """The kernel of a tile and parts of K; `many`: there are more tiles than multiprocessors."""
     consumers, pairs = tile[0] // ROWS, tile[0] > ROWS and m > 2 * tile[0]
@@ -82,25 +100,32 @@ def _tiles(m: int, n: int, batch: int, tile: tuple[int, int]) -> int:
 @lru_cache(maxsize=1024)
 def plan_with_prologue(
     sizes: tuple[int, int, int, int], names: tuple[str, str, str], prologue: Prologue, epilogue: Epilogue | None,
-    config: Sm90Config | None, multiprocessors: int,
+    config: Sm90Config | None, multiprocessors: int, ragged: Ragged | None = None, rows: int | None = None,
 ) -> Sm90Plan:  # fmt: skip
-    """The plan of M, N, K and a batch. Raises the first refusal if no configuration has one.
+    """The plan of M, N, K and a batch, or groups of rows. Raises the first refusal if no configuration has one.
 
     names   types and orders of A, B and C
-    config  a caller's own; None for that of `prologue_config`, or a small tile of every order and result
+    config  a caller's own; None for that which is estimated fastest, or a small tile of every order and result
+    rows    a group that tiles are chosen for; None for the average
 
     >>> relu = Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))
     >>> plan_with_prologue((512, 512, 512, 1), ("bf16", "bf16:col", "bf16"), relu, None, None, 132).tile
     (64, 64, 64)
     """
     (m, n, k, batch), (a, b, c) = sizes, names
-    first = prologue_config(m, n, k, batch, multiprocessors) if config is None else config
+    if config is not None:
+        first = config
+    elif ragged is None:
+        first = prologue_config(m, n, k, batch, multiprocessors)
+    else:
+        each = m if ragged.masked else -(-m // batch)
+        first = grouped_prologue_config(each if rows is None else rows, n, k, batch, multiprocessors)
     spare = Sm90Config((64, 64), consumers=1, loader="warp")
     refused: LayoutError | None = None
-    for each in (first,) if config is not None else (first, spare):
+    for found in (first,) if config is not None else (first, spare):
         try:
             return Sm90Plan.derive(
-                m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, prologue=prologue
+                m, n, k, batch=batch, a=a, b=b, c=c, config=found, epilogue=epilogue, prologue=prologue, ragged=ragged
             )  # fmt: skip
         except LayoutError as error:
             refused = refused or error

@@ -1,0 +1,205 @@
+"""A grouped product of a function of a's elements, checked and computed now: by a Hopper kernel, or on the CPU.
+
+    groups     a             along M          along K
+    -------    ----------    -------------    ------------------------
+    of rows    (rows, K)     (rows,)          (K,), or (groups, K)
+    masked     (E, M, K)     (E, M)           (E, K)
+
+Rows are counted in a; those of masked groups in each of its matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.choose.prologue import plan_with_prologue
+from ...kernels.sm90.choose.scaled_grouped import masked_rows
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.sm90.plan import Sm90Plan
+from ..checks import autocast
+from ..compiled.traced import named
+from ..ordered import order_of
+from ..prepared import gpu, on_gpu, start
+from ..problem import bias_epilogue
+from ..scaled_grouped.grouped import (
+    BATCH,
+    ENDS,
+    INTS,
+    MASKED,
+    ROWS,
+    GroupedCall,
+    group_of_rows,
+    grouped_product,
+)
+from ..scaled_grouped.kept import NOT_KEPT, launch, require_hopper
+from ..scaled_grouped.operators import checked_grouped
+from ..scaled_grouped.scaled import BiasActivation, line
+from ..types import C_NAMES, NAMES
+from .product import KINDS, check_gate, check_names, function_of
+
+_WITHOUT = "of groups of rows and of masked ones"
+
+
+class GroupedPrologue(NamedTuple):
+    """activation(prologue(a) @ b + bias) in groups; `given`: the prologue's operands by name."""
+
+    call: GroupedCall
+    a: torch.Tensor
+    b: torch.Tensor
+    groups: torch.Tensor
+    prologue: Prologue
+    given: Mapping[str, torch.Tensor]
+    finish: BiasActivation
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that it reads."""
+        return self.a, self.b, self.groups, self.finish.bias, *self.given.values()
+
+    @property
+    def joined(self) -> bool:
+        """True if the rows of all groups are those of one matrix."""
+        return self.call.form == ROWS
+
+
+def checked_groups(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, prologue: Prologue,
+    given: Mapping[str, torch.Tensor], finish: BiasActivation, out: torch.Tensor | None, out_dtype: object,
+) -> GroupedPrologue:  # fmt: skip
+    """The product of a call. Raises OperandError or TensorError for operands that do not fit."""
+    check_names(prologue, given, finish.bias is not None)
+    name = parameter(said)
+    if name in prologue.names:
+        raise OperandError(f"an operand of the prologue is named {name}, as the groups are: name it otherwise")
+    check_operands({"a": a, "b": b, **named(**{said: groups}), **given, **named(bias=finish.bias)}, named(out=out))
+    check_gate(finish.activation)
+    a, b = autocast(a, b)
+    call = checked_grouped(a, b, groups, said, None, None, finish, out, out_dtype, "", "")
+    if call.form not in (ROWS, MASKED):
+        what = "a batch, which matmul(prologue=) takes" if call.form == BATCH else f"groups of {call.form}"
+        raise OperandError(f"prologue: {_WITHOUT}, and these are {what}")
+    if a.dtype not in (torch.bfloat16, torch.float16):
+        raise OperandError(f"a is {a.dtype}: a prologue is of bfloat16 or float16")
+    assert groups is not None
+    found = GroupedPrologue(call, a, b, groups, prologue, given, finish)
+    _check_vectors(found)
+    return found
+
+
+def parameter(said: str) -> str:
+    """The kernel's name of the groups that an argument says."""
+    return "ends" if said == ENDS else said
+
+
+def _check_vectors(product: GroupedPrologue) -> None:
+    """Raise OperandError for an operand of another shape or type than the prologue reads."""
+    *front, m, k = product.a.shape
+    for operand in product.prologue.operands:
+        value = product.given[operand.name]
+        if product.joined:
+            wanted = [[m]] if operand.axis == "m" else [[k], [product.call.experts, k]]
+        else:
+            wanted = [[*front, m if operand.axis == "m" else k]]
+        if list(value.shape) not in wanted or value.dtype != KINDS[operand.dtype.name]:
+            of, texts = "row" if operand.axis == "m" else "column", " or ".join(map(str, wanted))
+            raise OperandError(
+                f"{operand.name} is {value.dtype} of shape {list(value.shape)}: it takes {KINDS[operand.dtype.name]} "
+                f"of shape {texts}, one for each {of} of a"
+            )
+
+
+def function_of_groups(product: GroupedPrologue) -> torch.Tensor:
+    """f(A) by torch, as `function_of` has it: a row is computed with its group's vectors."""
+    given = dict(product.given)
+    for operand in product.prologue.operands:
+        value = given[operand.name]
+        if product.joined and operand.axis == "k" and value.ndim > 1:
+            given[operand.name] = value[group_of_rows(product.call, product.groups)]
+    return function_of(product.a, product.prologue, given)
+
+
+def computed_groups(
+    product: GroupedPrologue, config: Sm90Config | None = None, out: torch.Tensor | None = None,
+    expected_rows: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """A checked product, computed now; no derivative is recorded. Raises OperandError for a GPU without such kernels.
+
+    expected_rows  of masked groups, for which tiles are chosen
+
+    >>> twice = Prologue.of(lambda x, i, k, ops, s: x * s, s="k")
+    >>> a, b, s = torch.ones(2, 2).half(), torch.ones(2, 2, 1).half(), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> ends = torch.tensor([1, 2])
+    >>> made = checked_groups(a, b, ends, "offs", twice, {"s": s}, BiasActivation(), None, None)
+    >>> computed_groups(made).tolist()
+    [[3.0], [7.0]]
+    """
+    with torch.no_grad():
+        call, finish = product.call, product.finish
+        given = {name: x.resolve_neg() for name, x in product.given.items()}
+        product = product._replace(a=product.a.resolve_neg(), b=product.b.resolve_neg(), given=given)
+        if 0 in (*call.shape, call.experts, *product.a.shape) or not on_gpu(product.a.get_device()):
+            x = product.a if 0 in product.a.shape else function_of_groups(product)
+            return grouped_product(call, x, product.b, product.groups, None, None, finish, config, out)
+        require_hopper(product.a.get_device(), "grouped_matmul")
+        return _launched(product, config, out, expected_rows)
+
+
+def _launched(
+    product: GroupedPrologue, config: Sm90Config | None, out: torch.Tensor | None, expected_rows: int | None
+) -> torch.Tensor:
+    """One launch on the current stream of the operands' device."""
+    plan, _ = plan_of_groups(product, config, out is None, expected_rows)
+    _, a, b, groups, _, given, finish = product
+    bias = None if finish.bias is None else line(finish.bias)
+    one = not product.joined and product.call.experts == 1  # a product of two matrices
+    into = out
+    if one:
+        a, b, into = a[0], b[0], None if out is None else out[0]
+        given = {name: value[0] for name, value in given.items()}
+        bias = bias if bias is None or bias.ndim == 1 else bias[0]
+    given = {name: value if value.stride(-1) == 1 else value.contiguous() for name, value in given.items()}
+    tables = {parameter(product.call.said): groups.contiguous(), **given}
+    c = launch(NOT_KEPT, plan, a, b, tables, named(bias=bias), into)
+    if out is not None:
+        return out
+    return c.unsqueeze(0) if one else c
+
+
+def plan_of_groups(
+    product: GroupedPrologue, config: Sm90Config | None, clears: bool, expected_rows: int | None = None
+) -> tuple[Sm90Plan, str]:
+    """The plan that a product's kernel is compiled from, and why; that of an H200 for CPU tensors.
+
+    clears  rows in no group become zeros
+    """
+    call, a, b = product.call, product.a, product.b
+    bias = product.finish.bias
+    pairs = b.shape[-1] % 2 == 0 and (bias is None or (bias.ndim == 1 and start(bias) == 16))
+    of_bias = None if bias is None else C_NAMES[bias.dtype]
+    nothing = of_bias is None and product.finish.activation is None
+    epilogue = None if nothing else bias_epilogue(of_bias, product.finish.activation, pairs)
+    ends, masked = call.said == ENDS, call.form == MASKED
+    ragged = Ragged.of(call.experts, INTS[product.groups.dtype], masked, ends, ends and clears)
+    names = f"{NAMES[a.dtype]}:{_order_of_rows(a)}", f"{NAMES[b.dtype]}:{order_of(b, 'col')}", C_NAMES[call.kind]
+    sizes = a.shape[-2], b.shape[-1], a.shape[-1], call.experts
+    places = gpu(a.get_device())[0].multiprocessors
+    rows = -(-sizes[0] // sizes[3])
+    if masked:
+        rows = masked_rows(sizes[0]) if expected_rows is None else min(expected_rows, sizes[0])
+    plan = plan_with_prologue(sizes, names, product.prologue, epilogue, config, places, ragged, rows)
+    if config is not None:
+        return plan, "config= is the caller's"
+    said = "taken to be" if masked else "on average"
+    return plan, f"{rows} rows a group {said}: {plan.tile_c} tiles take least time (an estimate)"
+
+
+def _order_of_rows(a: torch.Tensor) -> str:
+    """The order of A, whose groups begin at any row: contiguous rows, unless each group has a matrix."""
+    return "row" if a.ndim == 2 else order_of(a, "row")

@@ -1,0 +1,143 @@
+"""grouped_matmul(a, b, prologue=, given=): a kept launch, or all checks, then a kernel or torch's dispatcher.
+
+Where derivatives are recorded, torch computes the function and derives it, and the product is `grouped_matmul`'s own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.operands.prologue import Prologue
+from ..checks import NOT_RECORDED, autocast, copied, differentiated, needs_dispatcher, refuse_traces
+from ..compiled.kept_launches import again_or
+from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
+from ..indexed.grouped_rows import Options
+from ..prepared import config_text
+from ..scaled_grouped.grouped import check_expected, groups_of, in_groups
+from ..scaled_grouped.scaled import BiasActivation, check_config
+from .api import refusal_of_call
+from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups, parameter
+from .grouped_operators import CHECK_GROUPS
+from .operators import derived_by_transform, prologue_names
+from .rows import of_chosen_rows
+
+Tensors = Mapping[str, torch.Tensor]
+_SAID = ("offsets", "offs", "counts")
+# Arguments of `grouped_matmul` that a product with a prologue does not take.
+_UNTAKEN = ("epilogue", "scale_a", "scale_b", "recipe_a", "recipe_b", "out_rows", "row_weights")
+_WITH = "a prologue goes with bias, activation and rows alone"
+
+
+def grouped_prologue_product(
+    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Tensors | None, options: Options,
+    rows: torch.Tensor | None, multiply: Callable[..., torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
+    """activation(prologue(a) @ b + bias) in groups.
+
+    options   the other arguments of `grouped_matmul`, by name
+    multiply  `grouped_matmul`
+
+    Raises OperandError or TensorError before anything is written, naming the operand. PlanError for a prologue that no
+    kernel has.
+    """
+    traced = torch.compiler.is_dynamo_compiling()
+    values: Tensors = {} if given is None else given
+    refuse(_refusal(a, b, prologue, values, options, rows, traced))
+    if rows is not None:
+        a, values = of_chosen_rows(a, rows, prologue, values, options["copy_rows"])
+    said = next((name for name in _SAID if options.get(name) is not None), "offsets")
+    if traced:
+        return _traced(a, b, prologue, values, said, options)
+    return _eager(a, b, prologue, values, said, options, multiply)
+
+
+def _refusal(
+    a: object, b: object, prologue: object, given: object, options: Options, rows: object, traced: bool
+) -> str:  # fmt: skip
+    """Why a call's arguments are no product with a prologue, or ""."""
+    for name in (*_UNTAKEN, *(("copy_rows",) if rows is None else ())):
+        if options.get(name) is not None:
+            return f"{name} and prologue: {_WITH}"
+    if rows is not None and options.get("counts") is not None:
+        return "rows and counts with a prologue: rows of masked groups by index are of products without one"
+    if traced and options.get("expected_rows") is not None:
+        return "expected_rows: not under torch.compile, where a configuration is given by config="
+    said = [name for name in _SAID if options.get(name) is not None]
+    if len(said) > 1:
+        return f"{said[0]} and {said[1]}: groups are said by one of offsets, offs and counts"
+    return refusal_of_call(a, b, prologue, given)
+
+
+def _eager(
+    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Tensors, said: str, options: Options,
+    multiply: Callable[..., torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
+    groups, _ = groups_of(options.get("offsets"), options.get("offs"), options.get("counts"))
+    out, config, expected = options["out"], options["config"], options["expected_rows"]
+    finish = BiasActivation(options["bias"], options["activation"], bool(options["use_fast_accum"]))
+
+    def make() -> torch.Tensor:
+        refuse_traces("prologue=")
+        check_expected(expected, options.get("counts"), config)
+        check_config(config)
+        product = checked_groups(a, b, groups, said, prologue, given, finish, out, options["out_dtype"])
+        if not needs_dispatcher(*product.tensors, out):
+            return computed_groups(product, config, out, expected)
+        if derived_by_transform():
+            return multiply(
+                function_of_groups(product), product.b, **{said: groups}, bias=finish.bias,
+                activation=finish.activation, out=out, out_dtype=product.call.kind, config=config,
+            )  # fmt: skip
+        return _placed(product, _dispatched(product, config), out)
+
+    if groups is None:
+        return make()
+    read = {"a": a, "b": b, parameter(said): groups, **given, "bias": finish.bias}
+    key = "grouped_matmul, prologue=", prologue, finish[1:], config, options["out_dtype"], expected
+    return again_or(make, key, read, out)
+
+
+def _dispatched(product: GroupedPrologue, config: Sm90Config | None) -> torch.Tensor:
+    """The product that torch's dispatcher sees, of operands that have been checked."""
+    _, a, b, groups, prologue, given, finish = product
+    values = [given[name] for name in prologue.names]
+    value: torch.Tensor = torch.ops.layoutgemm.prologue_grouped_matmul(
+        a, b, groups, values, prologue.json, product.call.said, finish.bias, finish.activation, product.call.kind,
+        config_text(config),
+    )  # fmt: skip
+    return value
+
+
+def _placed(product: GroupedPrologue, value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """The result, or `out` with its rows that are in a group."""
+    if out is not None and product.call.leaves_rows:
+        value = torch.where(in_groups(value.shape, product.call.said, product.groups), value, out)
+    return copied(value, out)
+
+
+def _traced(
+    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Tensors, said: str, options: Options
+) -> torch.Tensor:
+    """The same under torch.compile, whose tracer meets no exception of ours."""
+    groups, bias, activation = options.get(said), options["bias"], options["activation"]
+    out, config, out_dtype = options["out"], options["config"], options["out_dtype"]
+    text = prologue.json
+    refuse(refusal("prologue", text, tuple(given), bias is not None))
+    check_kinds({"a": a, "b": b, **named(**{said: groups}), **given, **named(bias=bias)}, named(out=out))
+    refuse(refusal("plain config", config))
+    refuse(refusal("prologue activation", activation))
+    refuse_finish(activation, a, out_dtype)
+    if out is not None and differentiated(a, b, bias, out, *given.values()):
+        refuse(NOT_RECORDED)
+    a, b = autocast(a, b)
+    values = [given[name] for name in prologue_names(text)]
+    CHECK_GROUPS(a, b, groups, values, text, said, bias, activation, out, out_dtype)
+    value: torch.Tensor = torch.ops.layoutgemm.prologue_grouped_matmul(
+        a, b, groups, values, text, said, bias, activation, out_dtype, config_text(config)
+    )
+    if out is not None and said != "offsets":
+        value = torch.where(in_groups(value.shape, said, groups), value, out)
+    return copied(value, out)

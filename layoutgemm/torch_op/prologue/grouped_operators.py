@@ -1,0 +1,111 @@
+"""torch.ops.layoutgemm.prologue_grouped_matmul: grouped products with a prologue, as torch's compiler sees them.
+
+    prologue_grouped_matmul(Tensor a, Tensor b, Tensor? groups, Tensor[] given, str prologue, str said="offsets",
+                            Tensor? bias=None, str? activation=None, ScalarType? out_dtype=None, str config="")
+
+`said` is the argument of `layoutgemm.grouped_matmul` that `groups` is. Where a derivative is recorded, torch computes
+the function, which it derives, and the product is `grouped_matmul`'s own. vmap computes one product after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..compiled.flops import count_flops
+from ..compiled.traced import checking_operator
+from ..library import Places, VmapInfo, refuse_under_functorch, with_autocast, with_autograd
+from ..scaled_grouped.operators import plain_config
+from ..scaled_grouped.scaled import BiasActivation
+from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups
+from .operators import operands_of
+
+_library = torch.library.Library("layoutgemm", "FRAGMENT")
+
+
+def _checked(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, given: Sequence[torch.Tensor], prologue: str,
+    said: str, bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> GroupedPrologue:  # fmt: skip
+    function, values = operands_of(prologue, given)
+    finish = BiasActivation(bias, activation)
+    return checked_groups(a, b, groups, said, function, values, finish, out, out_dtype)
+
+
+@torch.library.custom_op("layoutgemm::prologue_grouped_matmul", mutates_args=())
+def _operator(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, given: Sequence[torch.Tensor], prologue: str,
+    said: str = "offsets", bias: torch.Tensor | None = None, activation: str | None = None,
+    out_dtype: torch.dtype | None = None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    product = _checked(a, b, groups, given, prologue, said, bias, activation, None, out_dtype)
+    return computed_groups(product, plain_config(config)).contiguous()
+
+
+@_operator.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, given: Sequence[torch.Tensor], prologue: str,
+    said: str = "offsets", bias: torch.Tensor | None = None, activation: str | None = None,
+    out_dtype: torch.dtype | None = None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    product = _checked(a, b, groups, given, prologue, said, bias, activation, None, out_dtype)
+    plain_config(config)
+    return a.new_empty(product.call.shape, dtype=product.call.kind)
+
+
+def _check(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, given: Sequence[torch.Tensor], prologue: str,
+    said: str, bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> None:  # fmt: skip
+    _checked(a, b, groups, given, prologue, said, bias, activation, out, out_dtype)
+
+
+CHECK_GROUPS = checking_operator(
+    "check_prologue_groups",
+    "(Tensor a, Tensor b, Tensor? groups, Tensor[] given, str prologue, str said, Tensor? bias, str? activation,"
+    " Tensor? out, ScalarType? out_dtype) -> ()",
+    _check,
+)
+
+
+def _recorded(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, given: Sequence[torch.Tensor], prologue: str,
+    said: str = "offsets", bias: torch.Tensor | None = None, activation: str | None = None,
+    out_dtype: torch.dtype | None = None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    refuse_under_functorch("prologue_grouped_matmul")
+    product = _checked(a, b, groups, given, prologue, said, bias, activation, None, out_dtype)
+    value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(
+        function_of_groups(product), product.b, groups, said, None, None, product.call.kind, "", "", config, bias,
+        activation,
+    )  # fmt: skip
+    return value
+
+
+with_autograd("prologue_grouped_matmul", _recorded)
+with_autocast(_library, "prologue_grouped_matmul")
+count_flops("prologue_grouped_matmul")
+
+
+@_operator.register_vmap
+def _(
+    info: VmapInfo, in_dims: Places, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
+    given: Sequence[torch.Tensor], prologue: str, said: str = "offsets", bias: torch.Tensor | None = None,
+    *others: object,
+) -> tuple[torch.Tensor, int]:  # fmt: skip
+    """One product after another: groups differ from slice to slice."""
+    of_bias = in_dims[6] if len(in_dims) > 6 else None
+    found = []
+    for i in range(info.batch_size):
+        one, other, ends, added = [
+            x if x is None or at is None else x.select(at, i)
+            for x, at in ((a, in_dims[0]), (b, in_dims[1]), (groups, in_dims[2]), (bias, of_bias))
+        ]
+        values = [x if at is None else x.select(at, i) for x, at in zip(given, in_dims[3], strict=True)]
+        found.append(
+            torch.ops.layoutgemm.prologue_grouped_matmul(one, other, ends, values, prologue, said, added, *others)
+        )
+    return torch.stack(found), 0
