@@ -50,7 +50,7 @@ _COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max":
 
 
 def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str]) -> str:
-    """Why a call's epilogue, or what holds its operands, is none, or "". torch.compile traces it.
+    """Why a call's epilogue, or the dict of its operands, is refused, or "". torch.compile traces it.
 
     beside  names of arguments that an epilogue stands for, where they are given: "bias", "activation"
     """
@@ -148,11 +148,6 @@ def operands_of_one(epilogue: Epilogue, operands: GivenOperands) -> GivenOperand
 
 
 NO_DERIVATIVE = "call it under torch.no_grad(), or give its detach(); bias= and activation= have one"
-NOT_COMPILED = "epilogue= is a launch of its own, not under torch.compile; bias= and activation= are"
-NOT_DISPATCHED = (
-    "epilogue= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or tensor "
-    "subclasses; bias= and activation= are"
-)
 
 
 def epilogue_product(

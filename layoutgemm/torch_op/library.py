@@ -116,6 +116,25 @@ def in_front(x: torch.Tensor, at: int | None, size: int) -> torch.Tensor:
     return x.expand(size, *x.shape) if at is None else x.movedim(at, 0)
 
 
+def slices_of(info: VmapInfo, in_dims: Places, arguments: Sequence[object]) -> list[list[object]]:
+    """The arguments of each slice of a mapped call, those of its lists too: views of the caller's tensors."""
+    places = [*in_dims, *[None] * (len(arguments) - len(in_dims))]
+    return [[_slice(x, at, i) for x, at in zip(arguments, places, strict=True)] for i in range(info.batch_size)]
+
+
+def _slice(x: object, at: object, number: int) -> object:
+    if isinstance(x, (list, tuple)) and isinstance(at, (list, tuple)):
+        return [_slice(each, of, number) for each, of in zip(x, at, strict=True)]
+    return x if at is None or not isinstance(x, torch.Tensor) else x.select(at, number)
+
+
+def one_after_another(
+    info: VmapInfo, in_dims: Places, arguments: Sequence[object], call: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """A call for each slice along the mapped dimension, stacked: groups differ from slice to slice."""
+    return torch.stack([call(*each) for each in slices_of(info, in_dims, arguments)])
+
+
 def aligned(in_dims: Sequence[int | None], *operands: torch.Tensor) -> list[torch.Tensor]:
     """The mapped dimension in front of all others; an operand that is not mapped is stretched along it."""
     moved = [x if at is None else x.movedim(at, 0) for x, at in zip(operands, in_dims)]

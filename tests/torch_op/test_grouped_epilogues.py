@@ -13,7 +13,7 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm import Sm90Config, explain_matmul, grouped_matmul
-from layoutgemm.errors import LayoutError, OperandError
+from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
     Amax,
@@ -325,18 +325,3 @@ def test_refusals_name_the_operand() -> None:
                 continue
             with pytest.raises(LayoutError, match=text):
                 call(**given, epilogue=epilogue, given=own)
-
-
-def test_not_under_the_compiler_and_not_of_fake_tensors() -> None:
-    made = Case("offs")
-    steps, sums = Epilogue(RowReduce("sum", "sums")), torch.zeros(M)
-
-    def product(x: Any) -> Any:
-        return grouped_matmul(**{**made.given, "a": x}, epilogue=steps, given={"sums": sums})
-
-    with pytest.raises(Exception, match=r"not under torch\.compile"):
-        torch.compile(product, fullgraph=True, backend="eager")(made.given["a"])
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(OperandError, match="launch of its own"):
-        product(mode.from_tensor(made.given["a"]))

@@ -219,7 +219,7 @@ COMPILED = (
     (lambda a: matmul(a, a[:3]), r"cannot be multiplied \(4x4 and 3x4\): K is 4 in a and 3 in b"),
     (lambda a: matmul(a, a[0, :3]), r"size mismatch, got input \(4\), mat \(4x4\), vec \(3\)"),
     (lambda a: matmul(a, a[:, :3], activation="swiglu"), "b has 3 columns: a gated product"),
-    (lambda a: matmul(a, a, given={}), "epilogue= is a launch of its own"),
+    (lambda a: matmul(a, a, given={}), "given holds an epilogue's operands, and there is no epilogue"),
     (lambda a: scaled_matmul(a, a, a), "a is torch.bfloat16: scales are for float8_e4m3fn"),
     (lambda a: grouped_matmul(a, a, a), "offsets is torch.bfloat16 of shape"),
     (lambda a: gemm(1, a, a, 2), "beta = 2 needs a c to scale"),

@@ -11,7 +11,7 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm import explain_matmul, scaled_matmul
-from layoutgemm.errors import LayoutError, OperandError
+from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.epilogue.chain import Activation, Amax, Epilogue, Quantize, Residual, RowReduce, Scale
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 from tests.torch_op.test_scaled_kernels import E4M3, FEW, SMALL, powers, scaled_case
@@ -115,18 +115,3 @@ def test_refusals_name_the_operand() -> None:
     ):  # fmt: skip
         with pytest.raises(LayoutError, match=text):
             scaled_matmul(**given, epilogue=epilogue, given=own, **more)
-
-
-def test_not_under_the_compiler_and_not_of_fake_tensors() -> None:
-    given, _ = scaled_case("rows")
-    steps, sums = Epilogue(RowReduce("sum", "sums")), torch.zeros(70)
-
-    def product(x: Any) -> Any:
-        return scaled_matmul(**{**given, "a": x}, epilogue=steps, given={"sums": sums})
-
-    with pytest.raises(Exception, match=r"not under torch\.compile"):
-        torch.compile(product, fullgraph=True, backend="eager")(given["a"])
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(OperandError, match="launch of its own"):
-        product(mode.from_tensor(given["a"]))

@@ -42,6 +42,13 @@ def _of_rows(a: Shape, b: Shape, rows: Shape | None, *others: object, **named: o
     return 2 * m * a[-1] * b[-1]
 
 
+def _of_groups_of_rows(
+    a: Shape, b: Shape, groups: Shape | None, scale_a: Shape | None, scale_b: Shape | None, rows: Shape | None,
+    *others: object, **named: object,
+) -> int:  # fmt: skip
+    return of_groups(a, b) if rows is None else _of_rows(a, b, rows)
+
+
 def _of_scaled(a: Shape, scale_a: Shape, b: Shape, *others: object, **named: object) -> int:
     return of_product(a, b)
 
@@ -54,6 +61,7 @@ def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:
 _FORMULAS: Mapping[str, Callable[..., int]] = {
     "matmul": of_product, "finished": of_product, "gated": of_product, "prologue_matmul": of_product,
     "epilogue_matmul": of_product, "scaled_matmul": _of_scaled, "scaled_matmul_quantized": _of_scaled,
+    "scaled_epilogue_matmul": _of_scaled, "grouped_epilogue_matmul": _of_groups_of_rows,
     "grouped_matmul": of_groups, "prologue_grouped_matmul": of_groups,
     "indexed_matmul": _of_rows, "quantized_matmul": _of_packed, "quantized_grouped_matmul": _of_packed,
 }  # fmt: skip

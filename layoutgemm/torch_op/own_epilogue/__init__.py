@@ -1,5 +1,8 @@
 """matmul with an epilogue of the caller's own: epilogue=, given=.
 
+names       its operands in the four lists that operators take
 operators   torch.ops.layoutgemm.epilogue_matmul, as compilers and functorch see it
 api         what `matmul` calls
+
+scaled_operators and scaled_api are these of `scaled_matmul` and `grouped_matmul`.
 """

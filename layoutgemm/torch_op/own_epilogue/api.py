@@ -1,7 +1,7 @@
 """matmul(a, b, epilogue=, given=): a kept launch, or all checks, then a kernel or torch's dispatcher.
 
-Under torch.compile, torch.export, torch.func and modes, and of fake tensors and subclasses, the product is the operator
-`epilogue_matmul`: one node of a graph, which writes to the operands that the steps write.
+Compilers, torch.func, modes, fake tensors and subclasses see the operator `epilogue_matmul`: one node of a graph. It
+writes to the operands that the steps write.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from ..epilogue import (
     refusal_of_epilogue,
 )
 from ..prepared import Config, choice_of, config_text
-from .operators import CHECK_EPILOGUE, OperandNames, operand_names
+from .names import OperandNames
+from .operators import CHECK_EPILOGUE, operand_names
 
 
 def epilogue_matmul(
@@ -94,30 +95,43 @@ def _traced(
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
-    if text := refusal_of_epilogue(epilogue, given, beside):
-        refuse(text)
+    text, lists = traced_operands(epilogue, given, beside, {"a": a, "b": b}, out)
+    refuse(refusal("config", config))
+    refuse_finish(None, a, out_dtype)
+    a, b = autocast(a, b)
+    allowed = None if allow_tf32 is None else bool(allow_tf32)
+    CHECK_EPILOGUE(a, b, *lists, text, out, out_dtype, allowed)
+    value: torch.Tensor = torch.ops.layoutgemm.epilogue_matmul(
+        a, b, *lists, text, out_dtype, config_text(config), allowed
+    )
+    return copied(value, out)
+
+
+def traced_operands(
+    epilogue: Epilogue | None, given: Mapping[str, object] | None, beside: list[str], tensors: Tensors,
+    out: torch.Tensor | None,
+) -> tuple[str, tuple[list[torch.Tensor | int | float], ...]]:  # fmt: skip
+    """An epilogue's text and its operands in the operators' four lists, refused under the compiler.
+
+    beside   as `refusal_of_epilogue` has it
+    tensors  that the product reads besides, by name
+    """
+    if refused := refusal_of_epilogue(epilogue, given, beside):
+        refuse(refused)
     assert epilogue is not None
     every: Tensors = {} if given is None else dict(given)
     text = epilogue.json
     refuse(refusal("epilogue", text, tuple(every)))
     reads, writes, numbers, wholes = operand_names(text)
     read, written = {name: every[name] for name in reads}, {name: every[name] for name in writes}
-    check_kinds({"a": a, "b": b, **read}, {**written, **named(out=out)})
-    refuse(refusal("config", config))
-    refuse_finish(None, a, out_dtype)
-    for name, x in {"a": a, "b": b, **read, **written, **named(out=out)}.items():
+    check_kinds({**tensors, **read}, {**written, **named(out=out)})
+    for name, x in {**tensors, **read, **written, **named(out=out)}.items():
         if differentiated(x):
             refuse(f"{name} requires grad, and this product has no gradient: {NO_DERIVATIVE}")
     for name in (*numbers, *wholes):
         _check_number(name, every[name], name in wholes)
-    a, b = autocast(a, b)
-    allowed = None if allow_tf32 is None else bool(allow_tf32)
-    lists = list(read.values()), list(written.values()), [float(every[x]) for x in numbers], [every[x] for x in wholes]
-    CHECK_EPILOGUE(a, b, *lists, text, out, out_dtype, allowed)
-    value: torch.Tensor = torch.ops.layoutgemm.epilogue_matmul(
-        a, b, *lists, text, out_dtype, config_text(config), allowed
-    )
-    return copied(value, out)
+    launched = [float(every[name]) for name in numbers], [every[name] for name in wholes]
+    return text, (list(read.values()), list(written.values()), *launched)
 
 
 def _check_number(name: str, x: object, whole: bool) -> None:

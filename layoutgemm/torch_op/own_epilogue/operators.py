@@ -27,32 +27,10 @@ from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..epilogue import NO_DERIVATIVE, Tensors, check_fit, epilogue_product
 from ..library import Places, VmapInfo, configured, in_front, with_autocast, with_autograd
+from .names import OperandNames
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
 _FOREIGN = "the epilogue has a step of another package, which no graph holds: Custom.of makes a step of a function"
-
-
-class OperandNames(NamedTuple):
-    """The names of an epilogue's operands, as the operator's lists have them."""
-
-    read: tuple[str, ...]
-    written: tuple[str, ...]
-    numbers: tuple[str, ...]
-    wholes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, epilogue: Epilogue) -> OperandNames:
-        """Those of an epilogue."""
-        whole = [operand.dtype.name == "i32" for operand in epilogue.numbers]
-        numbers, wholes = (
-            tuple([operand.name for operand, is_whole in zip(epilogue.numbers, whole, strict=True) if is_whole is kind])
-            for kind in (False, True)
-        )
-        return cls(epilogue.reads, epilogue.writes, numbers, wholes)
-
-    def lists(self, given: Tensors) -> tuple[list[torch.Tensor | int | float], ...]:
-        """The operands of a call."""
-        return tuple([[given[name] for name in names] for names in self])
 
 
 @lru_cache(256)
@@ -90,28 +68,35 @@ class EpilogueProduct(NamedTuple):
     shape: tuple[int, ...]
 
 
+def operands_of(
+    text: str, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float],
+    wholes: Sequence[int],
+) -> tuple[Epilogue, Tensors]:  # fmt: skip
+    """The epilogue of a text, and its operands by name. Raises OperandError for other numbers of them."""
+    steps = epilogue_of_text(text)
+    known = [0 if isinstance(x, torch.SymInt) else x for x in wholes]  # the launch looks at a symbol's value
+    every: Tensors = {}
+    for said, names, values in zip(OperandNames._fields, OperandNames.of(steps), (read, written, numbers, known)):
+        if len(names) != len(values):
+            of = ", ".join(names) or "none"
+            raise OperandError(f"{said} has {len(values)} operands, and the epilogue has {of}")
+        every |= zip(names, values)
+    return steps, every
+
+
 def _checked(
     a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
     numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out: torch.Tensor | None,
     out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> EpilogueProduct:  # fmt: skip
     """The product of an operator's arguments. Raises OperandError or TensorError for those that do not fit."""
-    steps = epilogue_of_text(epilogue)
-    every: Tensors = {}
-    for said, names, values in zip(OperandNames._fields, OperandNames.of(steps), (read, written, numbers, wholes)):
-        if len(names) != len(values):
-            of = ", ".join(names) or "none"
-            raise OperandError(f"{said} has {len(values)} operands, and the epilogue has {of}")
-        every |= zip(names, values)
+    steps, every = operands_of(epilogue, read, written, numbers, wholes)
     of_steps = [{name: every[name] for name in names} for names in (steps.reads, steps.writes)]
     check_operands({"a": a, "b": b, **of_steps[0]}, {**of_steps[1], **({} if out is None else {"out": out})})
     left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
     shape = product_shape(left, right)
     if out is not None:
         check_out(out, shape, kind, {"a": left, "b": right})
-    for name in OperandNames.of(steps).wholes:
-        if isinstance(every[name], torch.SymInt):
-            every[name] = 0  # the launch looks at its value
     check_fit(left, right, kind, steps, every, out)
     return EpilogueProduct(left, right, kind, steps, every, tuple(shape))
 
@@ -183,15 +168,20 @@ def _(
     return (value if steps.stores_c else value.new_empty(size, 0)), 0
 
 
-def _operand_of_slices(
-    operand: EpilogueOperand, x: torch.Tensor, at: int | None, size: int, batch: int
-) -> torch.Tensor:
-    """An operand of the batch of all slices: a view, so that what is written lies in the caller's tensor."""
-    rank = len(operand.axes)
+def check_mapped(operand: EpilogueOperand, at: int | None) -> None:
+    """Raise OperandError for an operand that every slice of a mapped call would write."""
     if operand.written and at is None:
         raise OperandError(
             f"{operand.name} is one tensor for all that torch.func.vmap maps, and is written to: map it, too"
         )
+
+
+def _operand_of_slices(
+    operand: EpilogueOperand, x: torch.Tensor, at: int | None, size: int, batch: int
+) -> torch.Tensor:
+    """An operand of the batch of all slices: a view, so that what is written lies in the caller's tensor."""
+    check_mapped(operand, at)
+    rank = len(operand.axes)
     if not rank:
         if at is not None:
             raise OperandError(f"{operand.name} is mapped by torch.func.vmap, and a launch has one")

@@ -15,7 +15,7 @@ import torch
 
 from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator
-from ..library import Places, VmapInfo, refuse_under_functorch, with_autocast, with_autograd
+from ..library import Places, VmapInfo, one_after_another, refuse_under_functorch, with_autocast, with_autograd
 from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.scaled import BiasActivation
 from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups
@@ -91,21 +91,6 @@ count_flops("prologue_grouped_matmul")
 
 
 @_operator.register_vmap
-def _(
-    info: VmapInfo, in_dims: Places, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
-    given: Sequence[torch.Tensor], prologue: str, said: str = "offsets", bias: torch.Tensor | None = None,
-    *others: object,
-) -> tuple[torch.Tensor, int]:  # fmt: skip
+def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
     """One product after another: groups differ from slice to slice."""
-    of_bias = in_dims[6] if len(in_dims) > 6 else None
-    found = []
-    for i in range(info.batch_size):
-        one, other, ends, added = [
-            x if x is None or at is None else x.select(at, i)
-            for x, at in ((a, in_dims[0]), (b, in_dims[1]), (groups, in_dims[2]), (bias, of_bias))
-        ]
-        values = [x if at is None else x.select(at, i) for x, at in zip(given, in_dims[3], strict=True)]
-        found.append(
-            torch.ops.layoutgemm.prologue_grouped_matmul(one, other, ends, values, prologue, said, added, *others)
-        )
-    return torch.stack(found), 0
+    return one_after_another(info, in_dims, arguments, torch.ops.layoutgemm.prologue_grouped_matmul), 0

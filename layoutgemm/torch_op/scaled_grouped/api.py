@@ -26,11 +26,11 @@ from ..checks import (
 )
 from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
-from ..epilogue import NOT_COMPILED
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
+from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
 from ..prepared import config_text
 from ..prologue.grouped_api import grouped_prologue_product
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
@@ -141,7 +141,7 @@ def scaled_matmul(
              float32 and `quantize` follow
     config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
     epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.chain.Epilogue`, behind the scales
-    given    what it reads and writes, by name, as for `matmul`. A launch of its own: not under torch.compile
+    given    what it reads and writes, by name, as for `matmul`. No gradients
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
@@ -158,11 +158,15 @@ def scaled_matmul(
     [[128.0, 256.0, 384.0], [512.0, 1024.0, 1536.0]]
     """
     if epilogue is not None or given is not None:
+        of = ScaledFactors(a, scale_a, b, scale_b)
         if _is_traced():
-            refuse(NOT_COMPILED)
+            return traced_scaled(of, epilogue, given, {
+                "bias": bias, "activation": activation, "out_recipe": out_recipe, "out": out, "out_dtype": out_dtype,
+                "recipe_a": recipe_a, "recipe_b": recipe_b, "use_fast_accum": use_fast_accum, "config": config,
+            })  # fmt: skip
         if out_recipe is not None:
-            raise OperandError("out_recipe and epilogue: one or the other; Quantize() is a step of the latter")
-        finish, of = BiasActivation(bias, activation, bool(use_fast_accum)), ScaledFactors(a, scale_a, b, scale_b)
+            raise OperandError(QUANTIZES)
+        finish = BiasActivation(bias, activation, bool(use_fast_accum))
         return with_epilogue(of, epilogue, given, (recipe_a, recipe_b), finish, out, out_dtype, config)
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
@@ -333,7 +337,7 @@ def grouped_matmul(
               but columns; with `rows`, of groups of rows and, without scales, of masked groups
     given     what it reads and writes, by name, as for `matmul`. Of groups of rows a vector along N is (N,), or
               (experts, N) for one of each group, and columns are reduced to (experts, N). Rows of no group are in no
-              reduction and are not written. A launch of its own: not under torch.compile
+              reduction and are not written. No gradients
     prologue  a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors that
               it reads: see `torch_op.prologue.grouped`. Of groups of rows and masked ones, of bfloat16 and float16,
               with bias, activation and, of groups of rows, `rows`, which torch copies first
@@ -415,7 +419,7 @@ def _with_more(
         return grouped_prologue_product(a, b, prologue, operands, others, rows, grouped_matmul)
     if epilogue is not None or operands is not None:
         if _is_traced():
-            refuse(NOT_COMPILED)
+            return traced_grouped(a, b, rows, epilogue, operands, given)
         return grouped_with_epilogue(*grouped_call(a, b, rows, given), epilogue, operands)
     if rows is not None and takes_copied_rows(given):
         return grouped_rows(a, b, rows, given, grouped_matmul)

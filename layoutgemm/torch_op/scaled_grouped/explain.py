@@ -64,7 +64,7 @@ def explain_own_epilogue(
     finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Any,
 ) -> Explanation:  # fmt: skip
     """Which kernel `scaled_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
-    call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
+    call, _, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
     require_hopper(of.a.get_device(), "scaled_matmul")
     if 0 in (*call.shape, of.a.shape[-1]):
         return ZEROS

@@ -1,4 +1,4 @@
-"""Grouped products, and an epilogue of the caller's own: a launch of its own, as `matmul`'s with an epilogue is.
+"""Grouped products and an epilogue of the caller's own, as `matmul` has it.
 
 What an operand of the epilogue may be, by the form of the groups:
 
@@ -29,18 +29,17 @@ from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.epilogue.numpy_math import Math
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
-from ...kernels.run.operand_checks import check_operands, resolved
+from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.indexed.rows import check_inside
 from ...kernels.sm90.plan import Sm90Plan
-from ..checks import autocast, needs_dispatcher, refuse_derivatives, refuse_traces
+from ..checks import autocast, copied, needs_dispatcher, refuse_derivatives, refuse_traces
 from ..compiled.guards import MAX_READY
 from ..compiled.kept_launches import epilogue_again_or
 from ..compiled.traced import named
 from ..epilogue import (
     NO_DERIVATIVE,
-    NOT_DISPATCHED,
     GivenOperands,
     Groups,
     Tensors,
@@ -54,11 +53,13 @@ from ..epilogue import (
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import gathered, of_rows
 from ..launch import note_workspace, workspace_on
-from ..prepared import LaunchEpilogue, mark_written, on_gpu
+from ..own_epilogue.names import OperandNames
+from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
 from .epilogue import why_unfinished
 from .grouped import (
     BATCH,
     COLUMNS,
+    COUNTS,
     ENDS,
     INTS,
     MASKED,
@@ -75,9 +76,9 @@ from .grouped import (
 )
 from .kept import PLANS, launch_once, require_hopper
 from .operators import checked_grouped
-from .own_epilogue import ScaledFactors, behind_scales, with_epilogue
+from .own_epilogue import CheckedScales, ScaledFactors, behind_scales, scaled_steps
 from .recipes import Recipes, recipe_text
-from .scaled import NO_FINISH, BiasActivation, check_config, of_group
+from .scaled import NO_FINISH, BiasActivation, ScaledCall, check_config, of_group
 
 _OF_ROWS = ("rows", "a_rows", COPIED)
 
@@ -181,16 +182,15 @@ def grouped_call(
 
     Raises OperandError or TensorError for row indices beside which there is no epilogue, and for groups said twice.
     """
+    if text := refusal_beside(rows is not None, options):
+        raise OperandError(text)
     groups, said = groups_of(options.get("offsets"), options.get("offs"), options.get("counts"))
     scale_a = options["scale_a"]
     if rows is not None and options.get("counts") is not None:
-        _check_masked_rows(a, b, rows, options)
+        check_operands({"a": a, "b": b, "rows": rows})
+        _check_masked_rows(a, b, rows)
     elif rows is not None:
         groups, said, scale_a = checked_rows(a, rows, options)
-    else:
-        for name in ("out_rows", "row_weights", "copy_rows"):
-            if options.get(name) is not None:
-                raise OperandError(f"{name} and epilogue: a grouped product with an epilogue takes rows= alone")
     check_expected(options.get("expected_rows"), options.get("counts"), options["config"])
     finish = BiasActivation(options["bias"], options["activation"], bool(options["use_fast_accum"]))
     asked = GroupedOptions(
@@ -200,14 +200,25 @@ def grouped_call(
     return GroupedFactors(a, b, groups, said, scale_a, options["scale_b"], rows), asked
 
 
-def _check_masked_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, options: Options) -> None:
-    """Raise OperandError or TensorError for row indices that are not those of masked groups."""
-    for name in ("out_rows", "row_weights", "scale_a", "scale_b"):
+def refusal_beside(by_index: bool, options: Options) -> str:
+    """Why an epilogue of groups does not go with arguments of row indices, or "". torch.compile traces it.
+
+    by_index  whether rows= is given
+    """
+    masked = by_index and options.get("counts") is not None
+    for name in ("out_rows", "row_weights", "scale_a", "scale_b") if masked else ():
         if options.get(name) is not None:
-            raise OperandError(f"{name}: masked groups of rows by index take none")
-    if options.get("copy_rows") is False:
-        raise OperandError("copy_rows: False, and rows of masked groups are copied first")
-    check_operands({"a": a, "b": b, "rows": rows})
+            return f"{name}: masked groups of rows by index take none"
+    if masked and options.get("copy_rows") is False:
+        return "copy_rows: False, and rows of masked groups are copied first"
+    for name in ("out_rows", "row_weights", "copy_rows") if not by_index else ():
+        if options.get(name) is not None:
+            return f"{name} and epilogue: a grouped product with an epilogue takes rows= alone"
+    return ""
+
+
+def _check_masked_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor) -> None:
+    """Raise OperandError or TensorError for row indices that are not those of masked groups."""
     if b.ndim != 3 or a.ndim not in (2, 3) or (a.ndim == 3 and a.shape[0] != b.shape[0]):
         shapes = f"{list(a.shape)} and {list(b.shape)}"
         raise TensorError(f"a and b have shapes {shapes}: (groups, rows, K), or (rows, K) for all, and (groups, K, N)")
@@ -238,18 +249,40 @@ def grouped_with_epilogue(
         made = checked_groups(of, epilogue, given, asked)
         out, tensors = asked.out, {**made.of.tensors, **made.operands.tensors}
         refuse_derivatives({**tensors, **named(out=out)}, NO_DERIVATIVE)
-        if needs_dispatcher(out, *tensors.values()):
-            raise OperandError(NOT_DISPATCHED)
-        with torch.no_grad():
-            if made.call.form == BATCH:
-                return _batch(made, given, asked)
-            return _computed(made, out)
+        return _dispatched(made, out) if needs_dispatcher(out, *tensors.values()) else grouped_steps(made, out)
 
     if asked.finish.bias is not None or of.groups is None:
         return make()
     groups = {"ends" if of.said == ENDS else of.said: of.groups}
     tensors = {"a": of.a, "b": of.b, **groups, "scale_a": of.scale_a, "scale_b": of.scale_b, "rows": of.rows}
     return epilogue_again_or(make, ("grouped_matmul", asked._replace(out=None)), tensors, epilogue, given, asked.out)
+
+
+def _dispatched(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
+    """The product that torch's dispatcher sees, of operands that have been checked."""
+    of, call = made.of, made.call
+    lists = OperandNames.of(made.steps).lists(made.operands.every)
+    recipes = call.recipes or Recipes("", "")
+    value: torch.Tensor = torch.ops.layoutgemm.grouped_epilogue_matmul(
+        of.a, of.b, of.groups, of.scale_a, of.scale_b, of.rows, *lists, made.steps.json, of.said, call.kind, *recipes,
+        made.fast, config_text(made.config),
+    )  # fmt: skip
+    return in_place_of_rows(value, out, call.said if call.leaves_rows else "", of.groups)
+
+
+def in_place_of_rows(
+    value: torch.Tensor, out: torch.Tensor | None, said: str, groups: torch.Tensor | None
+) -> torch.Tensor:
+    """The result, or `out` with its rows that are in a group; `said`: the argument that leaves rows out, or ""."""
+    if out is not None and said and groups is not None:
+        value = torch.where(in_groups(value.shape, said, groups), value, out)
+    return copied(value, out)
+
+
+def grouped_steps(made: CheckedGroups, out: torch.Tensor | None = None) -> torch.Tensor:
+    """A checked product, computed now; without elements where the epilogue stores no C."""
+    with torch.no_grad():
+        return _batch(made, out) if made.call.form == BATCH else _computed(made, out)
 
 
 def checked_groups(
@@ -265,6 +298,8 @@ def checked_groups(
     check_operands({**of.tensors, **operands.read}, {**operands.written, **named(out=out)})
     a, b = autocast(of.a, of.b)
     of, finish = of._replace(a=a, b=b), finish._replace(bias=None, activation=None)
+    if of.rows is not None and of.said == COUNTS:
+        _check_masked_rows(a, b, of.rows)
     if of.rows is not None and of.rows.numel() and not a.shape[-2]:
         raise OperandError(f"a has no rows, and rows has {of.rows.numel()} indices")
     read = a if of.rows is None else of_rows(a, of.rows)
@@ -273,7 +308,7 @@ def checked_groups(
     call = checked_grouped(read, b, of.groups, of.said, *scales, finish, out, asked.out_dtype, *names)
     if call.form == COLUMNS:
         raise OperandError(why_unfinished("columns", "epilogue"))
-    if of.rows is not None and of.rows.device.type == "cpu":
+    if of.rows is not None and of.rows.device.type == "cpu" and addressed(of.rows):
         for lines in of.counted_rows:
             check_inside("rows", resolved(lines).numpy(), a.shape[-2], "a")
     made = CheckedGroups(call, of, steps, operands, asked.config, finish.fast)
@@ -283,14 +318,15 @@ def checked_groups(
     return made
 
 
-def _batch(made: CheckedGroups, given: Mapping[str, object] | None, asked: GroupedOptions) -> torch.Tensor:
+def _batch(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     """Groups of as many rows each: the batch that `matmul` and `scaled_matmul` take."""
     of, call = made.of, made.call
     if of.scale_a is None:
-        return epilogue_product(of.a, of.b, call.kind, made.steps, made.operands.every, made.config, asked.out)
-    return with_epilogue(
-        scaled_factors(of), made.steps, given, asked.recipes, asked.finish, asked.out, asked.out_dtype, asked.config
-    )
+        return epilogue_product(of.a, of.b, call.kind, made.steps, made.operands.every, made.config, out)
+    assert call.recipes is not None
+    inner = ScaledCall(call.recipes, call.kind, call.shape, span=call.span)
+    one = CheckedScales(inner, scaled_factors(of), made.steps, made.operands)
+    return scaled_steps(one, made.fast, made.config, out)
 
 
 def scaled_factors(of: GroupedFactors) -> ScaledFactors:

@@ -27,7 +27,16 @@ from ..checks import check_device, check_out, derived_by_func, differentiated, r
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator, named
 from ..fp8.launch import AS_QUANTIZE, shapes_of
-from ..library import configured, dispatched, with_autocast, with_autograd
+from ..library import (
+    Places,
+    VmapInfo,
+    configured,
+    dispatched,
+    one_after_another,
+    slices_of,
+    with_autocast,
+    with_autograd,
+)
 from .grouped import (
     BATCH,
     COLUMNS,
@@ -228,20 +237,8 @@ class _GroupedProduct(torch.autograd.Function):
         return None if not values else values[0] if len(values) == 1 else (values[0] + values[1]).to(ctx.kind)
 
     @staticmethod
-    def vmap(info: object, in_dims: Sequence[int | None], *arguments: object) -> tuple[torch.Tensor, int]:
-        return one_by_one(info, in_dims, arguments, differentiable_of), 0
-
-
-def one_by_one(
-    info: object, in_dims: Sequence[int | None], arguments: Sequence[object], call: Multiply
-) -> torch.Tensor:
-    """A call for each slice along the mapped dimension, stacked: groups differ from slice to slice."""
-    return torch.stack([call(*each) for each in slices_of(info, in_dims, arguments)])
-
-
-def slices_of(info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[list[Any]]:
-    """The arguments of each slice."""
-    return [[x if at is None else x.select(at, i) for x, at in zip(arguments, in_dims)] for i in range(info.batch_size)]
+    def vmap(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+        return one_after_another(info, in_dims, arguments, differentiable_of), 0
 
 
 def differentiable_of(
@@ -349,26 +346,20 @@ count_flops("scaled_matmul", "scaled_matmul_quantized", "grouped_matmul")
 
 
 @_scaled.register_vmap
-def _(info: object, in_dims: Sequence[int | None], *arguments: object) -> tuple[torch.Tensor, int]:
-    return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.scaled_matmul), 0
+def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+    return one_after_another(info, in_dims, arguments, torch.ops.layoutgemm.scaled_matmul), 0
 
 
 @_quantized.register_vmap
-def _(
-    info: object, in_dims: Sequence[int | None], *arguments: object
-) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
+def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
     call = torch.ops.layoutgemm.scaled_matmul_quantized
-    found = [call(*each) for each in slices_of(info, _dims(in_dims, arguments), arguments)]
+    found = [call(*each) for each in slices_of(info, in_dims, arguments)]
     return tuple([torch.stack(parts) for parts in zip(*found)]), (0, 0)
 
 
 @_grouped.register_vmap
-def _(info: object, in_dims: Sequence[int | None], *arguments: object) -> tuple[torch.Tensor, int]:
-    return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.grouped_matmul), 0
-
-
-def _dims(in_dims: Sequence[int | None], arguments: Sequence[object]) -> list[int | None]:
-    return [*in_dims, *[None] * (len(arguments) - len(in_dims))]
+def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+    return one_after_another(info, in_dims, arguments, torch.ops.layoutgemm.grouped_matmul), 0
 
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")

@@ -1,4 +1,4 @@
-"""Products with scales, and an epilogue of the caller's own: a launch of its own, as `matmul`'s with an epilogue is.
+"""Products with scales and an epilogue of the caller's own, as `matmul` has it.
 
 scales                    applied by
 ------------------------  -----------------------------------------------------------------
@@ -18,10 +18,9 @@ from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
-from ..checks import needs_dispatcher, refuse_derivatives, refuse_traces
+from ..checks import copied, needs_dispatcher, refuse_derivatives, refuse_traces
 from ..compiled.kept_launches import epilogue_again_or
 from ..epilogue import (
-    NOT_DISPATCHED,
     GivenOperands,
     Tensors,
     check_result,
@@ -33,7 +32,8 @@ from ..epilogue import (
     reference_of,
 )
 from ..launch import workspace_on
-from ..prepared import LaunchEpilogue, mark_written, on_gpu
+from ..own_epilogue.names import OperandNames
+from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
 from .kept import launch_once, require_hopper
@@ -42,6 +42,15 @@ from .recipes import Recipes, recipe_text
 from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, of_group, sums, vectors_of
 
 _OF_SCALES = ("scale_a", "scale_b")
+
+
+class CheckedScales(NamedTuple):
+    """A product with scales and an epilogue, checked."""
+
+    call: ScaledCall
+    of: ScaledFactors
+    steps: Epilogue
+    operands: GivenOperands
 
 
 class ScaledFactors(NamedTuple):
@@ -89,21 +98,37 @@ def with_epilogue(
 
     def make() -> torch.Tensor:
         refuse_traces("epilogue=")
-        call, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
-        refuse_derivatives(operands.tensors, WAY_OUT)
-        if needs_dispatcher(*of.tensors.values(), out, *operands.tensors.values()):
-            raise OperandError(NOT_DISPATCHED)
-        with torch.no_grad():
-            if not of.one:
-                return _computed(call, of, steps, operands, finish.fast, out, config)
-            matrices, into = of_one(call, of, steps, operands), None if out is None else out[0]
-            c = _computed(matrices[0], matrices[1], steps, matrices[2], finish.fast, into, config)
-            return out if out is not None else c.unsqueeze(0) if steps.stores_c else c
+        made = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
+        refuse_derivatives(made.operands.tensors, WAY_OUT)
+        if not needs_dispatcher(*of.tensors.values(), out, *made.operands.tensors.values()):
+            return scaled_steps(made, finish.fast, config, out)
+        names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
+        lists, text = OperandNames.of(made.steps).lists(made.operands.every), config_text(config)
+        value: torch.Tensor = torch.ops.layoutgemm.scaled_epilogue_matmul(
+            *of, *lists, made.steps.json, made.call.kind, *names, finish.fast, text
+        )
+        return copied(value, out)
 
     if finish.bias is not None:
         return make()
     tensors = {"a": of.a, "b": of.b, "scale_a": of.scale_a, "scale_b": of.scale_b}
     return epilogue_again_or(make, ("scaled_matmul", recipes, finish, out_dtype, config), tensors, epilogue, given, out)
+
+
+def scaled_steps(
+    made: CheckedScales, fast: bool, config: Sm90Config | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A checked product, computed now; without elements where the epilogue stores no C.
+
+    fast  whether sums of 8-bit floats stay in the tensor core
+    """
+    call, of, steps, operands = made
+    with torch.no_grad():
+        if not of.one:
+            return _computed(call, of, steps, operands, fast, out, config)
+        matrices, into = of_one(call, of, steps, operands), None if out is None else out[0]
+        c = _computed(matrices[0], matrices[1], steps, matrices[2], fast, into, config)
+        return out if out is not None else c.unsqueeze(0) if steps.stores_c else c
 
 
 def of_one(
@@ -119,7 +144,7 @@ def of_one(
 def checked(
     of: ScaledFactors, epilogue: object, given: Mapping[str, object] | None, recipes: tuple[object, object],
     finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
-) -> tuple[ScaledCall, Epilogue, GivenOperands]:  # fmt: skip
+) -> CheckedScales:  # fmt: skip
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
     beside = [name for name in ("bias", "activation") if getattr(finish, name) is not None]
     steps, operands = given_operands(epilogue, given, beside)
@@ -130,7 +155,7 @@ def checked(
     call = checked_scaled(of.a, of.scale_a, of.b, of.scale_b, finish, out, out_dtype, *names)
     check_operands({**of.tensors, **operands.read}, {**operands.written, **({} if out is None else {"out": out})})
     check_result(steps, operands.every, call.kind, call.shape, out)
-    return call, steps, operands
+    return CheckedScales(call, of, steps, operands)
 
 
 def _computed(

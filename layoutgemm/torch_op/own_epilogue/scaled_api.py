@@ -1,0 +1,88 @@
+"""scaled_matmul and grouped_matmul with an epilogue under torch.compile.
+
+A refusal is an operator's: the tracer meets no exception of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ...kernels.epilogue.chain import Epilogue
+from ...kernels.sm90.config import Sm90Config
+from ..checks import autocast, copied
+from ..compiled.constants import constant_in_graphs
+from ..compiled.traced import named, refusal, refuse, refuse_finish
+from ..indexed.grouped_rows import Options, checked_rows
+from ..prepared import config_text
+from ..scaled_grouped.grouped_epilogue import in_place_of_rows, refusal_beside
+from ..scaled_grouped.own_epilogue import ScaledFactors
+from ..scaled_grouped.recipes import recipe_text
+from .api import traced_operands
+from .scaled_operators import CHECK_GROUPED_EPILOGUE, CHECK_SCALED_EPILOGUE
+
+_SAID = ("offsets", "offs", "counts")
+_BESIDE = ("bias", "activation")
+QUANTIZES = "out_recipe and epilogue: one or the other; Quantize() is a step of the latter"
+
+
+def traced_scaled(
+    of: ScaledFactors, epilogue: Epilogue | None, given: Mapping[str, object] | None, options: Options
+) -> torch.Tensor:
+    """The product with scales. `options`: the other arguments of `scaled_matmul`, by name."""
+    if options["out_recipe"] is not None:
+        refuse(QUANTIZES)
+    beside = [name for name in _BESIDE if options[name] is not None]
+    out, out_dtype, config = options["out"], options["out_dtype"], options["config"]
+    text, lists = traced_operands(epilogue, given, beside, of.tensors, out)
+    names = _names(options["recipe_a"], options["recipe_b"], config)
+    refuse_finish(None, of.a, out_dtype)
+    fast, of_config = bool(options["use_fast_accum"]), config_text(config)
+    arguments = (*of, *lists, text)
+    CHECK_SCALED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, out)
+    value: torch.Tensor = torch.ops.layoutgemm.scaled_epilogue_matmul(*arguments, out_dtype, *names, fast, of_config)
+    return copied(value, out)
+
+
+def traced_grouped(
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, epilogue: Epilogue | None,
+    given: Mapping[str, object] | None, options: Options,
+) -> torch.Tensor:  # fmt: skip
+    """The product in groups. `options`: the other arguments of `grouped_matmul`, by name."""
+    if options["expected_rows"] is not None:
+        refuse("expected_rows: not under torch.compile, where a configuration is given by config=")
+    refuse(refusal_beside(rows is not None, options))
+    said = [name for name in _SAID if options[name] is not None]
+    if len(said) > 1:
+        refuse(f"{said[0]} and {said[1]}: groups are said by one of offsets, offs and counts")
+    by, scale_a, scale_b = (said[0] if said else "offsets"), options["scale_a"], options["scale_b"]
+    groups, out, out_dtype, config = options[by], options["out"], options["out_dtype"], options["config"]
+    if rows is not None and by != "counts":
+        groups, by, scale_a = checked_rows(a, rows, options)
+    tensors = {"a": a, "b": b, **named(**{by: groups}, scale_a=scale_a, scale_b=scale_b, rows=rows)}
+    beside = [name for name in _BESIDE if options[name] is not None]
+    text, lists = traced_operands(epilogue, given, beside, tensors, out)
+    names = _names(options["recipe_a"], options["recipe_b"], config)
+    refuse_finish(None, a, out_dtype)
+    a, b = autocast(a, b)
+    arguments = (a, b, groups, scale_a, scale_b, rows, *lists, text, by)
+    fast, of_config = bool(options["use_fast_accum"]), config_text(config)
+    CHECK_GROUPED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, out)
+    value: torch.Tensor = torch.ops.layoutgemm.grouped_epilogue_matmul(*arguments, out_dtype, *names, fast, of_config)
+    leaves_rows = by != "offsets" and not a.ndim == b.ndim == 2
+    return in_place_of_rows(value, out, by if leaves_rows else "", groups)
+
+
+def _names(recipe_a: object, recipe_b: object, config: Sm90Config | None) -> tuple[str, str]:
+    """The recipes' names, refused under the compiler, as a configuration of another class is."""
+    for name, recipe in (("recipe_a", recipe_a), ("recipe_b", recipe_b)):
+        refuse(refusal("recipe", name, recipe))
+    refuse(refusal("plain config", config))
+    return _text(recipe_a), _text(recipe_b)
+
+
+@constant_in_graphs
+def _text(recipe: object) -> str:
+    """The name of a recipe that has been checked: a constant to the compiler."""
+    return recipe_text("recipe", recipe)

@@ -1,0 +1,183 @@
+"""The operators scaled_epilogue_matmul and grouped_epilogue_matmul, as torch's compiler and functorch see them.
+
+    scaled_epilogue_matmul(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, Tensor[] read, Tensor(a!)[] written,
+                           float[] numbers, SymInt[] wholes, str epilogue, ScalarType? out_dtype=None,
+                           str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="")
+    grouped_epilogue_matmul(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? rows,
+                            Tensor[] read, ..., str epilogue, str said="offsets", ScalarType? out_dtype=None, ...)
+
+The epilogue and its operands are those of `epilogue_matmul`, the other arguments those of `scaled_matmul` and
+`grouped_matmul`. vmap computes one product after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...errors import OperandError
+from ..checks import refuse_derivatives
+from ..compiled.flops import count_flops
+from ..compiled.traced import checking_operator
+from ..library import Places, VmapInfo, one_after_another, with_autocast, with_autograd
+from ..scaled_grouped.grouped_epilogue import (
+    CheckedGroups,
+    GroupedFactors,
+    GroupedOptions,
+    checked_groups,
+    grouped_steps,
+)
+from ..scaled_grouped.operators import WAY_OUT, plain_config
+from ..scaled_grouped.own_epilogue import CheckedScales, ScaledFactors, checked, scaled_steps
+from ..scaled_grouped.scaled import BiasActivation
+from .operators import check_mapped, epilogue_of_text, operand_names, operands_of
+
+_library = torch.library.Library("layoutgemm", "FRAGMENT")
+
+
+# --------------------------------------------------------------------------------------------------------------- scaled
+
+
+def _checked_scaled(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
+    epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
+    use_fast_accum: bool = True, config: str = "", out: torch.Tensor | None = None,
+) -> CheckedScales:  # fmt: skip
+    steps, every = operands_of(epilogue, read, written, numbers, wholes)
+    finish, of = BiasActivation(None, None, use_fast_accum), ScaledFactors(a, scale_a, b, scale_b)
+    recipes = recipe_a or None, recipe_b or None
+    return checked(of, steps, every, recipes, finish, out, out_dtype, plain_config(config))
+
+
+@torch.library.custom_op("layoutgemm::scaled_epilogue_matmul", mutates_args=("written",))
+def _scaled(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
+    epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
+    use_fast_accum: bool = True, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    made = _checked_scaled(
+        a, scale_a, b, scale_b, read, written, numbers, wholes, epilogue, out_dtype, recipe_a, recipe_b,
+        use_fast_accum, config,
+    )  # fmt: skip
+    return scaled_steps(made, use_fast_accum, plain_config(config)).contiguous()
+
+
+@_scaled.register_fake
+def _(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
+    epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
+    use_fast_accum: bool = True, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    made = _checked_scaled(
+        a, scale_a, b, scale_b, read, written, numbers, wholes, epilogue, out_dtype, recipe_a, recipe_b,
+        use_fast_accum, config,
+    )  # fmt: skip
+    return a.new_empty(made.call.shape if made.steps.stores_c else (0,), dtype=made.call.kind)
+
+
+# -------------------------------------------------------------------------------------------------------------- grouped
+
+
+def _checked_grouped(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
+    said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
+    use_fast_accum: bool = True, config: str = "", out: torch.Tensor | None = None,
+) -> CheckedGroups:  # fmt: skip
+    steps, every = operands_of(epilogue, read, written, numbers, wholes)
+    finish, recipes = BiasActivation(None, None, use_fast_accum), (recipe_a or None, recipe_b or None)
+    of = GroupedFactors(a, b, groups, said, scale_a, scale_b, rows)
+    return checked_groups(of, steps, every, GroupedOptions(finish, recipes, out, out_dtype, plain_config(config)))
+
+
+@torch.library.custom_op("layoutgemm::grouped_epilogue_matmul", mutates_args=("written",))
+def _grouped(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
+    said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
+    use_fast_accum: bool = True, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    made = _checked_grouped(
+        a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
+        recipe_b, use_fast_accum, config,
+    )  # fmt: skip
+    return grouped_steps(made).contiguous()
+
+
+@_grouped.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
+    said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
+    use_fast_accum: bool = True, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    made = _checked_grouped(
+        a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
+        recipe_b, use_fast_accum, config,
+    )  # fmt: skip
+    return a.new_empty(made.call.shape if made.steps.stores_c else (0,), dtype=made.call.kind)
+
+
+# -------------------------------------------------------------------------------------------------------- of both kinds
+
+_LISTS = "Tensor[] read, Tensor[] written, float[] numbers, SymInt[] wholes, str epilogue"
+_OPTIONS = "ScalarType? out_dtype, str recipe_a, str recipe_b, bool use_fast_accum, str config, Tensor? out"
+
+
+CHECK_SCALED_EPILOGUE = checking_operator(
+    "check_scaled_epilogue",
+    f"(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, {_LISTS}, {_OPTIONS}) -> ()",
+    lambda *arguments: (_checked_scaled(*arguments), None)[1],
+)
+CHECK_GROUPED_EPILOGUE = checking_operator(
+    "check_grouped_epilogue",
+    f"(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? rows, {_LISTS}, str said,"
+    f" {_OPTIONS}) -> ()",
+    lambda *arguments: (_checked_grouped(*arguments), None)[1],
+)
+
+
+def _with_rules(name: str, operands: tuple[str, ...]) -> None:
+    """The autograd rule of an operator, which refuses; `operands`: names of the tensors before its lists."""
+    lists = len(operands)
+
+    def refused(*arguments: object) -> torch.Tensor:
+        reads, writes, *_ = operand_names(str(arguments[lists + 4]))
+        own = [x for each in arguments[lists : lists + 2] if isinstance(each, (list, tuple)) for x in each]
+        refuse_derivatives(dict(zip((*operands, *reads, *writes), (*arguments[:lists], *own))), WAY_OUT)
+        raise OperandError(f"torch.ops.layoutgemm.{name} has no derivative")
+
+    with_autograd(name, refused)
+
+
+def _mapped(info: VmapInfo, in_dims: Places, arguments: Sequence[object], name: str, lists: int) -> torch.Tensor:
+    """One product after another. Raises OperandError for an operand that each of them would write."""
+    steps = epilogue_of_text(str(arguments[lists + 4]))
+    for operand, at in zip(steps.writes, in_dims[lists + 1], strict=True):
+        check_mapped(steps.named_given(operand), at)
+    return one_after_another(info, in_dims, arguments, getattr(torch.ops.layoutgemm, name))
+
+
+_OF_SCALED = ("a", "scale_a", "b", "scale_b")
+_OF_GROUPED = ("a", "b", "groups", "scale_a", "scale_b", "rows")
+_with_rules("scaled_epilogue_matmul", _OF_SCALED)
+_with_rules("grouped_epilogue_matmul", _OF_GROUPED)
+with_autocast(_library, "grouped_epilogue_matmul")
+count_flops("scaled_epilogue_matmul", "grouped_epilogue_matmul")
+
+
+@_scaled.register_vmap
+def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+    return _mapped(info, in_dims, arguments, "scaled_epilogue_matmul", len(_OF_SCALED)), 0
+
+
+@_grouped.register_vmap
+def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+    return _mapped(info, in_dims, arguments, "grouped_epilogue_matmul", len(_OF_GROUPED)), 0
