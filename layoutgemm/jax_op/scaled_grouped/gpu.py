@@ -90,7 +90,7 @@ def epilogue_for(product: ScaledProduct) -> Epilogue:
     if product.epilogue is None:
         return found
     own = in_rows(product.epilogue, product.sizes[1])
-    return Epilogue(*found.steps, *own.steps, pairs=own.pairs)
+    return Epilogue(*found.steps, *own.steps, pairs=own.pairs, lines=own.lines)
 
 
 @functools.lru_cache(1024)
@@ -210,7 +210,8 @@ def _count(shape: Sequence[int]) -> int:
 @functools.lru_cache(1024)
 def solution_of(product: ScaledProduct, on: Target) -> Solution:
     """matmul's kernel with the scales in its epilogue. Raises OperandError where no kernel exists."""
-    epilogue = epilogue_for(product).in_pairs(product.sizes[1] % 2 == 0)
+    epilogue = epilogue_for(product)
+    epilogue = epilogue.in_pairs(product.sizes[1] % 2 == 0, epilogue.lines)
     kind = C_NAMES[product.types[2]]
     b = product.b
     strides = contiguous_strides(b)
