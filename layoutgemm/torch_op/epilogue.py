@@ -34,7 +34,9 @@ from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import PlacedOperand, check_names, host_number, words_of
 from ..kernels.epilogue.steps import ordered
 from ..kernels.plan import present
+from ..kernels.sm90.gated import Gated
 from ..moved import old_names
+from .bias_activation import GATES
 from .launch import workspace_on
 from .prepared import Config, LaunchEpilogue, lies_in_units, mark_written, on_gpu, prepare, problem_at
 from .problem import Shapes, Solution, shapes_of
@@ -46,17 +48,27 @@ __getattr__ = old_names(__name__)
 
 Tensors = dict[str, Any]
 Groups = Sequence[tuple[int, int]] | Sequence[int] | None
+GATE = "a gate"
 _COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
-def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str]) -> str:
+def arguments_beside(bias: object, activation: object) -> list[str]:
+    """Names of arguments that an epilogue stands for, where they are given; `GATE` for an activation that gates."""
+    gate = isinstance(activation, str) and activation in GATES
+    return ["bias"] * (bias is not None) + [GATE if gate else "activation"] * (activation is not None)
+
+
+def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], gated: bool = False) -> str:
     """Why a call's epilogue, or the dict of its operands, is refused, or "". torch.compile traces it.
 
-    beside  names of arguments that an epilogue stands for, where they are given: "bias", "activation"
+    beside  as `arguments_beside` has them
+    gated   the product has a gate, which steps may precede
     """
     if epilogue is None:
         return "given holds an epilogue's operands, and there is no epilogue"
     for name in beside:
+        if name == GATE:
+            return "a gate and epilogue: scaled_matmul and plan(..., gated=, epilogue=) have both in one product"
         return f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter"
     if given is not None and not isinstance(given, Mapping):
         return f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name"
@@ -64,7 +76,25 @@ def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str]) 
         return f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue"
     if epilogue.flipped:
         return "the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself"
+    if epilogue.sums and not gated:
+        return f"sums = {epilogue.sums}: the epilogue's first steps are before a gate, and there is none"
     return ""
+
+
+def check_epilogue(epilogue: object, kinds: Mapping[str, type]) -> None:
+    """Raise OperandError unless an epilogue takes operands of these names and classes."""
+    if text := refusal_of_epilogue(epilogue, None, ()):
+        raise OperandError(text)
+    assert isinstance(epilogue, Epilogue)
+    _check_kinds(epilogue, kinds)
+
+
+def _check_kinds(epilogue: Epilogue, kinds: Mapping[str, type]) -> None:
+    check_names([operand.name for operand in epilogue.given], kinds)
+    for operand in epilogue.given:
+        kind = kinds[operand.name]
+        if not (operand.host or issubclass(kind, torch.Tensor)):
+            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor")
 
 
 def check_fit(
@@ -117,23 +147,19 @@ class GivenOperands(NamedTuple):
 
 
 def given_operands(
-    epilogue: object, given: Mapping[str, object] | None, beside: Sequence[str] = ()
+    epilogue: object, given: Mapping[str, object] | None, beside: Sequence[str] = (), gated: bool = False
 ) -> tuple[Epilogue, GivenOperands]:
     """A call's epilogue and its operands.
 
-    beside  as `refusal_of_epilogue` has it
+    beside, gated  as `refusal_of_epilogue` has them
 
     Raises OperandError for another epilogue, and for other operands or classes of them.
     """
-    if text := refusal_of_epilogue(epilogue, given, beside):
+    if text := refusal_of_epilogue(epilogue, given, beside, gated):
         raise OperandError(text)
     assert isinstance(epilogue, Epilogue)
     every: Tensors = dict(given) if given is not None else {}
-    check_names([operand.name for operand in epilogue.given], every)
-    for operand in epilogue.given:
-        kind = type(every[operand.name])
-        if not (operand.host or issubclass(kind, torch.Tensor)):
-            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor")
+    _check_kinds(epilogue, {name: type(x) for name, x in every.items()})
     of_steps = [{name: every[name] for name in names} for names in (epilogue.reads, epilogue.writes)]
     return epilogue, GivenOperands(every, *of_steps)
 
@@ -280,9 +306,12 @@ def by_reference(
 
 
 def reference_of(
-    sums: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, groups: Groups = None
-) -> torch.Tensor:
+    sums: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, groups: Groups = None,
+    gate: str | None = None,
+) -> torch.Tensor:  # fmt: skip
     """The same of float32 sums.
+
+    gate    the function of a gate, whose sums are of twice the columns, or None
 
     groups  of rows, as `Epilogue.reference_of_groups` has them: rows of no group are not written
     """
@@ -296,7 +325,10 @@ def reference_of(
         if not operand.written:
             values[operand.name] = x if operand.host else array(x, () if not operand.axes else x.shape)
     try:
-        if groups is None:
+        if gate is not None:
+            gated = Gated(gate)
+            found = epilogue.reference_of_sums(sums.numpy(), lambda both: gated.apply(both, Math), **values)
+        elif groups is None:
             found = epilogue.reference(sums.numpy(), **values)
         else:
             found = epilogue.reference_of_groups(sums.numpy(), groups, **values)

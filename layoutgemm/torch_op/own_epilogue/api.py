@@ -29,6 +29,7 @@ from ..epilogue import (
     NO_DERIVATIVE,
     GivenOperands,
     Tensors,
+    arguments_beside,
     check_fit,
     epilogue_product,
     given_operands,
@@ -54,7 +55,7 @@ def epilogue_matmul(
     >>> epilogue_matmul(x, x, Epilogue(Bias()), given, **nothing).tolist()
     [[2.0, 2.0], [1.0, 3.0]]
     """
-    beside = [name for name, x in (("bias", bias), ("activation", activation)) if x is not None]
+    beside = arguments_beside(bias, activation)
     if torch.compiler.is_dynamo_compiling():
         return _traced(a, b, epilogue, given, beside, out, config, out_dtype, allow_tf32)
 
@@ -109,14 +110,14 @@ def _traced(
 
 def traced_operands(
     epilogue: Epilogue | None, given: Mapping[str, object] | None, beside: list[str], tensors: Tensors,
-    out: torch.Tensor | None,
+    out: torch.Tensor | None, gated: bool = False,
 ) -> tuple[str, tuple[list[torch.Tensor | int | float], ...]]:  # fmt: skip
     """An epilogue's text and its operands in the operators' four lists, refused under the compiler.
 
-    beside   as `refusal_of_epilogue` has it
-    tensors  that the product reads besides, by name
+    beside, gated  as `refusal_of_epilogue` has them
+    tensors  that the product reads, by name
     """
-    if refused := refusal_of_epilogue(epilogue, given, beside):
+    if refused := refusal_of_epilogue(epilogue, given, beside, gated):
         refuse(refused)
     assert epilogue is not None
     every: Tensors = {} if given is None else dict(given)

@@ -14,6 +14,7 @@ from ...kernels.sm90.config import Sm90Config
 from ..checks import autocast, copied
 from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import named, refusal, refuse, refuse_finish
+from ..epilogue import GATE, arguments_beside
 from ..indexed.grouped_rows import Options, checked_rows
 from ..prepared import config_text
 from ..scaled_grouped.grouped_epilogue import in_place_of_rows, refusal_beside
@@ -23,7 +24,6 @@ from .api import traced_operands
 from .scaled_operators import CHECK_GROUPED_EPILOGUE, CHECK_SCALED_EPILOGUE
 
 _SAID = ("offsets", "offs", "counts")
-_BESIDE = ("bias", "activation")
 QUANTIZES = "out_recipe and epilogue: one or the other; Quantize() is a step of the latter"
 
 
@@ -33,15 +33,21 @@ def traced_scaled(
     """The product with scales. `options`: the other arguments of `scaled_matmul`, by name."""
     if options["out_recipe"] is not None:
         refuse(QUANTIZES)
-    beside = [name for name in _BESIDE if options[name] is not None]
+    activation = options["activation"]
+    beside = arguments_beside(options["bias"], activation)
+    gated = GATE in beside
+    beside = [name for name in beside if name != GATE]
     out, out_dtype, config = options["out"], options["out_dtype"], options["config"]
-    text, lists = traced_operands(epilogue, given, beside, of.tensors, out)
+    text, lists = traced_operands(epilogue, given, beside, of.tensors, out, gated)
     names = _names(options["recipe_a"], options["recipe_b"], config)
     refuse_finish(None, of.a, out_dtype)
     fast, of_config = bool(options["use_fast_accum"]), config_text(config)
     arguments = (*of, *lists, text)
-    CHECK_SCALED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, out)
-    value: torch.Tensor = torch.ops.layoutgemm.scaled_epilogue_matmul(*arguments, out_dtype, *names, fast, of_config)
+    gate = activation if gated else None
+    CHECK_SCALED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, gate, out)
+    value: torch.Tensor = torch.ops.layoutgemm.scaled_epilogue_matmul(
+        *arguments, out_dtype, *names, fast, of_config, gate
+    )
     return copied(value, out)
 
 
@@ -61,7 +67,7 @@ def traced_grouped(
     if rows is not None and by != "counts":
         groups, by, scale_a = checked_rows(a, rows, options)
     tensors = {"a": a, "b": b, **named(**{by: groups}, scale_a=scale_a, scale_b=scale_b, rows=rows)}
-    beside = [name for name in _BESIDE if options[name] is not None]
+    beside = arguments_beside(options["bias"], options["activation"])
     text, lists = traced_operands(epilogue, given, beside, tensors, out)
     names = _names(options["recipe_a"], options["recipe_b"], config)
     refuse_finish(None, a, out_dtype)

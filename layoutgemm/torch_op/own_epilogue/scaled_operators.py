@@ -2,7 +2,8 @@
 
     scaled_epilogue_matmul(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, Tensor[] read, Tensor(a!)[] written,
                            float[] numbers, SymInt[] wholes, str epilogue, ScalarType? out_dtype=None,
-                           str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="")
+                           str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="",
+                           str? activation=None)
     grouped_epilogue_matmul(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? rows,
                             Tensor[] read, ..., str epilogue, str said="offsets", ScalarType? out_dtype=None, ...)
 
@@ -43,10 +44,10 @@ def _checked_scaled(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
     read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
     epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "", out: torch.Tensor | None = None,
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None, out: torch.Tensor | None = None,
 ) -> CheckedScales:  # fmt: skip
     steps, every = operands_of(epilogue, read, written, numbers, wholes)
-    finish, of = BiasActivation(None, None, use_fast_accum), ScaledFactors(a, scale_a, b, scale_b)
+    finish, of = BiasActivation(None, activation, use_fast_accum), ScaledFactors(a, scale_a, b, scale_b)
     recipes = recipe_a or None, recipe_b or None
     return checked(of, steps, every, recipes, finish, out, out_dtype, plain_config(config))
 
@@ -56,11 +57,11 @@ def _scaled(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
     read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
     epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "",
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
 ) -> torch.Tensor:  # fmt: skip
     made = _checked_scaled(
         a, scale_a, b, scale_b, read, written, numbers, wholes, epilogue, out_dtype, recipe_a, recipe_b,
-        use_fast_accum, config,
+        use_fast_accum, config, activation,
     )  # fmt: skip
     return scaled_steps(made, use_fast_accum, plain_config(config)).contiguous()
 
@@ -70,11 +71,11 @@ def _(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
     read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
     epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "",
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
 ) -> torch.Tensor:  # fmt: skip
     made = _checked_scaled(
         a, scale_a, b, scale_b, read, written, numbers, wholes, epilogue, out_dtype, recipe_a, recipe_b,
-        use_fast_accum, config,
+        use_fast_accum, config, activation,
     )  # fmt: skip
     return a.new_empty(made.call.shape if made.steps.stores_c else (0,), dtype=made.call.kind)
 
@@ -128,18 +129,19 @@ def _(
 # -------------------------------------------------------------------------------------------------------- of both kinds
 
 _LISTS = "Tensor[] read, Tensor[] written, float[] numbers, SymInt[] wholes, str epilogue"
-_OPTIONS = "ScalarType? out_dtype, str recipe_a, str recipe_b, bool use_fast_accum, str config, Tensor? out"
+_OPTIONS = "ScalarType? out_dtype, str recipe_a, str recipe_b, bool use_fast_accum, str config"
+_OUT = "Tensor? out"
 
 
 CHECK_SCALED_EPILOGUE = checking_operator(
     "check_scaled_epilogue",
-    f"(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, {_LISTS}, {_OPTIONS}) -> ()",
+    f"(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, {_LISTS}, {_OPTIONS}, str? activation, {_OUT}) -> ()",
     lambda *arguments: (_checked_scaled(*arguments), None)[1],
 )
 CHECK_GROUPED_EPILOGUE = checking_operator(
     "check_grouped_epilogue",
     f"(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? rows, {_LISTS}, str said,"
-    f" {_OPTIONS}) -> ()",
+    f" {_OPTIONS}, {_OUT}) -> ()",
     lambda *arguments: (_checked_grouped(*arguments), None)[1],
 )
 

@@ -140,7 +140,8 @@ def scaled_matmul(
              kernel, but for a scale of each column of b and 128 of K, and a gate whose columns are no multiple of 16:
              float32 and `quantize` follow
     config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
-    epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.chain.Epilogue`, behind the scales
+    epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.chain.Epilogue`, behind the scales. Its
+             first `sums` steps come before a gate
     given    what it reads and writes, by name, as for `matmul`. No gradients
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.

@@ -40,7 +40,7 @@ from .grouped_epilogue import (
 )
 from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
-from .own_epilogue import ScaledFactors, behind_scales, checked, of_one, promoted_plan, promotes
+from .own_epilogue import ScaledFactors, behind_scales, checked, of_one, own_plan, promotes
 from .recipes import Recipes, as_vector
 from .scaled import BiasActivation, ScaledCall, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
 
@@ -64,19 +64,22 @@ def explain_own_epilogue(
     finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Any,
 ) -> Explanation:  # fmt: skip
     """Which kernel `scaled_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
-    call, _, steps, operands = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
+    made = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
     require_hopper(of.a.get_device(), "scaled_matmul")
-    if 0 in (*call.shape, of.a.shape[-1]):
+    if 0 in (*made.call.shape, of.a.shape[-1]):
         return ZEROS
     if of.one:
-        call, of, operands = of_one(call, of, steps, operands)
-        out = None if out is None else out[0]
-    whole, every = behind_scales(call.recipes, (of.a.ndim, of.b.ndim), of.scales, steps, operands)
+        made, out = of_one(made), None if out is None else out[0]
+    call, of, steps, operands, gate = made
+    gated = gate is not None
+    whole, every = behind_scales(call.recipes, (of.a.ndim, of.b.ndim), of.scales, steps, operands, gated)
     vectors = {name: x for name, x in every.items() if name in of.scales}
     copies = _copied_vectors(call.recipes, of.scales, of.a.ndim, vectors)
-    if promotes(call, finish.fast):
-        plan, why, _ = promoted_plan(call, of.a, of.b, whole, every, config)
-        reason = "scales of K blocks are the main loop's" if call.recipes.in_mainloop else "exact sums"
+    if gated or promotes(call, finish.fast):
+        plan, why, _ = own_plan(made._replace(steps=whole), finish.fast, every, config)
+        reason = "scales of rows, columns and tensors are the epilogue's, before the gate"
+        if promotes(call, finish.fast):
+            reason = "scales of K blocks are the main loop's" if call.recipes.in_mainloop else "exact sums"
         partial = [(partial_text(plan.partial_bytes).rpartition(",")[0], plan.partial_bytes)] if plan.partials else []
         return of_plan(plan, of.a, of.b, out, f"{reason}; {why}", [*copies, *partial])
     found = with_steps(of.a, of.b, call.kind, whole, every, out, config)

@@ -43,6 +43,7 @@ from ..epilogue import (
     GivenOperands,
     Groups,
     Tensors,
+    arguments_beside,
     check_result,
     epilogue_product,
     finish_of,
@@ -290,7 +291,7 @@ def checked_groups(
 ) -> CheckedGroups:
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
     finish, out = asked.finish, asked.out
-    beside = [name for name in ("bias", "activation") if getattr(finish, name) is not None]
+    beside = arguments_beside(finish.bias, finish.activation)
     steps, operands = given_operands(epilogue, given, beside)
     if taken := [name for name in operands.every if name in of.words]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as one of the product is")

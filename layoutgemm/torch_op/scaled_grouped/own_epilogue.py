@@ -17,12 +17,16 @@ from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.choose.scaled_grouped import whole_columns
+from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ..checks import copied, needs_dispatcher, refuse_derivatives, refuse_traces
 from ..compiled.kept_launches import epilogue_again_or
 from ..epilogue import (
+    GATE,
     GivenOperands,
     Tensors,
+    arguments_beside,
     check_result,
     epilogue_product,
     finish_of,
@@ -39,7 +43,7 @@ from .epilogue import epilogue_of
 from .kept import launch_once, require_hopper
 from .operators import WAY_OUT, checked_scaled
 from .recipes import Recipes, recipe_text
-from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, of_group, sums, vectors_of
+from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, gated_choice, of_group, sums, vectors_of
 
 _OF_SCALES = ("scale_a", "scale_b")
 
@@ -51,6 +55,7 @@ class CheckedScales(NamedTuple):
     of: ScaledFactors
     steps: Epilogue
     operands: GivenOperands
+    gate: str | None = None  # the function of a gate before the steps
 
 
 class ScaledFactors(NamedTuple):
@@ -105,7 +110,7 @@ def with_epilogue(
         names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
         lists, text = OperandNames.of(made.steps).lists(made.operands.every), config_text(config)
         value: torch.Tensor = torch.ops.layoutgemm.scaled_epilogue_matmul(
-            *of, *lists, made.steps.json, made.call.kind, *names, finish.fast, text
+            *of, *lists, made.steps.json, made.call.kind, *names, finish.fast, text, finish.activation
         )
         return copied(value, out)
 
@@ -122,23 +127,22 @@ def scaled_steps(
 
     fast  whether sums of 8-bit floats stay in the tensor core
     """
-    call, of, steps, operands = made
     with torch.no_grad():
-        if not of.one:
-            return _computed(call, of, steps, operands, fast, out, config)
-        matrices, into = of_one(call, of, steps, operands), None if out is None else out[0]
-        c = _computed(matrices[0], matrices[1], steps, matrices[2], fast, into, config)
-        return out if out is not None else c.unsqueeze(0) if steps.stores_c else c
+        if not made.of.one:
+            return _computed(made, fast, out, config)
+        c = _computed(of_one(made), fast, None if out is None else out[0], config)
+        return out if out is not None else c.unsqueeze(0) if made.steps.stores_c else c
 
 
-def of_one(
-    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, operands: GivenOperands
-) -> tuple[ScaledCall, ScaledFactors, GivenOperands]:
+def of_one(made: CheckedScales) -> CheckedScales:
     """The product of a batch of one as that of its matrices: such a plan has no batch."""
+    call, of = made.call, made.of
     scale_a, scale_b = of_group(of.scale_a, call.recipes.a, 0), of_group(of.scale_b, call.recipes.b, 0)
-    made = operands_of_one(epilogue, operands)
     assert scale_a is not None
-    return call._replace(shape=call.shape[1:]), ScaledFactors(of.a[0], scale_a, of.b[0], scale_b), made
+    return made._replace(
+        call=call._replace(shape=call.shape[1:]), of=ScaledFactors(of.a[0], scale_a, of.b[0], scale_b),
+        operands=operands_of_one(made.steps, made.operands),
+    )  # fmt: skip
 
 
 def checked(
@@ -146,8 +150,8 @@ def checked(
     finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
 ) -> CheckedScales:  # fmt: skip
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
-    beside = [name for name in ("bias", "activation") if getattr(finish, name) is not None]
-    steps, operands = given_operands(epilogue, given, beside)
+    beside = [name for name in arguments_beside(finish.bias, finish.activation) if name != GATE]
+    steps, operands = given_operands(epilogue, given, beside, finish.gate is not None)
     if taken := [name for name in operands.every if name in _OF_SCALES]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as the scales are")
     check_config(config)
@@ -155,14 +159,16 @@ def checked(
     call = checked_scaled(of.a, of.scale_a, of.b, of.scale_b, finish, out, out_dtype, *names)
     check_operands({**of.tensors, **operands.read}, {**operands.written, **({} if out is None else {"out": out})})
     check_result(steps, operands.every, call.kind, call.shape, out)
-    return CheckedScales(call, of, steps, operands)
+    if finish.gate is not None and not of.a.shape[-1]:
+        raise OperandError("a has no columns: a gated product with an epilogue takes a K of 1 or more")
+    return CheckedScales(call, of, steps, operands, finish.gate)
 
 
 def _computed(
-    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, operands: GivenOperands, fast: bool,
-    out: torch.Tensor | None, config: Sm90Config | None,
+    made: CheckedScales, fast: bool, out: torch.Tensor | None, config: Sm90Config | None
 ) -> torch.Tensor:  # fmt: skip
     """The product of operands that have been checked."""
+    call, of, epilogue, operands, gate = made
     a, b = of.a, of.b
     if 0 in call.shape:
         reduce_nothing(epilogue, operands.every)
@@ -178,28 +184,31 @@ def _computed(
             if a.shape[-1]
             else torch.zeros(call.shape, dtype=torch.float32)
         )
-        value = reference_of(wide.float(), call.kind, epilogue, operands.every)
+        value = reference_of(wide.float(), call.kind, epilogue, operands.every, gate=gate)
         if not epilogue.stores_c:
             return value.new_empty(0)
         return value if out is None else out.copy_(value)
     require_hopper(a.get_device(), "scaled_matmul")
-    whole, every = behind_scales(call.recipes, (of.a.ndim, of.b.ndim), of.scales, epilogue, operands)
-    if not promotes(call, fast):
+    whole, every = behind_scales(call.recipes, (of.a.ndim, of.b.ndim), of.scales, epilogue, operands, gate is not None)
+    if gate is None and not promotes(call, fast):
         return epilogue_product(a, b, call.kind, whole, every, config, out)
-    return _promoted(call, of, whole, every, out, config)
+    return _own_plan(made._replace(steps=whole), fast, every, out, config)
 
 
 def behind_scales(
     recipes: Recipes, ranks: tuple[int, int], scales: dict[str, torch.Tensor], epilogue: Epilogue,
-    operands: GivenOperands,
+    operands: GivenOperands, gated: bool = False,
 ) -> tuple[Epilogue, Tensors]:  # fmt: skip
     """The epilogue behind the scales that the main loop leaves, and the operands of both.
 
     ranks  of A and B
+    gated  scales come before a gate
     """
     vectors, _ = vectors_of(recipes, dict(zip(_OF_SCALES, ranks, strict=True)), scales)
     first = epilogue_of(recipes, None, None).steps
-    return Epilogue(*first, *epilogue.steps, stores_c=epilogue.stores_c), {**vectors, **operands.every}
+    before = len(first) + epilogue.sums if gated else 0
+    whole = Epilogue(*first, *epilogue.steps, stores_c=epilogue.stores_c, sums=before)
+    return whole, {**vectors, **operands.every}
 
 
 def promotes(call: ScaledCall, fast: bool) -> bool:
@@ -207,27 +216,38 @@ def promotes(call: ScaledCall, fast: bool) -> bool:
     return call.recipes.in_mainloop or not fast
 
 
-def promoted_plan(
-    call: ScaledCall, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, given: Tensors, config: Sm90Config | None
+def own_plan(
+    made: CheckedScales, fast: bool, given: Tensors, config: Sm90Config | None
 ) -> tuple[Sm90Plan, str, LaunchEpilogue]:
-    """The plan of a promoted product, why this configuration, and the epilogue's words."""
-    batch = a.shape[0] if a.ndim == 3 else 1
+    """The plan of a promoted or gated product, why this configuration, and the epilogue's words.
+
+    fast   whether sums stay in the tensor core
+    given  the operands of the whole epilogue, scales included
+    """
+    call, (a, _, b, _), epilogue, _, gate = made
+    batch, index = a.shape[0] if a.ndim == 3 else 1, a.get_device()
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
-    groups = call.recipes.groups if call.recipes.in_mainloop else ()
-    config, why = chosen(sizes, types, groups, a.get_device(), config, epilogue.columns)
+    groups = call.recipes.groups if promotes(call, fast) and call.recipes.in_mainloop else None if fast else ()
+    if groups is None and config is None:
+        config, why = gated_choice(sizes, types, str(gate), index, None)
+        config = whole_columns(config, HALVES * epilogue.columns)
+    elif groups is None:
+        why = "given by the caller"
+    else:
+        config, why = chosen(sizes, types, groups, index, config, epilogue.columns, gate)
     finish = finish_of(epilogue, given, call.shape)
-    return derived(sizes, types, groups, config, None, finish.epilogue, span=call.span), why, finish
+    return derived(sizes, types, groups, config, None, finish.epilogue, gate, span=call.span), why, finish
 
 
-def _promoted(
-    call: ScaledCall, of: ScaledFactors, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None,
-    config: Sm90Config | None,
+def _own_plan(
+    made: CheckedScales, fast: bool, given: Tensors, out: torch.Tensor | None, config: Sm90Config | None
 ) -> torch.Tensor:  # fmt: skip
-    """The product by a promoted main loop, on a GPU."""
+    """The product by a promoted or a gated kernel, on a GPU."""
+    call, of, epilogue = made.call, made.of, made.steps
     a, b = of.a.resolve_neg(), of.b.resolve_neg()
     given = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-    plan, _, finish = promoted_plan(call, a, b, epilogue, given, config)
+    plan, _, finish = own_plan(made, fast, given, config)
     written = [given[operand.name] for operand in epilogue.given if operand.written]
     mark_written([*written, *([] if out is None else [out])])
     partial = workspace_on(a.device, plan.partial_bytes)
