@@ -164,7 +164,8 @@ def test_an_epilogue_is_its_text(steps: Epilogue) -> None:
 def test_texts_that_are_no_epilogue() -> None:
     text = Epilogue(Bias()).json
     for other in ("", "[]", "{}", text[:-1], text.replace("false", "0"), text.replace("Bias", "Step"),
-                  text.replace('"n"', '"k"'), text.replace("[[", "[").replace("]]", "]")):  # fmt: skip
+                  text.replace('"n"', '"k"'), text.replace(", ", ","),
+                  text.replace("[[", "[").replace("]]", "]")):  # fmt: skip
         with pytest.raises(PlanError):
             Epilogue.from_json(other)
 
@@ -184,7 +185,12 @@ def test_vmap_makes_a_batch() -> None:
     twice = torch.vmap(mapped, in_dims=(0, None, None, None, 0, 0))  # a batch of its own inside
     got = twice(inner, b, bias, g, outer, torch.zeros(2, 3, 5))
     assert equal((got[1], outer[1]), product(-a, b, bias, g)[:2])
+    sums = torch.vmap(lambda x: matmul(x, b, epilogue=SUMS, given={"row_sum": torch.zeros(3, 5)}))
+    with pytest.raises(OperandError, match="row_sum is one tensor for all that"):
+        sums(a)
     rows, only = torch.randn(3, 5), Epilogue(Bias("m"))
+    one_by_all = torch.vmap(lambda x: matmul(x, b, epilogue=only, given={"bias": rows}))(-a)  # by each of a batch
+    assert torch.equal(one_by_all[2], matmul(-a[2], b, epilogue=only, given={"bias": rows}))
     got = torch.vmap(lambda x: matmul(a[0], b[0], epilogue=only, given={"bias": x}))(rows)
     assert torch.equal(got[2], matmul(a[0], b[0], epilogue=only, given={"bias": rows[2]}))
 
