@@ -105,8 +105,10 @@ def _candidates(
     if problem.second_k:
         yield from _of_pairs(problem, (m, n, k), orders)
         return
-    if (found := tuned.lookup(problem.gpu, sizes, types, tuple(orders))) is not None:
-        yield found, "measured by layoutgemm.tune"
+    own = [] if problem.epilogue is None else [tuned.finished_types(types, problem.epilogue)]
+    for name in (*own, types):
+        if (found := tuned.lookup(problem.gpu, sizes, name, tuple(orders))) is not None:
+            yield found, "measured by layoutgemm.tune"
     k_major = orders[0] == "row", orders[1] == "col"
     # Few columns are few rows of the transposed product.
     flip = n < m and n <= 64

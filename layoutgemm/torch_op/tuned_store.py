@@ -7,6 +7,7 @@ configuration, are treated as absent. A configuration must hold to the same rule
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from .. import __version__
 from ..errors import LayoutError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile import worker as compile_apart
+from ..kernels.epilogue.chain import Epilogue
 from ..kernels.sm90.choose.rules import Sm90Choice
 
 Sizes = tuple[int, int, int, int]
@@ -41,6 +43,17 @@ def gated_types(types: tuple[str, ...], gate: str | None) -> tuple[str, ...]:
     ('bf16 gated by silu', 'bf16', 'bf16')
     """
     return types if gate is None else (f"{types[0]} gated by {gate}", *types[1:])
+
+
+def finished_types(types: tuple[str, ...], epilogue: Epilogue) -> tuple[str, ...]:
+    """The types by which a product with an epilogue is kept: A's says the steps, wherever their operands lie.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Bias
+    >>> finished_types(("bf16", "bf16", "bf16"), Epilogue(Bias()))[0].rpartition(" ")[0]
+    'bf16 with steps'
+    """
+    text = Epilogue(*epilogue.steps, stores_c=epilogue.stores_c, sums=epilogue.sums).json
+    return f"{types[0]} with steps {hashlib.sha256(text.encode()).hexdigest()[:16]}", *types[1:]
 
 
 def file_of(gpu: str) -> Path | None:

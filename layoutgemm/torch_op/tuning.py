@@ -15,8 +15,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,14 +26,16 @@ from ..bench.method import BenchProblem, CudaDevice, burst
 from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
+from ..kernels.epilogue.chain import Epilogue
+from ..kernels.sm90.choose.candidates import candidates
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
-from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estimate
+from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.plan import Sm90Config
-from ..kernels.store import WARP_ROWS
 from . import tuned_store as tuned
 from .compiled.kept_launches import KEPT
 from .operator import matmul
+from .own_epilogue.tunable import TunableEpilogue, tunable_epilogue
 from .prepared import forget, gpu, target
 from .prologue.tunable import TunablePrologue, tunable_prologue
 from .scaled_grouped.kept import PLANS, READY
@@ -42,7 +44,7 @@ from .scaled_grouped.tunable import Tunable, tunable
 __all__ = ["Tuning", "candidates", "name_of", "tune"]
 
 Progress = Callable[[str], object]
-Variant = Tunable | TunablePrologue
+Variant = Tunable | TunablePrologue | TunableEpilogue
 _MAJORS = {"k": {"a": "row", "b": "col"}, "mn": {"a": "col", "b": "row"}}
 
 
@@ -97,6 +99,7 @@ def tune(
     form: str = "rows",
     use_fast_accum: bool = True,
     prologue: Prologue | None = None,
+    epilogue: Epilogue | None = None,
 ) -> Tuning:
     """Measure configurations for one product on the current GPU, and keep the fastest.
 
@@ -117,6 +120,7 @@ def tune(
              "K", of groups along the k elements, where a_major and b_major are "mn"
     activation  "swiglu" or "geglu", of each of these products; B's columns are contiguous
     prologue  of `matmul`: the result is kept for this function, bfloat16 or float16
+    epilogue  of `matmul`: the result is kept for these steps, whose matrices have contiguous rows
     progress called with a line of text now and then; default writes to stderr
 
     Raises PlanError without a GPU of compute capability 9.0, OperandError for arguments that mean nothing.
@@ -124,7 +128,7 @@ def tune(
     say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
     _check_sizes((m, n, k))
     others = recipe_a, recipe_b, groups, activation, form, use_fast_accum
-    variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, others)
+    variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, epilogue, others)
     places, gpu_name = _tunable_gpu()
     orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
     operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
@@ -135,8 +139,10 @@ def tune(
     else:
         good, failed = _derivable(variant.candidates(), variant.plan)
     good = good[:most]
-    if object_cache.cache_dir() is not None and variant is None:  # others are compiled by this process, when called
-        answers = build([Kernel(choice, operands) for choice in good], jobs, say)
+    finish = variant.steps if isinstance(variant, TunableEpilogue) else None
+    apart = variant is None or finish is not None  # others are compiled by this process, when called
+    if object_cache.cache_dir() is not None and apart:
+        answers = build([Kernel(choice, operands, epilogue=finish) for choice in good], jobs, say)
         failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
     lost = {choice for choice, _ in failed}
     contest = _plain_contest((m, n, k), dtype, (a_major, b_major)) if variant is None else _contest_of(variant)
@@ -164,14 +170,16 @@ def _check_sizes(sizes: tuple[int, int, int]) -> None:
 
 def _variant_of(
     sizes: tuple[int, int, int], dtype: str, majors: tuple[str, str], prologue: Prologue | None,
-    others: tuple[Any, ...],
+    epilogue: Epilogue | None, others: tuple[Any, ...],
 ) -> Variant | None:  # fmt: skip
     """The product that is to be tuned; None for `matmul`'s own. Raises OperandError for arguments that mean nothing."""
-    if prologue is None:
+    if prologue is None and epilogue is None:
         found = tunable(*sizes, dtype, *majors, *others)
         if found is not None:
             return found
     _check_operands(dtype, *majors)
+    if epilogue is not None:
+        return tunable_epilogue(sizes, dtype, majors, epilogue, (*others, prologue))
     return None if prologue is None else tunable_prologue(sizes, dtype, majors, prologue, others)
 
 
@@ -216,72 +224,6 @@ def _keep(gpu_name: str, key: str, best: Sm90Choice, seconds: tuple[float, float
     KEPT.clear()
     PLANS.clear()
     return kept
-
-
-def candidates(
-    m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int | ClusterOccupancy = 132
-) -> Iterator[Sm90Choice]:
-    """Configurations that could be the fastest, the heuristic's own first.
-
-    >>> [c.config.tile for c in candidates(4096, 4096, 4096)][:3]
-    [(128, 256), (128, 256), (128, 256)]
-    """
-    order = "K" if b_major == "k" else "MN"
-    chosen, _ = choose(m, n, k, b_major=order, multiprocessors=multiprocessors)
-    seen = set()
-    if m <= 64:
-        around = list(_few_rows(m, n, ClusterOccupancy.of(multiprocessors)))
-    else:
-        found = likeliest(m, n, k, order, multiprocessors=multiprocessors)
-        around = [of_estimate(estimate, m, n, k, order)[0] for estimate in found]
-    for choice in [chosen, *around]:
-        # Rows are left out of the copies only where K is contiguous in the kernel's A.
-        if choice.config.loaded_a_rows is not None and (b_major if choice.swapped else a_major) != "k":
-            choice = replace(choice, config=replace(choice.config, loaded_a_rows=None))
-        if choice not in seen:
-            seen.add(choice)
-            yield choice
-
-
-def _few_rows(m: int, n: int, places: ClusterOccupancy) -> Iterator[Sm90Choice]:
-    """Up to 64 rows: shares of the weights for every multiprocessor and near them, parts of K, operands swapped."""
-    rows = -(-m // 8) * 8
-    each = -(-n // (places.multiprocessors * 8)) * 8
-    base = Sm90Config(
-        (64, 64),
-        tile_k=128,
-        consumers=1,
-        loader="warp",
-        one_tile_per_cluster=True,
-        overlap=True,
-        prefetch=2,
-        launch="tiles",
-    )
-    late: dict[str, Any] = {"trigger": "end", "prefetch": 0}
-    width = 16 if m <= 16 else 32 if m <= 32 else 64
-    few = "direct" if rows <= WARP_ROWS else "tma"  # one warp has rows: its threads store what they hold
-    for split in (1, 2):
-        yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
-    if width == WARP_ROWS:
-        yield Sm90Choice(replace(base, tile=(64, width), split=2, store="direct"), swapped=True)
-    weights = replace(base, loaded_a_rows=rows if rows < 64 else None).tuned(first="B", along="N")
-    for split, columns in ((2, 16), (2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
-        if -(-n // columns) <= places.most(split):
-            later = late if split > 2 else {}
-            parts = replace(weights, tile=(64, columns), split=split, store=few)
-            yield Sm90Choice(parts.tuned(chunks=split, **later))
-    for columns in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
-        straight = replace(weights, tile=(64, columns)).tuned(chunks=1)
-        yield Sm90Choice(straight)
-        if rows <= WARP_ROWS:
-            yield Sm90Choice(replace(straight, store=few))
-        if rows == 64:
-            yield Sm90Choice(replace(straight, cluster=(1, 2)))
-        # The next kernel's blocks would crowd where this one has none.
-        if -(-n // columns) < places.multiprocessors - 4:
-            yield Sm90Choice(straight.tuned(**late))
-    for split in (1, 2):
-        yield Sm90Choice(replace(base, tile=(128, width), consumers=2, split=split), swapped=True)
 
 
 def name_of(choice: Sm90Choice) -> str:
@@ -339,7 +281,7 @@ def _plain_contest(sizes: tuple[int, int, int], dtype: str, majors: tuple[str, s
 
 
 def _contest_of(variant: Variant) -> _Contest:
-    """Products of `scaled_matmul` or `grouped_matmul`, gated ones, and those with a prologue."""
+    """Products of `scaled_matmul` or `grouped_matmul`, gated ones, and those with functions of one's own."""
     return _Contest(variant.operands, variant.call, variant.by_torch(), variant.off)
 
 

@@ -24,6 +24,7 @@ from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
 from layoutgemm.kernels.compile import worker as compile_apart
+from layoutgemm.kernels.epilogue.chain import Activation, Amax, Epilogue, Residual, RowReduce, Scale
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.operands.prologue import Prologue
@@ -31,6 +32,7 @@ from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.torch_op import choose as choosing
 from layoutgemm.torch_op import tuned_store as tuned
 from layoutgemm.torch_op import tuning
+from layoutgemm.torch_op.own_epilogue.tunable import TunableEpilogue
 from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.prologue.tunable import TunablePrologue
 from layoutgemm.torch_op.scaled_grouped.tunable import tunable
@@ -638,6 +640,54 @@ def test_prologues_that_are_not_tuned() -> None:
         ({"prologue": SCALED_ROWS, "groups": 4}, "groups and prologue"),
         ({"prologue": SCALED_ROWS, "use_fast_accum": False}, "use_fast_accum and prologue"),
         ({"prologue": SCALED_ROWS, "dtype": "e4m3"}, "dtype 'e4m3'"),
+    ):
+        with pytest.raises(OperandError, match=message):
+            tune(64, 64, 64, **more)
+
+
+# --------------------------------------------------------------------------------------------------------- epilogues
+
+
+FINISHED = Epilogue(Scale("half"), Residual("bf16", beta=None), RowReduce("sum", "sums"), Amax(), Activation("relu"))
+WITH_EPILOGUE = TunableEpilogue(512, 256, 512, "bf16", "k", "mn", FINISHED)
+
+
+@pytest.mark.usefixtures("on_cpu", "an_h200")
+def test_a_product_with_an_epilogue_is_called_judged_and_taken() -> None:
+    found, failed = tuning._derivable(WITH_EPILOGUE.candidates(), WITH_EPILOGUE.plan)
+    assert len(found) == len(set(found)) > 20 and not failed
+    on = WITH_EPILOGUE.operands()
+    assert len(on.results) == 2, "C and the sums: the largest value is combined with the one before"
+    WITH_EPILOGUE.call(on, None)
+    assert WITH_EPILOGUE.off(on) <= 1
+    wrong = {**on.given, "d": on.given["d"].roll(1, 0)}
+    WITH_EPILOGUE.call(on._replace(given=wrong), None)
+    assert WITH_EPILOGUE.off(on) > 1
+    WITH_EPILOGUE.call(on, None)
+    on.given["sums"][3] *= 1.5
+    assert WITH_EPILOGUE.off(on) > 1
+    WITH_EPILOGUE.call(on, None)
+    on.out[-1].fill_(float("nan"))
+    assert not WITH_EPILOGUE.off(on) <= 1
+
+    def explained(epilogue: Epilogue) -> bool:
+        given = {operand.name: on.given[operand.name] for operand in epilogue.given}
+        told = explain_matmul(on.a, on.b, epilogue=epilogue, given=given)
+        return "tile 64x128" in told.kernel and told.why.endswith("measured by layoutgemm.tune")
+
+    assert not explained(FINISHED)
+    config = Sm90Config((64, 128), consumers=1, loader="warp")
+    assert tuned.store(GPU, tuned.key_of(WITH_EPILOGUE.sizes, *WITH_EPILOGUE.name), Sm90Choice(config), {}) is not None
+    assert explained(FINISHED) and not explained(Epilogue(*FINISHED.steps[1:]))
+
+
+def test_epilogues_that_are_not_tuned() -> None:
+    for more, message in (
+        ({"epilogue": Activation("relu")}, "epilogue is Activation"),
+        ({"epilogue": Epilogue()}, "at least one step"),
+        ({"epilogue": FINISHED, "groups": 4}, "groups and epilogue"),
+        ({"epilogue": FINISHED, "prologue": SCALED_ROWS}, "prologue and epilogue"),
+        ({"epilogue": FINISHED, "dtype": "e4m3"}, "dtype 'e4m3'"),
     ):
         with pytest.raises(OperandError, match=message):
             tune(64, 64, 64, **more)
