@@ -42,6 +42,7 @@ from .machine.unwritten_memory import settled
 from .ops import program_of
 from .ptx.parser import Parameter, PtxInstruction, PtxKernel, read_module
 from .races.dependent_launches import PreviousLaunch, dependent
+from .turns import in_turn
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok
@@ -199,6 +200,7 @@ _HOSTS: weakref.WeakKeyDictionary[object, CompiledFunction] = weakref.WeakKeyDic
 
 
 @checked(EmulatorError)
+@in_turn
 def emulate(
     compiled: object,
     *args: object,
@@ -229,6 +231,7 @@ def emulate(
     return _run(launches, memory, policy, progress, Watch(banks, timeline))
 
 
+@in_turn
 def launches_of(
     compiled: object, args: Sequence[object], extra: Sequence[object], named: Mapping[str, object]
 ) -> tuple[GlobalMemory, list[HostLaunch]]:
@@ -275,6 +278,7 @@ def emulated_gpu(
         yield gpu
 
 
+@in_turn
 def emulate_host(
     host: HostFunction,
     args: Sequence[object],
@@ -443,6 +447,7 @@ class TensorMapOf:
 
 
 @checked(EmulatorError)
+@in_turn
 def emulate_ptx(
     text: str | Path,
     *,

@@ -29,6 +29,7 @@ from .machine.interpreter import Policy, PtxMachine
 from .machine.launch import Watch
 from .machine.memory import GlobalMemory
 from .ops import program_of
+from .turns import RUNNING
 
 
 class RankLaunches:
@@ -116,7 +117,8 @@ class RankLaunches:
         if not streams:
             return False
         self.devices = Devices([], streams, self._order(), self.policy.seed)
-        self.devices.run()
+        with RUNNING:
+            self.devices.run()
         return True
 
     def _order(self) -> DeviceOrder:

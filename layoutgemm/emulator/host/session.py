@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     Emulate = Callable[..., Emulation]
 
 KEPT = 64  # findings that a report prints
+_OPEN = threading.RLock()  # held by the thread that has an emulated GPU: torch and the DSL are the whole process's
 
 
 class EmulatedGpu:
@@ -96,10 +98,18 @@ class EmulatedGpu:
 
 @contextmanager
 def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **options: Any) -> Iterator[EmulatedGpu]:
-    """An emulated GPU of that architecture; `emulate` runs a compiled function with its arguments and the options."""
+    """An emulated GPU of that architecture; `emulate` runs a compiled function with its arguments and the options.
+
+    Raises EmulatorError while another thread has one.
+    """
     from unittest import mock
 
     gpu, memory = EmulatedGpu(GpuModel.of(arch)), DeviceMemory()
+    if not _OPEN.acquire(blocking=False):
+        raise EmulatorError(
+            "another thread of this process has an emulated GPU, which all threads share: launch within that one, or "
+            "leave it first"
+        )
 
     def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
         if (graph := HostGraph.capturing()) is not None:
@@ -132,6 +142,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
             raise
 
     with ExitStack() as stack:
+        stack.callback(_OPEN.release)
         if _importable("cutlass"):
             _dsls()  # made here, or they would keep the session's environment, which they read when they are made
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))

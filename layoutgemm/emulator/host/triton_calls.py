@@ -24,6 +24,7 @@ from ...dtypes import dtype
 from ...errors import EmulatorError
 from ..machine.tensor_map import from_driver
 from ..ptx.parser import read_module
+from ..turns import OwnStack
 from .arguments import ArgumentMemory
 from .launcher import HostLaunch, gathered
 
@@ -147,23 +148,24 @@ class DriverModule:
 
     def __init__(self, device: GpuModel, launch: Callable[[TritonLaunch, int], None]) -> None:
         self._device, self._launch = device, launch
-        self._loading: list[TritonKernel] = []  # compiled kernels whose handles are made now
+        self._loading: OwnStack[TritonKernel] = OwnStack()  # compiled kernels whose handles are made now
         self._kernels: dict[int, PtxKernel] = {}
 
     @contextmanager
     def loading(self, compiled: TritonKernel) -> Iterator[None]:
         """Within it `load_binary` is asked for this compiled kernel."""
-        self._loading.append(compiled)
+        self._loading.items.append(compiled)
         try:
             yield
         finally:
-            self._loading.pop()
+            self._loading.items.pop()
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[object, object, int, int, int]:
         """Module, function, registers, spills and the most threads; the function is the compiled kernel."""
-        if not self._loading or "ptx" not in self._loading[-1].asm:
+        loading = self._loading.items
+        if not loading or "ptx" not in loading[-1].asm:
             raise EmulatorError(f"Triton loads {name} without its PTX: the emulator runs PTX")
-        return self, self._loading[-1], 0, 0, self._device.arch.threads_per_block
+        return self, loading[-1], 0, 0, self._device.arch.threads_per_block
 
     def unload_module(self, module: object) -> None:
         """Nothing is kept."""

@@ -22,6 +22,7 @@ from ..host.dsl_calls import CompiledFunction
 from ..host.launcher import HostFunction, HostLaunch
 from ..machine.interpreter import Launch, Policy
 from ..machine.memory import GlobalMemory, MemorySnapshot
+from ..turns import in_turn
 from .mutants import Mutant, alterations, deletions, fields
 from .run import EARLY, IN_TURN, LaunchCase, ShowsProgress, Survey, sample
 from .survivors import explained
@@ -32,6 +33,7 @@ Progress = ShowsProgress
 
 
 @checked(EmulatorError)
+@in_turn
 def mutate(
     compiled: object,
     *args: object,
@@ -57,6 +59,7 @@ def mutate(
 
 
 @checked(EmulatorError)
+@in_turn
 def mutate_ptx(
     text: str | Path,
     *,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -435,6 +436,36 @@ def test_versions_of_cuda() -> None:
     with emulated_gpu():
         assert torch.version.cuda == (plain or "13.0")
     assert torch.version.cuda == plain
+
+
+def test_threads_share_one_emulated_gpu() -> None:
+    """Another thread may launch in it and not open one; a graph, and autocast, are the thread's own."""
+    seen: list[object] = []
+
+    def other() -> None:
+        seen.append(torch.cuda.is_current_stream_capturing())
+        with torch.autocast("cuda", torch.float16):
+            inside.set()
+            left.wait(10)
+            seen.append(torch.get_autocast_dtype("cpu"))
+        seen.append(torch.ones(2, device="cuda").is_cuda)
+        with pytest.raises(EmulatorError, match="another thread of this process has an emulated GPU"), emulated_gpu():
+            pass
+        seen.append("refused")
+
+    inside, left = threading.Event(), threading.Event()
+    with emulated_gpu(), emulated_gpu("sm_80"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            thread = threading.Thread(target=other)
+            thread.start()
+            assert torch.cuda.is_current_stream_capturing()
+            with torch.autocast("cuda", torch.bfloat16):
+                inside.wait(10)
+            left.set()
+            thread.join(10)
+        assert seen == [False, torch.float16, True, "refused"]
+    with emulated_gpu():
+        pass
 
 
 def test_a_backward_function_sees_the_gpu() -> None:

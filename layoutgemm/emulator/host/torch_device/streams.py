@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...turns import OwnStack
+
 
 class HostStream:
     """A stream: all work is done when it is asked for, but for what a graph captures."""
@@ -187,7 +189,7 @@ class HostGraph:
     replays  what makes them: by default one after another, in the order of their capture
     """
 
-    _capturing: ClassVar[list[HostGraph]] = []
+    _capturing: ClassVar[OwnStack[HostGraph]] = OwnStack()
     replays: ClassVar[Callable[[Sequence[CapturedWork]], None] | None] = None
 
     def __init__(self, *args: object, **kwargs: object):
@@ -196,8 +198,8 @@ class HostGraph:
 
     @classmethod
     def capturing(cls) -> HostGraph | None:
-        """The graph that captures now, or None."""
-        return cls._capturing[-1] if cls._capturing else None
+        """The graph that captures now in this thread, or None."""
+        return cls._capturing.items[-1] if cls._capturing.items else None
 
     def add(self, run: Callable[[], object], stream: int | None = None, copies: bool = False) -> None:
         """Capture a launch or a copy."""
@@ -218,11 +220,11 @@ class HostGraph:
     def capture_begin(self, *args: object, **kwargs: object) -> None:
         """Work from here on is captured and not done."""
         self.reset()
-        self._capturing.append(self)
+        self._capturing.items.append(self)
 
     def capture_end(self) -> None:
         """The end of what is captured."""
-        self._capturing.remove(self)
+        self._capturing.items.remove(self)
 
     def replay(self) -> None:
         """Do the work, each stream in order."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import EmulatorError
+from ...turns import OwnStack
 from ..arguments import Place, bytes_at
 from ..devices import CUDA
 from .answers import accelerator_answers, cuda_answers, existing, profiler_answers
@@ -603,19 +604,19 @@ def _compile(torch: ModuleType, plain: Function) -> Function:
 def _autocast(kind: Any) -> Named:
     """Entry and exit of torch.autocast: that of "cuda" is the CPU's, too, where the tensors lie."""
     enter, leave = kind.__enter__, kind.__exit__
-    inner: list[Any] = []
+    inner: OwnStack[Any] = OwnStack()
 
     def entered(self: Any) -> object:
         done = enter(self)
         if self.device == "cuda":
             own = kind("cpu", dtype=self.fast_dtype, enabled=self._enabled, cache_enabled=self._cache_enabled)
-            inner.append(own)
+            inner.items.append(own)
             enter(own)
         return done
 
     def left(self: Any, *args: object) -> object:
         if self.device == "cuda":
-            leave(inner.pop(), *args)
+            leave(inner.items.pop(), *args)
         return leave(self, *args)
 
     return {"__enter__": entered, "__exit__": left}
