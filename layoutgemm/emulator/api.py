@@ -199,8 +199,8 @@ watch()
 _HOSTS: weakref.WeakKeyDictionary[object, CompiledFunction] = weakref.WeakKeyDictionary()
 
 
-@checked(EmulatorError)
 @in_turn
+@checked(EmulatorError)
 def emulate(
     compiled: object,
     *args: object,
@@ -446,8 +446,8 @@ class TensorMapOf:
             raise EmulatorError(f"a tensor map of {name or type(self.array).__name__}: name its element type") from None
 
 
-@checked(EmulatorError)
 @in_turn
+@checked(EmulatorError)
 def emulate_ptx(
     text: str | Path,
     *,

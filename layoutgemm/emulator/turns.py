@@ -1,4 +1,4 @@
-"""One run of the emulator at a time in a process, whichever threads ask for it.
+"""One run of the emulator at a time in a process, for all its threads.
 
 A host function keeps its launches, a program its operations, and generated code its names, for all threads.
 """

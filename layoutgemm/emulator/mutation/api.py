@@ -32,8 +32,8 @@ ORDERS = (IN_TURN, Policy(fences="writers", waits="reluctant", elect="highest"),
 Progress = ShowsProgress
 
 
-@checked(EmulatorError)
 @in_turn
+@checked(EmulatorError)
 def mutate(
     compiled: object,
     *args: object,
@@ -58,8 +58,8 @@ def mutate(
     return _survey(launches[0], arrays.memory, count, progress, edges)
 
 
-@checked(EmulatorError)
 @in_turn
+@checked(EmulatorError)
 def mutate_ptx(
     text: str | Path,
     *,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ...dtypes import dtype
 from ...errors import EmulatorError
 from ...moved import old_names
+from ..findings import LINT
 from ..machine.interpreter import Cta, Fiber
 from ..machine.memory import OFFSET, RANK_SHIFT, parts_of, span, span_parts
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
@@ -57,6 +58,9 @@ STRONG_WORDS = ("relaxed", "acquire", "release", "acq_rel", "mmio", "volatile")
 SPACES = (
     "param", "param::entry", "param::func", "global", "const", "local", "shared", "shared::cta", "shared::cluster",
 )  # fmt: skip
+
+
+GENERIC = "a generic address where the instruction takes a shared one: its offset is taken, and PTX leaves that open"
 
 
 class AccessForm:
@@ -106,10 +110,14 @@ class PlainForm(AccessForm):
 
 
 def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
-    """The block and the offset of a shared address; reports a block that has ended.
+    """The block and the offset of a shared address; reports a block that has ended, and a generic address.
 
     Raises EmulatorError for a block that the cluster does not have.
     """
+    if address >= SHARED_WINDOW:  # kernels of CUDA C++ pass a variable's own address to inline PTX
+        address -= SHARED_WINDOW
+        kind = "protocol" if fiber.machine.policy.strict else LINT
+        fiber.machine.problem(kind, GENERIC, fiber, orders="cvta.to.shared makes a shared address of it.")
     rank, offset = address >> RANK_SHIFT, address & OFFSET
     ctas = fiber.cta.cluster.ctas
     if not 0 <= rank < len(ctas):

@@ -44,6 +44,13 @@ def known(ins: PtxInstruction, *words: str) -> set[str]:
     return set(ins.words[1:])
 
 
+def spelled(ins: PtxInstruction, opcode: str, *optional: str) -> None:
+    """Raises ValueError unless an instruction has the words of an opcode, in any order, as ptxas takes them."""
+    mine, wanted = ([word for word in words if word not in optional] for words in (ins.words, opcode.split(".")))
+    if sorted(mine) != sorted(wanted):
+        raise ValueError(f"the emulator knows this as {opcode}")
+
+
 def counted(ins: PtxInstruction, expected: int) -> None:
     """Refuse another number of operands."""
     if len(ins.operands) != expected:

@@ -412,6 +412,26 @@ def _numbered(prefix: str, count: int) -> tuple[str, ...]:
     return tuple([f"{prefix}{i}" for i in range(count)])
 
 
+# A word for the type of an element, and opcodes whose words ptxas does not take in any order, or which end otherwise.
+TYPE_WORD = re.compile(
+    r"[busf](1|4|8|16|32|64|128)|f16x2|bf16(x2)?|tf32|(e4m3|e5m2|e3m2|e2m3|e2m1|ue8m0|ue4m3|s2f6)(x[24])?"
+)
+_TYPES_FIRST = re.compile(r"mul|mad|shf|prmt|dp[24]a|v(?!ote)\w+|tex\w*|tld4|su\w+|txq|suq")
+
+
+def types_last(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of an opcode with its types at the end, as PTX's manual has them: ptxas takes any order.
+
+    >>> types_last(("fma", "sat", "f32", "rn")), types_last(("cvt", "s32", "rzi", "ftz", "f32"))
+    (('fma', 'sat', 'rn', 'f32'), ('cvt', 'rzi', 'ftz', 's32', 'f32'))
+    """
+    first = next((n for n, word in enumerate(words) if TYPE_WORD.fullmatch(word)), len(words))
+    if all(TYPE_WORD.fullmatch(word) for word in words[first:]) or "popc" in words or _TYPES_FIRST.fullmatch(words[0]):
+        return words
+    types = [word for word in words if TYPE_WORD.fullmatch(word)]
+    return (*[word for word in words if word not in types], *types)
+
+
 def _instruction(kernel: PtxKernel, statement: Statement) -> PtxInstruction:
     _, text, scopes, line, source = statement
     rest, predicate, negated = text, None, False
@@ -431,7 +451,8 @@ def _instruction(kernel: PtxKernel, statement: Statement) -> PtxInstruction:
         operands = tuple([_operand(kernel, part) for part in _split(arguments)])
     except ValueError as error:
         raise PtxError(f"PTX line {line}: {text}: {error}") from None
-    words = tuple(opcode.split("."))
+    words = types_last(tuple(opcode.split(".")))
+    opcode = ".".join(words)
     if words[0] in CARRIED or "cc" in words:
         kernel.registers.setdefault(CARRY, "pred")
     number = len(kernel.instructions)

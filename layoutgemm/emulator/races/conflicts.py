@@ -26,6 +26,11 @@ NARROW = (
     "only an mbarrier orders the two blocks, and its arrival or its wait has one block's scope (.cta, the default): "
     "PTX orders nothing by that, CUTLASS's remote arrivals count on it, and Policy(strict=True) makes this a finding"
 )
+WARPGROUP = (
+    "the product has completed for another warp of its warpgroup, and the second knows that: PTX counts a warp's own "
+    "wgmma.wait_group, pipelines of CUTLASS release a buffer by one thread for four warps, and "
+    'Policy(fences="writers") makes this a finding'
+)
 CLUSTER_SCOPE = "mbarrier.arrive.release.cluster by the first block and mbarrier.try_wait.acquire.cluster order them."
 # The beginning of the first access's opcode -> how a thread learns that it has happened.
 _COMPLETED = (

@@ -26,7 +26,7 @@ accesses in flight, not with the run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
@@ -44,6 +44,7 @@ from .conflicts import (
     FENCE_READS,
     NARROW,
     REFILL,
+    WARPGROUP,
     Conflict,
     remedy,
 )
@@ -78,11 +79,13 @@ class MemoryEvent:
     wrote     whether it wrote through the generic proxy
     stamp     the turn of its accesses to global memory (`clocks.py`), or None
     divided   the events that have some of its lanes' accesses since those lanes waited alone
+    fellows   of a warp's part of a product: those of its warpgroup, None where a warp has not issued it
+    told      whether a finding says already that its mbarriers are signalled without a fence
     """
 
     __slots__ = (
-        "asynchronous", "describe", "divided", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "several",
-        "stamp", "time", "touches", "wrote",
+        "asynchronous", "describe", "divided", "engine", "fellows", "id", "issued", "joint", "lanes", "near", "pieces",
+        "several", "stamp", "time", "told", "touches", "wrote",
     )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: object = None) -> None:
@@ -90,11 +93,12 @@ class MemoryEvent:
         self.time = 0
         self.issued: Knowledge | None = None
         self.stamp: Stamp | None = None
-        self.lanes, self.joint, self.several, self.wrote = 0, False, False, False
+        self.lanes, self.joint, self.several, self.wrote, self.told = 0, False, False, False, False
         self.touches: list[tuple[ShadowMemory, bool, LaneAccess]] = []
         self.pieces: dict[tuple[int, bool, bool], dict[int, int]] = {}
         self.near: deque[MemoryEvent] | None = None
         self.divided: tuple[MemoryEvent, ...] = ()
+        self.fellows: Sequence[MemoryEvent | None] = ()
 
 
 class Knowledge:
@@ -750,6 +754,9 @@ class ShadowMemory:
         elif known:
             missing = "no fence.proxy.async between the write and the access by an asynchronous engine"
         orders = FENCE if known else remedy(record.what(), earlier.asynchronous, what(), asynchronous)
+        completed = any(one is not None and ledger.knows(knows, one) for one in earlier.fellows)
+        if completed and asynchronous and not known and not ledger.writers:
+            return Conflict(f"{self._both(record, common, what)}; {WARPGROUP}", orders, lint=True)
         return Conflict(f"{self._both(record, common, what)}; {missing}", orders)
 
     def _both(self, record: AccessRecord, common: int, what: Callable[[], str]) -> str:

@@ -80,6 +80,25 @@ def test_wrong_accesses(body, says):
     assert "PTX line" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "access",
+    ["st.shared.u32 [%d9], %r30; ld.shared::cta.u32 %r0, [%r28];",
+     "st.shared.u32 [%r28], %r30; ld.shared.u32 %r0, [%d9];",
+     "st.shared.u32 [%r28], 0; bar.warp.sync -1; atom.shared.add.u32 %r0, [%d9], %r30; ld.shared.u32 %r0, [%r28];"],
+)  # fmt: skip
+def test_a_generic_address_of_shared_memory_is_taken_for_a_shared_one(access):
+    """Inline PTX in CUDA C++ gets a variable's own address where it should get `__cvta_generic_to_shared` of it."""
+    body = f"cvt.u64.u32 %d9, %r28; cvta.shared.u64 %d9, %d9; {access} st.global.u32 [%d1], %r0;"
+    found = go(body)
+    assert np.array_equal(found["out"].view(np.uint32)[::4], np.arange(32))
+    assert set(found.kinds) == {"lint"} and "a generic address" in found.findings[0].message
+    assert "cvta.to.shared" in found.findings[0].orders
+    assert set(go(body, policy=Policy(strict=True)).kinds) == {"protocol"}
+    beyond = body.replace("cvta.shared.u64 %d9, %d9;", "cvta.shared.u64 %d9, %d9; add.u64 %d9, %d9, 0x1000000;")
+    with pytest.raises(EmulatorError, match="names block 1 of a cluster of 1"):
+        go(beyond)
+
+
 def test_uninitialised_shared_memory():
     found = go("setp.ne.u32 %p0, %r30, 3; @%p0 st.shared.u32 [%r28], %r30; ld.shared.u32 %r0, [%r28];")
     assert found.kinds == ["uninitialised"] and "0x430" in found.findings[0].message

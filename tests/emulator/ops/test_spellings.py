@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from layoutgemm.emulator.ptx.coverage import refusals
@@ -228,3 +229,41 @@ def test_ptxas_takes_the_same_spellings(target: str, lines: Callable[[], Iterato
 def test_a_spelling_that_does_not_exist(line: str, says: str) -> None:
     with pytest.raises(PtxError, match=rf"PTX line \d+: .*{says}"):
         run(line)
+
+
+# ptxas takes modifiers in any order. Triton writes tcgen05.cp.cta_group::1.warpx4.32x128b.
+ANY_ORDER = [
+    ("sm_100a", "tcgen05.cp.cta_group::1.warpx4.32x128b [%r1], %d0;"),
+    ("sm_100a", "tcgen05.cp.64x128b.warpx2::02_13.cta_group::1 [%r1], %d0;"),
+    ("sm_100a", "tcgen05.ld.x2.pack::16b.b32.16x64b.aligned.sync {%r1, %r2}, [%r1];"),
+    ("sm_100a", "tcgen05.st.32x32b.sync.aligned.x1.b32 [%r1], {%r2};"),
+    ("sm_90a", "wgmma.mma_async.m64n8k16.f32.aligned.sync.f16.f16 {%f0, %f1, %f2, %f3}, %d0, %d0, 1, 1, 1, 0, 0;"),
+    (
+        "sm_90a",
+        "mma.sync.row.s32.col.aligned.s8.s8.s32.m8n8k16 {%r0, %r1}, {%r2}, {%r3}, {%r0, %r1};",
+    ),
+    ("sm_90a", "ldmatrix.sync.b16.shared.x1.m8n8.trans.aligned {%r1}, [%r0];"),
+    ("sm_90a", "ld.global.v4.f32.L1::no_allocate {%f0, %f1, %f2, %f3}, [%d0];"),
+    ("sm_90a", "red.async.u32.add.shared::cluster.cluster.mbarrier::complete_tx::bytes.relaxed [%r0], %r1, [%r0];"),
+    ("sm_90a", "setp.lt.f32.ftz.and %p0, %f0, %f1, %p1;"),
+    ("sm_90a", "cvt.e4m3x2.f32.rn.satfinite %h0, %f0, %f1;"),
+    ("sm_90a", "redux.sync.s32.add %r1, %r1, -1;"),
+]
+
+
+@pytest.mark.parametrize(("target", "line"), ANY_ORDER)
+def test_modifiers_in_any_order(target: str, line: str) -> None:
+    assert refused_here([line], target) == {}
+
+
+@needs.PTXAS
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_ptxas_takes_modifiers_in_any_order(target: str, tmp_path: Path) -> None:
+    assert refused_by_ptxas([line for needed, line in ANY_ORDER if needed == target], target, tmp_path) == {}
+
+
+def test_types_may_come_before_other_words() -> None:
+    body = "cvt.rn.f32.s32 %f0, %r30; fma.f32.rn %f1, %f0, 0f40200000, 0f3f000000; cvt.s32.rzi.f32 %r1, %f1;"
+    found = run(f"mov.u32 %r30, %tid.x; {body} mul.wide.u32 %d1, %r30, 4; add.s64 %d1, %out, %d1; st.s32.global [%d1], %r1;",
+                {"out": np.zeros(32, np.int32)})  # fmt: skip
+    assert np.array_equal(found["out"], (np.arange(32) * 2.5 + 0.5).astype(np.int32))

@@ -40,12 +40,13 @@ def atom_of(ins: PtxInstruction) -> tuple[CopyAtom, str]:
     name, *words = ins.words
     space = next((word for word in words if word in SPACES), "")
     words = [word for word in words if word not in SPACES]
-    if words[:2] != ["sync", "aligned"]:
+    if words.count("sync") != 1 or words.count("aligned") != 1:
         raise ValueError(f"{name} is .sync.aligned")
+    words = [word for word in words if word not in ("sync", "aligned")]
     first = [r"m\d+n\d+", r"x\d", "trans"]  # ptxas takes these in any order; CUTLASS writes the number first
-    rank = {word: n for word in words[2:] for n, form in enumerate(first) if re.fullmatch(form, word)}
-    words[2:] = sorted(words[2:], key=lambda word: rank.get(word, len(first)))
-    form = re.fullmatch(r"m(\d+)n(\d+)\.x(\d)(\.trans)?\.([\w.]+)", ".".join(words[2:]))
+    rank = {word: n for word in words for n, form in enumerate(first) if re.fullmatch(form, word)}
+    words = sorted(words, key=lambda word: rank.get(word, len(first)))
+    form = re.fullmatch(r"m(\d+)n(\d+)\.x(\d)(\.trans)?\.([\w.]+)", ".".join(words))
     if form is None:
         raise ValueError(f"{ins.opcode} is not known here")
     make = ldmatrix if name == "ldmatrix" else stmatrix

@@ -33,7 +33,7 @@ from ...ptx.values import Value, bool_of, s32
 from ...races.clocks import Stamp
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
-from ..barrier import EmulatedMbarrier, barriers_of, complete, mbarrier_at
+from ..barrier import INIT, EmulatedMbarrier, barriers_of, complete, mbarrier_at
 from ..memory import block_of, blocks_of, said, unwritten
 from ..registry import counted, operation
 from . import bulk_groups
@@ -454,12 +454,15 @@ def _land(
     _clear_of_barriers(fiber, cta, box, offset)
     knows = fiber.knows
     if ledger.enabled and barrier.init.id >= ledger.base:
-        if not (knows.inits | ledger.fenced(knows)) & ledger.bit(barrier.init):
+        unfenced = not (knows.inits | ledger.fenced(knows)) & ledger.bit(barrier.init)
+        if unfenced and not barrier.init.told:  # one finding for all that one thread initialises at once
+            barrier.init.told = True
             machine.problem(
                 "race",
                 f"the {barrier} is signalled by a tensor copy, and no fence.mbarrier_init or fence.proxy.async stands "
                 "between its initialisation and this",
                 fiber,
+                orders=INIT,
             )
     buffer = box.source(fiber, coordinates)
     what = said(fiber, ins)

@@ -26,7 +26,7 @@ from ....atoms.mma.block_scales import provider
 from ....atoms.mma.sync import BIT_OPS, mma_sync
 from ...machine.interpreter import Fiber
 from ...ptx.codegen import number
-from ...ptx.parser import PtxInstruction
+from ...ptx.parser import TYPE_WORD, PtxInstruction
 from ...ptx.program import Program
 from ...ptx.program import Run as Operation
 from ...ptx.values import LANES
@@ -51,6 +51,9 @@ def atom_of(ins: PtxInstruction) -> MmaAtom:
     shape = _taken(words, r"(m\d+n\d+k\d+)")
     if shape is None or len(words) < 6:
         raise ValueError(f"{ins.opcode} is not known here")
+    stray = [word for word in words[2:] if word not in (*BIT_OPS, "popc") and not TYPE_WORD.fullmatch(word)]
+    if stray:
+        raise ValueError(f".{stray[0]} is not known here")
     majors, (d, a, b, c), rest = words[:2], [_name(word) for word in words[2:6]], words[6:]
     bit_op = "xor"
     if rest[-1:] == ["popc"] and rest[0] in BIT_OPS:

@@ -42,7 +42,7 @@ from ...ptx.values import Lanes, Value
 from ...races.happens_before import MemoryEvent
 from ..in_flight import InFlightRegister
 from ..memory import said
-from ..registry import known, operation
+from ..registry import known, operation, spelled
 from .fragments import RegisterFragment
 from .operands import UNWRITTEN, Matrix, OperandChunks, SharedOperandRead, accumulate, fetch, reading, shared_read
 
@@ -400,9 +400,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     form = _form(
         n, a, b, c, plain.atom.a_source, plain.saturates, MAJORS[transposed[0]], MAJORS[transposed[1]]
     )  # fmt: skip
-    words = [word for word in ins.words if word != "satfinite"]
-    if words != [word for word in form.atom.ptx.split(".") if word != "satfinite"]:
-        raise ValueError(f"the emulator knows this as {form.atom}")
+    spelled(ins, form.atom.ptx, "satfinite")
     names = _registers(program, ins, target, form.c.registers)
     lent = [] if form.a is None else _registers(program, ins, first, form.a.registers)
     used = sum(1 << register for register in {*names, *lent})
@@ -424,6 +422,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
         event = found.events[warp]
         if event is None:
             event = group.events[warp] = found.events[warp] = group.events[warp] or _event(fiber, ins, warp)
+        event.fellows = event.fellows or found.events
         _record(fiber, warp, found, event)
         group.open[warp].append(found)
         found.arrived += 1

@@ -13,6 +13,7 @@ of 6 bits with two zero bits above. Neither has been confirmed on a device.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -33,7 +34,7 @@ from ...ptx.values import Lanes, Value, any_of
 from ..memory import said
 from ..mma.fragments import words_of
 from ..mma.operands import SharedOperandRead, codes, lines, reading
-from ..registry import operation
+from ..registry import operation, spelled
 from .allocation import group_size
 from .shift import has_shifts, in_pipeline
 from .tmem import TensorMemory, TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
@@ -69,11 +70,10 @@ def _atom(ins: PtxInstruction, stores: bool, split: int | None) -> TmemCopyAtom:
     else:
         reduce = ""
         if "red" in ins.words:
-            reduce = ".".join(word for word in ins.words if word in ("min", "max", "abs"))
+            reduce = ".".join(word for word in ("min", "max", "abs") if word in ins.words)
             element = _TYPES[ins.words[-1]]
         found = tcgen05_ld(shape, repeat, packs, split, element, reduce)
-    if found.ptx != ins.opcode:
-        raise ValueError(f"the emulator knows this as {found.ptx}")
+    spelled(ins, found.ptx)
     return found
 
 
@@ -207,13 +207,17 @@ def _copied(atom: TmemCopyAtom) -> TmemCoordinates:
     return _places(atom).select(slice(None), slice(None, None, WORD_BITS))
 
 
+def _copied_shape(ins: PtxInstruction) -> str:
+    """The word of a tcgen05.cp for its rows and bits, such as 32x128b."""
+    return next((word for word in ins.words if re.fullmatch(r"\d+x\d+b", word)), "")
+
+
 def _copy_atom(ins: PtxInstruction) -> TmemCopyAtom:
-    shape = ins.words[3]
+    shape = _copied_shape(ins)
     multicast = next((word for word in ins.words if word.startswith("warpx")), "")
     source = next((word for word in ins.words if word in FORMATS), "")
     found = tcgen05_cp(shape, multicast, group_size(ins), source)
-    if found.ptx != ins.opcode:
-        raise ValueError(f"the emulator knows this as {found.ptx}")
+    spelled(ins, found.ptx)
     return found
 
 
@@ -228,7 +232,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
     packing = {8: "packed", 6: "b6x16_p32", 4: "b4x16_p64"}[bits]
     low = low_bit(dtype({8: "e4m3", 6: "e3m2", 4: "e2m1"}[bits]))
     address, descriptor = program.address(ins.operands[0]), program.value(ins.operands[1], "b64")
-    shifts, kind = has_shifts(program), f"tcgen05.cp {ins.words[3]}"
+    shifts, kind = has_shifts(program), f"tcgen05.cp {_copied_shape(ins)}"
 
     def go(fiber: Fiber) -> None:
         one_thread(fiber)

@@ -97,6 +97,9 @@ def test_initialisation_without_a_fence() -> None:
     result = one(ARM + GET, begin=bare)
     assert result.kinds == ["race"]
     assert "fence.mbarrier_init" in result.findings[0].message
+    assert result.findings[0].orders.startswith("fence.mbarrier_init after the initialisation")
+    two = ARM.replace("1024", "2048") + GET + GET.replace("[%r1]", "[%r1+1024]")
+    assert len(one(two, begin=bare).findings) == 1
     proxy = BEGIN.replace("fence.mbarrier_init.release.cluster", "fence.proxy.async.shared::cta")
     assert one(ARM + GET, begin=proxy).kinds == []
 

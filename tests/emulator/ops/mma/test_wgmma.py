@@ -486,6 +486,26 @@ def test_a_write_after_one_warps_wait_races_with_the_others():
     assert (own.kinds, other.kinds, shared.kinds) == ([], ["race"], ["race"])
 
 
+def test_a_copy_over_b_after_one_warps_wait_is_what_pipelines_do():
+    """CUTLASS's consumers release a buffer by one thread a warpgroup: lint, and by PTX's word a race."""
+    after = "  wgmma.wait_group.sync.aligned 0;\n"
+    copy = """  .shared .align 8 .b64 bar; .reg .b32 %bar; mov.u32 %bar, bar;
+  setp.ne.u32 %stop, %lane, 0; @%stop bra done;
+  mbarrier.init.shared.b64 [%bar], 1; fence.mbarrier_init.release.cluster;
+  mbarrier.arrive.expect_tx.shared.b64 _, [%bar], 16; ld.param.u64 %g, [kernel_B];
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%sB], [%g], 16, [%bar];
+wait: mbarrier.try_wait.parity.shared.b64 %stop, [%bar], 0; @!%stop bra wait;
+done:
+"""
+    known, writers = broken(BASE, after, after + copy), Policy(fences="writers")
+    assert known.kinds == ["lint"] and 'Policy(fences="writers")' in known.findings[0].message
+    assert "race" in broken(BASE, after, after + copy, writers).kinds
+    early = copy.replace("done:", "done:" + after)  # no warp has waited
+    assert "race" in broken(BASE, after, early).kinds
+    everyone = broken(BASE, after, f"{after}  fence.proxy.async.shared::cta; bar.sync 0;\n{copy}", writers)
+    assert everyone.kinds == []
+
+
 def test_unknown_forms_are_refused_at_load():
     for old, new in (
         ("mma_async.sync", "mma_async.sp.sync"),
