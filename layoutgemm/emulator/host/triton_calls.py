@@ -12,11 +12,11 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from .arguments import ArgumentMemory
 from .launcher import HostLaunch, gathered
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..ptx.parser import Parameter, PtxKernel
     from .devices import GpuModel
 
@@ -260,6 +262,35 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
+class HostCublas:
+    """Triton's CublasLt on an emulated GPU: torch's products, since a machine without a GPU has no cuBLAS."""
+
+    def __init__(self, workspace: object) -> None:
+        """A workspace is not needed."""
+
+    def matmul(self, a: Tensor, b: Tensor, c: Tensor) -> None:
+        """C = A B^T."""
+        self.gemm(a, b, c, c, 1.0, 0.0)
+
+    def gemm(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor, alpha: float, beta: float) -> None:
+        """D = alpha A B^T + beta C, summed in float32."""
+        product = alpha * (a.float() @ b.float().T)
+        d.copy_(product + beta * c.float() if beta else product)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise EmulatorError(f"Triton's CublasLt.{name} has no answer on an emulated GPU")
+
+
+@contextmanager
+def host_cublas() -> Iterator[None]:
+    """Within it Triton's CublasLt is `HostCublas`."""
+    from unittest import mock
+
+    cublas = getattr(getattr(sys.modules.get("triton._C.libtriton"), "nvidia", None), "cublas", None)
+    with mock.patch.object(cublas, "CublasLt", HostCublas) if cublas is not None else nullcontext():
+        yield
+
+
 @contextmanager
 def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
     """Triton's driver with another module in place of the one in C."""
@@ -272,6 +303,7 @@ def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
             "triton.compile gives the PTX of others, for emulate_ptx"
         )
     with ExitStack() as stack:
+        stack.enter_context(host_cublas())
         values = {
             "CudaUtils": lambda: module, "PyKernelArg": KernelArg, "ARG_CONSTEXPR": CONSTEXPR, "ARG_KERNEL": KERNEL,
             "ARG_TUPLE": TUPLE,

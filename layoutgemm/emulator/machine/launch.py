@@ -132,11 +132,25 @@ class Progress:
     products: int
 
 
+# Special registers that are the same in each launch. The fourth element of each vector is unused, and zero.
+_CONSTANT: dict[str, Value] = {
+    **{
+        f"%{name}.w": 0
+        for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+    },
+    **{f"%envreg{n}": 0 for n in range(32)},
+    **{f"%pm{n}{wide}": 0 for n in range(8) for wide in ("", "_64")},
+    "%envreg1": WORKSPACE >> 32,
+    "%envreg2": WORKSPACE & M32,
+}
+
+
 def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int, warp: int) -> dict[str, Value]:
     """%tid, %ctaid and the like of a warp, from its block. PTX ISA, "Special Registers"."""
     block, grid, size = launch.block, launch.grid, launch.cluster
     thread = warp * LANES + LANE
     special: dict[str, Value] = {
+        **_CONSTANT,
         "%laneid": LANE,
         "%warpid": warp,
         "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),
@@ -155,15 +169,6 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
         "%reserved_smem_offset_0": 0,
         "%reserved_smem_offset_1": 0,
         "%current_graph_exec": 0,  # of no graph
-        # The fourth element of each vector is unused, and zero.
-        **{
-            f"%{name}.w": 0
-            for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
-        },
-        **{f"%envreg{n}": 0 for n in range(32)},
-        **{f"%pm{n}{wide}": 0 for n in range(8) for wide in ("", "_64")},
-        "%envreg1": WORKSPACE >> 32,
-        "%envreg2": WORKSPACE & M32,
         "%lanemask_eq": 1 << LANE,
         "%lanemask_lt": (1 << LANE) - 1,
         "%lanemask_le": (2 << LANE) - 1,

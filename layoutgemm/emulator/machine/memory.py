@@ -7,8 +7,10 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -334,25 +336,30 @@ def span_parts(offset: int, size: int) -> dict[int, int]:
 
 def granules(offsets: npt.NDArray[np.int64], size: int) -> int:
     """The granules that accesses of `size` bytes at these offsets touch, as a bit set."""
-    places = 0
-    width = max(1, size // GRANULE)
-    ones = (1 << width) - 1
-    for first in set((offsets // GRANULE).tolist()):
-        places |= ones << first
-    return places
+    return _touched(offsets.tobytes(), size)[0]
 
 
-def parts_of(offsets: npt.NDArray[np.int64], size: int) -> dict[int, int]:
+def parts_of(offsets: npt.NDArray[np.int64], size: int) -> Mapping[int, int]:
     """Bytes of partially touched granules, as bit sets, for accesses of `size` bytes.
 
-    >>> parts_of(np.array([32, 36, 48, 56]), 8)
+    >>> dict(parts_of(np.array([32, 36, 48, 56]), 8))
     {2: 4095}
     """
+    return _touched(offsets.tobytes(), size)[1]
+
+
+@lru_cache(maxsize=1 << 13)
+def _touched(raw: bytes, size: int) -> tuple[int, Mapping[int, int]]:
+    """The granules of accesses, and the bytes of those touched in part; most threads access the same places again."""
+    offsets = set(np.frombuffer(raw, dtype=np.int64).tolist())
+    places, width = 0, max(1, size // GRANULE)
+    for first in {offset // GRANULE for offset in offsets}:
+        places |= (1 << width) - 1 << first
     parts: dict[int, int] = {}
     if size < GRANULE:
         ones, all_ = (1 << size) - 1, (1 << GRANULE) - 1
-        for offset in set(offsets.tolist()):
+        for offset in offsets:
             place = offset // GRANULE
             parts[place] = parts.get(place, 0) | ones << offset % GRANULE
         parts = {place: mask & all_ for place, mask in parts.items() if mask & all_ != all_}
-    return parts
+    return places, MappingProxyType(parts)

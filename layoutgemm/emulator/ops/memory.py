@@ -638,20 +638,18 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
             learn(fiber, form.flag, flags, cta is None)
         columns = [[lanewise(source(fiber), lanes).tolist() for source in group] for group in values]
         before = np.zeros((len(offsets), form.count), dtype=dtype)
-        for n in range(len(offsets)):
-            at = offsets[n : n + 1]
-            raw = machine.launch.memory.read(at, total) if cta is None else cta.shared.read(at, total)
-            words = elements(raw, size).copy()
-            before[n] = words
-            for k in range(form.count):
-                given = [int(group[k][n]) for group in columns] + [0]
-                words[k] = update(int(words[k]), given[0], given[1])
-            machine.changes += bool((words != before[n]).any())
-            changed = bytes_of(words).reshape(1, total)
-            if cta is None:
-                machine.launch.memory.write(at, changed)
-            else:
-                cta.shared.write(at, changed)
+        memory = machine.launch.memory if cta is None else cta.shared
+        apart = len(set(offsets.tolist())) == len(offsets)  # then all lanes are read and written at once
+        for some in [range(len(offsets))] if apart else [range(n, n + 1) for n in range(len(offsets))]:
+            at = offsets[some.start : some.stop]
+            words = elements(memory.read(at, total), size).reshape(-1, form.count).copy()
+            before[some.start : some.stop] = words
+            for n, row in zip(some, words, strict=True):
+                for k in range(form.count):
+                    given = [int(group[k][n]) for group in columns] + [0]
+                    row[k] = update(int(row[k]), given[0], given[1])
+            machine.changes += int((words != before[some.start : some.stop]).any(axis=1).sum())
+            memory.write(at, bytes_of(words).reshape(-1, total))
         for k, register in enumerate(targets):
             if register is not None:
                 assign(fiber, register, lanes, before[:, k].astype(held))

@@ -45,7 +45,7 @@ def known(ins: PtxInstruction, *words: str) -> set[str]:
 
 
 def spelled(ins: PtxInstruction, opcode: str, *optional: str) -> None:
-    """Raises ValueError unless an instruction has the words of an opcode, in any order, as ptxas takes them."""
+    """Raises ValueError unless an instruction has an opcode's words, which ptxas takes in any order."""
     mine, wanted = ([word for word in words if word not in optional] for words in (ins.words, opcode.split(".")))
     if sorted(mine) != sorted(wanted):
         raise ValueError(f"the emulator knows this as {opcode}")

@@ -420,7 +420,9 @@ _TYPES_FIRST = re.compile(r"mul|mad|shf|prmt|dp[24]a|v(?!ote)\w+|tex\w*|tld4|su\
 
 
 def types_last(words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of an opcode with its types at the end, as PTX's manual has them: ptxas takes any order.
+    """An opcode's words with its types at the end, as PTX's manual has them.
+
+    ptxas takes any order.
 
     >>> types_last(("fma", "sat", "f32", "rn")), types_last(("cvt", "s32", "rzi", "ftz", "f32"))
     (('fma', 'sat', 'rn', 'f32'), ('cvt', 'rzi', 'ftz', 's32', 'f32'))

@@ -267,7 +267,7 @@ def shift_right(x: Value, n: Value, bits: int, signed: bool) -> Value:
 def quotient(a: Value, b: Value) -> Value:
     """Division that rounds toward 0. Division by 0 gives all ones, as on hardware (PTX leaves it open)."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        a, b = np.broadcast_arrays(a, b)
+        a, b = np.asarray(a), np.asarray(b)
         if a.dtype == np.uint64 or b.dtype == np.uint64:
             a, b = a.astype(np.uint64), b.astype(np.uint64)
             return np.where(b == 0, np.uint64(M64), a // np.where(b == 0, np.uint64(1), b))

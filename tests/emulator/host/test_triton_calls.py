@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -19,6 +20,7 @@ from layoutgemm.emulator.host.triton_calls import (
     KernelArg,
     TritonLaunch,
     _driven,
+    host_cublas,
 )
 from layoutgemm.errors import EmulatorError
 from tests import needs
@@ -109,6 +111,24 @@ def test_a_script_of_triton_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     assert main(["emulate", "--arch", "sm_90a", str(path)]) == 0
+
+
+def test_triton_s_cublas_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts of Triton make a CublasLt when they begin; the real one asks for libcublas.so."""
+    library = SimpleNamespace(nvidia=SimpleNamespace(cublas=SimpleNamespace(CublasLt=None)))
+    monkeypatch.setitem(sys.modules, "triton._C.libtriton", library)
+    a, b, c = (torch.arange(6.0).reshape(2, 3) + n for n in range(3))
+    with host_cublas():
+        made = library.nvidia.cublas.CublasLt(None)
+        short = torch.full((2, 2), torch.nan, dtype=torch.float16)
+        made.matmul(a.half(), b.half(), short)
+        assert short.tolist() == (a @ b.T).tolist()
+        d = torch.zeros(2, 2)
+        made.gemm(a, b, c[:, :2], d, 2.0, 3.0)
+        assert d.tolist() == (2 * a @ b.T + 3 * c[:, :2]).tolist()
+        with pytest.raises(EmulatorError, match="block_scaled_matmul_mxfp8 has no answer"):
+            made.block_scaled_matmul_mxfp8(a)
+    assert library.nvidia.cublas.CublasLt is None
 
 
 def test_brain_floats_round_to_even() -> None:

@@ -87,7 +87,7 @@ def test_wrong_accesses(body, says):
      "st.shared.u32 [%r28], 0; bar.warp.sync -1; atom.shared.add.u32 %r0, [%d9], %r30; ld.shared.u32 %r0, [%r28];"],
 )  # fmt: skip
 def test_a_generic_address_of_shared_memory_is_taken_for_a_shared_one(access):
-    """Inline PTX in CUDA C++ gets a variable's own address where it should get `__cvta_generic_to_shared` of it."""
+    """CUDA C++ passes a variable's own address to inline PTX, without `__cvta_generic_to_shared`."""
     body = f"cvt.u64.u32 %d9, %r28; cvta.shared.u64 %d9, %d9; {access} st.global.u32 [%d1], %r0;"
     found = go(body)
     assert np.array_equal(found["out"].view(np.uint32)[::4], np.arange(32))

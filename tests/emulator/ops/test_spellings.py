@@ -264,6 +264,6 @@ def test_ptxas_takes_modifiers_in_any_order(target: str, tmp_path: Path) -> None
 
 def test_types_may_come_before_other_words() -> None:
     body = "cvt.rn.f32.s32 %f0, %r30; fma.f32.rn %f1, %f0, 0f40200000, 0f3f000000; cvt.s32.rzi.f32 %r1, %f1;"
-    found = run(f"mov.u32 %r30, %tid.x; {body} mul.wide.u32 %d1, %r30, 4; add.s64 %d1, %out, %d1; st.s32.global [%d1], %r1;",
-                {"out": np.zeros(32, np.int32)})  # fmt: skip
+    store = "mul.wide.u32 %d1, %r30, 4; add.s64 %d1, %out, %d1; st.s32.global [%d1], %r1;"
+    found = run(f"mov.u32 %r30, %tid.x; {body} {store}", {"out": np.zeros(32, np.int32)})
     assert np.array_equal(found["out"], (np.arange(32) * 2.5 + 0.5).astype(np.int32))
