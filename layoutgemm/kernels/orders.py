@@ -196,6 +196,17 @@ def _ranks(schedule: Schedule) -> list[Schedule]:
     return [schedule]
 
 
+def tiles_of_order(schedule: Schedule, grid: tuple[int, int]) -> npt.NDArray[np.int64] | None:
+    """The tiles (row, column) that an order visits, in no order; None for a list that each launch has.
+
+    >>> tiles_of_order(Rotated(Linear(), ranks=2), (1, 2)).tolist()
+    [[0, 0], [0, 1]]
+    """
+    if isinstance(schedule, TileList) and schedule.schedule is None:
+        return None
+    return np.argwhere(schedule.visited(grid))
+
+
 def described_order(schedule: Schedule, grid: tuple[int, int]) -> str:
     """The tiles that an order visits, and their share of the grid.
 
@@ -256,11 +267,17 @@ def stored_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np
 
     values  of the order's words, as `order_values` gives them
     """
+    visited = _visited_elements(plan, values)
+    if (rows := plan.stored_rows(values)) is None:
+        return visited
+    found = np.zeros((plan.rows_of_c, plan.n), dtype=bool)
+    found[rows] = True if visited is None else visited
+    return found
+
+
+def _visited_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
+    """True for each element (row, column) of the product that is in a tile of the order; None for all."""
     schedule = schedule_of(plan)
-    if (rows := plan.stored_rows(values)) is not None:
-        found = np.zeros((plan.rows_of_c, plan.n), dtype=bool)
-        found[rows] = True
-        return found
     if schedule.is_full or (isinstance(schedule, Triangular) and schedule.mirror):
         return None
     grid = clusters_of_plan(plan)

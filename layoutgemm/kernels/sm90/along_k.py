@@ -139,16 +139,11 @@ def of_lines(plan: Sm90Plan, matrix: GlobalMatrix) -> GlobalMatrix:
 
 
 def check_along_k(
-    along_k: AlongK, sizes: tuple[int, int, int, int], config: Sm90Config, a: Operand, b: Operand, others: list[str]
-) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a kernel of groups along K.
-
-    others  arguments of `Sm90Plan.derive` that such a kernel does not have
-    """
+    along_k: AlongK, sizes: tuple[int, int, int, int], config: Sm90Config, a: Operand, b: Operand
+) -> None:  # fmt: skip
+    """Raise PlanError, naming the obstacle, for a problem without a kernel of groups along K."""
     if not isinstance(along_k, AlongK) or sizes[3] > along_k.capacity:
         raise PlanError(f"along_k = {along_k!r}, batch = {sizes[3]}: AlongK.of(groups) has room for them")
-    if others:
-        raise PlanError(f"{others[0]}: a product with groups along K takes none")
     for name, spec, order in (("a", a, "col"), ("b", b, "row")):
         if spec.dtype.bits != 16:
             raise PlanError(

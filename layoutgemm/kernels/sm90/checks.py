@@ -89,7 +89,7 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     if plan.prologue is not None:
         checks += fragment_load_checks(plan)
     if plan.gathers:
-        checks += [*_multiplied(plan.a, plan.mma), _blocks(plan, plan.a, plan.config.warpgroups_of_tile)]
+        checks += [*_read(plan, plan.a), _blocks(plan, plan.a, plan.config.warpgroups_of_tile)]
     mapped = [(plan.a, plan.config.warpgroups_of_tile)] if plan.weights is None and not plan.gathers else []
     for operand, groups in [*mapped, (plan.b, 1)]:
         checks += _operand(plan, operand, groups)
@@ -246,9 +246,15 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
         "exhaustion",
         problem,
     )
-    by_threads = name == "A" and plan.prologue is not None  # A goes through registers: `fragment_load_checks`
-    bijective, *read = [bijective_tile("tile A", tile)] if by_threads else _multiplied(operand, plan.mma)
+    bijective, *read = _read(plan, operand)
     return [bijective, filled, shares, *read, _blocks(plan, operand, groups)]
+
+
+def _read(plan: Sm90Plan, operand: OperandPlan | GatheredOperand) -> tuple[Check, ...]:
+    """The tile as products read it: a bijection first."""
+    if operand.name == "A" and plan.prologue is not None:  # through registers: `fragment_load_checks`
+        return (bijective_tile("tile A", operand.smem),)
+    return _multiplied(operand, plan.mma)
 
 
 @memoized(512)

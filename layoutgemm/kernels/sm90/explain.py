@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
-from ..orders import described_order
+from ..orders import described_order, tiles_of_order
 from ..plan import present, tile_count
 from ..store import distinct_chunks
 from .along_k import explain_along_k
@@ -193,8 +193,9 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
     if plan.prologue is not None:
         lines += explain_prologue(plan)
     if plan.triangles is not None:
-        share = share_of_work(plan, plan.order.schedule.table(across))
-        lines.append(f"{plan.triangles}: {share:.1%} of the K tiles of these tiles of C, the others are zeros")
+        found = tiles_of_order(plan.order.schedule, across)
+        share = f"{share_of_work(plan, found):.1%}" if found is not None else "a share"
+        lines.append(f"{plan.triangles}: {share} of the K tiles of these tiles of C, the others are zeros")
     if plan.mirror is not None:
         room = plan.mirror.bytes(WARPS_OF_GROUP)
         lines.append(

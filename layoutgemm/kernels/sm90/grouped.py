@@ -53,7 +53,6 @@ from ..store import WARP_ROWS, StorePlan
 if TYPE_CHECKING:
     from ..derive import Operand
     from ..sm90.config import Sm90Config
-    from ..sm90.operands.combined import Combined
     from ..sm90.plan import Sm90Plan
 
 
@@ -333,14 +332,10 @@ def check_ends(offsets: npt.NDArray[np.int64], size: int, things: str) -> None:
         )
 
 
-def check_ragged(
-    ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand, gated: Combined | None
-) -> None:
+def check_ragged(ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a grouped kernel."""
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
-    if gated is not None and gated.separate:
-        raise PlanError("gated: several matrices of B meet in a tile, and each group has one; it may be [gate | up]")
     check_settings(
         config, "a grouped product takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1, overlap=False,
         store="tma", launch="workers",

@@ -546,11 +546,6 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
         raise PlanError(f"a is {a}, c is {c}: a main loop that promotes computes in f32, and stores floats")
     if config.tile_k not in (None, loop.depth):
         raise PlanError(f"tile_k = {config.tile_k}: a k tile is what is promoted at a time, {loop.depth} elements")
-    if gated is not None and gated.separate:
-        raise PlanError(
-            f"gated: {gated}, each with columns of its own, and the main loop's tables are of one matrix; it may be "
-            "[gate | up]"
-        )
     check_settings(
         config, "a main loop that promotes takes", schedule="cooperative", staged_epilogue_k_tiles=0,
         reverse_odd_tiles=False,

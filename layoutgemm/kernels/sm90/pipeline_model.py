@@ -207,7 +207,7 @@ class HopperPipeline:
             )
             buffers.append(Buffer("sums"))
         if self.store and self.store.warps == WARPS:
-            barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.consumers)]
+            barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.rows)]
         least = self.staged_epilogue_k_tiles if self.loader or self.one_tile_per_cluster else self.stages
         return Pipeline(
             self._name(), tuple(roles), tuple(barriers), tuple(buffers), cluster=self.size, k_tiles=(least, False)
@@ -364,7 +364,8 @@ class HopperPipeline:
                 product = Mma(reads, f"again{block}", names[block], last=block == self.blocks - 1)
                 behind += [product, Commit("wgmma"), Advance(f"again{block}")] * self.staged_epilogue_k_tiles
         # cp.async writes through the generic proxy: a fence of the threads that multiply, who know of the copies.
-        landed: Program = (Wait("full", "read"), *([FenceProxy()] if self.gathers else []))
+        # Threads that read A themselves read through the same proxy.
+        landed: Program = (Wait("full", "read"), *([FenceProxy()] if self.gathers and not self.packed else []))
         tile: list[Action] = [*self._slice_begins(i), self._own_k_tiles(i, (*landed, *step)), *behind]
         if self.pingpong:
             pass_on = If(MoreTiles(1), (Sync(f"turn{1 - i}", wait=False),))

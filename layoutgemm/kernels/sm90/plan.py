@@ -7,7 +7,7 @@ problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descript
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ...arch import arch as arch_named
@@ -34,6 +34,7 @@ from ..plan import (
     check_sizes,
     check_words,
     fitting_stages,
+    present,
     stage_depth,
     tile_count,
 )
@@ -46,13 +47,14 @@ from .gated import HALVES, check_gated, combination, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
 from .indexed.row_copy import copied_bytes
-from .indexed.rows import OUT_ROWS, IndexedRows, check_indexed, check_order
+from .indexed.rows import OUT_ROWS, IndexedRows, check_indexed
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import NamedBarriers
+from .operands.combinations import Asked, check_parts, order_parts
 from .operands.combined import Combined, check_combined, side_by_side
 from .operands.fragment_loads import product_groups
-from .operands.pair import SecondPair, check_maps, check_pair, pair_of
+from .operands.pair import SecondPair, check_maps, pair_of
 from .operands.prologue import Prologue, check_prologue
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
@@ -64,12 +66,6 @@ from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
 
 OperandOfA = OperandPlan | PackedOperand | GatheredOperand
-# Why a product with indexed rows has no such operand.
-_NOT_INDEXED = {
-    "along_k": "its A is read along M, and rows of A are not contiguous",
-    "weights": "its A is packed in blocks of 64 rows",
-    "triangles": "rows in another order are no triangle",
-}
 
 
 @dataclass(frozen=True)
@@ -266,38 +262,20 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         (3, 256, 217136, 61440)
         """
         check_sizes(m=m, n=n, k=k, batch=batch)
-        kernel = _Request.of(
-            (m, n, k, batch),
-            (a, b, c),
-            config or _usual(triangles),
-            epilogue,
-            gated,
-            mainloop,
-            (ragged, along_k),
-            pair_of(pair),
-            weights,
-            experts,
-            indexed,
-            prologue,
-        )
-        if shards is not None:
-            kernel.check_shards(shards)
-            kernel = replace(kernel, shards=shards)
-        if indexed is not None and triangles is not None:
-            raise PlanError(f"triangles: a product with indexed rows takes none; {_NOT_INDEXED['triangles']}")
-        if prologue is not None and triangles is not None:
-            raise PlanError("triangles: a product with a prologue takes none")
-        for name, part in (("shards", shards), ("weights", weights)):
-            if part is not None and (order is not None or triangles is not None):
-                raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
-        plan = cls._of(kernel, order, triangles)
+        asked = Asked(
+            combination(gated), mainloop, ragged, along_k, pair_of(pair), indexed, prologue, weights, experts, shards,
+            triangles, Epilogue.of(epilogue, halves_of(combination(gated)) > 1), batch,
+        )  # fmt: skip
+        check_parts(asked.parts, batch)
+        kernel = _Request.of((m, n, k, batch), (a, b, c), config or _usual(triangles), asked)
+        plan = cls._of(kernel, order)
         check_words(plan.words)
         check_reductions(plan.epilogue, plan.columns_at_a_time, plan.c.dtype.name)
         check_tiles_reduced(plan.epilogue, plan.order.schedule)
         return plan
 
     @classmethod
-    def _of(cls, kernel: _Request, order: Order | None, triangles: Triangles | None) -> Sm90Plan:
+    def _of(cls, kernel: _Request, order: Order | None) -> Sm90Plan:
         """The plan of a request: each object from those before it."""
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
         (m, n, k, batch), arch = kernel.sizes, arch_named("sm_90a")
@@ -312,7 +290,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         kernel.check_maps(store, a_plan, b_plan)
         kernel.check_products(b_plan, tile_k)
         numbers, threads = kernel.numbers, kernel.threads
-        schedule = kernel.schedule(order, triangles)
+        schedule = kernel.schedule(order)
         smem, exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
         return cls(
             m=m,
@@ -349,7 +327,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
             experts=kernel.experts,
             half=half,
             pair=kernel.pair,
-            triangles=triangles,
+            triangles=kernel.triangles,
             mirror=kernel.mirror(store, schedule),
             indexed=kernel.indexed,
             prologue=kernel.prologue,
@@ -416,7 +394,10 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
 
         values  that the plan reads, by name
         """
-        return values[OUT_ROWS] if self.scatters else None
+        if not self.scatters:
+            return None
+        rows = values[OUT_ROWS]
+        return rows[: int(values[self.ragged.name][-1])] if self.ragged is not None and self.ragged.ends else rows
 
     @property
     def numbers_given(self) -> tuple[str, ...]:
@@ -625,11 +606,10 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
             return "sm90.device.quantized:Sm90QuantizedKernel"
         if self.along_k is not None:
             return "sm90.device.along_k:Sm90AlongKKernel"
+        loop = "Promoted" if self.mainloop is not None else "Prologue" if self.prologue is not None else ""
         if self.gathers or self.scatters:
-            which = "Sm90IndexedKernel" if self.ragged is None else "Sm90IndexedGroupsKernel"
-            return f"sm90.device.indexed:{which}"
+            return f"sm90.device.indexed:Sm90Indexed{'Groups' if self.ragged is not None else ''}{loop}Kernel"
         if self.ragged is not None:
-            loop = "Promoted" if self.mainloop is not None else "Prologue" if self.prologue is not None else ""
             return f"sm90.device.grouped:Sm90Ragged{loop}Kernel"
         if self.prologue is not None:
             return "sm90.device.prologue:Sm90PrologueKernel"
@@ -672,44 +652,27 @@ def second_maps(pair: SecondPair | None, shards: Shards | None, a: OperandOfA, b
     return int(isinstance(shards, Gathered)), 0
 
 
-@dataclass(frozen=True)
-class _Request:
+@dataclass(frozen=True, kw_only=True)
+class _Request(Asked):
     """The arguments of `Sm90Plan.derive`, read and checked against each other."""
 
     sizes: tuple[int, int, int, int]
     operands: tuple[Operand, Operand, Operand]
     config: Sm90Config
-    epilogue: Epilogue | None
-    gated: Combined | None
-    mainloop: Promoted | None
-    ragged: Ragged | None
-    along_k: AlongK | None
-    pair: SecondPair | None
-    weights: QuantizedFormat | None = None
-    experts: Ragged | None = None
-    indexed: IndexedRows | None = None
-    prologue: Prologue | None = None
-    shards: Shards | None = None
 
     @classmethod
     def of(
         cls, sizes: tuple[int, int, int, int], given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
-        config: Sm90Config,
-        epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
-        groups: tuple[Ragged | None, AlongK | None], pair: SecondPair | None, weights: QuantizedFormat | None = None,
-        experts: Ragged | None = None,
-        indexed: IndexedRows | None = None, prologue: Prologue | None = None,
+        config: Sm90Config, asked: Asked,
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
-        ragged, along_k = groups
-        gated = combination(gate)
-        epilogue = Epilogue.of(epilogue, halves_of(gated) > 1)
+        gated, mainloop, weights = asked.gated, asked.mainloop, asked.weights
         if weights is not None:  # their types first: for others a conversion of A is no way out
             check_types(weights, Operand.parse(given[0]), Operand.parse(given[0] if given[1] is None else given[1]))
         a, b, c = operands(*given)
-        check_epilogue(epilogue, c)
+        check_epilogue(present(asked.epilogue), c)
         if gated is not None and gated.separate:
-            check_combined(gated, config.tile[1], sizes[3], config.split, b, c)
+            check_combined(gated, config.tile[1], config.split, b, c)
         elif gated is not None:
             check_gated(config.tile[1], config.split, b, c)
         if mainloop is not None:
@@ -717,35 +680,25 @@ class _Request:
                 mainloop = mainloop.in_halves(sizes[1], config.tile[1] // HALVES)
             check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype), sizes[2])
             config = replace(config, tile_k=mainloop.depth)
-        if ragged is not None:
-            check_ragged(ragged, sizes[3], config, a, c, gated)
-        if along_k is not None:
-            others = {"gated": gated, "mainloop": mainloop, "ragged": ragged}
-            named = [name for name, part in others.items() if part is not None]
-            check_along_k(along_k, sizes, config, a, b, named)
-        if pair is not None:
-            check_pair(sizes[3], {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k})
-        if experts is not None:
-            check_experts(experts, sizes[3], weights, config, c, epilogue)
+        if asked.ragged is not None:
+            check_ragged(asked.ragged, sizes[3], config, a, c)
+        if asked.along_k is not None:
+            check_along_k(asked.along_k, sizes, config, a, b)
+        if asked.experts is not None:
+            check_experts(asked.experts, sizes[3], weights, config, c, asked.epilogue)
         if weights is not None:
-            parts = {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k, "pair": pair}
-            named = [name for name, part in parts.items() if part is not None]
-            check_packed(weights, sizes, config, (a, b), epilogue, named, experts is not None)
+            check_packed(weights, sizes, config, (a, b), asked.epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
-        if indexed is not None:
-            for name, part in (("along_k", along_k), ("weights", weights)):
-                if part is not None:
-                    raise PlanError(f"{name}: a product with indexed rows takes none; {_NOT_INDEXED[name]}")
-            taken = {"gated": gated, "mainloop": mainloop, "pair": pair}
-            named = [name for name, part in taken.items() if part is not None]
-            named += ["masked groups"] * (ragged is not None and ragged.masked)
-            check_indexed(indexed, sizes, config, (a, c), ragged is not None, named)
-        if prologue is not None:
-            beside: dict[str, object] = {"mainloop": mainloop, "along_k": along_k, "pair": pair}
-            beside |= {"weights": weights, "experts": experts, "indexed": indexed}
-            check_prologue(prologue, config, a, b, beside)
-        parts_of_k = mainloop, ragged, along_k, pair
-        return cls(sizes, (a, b, c), config, epilogue, gated, *parts_of_k, weights, experts, indexed, prologue)
+        if asked.indexed is not None:
+            check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue)
+        if asked.prologue is not None:
+            check_prologue(asked.prologue, config, a, b)
+        if asked.shards is not None:
+            check_shards(asked.shards, config, c, asked.epilogue)
+        if asked.triangles is not None:
+            check_triangles(asked.triangles, sizes, config, gated)
+        own = {**{each.name: getattr(asked, each.name) for each in fields(Asked)}, "mainloop": mainloop}
+        return cls(**own, sizes=sizes, operands=(a, b, c), config=config)
 
     @property
     def gathers(self) -> bool:
@@ -755,14 +708,6 @@ class _Request:
     def gather_arrivals(self, a: OperandOfA) -> int:
         """Arrivals at a stage's barrier of threads that gather A."""
         return a.arrivals if isinstance(a, GatheredOperand) else 0
-
-    def check_shards(self, shards: Shards) -> None:
-        """Raise PlanError for what a kernel of shards does not have."""
-        names = ("gated", "mainloop", "ragged", "along_k", "pair", "weights", "indexed", "prologue")
-        for name, part in [(name, getattr(self, name)) for name in names]:
-            if part is not None:
-                raise PlanError(f"{name}: a product of shards takes none")
-        check_shards(shards, self.sizes[3], self.config, self.operands[2], self.epilogue)
 
     @property
     def joined_rows(self) -> bool:
@@ -794,9 +739,11 @@ class _Request:
         """Raise PlanError for more early k tiles than stages, or than K has."""
         early, k = self.config.staged_epilogue_k_tiles, self.sizes[2]
         if early and not early < stages:
-            raise PlanError(f"early = {early}: fewer than the {stages} stages, one of which is being refilled")
+            raise PlanError(
+                f"staged_epilogue_k_tiles = {early}: fewer than the {stages} stages, one of which is being refilled"
+            )
         if early > -(-k // tile_k) and self.along_k is None:
-            raise PlanError(f"early = {early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
+            raise PlanError(f"staged_epilogue_k_tiles = {early} of {tile_k}: K = {k} has {-(-k // tile_k)}")
 
     def check_products(self, b: OperandPlan, tile_k: int) -> None:
         """Raise PlanError for products of warps that the kernel has not."""
@@ -813,33 +760,25 @@ class _Request:
         """Raise PlanError for more tensor maps than the kernel has parameters for."""
         check_maps(store, a.maps + b.maps - 2 + sum(second_maps(self.pair, self.shards, a, b)))
 
-    def schedule(self, order: Order | None, triangles: Triangles | None) -> Schedule:
+    def schedule(self, order: Order | None) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
-        found = self._schedule(order)
-        if triangles is not None:
-            check_triangles(self.sizes, self.config, self.named)
-        return found
-
-    def _schedule(self, order: Order | None) -> Schedule:
         config, (m, n, _, batch) = self.config, self.sizes
         tile = config.tile[0] * config.cluster[0], self.columns * config.cluster[1]
         across = -(-m // tile[0]), -(-n // tile[1])
         check_tiles(config, across if self.experts is None else across[::-1], batch, self.grouped_lines)
         usual = order_of(self.config)
+        if order is None:
+            return usual
         found = order_for(order, usual, tile, across)
-        if self.indexed is not None:
-            check_order(found, self.indexed)
+        check_parts((*self.parts, *order_parts(found, usual)), batch)
         if found == usual:
             return usual
         if self.config.launch == "tiles":
             raise PlanError(f"order = {found}: a grid of tiles has its own order; launch='workers' takes any")
-        if (self.ragged is not None or self.along_k is not None) and (not found.is_full or found.words):
-            raise PlanError(f"order = {found}: groups of rows or of K take an order of every tile, without words")
         if self.ragged is not None and isinstance(found, LayoutOrder):
             raise PlanError(f"order = {found}: each group has a grid of its own, and a layout is of one")
         if is_mirrored(found):
-            epilogue = ["epilogue"] if self.epilogue else []
-            check_mirror(self.sizes, self.config, self.named + epilogue)
+            check_mirror(self.sizes, self.config)
         return found
 
     def mirror(self, store: StorePlan | None, schedule: Schedule) -> StorePlan | None:

@@ -247,12 +247,10 @@ def signals_of_tile(plan: Sm90Plan) -> int:
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epilogue: Epilogue | None) -> None:
+def check_shards(shards: Shards, config: Sm90Config, c: Operand, epilogue: Epilogue | None) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a kernel of shards."""
     if not isinstance(shards, (Gathered, Scattered)):
         raise PlanError(f"shards = {shards!r}: Gathered() or Scattered()")
-    if batch > 1:
-        raise PlanError(f"batch = {batch}: {shards.name} is of one matrix")
     takes = f"{shards.name} takes"
     if isinstance(shards, Scattered):
         _check_partial_sums(shards, config, c, epilogue)

@@ -254,9 +254,12 @@ def test_refusals() -> None:
         ({"batch": 65}, r"batch = 65: AlongK.of\(groups\) has room"),
         (
             {"mainloop": Promoted.of(lambda total, product: total + product, depth=64)},
-            "mainloop: a product with groups",
+            "mainloop: no kernel has a main loop that promotes and groups along K",
         ),
-        ({"ragged": Ragged.of(2, masked=True)}, "ragged: a product with groups along K takes none"),
+        (
+            {"ragged": Ragged.of(2, masked=True)},
+            "ragged: no kernel has masked groups and groups along K: groups are of rows or of K",
+        ),
         ({"along_k": 2}, "along_k of Sm90Plan.derive must be an AlongK or None, not 2"),
         ({"k": (1 << 31) - 1}, "k = 2147483647: a coordinate of K"),
     ):

@@ -188,7 +188,7 @@ def test_tables_and_refusals() -> None:
         plan.run(a, b, given={**given, "scale_b": given["scale_b"][:1]}, device="reference")
     usual = {"a": "e4m3", "b": "e4m3:col", "config": SMALL, "mainloop": mainloop_of((1, 128)), "gated": "silu"}
     for changed, text in (
-        ({"gated": Combined.of(lambda x, y, ops: x * y)}, "gated: 2 matrices B combined, each with columns of its own"),
+        ({"gated": Combined.of(lambda x, y, ops: x * y)}, "gated: no kernel has several matrices B and a main loop"),
         ({"config": replace(SMALL, one_tile_per_cluster=True, split=8)}, "and K in 8 parts: a multiple of 128"),
         ({"config": replace(SMALL, tile=(64, 24))}, "24 columns, half of them the gate's"),
     ):

@@ -273,7 +273,10 @@ def test_refusals() -> None:
         ({"config": replace(SMALL, one_tile_per_cluster=True)}, "one_tile_per_cluster = True"),
         ({"config": replace(SMALL, overlap=True)}, "overlap = True"),
         ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
-        ({"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1}, "gated: several matrices of B meet"),
+        (
+            {"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1},
+            "gated: no kernel has several matrices B and groups of",
+        ),
         ({"batch": 65}, r"batch = 65: Ragged.of\(groups\) has room"),
         ({"ragged": 2}, "ragged of Sm90Plan.derive must be a Ragged or None, not 2"),
     ):

@@ -335,18 +335,20 @@ GATHER, SCATTER = IndexedRows(RowIndices(50)), IndexedRows(scatter=RowIndices(50
         ),
         ({"indexed": SCATTER, "c": "bf16:col"}, "scattered rows are contiguous, a 'row' C"),
         ({"indexed": SCATTER, "config": replace(SMALL, store="direct")}, "store = 'direct': a product with indexed"),
-        ({"indexed": GATHER, "batch": 3}, "batch = 3: a product with indexed rows takes none"),
-        ({"indexed": GATHER, "batch": 3, "ragged": Ragged.of(3, masked=True)}, "masked groups: a product with indexed"),
-        ({"indexed": GATHER, "pair": 64}, "pair: a product with indexed rows takes none"),
+        ({"indexed": GATHER, "batch": 3}, "batch = 3: no kernel has a batch and gathered rows"),
+        ({"indexed": GATHER, "batch": 3, "ragged": Ragged.of(3, masked=True)}, "ragged: no kernel has masked groups and gath"),
+        ({"indexed": GATHER, "pair": 64}, "pair: no kernel has a second pair and gathered rows"),
         ({"indexed": GATHER, "mainloop": Promoted.of(lambda t, x: t + x), "a": "e4m3", "b": "e4m3:col",
-          "config": Sm90Config((128, 64), loader="warpgroup")}, "mainloop: a product with indexed rows takes none"),
-        ({"indexed": GATHER, "order": "lower"}, "indexed rows take an order of every tile"),
+          "config": Sm90Config((128, 64), loader="warpgroup")}, "mainloop: no kernel has a main loop that promotes and gathered"),
+        ({"indexed": GATHER, "order": "symmetric", "n": 200}, "indexed: no kernel has gathered rows and a symmetric order"),
+        ({"indexed": SCATTER, "epilogue": Epilogue(Aux(), stores_c=False)}, "stores_c = False: no row of C is stored"),
+        ({"indexed": SCATTER, "ragged": Ragged.of(3, ends=True, clears=True), "batch": 3}, "clears = True, and rows of C are"),
         ({"indexed": RowIndices(3)}, "indexed of Sm90Plan.derive must be an IndexedRows or None, not RowIndices"),
     ],
 )  # fmt: skip
 def test_plans_that_do_not_exist_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        Sm90Plan.derive(200, 88, 200, **{"b": "bf16:col", "config": SMALL, **changes})
+        Sm90Plan.derive(200, **{"n": 88, "k": 200, "b": "bf16:col", "config": SMALL, **changes})
 
 
 @pytest.mark.parametrize("make", [

@@ -11,7 +11,7 @@ import pytest
 from layoutgemm import plan as plan_of
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
+from layoutgemm.kernels import Ragged, Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue, RowReduce
 from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.run.hardware_model import unwritten
@@ -131,17 +131,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": 3}, "a Schedule or a Layout or a string or a function"),
     ({"order": Layout(7)}, "a layout of 7 tiles"),
     ({"order": "lower", "config": replace(SELF, launch="tiles")}, "a grid of tiles has its own order"),
-    ({"order": "lower", "batch": 2, "ragged": Ragged.of(2), "a": "bf16"}, "take an order of every tile"),
-    ({"order": RANKS, "batch": 2, "along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16:row"}, "without words"),
+    (
+        {"order": "lower", "batch": 2, "ragged": Ragged.of(2), "a": "bf16"},
+        "order: no kernel has an order of some tiles and groups of rows: each group has",
+    ),
+    (
+        {"order": RANKS, "batch": 2, "ragged": Ragged.of(2)},
+        "order: no kernel has an order that reads words and groups of",
+    ),
     ({"order": "symmetric", "n": 256}, "C is square, not 128x256"),
     ({"order": "symmetric", "config": replace(ONE, tile=(64, 128))}, "needs square tiles"),
     ({"order": "symmetric", "config": replace(ONE, store="direct")}, "a symmetric product takes 'tma'"),
     ({"order": "symmetric", "config": SPLIT}, "split = 2: a symmetric product takes 1"),
-    ({"order": "symmetric", "epilogue": Epilogue(Bias())}, "epilogue: a symmetric product takes none"),
+    ({"order": "symmetric", "epilogue": Epilogue(Bias())}, "epilogue: no kernel has an epilogue and a symmetric order"),
     ({"triangles": Triangles("lower"), "config": SELF}, "loader = 'self'"),
     ({"triangles": Triangles("lower"), "config": PINGPONG}, "schedule = 'pingpong'"),
     ({"triangles": Triangles("lower"), "config": ONE.tuned(reverse_odd_tiles=True)}, "reverse_odd_tiles = True"),
-    ({"triangles": Triangles("lower"), "gated": "silu", "config": ONE}, "gated: a product of triangular matrices"),
+    ({"triangles": Triangles(b="lower"), "gated": "silu", "config": ONE}, "a tile has columns of 2 places of B"),
 ]
 
 

@@ -129,18 +129,20 @@ def derive(**given: Any) -> Sm90Plan:
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(pair=0), "K of the second pair"),
     (lambda: derive(pair=1.5), "pair of Sm90Plan.derive must be a SecondPair or an integer"),
-    (lambda: derive(batch=2), "batch = 2: a second pair is of one product"),
-    (lambda: derive(gated="silu"), "gated and a second pair"),
-    (lambda: derive(ragged=Ragged.of(1)), "ragged and a second pair"),
+    (lambda: derive(batch=2), "batch = 2: no kernel has a batch and a second pair: a2 and b2 have a pitch each"),
+    (lambda: derive(gated="silu"), "gated: no kernel has a gate and a second pair"),
+    (lambda: derive(ragged=Ragged.of(1)), "ragged: no kernel has groups of rows and a second pair"),
     (
         lambda: derive(a="bf16:col", b="bf16", along_k=AlongK.of(1), config=replace(SMALL, loader="warp")),
-        "along_k and a",
+        "along_k: no kernel has groups along K and a second pair",
     ),
     (lambda: derive(b="bf16:row", config=replace(SMALL, tile=(64, 120))), "4 tensor maps of C's chunks and 4 further"),
-    (lambda: derive(order="symmetric"), "pair: a symmetric product takes none"),
-    (lambda: derive(triangles=Triangles("lower")), "pair: a product of triangular matrices takes none"),
-    (lambda: derive(weights=MXFP4, c="bf16:col"), "pair: a product with packed weights takes none"),
-    (lambda: derive(shards=Gathered()), "pair: a product of shards takes none"),
+    (lambda: derive(triangles=Triangles("lower")), "pair: no kernel has a second pair and triangular operands"),
+    (
+        lambda: derive(weights=MXFP4, c="bf16:col"),
+        "pair: no kernel has a second pair and packed weights: A2 is loaded as A is",
+    ),
+    (lambda: derive(shards=Gathered()), "pair: no kernel has a second pair and shards"),
     (lambda: Sm90Choice(SMALL, swapped=True).plan(64, 64, 64, b="bf16:col", pair=16), "change places"),
 ]
 

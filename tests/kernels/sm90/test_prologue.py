@@ -11,7 +11,7 @@ from layoutgemm import plan
 from layoutgemm.atoms import MmaAtom, wgmma
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import IndexedRows, Prologue, PrologueOperand, Promoted, RowIndices, Sm90Config, Sm90Plan
+from layoutgemm.kernels import Prologue, PrologueOperand, Promoted, Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
@@ -204,11 +204,10 @@ def test_groups_that_leave_a_fragment_out_are_found(monkeypatch: pytest.MonkeyPa
     [
         ({"a": "e4m3", "b": "e4m3:col"}, "a is e4m3: a prologue is of bf16 or f16"),
         ({"config": Sm90Config((128, 64), schedule="pingpong", loader="warp")}, "takes 'cooperative'"),
-        ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: a product with a prologue takes"),
-        ({"pair": 64}, "pair: a product with a prologue takes none"),
-        ({"along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16", "batch": 2}, "along_k: a product with a prologue"),
-        ({"indexed": IndexedRows(RowIndices(64)), "config": WITH_LOADER}, "indexed: a product with a prologue"),
-        ({"weights": QuantizedFormat("int4", 128)}, "weights: a product with a prologue takes none"),
+        ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: no kernel has a main loop that promotes"),
+        ({"pair": 64}, "pair: no kernel has a second pair and a prologue: "),
+        ({"along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16", "batch": 2}, "prologue: no kernel has a prologue and groups"),
+        ({"weights": QuantizedFormat("int4", 128)}, "prologue: no kernel has a prologue and packed weights"),
         ({"prologue": lambda x: x}, "must be a Prologue or None"),
         ({"config": Sm90Config((64, 32), consumers=1, tile_k=16)}, "a K tile of 1 instruction(s), and one block"),
         ({"config": Sm90Config((64, 32), consumers=1, loaded_a_rows=8)}, "loaded_a_rows = 8"),

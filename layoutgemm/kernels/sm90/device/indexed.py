@@ -5,7 +5,8 @@ role        does
 loader      gathers: all four warps wait for empty[s]; one thread arms full[s] and issues B's TMA loads; then each
             thread copies its vectors of A (cp.async) and arrives at full[s] when they have landed. It reads its
             rows' indices once for each tile of C
-consumer    gathers: fences behind full[s]: wgmma reads what cp.async wrote through the generic proxy
+consumer    gathers: fences behind full[s]: wgmma reads what cp.async wrote through the generic proxy. Of a prologue
+            threads read it through that proxy themselves: no fence
             scatters: a warp writes a round's buffer as for a TMA store, then its lanes read 16-byte vectors of it
             and store them, each to its own row of C
 """
@@ -32,6 +33,8 @@ from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 from .group_table import end_of_rows
 from .grouped import RaggedEpilogue, RaggedTiles
+from .prologue import Sm90PrologueKernel
+from .promoted import Sm90PromotedKernel
 from .row_copy import load_index
 
 
@@ -186,10 +189,10 @@ class IndexedRowsKernel:
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
         c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
     ) -> bridge.Carried:  # fmt: skip
-        """The same, with A's address and pitch, and K."""
+        """The same, with A's address and pitch, and K, which the job of a prologue has already."""
         *own, a, lda = words
         job = super().job_of(shared, place, sizes, c, tuple(own))  # type: ignore[misc]
-        return job.extended(a=a, lda=lda, k=sizes[2])
+        return job.extended(a=a, lda=lda, **({} if self.plan.prologue is not None else {"k": sizes[2]}))
 
     @property
     def mapped_operands(self) -> str:
@@ -236,4 +239,20 @@ class Sm90IndexedKernel(IndexedRowsKernel, Sm90FusedKernel):
 
 
 class Sm90IndexedGroupsKernel(IndexedRowsKernel, RaggedTiles, Sm90FusedKernel):
+    """And over groups of rows."""
+
+
+class Sm90IndexedPromotedKernel(IndexedRowsKernel, Sm90PromotedKernel):
+    """With a main loop that promotes; its rows of A are in order, or copied first."""
+
+
+class Sm90IndexedGroupsPromotedKernel(IndexedRowsKernel, RaggedTiles, Sm90PromotedKernel):
+    """And over groups of rows."""
+
+
+class Sm90IndexedPrologueKernel(IndexedRowsKernel, Sm90PrologueKernel):
+    """With a function of A's elements."""
+
+
+class Sm90IndexedGroupsPrologueKernel(IndexedRowsKernel, RaggedTiles, Sm90PrologueKernel):
     """And over groups of rows."""

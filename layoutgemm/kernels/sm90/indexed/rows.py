@@ -42,9 +42,10 @@ from ..grouped import checked_numbers
 from .row_copy import COPIED, RowCopy
 
 if TYPE_CHECKING:
-    from ....schedule import Schedule
     from ...derive import Operand
+    from ...epilogue.chain import Epilogue
     from ..config import Sm90Config
+    from ..grouped import Ragged
 
 INDEX_TYPES = ("i32", "i64")
 ROWS, OUT_ROWS = "rows", "out_rows"  # names of the two vectors
@@ -216,14 +217,12 @@ def check_distinct(name: str, indices: npt.NDArray[np.int64]) -> None:
 
 
 def check_indexed(
-    indexed: IndexedRows, sizes: tuple[int, int, int, int], config: Sm90Config, operands: tuple[Operand, Operand],
-    ragged: bool, others: list[str],
+    indexed: IndexedRows, config: Sm90Config, operands: tuple[Operand, Operand], ragged: Ragged | None,
+    epilogue: Epilogue | None,
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a problem without a kernel of indexed rows.
 
     operands  A and C
-    ragged    the rows are those of groups
-    others    what the product has that only rows which are copied first go with
     """
     a, c = operands
     if indexed.gather is not None and a.order != "row":
@@ -231,17 +230,16 @@ def check_indexed(
     if indexed.copies and indexed.scatter is None:
         return  # the product behind the copy is an ordinary one
     moved = "scattered" if indexed.copies else "indexed"
-    if sizes[3] > 1 and not ragged:
-        others = [*others, f"batch = {sizes[3]}"]
-    if others:
-        way = "scatter by torch" if indexed.scatter is not None else "IndexedRows(..., copy=True) copies A's rows first"
-        raise PlanError(f"{others[0]}: a product with {moved} rows takes none; {way}")
     check_settings(
         config, f"a product with {moved} rows takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1,
         store="tma", launch="workers",
     )  # fmt: skip
     if indexed.gather is not None and not indexed.copies:
         _check_gather(config, a)
+    if indexed.scatter is not None and epilogue is not None and not epilogue.stores_c:
+        raise PlanError("indexed: rows of C are scattered, and stores_c = False: no row of C is stored")
+    if indexed.scatter is not None and ragged is not None and ragged.clears:
+        raise PlanError("ragged: clears = True, and rows of C are scattered: a row of no group is no row of C")
     if indexed.scatter is not None and c.order != "row":
         raise PlanError(f"c is {c}: scattered rows are contiguous, a 'row' C")
 
@@ -260,12 +258,3 @@ def _check_gather(config: Sm90Config, a: Operand) -> None:
     for name in ("reverse_odd_tiles", "prefetch"):
         if found := getattr(config.tuning, name):
             raise PlanError(f"{name} = {found!r}: gathered rows are loaded in order of K, and not prefetched")
-
-
-def check_order(schedule: Schedule, indexed: IndexedRows) -> None:
-    """Raise PlanError for an order that mirrors tiles; unless rows are copied, for one of some tiles or with words."""
-    mirrors = getattr(schedule, "mirror", False)
-    if indexed.copies and indexed.scatter is None and not mirrors:
-        return
-    if not schedule.is_full or schedule.words or mirrors:
-        raise PlanError(f"order = {schedule}: indexed rows take an order of every tile, without words")

@@ -124,7 +124,7 @@ def sums_of(function: Callable[..., Any]) -> int:
     return names.index("ops")
 
 
-def check_combined(how: Combined, tile_n: int, batch: int, split: int, b: Operand, c: Operand) -> None:
+def check_combined(how: Combined, tile_n: int, split: int, b: Operand, c: Operand) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a kernel of several sums."""
     unit = 8 if b.order == "col" or b.dtype.bits != 16 else LINE // b.dtype.bytes
     if c.dtype.kind != "float":
@@ -134,8 +134,6 @@ def check_combined(how: Combined, tile_n: int, batch: int, split: int, b: Operan
         raise PlanError(
             f"a tile of {tile_n} columns, of {how.matrices} matrices B: a multiple of {how.matrices} * {unit}{of}"
         )
-    if batch > 1:
-        raise PlanError(f"batch = {batch}: several sums are of one A and of one set of matrices")
     if tile_n % (how.matrices * 8 * split):
         raise PlanError(
             f"a tile of {tile_n} columns, of {how.matrices} matrices B and {split} parts of K: a multiple of "

@@ -66,14 +66,6 @@ def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, A
     return {"k": (tile - choose(second, first_tiles, 0)) * depth, SECOND: second}
 
 
-def check_pair(batch: int, others: dict[str, object]) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a kernel of two pairs."""
-    if batch > 1:
-        raise PlanError(f"batch = {batch}: a second pair is of one product")
-    if named := [name for name, part in others.items() if part is not None]:
-        raise PlanError(f"{named[0]} and a second pair: a kernel has one or the other")
-
-
 def check_maps(store: StorePlan | None, copies: int) -> None:
     """Raise PlanError for more tensor maps than a kernel has.
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 AXES = ("m", "k")  # of an operand: one number for each row of A, or for each of its columns
 KINDS = ("f32", "bf16", "f16")  # of an operand
-_WITHOUT = "a product with a prologue takes none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,14 +270,10 @@ def prologue_values(
         return plan.a.dtype.decode(plan.a.dtype.encode(found)).astype(np.float32)
 
 
-def check_prologue(
-    prologue: object, config: Sm90Config, a: Operand, b: Operand, others: Mapping[str, object]
-) -> None:  # fmt: skip
+def check_prologue(prologue: object, config: Sm90Config, a: Operand, b: Operand) -> None:
     """Raise PlanError, naming the obstacle, for a product without a kernel with a prologue."""
     if not isinstance(prologue, Prologue):
         raise PlanError(f"prologue = {prologue!r}: a Prologue, made by Prologue.of")
-    if named := [name for name, part in others.items() if part is not None]:
-        raise PlanError(f"{named[0]}: {_WITHOUT}")
     for name, operand in (("a", a), ("b", b)):
         if operand.dtype.name not in ("bf16", "f16"):
             raise PlanError(f"{name} is {operand.dtype}: a prologue is of bf16 or f16, whose fragments ldmatrix loads")

@@ -61,21 +61,13 @@ def packed_operand(fmt: QuantizedFormat, rows: int, depth: int, spec: Operand) -
 
 def check_packed(
     fmt: QuantizedFormat, sizes: tuple[int, int, int, int], config: Sm90Config, operands: tuple[Operand, Operand],
-    epilogue: Epilogue | None, others: list[str], experts: bool = False,
+    epilogue: Epilogue | None,
 ) -> None:  # fmt: skip
-    """Raise PlanError, naming the obstacle, for a problem without a kernel of packed weights.
-
-    others   arguments of `Sm90Plan.derive` that such a kernel does not have
-    experts  the batch is experts, each with weights of its own
-    """
-    if others:
-        raise PlanError(f"{others[0]}: a product with packed weights takes none")
+    """Raise PlanError, naming the obstacle, for a problem without a kernel of packed weights."""
     a, b = operands
     check_types(fmt, a, b)
     if a.order != "row":
         raise PlanError(f"a is {a}: packed weights have K contiguous, a 'row'")
-    if sizes[3] > 1 and not experts:
-        raise PlanError(f"batch = {sizes[3]}: packed weights are one matrix; those of several take experts=")
     fmt.check_depth(sizes[2])
     takes = "a product with packed weights takes"
     check_settings(config, takes, loaded_a_rows=None, staged_epilogue_k_tiles=0)

@@ -39,15 +39,10 @@ def is_mirrored(schedule: Schedule) -> bool:
     return isinstance(schedule, Triangular) and schedule.mirror
 
 
-def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config, others: list[str]) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a symmetric product's kernel.
-
-    others  arguments of `Sm90Plan.derive` that such a kernel does not take
-    """
+def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config) -> None:
+    """Raise PlanError, naming the obstacle, for a problem without a symmetric product's kernel."""
     if sizes[0] != sizes[1]:
         raise PlanError(f"order = 'symmetric': C is square, not {sizes[0]}x{sizes[1]}")
-    if others:
-        raise PlanError(f"{others[0]}: a symmetric product takes none, since each tile is stored twice")
     check_settings(config, "a symmetric product takes", store="tma", split=1, staged_epilogue_k_tiles=0)
 
 

@@ -25,6 +25,7 @@ from ...plan import check_settings
 
 if TYPE_CHECKING:
     from ..config import Sm90Config
+    from ..operands.combined import Combined
     from ..plan import Sm90Plan
 
 _HALVES = (None, "lower", "upper")
@@ -91,13 +92,14 @@ class Triangles:
         return first, maximum(end - first, 1)
 
 
-def check_triangles(sizes: tuple[int, int, int, int], config: Sm90Config, others: list[str]) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a kernel that skips K tiles.
-
-    others  arguments of `Sm90Plan.derive` that such a kernel does not take
-    """
-    if others:
-        raise PlanError(f"{others[0]}: a product of triangular matrices takes none")
+def check_triangles(
+    triangles: Triangles, sizes: tuple[int, int, int, int], config: Sm90Config, gated: Combined | None
+) -> None:
+    """Raise PlanError, naming the obstacle, for a problem without a kernel that skips K tiles."""
+    if triangles.b is not None and gated is not None:
+        raise PlanError(
+            f"triangles: b = {triangles.b!r}, and a tile has columns of {gated.matrices} places of B; a takes one"
+        )
     check_settings(
         config, "tiles with different numbers of K tiles take", split=1, schedule="cooperative",
         staged_epilogue_k_tiles=0, reverse_odd_tiles=False, prefetch=0,

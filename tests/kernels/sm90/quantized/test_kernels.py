@@ -215,7 +215,7 @@ def test_a_changed_operand_fails_its_check(what: str) -> None:
 
 REFUSED = {
     "group": ({"k": 200}, "k = 200 with groups of 128: the last group has 72 weights"),
-    "batch": ({"batch": 2}, "batch = 2: packed weights are one matrix"),
+    "batch": ({"batch": 2}, "batch = 2: no kernel has a batch and packed weights: one matrix"),
     "type": ({"a": "tf32", "b": "tf32:col", "c": "bf16:col"}, "a is tf32 and b tf32: packed weights become bf16 or"),
     "depth": ({"config": Sm90Config((64, 16), consumers=1, tile_k=32)}, "tile_k = 32: a K tile is half a packed unit"),
     "cluster": ({"config": Sm90Config((64, 16), consumers=1, cluster=(1, 2))}, "packed weights are not shared along N"),
@@ -231,7 +231,7 @@ REFUSED = {
         {"config": Sm90Config((64, 16), consumers=4, stages=4, **SLICED)},
         "4 stage(s), and at least 8, of A 4224 + B 4096 bytes",
     ),
-    "gated": ({"gated": "silu", "n": 16}, "gated: a product with packed weights takes none"),
+    "gated": ({"gated": "silu", "n": 16}, "gated: no kernel has a gate and packed weights"),
     "split": (
         {"config": Sm90Config((64, 8), consumers=1, split=2, one_tile_per_cluster=True)},
         "split = 2 of 8 columns: a thread has 4 sums, and sends vectors of 4 to each part; take a multiple of 16",

@@ -1,0 +1,211 @@
+"""Which parts of a product go together in one Hopper kernel, and why the others do not.
+
+A part is what an argument of `Sm90Plan.derive` asks for beyond a plain product. Two parts have a kernel unless
+`REFUSED` has them. What a part asks of types and of the configuration is said where the part is defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....errors import PlanError
+
+if TYPE_CHECKING:
+    from ....schedule import Schedule
+    from ...epilogue.chain import Epilogue
+    from ...quantized.formats import QuantizedFormat
+    from ..along_k import AlongK
+    from ..grouped import Ragged
+    from ..indexed.rows import IndexedRows
+    from ..mainloop import Promoted
+    from ..shards import Shards
+    from ..triangular.operands import Triangles
+    from .combined import Combined
+    from .pair import SecondPair
+    from .prologue import Prologue
+
+# Name of a part -> the argument that asks for it, and the part in a sentence.
+PARTS: dict[str, tuple[str, str]] = {
+    "gate": ("gated", "a gate"),
+    "several B": ("gated", "several matrices B"),
+    "main loop": ("mainloop", "a main loop that promotes"),
+    "groups of rows": ("ragged", "groups of rows"),
+    "masked groups": ("ragged", "masked groups"),
+    "groups along K": ("along_k", "groups along K"),
+    "second pair": ("pair", "a second pair"),
+    "gathered rows": ("indexed", "gathered rows"),
+    "copied rows": ("indexed", "copied rows"),
+    "scattered rows": ("indexed", "scattered rows"),
+    "prologue": ("prologue", "a prologue"),
+    "packed weights": ("weights", "packed weights"),
+    "shards": ("shards", "shards"),
+    "triangular operands": ("triangles", "triangular operands"),
+    "batch": ("batch", "a batch"),
+    "epilogue": ("epilogue", "an epilogue"),
+    "symmetric order": ("order", "a symmetric order"),
+    "order of some tiles": ("order", "an order of some tiles"),
+    "order with words": ("order", "an order that reads words"),
+    "other orders": ("order", "an order of every tile"),
+}
+_COPY = "IndexedRows(..., copy=True) copies A's rows first"
+_SCATTER = "scatter C's rows by torch"
+_ONE_LOOP = "a kernel has one loop over K"
+_PLAIN = "their kernels load and store a plain product"
+_NOT_SQUARE = "C is then no product of a matrix and its transpose"
+_SAME_K = "its loop has as many K tiles in every tile of C"
+_OWN_GRIDS = "each group has a grid of its own"
+_OF_WEIGHTS = "packed weights are A, whose rows are output features"
+# (part, other part) -> why no kernel has both; the first is the one that a refusal names.
+REFUSED: dict[tuple[str, str], str] = {
+    ("gate", "second pair"): "two products of one A and their function, or two pairs in one sum",
+    ("several B", "second pair"): "several products of one A and their function, or two pairs in one sum",
+    ("main loop", "second pair"): "tables of scales are of one pair",
+    ("groups of rows", "second pair"): "the second pair's matrices have no groups",
+    ("masked groups", "second pair"): "the second pair's matrices have no groups",
+    ("groups along K", "second pair"): "the second pair's matrices have no groups",
+    ("batch", "second pair"): "a2 and b2 have a pitch each, and no distance to a next matrix",
+    ("several B", "main loop"): "tables of scales are of one matrix B; it may be [gate | up]",
+    ("several B", "groups of rows"): "each group has one matrix B; it may be [gate | up]",
+    ("several B", "masked groups"): "each group has one matrix B; it may be [gate | up]",
+    ("batch", "packed weights"): "one matrix of weights is packed; experts= has several",
+    ("batch", "several B"): "each matrix B has a pitch, and no distance to a next one",
+    ("gate", "groups along K"): "the weights of a gate have K contiguous, and groups begin at any line of K",
+    ("several B", "groups along K"): "each group has one matrix B",
+    ("main loop", "groups along K"): "K blocks begin at multiples of their depth, and groups at any line",
+    ("groups of rows", "groups along K"): "groups are of rows or of K",
+    ("masked groups", "groups along K"): "groups are of rows or of K",
+    ("gathered rows", "groups along K"): "its A is read along M, and rows of A are not contiguous",
+    ("copied rows", "groups along K"): "its A is read along M, and rows of A are not contiguous",
+    ("scattered rows", "groups along K"): "each group has a matrix of C",
+    ("prologue", "groups along K"): "its columns are counted from K's begin, and K tiles from a group's end",
+    ("main loop", "gathered rows"): f"one warp of the loader copies its numbers, and all four gather; {_COPY}",
+    ("second pair", "gathered rows"): f"the second A's rows are in order, and come by TMA; {_COPY}",
+    ("masked groups", "gathered rows"): f"indices are of one matrix of A; {_COPY}",
+    ("batch", "gathered rows"): f"indices are of one matrix of A; {_COPY}",
+    ("masked groups", "scattered rows"): f"indices are of one matrix of C; {_SCATTER}",
+    ("batch", "scattered rows"): f"indices are of one matrix of C; {_SCATTER}",
+    ("main loop", "prologue"): _ONE_LOOP,
+    ("second pair", "prologue"): "the function is of A alone, and both pairs pass through one loop",
+    ("gate", "packed weights"): f"{_OF_WEIGHTS}: a tile's halves are columns of B",
+    ("several B", "packed weights"): f"{_OF_WEIGHTS}: a tile's sums are of columns of B",
+    ("main loop", "packed weights"): f"{_ONE_LOOP}, and scales are the weights' own",
+    ("groups of rows", "packed weights"): f"{_OF_WEIGHTS}: experts= has groups of columns",
+    ("masked groups", "packed weights"): f"{_OF_WEIGHTS}: experts= has groups of columns",
+    ("groups along K", "packed weights"): "a packed unit has 128 elements of K, and groups begin at any line",
+    ("second pair", "packed weights"): "A2 is loaded as A is, and only A is packed",
+    ("gathered rows", "packed weights"): f"{_OF_WEIGHTS}, packed in blocks of 64",
+    ("copied rows", "packed weights"): f"{_OF_WEIGHTS}, packed in blocks of 64",
+    ("scattered rows", "packed weights"): f"{_OF_WEIGHTS}: rows of x are columns of C",
+    ("prologue", "packed weights"): "both make A's elements in registers",
+    ("triangular operands", "packed weights"): "a packed unit has 128 elements of K, zeros or not",
+    ("symmetric order", "packed weights"): "the weights' transpose is no matrix B",
+    ("order with words", "packed weights"): "its launch has no words of an order",
+    **{(part, "shards"): _PLAIN for part in (
+        "gate", "several B", "main loop", "groups of rows", "masked groups", "groups along K", "second pair",
+        "gathered rows", "copied rows", "scattered rows", "prologue", "packed weights", "triangular operands", "batch",
+    )},
+    **{(part, "shards"): "the kernel takes the tiles shard by shard" for part in (
+        "symmetric order", "order of some tiles", "order with words", "other orders",
+    )},
+    ("main loop", "triangular operands"): _SAME_K,
+    ("second pair", "triangular operands"): _SAME_K,
+    ("prologue", "triangular operands"): _SAME_K,
+    ("groups of rows", "triangular operands"): "groups begin at any row, and a diagonal at the first",
+    ("masked groups", "triangular operands"): _SAME_K,
+    ("groups along K", "triangular operands"): "K tiles are counted from a group's end",
+    **{(part, "triangular operands"): "rows in another order are no triangle"
+       for part in ("gathered rows", "copied rows", "scattered rows")},
+    **{(part, "symmetric order"): _NOT_SQUARE for part in ("gate", "several B", "main loop", "prologue")},
+    ("epilogue", "symmetric order"): "each tile is stored twice, and steps may depend on its place",
+    **{(part, "symmetric order"): "rows in another order have no diagonal"
+       for part in ("gathered rows", "copied rows", "scattered rows")},
+    **{(part, "symmetric order"): _OWN_GRIDS for part in ("groups of rows", "masked groups")},
+    ("groups along K", "symmetric order"): "A and B lie in other orders than a matrix and its transpose",
+    **{(order, groups): _OWN_GRIDS for order in ("order of some tiles", "order with words")
+       for groups in ("groups of rows", "masked groups")},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of a plan that ask for more than a plain product; None for those that are not given."""
+
+    gated: Combined | None = None
+    mainloop: Promoted | None = None
+    ragged: Ragged | None = None
+    along_k: AlongK | None = None
+    pair: SecondPair | None = None
+    indexed: IndexedRows | None = None
+    prologue: Prologue | None = None
+    weights: QuantizedFormat | None = None
+    experts: Ragged | None = None
+    shards: Shards | None = None
+    triangles: Triangles | None = None
+    epilogue: Epilogue | None = None
+    batch: int = 1
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts, those of `PARTS`.
+
+        >>> from layoutgemm.kernels.sm90.operands.pair import SecondPair
+        >>> Asked(pair=SecondPair(16), batch=2).parts
+        ('second pair', 'batch')
+        """
+        gated, ragged, indexed = self.gated, self.ragged, self.indexed
+        found = {
+            "gate": gated is not None and not gated.separate,
+            "several B": gated is not None and gated.separate,
+            "main loop": self.mainloop is not None,
+            "groups of rows": ragged is not None and not ragged.masked,
+            "masked groups": ragged is not None and ragged.masked,
+            "groups along K": self.along_k is not None,
+            "second pair": self.pair is not None,
+            "gathered rows": indexed is not None and indexed.gather is not None and not indexed.copies,
+            "copied rows": indexed is not None and indexed.copies,
+            "scattered rows": indexed is not None and indexed.scatter is not None,
+            "prologue": self.prologue is not None,
+            "packed weights": self.weights is not None,
+            "shards": self.shards is not None,
+            "triangular operands": self.triangles is not None,
+            "batch": self.batch > 1 and all(groups is None for groups in (ragged, self.along_k, self.experts)),
+            "epilogue": bool(self.epilogue),
+        }
+        return tuple(name for name, there in found.items() if there)
+
+
+def order_parts(schedule: Schedule, usual: Schedule) -> tuple[str, ...]:
+    """The names of what an order asks for; none for the configuration's own.
+
+    >>> from layoutgemm.schedule import Grouped, Hilbert, Linear, TileList, Triangular
+    >>> [order_parts(order, Grouped()) for order in (Grouped(), Linear("N"), TileList(schedule=Hilbert()))]
+    [(), ('other orders',), ('order with words',)]
+    >>> order_parts(Triangular("lower"), Grouped()), order_parts(Triangular("lower", mirror=True), Grouped())
+    (('order of some tiles',), ('symmetric order',))
+    """
+    if schedule == usual:
+        return ()
+    if getattr(schedule, "mirror", False):
+        return ("symmetric order",)
+    found = {"order of some tiles": not schedule.is_full, "order with words": bool(schedule.words)}
+    return tuple(name for name, there in found.items() if there) or ("other orders",)
+
+
+def refusal(parts: Sequence[str]) -> str:
+    """Why no kernel has all these parts, naming the first two that do not go together; "" where one has.
+
+    >>> refusal(("prologue", "second pair"))
+    'pair: no kernel has a second pair and a prologue: the function is of A alone, and both pairs pass through one loop'
+    """
+    for (first, other), why in REFUSED.items():
+        if first in parts and other in parts:
+            return f"{PARTS[first][0]}: no kernel has {PARTS[first][1]} and {PARTS[other][1]}: {why}"
+    return ""
+
+
+def check_parts(parts: Sequence[str], batch: int) -> None:
+    """Raise PlanError, naming the first two parts that do not go together and the reason."""
+    if why := refusal(parts):
+        raise PlanError(why.replace("batch:", f"batch = {batch}:", 1))
