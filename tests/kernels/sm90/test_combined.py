@@ -154,7 +154,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(config=replace(SMALL, one_tile_per_cluster=True, split=8)), "and 8 parts of K: a multiple of "),
     (
         lambda: derive(order="symmetric", config=replace(SMALL, tile=(64, 128))),
-        "gated: no kernel has several matrices B and a symm",
+        "several matrices B and a symmetric order",
     ),
     (lambda: derive(triangles=Triangles(b="lower")), "b = 'lower', and a tile has columns of 2 places of B"),
     (lambda: derive(weights=MXFP4, c="bf16:col"), "gated: no kernel has several matrices B and packed weights"),

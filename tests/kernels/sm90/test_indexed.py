@@ -18,7 +18,7 @@ from layoutgemm.emulator.mutation.run import LaunchCase, sample, survey, unreach
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, EpilogueOperand
+from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, EpilogueOperand, RowReduce
 from layoutgemm.kernels.run.emulated import emulate_launch, linked
 from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
 from layoutgemm.kernels.sm90.checks import pipeline_of
@@ -336,13 +336,13 @@ GATHER, SCATTER = IndexedRows(RowIndices(50)), IndexedRows(scatter=RowIndices(50
         ({"indexed": SCATTER, "c": "bf16:col"}, "scattered rows are contiguous, a 'row' C"),
         ({"indexed": SCATTER, "config": replace(SMALL, store="direct")}, "store = 'direct': a product with indexed"),
         ({"indexed": GATHER, "batch": 3}, "batch = 3: no kernel has a batch and gathered rows"),
-        ({"indexed": GATHER, "batch": 3, "ragged": Ragged.of(3, masked=True)}, "ragged: no kernel has masked groups and gath"),
+        ({"indexed": GATHER, "batch": 3, "ragged": Ragged.of(3, masked=True)}, "no kernel has masked groups and gath"),
         ({"indexed": GATHER, "pair": 64}, "pair: no kernel has a second pair and gathered rows"),
         ({"indexed": GATHER, "mainloop": Promoted.of(lambda t, x: t + x), "a": "e4m3", "b": "e4m3:col",
-          "config": Sm90Config((128, 64), loader="warpgroup")}, "mainloop: no kernel has a main loop that promotes and gathered"),
-        ({"indexed": GATHER, "order": "symmetric", "n": 200}, "indexed: no kernel has gathered rows and a symmetric order"),
-        ({"indexed": SCATTER, "epilogue": Epilogue(Aux(), stores_c=False)}, "stores_c = False: no row of C is stored"),
-        ({"indexed": SCATTER, "ragged": Ragged.of(3, ends=True, clears=True), "batch": 3}, "clears = True, and rows of C are"),
+          "config": Sm90Config((128, 64), loader="warpgroup")}, "mainloop: no kernel has a main loop"),
+        ({"indexed": GATHER, "order": "symmetric", "n": 200}, "gathered rows and a symmetric order"),
+        ({"indexed": SCATTER, "epilogue": Epilogue(RowReduce(), stores_c=False)}, "stores_c = False: no row of C"),
+        ({"indexed": SCATTER, "ragged": Ragged.of(3, ends=True, clears=True), "batch": 3}, "clears = True"),
         ({"indexed": RowIndices(3)}, "indexed of Sm90Plan.derive must be an IndexedRows or None, not RowIndices"),
     ],
 )  # fmt: skip

@@ -140,7 +140,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(triangles=Triangles("lower")), "pair: no kernel has a second pair and triangular operands"),
     (
         lambda: derive(weights=MXFP4, c="bf16:col"),
-        "pair: no kernel has a second pair and packed weights: A2 is loaded as A is",
+        "pair: no kernel has a second pair and packed weights",
     ),
     (lambda: derive(shards=Gathered()), "pair: no kernel has a second pair and shards"),
     (lambda: Sm90Choice(SMALL, swapped=True).plan(64, 64, 64, b="bf16:col", pair=16), "change places"),

@@ -204,9 +204,9 @@ def test_groups_that_leave_a_fragment_out_are_found(monkeypatch: pytest.MonkeyPa
     [
         ({"a": "e4m3", "b": "e4m3:col"}, "a is e4m3: a prologue is of bf16 or f16"),
         ({"config": Sm90Config((128, 64), schedule="pingpong", loader="warp")}, "takes 'cooperative'"),
-        ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: no kernel has a main loop that promotes"),
+        ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: no kernel has a main loop"),
         ({"pair": 64}, "pair: no kernel has a second pair and a prologue: "),
-        ({"along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16", "batch": 2}, "prologue: no kernel has a prologue and groups"),
+        ({"along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16", "batch": 2}, "prologue: no kernel has a prologue"),
         ({"weights": QuantizedFormat("int4", 128)}, "prologue: no kernel has a prologue and packed weights"),
         ({"prologue": lambda x: x}, "must be a Prologue or None"),
         ({"config": Sm90Config((64, 32), consumers=1, tile_k=16)}, "a K tile of 1 instruction(s), and one block"),

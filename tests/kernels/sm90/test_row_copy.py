@@ -279,11 +279,11 @@ SCATTERS = {"indexed": IndexedRows(RowIndices(50), RowIndices(9), copy=True)}
         ({**IN_KERNEL, "a": "tf32", "b": "tf32:col"}, "copy=True copies rows first"),
         (
             {**SCATTERS, "batch": 2, "ragged": Ragged.of(2, masked=True)},
-            "ragged: no kernel has masked groups and scattered",
+            "no kernel has masked groups and scattered",
         ),
         (
             {**SCATTERS, "batch": 2},
-            "batch = 2: no kernel has a batch and scattered rows: indices are of one matrix of C",
+            "batch = 2: no kernel has a batch and scattered rows: indices are of one",
         ),
     ],
 )
