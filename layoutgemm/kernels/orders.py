@@ -145,11 +145,20 @@ def asked_order(plan: GemmPlan) -> dict[str, Schedule]:
 _ASKED = (Formula, LayoutOrder, Rotated, TileList, Triangular)
 
 
+def is_symmetric(order: Order | None) -> bool:
+    """True for the order of a symmetric product, whose tiles are stored twice.
+
+    >>> is_symmetric("symmetric"), is_symmetric(Triangular(mirror=True)), is_symmetric("lower")
+    (True, True, False)
+    """
+    return (isinstance(order, str) and order == "symmetric") or (isinstance(order, Triangular) and order.mirror)
+
+
 def unmirrored(
     order: Order | None, usual: Grouped, tile: tuple[int, int], grid: tuple[int, int], kernel: str
 ) -> Schedule:
     """`order_for` a kernel without a second store; raises PlanError for an order that needs one."""
-    if order == "symmetric" or (isinstance(order, Triangular) and order.mirror):
+    if is_symmetric(order):
         raise PlanError(f"order = 'symmetric': {kernel} stores no transposed tile; order='lower' stores one triangle")
     return order_for(order, usual, tile, grid)
 

@@ -19,7 +19,7 @@ from ..schedule import TileList, Triangular
 from ..schedule.triangular import HALVES
 from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
-from .orders import Order, columns_of_order, diagonal_pattern
+from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan
 from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
@@ -188,7 +188,7 @@ def _for_order(order: Order, rule: Iterator[Sm90Config], sizes: tuple[int, int, 
     tiles with a long pattern come last.
     """
     m, n, columns = sizes
-    if order == "symmetric" or getattr(order, "mirror", False):
+    if is_symmetric(order):
         yield from SQUARE
     elif columns < n and -(-m // _SQUARE) * -(-columns // _SQUARE) >= _MANY:
         yield SQUARE[0]

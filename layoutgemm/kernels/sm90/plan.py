@@ -23,7 +23,7 @@ from ...schedule import GpcOrder, LayoutOrder, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue, EpilogueOperand
 from ..numbers import W
-from ..orders import Order, order_for
+from ..orders import Order, is_symmetric, order_for
 from ..partials import PartialResults, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
 from ..plan import (
     LEAST_STAGES,
@@ -265,6 +265,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         asked = Asked(
             combination(gated), mainloop, ragged, along_k, pair_of(pair), indexed, prologue, weights, experts, shards,
             triangles, Epilogue.of(epilogue, halves_of(combination(gated)) > 1), batch,
+            is_symmetric(order),
         )  # fmt: skip
         check_parts(asked.parts, batch)
         kernel = _Request.of((m, n, k, batch), (a, b, c), config or _usual(triangles), asked)

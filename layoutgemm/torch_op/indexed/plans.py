@@ -72,8 +72,10 @@ def why_copied(of: IndexedShape, config: Sm90Config | None, copies: bool | None)
         return ""
     if copies is not None:
         return "copy_rows was given"
-    if of.gate is not None or (of.groups and OFFSETS not in names):
-        return "A copied first: no kernel gathers rows of a batch, of masked groups or of a gated product"
+    if of.groups and OFFSETS not in names:
+        return "A copied first: no kernel gathers rows of a batch or of masked groups"
+    if of.gate is not None:
+        return "A copied first: a gated product that gathers was not measured; copy_rows=False asks for it"
     if config is not None:
         return "A copied first: the configuration has no warpgroup that gathers" if _copies_first(of, config) else ""
     (m, n, k, _, _), groups = of.sizes, of.groups

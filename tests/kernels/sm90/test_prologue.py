@@ -77,7 +77,9 @@ def test_the_executor_and_the_proofs(name: str) -> None:
 
 
 @needs.DSL
-@pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow if x == "an odd K tile" else ()) for x in EMULATED]
+)
 def test_the_compiled_kernel(name: str) -> None:
     made = derived(name)
     a, b, given, want = operands(made)

@@ -130,7 +130,10 @@ REFUSED: dict[tuple[str, str], str] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of a plan that ask for more than a plain product; None for those that are not given."""
+    """The arguments of a plan that ask for more than a plain product; None for those that are not given.
+
+    symmetric  the order is that of a symmetric product
+    """
 
     gated: Combined | None = None
     mainloop: Promoted | None = None
@@ -145,6 +148,7 @@ class Asked:
     triangles: Triangles | None = None
     epilogue: Epilogue | None = None
     batch: int = 1
+    symmetric: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -172,23 +176,22 @@ class Asked:
             "triangular operands": self.triangles is not None,
             "batch": self.batch > 1 and all(groups is None for groups in (ragged, self.along_k, self.experts)),
             "epilogue": bool(self.epilogue),
+            "symmetric order": self.symmetric,
         }
         return tuple(name for name, there in found.items() if there)
 
 
 def order_parts(schedule: Schedule, usual: Schedule) -> tuple[str, ...]:
-    """The names of what an order asks for; none for the configuration's own.
+    """The names of what an order asks for; none for the configuration's own, and a symmetric one is known before.
 
     >>> from layoutgemm.schedule import Grouped, Hilbert, Linear, TileList, Triangular
     >>> [order_parts(order, Grouped()) for order in (Grouped(), Linear("N"), TileList(schedule=Hilbert()))]
     [(), ('other orders',), ('order with words',)]
     >>> order_parts(Triangular("lower"), Grouped()), order_parts(Triangular("lower", mirror=True), Grouped())
-    (('order of some tiles',), ('symmetric order',))
+    (('order of some tiles',), ())
     """
-    if schedule == usual:
+    if schedule == usual or getattr(schedule, "mirror", False):
         return ()
-    if getattr(schedule, "mirror", False):
-        return ("symmetric order",)
     found = {"order of some tiles": not schedule.is_full, "order with words": bool(schedule.words)}
     return tuple(name for name, there in found.items() if there) or ("other orders",)
 
