@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from docs import reference
+from layoutgemm.kernels.sm90.operands.combinations import PARTS, REFUSED
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
-    "account", "ampere_table", "api_table", "behind", "counters_table", "epilogue_table", "examples_count",
+    "account", "ampere_table", "api_table", "behind", "combinations_table", "counters_table", "epilogue_table",
+    "examples_count",
     "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table", "ladder_chart", "ladder_table",
     "launch_table", "level", "lines_table", "machine", "measured", "models_table", "operands_table",
     "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_formats_table", "quantized_table",
@@ -225,6 +227,15 @@ def gated_table() -> str:
         times = [f"{us:.0f}" for us in (best[0], alone, three)]
         rows.append([shape.replace("x", " x "), *times, f"{three / best[0]:.2f}"])
     return table(["tokens x H x K", "gated, us", "torch.mm alone", "torch, three calls", "x"], rows)
+
+
+def combinations_table() -> str:
+    """Parts of a Hopper product that no kernel has together, and the reasons."""
+    merged: dict[tuple[str, str], list[str]] = {}
+    for (first, other), why in REFUSED.items():
+        merged.setdefault((other, why), []).append(f"{first} (`{PARTS[first][0]}=`)")
+    rows = [[other, ", ".join(parts), why.replace("|", "\\|")] for (other, why), parts in merged.items()]
+    return table(["a product with", "takes no", "because"], sorted(rows))
 
 
 def reductions_table() -> str:

@@ -285,7 +285,7 @@ def stored_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np
 
 
 def _visited_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
-    """True for each element (row, column) of the product that is in a tile of the order; None for all."""
+    """True for each element (row, column) in a tile of the order; None for all."""
     schedule = schedule_of(plan)
     if schedule.is_full or (isinstance(schedule, Triangular) and schedule.mirror):
         return None

@@ -288,10 +288,11 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         exchange = kernel.exchange(atom)
         stages = kernel.stages(a_plan, b_plan, kernel.store_bytes(store), exchange)
         kernel.check_early(stages, tile_k)
-        kernel.check_maps(store, a_plan, b_plan)
         kernel.check_products(b_plan, tile_k)
         numbers, threads = kernel.numbers, kernel.threads
         schedule = kernel.schedule(order)
+        mirror = kernel.mirror(store, schedule)
+        kernel.check_maps((store, mirror), a_plan, b_plan)
         smem, exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
         return cls(
             m=m,
@@ -329,7 +330,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
             half=half,
             pair=kernel.pair,
             triangles=kernel.triangles,
-            mirror=kernel.mirror(store, schedule),
+            mirror=mirror,
             indexed=kernel.indexed,
             prologue=kernel.prologue,
         )
@@ -757,9 +758,12 @@ class _Request(Asked):
                 raise PlanError("products = 'warp': only those of packed weights are by mma.sync")
             warp_products(self.config, b, tile_k)
 
-    def check_maps(self, store: StorePlan | None, a: OperandOfA, b: OperandPlan) -> None:
-        """Raise PlanError for more tensor maps than the kernel has parameters for."""
-        check_maps(store, a.maps + b.maps - 2 + sum(second_maps(self.pair, self.shards, a, b)))
+    def check_maps(self, stores: tuple[StorePlan | None, StorePlan | None], a: OperandOfA, b: OperandPlan) -> None:
+        """Raise PlanError for more tensor maps than the kernel has parameters for.
+
+        stores  C's, and a symmetric product's second one
+        """
+        check_maps(stores, a.maps + b.maps - 2 + sum(second_maps(self.pair, self.shards, a, b)))
 
     def schedule(self, order: Order | None) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""

@@ -1,4 +1,4 @@
-"""Every two parts of a Hopper product have a kernel that is right, or a refusal that names both and says why."""
+"""Any two parts of a Hopper product have a right kernel, or a refusal with the reason."""
 
 from __future__ import annotations
 
@@ -99,6 +99,13 @@ def test_any_two_parts_have_a_kernel_or_a_reason() -> None:
         if found != wanted:
             wrong.append((pair, found, wanted))
     assert not wrong
+
+
+def test_three_parts_go_together_where_each_two_do() -> None:
+    together = {pair for pair in PAIRS if not refusal(pair)}
+    for parts in combinations(ASKED, 3):
+        if together.issuperset(combinations(parts, 2)):
+            derived(*parts)
 
 
 def test_a_refusal_beside_the_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

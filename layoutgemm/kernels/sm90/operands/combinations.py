@@ -1,4 +1,4 @@
-"""Which parts of a product go together in one Hopper kernel, and why the others do not.
+"""The parts of a product that go together in one Hopper kernel, and why others do not.
 
 A part is what an argument of `Sm90Plan.derive` asks for beyond a plain product. Two parts have a kernel unless
 `REFUSED` has them. What a part asks of types and of the configuration is said where the part is defined.
@@ -197,7 +197,7 @@ def order_parts(schedule: Schedule, usual: Schedule) -> tuple[str, ...]:
 
 
 def refusal(parts: Sequence[str]) -> str:
-    """Why no kernel has all these parts, naming the first two that do not go together; "" where one has.
+    """The reason why two of these parts do not go together; "" where all do.
 
     >>> refusal(("prologue", "second pair"))
     'pair: no kernel has a second pair and a prologue: the function is of A alone, and both pairs pass through one loop'

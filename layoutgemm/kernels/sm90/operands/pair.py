@@ -13,7 +13,7 @@ with its pair's K, and TMA fills the rest of the last K tile with zeros. A2 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,12 +66,13 @@ def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, A
     return {"k": (tile - choose(second, first_tiles, 0)) * depth, SECOND: second}
 
 
-def check_maps(store: StorePlan | None, copies: int) -> None:
+def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:
     """Raise PlanError for more tensor maps than a kernel has.
 
+    stores  of C, one or two
     copies  tensor maps of A and B after their first
     """
-    of_c = len(store.maps) if store is not None else 0
+    of_c = sum(len(store.maps) for store in stores if store is not None)
     if of_c + copies > OTHER_MAPS:
         raise PlanError(
             f"{of_c} tensor maps of C's chunks and {copies} further ones of A and B: a kernel has {OTHER_MAPS} after "
