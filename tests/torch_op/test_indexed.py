@@ -214,7 +214,8 @@ def test_operator_passes_torchs_checks() -> None:
         ({"rows": torch.tensor([0]), "row_weights": torch.ones(2)}, r"row_weights is torch.float32 of shape \[2\]"),
         ({"rows": torch.tensor([0]), "row_weights": torch.ones(1).half()}, "row_weights is torch.float16"),
         ({"rows": torch.tensor([0]), "bias": torch.zeros(N)}, "bias: a product with row indices takes none"),
-        ({"rows": torch.tensor([0]), "order": "lower"}, "order: a product with row indices takes none"),
+        ({"rows": torch.tensor([0]), "order": "lower"}, "order: a product with row indices takes none; of a plan"),
+        ({"rows": torch.tensor([0]), "a": (integers(33, K),) * 2}, "a is a tuple: rows= are of one a"),
         ({"rows": torch.tensor([0]), "combine": "silu"}, "combine: a product with row indices takes none"),
         ({"rows": torch.tensor([0]), "activation": "swiglu", "b": integers(47, K).mT}, "b has 47 columns"),
         ({"rows": torch.tensor([0]), "copy_rows": 1}, "copy_rows: True or False, of a product with rows="),
@@ -229,7 +230,7 @@ def test_calls_that_do_not_fit_are_refused(changes: dict[str, Any], message: str
     x = {**problem(), **changes}
     operands = x["a"], x["b"]
     with pytest.raises((OperandError, TensorError), match=message):
-        matmul(*operands, **{name: value for name, value in changes.items() if name != "b"})
+        matmul(*operands, **{name: value for name, value in changes.items() if name not in "ab"})
 
 
 def test_an_output_over_an_operand_is_refused() -> None:

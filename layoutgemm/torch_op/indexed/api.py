@@ -26,6 +26,14 @@ _NO_OPERATOR = (
 )
 
 
+# What an argument that such a product does not take is done by.
+_PLANNED = "; of a plan they go together: Sm90Plan.derive(indexed=)"
+_WAYS = {
+    "epilogue": f"{_PLANNED} has an epilogue", "order": f"{_PLANNED} has an order",
+    "combine": "; with rows= alone and a tuple b it has one", "given": "; it is for epilogue=, combine= and prologue=",
+}  # fmt: skip
+
+
 def indexed_matmul(
     given: IndexedOperands, *, activation: str | None = None, out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None, config: Any = None, others: dict[str, Any] | None = None,
@@ -44,7 +52,10 @@ def indexed_matmul(
     """
     for name, x in (others or {}).items():
         if x is not None:
-            _refuse(f"{name}: a product with row indices takes none")
+            _refuse(f"{name}: a product with row indices takes none{_WAYS.get(name, '')}")
+    for name in ("a", "b"):
+        if isinstance(getattr(given, name), tuple | list):
+            _refuse(f"{name} is a {type(getattr(given, name)).__name__}: rows= are of one a, and out_rows= of one b")
     if copy_rows is not None and (given.rows is None or not isinstance(copy_rows, bool)):
         _refuse("copy_rows: True or False, of a product with rows=")
     if given.rows is None and given.out_rows is None:
