@@ -23,14 +23,17 @@ from .sm90.config import Sm90Tuning
 from .sm90.grouped import Ragged
 from .sm90.indexed.rows import IndexedRows, RowIndices
 from .sm90.mainloop import Promoted, Table
+from .sm90.operands.combined import Combined
 from .sm90.operands.prologue import Prologue, PrologueOperand
 from .sm90.plan import Sm90Config, Sm90Plan
+from .sm90.triangular.operands import Triangles
 from .sm100.plan import Sm100Config, Sm100Plan
 from .streamed.plan import StreamedConfig, StreamedPlan
 from .teaching.plan import TeachingConfig, TeachingPlan
 
 __all__ = [
     "AlongK",
+    "Combined",
     "GemmPlan",
     "GemmResult",
     "IndexedRows",
@@ -52,6 +55,7 @@ __all__ = [
     "Table",
     "TeachingConfig",
     "TeachingPlan",
+    "Triangles",
     "error_bound",
     "plan",
 ]

@@ -228,8 +228,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
             raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
         if weights is not None:
             b = _like(a) if b is None else b
-            others = [] if order is None else ["order"]
-            check_packed(weights, (k, batch), config, (Operand.parse(a), Operand.parse(b)), epilogue, others)
+            check_packed(weights, (k, batch), config, (Operand.parse(a), Operand.parse(b)), epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         epilogue = Epilogue.of(epilogue)
         a_spec, b_spec, atom = _typed(a, b, target)
@@ -253,6 +252,8 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2], orders, config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, config)
         schedule = _schedule(order, config, (m, n), epilogue)
+        if weights is not None and schedule.words:
+            raise PlanError(f"order = {schedule}: a launch of packed weights has no words of an order; take a formula")
         made = cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,

@@ -212,16 +212,13 @@ def packed_b(
 
 def check_packed(
     fmt: QuantizedFormat, sizes: tuple[int, int], config: Sm80Config, operands: tuple[Operand, Operand],
-    epilogue: Epilogue | None, others: list[str],
+    epilogue: Epilogue | None,
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a problem without a kernel of packed weights.
 
-    sizes    K and batch
-    others   arguments of `Sm80Plan.derive` that such a kernel does not have
+    sizes  K and batch
     """
     k, batch = sizes
-    if others:
-        raise PlanError(f"{others[0]}: a product with packed weights takes none")
     a, b = operands
     _check_types(a, b)
     if b.order != "col":

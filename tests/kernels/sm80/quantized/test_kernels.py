@@ -102,6 +102,18 @@ def test_orders_of_copies_and_products_change_nothing() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
+@pytest.mark.parametrize("order", ["snake", "lower"])
+def test_orders_visit_their_tiles(order: str) -> None:
+    plan, x, packed, want, bound = problem("few rows")
+    found = Sm80Plan.derive(
+        plan.m, plan.n, plan.k, c=plan.c, config=replace(plan.config, tile=(16, 64)), weights=plan.weights, order=order
+    )
+    found.check().require()
+    stored = np.arange(plan.n) < 64 if order == "lower" else np.ones(plan.n, bool)  # the first of two tiles
+    c = found.run(x, packed, device="reference").c
+    assert (np.abs(c - want) <= bound)[:, stored].all() and not c[:, ~stored].any()
+
+
 def test_epilogue_steps_are_applied_in_order() -> None:
     fmt, rng = QuantizedFormat("int4"), np.random.default_rng(4)
     steps = (Bias("n"), Aux("f32"), Activation("relu"), Residual("f32"))
@@ -215,7 +227,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "float8": ({"a": "e4m3", "arch": "sm_90a"}, "scales of groups multiply the sums of float8"),
     "two types": ({"b": "f16:col"}, "a is bf16 and b f16: packed weights become bf16 or f16, as a is"),
     "order of b": ({"b": "bf16"}, "b is bf16 row-major: packed weights have K contiguous, a 'col'"),
-    "order": ({"order": "lower"}, "order: a product with packed weights takes none"),
+    "order": ({"order": "hilbert"}, "a launch of packed weights has no words of an order"),
     "depth": ({"config": Sm80Config((16, 64), 32, 2, (1, 4))}, "tile_k = 32: a K tile is half a packed unit or a"),
     "tile": ({"config": Sm80Config((16, 96), 64, 2, (1, 2))}, "tile = (16, 96): whole packed units, a multiple of 64"),
     "persistent": ({"config": Sm80Config((64, 64), persistent=True)}, "persistent = True: a product with packed"),
