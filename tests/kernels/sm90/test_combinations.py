@@ -1,4 +1,4 @@
-"""Any two parts of a Hopper product have a right kernel, or a refusal with the reason."""
+"""Any two parts of a Hopper product have a right kernel, or a reason."""
 
 from __future__ import annotations
 

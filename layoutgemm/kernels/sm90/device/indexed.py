@@ -189,7 +189,7 @@ class IndexedRowsKernel:
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
         c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
     ) -> bridge.Carried:  # fmt: skip
-        """The same, with A's address and pitch, and K, which the job of a prologue has already."""
+        """The same, with A's address, its pitch, and K; the job of a prologue has K already."""
         *own, a, lda = words
         job = super().job_of(shared, place, sizes, c, tuple(own))  # type: ignore[misc]
         return job.extended(a=a, lda=lda, **({} if self.plan.prologue is not None else {"k": sizes[2]}))

@@ -1,4 +1,4 @@
-"""The parts of a product that go together in one Hopper kernel, and why others do not.
+"""Parts of a product that go together in a kernel, and why others do not.
 
 A part is what an argument of `Sm90Plan.derive` asks for beyond a plain product. Two parts have a kernel unless
 `REFUSED` has them. What a part asks of types and of the configuration is said where the part is defined.
