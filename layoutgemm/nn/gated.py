@@ -13,7 +13,7 @@ from ..torch_op.bias_activation import GATES
 from ..torch_op.scaled_grouped import DEPTH
 from .linear import DenseLinear
 from .master import MasterLinear
-from .scaled import ScaledLinear
+from .scaled import ScaledLinear, ScaledWeight
 
 Layer = DenseLinear | ScaledLinear | MasterLinear
 WEIGHTS: dict[str, type[Layer]] = {"own": DenseLinear, "fp8": ScaledLinear, "master": MasterLinear}
@@ -106,6 +106,7 @@ class _Half:
 
     def __getattr__(self, name: str) -> object:
         value = getattr(self._joined, name)
+        value = value.dense() if isinstance(value, ScaledWeight) else value
         return value.chunk(2)[self._at] if isinstance(value, torch.Tensor) and name in _STATE else value
 
 

@@ -97,7 +97,9 @@ def load_checkpoint(
     for names, source in plan.dense.items():
         _fill(model, names, found.tensor(source), on)
     buffers = [name for name, x in model.named_buffers() if x.is_meta]
-    return Loaded(plan.report(made), plan.untied, tuple(ignored), tuple(buffers), len(found.files))
+    return Loaded(
+        plan.report(made), untied=plan.untied, ignored=tuple(ignored), unset=tuple(buffers), files=len(found.files)
+    )
 
 
 class _Plan:

@@ -10,6 +10,7 @@ and loaded again gives the same weights.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -43,28 +44,60 @@ def spread(scale: torch.Tensor, n: int, k: int) -> torch.Tensor:
     return scale.repeat_interleave(DEPTH, 0)[:n].repeat_interleave(DEPTH, 1)[:, :k]
 
 
+@dataclass(frozen=True, eq=False)
+class ScaledWeight:
+    """float8 weights with their scales; type, sizes and device are those of the dense weights.
+
+    It is no tensor: a model that casts x to a layer's weight.dtype does not round x to 8 bits.
+
+    values  float8_e4m3fn (N, K)
+    scale   float32 (N / 128, K / 128)
+    dtype   of the dense weights
+    """
+
+    values: torch.Tensor
+    scale: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, K)."""
+        return self.values.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self.values.device
+
+    def dense(self) -> torch.Tensor:
+        """The weights (N, K): values times scales, rounded to `dtype`."""
+        return dequantized(self.values, self.scale, self.dtype)
+
+
 class ScaledLinear(torch.nn.Module):
     """activation(x @ weight.T + bias) with float8 weights: a scale for 128 x 128 weights, and for 128 of a row of x.
 
     in_features, out_features, bias, activation  as `layoutgemm.nn.Linear`, gates too
     dtype  of state dicts, bias and result: bfloat16 or float16. `float()` makes it float32; autocast's is the result's
 
-    weight        float8_e4m3fn (out_features, in_features), a buffer: it is not trained
-    weight_scale  float32 (out_features / 128, in_features / 128)
+    weight        a `ScaledWeight`: it is not trained
+    codes         uint8 (out_features, in_features): the bytes of float8_e4m3fn values, a buffer that any process
+                  group sends and any pickle takes
+    weight_scale  float32 (out_features / 128, in_features / 128), a buffer
 
     A state dict has `weight` in `dtype`, as torch.nn.Linear's; it is quantised where it is loaded. A checkpoint of
     float8 weights with `weight_scale_inv` is loaded as it is, and saved likewise.
 
     The gradient of x is by the weights, as if x had not been rounded. Raises OperandError for a dtype or an activation
-    that the product does not have, TensorError for scales of another shape, and for a gate of an odd number of columns.
+    that the product does not have; TensorError for weights and scales of another shape, and for an odd gate.
 
     >>> layer = ScaledLinear(128, 2, bias=False)
     >>> _ = layer.load_state_dict({"weight": torch.ones(2, 128)})
-    >>> layer(torch.ones(1, 128).bfloat16()).tolist(), layer.weight.dtype, layer.state_dict()["weight"].dtype
+    >>> layer(torch.ones(1, 128).bfloat16()).tolist(), layer.weight.values.dtype, layer.weight.dtype
     ([[128.0, 128.0]], torch.float8_e4m3fn, torch.bfloat16)
     """
 
-    weight: torch.Tensor
+    codes: torch.Tensor
     weight_scale: torch.Tensor
 
     def __init__(
@@ -80,7 +113,7 @@ class ScaledLinear(torch.nn.Module):
             half(2, out_features)
         self.in_features, self.out_features, self.activation, self.wide = in_features, out_features, activation, dtype
         blocks = -(-out_features // DEPTH), -(-in_features // DEPTH)
-        self.register_buffer("weight", torch.zeros(out_features, in_features, device=device, dtype=dtype).to(FLOAT8))
+        self.register_buffer("codes", torch.zeros(out_features, in_features, device=device, dtype=torch.uint8))
         self.register_buffer("weight_scale", torch.ones(blocks, device=device, dtype=torch.float32))
         self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         self.saves_scales = False
@@ -91,16 +124,23 @@ class ScaledLinear(torch.nn.Module):
         size, kind, device = (layer.in_features, layer.out_features), layer.weight.dtype, layer.weight.device
         made = cls(*size, layer.bias is not None, device=device, dtype=kind, activation=activation)
         if device.type != "meta":
-            made.weight, made.weight_scale = quantized(layer.weight)
+            value, made.weight_scale = quantized(layer.weight)
+            made.codes = value.view(torch.uint8)
         made.bias = layer.bias
         return made.train(layer.training)
+
+    @property
+    def weight(self) -> ScaledWeight:
+        """The weights: views of the buffers."""
+        return ScaledWeight(self.codes.view(FLOAT8), self.weight_scale, self.wide)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
         check_input(x, self.in_features)
         rows, kind = x.reshape(-1, x.shape[-1]), autocast_type(x) or self.wide
+        weight = self.codes.view(FLOAT8)
         if differentiated(x, self.bias):
-            value: torch.Tensor = _StraightThrough.apply(rows, self.weight, self.weight_scale, kind)
+            value: torch.Tensor = _StraightThrough.apply(rows, weight, self.weight_scale, kind)
             if self.bias is not None:
                 value = (value + self.bias).to(kind)
             if self.activation is not None:
@@ -108,58 +148,59 @@ class ScaledLinear(torch.nn.Module):
         else:
             eight, scale = quantize(rows, BLOCK, power_of_two=True)
             value = scaled_matmul(
-                eight, scale, self.weight.mT, self.weight_scale, recipe_a=BLOCK, recipe_b=SQUARE, bias=self.bias,
+                eight, scale, weight.mT, self.weight_scale, recipe_a=BLOCK, recipe_b=SQUARE, bias=self.bias,
                 activation=self.activation, out_dtype=kind,
             )  # fmt: skip
         return value.reshape(*x.shape[:-1], value.shape[-1])
 
     def dequantized(self) -> torch.Tensor:
         """The weights (out_features, in_features) in the type of state dicts."""
-        return dequantized(self.weight, self.weight_scale, self.wide)
+        return self.weight.dense()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledLinear:
-        """Move the module; a cast leaves weights in 8 bits and scales in float32, and changes the result's type."""
-        weight, scale = self.weight, self.weight_scale
+        """Move the module; a cast leaves codes and float32 scales, and changes the result's type."""
+        scale = self.weight_scale
         kind = fn(torch.empty(0, dtype=self.wide, device=scale.device)).dtype
         self.wide = kind if kind in (torch.bfloat16, torch.float16, torch.float32) else self.wide
         super()._apply(fn, recurse)
-        device = self.weight_scale.device
-        self.weight = self.weight if self.weight.dtype == FLOAT8 else weight.to(device)
-        self.weight_scale = self.weight_scale if self.weight_scale.dtype == scale.dtype else scale.to(device)
+        if self.weight_scale.dtype != scale.dtype:
+            self.weight_scale = scale.to(self.weight_scale.device)
         return self
-
-    def __getstate__(self) -> dict[str, object]:
-        # As bytes: pickle has no storage of float8.
-        return {**self.__dict__, "_buffers": {**self._buffers, "weight": self.weight.view(torch.uint8)}}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)
-        self._buffers["weight"] = self.weight.view(FLOAT8)
 
     def _save_to_state_dict(self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        scale = destination.pop(f"{prefix}weight_scale")
+        codes, scale = destination.pop(f"{prefix}codes"), destination.pop(f"{prefix}weight_scale")
         if self.saves_scales:
-            destination[f"{prefix}weight_scale_inv"] = scale
+            destination[f"{prefix}weight"], destination[f"{prefix}weight_scale_inv"] = codes.view(FLOAT8), scale
         else:
             destination[f"{prefix}weight"] = self.dequantized()
 
-    def _load_from_state_dict(self, state: dict[str, torch.Tensor], prefix: str, *others: object) -> None:
-        weight, key = state.get(f"{prefix}weight"), f"{prefix}weight_scale_inv"
-        if weight is not None:
-            given = state.pop(key, None)
-            if (weight.dtype == FLOAT8) != (given is not None):
-                there = "without" if given is None else "with"
-                raise OperandError(
-                    f"{prefix}weight is {weight.dtype} {there} {key}: float8 weights have it, others not"
-                )
-            if given is not None and given.shape != self.weight_scale.shape:
-                raise TensorError(f"{key} has shape {list(given.shape)}: {list(self.weight_scale.shape)}")
-            self.saves_scales = given is not None
-            if given is None and weight.ndim == 2:
-                state[f"{prefix}weight"], given = quantized(weight)
-            state[f"{prefix}weight_scale"] = self.weight_scale if given is None else given
-        super()._load_from_state_dict(state, prefix, *others)
+    def _load_from_state_dict(
+        self, state: dict[str, torch.Tensor], prefix: str, metadata: object, strict: bool, missing: list[str],
+        *others: object,
+    ) -> None:  # fmt: skip
+        weight = state.pop(f"{prefix}weight", None)
+        if weight is None:
+            missing.append(f"{prefix}weight")
+            value, scale = self.codes.view(FLOAT8), self.weight_scale
+        else:
+            scale = state.pop(f"{prefix}weight_scale_inv", None)
+            self._check_stored(prefix, weight, scale)
+            self.saves_scales = scale is not None
+            value, scale = quantized(weight) if scale is None else (weight, scale)
+        state[f"{prefix}codes"], state[f"{prefix}weight_scale"] = value.view(torch.uint8), scale
+        super()._load_from_state_dict(state, prefix, metadata, strict, missing, *others)
+
+    def _check_stored(self, prefix: str, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
+        """Raise unless a state dict's weight and scales are the layer's."""
+        key, size = f"{prefix}weight_scale_inv", (self.out_features, self.in_features)
+        if (weight.dtype == FLOAT8) != (scale is not None):
+            there = "without" if scale is None else "with"
+            raise OperandError(f"{prefix}weight is {weight.dtype} {there} {key}: float8 weights have it, others not")
+        if tuple(weight.shape) != size:
+            raise TensorError(f"{prefix}weight has shape {list(weight.shape)}: {list(size)}")
+        if scale is not None and scale.shape != self.weight_scale.shape:
+            raise TensorError(f"{key} has shape {list(scale.shape)}: {list(self.weight_scale.shape)}")
 
     def extra_repr(self) -> str:
         """Sizes, and what is not torch.nn.Linear's default."""

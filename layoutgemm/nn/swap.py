@@ -7,17 +7,25 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
-from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from ..errors import LayoutError, OperandError
+from ..kernels.quantized.formats import QuantizedFormat
 from ..torch_op.bias_activation import ACTIVATIONS, GATES
 from ..torch_op.checks import autocast, check_types
 from .gated import NAMES, GatedMLP
 from .linear import DenseLinear
 from .master import MasterLinear
+from .quantized import QuantizedLinear
 from .scaled import ScaledLinear
 
 Where = Callable[[str, torch.nn.Module], bool]
+_WEIGHTS = ("own", "fp8", "master")
+# Their matrices are not multiplied, or not by a linear layer's product, or are those of a layer that is reported.
+_NO_PRODUCTS = (
+    torch.nn.Embedding, torch.nn.EmbeddingBag, torch.nn.modules.conv._ConvNd, torch.nn.LayerNorm, torch.nn.RMSNorm,
+    ParametrizationList,
+)  # fmt: skip
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -42,12 +50,15 @@ class Swapped:
 class Swaps:
     """Every linear layer that `swap_linears` met, in the order of `named_modules`.
 
+    others  modules with matrices of their own that are no linear layers, as experts: by is "", reason says which
+
     >>> swaps = Swaps((Swapped("0", "Linear"), Swapped("1", reason="a forward hook")))
     >>> [each.name for each in swaps.left], len(swaps.replaced)
     (['1'], 1)
     """
 
     layers: tuple[Swapped, ...]
+    others: tuple[Swapped, ...] = ()
 
     @property
     def replaced(self) -> tuple[Swapped, ...]:
@@ -66,28 +77,32 @@ class Swaps:
         return len(self.layers)
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.layers), f"{len(self.replaced)} of {len(self)} linear layers replaced"])
+        many = f"; {len(self.others)} other module{'s' * (len(self.others) != 1)} left" * bool(self.others)
+        last = f"{len(self.replaced)} of {len(self)} linear layers replaced{many}"
+        return "\n".join([*map(str, self.layers), *map(str, self.others), last])
 
 
 def swap_linears(
-    model: torch.nn.Module, where: Where | str | Iterable[str] | None = None, *, weights: str = "own",
-    gated: bool = False, allow_tf32: bool | None = None,
+    model: torch.nn.Module, where: Where | str | Iterable[str] | None = None, *,
+    weights: str | QuantizedFormat = "own", gated: bool = False, allow_tf32: bool | None = None,
 ) -> Swaps:  # fmt: skip
     """Replace the linear layers inside a model by layoutgemm's, in place, and report each.
 
     model       any module but a linear layer itself
     where       which layers: a function of name and module, or patterns of names as fnmatch has them; default all
     weights     "own" keeps the parameters, the same tensors; "fp8" makes float8 weights with scales of blocks, which
-                are not trained; "master" keeps the parameters and multiplies in fp8, gradients too (`MasterLinear`)
+                are not trained; "master" keeps the parameters and multiplies in fp8, gradients too (`MasterLinear`).
+                A `QuantizedFormat` packs weights of 4 or 8 bits (`QuantizedLinear`), which are not trained
     gated       whether modules of gate_proj, up_proj, down_proj and an act_fn (SiLU, GELU) become GatedMLP of such
                 weights, where a run of their own ones on random rows agrees. Gate and up are then one parameter, so
                 make optimizers afterwards
     allow_tf32  whether float32 layers may be multiplied as tf32; default as torch is set
 
-    State dicts stay as they are, and hooks, parametrizations and subclasses are left alone. Layers whose weight other
-    modules hold are replaced and stay tied; with float8 weights they are left.
+    State dicts stay as they are, but for packed weights. Hooks, parametrizations and subclasses are left alone. Layers
+    whose weight other modules hold are replaced and stay tied; with float8 and packed weights they are left. Modules
+    that hold other matrices, as experts of three dimensions, are left and reported.
 
-    Raises OperandError for a model that is a linear layer itself, and for unknown `weights`.
+    Raises OperandError for a model that is a linear layer itself, for unknown `weights`, and for packed gated MLPs.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2)).bfloat16()
     >>> print(swap_linears(model, where="0"))
@@ -95,22 +110,24 @@ def swap_linears(
     left      1: not in where='0'
     1 of 2 linear layers replaced
     """
-    if weights not in ("own", "fp8", "master"):
-        raise OperandError(f"weights {weights!r}: 'own', 'fp8' or 'master'")
+    if weights not in _WEIGHTS and not isinstance(weights, QuantizedFormat):
+        raise OperandError(f"weights {weights!r}: {', '.join(map(repr, _WEIGHTS))} or a QuantizedFormat")
     if isinstance(model, torch.nn.Linear):
         raise OperandError("model is a linear layer itself, and layers are replaced inside of it: Linear.of(model)")
     found: list[Swapped] = []
     if gated:
+        if isinstance(weights, QuantizedFormat):
+            raise OperandError(f"gated=True with weights of {weights}: a gated MLP has none that are packed")
         found += _swap_gated(model, _asked(where), allow_tf32, weights)
     asked = _asked(where)
     shared = _shared_weights(model)
     made: dict[torch.nn.Module, torch.nn.Module] = {}
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, DenseLinear | ScaledLinear | MasterLinear) or not isinstance(layer, torch.nn.Linear):
+        if isinstance(layer, DenseLinear | MasterLinear) or not isinstance(layer, torch.nn.Linear):
             continue
-        # float32 layers are rounded to 8 bits by the caller's word
-        reason = asked(name, layer) or reason_to_stay(layer, allow_tf32 or weights == "master")
-        if not reason and weights == "fp8" and (others := shared.get(layer.weight)):
+        # float32 layers are rounded to 8 bits by the caller's word, and those that are stored so are refused by `of`
+        reason = asked(name, layer) or reason_to_stay(layer, allow_tf32 or weights != "own")
+        if not reason and weights not in ("own", "master") and (others := shared.get(layer.weight)):
             reason = f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
         if not reason:
             try:
@@ -118,8 +135,9 @@ def swap_linears(
             except LayoutError as error:
                 reason = str(error)
         found.append(Swapped(name, reason=reason) if reason else Swapped(name, type(made[layer]).__name__))
+    beside = tuple(_other_matrices(model))
     replace_modules(model, made)
-    return Swaps(tuple(found))
+    return Swaps(tuple(found), beside)
 
 
 def replace_modules(model: torch.nn.Module, made: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
@@ -130,8 +148,22 @@ def replace_modules(model: torch.nn.Module, made: Mapping[torch.nn.Module, torch
                 setattr(parent, name, made[child])
 
 
-def _made(layer: torch.nn.Linear, weights: str, allow_tf32: bool | None) -> torch.nn.Module:
+def _other_matrices(model: torch.nn.Module) -> Iterator[Swapped]:
+    """The modules that hold matrices in parameters of their own, and are no linear layers."""
+    for name, module in model.named_modules():
+        if isinstance(module, (torch.nn.Linear, *_NO_PRODUCTS)):
+            continue
+        own = {key: [*x.shape] for key, x in module.named_parameters(recurse=False) if sum(n > 1 for n in x.shape) > 1}
+        if own:
+            said = ", ".join(f"{key} {shape}" for key, shape in own.items())
+            kind = type(module).__qualname__
+            yield Swapped(name or "the model", reason=f"a {kind} with {said}, which is no linear layer")
+
+
+def _made(layer: torch.nn.Linear, weights: str | QuantizedFormat, allow_tf32: bool | None) -> torch.nn.Module:
     """The module in a layer's place. Raises OperandError or TensorError, as its product does."""
+    if isinstance(weights, QuantizedFormat):
+        return QuantizedLinear.from_linear(layer, weights)
     if weights == "fp8":
         return ScaledLinear.of(layer)
     if weights == "master":

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 from layoutgemm import scaled_matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
-from layoutgemm.nn import GatedMLP, Linear, ScaledLinear, scaled
+from layoutgemm.nn import GatedMLP, Linear, MasterLinear, QuantizedLinear, ScaledLinear, scaled
 from layoutgemm.nn.scaled import dequantized, quantized
 
 BF16 = torch.bfloat16
@@ -172,6 +172,17 @@ def test_distributed_checkpoints_have_gate_and_up_apart(sharded: bool, one_rank:
         getattr(models[0][0], "side_proj")  # noqa: B009  # no name of its own
 
 
+@pytest.mark.parametrize("of", [Linear.of, ScaledLinear.of, MasterLinear.of, QuantizedLinear.from_linear])
+def test_data_parallel_processes_send_parameters_and_buffers(of: Any, one_rank: Any) -> None:
+    """gloo sends no float8, so buffers have their bytes."""
+    model = torch.nn.Sequential(of(torch.nn.Linear(128, 64, dtype=BF16)))
+    x = normal(3, 128)
+    want = model(x)
+    got = torch.nn.parallel.DistributedDataParallel(model, device_mesh=one_rank)(x)
+    got.sum().backward()
+    assert torch.equal(got, want) and model[0].bias.grad is not None
+
+
 def test_gated_mlp_inside_a_model_keeps_the_prefix() -> None:
     model = torch.nn.ModuleDict({"mlp": GatedMLP(8, 8, dtype=BF16, bias=True)})
     names = {f"mlp.{part}.{kind}" for part in ("gate_proj", "up_proj", "down_proj") for kind in ("weight", "bias")}
@@ -279,8 +290,8 @@ def test_float8_checkpoints_are_kept_as_they_are() -> None:
 
 def test_casting_a_scaled_linear_leaves_its_eight_bits() -> None:
     layer = ScaledLinear.of(torch.nn.Linear(16, 8, dtype=BF16)).to(BF16).half().bfloat16()
-    assert layer.weight.dtype == torch.float8_e4m3fn and layer.weight_scale.dtype == torch.float32
-    assert layer.to("meta").weight.device.type == "meta" and layer.weight.dtype == torch.float8_e4m3fn
+    assert layer.weight.values.dtype == torch.float8_e4m3fn and layer.weight_scale.dtype == torch.float32
+    assert layer.to("meta").weight.device.type == "meta" and layer.weight.values.dtype == torch.float8_e4m3fn
 
 
 def test_refusals_name_the_argument() -> None:

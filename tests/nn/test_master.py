@@ -117,7 +117,7 @@ def test_tied_weights_stay_tied() -> None:
         (lambda: MasterLinear(8, 7, activation="swiglu"), "b has 7 columns: a gated product takes gate and up"),
         (lambda: MasterLinear(8, 8, recipe_a="RowWise"), "recipe_a RowWise and recipe_b BlockWise128x128: both"),
         (lambda: MasterLinear(8, 8, recipe_b="BlockWise1x32"), "compute capability 10.0"),
-        (lambda: swap_linears(model(BF16), weights="fp4"), "weights 'fp4': 'own', 'fp8' or 'master'"),
+        (lambda: swap_linears(model(BF16), weights="fp4"), "weights 'fp4': 'own', 'fp8', 'master' or a Quant"),
     ],
 )
 def test_refusals(call: Any, text: str) -> None:

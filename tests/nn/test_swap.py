@@ -12,7 +12,8 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm.errors import OperandError
-from layoutgemm.nn import GatedMLP, Linear, ScaledLinear, swap_linears
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.nn import GatedMLP, Linear, QuantizedLinear, ScaledLinear, swap_linears
 
 BF16 = torch.bfloat16
 
@@ -67,7 +68,8 @@ def test_replaced_and_left_with_reasons() -> None:
     assert list(state) == list(model.state_dict())
     got = model(at).detach()
     assert float((got - want).abs().max()) <= 2.0**-6 * float(want.abs().max())
-    assert str(swaps).endswith("2 of 7 linear layers replaced")
+    assert str(swaps).endswith("2 of 7 linear layers replaced; 1 other module left")
+    assert [each.name for each in swaps.others] == ["attention"]
     assert len(swap_linears(model).replaced) == 0
 
 
@@ -129,3 +131,52 @@ def test_refusals() -> None:
         swap_linears(torch.nn.Linear(4, 4))
     with pytest.raises(OperandError, match="weights 'int4'"):
         swap_linears(torch.nn.Sequential(), weights="int4")
+
+
+class Routed(torch.nn.Module):
+    """Experts as models hold them: parameters of three dimensions, a router, and vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(128, 4, bias=False, dtype=BF16)
+        self.up = torch.nn.Parameter(torch.zeros(4, 128, 64, dtype=BF16))
+        self.down = torch.nn.Parameter(torch.zeros(4, 64, 128, dtype=BF16))
+        self.norm, self.token = torch.nn.RMSNorm(128), torch.nn.Parameter(torch.zeros(1, 1, 128))
+
+
+def test_matrices_outside_of_linear_layers_are_reported() -> None:
+    model = torch.nn.Sequential(Routed(), torch.nn.Embedding(3, 4), torch.nn.Conv2d(3, 4, 2))
+    swaps = swap_linears(model)
+    assert [each.name for each in swaps] == ["0.gate"]
+    assert str(swaps).splitlines()[1:] == [
+        "left      0: a Routed with up [4, 128, 64], down [4, 64, 128], which is no linear layer",
+        "1 of 1 linear layers replaced; 1 other module left",
+    ]
+
+
+def test_weights_are_packed_in_a_format() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(*s, dtype=BF16) for s in ((128, 64), (64, 100), (100, 128), (64, 8))])
+    model[3].weight = torch.nn.Embedding(8, 64, dtype=BF16).weight
+    model.append(torch.nn.Module())
+    model[4].weight = model[3].weight
+    model.append(torch.nn.Linear(64, 64))
+    dense, x = copy.deepcopy(model[0]), torch.randn(3, 128).to(BF16)
+    swaps = swap_linears(model, weights=QuantizedFormat("int4", 32))
+    assert [(each.name, each.by) for each in swaps.replaced] == [("0", "QuantizedLinear"), ("1", "QuantizedLinear")]
+    said = [f"{each.name}: {each.reason}" for each in swaps.left]
+    assert said[0].startswith("2: K = 100 is 3 groups of 32 and 4 more"), said
+    assert said[1].startswith("3: its weight is tied to 4") and said[2].startswith("5: activations are torch.float32")
+    assert torch.equal(model[0](x), QuantizedLinear.from_linear(dense, QuantizedFormat("int4", 32))(x))
+    with pytest.raises(OperandError, match="gated=True with weights of int8"):
+        swap_linears(model, weights=QuantizedFormat("int8"), gated=True)
+
+
+@pytest.mark.parametrize("weights", ["own", "fp8", "master", QuantizedFormat("int8")], ids=str)
+def test_models_may_cast_to_the_type_of_a_layer_s_weight(weights: Any) -> None:
+    """T5, Mamba2 and heads cast x to it: to 8 bits it would be rounded twice, and once without a scale."""
+    model = torch.nn.Sequential(torch.nn.Linear(128, 64, dtype=BF16))
+    swap_linears(model, weights=weights)
+    weight = model[0].weight
+    assert (weight.dtype, tuple(weight.shape), weight.device) == (BF16, (64, 128), torch.device("cpu"))
+    assert model.half()[0].weight.dtype == (BF16 if isinstance(weights, QuantizedFormat) else torch.float16)

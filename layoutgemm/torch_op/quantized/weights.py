@@ -69,6 +69,21 @@ class QuantizedWeight:
         if given is not None and (given.dtype != torch.float32 or tuple(given.shape) != (self.n,)):
             raise OperandError(f"scales are {given.dtype} of shape {list(given.shape)}: float32 of [{self.n}]")
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of dense weights of 16 bits: `activations`, or bfloat16, which x is quantised from."""
+        return torch.bfloat16 if self.activations == FLOAT8 else self.activations
+
+    @property
+    def shape(self) -> torch.Size:
+        """(n, k)."""
+        return torch.Size((self.n, self.k))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the units."""
+        return self.units.device
+
     def takes(self, kind: torch.dtype) -> bool:
         """True for the types of x that the weights are multiplied by."""
         return packed_for(kind) == self.activations
