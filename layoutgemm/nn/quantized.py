@@ -116,7 +116,7 @@ class QuantizedLinear(torch.nn.Module):
                 "gptq_v2"             the same, with zero points as they are
                 "awq"                 qweight, qzeros, scales in GEMM's order
                 "compressed-tensors"  weight_packed, weight_scale, and weight_zero_point, weight_shape,
-                                      weight_global_scale: pack-quantized, NVFP4 and MXFP4
+                                      weight_g_idx, weight_global_scale: pack-quantized, NVFP4 and MXFP4
                 "mxfp4"               blocks and scales of one expert, as gpt-oss has them
         tensors  also `Checkpoint.under(layer)`, of files
         dtype   of activations: scales are rounded to it, those for float8_e4m3fn to bfloat16
@@ -203,19 +203,37 @@ def _plain_of(
 ) -> tuple[QuantizedWeights, npt.NDArray[np.int64] | None]:
     """The weights of a checkpoint, and any order of its input features."""
     if kind == "mxfp4":
+        if (scales := found["scales"]).dtype != np.uint8:
+            raise OperandError(f"scales are {scales.dtype} of shape {scales.shape}: uint8 exponents")
         return from_float4(found["blocks"], found["scales"]), None
     if kind == "compressed-tensors":
-        g_idx = found.get("weight_g_idx")
-        if g_idx is not None and (np.diff(g_idx.astype(np.int64)) < 0).any():
-            raise OperandError("weight_g_idx: groups are not in order (act-order), which is read of GPTQ checkpoints")
-        packed, scale = found["weight_packed"], found["weight_scale"]
-        if packed.dtype == np.uint8:
-            return from_float4(packed, scale, found.get("weight_global_scale")), None
-        return from_compressed_tensors(packed, scale, found.get("weight_zero_point"), found.get("weight_shape")), None
-    words = found["qweight"], found["qzeros"], found["scales"]
+        return _compressed(found)
+    words, g_idx = (found["qweight"], found["qzeros"], found["scales"]), found.get("g_idx")
     if kind == "awq":
         return from_awq(*words), None
-    g_idx, order = found.get("g_idx"), None
-    if g_idx is not None and (np.diff(g_idx.astype(np.int64)) < 0).any():
-        order = order_of_groups(g_idx, words[2].shape[0])
+    order = _order(g_idx, np.shape(words[2])[0])
     return from_gptq(*words, g_idx, order, version=1 if kind == "gptq" else 2), order
+
+
+def _compressed(
+    found: Mapping[str, npt.NDArray[np.generic]],
+) -> tuple[QuantizedWeights, npt.NDArray[np.int64] | None]:
+    """The weights of compressed-tensors: bytes of float4, or words; and any order of their input features."""
+    packed, scale, g_idx = found["weight_packed"], found["weight_scale"], found.get("weight_g_idx")
+    if packed.dtype == np.uint8:
+        others = ("weight_zero_point", "weight_g_idx")
+        if surplus := [name for name in others if name in found]:
+            raise OperandError(f"{surplus[0]} is surplus: weight_packed is uint8, which are codes of float4")
+        return from_float4(packed, scale, found.get("weight_global_scale")), None
+    if "weight_global_scale" in found:
+        raise OperandError(f"weight_global_scale is surplus: weight_packed is {packed.dtype}, and float4's is uint8")
+    order = _order(g_idx, scale.shape[-1] if scale.ndim else 0)
+    zeros, shape = found.get("weight_zero_point"), found.get("weight_shape")
+    return from_compressed_tensors(packed, scale, zeros, shape, g_idx, order), order
+
+
+def _order(g_idx: npt.NDArray[np.generic] | None, groups: int) -> npt.NDArray[np.int64] | None:
+    """The order of input features whose groups are not in order; None where they are."""
+    if g_idx is None or g_idx.dtype.kind not in "iu" or not (np.diff(g_idx.astype(np.int64)) < 0).any():
+        return None
+    return order_of_groups(g_idx, groups)

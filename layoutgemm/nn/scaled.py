@@ -66,7 +66,7 @@ class ScaledWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where the values are."""
+        """The device of the values."""
         return self.values.device
 
     def dense(self) -> torch.Tensor:

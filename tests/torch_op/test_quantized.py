@@ -186,12 +186,17 @@ def test_float4_checkpoints_equal_their_own_formula(kind: str) -> None:
             ({"blocks": packed.view(1, 64, 8, 16)}, "of several experts each one alone"),
             ({"scales": torch.full_like(exponents, 255)}, r"scale 255 at \(0, 0\) is NaN"),
             ({"scales": exponents[:, :3]}, "3 groups of K = 256"),
+            ({"scales": exponents.float()}, r"scales are float64 of shape \(64, 8\): uint8 exponents"),
         ):
             with pytest.raises(LayoutError, match=text):
                 QuantizedLinear.from_checkpoint({**given, **wrong}, "mxfp4")
     if kind == "NVFP4":
-        with pytest.raises(LayoutError, match=r"global_scale is \[0.0\]: one number above 0"):
+        with pytest.raises(LayoutError, match=r"global_scale is \[0.0\]: one finite number above 0"):
             QuantizedLinear.from_checkpoint({**given, "weight_global_scale": torch.zeros(1)}, read_as)
+        with pytest.raises(LayoutError, match=r"global_scale is \[inf\]: one finite number above 0"):
+            QuantizedLinear.from_checkpoint({**given, "weight_global_scale": torch.full((1,), torch.inf)}, read_as)
+        with pytest.raises(LayoutError, match="weight_g_idx is surplus: weight_packed is uint8"):
+            QuantizedLinear.from_checkpoint({**given, "weight_g_idx": torch.zeros(256).int()}, read_as)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -207,10 +212,46 @@ def test_compressed_tensors_of_both_widths_equal_their_own_formula(bits: int) ->
     for wrong, text in (
         ({"weight_shape": torch.tensor([64, 512])}, "512 codes would have" if bits == 4 else "groups"),
         ({"weight_shape": torch.tensor([32, 256])}, r"weight_shape is \[32, 256\], and weight_packed has"),
-        ({"weight_g_idx": torch.arange(256) % 2}, "weight_g_idx: groups are not in order"),
+        ({"weight_g_idx": torch.arange(256) % 3}, "group 0 has 86 of 256 input features: 128 each"),
+        ({"weight_g_idx": torch.arange(128) % 2}, r"weight_g_idx is int64 of shape \(128,\): integers of \(256,\)"),
+        ({"weight_shape": shape.double()}, r"weight_shape is \[64.0, 256.0\]"),
+        ({"weight_scale": scales.to(torch.int8)}, r"weight_scale is int8 of shape \(64, 2\): floats"),
+        ({"weight_global_scale": torch.ones(1)}, "weight_global_scale is surplus: weight_packed is int32"),
     ):
         with pytest.raises(LayoutError, match=text):
             QuantizedLinear.from_checkpoint({**given, **wrong}, "compressed-tensors")
+
+
+@pytest.mark.parametrize(("n", "k", "groups"), [(13, 100, 1), (5, 13, 1), (13, 96, 3), (33, 256, 2)])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_last_words_of_compressed_tensors_are_filled_up(bits: int, n: int, k: int, groups: int) -> None:
+    """K along weight_packed and N along weight_zero_point, that are no whole words; groups out of order, too."""
+    rng, per = np.random.default_rng(n), 32 // bits
+    codes, scales = rng.integers(0, 1 << bits, (n, k)), rng.integers(1, 9, (n, groups)) / 64
+    g_idx, zeros = rng.permutation(np.arange(k) // (k // groups)), np.full((n, groups), 1 << bits - 1)
+    given = {"weight_scale": scales, "weight_shape": np.array([n, k]), "weight_g_idx": g_idx}
+    if bits == 4 and groups > 1:
+        zeros = rng.integers(0, 16, (n, groups))
+        given["weight_zero_point"] = words(np.pad(zeros, ((0, -n % per), (0, 0))), 0)
+    filled = np.pad(codes, ((0, 0), (0, -k % per))).reshape(n, -1, per).astype(np.uint64)
+    given["weight_packed"] = (
+        (filled << np.arange(0, 32, bits, dtype=np.uint64)).sum(-1).astype(np.uint32).view(np.int32)
+    )
+    given = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in given.items()}
+    layer = QuantizedLinear.from_checkpoint(given, "compressed-tensors", dtype=torch.float16)
+    want = (codes - zeros[:, g_idx]) * scales[:, g_idx]
+    assert np.array_equal(layer.dequantized().double().numpy(), want)
+    given["weight_g_idx"] = torch.full((k,), -1)  # as it is stored where no order was chosen
+    groups_in_order = np.arange(k) // (k // groups)
+    want = (codes - zeros[:, groups_in_order]) * scales[:, groups_in_order]
+    layer = QuantizedLinear.from_checkpoint(given, "compressed-tensors", dtype=torch.float16)
+    assert layer.order is None and np.array_equal(layer.dequantized().double().numpy(), want)
+
+
+def test_few_features_do_not_tell_the_bits() -> None:
+    given = {"weight_packed": torch.zeros(8, 1).int(), "weight_scale": torch.ones(8, 1)}
+    with pytest.raises(LayoutError, match="3 codes of 4 bits fill a word as those of 8 do"):
+        QuantizedLinear.from_checkpoint({**given, "weight_shape": torch.tensor([8, 3])}, "compressed-tensors")
 
 
 @pytest.mark.parametrize("kind", ["bitsandbytes", "hqq", "GGUF", "torchao", "awq_gemv", "fp8", "float-quantized"])

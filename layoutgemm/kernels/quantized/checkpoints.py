@@ -7,9 +7,11 @@
     compressed-tensors    (N, K / 8), along K    code i at bit 4 i             (N / 8, groups), along N
 
 Scales are (groups, N) of GPTQ and AWQ, (N, groups) of compressed-tensors. GPTQ's second format stores zero points as
-they are. GPTQ and compressed-tensors have 8 bits, too,
-in half as many codes a word: they are int8 where every zero point is 128, and refused otherwise. Float4 weights are
-bytes of two codes along K, the first in the low half, and scales of e4m3 or powers of two (`from_float4`).
+they are. The last words of compressed-tensors are filled up where K, or N of zero points, is no whole words.
+
+GPTQ and compressed-tensors have 8 bits, too, in half as many codes a word: they are int8 where every zero point is 128,
+and refused otherwise. Float4 weights are bytes of two codes along K, the first in the low half, and scales of e4m3 or
+powers of two (`from_float4`).
 
 Sources: the packing functions of AutoGPTQ (qlinear_cuda.py), GPTQModel (convert_gptq_v1_to_v2_format), AutoAWQ
 (packing_utils.py), compressed-tensors (pack_quantized.py, nvfp4), gpt-oss (weights.py).
@@ -32,6 +34,7 @@ _BITS = (4, 8)
 _IN_ORDER = tuple(range(_WORD // _BITS[0]))
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that nibble i of a word holds
 _EXCESS, _NAN_EXPONENT = 127, 255  # of scales that are powers of two
+_NO_GROUP = -1  # in each place of a weight_g_idx that was never set
 Words = npt.NDArray[Any]
 
 
@@ -51,21 +54,36 @@ def _codes(
     return found.reshape(shape)
 
 
-def _bits(name: str, words: Words, axis: int, features: int) -> int:
-    """Bits of a code of words that hold as many as there are features. Raises OperandError unless 4 or 8."""
+def _floats(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Scales in float64. Raises OperandError for other numbers, which would be exponents or codes."""
+    array = np.asarray(given)
+    if array.dtype.kind != "f":
+        raise OperandError(f"{name} is {array.dtype} of shape {array.shape}: floats")
+    return array.astype(np.float64)
+
+
+def _bits(name: str, words: Words, axis: int, features: int, filled: bool = False) -> int:
+    """Bits of a code of words that hold as many as there are features.
+
+    filled  whether the last word is filled up
+
+    Raises OperandError unless they are 4 or 8, and for so few features that both are.
+    """
     shape = np.shape(words)
-    held = shape[axis] if len(shape) == 2 else 0
-    for bits in _BITS:
-        if held * _WORD == features * bits:
-            return bits
-    many = f"{held * _WORD / features:g} bits each" if features else "none"
+    held = (shape[axis] if len(shape) == 2 else 0) * _WORD
+    found = [bits for bits in _BITS if features and 0 <= held - features * bits < (_WORD if filled else 1)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise OperandError(f"{name} has shape {shape}: {features} codes of 4 bits fill a word as those of 8 do")
+    many = f"{held / features:g} bits each" if features else "none"
     raise OperandError(f"{name} has shape {shape}: {features} codes would have {many}; known are 4 and 8")
 
 
 def _weights(codes: npt.NDArray[np.uint8], scales: object, zeros: npt.NDArray[Any], bits: int = 4) -> QuantizedWeights:
     """Plain weights of (N, K) codes and (N, groups); zero points of half the range alone need none."""
     wide = np.asarray(scales, np.float64)
-    if wide.ndim != 2 or wide.shape != zeros.shape or wide.shape[0] != codes.shape[0]:
+    if wide.ndim != 2 or wide.shape != zeros.shape or wide.shape[0] != codes.shape[0] or not wide.shape[1]:
         raise OperandError(f"scales {wide.shape} and zero points {zeros.shape} of {codes.shape} codes: (N, groups)")
     group, rest = divmod(codes.shape[1], wide.shape[1])
     symmetric = bool((zeros == 1 << (bits - 1)).all())
@@ -108,6 +126,29 @@ def order_of_groups(g_idx: npt.ArrayLike, groups: int) -> npt.NDArray[np.int64]:
     return np.argsort(given, kind="stable").astype(np.int64)
 
 
+def _in_order(
+    name: str, codes: npt.NDArray[np.uint8], groups: int, g_idx: npt.ArrayLike | None, order: npt.ArrayLike | None
+) -> npt.NDArray[np.uint8]:
+    """Codes (N, K), their columns group by group in `order`. Raises OperandError for groups out of order."""
+    if g_idx is None:
+        if order is not None:
+            raise OperandError(f"order without {name}: it is of input features whose groups are not in order")
+        return codes
+    given, count = np.asarray(g_idx), codes.shape[1]
+    if given.shape != (count,) or given.dtype.kind not in "iu":
+        raise OperandError(f"{name} is {given.dtype} of shape {given.shape}: integers of ({count},)")
+    if order is not None:
+        taken = np.asarray(order)
+        if not np.array_equal(np.sort(taken.reshape(-1)), np.arange(count)):
+            raise OperandError(f"order has shape {taken.shape}: each of {count} input features once")
+        codes, given = codes[:, taken], given[taken]
+    wrong = np.nonzero(given != np.arange(count) // max(1, count // max(1, groups)))[0]
+    if len(wrong):
+        at = int(wrong[0])
+        raise OperandError(f"{name}[{at}] = {given[at]}: groups are not in order (act-order): give order=")
+    return codes
+
+
 @checked(OperandError)
 def from_gptq(
     qweight: Words, qzeros: Words, scales: npt.ArrayLike, g_idx: npt.ArrayLike | None = None,
@@ -130,22 +171,8 @@ def from_gptq(
     bits = _bits("qzeros", qzeros, 1, of_scales[1] if len(of_scales) == 2 else 0)
     codes = _codes("qweight", qweight, 0, bits=bits).T
     zeros = _codes("qzeros", qzeros, 1, bits=bits).T.astype(np.int64) + (version == 1)
-    if order is not None and g_idx is None:
-        raise OperandError("order without g_idx: it is of input features whose groups are not in order")
-    if g_idx is not None:
-        given, count = np.asarray(g_idx), codes.shape[1]
-        if given.shape != (count,):
-            raise OperandError(f"g_idx has shape {given.shape}: ({count},)")
-        if order is not None:
-            taken = np.asarray(order)
-            if not np.array_equal(np.sort(taken.reshape(-1)), np.arange(count)):
-                raise OperandError(f"order has shape {taken.shape}: each of {count} input features once")
-            codes, given = codes[:, taken], given[taken]
-        wrong = np.nonzero(given != np.arange(count) // (count // max(1, zeros.shape[1])))[0]
-        if len(wrong):
-            at = int(wrong[0])
-            raise OperandError(f"g_idx[{at}] = {given[at]}: groups are not in order (act-order): give order=")
-    return _weights(np.ascontiguousarray(codes), np.asarray(scales, np.float64).T, zeros, bits)
+    codes = _in_order("g_idx", codes, zeros.shape[1], g_idx, order)
+    return _weights(np.ascontiguousarray(codes), _floats("scales", scales).T, zeros, bits)
 
 
 @checked(OperandError)
@@ -163,30 +190,42 @@ def from_awq(qweight: Words, qzeros: Words, scales: npt.ArrayLike) -> QuantizedW
             "words along K, GEMV's, are not read"
         )
     codes, zeros = _codes("qweight", qweight, 1, _AWQ).T, _codes("qzeros", qzeros, 1, _AWQ).T
-    return _weights(np.ascontiguousarray(codes), np.asarray(scales, np.float64).T, zeros)
+    return _weights(np.ascontiguousarray(codes), _floats("scales", scales).T, zeros)
 
 
 @checked(OperandError)
 def from_compressed_tensors(
     weight_packed: Words, weight_scale: npt.ArrayLike, weight_zero_point: Words | None = None,
-    weight_shape: npt.ArrayLike | None = None,
+    weight_shape: npt.ArrayLike | None = None, weight_g_idx: npt.ArrayLike | None = None,
+    order: npt.ArrayLike | None = None,
 ) -> QuantizedWeights:  # fmt: skip
     """The weights of a compressed-tensors checkpoint, "pack-quantized" with 4 bits, or 8 with the zero point 128.
 
     weight_packed  (N, K / 8); weight_scale (N, groups); weight_zero_point (N / 8, groups), or None. Of 8 bits K / 4
-    weight_shape   (2,): N and K, which say the bits; 4 without them
+    weight_shape   (2,): N and K, which say the bits; 4 without them, and K is whole words
+    weight_g_idx   (K,): the group of each input feature; -1 of each where none was set
+    order          as of `from_gptq`
+
+    Raises OperandError for shapes that do not fit, and for groups out of order.
     """
-    bits, scales = 4, np.asarray(weight_scale, np.float64)
+    bits, scales, k = 4, _floats("weight_scale", weight_scale), None
     if weight_shape is not None:
-        sizes = np.asarray(weight_shape).reshape(-1).tolist()
-        if len(sizes) != 2 or np.shape(weight_packed)[0] != sizes[0]:
-            shape = np.shape(weight_packed)
+        given, shape = np.asarray(weight_shape).reshape(-1), np.shape(weight_packed)
+        sizes = given.tolist()
+        if given.dtype.kind not in "iu" or len(sizes) != 2 or shape[:1] != (sizes[0],):
             raise OperandError(f"weight_shape is {sizes}, and weight_packed has shape {shape}: N and K")
-        bits = _bits("weight_packed", weight_packed, 1, sizes[1])
-    codes, zeros = _codes("weight_packed", weight_packed, 1, bits=bits), np.full(scales.shape, 1 << (bits - 1))
+        k = sizes[1]
+        bits = _bits("weight_packed", weight_packed, 1, k, filled=True)
+    codes = _codes("weight_packed", weight_packed, 1, bits=bits)[:, :k]
+    zeros: Words = np.full(scales.shape, 1 << (bits - 1))
     if weight_zero_point is not None:
         zeros = _codes("weight_zero_point", weight_zero_point, 0, bits=bits).astype(np.int64)
-    return _weights(codes, scales, zeros, bits)
+        if zeros.shape[0] - codes.shape[0] in range(_WORD // bits):
+            zeros = zeros[: codes.shape[0]]
+    if weight_g_idx is not None and np.array_equal(weight_g_idx, np.full(codes.shape[1], _NO_GROUP)):
+        weight_g_idx = None
+    codes = _in_order("weight_g_idx", codes, scales.shape[-1], weight_g_idx, order)
+    return _weights(np.ascontiguousarray(codes), scales, zeros, bits)
 
 
 @checked(OperandError)
@@ -219,11 +258,11 @@ def from_float4(
             raise OperandError(f"scale 255 at {at} is NaN: exponents are 0 to 254")
         wide = np.exp2(given.astype(np.float64) - _EXCESS)
     else:
-        wide = given.astype(np.float64)
+        wide = _floats("scales", given)
     if global_scale is not None:
-        divisor = np.asarray(global_scale, np.float64).reshape(-1)
-        if divisor.shape != (1,) or not divisor[0] > 0:
-            raise OperandError(f"global_scale is {divisor.tolist()}: one number above 0")
+        divisor = _floats("global_scale", global_scale).reshape(-1)
+        if divisor.shape != (1,) or not 0 < divisor[0] < np.inf:
+            raise OperandError(f"global_scale is {divisor.tolist()}: one finite number above 0")
         wide = wide / divisor[0]
     group, rest = divmod(codes.shape[1], wide.shape[1] or 1)
     if rest or group not in GROUPS:
