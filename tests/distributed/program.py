@@ -37,14 +37,18 @@ def placed(x: Any, mesh: Any, placement: Any) -> Any:
         share = x / mesh.size()
         return DTensor.from_local(share, mesh, [placement], run_check=False)
     if isinstance(placement, Shard):  # gloo sends no float8, so each process cuts its own part
-        part = x.detach().chunk(mesh.size(), placement.dim)[mesh.get_local_rank()].contiguous()
-        return DTensor.from_local(part, mesh, [placement], run_check=False)
+        x = x.detach()
+        parts, rank = x.chunk(mesh.size(), placement.dim), mesh.get_local_rank()
+        part = parts[rank] if rank < len(parts) else x.narrow(placement.dim, 0, 0)
+        sizes = {"shape": x.shape, "stride": x.contiguous().stride()}
+        return DTensor.from_local(part.contiguous(), mesh, [placement], run_check=False, **sizes)
     return DTensor.from_local(x.detach(), mesh, [placement], run_check=False)
 
 
 def products(mesh: Any) -> None:
     """Forward and backward of every pair of placements, and with a bias and an activation."""
-    for shape_a, shape_b in (((8, 16), (16, 12)), ((4, 8, 16), (16, 12)), ((4, 8, 16), (4, 16, 12))):
+    uneven = ((3, 5, 9), (9, 13))  # on two processes and on four
+    for shape_a, shape_b in (((8, 16), (16, 12)), ((4, 8, 16), (16, 12)), ((4, 8, 16), (4, 16, 12)), uneven):
         a, b = normal(*shape_a), normal(*shape_b)
         of_a = [Replicate(), Partial(), *[Shard(place) for place in range(a.ndim)]]
         of_b = [Replicate(), *[Shard(place) for place in range(b.ndim)]]
@@ -56,7 +60,7 @@ def products(mesh: Any) -> None:
             one = torch.ones(value.shape, dtype=torch.float64)
             near(left.grad, (one @ b.double().mT).sum_to_size(a.shape), ("dA", x, y))
             near(right.grad, (a.double().mT @ one).sum_to_size(b.shape), ("dB", x, y))
-            bias = normal(12)
+            bias = normal(shape_b[-1])
             with torch.no_grad():
                 for activation, z in itertools.product((None, "relu"), (Replicate(), Shard(0))):
                     want = a.double() @ b.double() + bias.double()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,12 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from layoutgemm import matmul, quantize, scaled_matmul
+from layoutgemm.distributed import register_shardings
 from layoutgemm.distributed.shardings import gated_rules, grouped_rules, product_rules, scaled_rules
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -87,3 +92,35 @@ def test_a_gate_is_not_parted_from_its_pair() -> None:
         rules = scaled_rules(*scaled, activation, None)
         assert ([Shard(1)] in [rule[0] for rule in rules]) == parted
         assert [Shard(0)] in [rule[0] for rule in rules]
+
+
+@pytest.fixture
+def two_ranks() -> Any:
+    """A mesh of this process and one that is not there: placements are those of two, values are not."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    register_shardings()
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def first_of(whole: Any, mesh: Any, placement: Any) -> Any:
+    """The DTensor of which this process has the first part."""
+    part = whole.chunk(2, placement.dim)[0] if isinstance(placement, Shard) else whole
+    sizes = {"shape": whole.shape, "stride": whole.stride()}
+    return DTensor.from_local(part.contiguous(), mesh, [placement], run_check=False, **sizes)
+
+
+def test_kept_choices_differ_by_an_activation(two_ranks: Any) -> None:
+    """DTensor keeps a rule's choice by its arguments. The key of a text is set in a private place of torch's."""
+    (a, of_a), (b, of_b) = quantize(torch.ones(8, 128).bfloat16()), quantize(torch.ones(256, 128).bfloat16())
+    given = [first_of(x, two_ranks, Replicate()) for x in (a, of_a)]
+    given += [first_of(b.mT, two_ranks, Shard(1)), first_of(of_b.mT, two_ranks, Shard(1))]
+    for activation, found in (("silu", Shard(1)), ("swiglu", Replicate()), ("silu", Shard(1))):
+        assert scaled_matmul(*given, activation=activation).placements == (found,), activation
+
+
+def test_the_gradient_of_a_batch_cut_unevenly_is_summed(two_ranks: Any) -> None:
+    a, b = torch.ones(3, 5, 8, dtype=torch.bfloat16), torch.ones(8, 4, dtype=torch.bfloat16)
+    left, right = (first_of(*x).requires_grad_() for x in ((a, two_ranks, Shard(0)), (b, two_ranks, Replicate())))
+    matmul(left, right).sum().backward()
+    assert left.grad.shape == a.shape and right.grad.shape == b.shape

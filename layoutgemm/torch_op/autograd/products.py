@@ -89,7 +89,7 @@ def derived_product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor)
     >>> made.left.shape, made.right.shape, made.transposed
     (torch.Size([8, 8]), torch.Size([8, 16]), True)
     """
-    if like.ndim == 2 and left.ndim > 2 and left.shape[:-2] == right.shape[:-2]:
+    if like.ndim == 2 and left.ndim > 2 and left.shape[:-2] == right.shape[:-2] and _is_one_matrix(left, right):
         # (..., m, k) @ (..., k, n) over all of the batch: (m, batch * k) @ (batch * k, n)
         left, right = _rows_of(left.mT).mT, _rows_of(right)
     elif like.shape[:-2] != torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]):
@@ -97,6 +97,15 @@ def derived_product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor)
     if like.stride(-2) == 1 and like.stride(-1) != 1:
         return DerivedProduct(right.mT, left.mT, True)
     return DerivedProduct(left, right, False)
+
+
+def _is_one_matrix(*operands: torch.Tensor) -> bool:
+    """False for a DTensor whose batch is cut into parts of different sizes: DTensor does not flatten one."""
+    for x in operands:
+        for at, placement in enumerate(getattr(x, "placements", ())):
+            if placement.is_shard() and placement.dim < x.ndim - 1 and x.shape[placement.dim] % x.device_mesh.size(at):
+                return False
+    return True
 
 
 def _rows_of(x: torch.Tensor) -> torch.Tensor:
