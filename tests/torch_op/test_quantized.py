@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from layoutgemm.kernels.quantized.checkpoints import (
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op import launch as launches
-from layoutgemm.torch_op.quantized import QuantizedExperts, launch, quantized_grouped_matmul
+from layoutgemm.torch_op.quantized import QuantizedExperts, launch, operators, quantized_grouped_matmul, weights
 from layoutgemm.torch_op.quantized.configs import packed_config_of, packed_text
 from layoutgemm.torch_op.quantized.experts import experts_plan
 from layoutgemm.torch_op.quantized.launch import (
@@ -604,3 +605,41 @@ def test_a_streamed_configuration_passes_through_the_operator() -> None:
         quantized_matmul(x, weight, config=3)
     with pytest.raises(LayoutError, match="groups of rows are not streamed"):
         experts_plan(call, 2, 3, "bf16", "i32")
+
+
+@pytest.mark.parametrize("fmt", [QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("e4m3")], ids=str)
+def test_a_recorded_product_needs_no_dispatcher(fmt: QuantizedFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager calls with gradients, of two orders: torch's operators are for compilers and transforms."""
+    weight = QuantizedWeight.quantize(torch.randn(40, 96), fmt)
+    dense = weight.dense(torch.bfloat16)
+    monkeypatch.setattr(operators, "_QuantizedProduct", None)  # the long way is shut
+    x, grad = torch.randn(2, 3, 96).bfloat16().requires_grad_(), torch.randn(2, 3, 40).bfloat16().requires_grad_()
+    with torch.no_grad():
+        want = quantized_matmul(x, weight)
+    got = quantized_matmul(x, weight)
+    assert torch.equal(got, want)
+    (dx,) = torch.autograd.grad(got, x, grad, create_graph=True)
+    assert torch.equal(dx, (grad.double() @ dense.double()).bfloat16())
+    (dgrad,) = torch.autograd.grad(dx, grad, torch.ones_like(dx))
+    assert torch.equal(dgrad, (torch.ones_like(dx).double() @ dense.double().T).bfloat16())
+    bias = torch.randn(40).requires_grad_()
+    finished = quantized_matmul(x.detach(), weight, bias=bias, activation="relu", out_dtype=torch.float32)
+    finished.sum().backward()
+    assert torch.equal(bias.grad, (finished > 0).sum((0, 1)).float())
+    got = quantized_matmul(x, weight)
+    weight.units.add_(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        got.sum().backward()
+
+
+def test_tables_are_copied_to_a_device_once() -> None:
+    weight = QuantizedWeight.quantize(torch.ones(64, 128), QuantizedFormat("int4", 64, zeros=True))
+    with torch.inference_mode():
+        weight.dense()
+    before = weights._kept_tables.cache_info()
+    weight.dense()
+    after = weights._kept_tables.cache_info()
+    assert after.hits == before.hits + 1 and after.misses == before.misses
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = dataclasses.replace(weight, units=mode.from_tensor(weight.units))
+        assert fake.dense().shape == (64, 128) and weights._kept_tables.cache_info() == after

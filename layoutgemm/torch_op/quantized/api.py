@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import autocast_type, cast, needs_dispatcher, transforms
+from ..bias_activation import by_torch
+from ..checks import (
+    PLAIN,
+    autocast_type,
+    cast,
+    in_older_vmap,
+    needs_dispatcher,
+    seen_by_autograd_alone,
+    transforms,
+)
 from ..compiled.lowering import register
 from .configs import PackedConfig, packed_text
 from .kept import Key, find
 from .launch import flat, quantized_product
-from .operators import checked_call, derivable, facts_of
+from .operators import checked_call, derivable, facts_of, recorded_product
 from .weights import QuantizedWeight, check_kinds_of, check_product
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
@@ -66,6 +75,8 @@ def quantized_matmul(
         key, found = find(x, weight.units, weight.scales, bias, options, scale_x)
         if found is not None:
             return found
+    if scale_x is None and _derived_alone(x, weight, bias):
+        return _recorded(x, weight, bias, activation, out_dtype, config)
     check_product(x, weight, config)
     check_kinds_of(bias=bias, scale_x=scale_x)
     rows = x.reshape(-1, weight.k)
@@ -83,3 +94,39 @@ def quantized_matmul(
         )
         value = quantized_product(call, *operands, factors, None, () if copied else key, (*x.shape[:-1], weight.n))
     return value.reshape(*x.shape[:-1], weight.n)
+
+
+def _derived_alone(x: object, weight: object, bias: object) -> bool:
+    """True if autograd records the product of plain tensors, and nothing but autograd has to see it."""
+    if _is_traced() or not torch.is_grad_enabled() or type(weight) is not QuantizedWeight:
+        return False
+    given = [t for t in (x, weight.units, weight.scales, bias) if t is not None]
+    if not all(isinstance(t, torch.Tensor) and type(t) in PLAIN and t.device.type != "meta" for t in given):
+        return False
+    own = weight.units, weight.scales
+    return (
+        seen_by_autograd_alone() and not torch.compiler.is_compiling()
+        and any(t.requires_grad for t in (x, bias) if isinstance(t, torch.Tensor))
+        and not any(t.requires_grad for t in own if t is not None)
+        and not any(in_older_vmap(t) for t in given if isinstance(t, torch.Tensor))
+        and isinstance(x, torch.Tensor) and x.dtype.itemsize > 1
+    )  # fmt: skip
+
+
+def _recorded(
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, activation: str | None,
+    out_dtype: torch.dtype | None, config: PackedConfig | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product as autograd records it in eager mode: a kept launch; torch adds the bias and the activation."""
+    finishes, kind = bias is not None or activation is not None, out_dtype
+    check_product(x, weight, config)
+    facts = facts_of(weight.format, weight.n, weight.k)
+    with torch.no_grad():
+        if finishes:
+            rows, text = x.reshape(-1, weight.k), packed_text(config)
+            call = checked_call(rows, weight.units, weight.scales, bias, activation, facts, out_dtype, text, None)
+            kind, out_dtype = call.kind, torch.float32
+        value = quantized_matmul(x, weight, out_dtype=out_dtype, config=config)
+    if x.requires_grad:
+        value = recorded_product(x, weight.units, weight.scales, (value, facts))
+    return by_torch(value, bias, activation, kind) if finishes else value

@@ -21,8 +21,17 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.quantized.formats import QuantizedFormat
 from ...kernels.run.operand_checks import check_operands
+from ..autograd.kept import recorder
 from ..bias_activation import GATES, by_torch
-from ..checks import check_activation, check_device, derived_by_func, refuse_derivatives, stored_as
+from ..checks import (
+    PLAIN,
+    check_activation,
+    check_device,
+    derived_by_func,
+    refuse_derivatives,
+    seen_by_autograd_alone,
+    stored_as,
+)
 from ..compiled.flops import count_flops
 from ..compiled.traced import named
 from ..library import with_autograd
@@ -116,7 +125,15 @@ def _dequantized(
     units: torch.Tensor, scales: torch.Tensor | None, activations: torch.dtype, code: str, group: int, zeros: bool,
     n: int, k: int,
 ) -> torch.Tensor:  # fmt: skip
-    return dense_of(format_of(code, group, zeros), activations, units, scales, (n, k)).to(activations).contiguous()
+    return dense_weights(units, scales, activations, (code, group, zeros, n, k))
+
+
+def dense_weights(
+    units: torch.Tensor, scales: torch.Tensor | None, activations: torch.dtype, facts: Facts
+) -> torch.Tensor:  # fmt: skip
+    """The weights (n, k) in the activations' type."""
+    dense = dense_of(format_of(*facts[:3]), activations, units, scales, facts[3:])
+    return dense.to(activations).contiguous()
 
 
 @_dequantized.register_fake
@@ -166,6 +183,37 @@ class _QuantizedProduct(torch.autograd.Function):
         moved = x.movedim(in_dims[0], 0)
         value = _QuantizedProduct.apply(moved.reshape(-1, moved.shape[-1]), *others)
         return value.reshape(*moved.shape[:-1], value.shape[-1]), 0
+
+
+class _EagerProduct(torch.autograd.Function):
+    """A product that was computed, with the derivative by x in eager mode.
+
+    made  the product, and the facts of the weights
+
+    `_QuantizedProduct` serves torch.func, forward mode and compilers.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None,
+        made: tuple[torch.Tensor, Facts],
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(units, scales)
+        c, ctx.facts = made
+        ctx.like = x.dtype
+        return c
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        units, scales = ctx.saved_tensors
+        if type(units) in PLAIN and seen_by_autograd_alone():
+            dense = dense_weights(units, scales, ctx.like, ctx.facts)
+        else:
+            dense = torch.ops.layoutgemm.dequantized(units, scales, ctx.like, *ctx.facts)
+        return matmul(grad.to(ctx.like), dense), None, None, None
+
+
+recorded_product = recorder(_EagerProduct)
 
 
 def _recorded(

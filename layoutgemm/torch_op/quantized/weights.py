@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from ...kernels.quantized.packing import (
     unpack,
 )
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
+from ..checks import modes_of_dispatch
 from ..types import C_NAMES, TYPES
 from .configs import check_packed_config
 
@@ -169,24 +171,24 @@ def dense_of(
     shape: tuple[int, int],
 ) -> torch.Tensor:  # fmt: skip
     """The weights (n, k) in float32: (value - zero point) * scale, by torch."""
-    order, device = PackedOrder(fmt, _name_of(packed_for(activations) or activations)), units.device
+    order = PackedOrder(fmt, _name_of(packed_for(activations) or activations))
+    tables = _tables_of(order, units.device)
     rows, along_k = units.shape[:2]
     codes = units[..., : order.code_bytes]
     if fmt.bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-    places = _inverse(order, True).to(device)
-    plain = codes[..., places].reshape(rows, along_k, UNIT_K, UNIT_ROWS).permute(0, 3, 1, 2)
+    plain = codes[..., tables.codes].reshape(rows, along_k, UNIT_K, UNIT_ROWS).permute(0, 3, 1, 2)
     plain = plain.reshape(rows * UNIT_ROWS, along_k * UNIT_K)[: shape[0], : shape[1]].long()
-    table = torch.from_numpy(np.nan_to_num(fmt.facts.values(), nan=0.0, posinf=0.0, neginf=0.0)).float().to(device)
     if scales is not None:
-        return table[plain] * scales[:, None]
+        return tables.values[plain] * scales[:, None]
     kinds = (
         units[..., order.code_bytes :].contiguous().view(torch.int16).reshape(rows, along_k, -1, order.scale_words, 2)
     )
-    each = _groups(order, kinds[..., 0, :].contiguous().view(TYPES[order.target.scales.name]).float(), shape)
-    if not fmt.zeros:
-        return table[plain] * each
-    zeros = _groups(order, _zeros(order, kinds[..., 1, :]), shape)
+    numbers = kinds[..., 0, :].contiguous().view(TYPES[order.target.scales.name]).float()
+    each = _groups(order, tables.scales, numbers, shape)
+    if tables.zeros is None:
+        return tables.values[plain] * each
+    zeros = _groups(order, tables.scales, tables.zeros[kinds[..., 1, :].long() & 0xFFFF], shape)
     return (plain.float() - zeros) * each
 
 
@@ -198,29 +200,53 @@ def multiplied(fmt: QuantizedFormat, dense: torch.Tensor, activations: torch.dty
     return dense if fmt.group is None or activations.itemsize == 1 else dense.to(activations).to(dense.dtype)
 
 
-def _zeros(order: PackedOrder, bits: torch.Tensor) -> torch.Tensor:
-    """Zero points of their 16 bits."""
-    table = torch.full((1 << 16,), -1.0, dtype=torch.float32)
-    values = np.arange(MOST_ZERO + 1)
-    table[torch.from_numpy(zero_bits(order.target, values).astype(np.int64))] = torch.from_numpy(values).float()
-    return table.to(bits.device)[bits.long() & 0xFFFF]
-
-
-def _groups(order: PackedOrder, numbers: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """The numbers of groups, one for each weight."""
+def _groups(
+    order: PackedOrder, places: torch.Tensor, numbers: torch.Tensor, shape: tuple[int, int]
+) -> torch.Tensor:  # fmt: skip
+    """The numbers of groups, one for each weight; `places` are those of a unit's scales."""
     rows, along_k = numbers.shape[:2]
-    places = _inverse(order, False).to(numbers.device)
     plain = numbers.reshape(rows, along_k, -1)[..., places]
     plain = plain.reshape(rows, along_k, order.format.groups, UNIT_ROWS).permute(0, 3, 1, 2)
     wide = plain.reshape(rows * UNIT_ROWS, -1)[: shape[0]]
     return wide.repeat_interleave(order.format.group or 1, dim=1)[:, : shape[1]]
 
 
+class _Tables(NamedTuple):
+    """What `dense_of` looks up, on a device.
+
+    codes, scales  the place of each element of a unit among its codes, and among its scales
+    values         the value of each code
+    zeros          zero points of their 16 bits, or None
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    values: torch.Tensor
+    zeros: torch.Tensor | None
+
+
+def _tables_of(order: PackedOrder, device: torch.device) -> _Tables:
+    """The tables, copied to a device once: a backward pass would wait for each copy."""
+    if torch.compiler.is_compiling() or modes_of_dispatch() or device.type == "meta":
+        return _tables(order, device)
+    return _kept_tables(order, device)
+
+
 @lru_cache(maxsize=64)
-def _inverse(order: PackedOrder, codes: bool) -> torch.Tensor:
-    """The place of each element of a unit among its codes, or its scales."""
-    layout = order.codes if codes else order.scales
-    return torch.from_numpy(np.argsort(np.asarray(layout.offsets())))
+def _kept_tables(order: PackedOrder, device: torch.device) -> _Tables:
+    with torch.inference_mode(False):
+        return _tables(order, device)
+
+
+def _tables(order: PackedOrder, device: torch.device) -> _Tables:
+    places = [np.argsort(np.asarray(layout.offsets())) for layout in (order.codes, order.scales)]
+    values = np.nan_to_num(order.format.facts.values(), nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)
+    codes, scales, table = (torch.from_numpy(x).to(device) for x in (*places, values))
+    if not order.format.zeros:
+        return _Tables(codes, scales, table, None)
+    zeros, points = np.full(1 << 16, -1, np.float32), np.arange(MOST_ZERO + 1)
+    zeros[zero_bits(order.target, points)] = points
+    return _Tables(codes, scales, table, torch.from_numpy(zeros).to(device))
 
 
 def unlike(kind: torch.dtype, packed: torch.dtype) -> str:
