@@ -422,7 +422,8 @@ def test_another_product_with_packed_weights_is_not_taken_for_a_kept_one(
         noted.arguments.clear()
         result = given.packed_with_bias()
         assert result.requires_grad == (change == "gradient")
-        assert len(packed_kept.READY) == kept_before + (change != "gradient") and len(noted.arguments) == 1
+        # With a gradient: the product in float32, which torch finishes.
+        assert len(packed_kept.READY) == kept_before + 1 and len(noted.arguments) == 1
 
 
 def test_scales_of_x_decide_on_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def quantized_matmul(
 
 
 def _derived_alone(x: object, weight: object, bias: object) -> bool:
-    """True if autograd records the product of plain tensors, and nothing but autograd has to see it."""
+    """True if autograd alone has to see the product of plain tensors."""
     if _is_traced() or not torch.is_grad_enabled() or type(weight) is not QuantizedWeight:
         return False
     given = [t for t in (x, weight.units, weight.scales, bias) if t is not None]

@@ -212,7 +212,7 @@ def _groups(
 
 
 class _Tables(NamedTuple):
-    """What `dense_of` looks up, on a device.
+    """The tables of `dense_of`, on a device.
 
     codes, scales  the place of each element of a unit among its codes, and among its scales
     values         the value of each code
