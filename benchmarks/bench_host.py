@@ -56,7 +56,7 @@ def calls() -> dict[str, Callable[[], object]]:
     steps, given = Epilogue(Scale(), Bias()), {"alpha": 0.5, "bias": bias}
     sums, of_rows = Epilogue(RowReduce("sum", "sums")), {"sums": torch.zeros(SIZE)}
     weight = QuantizedWeight.quantize(torch.randn(SIZE, SIZE), QuantizedFormat("int4", 128))
-    layer = QuantizedLinear(weight)
+    layer, leaf = QuantizedLinear(weight), x.clone().requires_grad_()
     return {
         "matmul": lambda: matmul(x, y),
         "scaled_matmul": lambda: scaled_matmul(a, scale_a, right, scale_b),
@@ -77,7 +77,15 @@ def calls() -> dict[str, Callable[[], object]]:
         "grouped_matmul, sums of rows": lambda: grouped_matmul(x, experts, offsets, epilogue=sums, given=of_rows),
         "quantized_matmul": lambda: quantized_matmul(x, weight),
         "QuantizedLinear": lambda: layer(x),
+        "QuantizedLinear, both passes": lambda: passes(layer, leaf, y),
     }
+
+
+@torch.enable_grad()
+def passes(layer: QuantizedLinear, leaf: torch.Tensor, grad: torch.Tensor) -> None:
+    """The forward and the backward pass, the gradient of x; torch makes the weights dense on the CPU."""
+    layer(leaf).backward(grad)
+    leaf.grad = None
 
 
 def least(run: Callable[[], object], rounds: int, count: int = 100) -> float:
@@ -97,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args(argv)
+    torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
     try:
         with bare_launches(patch) as noted, torch.no_grad():

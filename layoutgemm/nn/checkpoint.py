@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,22 +28,24 @@ _TYPES = {
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file."""
+    """A tensor in a file, by its name there."""
 
     file: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
+    name: str
 
 
 class Checkpoint:
     """The tensors of a checkpoint by name; `tensor` and `under` read them.
 
     path     a directory with model.safetensors.index.json, or with one .safetensors file; or one of these files
+    rename   a function from a tensor's name in the files to its name here, as a model's has another prefix; or None
     tensors  each tensor's file, type and shape
     config   what config.json beside them says, {} without one
 
     Raises OperandError for files that are missing, cut off or no safetensors. Raises it for tensors that the index has
-    and its shards have not, or the other way round. ModuleNotFoundError without the package.
+    and its shards have not, or the other way round, and for two of one name. ModuleNotFoundError without the package.
 
     >>> import tempfile, safetensors.torch
     >>> with tempfile.TemporaryDirectory() as path:
@@ -52,13 +54,15 @@ class Checkpoint:
     tensor([1., 1.])
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], rename: Callable[[str], str] | None = None) -> None:
         self.path = Path(path)
         index = self.path / INDEX if self.path.is_dir() else self.path
         if index.is_file() and index.name.endswith(".json"):
             self.tensors = _indexed(index)
         else:
             self.tensors = dict(_header(_only_file(self.path)))
+        if rename is not None:
+            self.tensors = _renamed(self.tensors, rename)
         found = index.parent / "config.json"
         self.config: dict[str, object] = _object(found) if found.is_file() else {}
         self._layers: dict[str, list[str]] = {}
@@ -76,7 +80,7 @@ class Checkpoint:
             raise OperandError(f"{name} is missing: {self.path} has no tensor of that name")
         of = self.tensors[name]
         with _opened(of.file) as file:
-            found: torch.Tensor = file.get_tensor(name)
+            found: torch.Tensor = file.get_tensor(of.name)
         return found.view(of.dtype).clone()  # of its own: the file's memory is one
 
     def names(self, layer: str) -> tuple[str, ...]:
@@ -99,6 +103,19 @@ def listed_names(names: Iterable[str], most: int = 5) -> str:
     given = sorted(names)
     more = f" and {len(given) - most} more" if len(given) > most else ""
     return ", ".join(given[:most]) + more
+
+
+def _renamed(tensors: Mapping[str, StoredTensor], rename: Callable[[str], str]) -> dict[str, StoredTensor]:
+    """The tensors by other names. Raises OperandError for two of one name, and a name that is no text."""
+    found: dict[str, StoredTensor] = {}
+    for name, of in tensors.items():
+        other = rename(name)
+        if not isinstance(other, str) or not other:
+            raise OperandError(f"rename({name!r}) is {other!r}: a name")
+        if other in found:
+            raise OperandError(f"{found[other].name} and {name} are both renamed to {other}")
+        found[other] = of
+    return found
 
 
 def _only_file(path: Path) -> Path:
@@ -157,7 +174,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
             kind = stored.get_dtype()
             if kind not in _TYPES:
                 raise OperandError(f"{path}: {name} is {kind!r}: known are {', '.join(_TYPES)}")
-            found[name] = StoredTensor(path, _TYPES[kind], tuple(stored.get_shape()))
+            found[name] = StoredTensor(path, _TYPES[kind], tuple(stored.get_shape()), name)
     return found
 
 

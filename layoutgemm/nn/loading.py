@@ -58,7 +58,7 @@ def load_checkpoint(
     """Load a model from safetensors, in place: packed layers become QuantizedLinear, others stay.
 
     model       its tensors may be on the meta device. Linear layers say the types of activations
-    checkpoint  a directory, a file, or a `Checkpoint`. Tensors are read layer by layer
+    checkpoint  a directory, a file, or a `Checkpoint`, which may rename. Tensors are read layer by layer
     kind        of packed layers, as `QuantizedLinear.from_checkpoint`, or "fp8" for float8 with scales of 128 x 128
                 blocks; default what config.json says
     ignore      patterns, as fnmatch has them, of tensors in the checkpoint to be left unread
@@ -164,11 +164,12 @@ class _Plan:
             if there:
                 self.dense[tuple(dense)] = there[0]
                 self.used |= {*there}
+        surplus = self.stored.keys() - self.used
         if missing:
-            raise OperandError(
-                f"{listed_names(missing)} {'is' if len(missing) == 1 else 'are'} missing in the checkpoint"
-            )
-        if surplus := self.stored.keys() - self.used:
+            said = f"{listed_names(missing)} {'is' if len(missing) == 1 else 'are'} missing in the checkpoint"
+            others = f", which has {listed_names(surplus)}: Checkpoint(path, rename) names them" if surplus else ""
+            raise OperandError(said + others)
+        if surplus:
             raise OperandError(
                 f"{listed_names(surplus)}: in the checkpoint, and the model has no such tensor; ignore= leaves tensors"
             )

@@ -100,6 +100,28 @@ def test_packed_layers_of_shards_are_replaced_and_ties_stay(tmp_path: Path) -> N
     assert isinstance(model.up, QuantizedLinear) and model.head.weight is model.embed.weight
 
 
+def test_tensors_are_renamed(tmp_path: Path) -> None:
+    """A checkpoint of a model inside of another one, with a layer of another name."""
+    model, layer = on_meta(), packed("lm.mlp.up")
+    write(tmp_path / "model.safetensors", layer | {f"lm.{name}": x for name, x in dense().items()})
+
+    def rename(name: str) -> str:
+        return name.removeprefix("lm.").replace("mlp.", "")
+
+    with pytest.raises(
+        OperandError, match=r"missing in the checkpoint, which has lm\.down\.bias, .*: Checkpoint\(path, re"
+    ):
+        load_checkpoint(model, tmp_path)
+    found = Checkpoint(tmp_path, rename)
+    assert [each.name for each in load_checkpoint(model, found, "gptq").replaced] == ["up"]
+    assert torch.equal(found.tensor("up.qweight"), layer["lm.mlp.up.qweight"]) and [*found.under("down")]
+    assert torch.equal(model.down.bias, dense()["down.bias"])
+    with pytest.raises(OperandError, match=r"lm\.down\.bias and lm\.down\.weight are both renamed to down"):
+        Checkpoint(tmp_path, lambda name: name.split(".")[1])
+    with pytest.raises(OperandError, match="is None: a name"):
+        Checkpoint(tmp_path, lambda name: None)
+
+
 def test_a_model_in_memory_keeps_its_tensors(tmp_path: Path) -> None:
     model = Model()
     before = {name: x.data_ptr() for name, x in model.named_parameters()}

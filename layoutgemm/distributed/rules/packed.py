@@ -74,10 +74,10 @@ def _spread(given: Arguments, x: DTensor | None, first: int) -> _Spread:
     for at, placed in enumerate(units.placements):
         parts = units.device_mesh.size(at)
         if placed == shard(first):
-            n = _part(n, UNIT_ROWS, parts, "n", "out")
+            n = _part(n, UNIT_ROWS, parts, f"units are {placed}, and n", "out")
             ways = whole, shard(first), shard(1)
         elif placed == shard(first + 1):
-            k, along = _part(k, UNIT_K, parts, "k", "in"), True
+            k, along = _part(k, UNIT_K, parts, f"units are {placed}, and k", "in"), True
             ways = shard(1), whole, partial
         elif placed == whole:
             rows = x is not None and first == 0 and x.placements[at] == shard(0) and x.device_mesh == units.device_mesh
