@@ -45,7 +45,7 @@ from .checks import (
     tracing_state,
     transforms,
 )
-from .compiled.guards import ALIGNED, guarded
+from .compiled.guards import ALIGNED, MAX_READY, guarded
 from .compiled.kept_launches import Extras, again_or
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
@@ -297,6 +297,34 @@ def _linear_again(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
 ) -> torch.Tensor | None:
     """A kept launch of `linear`, recorded; None without one, or where torch's dispatcher has to see the call."""
+    if not seen_by_autograd_alone():
+        return None
+    given = (x, weight) if bias is None else (x, weight, bias)
+    short = x.shape, weight.shape, activation, len(given)
+    ready: PreparedProblem | None = None
+    for guard in PREPARED.seen.get(short, ()):
+        if guard.check(*given):
+            ready = guard.kept
+            break
+    else:
+        ready = _linear_prepared(x, weight, bias, activation)
+        if ready is None:
+            return None
+        guarded(PREPARED.seen, short, given, ready, MAX_READY)
+    if ready.device != _current_device():
+        return None
+    at_x, at_weight, words = x.data_ptr(), weight.data_ptr(), () if bias is None else (bias.data_ptr(),)
+    if (at_x | at_weight | sum(words)) & ALIGNED:
+        return None
+    c = empty_on_gpu(ready.shape, ready.strides, ready.kind)
+    ready.launch(at_x, at_weight, c.data_ptr(), raw_stream(ready.device), words)
+    return _record(x, weight, bias, (c, ready, activation, True))
+
+
+def _linear_prepared(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> PreparedProblem | None:
+    """The prepared launch of `linear`, by all facts of its tensors; None without one of plain tensors of one device."""
     try:
         index = x.get_device()
         *batch, rows, columns = weight.shape
@@ -306,24 +334,12 @@ def _linear_again(
         if bias is not None or activation is not None:
             key = _longer(key, None, bias, activation, index)
         ready = PREPARED.get(key)
-        if (
-            ready is None
-            or not ready.simple
-            or ready.tf32  # whether float32 may be multiplied so is asked each time
-            or not weight.get_device() == index == _current_device()
-            or x.is_neg()
-            or weight.is_neg()
-            or not seen_by_autograd_alone()
-        ):
+        # Whether float32 may be multiplied as tf32 is asked each time.
+        if ready is None or not ready.simple or ready.tf32:
             return None
-        at_x, at_weight, words = x.data_ptr(), weight.data_ptr(), () if bias is None else (bias.data_ptr(),)
+        return ready if weight.get_device() == index and not (x.is_neg() or weight.is_neg()) else None
     except (TypeError, RuntimeError):  # sparse tensors have neither strides nor an address
         return None
-    if (at_x | at_weight | sum(words)) & ALIGNED:
-        return None
-    c = empty_on_gpu(ready.shape, ready.strides, ready.kind)
-    ready.launch(at_x, at_weight, c.data_ptr(), raw_stream(index), words)
-    return _record(x, weight, bias, (c, ready, activation, True))
 
 
 def _records(bias: torch.Tensor | None) -> bool:

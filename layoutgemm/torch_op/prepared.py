@@ -22,13 +22,14 @@ from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
 from .compiled.constants import constant_in_graphs
+from .compiled.guards import KeptCalls
 from .launch import PreparedProblem
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, stores_fused, why_no_code
 from .types import C_NAMES, NAMES, usual_type
 
 Config = Sm90Config | Sm90Choice
 MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
-PREPARED: dict[tuple[object, ...], PreparedProblem] = {}
+PREPARED: KeptCalls[PreparedProblem] = KeptCalls()  # with guards of `linear`, which `forget` drops too
 
 
 class LaunchEpilogue(NamedTuple):

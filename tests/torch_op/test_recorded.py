@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from layoutgemm import matmul
 from layoutgemm.errors import TensorError
-from layoutgemm.torch_op import operator
+from layoutgemm.torch_op import operator, prepared
 from tests.torch_op.host_launches import HostLaunches, host_launches
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -436,3 +436,28 @@ def test_the_host_does_little(launches: HostLaunches, monkeypatch: pytest.Monkey
 
 def test_calls_are_counted() -> None:
     assert calls_of(lambda: [copy.copy(1) for _ in range(3)]) > calls_of(lambda: copy.copy(1)) > 1
+
+
+def test_guards_of_layers_tell_other_tensors_and_go_with_their_launches(launches: HostLaunches) -> None:
+    x, weight, bias = leaf(integers(16, 16)), leaf(integers(16, 16)), leaf(integers(16))
+    turned = leaf(torch.empty(16, 16, dtype=BF16).t().copy_(weight.detach()))  # the same shape in other strides
+    for again in range(3):
+        for w, added in (
+            (weight, None),
+            (turned, None),
+            (weight, bias),
+            (weight, bias.detach()),
+            (weight.detach(), bias),
+        ):
+            c = operator.linear(x, w, added)
+            exact = x.double() @ w.double().mT
+            assert torch.equal(c.double(), exact if added is None else exact + added.double())
+            wants = torch.autograd.grad(c.sum(), [t for t in (x, w, added) if t is not None and t.requires_grad])
+            assert torch.equal(wants[0], torch.ones_like(c) @ w)
+        found = [guard for guards in prepared.PREPARED.seen.values() for guard in guards]
+        assert len(found) == (5 if again else 3)
+    before = len(launches.made)
+    operator.linear(x.half(), weight.half())
+    assert len(launches.made) == before + 1
+    prepared.forget()
+    assert not prepared.PREPARED.seen

@@ -94,7 +94,8 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
     >>> [guard.holds([z, y]) for guard in seen[("a call",)] for z in (x.clone(), x[:1], x.double(), x.view(1, 2))]
     [True, False, False, False]
     """
-    if _class is None or seen.get(key) == []:
+    found = seen.get(key)
+    if _class is None or (found is not None and not 0 < len(found) < MAX_GUARDS):
         return
     try:
         made = _class(
@@ -108,6 +109,4 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
         return
     if len(seen) >= most:
         seen.clear()
-    found = seen.setdefault(key, [])
-    if len(found) < MAX_GUARDS:
-        found.append(Guard(made.check, any(x.requires_grad for x in tensors), kept))
+    seen.setdefault(key, []).append(Guard(made.check, any(x.requires_grad for x in tensors), kept))
