@@ -87,7 +87,7 @@ function heard(data) {
   status.textContent = "";
   data.cells.forEach((lines, i) => { if (cells[i]) showLines(cells[i], lines); });
   busy = false;
-  onScreen("results", { turn: data.turn });
+  onScreen("results", { turn: data.turn, answered: data.worked });
   if (again) { again = false; ask(); } else askPictures();
 }
 
@@ -107,10 +107,10 @@ function askPictures() {
   if (pictures.length) worker.postMessage({ pictures });
 }
 
-function showPicture({ picture, svg }) {
+function showPicture({ picture, svg, worked }) {
   drawings.set(picture, svg);
   for (const part of home.querySelectorAll(`[data-picture="${picture}"]`)) showIn(part, svg);
-  onScreen("pictures", { picture });
+  onScreen("pictures", { picture, drawn: worked });
 }
 
 const showIn = (part, svg) => put(part, svg ? drawing(svg, home.clientWidth, part.querySelector("canvas")) : null);

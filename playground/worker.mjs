@@ -55,7 +55,8 @@ async function work() {
     }
     for (const number of pictures ?? []) {
       if (wanted) break;
-      postMessage({ picture: number, svg: drawing(number) });
+      const start = performance.now(), svg = drawing(number);
+      postMessage({ picture: number, svg, worked: performance.now() - start });
       await pause();
     }
     await pause();
@@ -65,6 +66,7 @@ async function work() {
 
 // Cells that need modules which are not loaded yet are answered again.
 async function answer(turn, cells) {
+  const start = performance.now();
   let found = JSON.parse(answers(cells));
   for (;;) {
     const name = found.needs.find((each) => each in built.packages && !loaded.has(each));
@@ -77,7 +79,7 @@ async function answer(turn, cells) {
       console.warn(`${name} could not be loaded: ${error}`);
     }
   }
-  postMessage({ turn, cells: found.cells });
+  postMessage({ turn, cells: found.cells, worked: performance.now() - start });
   if (!warmed) { warmed = true; warmUp(); }
 }
 

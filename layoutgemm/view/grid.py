@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
+from layoutgemm.layouts.basis import assemble, component, has_basis, paths_of
 from layoutgemm.layouts.int_tuple import Shape, Stride, leaves
 from layoutgemm.lazy_numpy import has_numpy, np
 
@@ -142,13 +143,15 @@ def _of_integers(layout: object) -> TypeGuard[Layout]:
 
 
 def _sums(layout: object, coord: Sequence[list[int]]) -> list[Offset] | None:
-    """The values of a layout of integers, with or without swizzles: a table for each mode. None for another."""
+    """The values of a layout of integers or coordinates, with or without swizzles: a table for each mode, or None."""
     if isinstance(layout, ComposedLayout):
         inside = _sums(layout.layout, coord)
         if inside is None or not isinstance(layout.offset, int):
             return None
         offset = layout.offset
         return cast("list[Offset]", layout.swizzle.each([x + offset for x in cast("list[int]", inside)]))
+    if isinstance(layout, Layout) and has_basis(layout.stride):
+        return _coordinates(layout, coord)
     if not _of_integers(layout):
         return None
     modes = [layout] if len(coord) == 1 else [layout[k] for k in range(layout.rank)]
@@ -159,6 +162,16 @@ def _sums(layout: object, coord: Sequence[list[int]]) -> list[Offset] | None:
     for more in rest:
         first = [a + b for a, b in zip(first, more, strict=True)]
     return first
+
+
+def _coordinates(layout: Layout, coord: Sequence[list[int]]) -> list[Offset] | None:
+    """The flat coordinates of a layout with basis strides: the values of each component; None for symbols."""
+    paths = paths_of(layout.stride)
+    parts = [_sums(Layout(layout.shape, component(layout.stride, path)), coord) for path in paths]
+    order = leaves(assemble({path: number for number, path in enumerate(paths, 1)}))  # 0: no path leads there
+    columns = [[0] * len(coord[0]), *parts]
+    chosen = [columns[number] for number in order]
+    return None if None in chosen else list(zip(*cast("list[list[int]]", chosen), strict=True))
 
 
 def _offset(value: object) -> Offset:

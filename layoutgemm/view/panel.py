@@ -481,6 +481,8 @@ def borders(zones: Sequence[Sequence[int]]) -> dict[int, list[tuple[int, int, in
     for across, lines in ((True, zones), (False, list(zip(*zones, strict=True)))):
         none = [-1] * len(lines[0])
         for place, (before, after) in enumerate(zip([none, *lines], [*lines, none], strict=True)):
+            if before == after:
+                continue
             # A border lies where the neighbours differ; each of both zones has it, in pieces as long as it goes on.
             for own, other in ((before, after), (after, before)):
                 edges = [zone if zone != beyond else -1 for zone, beyond in zip(own, other, strict=True)]
@@ -497,5 +499,7 @@ def runs(values: Sequence[object]) -> list[tuple[int, int]]:
     >>> runs("aabccc")
     [(0, 2), (2, 3), (3, 6)]
     """
+    if values and values.count(values[0]) == len(values):
+        return [(0, len(values))]
     edges = [i for i in range(1, len(values)) if values[i] != values[i - 1]]
     return list(zip([0, *edges], [*edges, len(values)], strict=True)) if values else []

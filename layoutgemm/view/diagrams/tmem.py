@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from layoutgemm.arguments import checked
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.atoms.tmem.layout import LANES, WARP_LANES, TmemLayout
@@ -67,27 +69,29 @@ def tmem_panel(name: str, home: TmemLayout) -> Panel:
     row, column, copy = mesh(range(rows), range(depth), range(copies))
     lines, across = range(LANES), range(home.columns)
     bounded(home, lines, across)
-    held: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for place, m, k, c in zip(evaluate(home.layout, row, column, copy), row, column, copy):
-        lane, word = (*place, 0)[:2] if isinstance(place, tuple) else (place, 0)
-        held.setdefault((lane, word), []).append((m, k, c))
+    found = evaluate(home.layout, row, column, copy)
+    places = [(*place, 0)[:2] if isinstance(place, tuple) else (place, 0) for place in found]
+    dark = [hue(m * len(HUES) // rows) for m in range(rows)]
+    pale = [lighter(color, COPY) for color in dark]
+    each = [pale[m] if c else dark[m] for m, c in zip(row, copy, strict=True)]
+    colors = dict(zip(reversed(places), reversed(each), strict=True))  # the first of a word's elements
 
-    def fill(lane: int, word: int) -> str:
-        if (lane, word) not in held:
-            return "track"
-        m, _, c = held[lane, word][0]
-        color = hue(m * len(HUES) // rows)
-        return lighter(color, COPY) if c else color
+    @cache
+    def held() -> dict[tuple[int, ...], list[str]]:
+        out: dict[tuple[int, ...], list[str]] = {}
+        for place, m, k in zip(places, row, column, strict=True):
+            out.setdefault(place, []).append(f"({m}, {k})")
+        return out
 
     def tells(lane: int, word: int) -> str:
-        elements = " ".join(f"({m}, {k})" for m, k, _ in held.get((lane, word), ()))
-        return f"{name} {elements}" if elements else "-"
+        elements = held().get((lane, word))
+        return f"{name} {' '.join(elements)}" if elements else "-"
 
     wide, high, _ = fitted((), lines, across)
     wide = max(wide, 20.0) if len(across) <= 8 else wide  # room for the number of each column
     zones = [[lane // WARP_LANES] * len(across) for lane in lines]
     return Panel(
         axes=("lane", "column"), rows=lines, columns=across, cell=(wide, high), zones=zones, tells=tells,
-        fills=tuple(tuple(fill(lane, word) for word in across) for lane in lines),
+        fills=tuple([tuple([colors.get((lane, word), "track") for word in across]) for lane in lines]),
         caption=f"{name}: {home.columns} column{'s' * (home.columns != 1)}, {home.dtype}",
     )  # fmt: skip
