@@ -84,10 +84,12 @@ function heard(data) {
   }
   if ("loading" in data) { status.textContent = `loading ${data.loading}`; return; }
   if ("picture" in data) return showPicture(data);
+  if ("warm" in data) { status.dataset.warm = data.warm; return; }
+  if ("rehearsal" in data) { if (data.rehearsal && !busy) drawing(data.rehearsal, home.clientWidth); return; } // on no page
   status.textContent = "";
   data.cells.forEach((lines, i) => { if (cells[i]) showLines(cells[i], lines); });
   busy = false;
-  onScreen("results", { turn: data.turn, answered: data.worked });
+  onScreen("results", { turn: data.turn });
   if (again) { again = false; ask(); } else askPictures();
 }
 
@@ -107,10 +109,10 @@ function askPictures() {
   if (pictures.length) worker.postMessage({ pictures });
 }
 
-function showPicture({ picture, svg, worked }) {
+function showPicture({ picture, svg }) {
   drawings.set(picture, svg);
   for (const part of home.querySelectorAll(`[data-picture="${picture}"]`)) showIn(part, svg);
-  onScreen("pictures", { picture, drawn: worked });
+  onScreen("pictures", { picture });
 }
 
 const showIn = (part, svg) => put(part, svg ? drawing(svg, home.clientWidth, part.querySelector("canvas")) : null);

@@ -15,6 +15,7 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import layoutgemm.atoms as atoms
 import layoutgemm.checks as checks
@@ -33,11 +34,17 @@ from layoutgemm.view.panel import for_painting
 MOST_CELLS = 4096  # of a grid
 MOST_PICTURES = 64  # kept from edit to edit
 MOST_NUMBERS = 1024  # of values with a picture
-# Run before the first edit: a browser makes code that has run often fast.
+# Cells of each kind, N the turn's number: small ones, as an edit waits for the one that runs.
 WARM = (
-    "Layout((16, 16), (16, 1)).svg()",
+    "Layout((16, N), (N, 1)).svg()",
     "mma_sync('m16n8k16', 'f16').svg()",
-    "Layout((64, 64), (64, 1)) @ Layout(64)",
+    "wgmma(8 * N)",
+    "Layout((8, 8 * N), (8 * N, 1)) @ Layout(64 * N)\nprove(Layout((N, 8)), Layout((N, 8), (8, 1)))",
+    "fragment_svg(wgmma(8 * N), 'C')",
+    "Layout((16, 8 * N)).zipped_divide((8, 8)).svg(divided='zipped')",
+    "smem_tile((8 * N, 64), 'bf16', 'K', '128B')",
+    "make_tiled_copy(universal_copy(128, 'bf16'), Layout((16, N), (N, 1)), Layout((1, 8)))",
+    "tcgen05_mma('f16', 128, 16 * N, 'bf16')",
 )
 INSIDE = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_", "mro")  # frames, code and classes of the interpreter
 HELD = ("with_traceback", "obj", "exec_module")  # of exceptions and loaders: what leads to modules
@@ -165,9 +172,13 @@ def picture(value: object) -> str:
     return json.dumps(grid(value))
 
 
+_remembered = [picture]  # the functions that keep their last answers
+
+
 def kept(draw: Callable[..., object]) -> Callable[..., object]:
     """The function with its last answers kept, where its arguments have a hash: an edit draws only new pictures."""
     remembered = functools.lru_cache(MOST_PICTURES, typed=True)(draw)
+    _remembered.append(remembered)
 
     def answer(*args: object, **options: object) -> object:
         try:
@@ -214,6 +225,14 @@ _numbers: dict[tuple[type, object], int] = {}
 _next = itertools.count()
 
 
+def forget() -> None:
+    """Drops the values and pictures of the last cells."""
+    _values.clear()
+    _numbers.clear()
+    for each in _remembered:
+        each.cache_clear()
+
+
 def number_of(value: object) -> int | None:
     """The same number for equal values; None for one without a hash."""
     if len(_numbers) > MOST_NUMBERS:
@@ -239,9 +258,16 @@ def drawing(number: int) -> str:
         return ""
 
 
-def warm(step: int) -> None:
-    """Runs a cell of WARM."""
-    run(WARM[step % len(WARM)], names())
+def warm(step: int) -> str:
+    """Runs a cell of WARM, with new numbers in each turn: its last picture as SVG, "" for none.
+
+    >>> warm(2)[:4]
+    '<svg'
+    """
+    turn, kind = divmod(step, len(WARM))
+    with for_the_page():
+        lines = run(WARM[kind], {**names(), "N": turn + 1})
+    return "".join([drawing(cast("int", line["picture"])) for line in lines if "picture" in line][-1:])
 
 
 def run(source: str, space: dict[str, object]) -> list[dict[str, object]]:

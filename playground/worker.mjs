@@ -10,7 +10,7 @@ const built = await (await fetch(at("./built.json"), { cache: "no-cache" })).jso
 const file = async (name) => (await fetch(at(name))).body;
 const bytes = async (stream) => new Uint8Array(await new Response(stream).arrayBuffer());
 const loaded = new Set();
-const WARM_STEPS = 24;
+const WARM_STEPS = 36; // four of each kind of cells
 
 // null: a wheel, which Pyodide loads.
 async function load(name) {
@@ -55,8 +55,7 @@ async function work() {
     }
     for (const number of pictures ?? []) {
       if (wanted) break;
-      const start = performance.now(), svg = drawing(number);
-      postMessage({ picture: number, svg, worked: performance.now() - start });
+      postMessage({ picture: number, svg: drawing(number) });
       await pause();
     }
     await pause();
@@ -66,7 +65,6 @@ async function work() {
 
 // Cells that need modules which are not loaded yet are answered again.
 async function answer(turn, cells) {
-  const start = performance.now();
   let found = JSON.parse(answers(cells));
   for (;;) {
     const name = found.needs.find((each) => each in built.packages && !loaded.has(each));
@@ -79,7 +77,7 @@ async function answer(turn, cells) {
       console.warn(`${name} could not be loaded: ${error}`);
     }
   }
-  postMessage({ turn, cells: found.cells, worked: performance.now() - start });
+  postMessage({ turn, cells: found.cells });
   if (!warmed) { warmed = true; warmUp(); }
 }
 
@@ -88,6 +86,7 @@ async function warmUp() {
   for (let step = 0; step < WARM_STEPS; step++) {
     await pause();
     if (edited) return;
-    if (!working) warm(step);
+    if (!working) postMessage({ rehearsal: warm(step) });
   }
+  postMessage({ warm: performance.now() - began });
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from layoutgemm.checks.smem.access_patterns import AccessPattern, matrix_access, thread_access
 from layoutgemm.checks.smem.bank_conflicts import BankReport, Requests, bank_conflicts, lanes_of_phase
@@ -13,8 +13,8 @@ from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from layoutgemm.view.canvas import CHARACTER, width_of
-from layoutgemm.view.grid import Drawable, offsets_of
-from layoutgemm.view.palette import hue
+from layoutgemm.view.grid import Drawable, Offset, offsets_of
+from layoutgemm.view.palette import HUES, hue
 from layoutgemm.view.panel import RULE, Label, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import even, fitted, sizes, span_text
@@ -67,20 +67,25 @@ def swizzle_svg(
     return Sheet(title=heading, notes=tuple(notes), legend=LEGEND, panels=((panel,),)).render()
 
 
-def as_byte(cell: int | tuple[int, ...], bits: int, layout: Drawable, swizzle: Callable[[int], int] | None) -> int:
+def as_byte(cell: Offset, bits: int, layout: Drawable, swizzle: Callable[[int], int] | None) -> int:
     """Offset in elements -> byte offset, swizzled."""
-    if isinstance(cell, tuple):
-        raise LayoutError(f"{layout} gives coordinates such as {cell}, and only offsets have banks")
-    byte = cell * bits // 8
-    return byte if swizzle is None else int(swizzle(byte))
+    return as_bytes((cell,), bits, layout, swizzle)[0]
+
+
+def as_bytes(cells: Sequence[Offset], bits: int, layout: Drawable, swizzle: Callable[[int], int] | None) -> list[int]:
+    """Offsets in elements -> byte offsets, swizzled."""
+    numbers = [cell for cell in cells if isinstance(cell, int)]
+    if len(numbers) < len(cells):
+        raise LayoutError(f"{layout} gives coordinates such as {cells[0]}, and only offsets have banks")
+    found = [cell * bits // 8 for cell in numbers]
+    return found if swizzle is None else [int(swizzle(byte)) for byte in found]
 
 
 def found_bytes(
     layout: Drawable, bits: int, swizzle: Callable[[int], int] | None, rows: range | None, columns: range | None
 ) -> list[list[int]]:
     """The byte offset of every element shown."""
-    found = offsets_of(layout, rows, columns)
-    return [[as_byte(cell, bits, layout, swizzle) for cell in row] for row in found.values]
+    return [as_bytes(row, bits, layout, swizzle) for row in offsets_of(layout, rows, columns).values]
 
 
 def bank_panel(
@@ -134,7 +139,7 @@ def bank_panel(
         axes=axes,
         rows=down,
         columns=across,
-        fills=tuple(tuple(hue(byte % LINE_BYTES // CHUNK_BYTES) for byte in row) for row in grid),
+        fills=tuple([tuple([HUES[byte % LINE_BYTES // CHUNK_BYTES] for byte in row]) for row in grid]),
         labels=tuple(labels),
         cell=cell,
         font=font,
@@ -160,10 +165,11 @@ def field_step(grid: list[list[int]], bits: int) -> int:
     full = max(CHUNK_BYTES * 8 // bits, 1)
     places = [k * bits // 8 for k in range(full)]
 
-    def whole(field: list[int]) -> bool:
-        return field[0] % CHUNK_BYTES == 0 and [byte - field[0] for byte in field] == places
-
-    return full if all(whole(row[c : c + full]) for row in grid for c in range(0, len(row), full)) else 1
+    for row in grid:
+        starts = row[::full]
+        if any(byte % CHUNK_BYTES for byte in starts) or row != [byte + place for byte in starts for place in places]:
+            return 1
+    return full
 
 
 def _fields(
