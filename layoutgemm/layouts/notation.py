@@ -67,6 +67,7 @@ from .texts.surroundings import (
     refuse_other_type,
     refuse_others,
     without_labels,
+    without_pins,
 )
 from .texts.tilings import tiled
 
@@ -84,6 +85,7 @@ _TYPE_OF_INTEGER = regex(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
 _BASIS = regex(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
 _FLY_BASIS = regex(r"\s*(-?\d+)E(\d+)(?![\w.])")  # FlyDSL's 1E0
 _UNKNOWN = regex(r"\s*\?(?:\{([^{}]*)\})?")
+_PATH = regex(r"(?:@\d{1,4})+(?![\w.])")
 _FACTS = regex(r"\s*(?:i\d+\b)?\s*(?:div\s*=\s*(0*[1-9]\d*))?\s*")
 _SWIZZLE = regex(
     r"\s*(?:cute::)?S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)"
@@ -95,6 +97,8 @@ _CALLED_SWIZZLE = regex(
 _PYCUTE_SWIZZLE = regex(r"\s*SW_(\d+)_(\d+)_(-?\d+)(?=\s+o\s|\s*\Z)")
 _LINK = regex(r"\s*o\s+")
 _OFFSET = regex(r"\s*(?:_?(-?\d+)|\{(-?\d+)\})\s+o\s+")
+# An offset of symbols: ? or M+3, no pointer, swizzle or layout
+_OFFSET_OF_SYMBOLS = regex(r"\s*(\?(?:\{[^{}]*\})?|[^\s:<>\[\]\",?][^:<>\[\]\",?\n]*?)(?=\s+o\s)")
 _OFFSET_NAMED = regex(r"\s*,\s*(?:pre)?offset\s*=\s*(-?\d+)")
 # CuTe's pointers: ptr[32b](nil), gmem_ptr[16b](0x7f00), smem_ptr[16b](unset), tmem_[32b](0x0)
 # and sparse<2>_gmem_ptr[8b](0x7f00), smem_sparse<2>_ptr[8b](unset): 2 elements of the layout in 8 bits
@@ -216,6 +220,7 @@ def read(text: str, symbol: Symbols) -> Parsed:
 
 def _read(text: str, symbol: Symbols) -> Parsed:
     """`read` of a text that holds a layout and what is printed around it."""
+    text = without_pins(text)
     refuse_others(bare(text))
     if may_name_atom(text):
         atom: HasPicture | None = registries.atom_named(text)
@@ -673,19 +678,39 @@ class _LayoutReader(TextReader):
             return self.under(self.made(lambda: _swizzle(numbers, "bytes"), found), pointer, layout, found.start())
         if not linked:
             return swizzle
-        offset = self.take(_OFFSET)
+        offset = self.offset()
         follows = self.composed(count + 1)
         if isinstance(follows, Swizzle):
             raise ParseError("a composed layout ends with a layout", self.text, self.at)
-        number = 0 if offset is None else self.made(lambda: _int(offset[1] or offset[2]), offset)
-        return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
+        return self.made(lambda: ComposedLayout(swizzle, offset, follows), found)
+
+    def offset(self) -> Scalar:
+        """The offset that stands here with the `o` after it, an integer or symbols; 0 for none."""
+        found = self.take(_OFFSET)
+        if found is not None:
+            digits = found[1] or found[2]
+            return cast("int", self.made(lambda: _int(digits), found))
+        found = _OFFSET_OF_SYMBOLS.match(self.text, self.at)
+        if found is None:
+            return 0
+        self.at = found.start(1)
+        unknown = self.take(_UNKNOWN)
+        if unknown is None:
+            self.at, words = found.end(), found[1]
+            out: Scalar = self.made(lambda: parse_entry(words, self.symbol), found)
+        else:
+            out = self._fresh(unknown)
+        self.take(_LINK)
+        return out
 
     def composition(self, left: Layout, count: int, start: int) -> AnyLayout:
         """left o right, or left o offset o right: composed layouts without a swizzle."""
         if count >= SWIZZLES:
             raise ParseError(f"more than {SWIZZLES} layouts, one after another", self.text, start)
-        offset = self.take(_OFFSET)
-        first = 0 if offset is None else self.made(lambda: _int(offset[1] or offset[2]), offset)
+        at = self.at
+        first = self.offset()
+        if not isinstance(first, int):
+            raise ParseError(f"expected an offset in numbers behind {left}, which is no swizzle", self.text, at)
         right = self.composed(count + 1)
         try:
             out: AnyLayout = composed_from(left, first, right) if first else left.compose(right)
@@ -936,7 +961,9 @@ class _LayoutReader(TextReader):
             return self.made(lambda: _int(digits), found)
         found = self.take(_UNKNOWN)
         if found is not None:
-            return self._fresh(found)
+            along = self.take(_PATH)
+            unknown = self._fresh(found)
+            return unknown if along is None else unknown * ScaledBasis(1, tuple(map(int, along[0].split("@")[:0:-1])))
         end = self._end_of_entry()
         words = self.text[start:end].strip()
         if _STATIC.match(words) is not None:

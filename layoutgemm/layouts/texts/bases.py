@@ -42,6 +42,7 @@ _QUOTED = regex(r"(['\"])(.*?)\1")
 
 LINEAR = {
     "linear",
+    "generic_linear",
     "shared_linear",
     "DistributedLinearLayout",
     "SharedLinearLayout",
@@ -59,7 +60,7 @@ ARGUMENTS = {
 }
 _HELD, _STORED = ("register", "lane", "warp", "block"), ("offset", "block")
 _INPUTS = {
-    "linear": (*_HELD, "offset"), "DistributedLinearLayout": _HELD, "shared_linear": _STORED,
+    "linear": (*_HELD, "offset"), "generic_linear": _HELD, "DistributedLinearLayout": _HELD, "shared_linear": _STORED,
     "SharedLinearLayout": _STORED,
 }  # fmt: skip
 _NO_INPUTS = frozenset({"alignment"})  # of the buffer

@@ -46,7 +46,8 @@ _GLUON_TYPE = regex(
     r"|<\s*\[(?P<shape>[\d,\s'\"]*)\]\s*,\s*(?:pointer<\w+>|\w+)\s*,)\s*(?=\w*Layout\()"
 )
 # A line that names a layout; those without fields are passed over
-_NAMED = regex(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[))?[^\n]*\n\s*")
+_NAMED = regex(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[)|#\w+\s*(?=\n))?[^\n]*\n\s*")
+_NAME = regex(r"#\w+\s*\Z")
 RANK = 16  # dimensions of a tensor: no program prints more
 # Boxes of tensor copies have at most so many elements along a dimension
 BOX = 256
@@ -164,7 +165,11 @@ def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> tuple[Linear
     """The layout of an attribute without a tensor over its own tile; None for another text."""
     found = ATTRIBUTE.match(text, at)
     called = CLASS.match(text, at)
-    if at == len(text) and known:
+    named = _NAME.match(text, at)
+    if named is not None:
+        attribute = ValueReader(text, at, known).attribute(0)
+        earlier = [name for name in known if known[name] is not attribute]
+    elif at == len(text) and known:
         *earlier, last = known
         attribute = known[last]
     elif found is not None and found[1] not in LINEAR and found[1] in _TILES:
@@ -178,7 +183,7 @@ def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> tuple[Linear
     else:
         return None
     for name in earlier:
-        if re.search(rf"#{name}(?!\w)\s*[,}}>]", text) is None:
+        if re.search(rf"#{name}(?!\w)(?:\s*[,}}>]|[ \t]*\n)", text) is None:
             raise ParseError(f"expected one layout, not #{name} too", text, known[name].at)
     if attribute.name not in _TILES:
         raise ParseError(f"expected one of {', '.join(_TILES)}", text, attribute.at)
@@ -191,7 +196,7 @@ def _own_tile(text: str, attribute: AttributeValue) -> list[int]:
     if attribute.name not in _TILES:
         raise ParseError(f"expected one of {', '.join(_TILES)}, not {attribute.name}", text, attribute.at)
     tile = _TILES[attribute.name](AttributeFields(text, attribute))
-    if attribute.name in ("slice", "linear"):
+    if attribute.name in ("slice", "linear", "generic_linear"):
         return tile
     for vector in _cluster(AttributeFields(text, attribute), len(tile)):
         tile = [extent << (x > 0) for extent, x in zip(tile, vector, strict=True)]
@@ -292,7 +297,7 @@ def _nvmma_tile(given: AttributeFields) -> list[int]:
 
 def _bases(text: str, attribute: AttributeValue, shape: Sequence[int]) -> list[Basis]:
     """The bases of a layout over a tensor of this shape."""
-    if attribute.name in ("linear", "shared_linear"):
+    if attribute.name in ("linear", "generic_linear", "shared_linear"):
         own = inputs_of(text, attribute.name, dict(attribute.fields.items), attribute.at)
         return _fitted(text, attribute, own, shape)
     if attribute.name not in _KINDS:
@@ -331,7 +336,7 @@ def _fitted(text: str, attribute: AttributeValue, own: list[Basis], shape: Seque
     extents = [1 << max([v[d].bit_length() for v in vectors], default=0) for d in range(rank)]
     if extents == list(shape):
         return own
-    if attribute.name != "linear" or not any(basis.name == "register" for basis in own):
+    if attribute.name not in ("linear", "generic_linear") or not any(basis.name == "register" for basis in own):
         raise ParseError(f"expected a tensor of the layout's shape {extents}, not {list(shape)}", text, attribute.at)
     if any(x >= size and x & (x - 1) for v in vectors for x, size in zip(v, shape, strict=True)):
         raise ParseError(f"expected a tensor of {extents} or more, not {list(shape)}", text, attribute.at)
@@ -609,6 +614,7 @@ _OPERANDS: dict[str, Callable[[AttributeFields, AttributeFields, Sequence[int]],
 _PARENT = "parent = #ttg.nvidia_mma<{...}>, amd_mfma, amd_wmma or blocked, or the name of one that stands before it,"
 _TILES: dict[str, Callable[[AttributeFields], list[int]]] = {
     "linear": _linear_tile,
+    "generic_linear": _linear_tile,
     "blocked": _blocked_tile,
     "nvidia_mma": _mma_own_tile,
     "dot_op": _dot_tile,

@@ -31,6 +31,7 @@ _BEFORE_TRITON = regex(
 _CONSTEXPR = regex(r"\s*constexpr\[(.*)\]\s*\Z", re.DOTALL)
 # A type as a compiler's message has it
 _TYPE = regex(r"(?:cute::|(?<=['\u2018\"]))(?:(?:Composed)?Layout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine))\s*<")
+_PINNED = regex(r"#tlx\.(?:user_layout|no_verify_layout)<\s*(?=#)")
 _LATEX = "\\documentclass"  # what print_latex prints behind the layout
 
 # What is printed beside layouts, and what it is
@@ -117,6 +118,24 @@ def without_labels(text: str) -> str:
     text = _BEFORE_TRITON.sub(_blanks, text)
     inside = _CONSTEXPR.match(text)
     return text if inside is None else " " * inside.start(1) + inside[1]
+
+
+def without_pins(text: str) -> str:
+    """The text with blanks for the signs by which TLX pins a layout of Triton.
+
+    >>> without_pins("#tlx.no_verify_layout<#tlx.user_layout<#a>>").split()
+    ['#a']
+    """
+    while (found := _PINNED.search(text)) is not None:
+        depth, end = 1, found.end()
+        while end < len(text) and depth:
+            depth += (text[end] == "<") - (text[end] == ">" and text[end - 1] != "-")
+            end += 1
+        if depth:
+            raise ParseError("expected '>'", text, len(text))
+        start, inside = found.span()
+        text = text[:start] + " " * (inside - start) + text[inside : end - 1] + " " + text[end:]
+    return text
 
 
 def of_compiler(text: str) -> str | None:
