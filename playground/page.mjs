@@ -85,12 +85,20 @@ function heard(data) {
   if ("loading" in data) { status.textContent = `loading ${data.loading}`; return; }
   if ("picture" in data) return showPicture(data);
   if ("warm" in data) { status.dataset.warm = data.warm; return; }
-  if ("rehearsal" in data) { if (data.rehearsal && !busy) drawing(data.rehearsal, home.clientWidth); return; } // on no page
+  if ("rehearsal" in data) return rehearse(data.rehearsal);
   status.textContent = "";
   data.cells.forEach((lines, i) => { if (cells[i]) showLines(cells[i], lines); });
   busy = false;
   onScreen("results", { turn: data.turn });
   if (again) { again = false; ask(); } else askPictures();
+}
+
+// Before the first edit: paints what the worker has drawn, or a grid, on no page. The first painting takes the longest.
+const GRID = [...Array(34).keys()].map((i, _, all) => all.map((j) => i * j));
+function rehearse(svg) {
+  if (busy) return;
+  if (svg) drawing(svg, home.clientWidth);
+  else picture({ planes: [GRID], rest: [] }, []);
 }
 
 // Notes the ms from the edit until this frame is on the screen.

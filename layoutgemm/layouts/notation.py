@@ -27,6 +27,7 @@ tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see t
 bf16[16,256]{1,0:T(8,128)(2,1)}   TiledLayout(...)  XLA's shapes, Mosaic's registers: see texts.tilings
 spatial(4, 8).local(2, 1)   Fragment([8] -> [4], ...)  threads of Tilus, Hidet, TileLang and CK: see texts.mappings
 torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
+!nvgpu.tensormap.descriptor<tensor = ...>         the swizzled box of a tensor map: see texts.tensor_maps
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ from .texts.surroundings import (
     without_labels,
     without_pins,
 )
+from .texts.tensor_maps import tensor_map
 from .texts.tilings import tiled
 
 Symbols = Callable[[str], Any]
@@ -237,7 +239,7 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     by_threads = mapped(text)
     if by_threads is not None:
         return by_threads
-    by_sizes = sized(text, symbol)
+    by_sizes = tensor_map(text, symbol) or sized(text, symbol)
     if by_sizes is not None:
         return by_sizes
     operation = _operation(text, symbol)

@@ -8,12 +8,19 @@ import pytest
 
 from layoutgemm import Layout, Swizzle, dim, parse, wgmma
 from layoutgemm.errors import CompositionError, LayoutError, ParseError
-from layoutgemm.layouts import ComposedLayout
+from layoutgemm.layouts import ComposedLayout, E
 from layoutgemm.layouts.listing import Listing
 from layoutgemm.layouts.proofs.prove import prove
 
 # (what CuTe, the CuTe DSL, a compiler or an author prints, the layout in this library's notation)
 PUBLISHED = [
+    ("!rhs = !nvgpu.tensormap.descriptor<tensor = memref<64x64xf16, strided<[64, 1]>, 3>, swizzle = swizzle_128b,"
+     " l2promo = none, oob = zero, interleave = none>", "S<3,3,3>[16b] o 0 o (64,64):(64,1)"),
+    ("%3 = builtin.unrealized_conversion_cast %1 : !llvm.ptr to !nvgpu.tensormap.descriptor<tensor = memref<8x8xf32, "
+     "#gpu.address_space<workgroup>>, swizzle = swizzle_32b, l2promo=l2promo_128b>", "S<1,2,3>[32b] o 0 o (8,8):(8,1)"),
+    ("!nvgpu.tensormap.descriptor<tensor = memref<128xf32,3>,   swizzle=none,   oob = nan>", "(128):(1)"),
+    ('%r = cute.zipped_divide(%l, %t) : (!cute.layout<"24:1">, !cute.shape<"4">) -> !cute.layout<"(4,6):(1,4)">',
+     "(4,6):(1,4)"),
     ("Sw<3,4,3> o smem_ptr[16b](unset) o ((_64,_4),(_8,_8),(_1,_3)):((_1,_512),(_64,_2048),(_0,_16384))",
      "S<3,3,3>[16b] o 0 o ((64,4),(8,8),(1,3)):((1,512),(64,2048),(0,16384))"),
     ("  // Sw<3,4,3> o smem_ptr[16b](unset) o ((_64,_4),(_8,_8),(_1,_3)):((_1,_4096),(_64,_512),(_0,_16384))",
@@ -421,6 +428,20 @@ def test_source_text_is_its_layout(text: str, right: str) -> None:
             "paste the line !memref_f16_5 = ...",
         ),
         ("`(4,8):(8,1)` and `(8,4):(1,8)`", "` and", "more text"),
+        ("#linear", "#linear", "the name of one that stands before it"),
+        ("(4,5):(1,4) o ? o (2,3):(1,2)", "? o", "an offset in numbers behind (4,5):(1,4)"),
+        ("!nvgpu.mbarrier.group<num_barriers = 7>", "!nvgpu", "an attribute of another dialect"),
+        ("!nvgpu.tensormap.descriptor<tensor = !smem, swizzle = none>", "tensor = !", "tensor = memref<64x64xf16, 3>"),
+        (
+            "!nvgpu.tensormap.descriptor<tensor = memref<8x64xf16, 3>, swizzle = swizzle_64b>",
+            "swizzle_64b",
+            "rows of at most 64 bytes, not 128",
+        ),
+        (
+            "!nvgpu.tensormap.descriptor<tensor = memref<8x8xf16, 3>, interleave = interleave_16b>",
+            "interleave_16b",
+            "interleave = none",
+        ),
         ("#ttg.nvidia_mma<{versionMajor = 2, warpsPerCTA = [2, 2]}>", "#ttg", "instrShape = [m, n, ...]"),
         ("(2,2):(3,1) o (2,2):(1,3)", "(2", "two layouts that compose"),
         (
@@ -463,6 +484,22 @@ def test_an_unknown_of_the_dsl_keeps_what_is_known() -> None:
     assert isinstance(found, Layout)
     assert found.shape[0] == 4096 and found.stride[0] % 16 == 0 and found.stride[1] == 1
     assert dim("M") not in found.shape
+
+
+def test_an_offset_of_symbols_is_kept() -> None:
+    tile = ComposedLayout(Swizzle(3, 4, 3), dim("M") + 3, Layout((8, 8), (1, 8)))
+    assert parse(str(tile)) == tile
+    unknown = parse('!cute.composed_layout<"S<3,4,3> o ?{div=16} o (8,?):(1,8)">')
+    assert isinstance(unknown, ComposedLayout) and unknown.layout.stride == (1, 8)
+    assert str(unknown.offset).startswith("unknown") and str(unknown.offset) != str(unknown.layout.shape[1])
+    assert Layout(unknown.offset, 1).zipped_divide(16).shape[0] == 16  # a multiple of 16
+
+
+def test_an_unknown_stride_leads_along_a_coordinate() -> None:
+    found = parse("(4,?):(?{i64 div=8}@1,1@0@2)")
+    assert str(parse("?:?@0").stride).endswith("@0")
+    step, other = found.stride
+    assert other == E(2, 0) and step.path == (1,) and Layout(step.value, 1).zipped_divide(8).shape[0] == 8
 
 
 def test_an_iterator_of_narrow_elements_is_a_pointer() -> None:

@@ -391,6 +391,12 @@ CLUSTERS = "order=[1, 0], ctas_per_cga=[1, 1], cta_split_num=[1, 1], cta_order=[
         (nvmma(64, True), f"!ttg.memdesc<32x8xf16, {nvmma(64, True)}, #smem>"),
         ("NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2, transposed=False, fp4_padded=False)",
          f"!ttg.memdesc<8x64xf16, {nvmma(128)}, #smem>"),
+        (f"#tlx.no_verify_layout<#tlx.user_layout<{BLOCKED}>>", f"tensor<8x128xf16, {BLOCKED}>"),
+        (f"#a = {BLOCKED}\n#b = #tlx.user_layout<#a>\n#c = #b\n#ttg.slice<{{dim = 1, parent = #c}}>",
+         f"tensor<8xf16, #ttg.slice<{{dim = 1, parent = {BLOCKED}}}>>"),
+        (f"#a = {BLOCKED}\n#a", f"tensor<8x128xf16, {BLOCKED}>"),
+        ("#ttg.generic_linear<{register = [[1]], lane = [[2], [5]], warp = [[0]], block = []}>",
+         "#ttg.linear<{register = [[1]], lane = [[2], [5]], warp = [[0]], block = []}>"),
     ],
 )  # fmt: skip
 def test_an_attribute_alone_is_over_its_own_tile(alone: str, tensor: str) -> None:
