@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     """Print or draw an object; returns the exit status."""
     if not named(args.what):
         given = parsed(args.what, f"{WRITTEN}, {OTHERS}" if args.what[:1].isalpha() else f"{WRITTEN}, {SWIZZLE}")
+        refuse_word(args.what, str(given))
         args.what = str(given) if isinstance(given, Swizzle) else args.what
     try:
         return _show(args)
@@ -98,6 +99,21 @@ def run(args: argparse.Namespace) -> int:
         if "=range(" not in str(error):
             raise
         raise LayoutError(as_options(str(error), args.what)) from None
+
+
+def refuse_word(what: str, layout: str) -> None:
+    """Raises LayoutError for a word that reads as a mode of symbols, as in ldmatrix:x4, but means an instruction.
+
+    >>> refuse_word("m16n8k16:A", "m16n8k16:A")
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.LayoutError: m16n8k16:A is a mode of symbols alone, and no instruction; one is mma:m16n8k16:A
+    """
+    if re.fullmatch(r"[a-z]\w+:\w+", layout) is None:
+        return
+    mma = re.fullmatch(r"m\d+n\d+k\d+:\w+", layout) is not None
+    hint = f"mma:{layout}" if mma else "mma:m16n8k16:bf16 or copy:ldmatrix:4"
+    raise LayoutError(f"{what} is a mode of symbols alone, and no instruction; one is {hint}")
 
 
 def named(what: str) -> bool:
@@ -216,11 +232,7 @@ def layout_shown(given: Tile, part_: dict[str, Any]) -> ShownObject:
 
     def text() -> str:
         if symbolic:
-            named = re.fullmatch(r"m\d+n\d+k\d+:\w+", str(layout)) is not None
-            hint = f"; the instruction's operand is mma:{layout}" if named else ""
-            return (
-                f"{layout}\nno table: some of its extents and strides are symbols; write numbers in their place{hint}"
-            )
+            return f"{layout}\nno table: some of its extents and strides are symbols; write numbers in their place"
         large = not part_ and layout.size > PRINTED
         return head_of(layout) if large else view.layout_table(layout, **part_)
 

@@ -10,6 +10,7 @@ from layoutgemm.atoms.copy.base import SIDES, CopyAtom
 from layoutgemm.atoms.copy.tmem import TmemCopyAtom
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.errors import LayoutError
+from layoutgemm.view.diagrams.tmem import tmem_copy_svg
 from layoutgemm.view.grid import Offset, Owners, bounded, evaluate, extent, gathered, mesh, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
@@ -26,8 +27,9 @@ LINE = 64  # elements of one dimension that stand side by side
 def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
     """Draws a copy atom: its reference tile at the source and at the destination, by thread and value.
 
-    Matrices are stacked (row 8*matrix + row); a tile of one dimension goes on in lines of 64. `color`: "warp", "quad",
-    "quad_lane", "thread", "register" or "auto"; `thread` frames one thread's elements.
+    A tcgen05.cp is drawn by its rows, lanes and columns. Matrices are stacked (row 8*matrix + row); a tile of one
+    dimension goes on in lines of 64. `color`: "warp", "quad", "quad_lane", "thread", "register" or "auto"; `thread`
+    frames one thread's elements.
 
     Raises LayoutError for an unknown colour, a thread that takes no part, and more than 65536 elements.
 
@@ -36,6 +38,8 @@ def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, 
     >>> svg.count(">T31</text>"), svg.count(">T7</text>")    # at the source lanes 0 to 7 name a row of 8 elements each
     (2, 10)
     """
+    if isinstance(atom, TmemCopyAtom) and not moves_tmem(atom) and color == "auto" and thread is None:
+        return tmem_copy_svg(atom, title=title)
     found = [atom_owners(atom, side, thread) for side in SIDES]
     axes = [axes_of(atom, side, len(owners.rows)) for side, owners in zip(SIDES, found, strict=True)]
     heading = title or str(getattr(atom, "ptx", atom))

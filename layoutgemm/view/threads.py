@@ -83,13 +83,13 @@ def hue_texts(name: str, per: int, groups: int) -> Iterator[tuple[int, str]]:
 
 
 def coloring(color: str, threads: int, values: int) -> Coloring:
-    """The colouring of that name; "auto": by warps if there are several, else by quads. Raises LayoutError.
+    """The colouring of that name; "auto": by warps, quads, or one thread's values. Raises LayoutError.
 
     >>> coloring("auto", 128, 32).name, coloring("register", 128, 32).per
     ('warp', 4)
     """
     if color == "auto":
-        color = "warp" if threads > WARP else "quad" if threads > 8 else "thread"
+        color = "warp" if threads > WARP else "quad" if threads > 8 else "thread" if threads > 1 else "register"
     if color == "register":
         per = -(-values // len(HUES))
         return Coloring(color, per, -(-values // per))

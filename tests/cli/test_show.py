@@ -174,7 +174,9 @@ def test_planes_of_a_large_layout_have_a_head_and_a_way_to_the_rest(capsys) -> N
 def test_a_layout_with_symbols_is_printed_without_a_table(capsys) -> None:
     assert main(["show", "(4,M):(M,1)"]) == 0
     assert capsys.readouterr().out.startswith("(4,M):(M,1)\nno table: some of its extents")
-    assert main(["show", "m16n8k16:A"]) == 0 and "operand is mma:m16n8k16:A" in capsys.readouterr().out
+    for word, hint in (("m16n8k16:A", "mma:m16n8k16:A"), ("mma_sync:m16n8k16:bf16", "mma:m16n8k16:bf16"),
+                       ("ldmatrix:x4", "copy:ldmatrix:4"), ("cp:128", "copy:ldmatrix:4")):  # fmt: skip
+        assert main(["show", word]) == 2 and hint in capsys.readouterr().err
     assert main(["show", "(4,M):(M,1)", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"layout": "(4,M):(M,1)", "shape": [4, "M"], "offsets": None}
     assert main(["show", "(4,M):(M,1)", "--svg", "x.svg"]) == 2 and "symbols values" in capsys.readouterr().err

@@ -312,7 +312,7 @@ def self_loading(stages: int, bytes: int, *, warps: int = 4, arrivals: int = 1, 
     )
     program = (*start(True), *(If(Ahead(s), load(s)) for s in range(stages)), ForK(body), Read("acc"))
     return Pipeline(
-        f"self-loading, {stages} stage(s)",
+        f"self-loading, {stages} stage{'s' * (stages != 1)}",
         (Role("math", warps, program, (Cursor("read", stages),)),),
         (Mbarrier("full", arrivals, stages, bytes), NamedBarrier(CTA, 32 * warps)),
         (Buffer("ab", stages), Buffer("acc", space="reg")),
@@ -398,7 +398,7 @@ def multistage(stages: int, *, warps: int = 4) -> Pipeline:
         program = (*fill, ForK(body))
         cursors = (Cursor("read", stages), Cursor("load", stages, index=stages - 1))
     return Pipeline(
-        f"cp.async, {stages} stage(s)",
+        f"cp.async, {stages} stage{'s' * (stages != 1)}",
         (Role("math", warps, program, cursors),),
         (NamedBarrier(CTA, 32 * warps),),
         (Buffer("ab", stages),),
@@ -433,7 +433,7 @@ def tcgen05_ring(
     meet: Program = (ClusterArrive(), ClusterWait()) if pair else ()
     epilogue_cursors = (Cursor("acc", accumulators), *([Cursor("store", store[0])] if store else []))
     return Pipeline(
-        f"tcgen05{' pair' if pair else ''}, ring of {stages}, {accumulators} accumulator(s)",
+        f"tcgen05{' pair' if pair else ''}, ring of {stages}, {accumulators} accumulator{'s' * (accumulators != 1)}",
         (
             Role("load", 1, (*start(True, size), ForTiles((ForK(load),)), *meet), (Cursor("load", stages),)),
             Role(

@@ -57,7 +57,8 @@ _OTHERS = (
     (regex(r"\s*(?:[#%!]\w+\s*[=:]\s*)?"
                 r"([#!](?!(?:cute|cute_nvgpu|ttg?|ttng|triton_gpu|gluon|amdg|mosaic_gpu|fly)\.|nvgpu\.tensormap)"
                 r"\w+(?:\.\w+)+\s*<)[^\n]*"),
-     "an attribute of another dialect: of IR, those of cute, fly, ttg, ttng, mosaic_gpu, nvgpu.tensormap, memref<...> are read"),
+     "an attribute of another dialect: of IR, those of cute, fly, ttg, ttng, mosaic_gpu, nvgpu.tensormap "
+     "and memref<...> are read"),
     (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:[sr][tv](?:_[a-z]+\d*\w*)?|gl)\s*<\s*(?:\w+::)*\w+\s*,"),
      "a tile's type of ThunderKittens; smem_tile((64, 64), 'bf16', 'K') is one in shared memory, wgmma(64) a fragment"),
     (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:cutlass::)?(?:layout::)(\w+)"),

@@ -38,7 +38,10 @@ def gather_svg(
     chosen = _rows(plan, rows, extents[1])
     plan.coordinates(chosen, column)  # refuses what no instruction takes
     tmap, verb = plan.tensor_map, plan.direction
-    heading = title or f"{verb} of {plan.tile_rows} rows by {verb}4: {len(plan.boxes)} instructions"
+    heading = (
+        title
+        or f"{verb} of {plan.tile_rows} rows by {verb}4: {len(plan.boxes)} instruction{'s' * (len(plan.boxes) != 1)}"
+    )
     swizzle = "" if tmap.swizzle == "none" else f", swizzle {tmap.swizzle}"
     outside = "zeros arrive" if verb == "gather" else "nothing is written"
     notes = [

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from layoutgemm.arguments import checked
+from layoutgemm.atoms.copy.tmem import TmemCopyAtom
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
-from layoutgemm.atoms.tmem.layout import LANES, WARP_LANES, TmemLayout
+from layoutgemm.atoms.tmem.layout import LANES, WARP_LANES, WORD_BITS, TmemLayout
+from layoutgemm.dtypes import dtype
+from layoutgemm.layouts import E, Layout
 from layoutgemm.view.grid import bounded, evaluate, extent, mesh
 from layoutgemm.view.palette import HUES, hue, lighter
 from layoutgemm.view.panel import Panel
@@ -15,6 +19,7 @@ from layoutgemm.view.svg import fitted
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "last")
 assert len(ORDINALS) == len(HUES)
+WORD_BYTES = WORD_BITS // 8
 COPY = 0.5  # how much lighter a further copy of an element is
 
 
@@ -34,6 +39,7 @@ def tmem_svg(atom: Tcgen05Atom, *, title: str | None = None) -> str:
     >>> "lane 33, column 0 to 3: SFA (1, 0) | SFA (33, 0)" in svg    # each quarter of the lanes has a copy of all rows
     True
     """
+    m, n, k = atom.shape_mnk
     panels = tuple(tmem_panel(name, home) for name, home in tmem_operands(atom).items())
     blocks = "one CTA of the pair" if atom.cta_group > 1 else "the CTA"
     notes = (
@@ -43,7 +49,40 @@ def tmem_svg(atom: Tcgen05Atom, *, title: str | None = None) -> str:
         ),
     )
     legend = tuple((hue(group), f"{name} eighth of an operand's rows") for group, name in enumerate(ORDINALS))
-    return Sheet(title=title or f"{atom.ptx}: tensor memory", notes=notes, legend=legend, panels=(panels,)).render()
+    return Sheet(
+        title=title or f"{atom.ptx} {m}x{n}x{k}: tensor memory", notes=notes, legend=legend, panels=(panels,)
+    ).render()
+
+
+def tmem_copy_svg(atom: TmemCopyAtom, *, title: str | None = None) -> str:
+    """Draws a tcgen05.cp: the rows of shared memory that it reads, and the lanes and columns that it writes.
+
+    Colours are eighths of the rows, the first copy of a row dark, further ones pale. The pointer tells the bytes.
+
+    >>> from layoutgemm.atoms import tcgen05_cp
+    >>> svg = tmem_copy_svg(tcgen05_cp("32x128b", "warpx4"))
+    >>> "lane 33, column 1: (1, 4) (1, 5) (1, 6) (1, 7)" in svg    # row 1 again, for the second warp
+    True
+    """
+    rows, _, copies = (atom.tmem[k] for k in range(3))
+    count, words = extent(rows.shape), extent(atom.tmem[1].shape) // WORD_BITS
+    bytes_of_words = Layout((WORD_BYTES, words), (8 * E(2), E(1)))
+    moved = TmemLayout("destination", dtype("u8"), Layout.join(rows, bytes_of_words, copies))
+    destination = replace(tmem_panel("", moved), caption="destination: tensor memory")
+    lines, across = range(count), range(words)
+    source = Panel(
+        axes=("row", "word"), rows=lines, columns=across, cell=destination.cell, caption="source: shared memory",
+        fills=tuple([(hue(row * len(HUES) // count),) * words for row in lines]),
+        tells=lambda row, word: " ".join([f"({row}, {WORD_BYTES * word + k})" for k in range(WORD_BYTES)]),
+    )  # fmt: skip
+    many = extent(copies.shape)
+    to = f", each to {many} quarters of the lanes" if many > 1 else ""
+    notes = (
+        Note(f"{count} rows of {words * WORD_BYTES} bytes{to}. The pointer tells (row, byte). Words have 32 bits."),
+        Note("Columns are counted from the destination's base. Outlined: the 32 lanes that a warp reads."),
+    )
+    legend = tuple((hue(group), f"{name} eighth of the rows") for group, name in enumerate(ORDINALS))
+    return Sheet(title=title or str(atom), notes=notes, legend=legend, panels=((source, destination),)).render()
 
 
 def tmem_operands(atom: Tcgen05Atom) -> dict[str, TmemLayout]:
@@ -85,7 +124,7 @@ def tmem_panel(name: str, home: TmemLayout) -> Panel:
 
     def tells(lane: int, word: int) -> str:
         elements = held().get((lane, word))
-        return f"{name} {' '.join(elements)}" if elements else "-"
+        return f"{name} {' '.join(elements)}".lstrip() if elements else "-"
 
     wide, high, _ = fitted((), lines, across)
     wide = max(wide, 20.0) if len(across) <= 8 else wide  # room for the number of each column

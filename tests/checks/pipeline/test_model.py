@@ -351,7 +351,7 @@ cluster 2x1, ring of 4: 9 warps, in each of 2 CTAs
   b            TMA multicast: producer -> math0, math1, 4 stages"""
 
 TCGEN05_TABLE = """\
-tcgen05, ring of 4, 2 accumulator(s): 6 warps
+tcgen05, ring of 4, 2 accumulators: 6 warps
   load         1 warp      TMA
   mma          1 warp      tcgen05
   epilogue     4 warps     stores, TMA store

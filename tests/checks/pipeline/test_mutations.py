@@ -25,9 +25,9 @@ REDUNDANT = {
     ("cluster 2x1, ring of 2", "producer: Advance('load')"): (1, LAST),
     ("cluster 2x1, ring of 2, sync", "producer: ClusterWait()"): (1, HELD),
     ("cluster 2x1, ring of 2, sync", "math: ClusterWait()"): (1, HELD),
-    ("tcgen05 pair, ring of 2, 2 accumulator(s)", "load: ClusterWait()"): (1, HELD),
-    ("tcgen05 pair, ring of 2, 2 accumulator(s)", "mma: ClusterWait()"): (1, HELD),
-    ("tcgen05 pair, ring of 2, 2 accumulator(s)", "epilogue: ClusterWait()"): (1, HELD),
+    ("tcgen05 pair, ring of 2, 2 accumulators", "load: ClusterWait()"): (1, HELD),
+    ("tcgen05 pair, ring of 2, 2 accumulators", "mma: ClusterWait()"): (1, HELD),
+    ("tcgen05 pair, ring of 2, 2 accumulators", "epilogue: ClusterWait()"): (1, HELD),
 }
 
 CASES = [
