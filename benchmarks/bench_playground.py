@@ -39,7 +39,7 @@ EDITS = {
         f"make_tiled_copy(universal_copy(128, 'bf16'), Layout((16, {n}), ({n}, 1)), Layout((1, 8)))"
         for n in (8, 4, 2, 1)
     ],
-    "a tcgen05 mma": [f"tcgen05_mma('f16', 128, {n}, 'bf16')" for n in range(64, 192, 16)],
+    "a tcgen05 mma": [f"tcgen05_mma('f16', 128, {n}, 'bf16')" for n in range(80, 208, 16)],
 }
 SETTLED = 100  # ms between edits
 WARM = 5000  # ms that the first edit waits at most for the page's warm-up

@@ -135,6 +135,16 @@ def test_pictures_follow_their_results_and_have_the_numbers_of_equal_values():
     assert before.count("<title") > 1  # elsewhere pictures have texts under the pointer
 
 
+def test_the_rehearsal_draws_every_kind_of_cell_and_leaves_no_answers():
+    for cell in session.WARM:
+        assert [line for line in session.run(cell, {**session.names(), "N": 2}) if "error" in line] == []
+    drawn = [session.warm(step) for step in range(len(session.WARM))]
+    assert [svg[:4] for svg in drawn].count("<svg") == len(session.WARM) - 1  # one is of offsets
+    assert session.warm(len(session.WARM)) != drawn[0]  # the next turn has other numbers
+    session.forget()
+    assert all(each.cache_info().currsize == 0 for each in session._remembered)
+
+
 def test_planes_of_further_modes_and_no_picture_of_symbols():
     found = session.grid(session.layouts.Layout((2, 3, 2), (1, 2, 10)))
     assert found["rest"] == [2] and found["planes"][1] == [[10, 12, 14], [11, 13, 15]]

@@ -684,7 +684,7 @@ class _LayoutReader(TextReader):
         follows = self.composed(count + 1)
         if isinstance(follows, Swizzle):
             raise ParseError("a composed layout ends with a layout", self.text, self.at)
-        return self.made(lambda: ComposedLayout(swizzle, offset, follows), found)
+        return self.made(lambda: ComposedLayout(swizzle, cast("int", offset), follows), found)  # or symbols
 
     def offset(self) -> Scalar:
         """The offset that stands here with the `o` after it, an integer or symbols; 0 for none."""

@@ -6,16 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ...dtypes import dtype
 from ...errors import LayoutError, ParseError
 from ...regex import regex
 from ..int_tuple import leaves
 from ..layout import Layout
 from ..swizzle import ComposedLayout, Swizzle
-from .sized import sized
+from .sized import Symbols, sized
 
 _MAP = regex(r"\s*(?:[%!]\w[\w:]*\s*[=:]\s*|[^\n]*(?:->|\bto)\s*)?!?nvgpu\.tensormap\.descriptor\s*<\s*")
 _TENSOR = regex(r"tensor\s*=\s*(?=memref<)")
@@ -26,7 +23,7 @@ SWIZZLED = {"swizzle_none": 0, "none": 0, "swizzle_32b": 1, "swizzle_64b": 2, "s
 CHUNK = 16  # bytes that a swizzle keeps together
 
 
-def tensor_map(text: str, symbol_of: Callable[[str], Any]) -> Layout | ComposedLayout | None:
+def tensor_map(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     """The box of a tensor map in shared memory, with its swizzle in elements; None for another text.
 
     Raises ParseError with the character for rows longer than the swizzle, which a tensor map refuses, and for an
