@@ -4,9 +4,11 @@
     python benchmarks/bench_playground.py [build/playground] [--pages 5] [--only "a wgmma"]
 
 Needs the extra `browser` and Chromium, which renders by software; Linux for the CPU time. Each kind of cell gets new
-pages. Prints the first edit of a page that has warmed up apart from its later ones, as median (worst) in milliseconds:
-until the results are on the screen, until their picture is, and the CPU time of the browser's threads. That does not
-count the time that other processes take, so it decides on a busy machine.
+pages, and the first edit waits until they have warmed up. Prints first and later edits apart, as median (worst) in ms:
+
+results  from the edit until they are on the screen
+picture  until it is
+CPU      time of the browser's threads, without that of other processes: it decides on a busy machine
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ def processes() -> list[Path]:
 
 
 def threads() -> list[Path]:
-    """The files that count the CPU time of the browser's threads, without those that compile in the background."""
+    """The files with the CPU time of the browser's threads; background compilers are left out."""
     out = []
     for process in processes():
         with contextlib.suppress(OSError):
