@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def refuse_word(what: str, layout: str) -> None:
-    """Raises LayoutError for a word, as in ldmatrix:x4, that reads as a mode of symbols.
+    """Raises LayoutError for a word, as in ldmatrix:x4, read as a mode of symbols.
 
     >>> refuse_word("m16n8k16:A", "m16n8k16:A")
     Traceback (most recent call last):

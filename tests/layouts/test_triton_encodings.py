@@ -394,6 +394,7 @@ CLUSTERS = "order=[1, 0], ctas_per_cga=[1, 1], cta_split_num=[1, 1], cta_order=[
         (f"#tlx.no_verify_layout<#tlx.user_layout<{BLOCKED}>>", f"tensor<8x128xf16, {BLOCKED}>"),
         (f"#a = {BLOCKED}\n#b = #tlx.user_layout<#a>\n#c = #b\n#ttg.slice<{{dim = 1, parent = #c}}>",
          f"tensor<8xf16, #ttg.slice<{{dim = 1, parent = {BLOCKED}}}>>"),
+        (f"#a = {BLOCKED}\n#b = #tlx.user_layout<#a>\ntensor<8x128xf16, #b>", f"tensor<8x128xf16, {BLOCKED}>"),
         (f"#a = {BLOCKED}\n#a", f"tensor<8x128xf16, {BLOCKED}>"),
         ("#ttg.generic_linear<{register = [[1]], lane = [[2], [5]], warp = [[0]], block = []}>",
          "#ttg.linear<{register = [[1]], lane = [[2], [5]], warp = [[0]], block = []}>"),
