@@ -227,7 +227,8 @@ def test_parse_tells_kinds_apart() -> None:
     ):
         assert cute.parse(str(value)) == value
         assert type(value).parse(str(value)) == value
-    for text in ("S<3,4>", "S<3,4,2>", "S<3,4,3>[words]", "S<3,4,3> o 0", "S<3,4,3> o x o 4:1"):
+    assert cute.parse("S<3,4,3> o x o 4:1") == ComposedLayout(Swizzle(3, 4, 3), layoutgemm.dim("x"), Layout(4))
+    for text in ("S<3,4>", "S<3,4,2>", "S<3,4,3>[words]", "S<3,4,3> o 0", "S<3,4,3> o x y o 4:1"):
         with pytest.raises(LayoutError):
             cute.parse(text)
 
