@@ -301,7 +301,7 @@ def _plural(wanted: str) -> str:
     return f"{noun}s" if article in ("a", "an") and " " not in noun else f"entries that are {wanted}"
 
 
-def _reader(hint: Any) -> _AnnotationReader | None:
+def _reader(hint: object) -> _AnnotationReader | None:
     """The reader of an annotation's arguments; None for an annotation without a check."""
     if hint in (Any, object) or isinstance(hint, (TypeVar, str)):
         return None

@@ -105,7 +105,7 @@ def packed_svg(name: str, order: PackedOrder, **options: Any) -> str:
     return view.tv_svg(held, (UNIT_ROWS, UNIT_K), **{"title": title, "thread": 0, "axes": ("feature", "k"), **options})
 
 
-def tmem_load_svg(plan: Any, **_: Any) -> str:
+def tmem_load_svg(plan: Any, **_: object) -> str:
     """Which thread and register a load of tensor memory brings each element to: the first chunk of a warp's rows."""
     chunk = plan.store.rounds[0].chunks[0]
     load = load_of(chunk)

@@ -394,7 +394,7 @@ def local_partition(layout: object, threads: Layout, index: int, proj: object = 
     return slice_and_offset((_filled(place, within), _filled((), among)), tiles)
 
 
-def _projected(x: Any, proj: object, what: str) -> Any:
+def _projected(x: object, proj: object, what: str) -> Any:
     """The entries of a tuple that have one in `proj`. Raises LayoutError for tuples of different lengths."""
     if proj is None:
         return x
@@ -403,7 +403,7 @@ def _projected(x: Any, proj: object, what: str) -> Any:
     return tuple([entry for entry, kept in zip(x, proj, strict=True) if kept is not None])
 
 
-def _filled(coord: Any, mode: object) -> Any:
+def _filled(coord: object, mode: object) -> Any:
     """A coordinate of a mode, with None for the entries that it does not name."""
     if not isinstance(coord, tuple):
         return coord

@@ -317,7 +317,7 @@ def check_depth(shape: tuple[Shape, ...], left: int = DEPTH - 1) -> None:
                     break
 
 
-def check_congruent(shape: Any, stride: Any) -> None:
+def check_congruent(shape: object, stride: object) -> None:
     """Raise LayoutError unless the stride has the nesting of the shape."""
     if not congruent(shape, stride):
         raise LayoutError(
@@ -506,7 +506,7 @@ def show_coord(coord: object, depth: int = 0) -> str:
     return f"({','.join([show_coord(c, depth + 1) for c in coord])})" if depth < DEPTH else "(...)"
 
 
-def coal(shape: Any, stride: Any) -> Modes:
+def coal(shape: object, stride: object) -> Modes:
     """The coalesced modes as two lists: extents of 1 dropped, neighbours merged when they continue each other.
 
     The lists are empty for a layout of one element. This form is unique for a function: the first extent is the first
@@ -567,7 +567,7 @@ def filter_zeros(shape: Shape, stride: Stride) -> Pair:
     return coalesce(tuple([s for s, _ in modes]), tuple([d for _, d in modes]))
 
 
-def modes_for(given: tuple[object, ...], shape: Any, stride: Any, what: str) -> tuple[Any, Any]:
+def modes_for(given: tuple[object, ...], shape: object, stride: object, what: str) -> tuple[Any, Any]:
     """Shapes and strides of the modes that the entries of a tuple are for: an integer shape is its own only mode."""
     n = len(shape) if shape.__class__ is tuple else 1
     if len(given) > n:

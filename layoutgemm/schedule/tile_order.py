@@ -42,7 +42,7 @@ class Reads(Protocol):
     def word(self, name: str) -> Any:
         """The word of that name, as an integer."""
 
-    def entry(self, name: str, index: Any) -> Any:
+    def entry(self, name: str, index: object) -> Any:
         """Number `index` of the 32-bit integers in the array of that name."""
 
 
@@ -415,7 +415,7 @@ def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
 
 @checked(PlanError)
 def visits_once(
-    order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule", visited: Any = None, of_all: bool = True
+    order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule", visited: object = None, of_all: bool = True
 ) -> Check:
     """Check by exhaustion that an order visits each tile of a set once.
 

@@ -451,7 +451,7 @@ class CompiledFunction:
             f"{', '.join(map(str, self.parameters))}{self._culprit(bound, told)}"
         )
 
-    def _hold_constant(self, name: str, value: Any) -> None:
+    def _hold_constant(self, name: str, value: object) -> None:
         """Raise EmulatorError where a shape or the like differs from the compiled constant. The DSL writes the constant
         into the function's name, which it cuts at 180 characters."""
         from cutlass.base_dsl.dsl import _MANGLE_TRANSLATION_TABLE

@@ -166,10 +166,10 @@ def exports(device: GpuModel, types_of: TypesOf) -> Iterator[None]:
         JitCompiledFunction.dump_to_object, ExternalBinaryModule.__init__, ExternalBinaryModule.__getattr__,
     )  # fmt: skip
 
-    def dumped(self: Any, function_prefix: str) -> Any:
+    def dumped(self: object, function_prefix: str) -> Any:
         return _recorded(self, function_prefix, dump(self, function_prefix), False, types_of)
 
-    def open_file(self: Any, file_path: str, *args: Any, **named: Any) -> None:
+    def open_file(self: Any, file_path: str, *args: object, **named: object) -> None:
         opened(self, file_path, *args, **named)
         files[self] = _File(file_path, Path(file_path).read_bytes(), self.enable_tvm_ffi, device)
 
@@ -202,7 +202,7 @@ def _ffi_function() -> Any:
 def _ffi_export(plain: Callable[..., None], types_of: TypesOf) -> Callable[..., None]:
     """`export_to_c` of a function with TVM-FFI, with a record in the object that it writes."""
 
-    def export(self: Any, object_file_path: str, function_name: str | None = None, **named: Any) -> None:
+    def export(self: object, object_file_path: str, function_name: str | None = None, **named: object) -> None:
         plain(self, object_file_path, function_name, **named)
         path = Path(object_file_path)
         if function_name is not None and path.read_bytes()[:4] == b"\x7fELF":  # else LLVM's text or bitcode

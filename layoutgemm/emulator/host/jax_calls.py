@@ -174,7 +174,7 @@ def _lowered(module: ModuleType, calls: _Calls, stack: ExitStack) -> None:
     from cutlass.jax import ffi
     from jax.interpreters import mlir
 
-    def compiled(fn: object, spec: Any, **_: object) -> object:
+    def compiled(fn: object, spec: object, **_: object) -> object:
         return calls.compile(compiling, fn, spec)
 
     impl = getattr(module, "_cutlass_call_inner_p_impl", None) or module.cutlass_call_inner_p_impl  # 4.8, 4.7
@@ -199,7 +199,7 @@ def _registered(module: ModuleType, launch: Launch, stack: ExitStack) -> None:
         if not _Calls._has_kernels(function):
             return plain(name, function, arg_spec, platform, **options)
 
-        def run(*args: Any) -> None:
+        def run(*args: object) -> None:
             launch(function, [borrowed(x) if hasattr(x, "__dlpack__") else x for x in args], {})
 
         def borrowed(x: Any) -> Any:

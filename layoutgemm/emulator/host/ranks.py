@@ -92,7 +92,7 @@ class Ranks:
         if self.failures:
             raise self.failures[min(self.failures)]
 
-    def together(self, what: str, value: Any = None) -> list[Any]:
+    def together(self, what: str, value: object = None) -> list[Any]:
         """A collective operation: the values of all ranks, in order, when each of them has come to it."""
         turn = self.state.setdefault("collectives", {}).get("number", 0)
         self.state["collectives"]["number"] = turn + 1

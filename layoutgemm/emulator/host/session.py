@@ -97,7 +97,7 @@ class EmulatedGpu:
 
 
 @contextmanager
-def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **options: Any) -> Iterator[EmulatedGpu]:
+def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **options: object) -> Iterator[EmulatedGpu]:
     """An emulated GPU of that architecture; `emulate` runs a compiled function with its arguments and the options.
 
     Raises EmulatorError while another thread has one.
@@ -111,7 +111,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
             "leave it first"
         )
 
-    def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
+    def launch(compiled: object, args: Sequence[Any], named: dict[str, Any]) -> None:
         if (graph := HostGraph.capturing()) is not None:
             return graph.add(lambda: now(compiled, args, named), _stream_among((*args, *named.values())))
         return now(compiled, args, named)
@@ -129,7 +129,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         bound = signature.bind_partial(*args[:own], **named)  # a parameter may be called `extra`
         return ran(compiled, *bound.args, *args[own:], **bound.kwargs)
 
-    def ran(compiled: Any, *args: Any, **named: Any) -> None:
+    def ran(compiled: object, *args: object, **named: object) -> None:
         try:
             with _real_torch():
                 gpu.runs.append(emulate(compiled, *args, **named, **options))
@@ -232,10 +232,10 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
 
     plain, plain_run = JitCompiledFunction.__call__, JitCompiledFunction.run_compiled_program
 
-    def call(self: Any, *args: Any, **named: Any) -> Any:
+    def call(self: object, *args: object, **named: object) -> Any:
         return launch(self, args, named) if _has_kernels(self) else plain(self, *args, **named)
 
-    def run(self: Any, packs: Any) -> Any:
+    def run(self: Any, packs: object) -> Any:
         if not isinstance(packs, _Call):
             return plain_run(self, packs)
         known = self.execution_args.signature.parameters  # no constants, and not the object whose method is called
@@ -341,7 +341,7 @@ def _dsls() -> list[Any]:
 
 def _benchmark(
     function: Callable[..., Any], *, workspace_generator: Callable[[], Any] | None = None,
-    kernel_arguments: Any = None, **others: Any,
+    kernel_arguments: object = None, **others: object,
 ) -> float:  # fmt: skip
     """cutlass.testing.benchmark: one call; microseconds of the emulator, which say nothing of a GPU's."""
     given = workspace_generator() if workspace_generator is not None else kernel_arguments
@@ -351,8 +351,8 @@ def _benchmark(
 
 
 def _benchmark_for_autotune(
-    function: Callable[..., Any], *args: Any, warmup_iterations: int = 0, iterations: int = 1,
-    use_cold_l2: bool = False, print_verbose: bool = False, current_stream: Any = None, **kwargs: Any,
+    function: Callable[..., Any], *args: object, warmup_iterations: int = 0, iterations: int = 1,
+    use_cold_l2: bool = False, print_verbose: bool = False, current_stream: object = None, **kwargs: object,
 ) -> float:  # fmt: skip
     """cutlass.testing's benchmark of one configuration: one call, and the emulator's microseconds."""
     start = time.perf_counter()
@@ -363,7 +363,7 @@ def _benchmark_for_autotune(
 def _hardware(device: GpuModel) -> dict[str, Any]:
     """Answers of cutlass.utils.HardwareInfo."""
 
-    def clusters(self: Any, cluster_size: int, *args: Any, **named: Any) -> int:
+    def clusters(self: object, cluster_size: int, *args: object, **named: object) -> int:
         return max(1, device.multiprocessors // cluster_size)
 
     return {
@@ -400,7 +400,7 @@ def notebook_code(path: Path) -> str:
 
 def run_script(
     emulate: Emulate, path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
-    runner: Callable[[Callable[[], None]], None] | None = None, **options: Any,
+    runner: Callable[[Callable[[], None]], None] | None = None, **options: object,
 ) -> ScriptRun:  # fmt: skip
     """Run a Python script as `python path arguments` would, on an emulated GPU; its traceback goes to stderr.
 

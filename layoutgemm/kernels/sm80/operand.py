@@ -115,7 +115,7 @@ class _First:
 
     places: Layout
 
-    def __call__(self, thread: Any, i: int, j: int) -> tuple[Any, Any]:
+    def __call__(self, thread: object, i: int, j: int) -> tuple[Any, Any]:
         mn, k = self.places(thread, 0, i, j)
         return mn, k
 
@@ -150,7 +150,7 @@ class FragmentLoad:
         """Registers of one load."""
         return len(self.words) or 4
 
-    def byte(self, tile: SmemTile, lane: Any, warp: Any, index: Index) -> Any:
+    def byte(self, tile: SmemTile, lane: object, warp: Any, index: Index) -> Any:
         """(lane, number of the warp along MN, (load, step, register)) -> byte in the tile."""
         mn, k = self.rows(lane, index[0], index[1])
         dmn, dk = self.words[index[2]] if self.words else (0, 0)
@@ -260,7 +260,7 @@ class _Rows:
     extent: int
     depth: int
 
-    def __call__(self, lane: Any, load: int, step: int) -> tuple[Any, Any]:
+    def __call__(self, lane: object, load: int, step: int) -> tuple[Any, Any]:
         element = self.map[0][0](lane)
         return element % self.extent + load * self.extent, element // self.extent + step * self.depth
 
@@ -302,6 +302,6 @@ class _Elements:
     extent: int
     depth: int
 
-    def __call__(self, lane: Any, load: int, step: int) -> tuple[Any, Any]:
+    def __call__(self, lane: object, load: int, step: int) -> tuple[Any, Any]:
         mn, k = self.places(lane, 0)
         return mn + load * self.extent, k + step * self.depth

@@ -70,7 +70,7 @@ class Sm80Store:
         number = lane + drain * WARP
         return number // self.per_row, number % self.per_row
 
-    def place(self, lane: Any, register: int) -> tuple[Any, Any]:
+    def place(self, lane: object, register: int) -> tuple[Any, Any]:
         """(row, column) in the round of what a lane holds in one of its registers."""
         block, value = divmod(register, self.mma.accumulator_registers)
         width = self.mma.shape_mnk[1]

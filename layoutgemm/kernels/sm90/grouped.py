@@ -199,7 +199,7 @@ class Ragged(GroupOffsets):
         return (group * 0, entry(group)) if self.masked else (entry(group), entry(group + 1))
 
     @checked(PlanError)
-    def find(self, first: Callable[[Any], Any], tile: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
+    def find(self, first: Callable[[Any], Any], tile: object, choose: Callable[[Any, Any, Any], Any]) -> Any:
         """The last group whose first tile is not after `tile`: ints or traced integers alike.
 
         first   group -> its first tile, for 0 to capacity - 1; past the last group the number of all tiles

@@ -170,7 +170,7 @@ def refuse_finish(activation: object, a: Any, out_dtype: object) -> None:
 
 
 def check_compiled_gemm(
-    alpha: Any, a: Any, b: Any, beta: Any, c: Any, out: Any, config: object, allow_tf32: bool | None
+    alpha: object, a: Any, b: object, beta: object, c: Any, out: object, config: object, allow_tf32: bool | None
 ) -> None:
     """Check a call of `gemm` that is being traced, likewise."""
     check_kinds({"a": a, "b": b, **named(c=c)}, named(out=out))

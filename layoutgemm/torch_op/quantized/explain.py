@@ -93,7 +93,7 @@ def explain_experts(
 
 
 def explain_packed(
-    x: Any, weights: QuantizedWeight | QuantizedExperts, bias: torch.Tensor | None, offsets: torch.Tensor | None,
+    x: object, weights: QuantizedWeight | QuantizedExperts, bias: torch.Tensor | None, offsets: torch.Tensor | None,
     rest: tuple[torch.Tensor | None, str | None, torch.dtype | None, Any], untaken: Mapping[str, object],
 ) -> Explanation:  # fmt: skip
     """`explain_quantized` or `explain_experts`.

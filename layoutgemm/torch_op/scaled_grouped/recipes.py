@@ -47,7 +47,7 @@ class Squeezable(Scales, Protocol):
     def ndim(self) -> int:
         """The number of dimensions."""
 
-    def squeeze(self: Any, dim: int, /) -> Any:
+    def squeeze(self: object, dim: int, /) -> Any:
         """The array without a dimension."""
 
 

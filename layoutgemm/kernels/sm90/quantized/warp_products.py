@@ -74,7 +74,7 @@ class WarpProducts:
         """((lane, element of its row), (load, 0)) -> column + 8 * k, of 8 columns."""
         return operand_map(self.copy, self.atom, "B", (1, self.blocks[1]))
 
-    def byte(self, lane: Any, j: int, load: int) -> Any:
+    def byte(self, lane: object, j: int, load: int) -> Any:
         """The byte of element j of a lane's row, of a load; ints, arrays or traced integers."""
         column, along_k = divmod(load, self.blocks[1] // _TILES)
         element = self.rows((lane, j), (along_k, 0))
