@@ -106,7 +106,7 @@ def allocated_threads(threads: int) -> int:
 
 
 def launch_registers(arch: Arch, threads: int) -> int:
-    """The registers that each thread of a block of so many can start with: what there are, shared out in eights.
+    """Registers that each of a CTA's `threads` starts with: equal shares, in units of 8.
 
     The register limits of a launch (cuda_occupancy.h), and of ptxas: of 288 threads it gives each 168, as of 384.
 

@@ -28,7 +28,7 @@ from ..report import Check
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-EXHAUST = 1 << 18  # elements of a tensor that is looked at whole
+EXHAUST = 1 << 18  # elements of a tensor that is enumerated
 Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 

@@ -233,7 +233,7 @@ def recorded(
     if scale_a is not None or scale_b is not None:
         refuse_derivatives(named, "a product of float8 has none; use torch.no_grad(), or give its detach()")
     elif name == GATHER and a.requires_grad and a.shape[0] % SHARD_ROWS and a.device.type == "cuda":
-        raise OperandError(f"a has {a.shape[0]} rows: its gradient wants shards of whole {SHARD_ROWS} rows")
+        raise OperandError(f"a has {a.shape[0]} rows: its gradient needs a multiple of {SHARD_ROWS} rows in each shard")
     value: torch.Tensor = _ShardProduct.apply(name, a, b, group, timeout)
     return value
 

@@ -34,7 +34,7 @@ from .gathered_rows import divisor, sent_chunks
 
 # Measured between H200s of one host: copies of 8, 16, 32 and 64 MiB reached 302, 336, 362 and 376 GB/s, and the
 # kernel's own stores 230.
-_COPIED_BYTES = 32 << 20  # sums that one rank sends on: from so many bytes on by copy engines, below by stores
+_COPIED_BYTES = 32 << 20  # bytes of sums from which a rank sends them by copy engines, below by stores
 _RATE = {1: 1300e12, 2: 700e12}  # operations a second, by the bytes of an element
 _HIDING = 120e9  # bytes a second: where the product takes longer than the sums at this rate, copies took less, too
 _COPIED_CHUNKS, _STORED_CHUNKS = (2, 4), 16  # of a scattered shard: copied, and counted as the kernel stores it

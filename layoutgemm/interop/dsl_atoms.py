@@ -377,7 +377,7 @@ def tiled_copy(x: cute.TiledCopy, spaces: tuple[str, str]) -> TiledCopy:
 
 
 def _tile(kind: object) -> tuple[Layout | int | None, ...]:
-    """A tile of the DSL's notation, [32:1;_;(8,2):(1,16)]: an int where a mode is the first so many elements."""
+    """A tile of the DSL's notation, [32:1;_;(8,2):(1,16)]: an int n for a mode of the first n elements."""
     found = re.search(r'"\[(.*)\]"', str(kind))
     if found is None:
         raise LayoutError(f"the tile {kind} has no modes")

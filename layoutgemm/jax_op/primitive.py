@@ -61,11 +61,11 @@ def manual_axes(*arrays: jax.Array) -> frozenset[object]:
 
 
 def varying_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The arrays, each varying along the axes of all: its gradient is then summed over the axes that it lacked.
+    """The arrays, all varying along the union of their manual axes.
 
-    As the operators of jax.numpy do under shard_map with check_vma=True. Nothing is moved.
+    A gradient is then summed over the axes that its array lacked, as in jax.numpy with check_vma=True. No data moves.
 
-    Raises OperandError in a shard_map over some axes of its mesh: XLA tells a partitioning no names of the others.
+    Raises OperandError in a shard_map over only some axes of its mesh: XLA does not name the others.
     """
     mesh = jax.sharding.get_abstract_mesh()
     others = [str(axis) for axis in mesh.axis_names if axis not in mesh.manual_axes]

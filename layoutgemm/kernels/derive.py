@@ -43,7 +43,7 @@ class EdgeBoxes:
         return self.shares * self.box * self.line
 
     def last(self, extent: W) -> W:
-        """Rows of the last box of a matrix with so many.
+        """Rows of the last box of a matrix with `extent` rows.
 
         >>> ends = EdgeBoxes("m", 128, 1, 128, 128, 8)
         >>> ends.last(408), ends.last(512), ends.last(5)

@@ -302,6 +302,6 @@ def _visited_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[
 
 
 def cluster_tile(plan: Any) -> tuple[int, int]:
-    """Elements of C in a tile of the grid that the plan's order is of."""
+    """Rows and columns of C in a tile of the plan's order: those of a cluster."""
     tile, cluster = getattr(plan, "tile_c", plan.tile[:2]), getattr(plan.order, "cluster", (1, 1))
     return tile[0] * cluster[0], tile[1] * cluster[1]

@@ -144,7 +144,7 @@ class PartialResults:
         return tile_count(reduced, self.span), kept
 
     def line(self, row: W, group: W) -> W:
-        """The line of a warp's columns. `row`: the first of its rows, which are a group's."""
+        """The line of a warp's partial results; `row` is its first row, and `group` its group."""
         return row // self.span + group if self.joined else row // self.span
 
     def lines_of_group(self, start: W, end: W, group: W) -> tuple[W, W]:
@@ -164,7 +164,7 @@ class PartialResults:
 def partials_of(
     epilogue: Epilogue, columns: int, rows: int = WARP_ROWS, joined: bool = False
 ) -> tuple[PartialResults, ...]:
-    """The partial results of an epilogue: of so many columns at a time, and of a warp's rows.
+    """The partial results of an epilogue for `columns` columns and a warp's rows.
 
     joined  groups of rows are those of one matrix
     """

@@ -79,7 +79,7 @@ def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "",
             witness = witness or f"{count} tiles of {extent} along {what} for {size}"
     witness = witness or unlike
     answer: Any = order_proof(plan.order)
-    if not answer and not witness:  # not for every grid: then the tiles of this one are looked at
+    if not answer and not witness:  # not for every grid: then this grid's tiles are enumerated
         answer = order_check(schedule_of(plan), clusters_of_plan(plan))
         witness = "" if answer else answer.witness
     if batched and plan.batch > 1 and not witness:
@@ -145,7 +145,7 @@ def tiles_of_k(plan: GemmPlan, said: str, rest: str, method: str = "arithmetic",
 def pipelines(cases: Sequence[Pipeline], statement: str, anyones: int = 0) -> Check:
     """No deadlock and no race in any of the cases.
 
-    anyones  of the first so many cases, a fence.proxy.async covers all writes that its thread knows of
+    anyones  in the first `anyones` cases, a fence.proxy.async covers all writes that its thread knows of
     """
     states, witness = 0, ""
     for number, case in enumerate(cases):

@@ -152,7 +152,7 @@ class StorePlan:
 
         chunks   how many chunks a round has; more make fewer rounds and larger buffers
         buffers  how many rounds may be in flight
-        parts    of the columns: dealt out to so many blocks of a cluster that share the sum over K; or, without
+        parts    of the columns: dealt out to as many blocks of a cluster, which share the sum over K; or, without
                  `part_per_cta`, complete one after the other
         rows     of a box of a row-major C: a warp's own 16, or a warpgroup's 64
         at_once  a buffer for each round of a tile, which are one bulk group; `buffers` does not count
@@ -207,7 +207,7 @@ class StorePlan:
         return count - 1 - last + number
 
     def bytes_beyond(self, line: int) -> int:
-        """Bytes that the TMA stores write beyond a line of so many elements.
+        """Bytes that the TMA stores write beyond a line of `line` elements.
 
         >>> StorePlan.derive(wgmma(64), 1, Operand.parse("bf16"), 1, 1).bytes_beyond(1037)
         6
@@ -219,7 +219,7 @@ class StorePlan:
         return self if batch == 1 else replace(self, maps=tuple(tma.batched("l") for tma in self.maps))
 
     def bytes(self, warps: int) -> int:
-        """Shared memory of all buffers of so many warps."""
+        """Shared memory of all buffers of `warps` warps."""
         return warps // self.warps * self.buffers * self.buffer_bytes
 
 

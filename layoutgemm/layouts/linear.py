@@ -159,7 +159,7 @@ class LinearLayout(Function):
     @classmethod
     @checked()
     def identity(cls, bits: int) -> LinearLayout:
-        """x -> x on integers of so many bits."""
+        """x -> x on integers of `bits` bits."""
         bits = as_bits(bits, "the domain of a LinearLayout")
         return cls(tuple(1 << i for i in range(bits)), (bits,), (), bits)
 

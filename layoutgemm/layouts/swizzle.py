@@ -5,9 +5,9 @@
     0b...YYY...ZZZ....     B bits YYY from bit M+S, B bits ZZZ from bit M; the M bits below ZZZ stay
     0b...YYY...AAA....     AAA = ZZZ xor YYY
 
-With S < 0 the lower field is XORed onto the upper one. It is its own inverse. The number that it acts on counts
-something: bytes, or elements of so many bits. That is its unit, and the same hardware swizzle has another M in another
-unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit elements.
+With S < 0 the lower field is XORed onto the upper one. It is its own inverse. The offset counts bytes, or elements of
+some number of bits: that is the swizzle's unit. A hardware swizzle has another M in another unit: the 128-byte swizzle
+is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit elements.
 """
 
 from __future__ import annotations

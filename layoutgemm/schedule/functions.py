@@ -104,7 +104,7 @@ def _operation(name: str, x: object, y: object) -> TracedIndex:
 def trace(function: Callable[..., Any], names: tuple[str, ...], results: int, what: str) -> tuple[Expression, ...]:
     """The expressions of `function(*names, ops)`; the function may take fewer arguments.
 
-    Raises PlanError where it does not give so many integers, or fails.
+    Raises PlanError where it does not return `results` integers, or fails.
 
     >>> trace(lambda t, rows: (t % rows, t // rows), ("number", "rows"), 2, "order")
     (('%', ('number',), ('rows',)), ('//', ('number',), ('rows',)))

@@ -106,7 +106,7 @@ class GpcOrder:
 
     @checked(PlanError)
     def table(self, count: int) -> list[int]:
-        """The numbers that each of so many clusters takes."""
+        """The number that each of `count` clusters takes."""
         return [int(self.number(nth, count)) for nth in range(count)]
 
     def check(self) -> Check:

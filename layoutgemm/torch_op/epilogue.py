@@ -234,7 +234,7 @@ def solutions(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Tensors, epilogue: Epilogue, kind: torch.dtype,
     config: Config | None,
 ) -> Iterator[Solution]:  # fmt: skip
-    """The launches of `_launch`, one after the other; of `c` shape, strides and address are looked at."""
+    """The launches of `_launch` in order; of `c`, only shape, strides and address are used."""
     finish = finish_of(epilogue, operands, c.shape)
     found = solve(problem_at(a, b, kind, config, c, finish))
     if not finish.keep_batch_separate or len(found.launches) == 1:

@@ -59,8 +59,8 @@ def explain_matmul(
     With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s,
     with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
 
-    For CPU tensors it tells what would be done with such tensors on an H200. Of `matmul`, `activation` is looked at
-    where it is one of a gated product, and `bias` is not: others change neither copies nor configuration.
+    For CPU tensors it explains the call on an H200. `matmul`'s bias, and an activation that is no gate, are ignored:
+    they change neither copies nor configuration.
 
     Raises as the product does.
 

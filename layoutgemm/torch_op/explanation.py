@@ -91,7 +91,7 @@ def with_steps(
 
 
 def partial_text(size: int) -> str:
-    """The sentence on partial results of so many bytes."""
+    """The sentence on `size` bytes of partial results."""
     return f"reductions: partial results of the tiles, {size} bytes"
 
 

@@ -115,7 +115,7 @@ def note_list(tiles: torch.Tensor) -> None:
 
 
 def workspace_on(device: torch.device, size: int) -> torch.Tensor:
-    """Memory of a launch's own, of so many bytes."""
+    """A launch's workspace of `size` bytes."""
     made = torch.empty(size, dtype=torch.uint8, device=device)
     note_workspace(made)
     return made

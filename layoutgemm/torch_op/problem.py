@@ -303,7 +303,7 @@ def arguments(
 
 
 def workers(solution: Solution, places: ClusterOccupancy) -> int:
-    """Clusters that run at a time: one more would begin when another has ended, and have as much to do."""
+    """The resident clusters: a persistent kernel is launched with as many."""
     return places.resident(cluster_size(solution.kernel.choice))
 
 

@@ -324,7 +324,7 @@ def own_tile(swizzle: Swizzle, layout: Layout | None = None, bits: int | None = 
 
 
 def on_elements(swizzle: Swizzle, bits: int) -> Swizzle:
-    """The swizzle as one of elements of so many bits. Raises SwizzleError where it moves parts of them."""
+    """The swizzle in elements of `bits` bits. Raises SwizzleError where it moves parts of them."""
     return swizzle if swizzle.unit is None else swizzle.recast(bits)
 
 

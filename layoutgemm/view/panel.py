@@ -18,7 +18,7 @@ from layoutgemm.view.palette import FAINT, INK, PAPER, paint
 AXIS_SIZE, CAPTION_SIZE = 11.0, 13.0
 # Every eighth line of the grid is dark: tensor-core fragments and shared-memory atoms are made of groups of eight.
 RULE = 8
-# Texts are written for so many cells of a picture at most; above that colours, axes and hovering carry it, and one
+# The most cells of a picture with texts; above that colours, axes and hovering carry it, and one
 # title stands for several neighbouring cells: so a picture stays under 1 MB.
 MAX_TEXTS = 4096
 TITLES = ((4096, 1), (16384, 4), (1 << 15, 8), (1 << 62, 16))

@@ -284,7 +284,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
 
 
 def in_bits(layout: Layout, bits: int) -> Layout:
-    """(thread, value) -> element as (thread, (bit, value)) -> bit, for elements of so many bits.
+    """(thread, value) -> element as (thread, (bit, value)) -> bit, for elements of `bits` bits.
 
     >>> print(in_bits(Layout((32, 2), (2, 1)), 16))
     (32,(16,2)):(32,(1,16))
@@ -294,7 +294,7 @@ def in_bits(layout: Layout, bits: int) -> Layout:
 
 
 def counted_in(bits: int, layout: Layout) -> Layout | None:
-    """(thread, bit of its values) -> bit, counted in elements of so many bits; None where an element would be split."""
+    """(thread, bit of its values) -> bit, counted in elements of `bits` bits; None where an element would be split."""
     threads, values = layout
     if values.size % bits:
         return None

@@ -245,7 +245,7 @@ def _order(op: str, order: str, scope: str | None) -> str:
 def _caching(
     op: str, space: str, cache: str | None, evict: str, l2_prefetch: int | None, order: str, read_only: bool
 ) -> str:
-    """The qualifiers between state space and type, checked against what stands together: PTX ISA, "ld", "st"."""
+    """The qualifiers between state space and type, if PTX allows them together: PTX ISA, "ld", "st"."""
     table = LOAD_CACHE if op == "ld" else STORE_CACHE
     default = next(iter(table))
     cop = default if cache is None else next((k for k, v in table.items() if cache in (k, v)), None)

@@ -318,7 +318,7 @@ def smem_tile(
     order    the order of the atoms along (mn, k), smallest stride first; None runs across the spans first, so that a
              span is one box
 
-    A tile of fewer rows than an atom's is the first rows of one: it moves as a box of so many rows. Raises AtomError,
+    A tile of fewer rows than an atom's is the first rows of one: it moves as a box of its rows. Raises AtomError,
     naming the arithmetic, when the atom does not divide the tile.
 
     >>> print(smem_tile((64, 128), "bf16", "K").layout)

@@ -38,7 +38,7 @@ class TiledCopy(HasPicture, HasPage, Convertible):
 
     atom        the instruction
     layout_tv   (thread, value) -> element of the tile, column-major; several threads may move one element
-    tiler       for each mode of the tensor which of its elements are the tile: an int (the first so many) or a Layout
+    tiler       for each mode of the tensor which of its elements are the tile: an int n (the first n) or a Layout
     blocks      the shape (values, blocks along the rows, blocks along the columns) in which a thread's values lie in
                 the fragment of the tiled product that the copy was made for; None where there is none
 

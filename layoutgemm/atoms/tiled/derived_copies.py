@@ -42,7 +42,7 @@ def make_tiled_copy(
 def tiled_copy_of_tile(
     atom: CopyAtom, threads: int, tile: tuple[int, ...], order: tuple[int, ...] | None = None
 ) -> TiledCopy:
-    """The tiled copy of a tile by so many threads, in vectors.
+    """The tiled copy of a tile by `threads` threads, in vectors.
 
     atom     an atom that each thread executes alone; its values lie along the first mode of `order`
     threads  they lie along that mode first, then along the next

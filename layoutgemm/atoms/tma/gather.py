@@ -156,7 +156,7 @@ class GatherPlan(HasPicture):
             raise TmaError(f"{len(rows)} row numbers for a tile of {self.tile_rows} rows", rule="gather")
         if self.direction == "scatter" and len(set(rows)) != len(rows):
             twice = next(row for row in rows if rows.count(row) > 1)
-            raise TmaError(f"row {twice} is written twice, in no certain order", rule="injective")
+            raise TmaError(f"row {twice} is written twice, in undefined order", rule="injective")
         return tuple(
             (column + box.coord_offset[0], *rows[box.coord_offset[1] : box.coord_offset[1] + ROWS])
             for box in self.boxes

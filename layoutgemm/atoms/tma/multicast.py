@@ -16,13 +16,13 @@ MAX_BLOCKS = 16  # PTX ISA, cp.async.bulk.tensor: ctaMask has 16 bits
 
 @checked(TmaError)
 def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
-    """The plan with its instructions dealt out to so many blocks; boxes are cut only where there are too few of them.
+    """The plan with its instructions dealt out to `blocks` CTAs; boxes are cut only if there are too few.
 
     A block then issues the instructions of its rank, each to all blocks, and every block receives the whole tile: its
     barrier expects `plan.bytes`, not what it sends. Raises TmaError, rule "multicast", where no equal cut exists.
     """
     if not 1 <= blocks <= MAX_BLOCKS:
-        raise TmaError(f"multicast to {blocks!r} blocks: a mask names 1 to {MAX_BLOCKS}", rule="multicast")
+        raise TmaError(f"multicast to {blocks!r} CTAs: a mask names 1 to {MAX_BLOCKS}", rule="multicast")
     if blocks == 1:
         return plan
     if plan.operation != "load":

@@ -54,7 +54,7 @@ def tmem_coordinate(address: int) -> tuple[int, int]:
 
 @checked(AtomError)
 def allocation_columns(columns: int) -> int:
-    """The columns that tcgen05.alloc must be asked for to hold so many: the next power of two, at least 32.
+    """The columns to ask of tcgen05.alloc for `columns`: the next power of two, at least 32.
 
     Raises BudgetError above 512. Source: PTX ISA, "tcgen05.alloc".
 
@@ -86,7 +86,7 @@ class DataPath:
 
     letter   the layout's name in the PTX ISA
     rows     rows that one block of the group holds
-    parts    the columns are cut into so many parts, stacked over the lanes: part p begins `rows * p` lanes up
+    parts    the columns are cut into this many parts, stacked over the lanes: part p begins `rows * p` lanes up
     spread   rows go 16 to each quarter of the lanes, which leaves the upper 16 lanes of every quarter unused
 
     Source: PTX ISA, "Data Path Layout Organization", column "Datapath organization".

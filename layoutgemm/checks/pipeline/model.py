@@ -58,7 +58,7 @@ class Cursor:
     """A role's place in a ring of stages: which stage, and the parity of the round it is in.
 
     >>> cursor = Cursor("load", stages=2)
-    >>> cursor.after(0), cursor.after(1), cursor.after(2)      # (index, phase) after so many steps
+    >>> cursor.after(0), cursor.after(1), cursor.after(2)      # (index, phase) after 0, 1 and 2 steps
     ((0, 0), (1, 0), (0, 1))
     """
 
@@ -69,7 +69,7 @@ class Cursor:
 
     @checked(PlanError)
     def after(self, steps: int) -> tuple[int, int]:
-        """(index, phase) after so many advances."""
+        """(index, phase) after `steps` advances."""
         turns, index = divmod(self.index + steps, self.stages)
         return index, (self.phase + turns) % 2
 
@@ -110,7 +110,7 @@ class Mbarrier:
 
 @dataclass(frozen=True, slots=True)
 class NamedBarrier:
-    """A hardware barrier of the CTA (bar.sync, bar.arrive) for so many threads."""
+    """A hardware barrier of the CTA (bar.sync, bar.arrive) for `threads` threads."""
 
     name: str
     threads: int

@@ -44,7 +44,7 @@ from .actions import (
 )
 from .model import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 
-# Stages, warps or groups of a pattern: a block has so many threads, and room for fewer stages.
+# The most stages, warps or groups of a pattern: no CTA has more threads, nor room for more stages.
 MOST = arch("sm_90a").threads_per_block
 
 
@@ -99,7 +99,7 @@ def ring(
     bytes       of one stage, A and B together
     consumers   warpgroups that each read every stage
     warps       of a consumer: each arrives once at empty
-    lag         wgmma groups left in flight: a stage is released so many k tiles later
+    lag         wgmma groups left in flight: a stage is released `lag` k tiles later
     persistent  the roles walk through output tiles
     store       (buffers, subtiles) of an epilogue by TMA stores; None stores registers directly
     registers   (producer, consumer) after setmaxnreg; the producer is then a whole warpgroup

@@ -177,7 +177,7 @@ def largest_later(agents: tuple[Agent, ...]) -> int:
 
 
 def tile_period(agents: tuple[Agent, ...], kind: type[TileIs] | type[KIs] = TileIs) -> int:
-    """After so many tiles, or k tiles, every condition on their number repeats."""
+    """The period, in tiles or k tiles, of all conditions on their number."""
     return lcm(*(i.condition.modulus for agent in agents for i in agent.code if isinstance(i.condition, kind)))
 
 

@@ -39,7 +39,7 @@ intersection is run again along its path, exactly; if it does not repeat, the se
 incomparable set apart.
 
 **Few warps are enough.** Warps that run the same code, and CTAs that are alike, are not all run
-(`checks.pipeline.symmetry`). What is refuted is looked at once more with all of them.
+(`checks.pipeline.symmetry`). A refuted pipeline is explored again with all of them.
 
 The tests hold both halves against a search through all interleavings of small pipelines.
 """

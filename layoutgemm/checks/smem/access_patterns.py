@@ -49,7 +49,7 @@ WIDTHS: dict[str, tuple[int, ...]] = {
 
 
 def check_width(kind: str, width: int) -> None:
-    """Raise AtomError where no instruction of this kind moves so many bytes for one lane."""
+    """Raise AtomError where no instruction of this kind moves `width` bytes for one lane."""
     if kind not in WIDTHS:
         atomics = "; atomics serialise by address as well as by bank and are not modelled" if "atom" in kind else ""
         raise AtomError(f"no access of kind {kind!r}; known: {', '.join(WIDTHS)}{atomics}")

@@ -56,7 +56,7 @@ WAVEFRONT = BANKS * BANK_BYTES
 
 
 def lanes_of_phase(width: int) -> int:
-    """Lanes that are served together when each names so many bytes: those that ask for 128 bytes, at most the warp.
+    """Lanes of one phase when each accesses `width` bytes: together 128 bytes, at most a warp.
 
     >>> [lanes_of_phase(width) for width in (1, 4, 8, 16)]
     [32, 32, 16, 8]
@@ -70,7 +70,7 @@ class Phase:
 
     access, request, index  whose it is: the access's name, its request, the phase's number in it
     ways   wavefronts that it takes: the most different words that one bank must give
-    bank   the first bank that must give so many
+    bank   the first bank that gives as many
     hits   (lane, byte address) of the first lane of each of its words
     """
 

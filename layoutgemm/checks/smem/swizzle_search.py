@@ -15,8 +15,8 @@ Three facts make it a proof and make it fast.
    2^b, with b the rank of their bits 2 to 6. Every bank that is asked gives 2^(r - b) words. So the phase is free of
    conflicts exactly when the two ranks agree, at any address; phases with the same columns need one look together.
 
-Phases that are not of that form (a count of lanes or a pitch that is no power of two) are counted out for each
-candidate. The answer is counted out in any case, for the whole pattern, by `bank_conflicts`.
+Phases that are not of that form (a count of lanes or a pitch that is no power of two) are counted for each
+candidate. The answer is counted in any case, for the whole pattern, by `bank_conflicts`.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ class SwizzleAnswer:
 
     swizzle     on byte addresses; of a search that proved that none exists, None
     best        the one whose phases take the fewest wavefronts in all: the same when one is free of conflicts
-    report      the bank report of `best`, counted out for every phase
+    report      the bank report of `best`, counted for every phase
     candidates  how many swizzles have the form and keep vectors and tile in one piece
-    examined    how many of them were looked at; each of the others only renames banks of one that was
+    examined    how many of them were counted; each of the others only renames the banks of one that was
     method      "GF(2) rank", or with exhaustion of the phases that are not affine
     reason      why none exists; empty when one does
     """
@@ -158,7 +158,7 @@ class SwizzleAnswer:
 
     def as_check(self, name: str = "swizzle") -> Check:
         """The statement that the swizzle is free of conflicts, or that no swizzle is."""
-        searched = f"{self.method}; {self.examined} looked at for {self.candidates} candidates"
+        searched = f"{self.method}; {self.examined} counted for {self.candidates} candidates"
         if self.swizzle is not None:
             return Check(name, self.report.as_check().statement, True, searched)
         return Check(name, "some swizzle is free of bank conflicts", False, searched, self.reason)
@@ -340,7 +340,7 @@ class PaddingAnswer:
     pitch    elements from one row of the contiguous dimension to the next, or None
     layout   the padded layout, or that of the pitch with the least wavefronts
     report   its bank report
-    tried    how many pitches were counted out
+    tried    how many pitches were counted
     wasted   bytes that the padding adds to the tile
     reason   why none exists
     """

@@ -56,7 +56,7 @@ def _arguments(
 
 
 def _tensor(given: Arguments, name: str) -> DTensor:
-    """An operand. Raises OperandError for a plain tensor beside DTensors."""
+    """The operand `name`, a DTensor. Raises OperandError for a plain tensor."""
     found = given[name]
     if not isinstance(found, torch.distributed.tensor.DTensor):
         raise OperandError(f"{name} is a plain {type(found).__name__}, and others are DTensors: {_WAY_OUT}")

@@ -57,7 +57,7 @@ class DeviceMemory:
         self._held: dict[int, npt.NDArray[np.uint8]] = {}
 
     def allocate(self, size: int) -> int:
-        """The address of so many bytes."""
+        """The address of `size` new bytes."""
         made = np.zeros(int(size), np.uint8)
         self._held[made.ctypes.data] = made
         return made.ctypes.data

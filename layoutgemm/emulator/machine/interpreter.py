@@ -66,7 +66,7 @@ PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 FLAGS = re.compile(r"(?:ld|st)\.(?:.*\.)?(?:acquire|release|relaxed|volatile|mmio)\b|atom\.|red\.|multimem\.")
 POLLS = re.compile(r"(?:ld\.(?!.*\.shared)(?:.*\.)?(?:acquire|relaxed|volatile|mmio)\b|atom\.(?!.*\.shared)).*")
 STILL = 4  # rounds of polling, without any other progress, after which nothing will come
-POLLED = 5  # a loop that polls does it at least once in so many operations
+POLLED = 5  # a polling loop polls at least once in this many operations
 
 
 class Warp:
@@ -362,11 +362,11 @@ class PtxMachine:
 
     @property
     def advanced(self) -> int:
-        """Operations so far that are no arithmetic and no polling, and late ones that landed."""
+        """Operations so far without arithmetic and polling, plus asynchronous ones that landed."""
         return self._others(POLLS)
 
     def _others(self, polls: re.Pattern[str]) -> int:
-        """Operations so far except arithmetic, branches and these polls; and late ones that landed."""
+        """Operations so far without arithmetic, branches and `polls`, plus asynchronous ones that landed."""
         counts = self.counts.instructions
         return self.landed + sum(
             count for opcode, count in counts.items() if not WAITING.match(opcode) and not polls.match(opcode)

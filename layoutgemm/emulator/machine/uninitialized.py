@@ -221,7 +221,9 @@ def _carried(fiber: Fiber, ins: PtxInstruction, targets: list[int], carried: Ite
 
 
 def _halves(parts: list[Bits], widths: list[int], width: int) -> Bits:
-    """Packed pairs: a half is undefined where that half of an operand is, whose register may be narrower or wider."""
+    """Undefined bits of a packed pair: a half is undefined if an operand's same half is.
+
+    An operand's register may be narrower or wider."""
     out = np.zeros(LANES, np.uint64)
     for upper in (False, True):
         mask = _half(width, upper)

@@ -51,7 +51,7 @@ def _orders(ins: PtxInstruction) -> bool:
 
 
 def _weaker(ins: PtxInstruction) -> Iterator[Mutant]:
-    """The instruction with other words, or at another barrier."""
+    """Mutants of an instruction with weaker qualifiers, or at another barrier."""
 
     def mutant(change: str, opcode: str, operands: tuple[PtxOperand, ...]) -> Mutant:
         text = ins.text.replace(ins.opcode, opcode, 1) if opcode != ins.opcode else ins.text

@@ -197,7 +197,7 @@ def reducing_barrier(program: Program, ins: PtxInstruction) -> Run:
     words = known(ins, "red", "cta", "aligned", "popc", "and", "or", "u32", "pred")
     kind = next((word for word in ("popc", "and", "or") if word in words), "")
     if not kind or (kind == "popc") != ("u32" in words) or len(ins.operands) not in (3, 4):
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     target, number = program.index[ins.operands[0].text], program.value(ins.operands[1])
     threads = program.value(ins.operands[2]) if len(ins.operands) == 4 else None
     predicate, aligned = program.value(ins.operands[-1], "pred"), ins.words[0] == "bar" or "aligned" in words
@@ -761,7 +761,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     if "proxy" in words and any(word.startswith("async") for word in words):
         return _proxy_fence(words)
     if "proxy" in words and "alias" not in words:
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
 
     acquires, releases = "release" not in words, "acquire" not in words
     far, wide = "cta" not in words, not {"cta", "cluster"} & words

@@ -80,7 +80,7 @@ def hint(program: Program, ins: PtxInstruction) -> Run:
 def dependent_grid(program: Program, ins: PtxInstruction) -> Run:
     """griddepcontrol: wait for the launches before this one, or let the next begin; races with them are looked for."""
     if len(ins.words) != 2 or ins.operands:
-        raise ValueError(f"{ins.text} is not known here")
+        raise ValueError(f"{ins.text} is not emulated")
     waits = ins.words[1] == "wait"
 
     def go(fiber: Fiber) -> None:

@@ -29,7 +29,7 @@ def allocating(ins: PtxInstruction, size: Reader, give: Results) -> Run:
 
 
 def releasing(ins: PtxInstruction, address: Reader) -> Run:
-    """free(address): of each thread's block."""
+    """free(address), for each thread's allocation."""
 
     def go(fiber: Fiber) -> None:
         given = np.broadcast_to(np.asarray(address(fiber)), LANE.shape)

@@ -68,7 +68,7 @@ def query_cancel(program: Program, ins: PtxInstruction) -> Run:
     axis = question.rpartition("::")[2]
     axes = [0] if question == "is_canceled" else [SHIFTS[axis]] if axis in SHIFTS else [*SHIFTS.values()]
     if question not in ("is_canceled", "get_first_ctaid", f"get_first_ctaid::{axis}"):
-        raise ValueError(f".{question} is not known here")
+        raise ValueError(f".{question} is not emulated")
     if len(targets) != (4 if question == "get_first_ctaid" else 1):
         raise ValueError(f"{ins.operands[0].text} for the result of {ins.opcode}")
 

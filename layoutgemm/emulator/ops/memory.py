@@ -94,10 +94,10 @@ class AccessForm:
             elif word in ("v2", "v4", "v8"):
                 self.count = int(word[1:])
             elif word not in IGNORED and word not in extra and not word.startswith(("L1::", "L2::")):
-                raise ValueError(f".{word} is not known here")
+                raise ValueError(f".{word} is not emulated")
         self.bytes = bits_of(self.kind) // 8 if self.kind in HALVES else SIZES.get(self.kind, 0)
         if (self.bytes not in UNSIGNED and self.kind != "b128") or self.kind == "pred":
-            raise ValueError(f"{self.space or 'generic'} {self.kind} is not known here")
+            raise ValueError(f"{self.space or 'generic'} {self.kind} is not emulated")
 
 
 class PlainForm(AccessForm):
@@ -667,7 +667,7 @@ def create_policy(program: Program, ins: PtxInstruction) -> Run:
     """createpolicy: a cache policy, opaque, of the first priority that is named."""
     kind = ins.words[1]
     if kind not in ("fractional", "range", "cvt"):
-        raise ValueError(f".{kind} is not known here")
+        raise ValueError(f".{kind} is not emulated")
     target = program.index[ins.operands[0].text]
     policy = next((POLICIES[word] for word in ins.words if word in POLICIES), 0x10F0 << 48)
 

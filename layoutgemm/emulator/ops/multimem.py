@@ -47,7 +47,7 @@ class MultimemForm:
         kind = ins.words[-1]
         self.kind, self.packs = _PACKED.get(kind, (kind, 1))
         if self.what not in ("ld_reduce", "st", "red") or (self.kind not in _FLOATS and self.kind not in _WHOLE):
-            raise ValueError(f"multimem.{self.what} of {kind} is not known here")
+            raise ValueError(f"multimem.{self.what} of {kind} is not emulated")
         self.bytes = self.packs * (_WHOLE[self.kind] if self.kind in _WHOLE else dtype(self.kind).bits // 8)
         self.releases = "release" in ins.words
         for word in ins.words[2:-1]:
@@ -56,7 +56,7 @@ class MultimemForm:
             elif word in ("v2", "v4", "v8"):
                 self.count = int(word[1:])
             elif word not in ("weak", "relaxed", "acquire", "release", "global", *_SCOPES, "acc::f32", "acc::f16"):
-                raise ValueError(f".{word} is not known here")
+                raise ValueError(f".{word} is not emulated")
         if bool(self.name) == (self.what == "st"):
             raise ValueError(f"multimem.{self.what} {'with' if self.name else 'without'} a reduction")
         if self.name in ("and", "or", "xor") and self.kind in _FLOATS:

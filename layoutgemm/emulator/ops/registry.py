@@ -40,7 +40,7 @@ def known(ins: PtxInstruction, *words: str) -> set[str]:
     """The words of an opcode after the first. Raises ValueError for others than these."""
     for word in ins.words[1:]:
         if word not in words:
-            raise ValueError(f".{word} is not known here")
+            raise ValueError(f".{word} is not emulated")
     return set(ins.words[1:])
 
 

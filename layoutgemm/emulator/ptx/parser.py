@@ -386,7 +386,7 @@ def _declare(
             if inner:
                 scopes[-1][local.name] = where
         elif text.startswith(".") and directive not in _IGNORED:
-            raise PtxError(f"PTX line {line}: {text}: {directive} is not known here")
+            raise PtxError(f"PTX line {line}: {text}: {directive} is not emulated")
     kernel.shared = tuple(shared)
 
 

@@ -402,7 +402,7 @@ class Ledger:
         fiber.knows.merge(source)
 
     def gpu_fence(self, fiber: Fiber, acquires: bool, releases: bool) -> None:
-        """fence of the GPU's scope: what relaxed reads told is known, and relaxed writes hand on what is known."""
+        """fence.gpu: acquire what relaxed reads saw, and release through later relaxed writes."""
         end_turn(fiber)
         fiber.knows.clocks = fiber.knows.clocks.after_fence(acquires, releases)
 

@@ -85,9 +85,9 @@ class Launcher:
         return ArgumentBlock(self.entry, arguments)
 
     def load(self, device: int) -> None:
-        """Have the kernel on this GPU, once: its code, and the shared memory that it asks for.
+        """Load the kernel on this GPU, once, and set its shared memory size.
 
-        Raises PlanError with CUDA's word where that fails.
+        Raises PlanError with CUDA's error name.
         """
         if device in self._devices:
             return

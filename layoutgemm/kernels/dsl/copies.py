@@ -127,7 +127,7 @@ def prefetch_share(
 
 
 def _share(tma: TmaPlan, rank: Int32 | int) -> Iterator[tuple[int, int, list[Int32]]]:
-    """Each box that a CTA sends: rank 0's byte, the distance of ranks, this rank's coordinates."""
+    """Each box that a CTA sends: byte offset of rank 0, bytes between ranks, this rank's coordinates."""
     shares = [tma.issued_by(r) for r in range(tma.multicast)]
     for first, *others in zip(*shares, strict=True):
         if not others:

@@ -36,7 +36,7 @@ class _StoredPlan(Protocol):
 
 
 class PartPlan:
-    """A plan as `FusedBlock` sees it, whose accumulators lie otherwise: by the map of one warp's part of C."""
+    """A plan for `FusedBlock` with another accumulator map: that of one warp's part of C."""
 
     def __init__(self, plan: _StoredPlan, mma: object):
         self.epilogue: Epilogue = plan.epilogue

@@ -65,7 +65,7 @@ class Epilogue:
     lines    16 bytes of a row of the matrices that are read may be read at once: the kernel's N is a multiple of 8, and
              their addresses and strides are multiples of 16 bytes
     stores_c False: nothing of C is written, only what the steps write
-    sums     of a gated product: so many first steps are of each of both sums, before the gate. They are Scale,
+    sums     of a gated product: the first `sums` steps apply to both sums, before the gate. They are Scale,
              VectorScale and Bias; their vectors along N have C's columns twice, the gate's first
     json     all of these as text, as `from_json` reads it; "" with a step of another package. A field: torch.compile
              reads those of frozen classes

@@ -36,7 +36,7 @@ _LOW_DIGITS, _HIGH_BITS = 0x77777777, 0x44444444  # three bits of each digit; an
 _IN_PLACE = 0x32103210  # prmt's digits that take byte j of the first word
 _SIGNS = 0xBA98  # prmt's digits that repeat each byte's highest bit
 _DIGITS, _TOPS, _ONES = 0x0F0F0F0F, 0x80808080, 0x01010101
-ZERO_FACTOR = 2.0**9  # an int4 less its zero point is so many times the e4m3 that it becomes
+ZERO_FACTOR = 2.0**9  # (int4 - zero point) / the e4m3 that stands for it
 DEPTH = 32  # of K, that an instruction of 8-bit types sums
 
 

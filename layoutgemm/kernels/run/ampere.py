@@ -45,9 +45,9 @@ def run_on_cpu(
 ) -> GemmResult:  # fmt: skip
     """Run the NumPy executor ("reference"), or the emulator, on arrays that have been checked.
 
-    copy   of operands is the tensor maps' matter: lines of any pitch are taken
+    copy   unused: these kernels take rows of any pitch
     words  the launch's last arguments, of a plan that `takes_words`
-    given  values of those that the order of tiles reads
+    given  values that the tile order reads
     """
     bits = lines_of_bits(plan.a, a), lines_of_bits(plan.b, b)
     kind = np.float32 if plan.c.dtype.kind == "float" else np.int32

@@ -154,7 +154,7 @@ def words_of_tensors(
         numbers = given[name]
         _check_tensor(name, numbers, kind, (plan.groups.numbers(plan.batch),), device, "")
         if numbers.stride(0) != 1 and numbers.shape[0] > 1:
-            raise OperandError(f"{name} has stride {numbers.stride(0)}: one after the other")
+            raise OperandError(f"{name} has stride {numbers.stride(0)}: it must be contiguous, stride 1")
         words.append(numbers.data_ptr())
     for lines, leading in [(placed or {})[name] for name in plan.further]:
         words += [lines.data_ptr(), leading]
@@ -168,7 +168,7 @@ def words_of_tensors(
         rows = indexed_rows(plan)
         _check_tensor(name, indices, kind, (rows,), device, ", a row index for each row of the product")
         if indices.stride(0) != 1 and rows > 1:
-            raise OperandError(f"{name} has stride {indices.stride(0)}: one after the other")
+            raise OperandError(f"{name} has stride {indices.stride(0)}: it must be contiguous, stride 1")
         words += [indices.data_ptr(), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
     for operand in plan.prologue.operands if plan.prologue is not None else ():
@@ -179,7 +179,7 @@ def words_of_tensors(
         of = "row" if operand.axis == "m" else "column"
         _check_tensor(operand.name, value, kind, want, device, f", a number for each {of} of a")
         if value.stride(-1) != 1 and value.shape[-1] > 1:
-            raise OperandError(f"{operand.name} has stride {value.stride(-1)}: one after the other")
+            raise OperandError(f"{operand.name} has stride {value.stride(-1)}: it must be contiguous, stride 1")
         words += [value.data_ptr(), value.stride(0) if value.ndim > 1 else 0]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 

@@ -80,7 +80,7 @@ def _on_cpu(
 
 
 def _behind(plan: Plan, given: Mapping[str, object]) -> tuple[object, ...]:
-    """The words of a launch behind the epilogue's, with arrays in place of addresses."""
+    """The launch parameters after the epilogue's, with arrays in place of addresses."""
     if isinstance(plan, Sm90Plan):
         return words_of_arrays(plan, given_of(plan, given))
     values = order_values(plan, given)
@@ -88,7 +88,7 @@ def _behind(plan: Plan, given: Mapping[str, object]) -> tuple[object, ...]:
 
 
 def _beside(plan: Plan) -> tuple[str, ...]:
-    """Names of what is read beside the epilogue's operands: of main loop, groups, rows, matrices, order, prologue."""
+    """Names of the operands that are not the epilogue's: main loop, groups, rows, matrices, prologue, order."""
     if not isinstance(plan, Sm90Plan):
         return given_names(plan)
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []

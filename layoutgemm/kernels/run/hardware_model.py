@@ -84,7 +84,7 @@ class Barrier:
         self._settle()
 
     def arrive(self, count: int = 1) -> None:
-        """mbarrier.arrive, so many times."""
+        """mbarrier.arrive, `count` times."""
         for _ in range(count):
             self.arrive_expect(0)
 

@@ -17,7 +17,7 @@ _NOTHING = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry noth
 
 
 def resident(index: int, blocks: int) -> int:
-    """Clusters of so many blocks that run at a time on a GPU: what every persistent launch has, and one at least.
+    """Clusters of `blocks` CTAs that run at a time on a GPU, 1 at least: the size of a persistent launch.
 
     index  the driver's number of the GPU, which is torch's
 
@@ -76,7 +76,7 @@ def asked(index: int) -> tuple[int, ...]:
 
 
 def launch_of(driver: Any, blocks: int, clusters: int) -> Any:
-    """A launch of clusters of so many large blocks."""
+    """A launch of `clusters` clusters of `blocks` CTAs with much shared memory."""
     shape = driver.CUlaunchAttributeValue()
     shape.clusterDim.x, shape.clusterDim.y, shape.clusterDim.z = blocks, 1, 1
     cluster = driver.CUlaunchAttribute()

@@ -86,7 +86,7 @@ class Sm100Config:
         if self.along not in ("M", "N"):
             raise PlanError(f"along = {self.along!r}: known are 'M', 'N'")
         if self.tile[0] not in (BLOCK_ROWS, 2 * BLOCK_ROWS):
-            raise PlanError(f"a tile of {self.tile[0]} rows: {BLOCK_ROWS} by one block, {2 * BLOCK_ROWS} by a pair")
+            raise PlanError(f"a tile of {self.tile[0]} rows: one CTA takes {BLOCK_ROWS}, a pair {2 * BLOCK_ROWS}")
         step = N_STEP[self.blocks]
         if self.tile[1] % step or self.tile[1] > 256:
             raise PlanError(f"a tile of {self.tile[1]} columns: a multiple of {step} up to 256 for {self.tile[0]} rows")

@@ -75,7 +75,7 @@ class Sm80Config:
     loads      "cp.async" by all threads, or "tma": one thread issues tensor copies (sm_90 on)
     stmatrix   put C's fragments into shared memory by stmatrix (sm_90 on, 16-bit outputs)
     align      bytes that addresses, pitches and the distance of a batch's matrices are multiples of, for A, B and C:
-               16, 8 or 4 give vectors of so many bytes, 2 and 1 accesses of single elements
+               16, 8 or 4 give vectors of that size, 2 and 1 accesses of single elements
     """
 
     tile: tuple[int, int] = (128, 256)
@@ -100,7 +100,7 @@ class Sm80Config:
         if self.loads == "tma" and self.align[:2] != (16, 16):
             raise PlanError(f"tensor copies take A and B aligned to 16 bytes; align = {self.align!r}")
         if self.along not in ("M", "N"):
-            raise PlanError(f"along = {self.along!r}: 'M' or 'N'")
+            raise PlanError(f"along = {self.along!r}: known are 'M', 'N'")
         for bytes_ in self.align:
             if bytes_ not in ALIGNMENTS:
                 raise PlanError(f"align = {self.align!r}: each is one of {', '.join(map(str, ALIGNMENTS))} bytes")

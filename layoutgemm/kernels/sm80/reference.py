@@ -39,7 +39,7 @@ def execute_sm80(
     a, b      raw bits of the operands, (batch, lines, elements of a line): lines are contiguous. Packed weights are
               (1, bytes)
     progress  called with (tiles done, tiles in all)
-    given     values of the words that the order of tiles reads
+    given     values that the tile order reads
     """
     reads = reads_on_host(plan.order, given or {})
     c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, plan.n), np.int64))

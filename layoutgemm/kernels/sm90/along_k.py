@@ -66,7 +66,7 @@ class AlongK(GroupOffsets):
     @classmethod
     @checked(PlanError)
     def of(cls, groups: int, offsets: str = "i32", ends: bool = False) -> AlongK:
-        """Room for so many groups. Raises PlanError for any other number of groups."""
+        """Room for `groups` groups. Raises PlanError for any other number of groups."""
         return cls(capacity_for(groups), offsets, ends)
 
     @property
@@ -86,7 +86,7 @@ class AlongK(GroupOffsets):
 
     @checked(PlanError)
     def numbers(self, groups: int) -> int:
-        """Offsets or ends of so many groups."""
+        """The number of offsets or ends of `groups` groups."""
         return groups + (not self.ends)
 
     @checked(PlanError)
@@ -105,7 +105,7 @@ class AlongK(GroupOffsets):
 
 
 def k_tiles_of(plan: Sm90Plan, lines: W, maximum: Callable[..., W]) -> W:
-    """K tiles of a group with so many lines; ints or traced integers."""
+    """K tiles of a group with `lines` lines; ints or traced integers."""
     return maximum(-(-lines // plan.tile[2]), plan.least_k_tiles)
 
 

@@ -30,7 +30,7 @@ from ..derive import EdgeBoxes, OperandPlan, either
 
 
 def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> EdgeBoxes | None:
-    """The edge boxes of a tile of so many rows; None if rows are not the boxes' lines.
+    """The edge boxes of a tile of `tile` rows; None if rows are not the boxes' lines.
 
     unit  elements of C that a tensor store writes together: of a box, a divisor
 
@@ -110,5 +110,5 @@ def explain_ends(operand: OperandPlan, extent: int) -> list[str]:
         return [f"{operand.name}'s boxes end with its rows: {extent} are whole boxes of {ends.box}"]
     return [
         f"{operand.name}'s boxes end with its rows: of {extent} the last box has {last} of {ends.box}, by a tensor map "
-        "of its own, and a stage's barrier expects so many bytes less"
+        "of its own, and a stage's barrier expects as many bytes less"
     ]

@@ -143,7 +143,7 @@ class Ragged(GroupOffsets):
     def of(
         cls, groups: int, offsets: str = "i32", masked: bool = False, ends: bool = False, clears: bool = False
     ) -> Ragged:
-        """Room for so many groups. Raises PlanError for any other number of groups."""
+        """Room for `groups` groups. Raises PlanError for any other number of groups."""
         return cls(capacity_for(groups), offsets, masked, ends, clears)
 
     @property
@@ -153,7 +153,7 @@ class Ragged(GroupOffsets):
 
     @checked(PlanError)
     def numbers(self, groups: int) -> int:
-        """Offsets, ends or counts of so many groups."""
+        """The number of offsets, ends or counts of `groups` groups."""
         return groups + (not (self.masked or self.ends))
 
     @checked(PlanError)
@@ -218,7 +218,7 @@ class Ragged(GroupOffsets):
 
 
 def capacity_for(groups: int) -> int:
-    """The entries of a table of so many groups: a power of two. Raises PlanError for fewer than one group.
+    """The entries of a table of `groups` groups: a power of two. Raises PlanError for fewer than one group.
 
     >>> capacity_for(3), capacity_for(65)
     (64, 128)
@@ -247,7 +247,7 @@ def tables(plan: Sm90Plan, numbers: npt.NDArray[np.int64], columns: int | None =
 
 
 def clusters_of(plan: Sm90Plan, rows: W, columns: W | int) -> W:
-    """Tiles of clusters of a group with so many rows; `columns` tiles along N. Ints or traced integers."""
+    """Tiles of clusters of a group with `rows` rows; `columns` tiles along N. Ints or traced integers."""
     along_m, along_n = plan.config.cluster
     return -(-rows // (plan.tile_c[0] * along_m)) * -(-columns // along_n)
 

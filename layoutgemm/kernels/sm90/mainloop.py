@@ -69,7 +69,7 @@ class Table:
     """Numbers that a promotion reads, f32 in global memory: one for each K block, and every `group` rows or columns.
 
     axis   "m": rows of A; "n": columns of B
-    group  so many of them share a number. A tile's columns need not be a multiple of it: see `segment`
+    group  how many of them share a number. A tile's columns need not be a multiple of it: see `segment`
     unit   of a gated product: a divisor of its columns, which the plan derives; 0 for others. See `in_halves`
 
     Its shape is (groups, K blocks), or (batch, groups, K blocks); any strides.
@@ -242,7 +242,7 @@ class Promoted:
     def check(
         self, given: Mapping[str, Any], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> dict[str, npt.NDArray[Any]]:
-        """NumPy tables, by name; raises OperandError for one that does not fit."""
+        """The tables of `given` as arrays, by name; raises OperandError for a wrong shape or type."""
         found = {}
         for table, want in self.expected(given, sizes, ragged):
             value = found[table.name] = np.asarray(given[table.name])
@@ -370,7 +370,7 @@ class StageNumbers:
 
 
 def widest_span(k: int, depth: int = DEPTH) -> int:
-    """The K blocks whose numbers may come together, for a K of so many elements.
+    """The K blocks whose numbers may come together, for a K of `k` elements.
 
     >>> widest_span(1024), widest_span(640)
     (4, 1)

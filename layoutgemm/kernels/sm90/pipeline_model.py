@@ -68,7 +68,7 @@ class HopperPipeline:
     loader            warps of a loader; 0 for the last consumer's first warp
     store             None: each thread stores its own values
     one_tile_per_cluster   one output tile a cluster; buffers of C lie over the stages
-    staged_epilogue_k_tiles   so many last k tiles, which every tile has, are multiplied accumulator by accumulator,
+    staged_epilogue_k_tiles   last k tiles, which every tile has, that are multiplied accumulator by accumulator,
                       each stored while the others are computed; 0 for none
     padding           parts of the stages ("zeros") are never loaded: the consumers write them once, while the first
                       loads are under way
@@ -315,7 +315,7 @@ class HopperPipeline:
         return Ahead(distance) if self.one_tile_per_cluster else Onward(distance)
 
     def _release(self, consumer: int, distance: int | None = None) -> Program:
-        """The oldest stage is free; whoever loads for itself fills it anew, so many k tiles after the current one.
+        """The oldest stage is free; the self-loading warp refills it, `distance` k tiles ahead of the current one.
 
         Where k tiles are promoted it is filled a k tile later: another consumer may not have read it yet.
         """

@@ -504,7 +504,7 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
 
     @checked(PlanError)
     def summed_values(self, part: int) -> tuple[int, ...]:
-        """Values of each accumulator's threads that the block with a part of K adds up: of each sum, what it stores.
+        """Accumulator values that the CTA with this part of K adds: those that it stores, of each sum.
 
         >>> config = Sm90Config((64, 64), consumers=1, split=2, one_tile_per_cluster=True)
         >>> plan = Sm90Plan.derive(64, 32, 256, b="bf16:col", config=config, gated="silu")
@@ -814,7 +814,7 @@ class _Request(Asked):
         return bool(self.config.staged_epilogue_k_tiles) and self.blocks == 1
 
     def instruction(self, columns: int) -> MmaAtom:
-        """The wgmma of so many columns, as the DSL issues it."""
+        """The wgmma of `columns` columns, as the DSL issues it."""
         a, b, _ = self.operands
         sums = accumulator_of(a.dtype)
         source = "smem" if self.weights is None and self.prologue is None else "rmem"

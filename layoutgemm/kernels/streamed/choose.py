@@ -99,7 +99,7 @@ def _candidates(
 
 
 def warps_for(units: int, about: int) -> int:
-    """Warps that share so many units with the fewest idle turns; of equal ones the nearest to `about`.
+    """The number of warps that leaves the fewest idle turns for `units`; of equals, the nearest to `about`.
 
     >>> [warps_for(units, 16) for units in (16, 56, 64, 86, 112)], warps_for(43, 8)
     ([16, 14, 16, 22, 16], 8)

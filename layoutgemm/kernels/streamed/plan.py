@@ -107,7 +107,7 @@ class StreamedSmem(StoreSmemMap):
 class StreamedPlan(GemmPlan):
     """A product of packed weights A and up to eight columns of B; see `derive`.
 
-    The kernel is compiled for its k and for 1, 2, 4 or 8 rows of x, and takes any m and up to so many.
+    The kernel is compiled for its k and for 1, 2, 4 or 8 rows of x, and takes any m up to that.
     """
 
     m: int
@@ -340,7 +340,7 @@ class StreamedPlan(GemmPlan):
         return max(1, self.b.rows // PAIR)
 
     def values_of(self, strips: int) -> int:
-        """Values of a thread when all threads add the sums of so many strips: pairs, some of no element."""
+        """Values of a thread when all threads add the sums of `strips` strips: pairs, some of no element."""
         return PAIR * tile_count(strips * STRIP * self.pairs, self.threads)
 
     @property

@@ -200,7 +200,7 @@ def _put(plan: StreamedPlan, sums: Floats, held: Floats, warp: int, band: int) -
 
 
 def _elements(plan: StreamedPlan, strips: int, rows: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """(rows of strips, columns) of all threads' elements of so many strips, value by value."""
+    """(rows of strips, columns) of all threads' elements of `strips` strips, value by value."""
     for value in range(plan.values_of(strips)):
         row, column = np.broadcast_arrays(
             *(np.asarray(v) for v in plan.coords_C(np.arange(plan.threads), value))

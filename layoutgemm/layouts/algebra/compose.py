@@ -262,10 +262,10 @@ class _Reader:
         return self.all_seen(s, mode)
 
     def all_seen(self, s: int, mode: int) -> int:
-        """The extent s of a mode all of whose values were looked at. Refuses a larger one."""
+        """The extent s of a mode whose values are all enumerated. Refuses a larger one."""
         if s > LIMIT:
             self.refuse(
-                f"undecided: mode {mode} has {s} values, and more than {LIMIT} would have to be looked at", None, mode
+                f"undecided: mode {mode} has {s} values, and more than {LIMIT} would have to be enumerated", None, mode
             )
         return s
 

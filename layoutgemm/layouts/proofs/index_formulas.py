@@ -74,7 +74,7 @@ def prove_formulas(
     why = f"the normal forms {_text(f)} and {_text(g)} differ, but at no sizes that were tried"
     needs = box.missing()
     if not used:
-        # Forms that differ outside the box only: digits over-cover, and this many values can be looked at.
+        # Forms that differ outside the box only: digits over-cover, and this many values can be enumerated.
         return _exhaust(left, right, extents, MissingFact(why, needs))
     return Undecided(why + (f"; they may agree given {' or '.join(needs)}" if needs else ""))
 

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 
 Argument = Callable[[], list[str]]  # the lines of an argument that holds, written when they are read
-EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size
-ALL_LOOKS = 1 << 21  # elements that are looked at for one question
+EXHAUST = 1 << 16  # elements of a layout that is enumerated, at one size
+ALL_LOOKS = 1 << 21  # elements that are enumerated for one question
 
 
 @registries.proven.register(object)
@@ -358,13 +358,13 @@ def _as_is(x: Scalar) -> Scalar:
 
 
 class _Looks:
-    """The elements that may still be looked at: EXHAUST at one size, ALL_LOOKS at all sizes of one question."""
+    """The elements that may still be enumerated: EXHAUST at one size, ALL_LOOKS at all sizes of one question."""
 
     def __init__(self) -> None:
         self.left = ALL_LOOKS
 
     def at(self, *sizes: int) -> bool:
-        """True if layouts of these sizes may be looked at; if so, they are counted."""
+        """True if layouts of these sizes may be enumerated; if so, they are counted."""
         if max(sizes) > EXHAUST or sum(sizes) > self.left:
             return False
         self.left -= sum(sizes)
@@ -474,7 +474,7 @@ def _between(text: str, low: object, high: object, modulus: object = 0) -> list[
 
 
 def _under(given: object, *objects: object) -> tuple[Facts | None, tuple[Any, ...]]:
-    """The facts about the objects, None without any, and the objects under them; a tile is its layout."""
+    """The facts about the objects, or None, and the objects under these facts; tiles become their layouts."""
     objects = tuple(map(_proof.layout_of, objects))
     if isinstance(given, (tuple, list)) and not given:
         return None, objects

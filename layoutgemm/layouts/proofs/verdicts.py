@@ -515,7 +515,7 @@ def bijective_values(a: Any) -> Answer:
         matrix = registries.matrix_of(a)
     except LayoutError:
         if n > LIMIT:
-            return Undecided(f"{n} values, more than {LIMIT}, would have to be looked at")
+            return Undecided(f"{n} values, more than {LIMIT}, would have to be enumerated")
         at, method = _first_outside(a, n), "exhaustion"
     else:
         # Values below a power of two stay there under XOR: the first outside is the first bit that leads there.

@@ -49,7 +49,7 @@ _GLUON_TYPE = regex(
 _NAMED = regex(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<(?!\s*\[)|#\w+\s*(?=\n))?[^\n]*\n\s*")
 _NAME = regex(r"#\w+\s*\Z")
 RANK = 16  # dimensions of a tensor: no program prints more
-# Boxes of tensor copies have at most so many elements along a dimension
+# The most elements of a TMA box along a dimension
 BOX = 256
 
 

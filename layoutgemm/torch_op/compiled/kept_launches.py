@@ -5,7 +5,7 @@ was one launch of which every argument is known. An argument is the address of a
 that memory, a number of the call, or follows from shapes, strides and types. A call that copied or converted anything
 has another address or another count of writes, and is not kept. A new result that was cleared is cleared again.
 
-A guard finds the call again (`guards`). What a guard does not see is looked at each time: addresses have the lowest
+A guard finds the call again (`guards`). What a guard does not see is checked at each call: addresses have the lowest
 bits of the recorded ones, and what is written overlaps nothing else.
 """
 

@@ -24,7 +24,7 @@ WEIGHTS = "row_weights"
 
 
 class IndexedShape(NamedTuple):
-    """All of a call that decides on its plan.
+    """The properties of a call that determine its plan.
 
     sizes   M, N, K, rows of A and of C; N is C's columns
     types   of A, B and C, with B's order

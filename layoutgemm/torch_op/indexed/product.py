@@ -90,9 +90,9 @@ class IndexedCall(NamedTuple):
 def check_indexed(
     given: IndexedOperands, out: torch.Tensor | None, activation: str | None, out_dtype: object
 ) -> IndexedCall:
-    """The call of dense tensors of one device.
+    """Check the operands, and return the call: dense tensors of one device.
 
-    Raises OperandError or TensorError, naming the operand. Values of indices are looked at on the CPU alone.
+    Raises OperandError or TensorError, naming the operand. The values of indices are checked on the CPU only.
     """
     check_operands(given.named, {} if out is None else {"out": out})
     a, b = given.a, given.b

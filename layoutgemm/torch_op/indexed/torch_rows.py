@@ -9,7 +9,7 @@ import torch
 
 
 def _inside(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A mask of indices inside of so many rows, as a column, and clamped ones."""
+    """A column mask of the indices in 0..rows-1, and the clamped indices."""
     clamped = indices.clamp(0, rows - 1)
     return (clamped == indices).unsqueeze(-1), clamped
 

@@ -234,7 +234,7 @@ def _copied_beside(
             one = {name: vectors[name]} if name in vectors else {}
             copies += _copied_vectors(call.recipes, scales, rank, one)
     if not groups.is_contiguous():
-        rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
+        rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads stride 1"
         copies.append((rule, groups.nbytes))
     return copies
 

@@ -137,7 +137,7 @@ def check_grouped(
 ) -> GroupedCall:  # fmt: skip
     """The grouped product of dense tensors of one device. Raises OperandError or TensorError, naming the operand.
 
-    groups  offsets, ends or counts, as `said` names them; their values are looked at on the CPU alone
+    groups  offsets, ends or counts, as `said` names them; their values are checked on the CPU only
     names   of the recipes, "" for those that the shapes say
     """
     scaled = scale_a is not None or scale_b is not None
@@ -512,7 +512,7 @@ def _types_and_scales(
 def expected_config(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation
 ) -> Sm90Config:
-    """The configuration of masked groups of so many rows each."""
+    """The configuration of masked groups of `rows` rows each."""
     (m, k), n = a.shape[-2:], call.shape[-1]
     sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
     return usual_config(sizes, *_types_and_scales(call, a, b, finish), finish.halves)
@@ -552,7 +552,7 @@ def chosen(
 
     sizes    M, N, K and the groups; of masked groups M is each one's
     gate     the function of a gate, or None
-    columns  of C that a CTA stores: a multiple of so many
+    columns  a CTA stores a multiple of this many columns of C
     """
     sums = 1 if gate is None else HALVES
     if config is not None:

@@ -376,7 +376,7 @@ def chosen(
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a promoted product, and why: the caller's, the measured one, or the estimate.
 
-    columns  of C that a CTA stores: a multiple of so many
+    columns  a CTA stores a multiple of this many columns of C
     gate     the function of a gate, or None
     """
     if config is not None:

@@ -85,7 +85,7 @@ class Tunable:
 
     @property
     def sums(self) -> int:
-        """Sums of an element of C, and columns of B for each of C's."""
+        """Accumulators of an element of C: 2 of a gated product, which has twice C's columns in B."""
         return 1 if self.gate is None else HALVES
 
     @property

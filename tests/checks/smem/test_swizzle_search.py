@@ -1,4 +1,4 @@
-"""The search for swizzles and pitches: every answer counted out again, every "none" enumerated again, by loops."""
+"""The search for swizzles and pitches: every answer counted again, every "none" enumerated again, by loops."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_refusals_and_what_a_search_says() -> None:
     text = found.explain()
     assert text.startswith("S<3,4,3>[bytes] is free of conflicts\nsearched: ")
     assert "the tile at a multiple of 1024 bytes" in text
-    assert f"{found.examined} looked at for {found.candidates} candidates" in str(found)
+    assert f"{found.examined} counted for {found.candidates} candidates" in str(found)
     odd = find_swizzle(Layout((8, 40), (40, 1)), matrix_access((8, 40), "bf16"), element="bf16")
     assert odd and odd.method == "exhaustion" and odd.swizzle is not None and odd.swizzle.bits == 0
     both = find_swizzle(Layout((24, 64), (64, 1)), [matrix_access((24, 64), "bf16"),

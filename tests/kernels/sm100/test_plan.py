@@ -121,7 +121,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(a="f16", b="bf16:col"), "a is f16 and b bf16: no instruction multiplies them"),
     (lambda: derive(a="tf32:col", b="tf32:col"), "a is tf32 col-major: the instruction reads an MN-major tf32 under"),
     (lambda: derive(a="tf32", b="tf32"), "b is tf32 row-major"),
-    (lambda: Sm100Config((64, 64)), "a tile of 64 rows: 128 by one block, 256 by a pair"),
+    (lambda: Sm100Config((64, 64)), "a tile of 64 rows: one CTA takes 128, a pair 256"),
     (lambda: one(24), "a tile of 24 columns: a multiple of 16 up to 256 for 128 rows"),
     (lambda: pair(48), "a multiple of 32 up to 256 for 256 rows"),
     (lambda: one(272), "a tile of 272 columns"),

@@ -241,7 +241,7 @@ class GpuWork:
     on_gpu: bool
 
     def do(self) -> Any:
-        """Its result. Raises torch's OutOfMemoryError where there is no memory for it."""
+        """Run the function and return its result. Raises torch's OutOfMemoryError."""
         draws = self.on_gpu and _DRAWS.fullmatch(self.name) and self.kwargs.get("generator") is None
         try:
             with _NUMBERS[-1].drawn() if draws and _NUMBERS else nullcontext():

@@ -179,7 +179,7 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
     if ins.words[3:5] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
         return _between_blocks(program, ins, None)
     if ins.words[4] != "global" or "mbarrier::complete_tx::bytes" not in words:
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
     size_of, barrier_of = program.value(ins.operands[2]), program.address(ins.operands[3])
     spread = "multicast::cluster" in words
@@ -255,7 +255,7 @@ def into_global(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk from shared to global memory, in the thread's bulk group; .cp_mask: some bytes of every 16."""
     words = known(ins, *_COMMON, "shared::cta", "cp_mask")
     if ins.words[4] != "shared::cta" or "bulk_group" not in words:
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     mask_of = program.value(ins.operands[-1], "b16") if "cp_mask" in words else None
     expected = 3 + ("cp_mask" in words) + ("L2::cache_hint" in words)
     return _outward(program, ins, None, mask_of, expected)
@@ -326,7 +326,7 @@ def reduce_bulk(program: Program, ins: PtxInstruction) -> Run:
         return _between_blocks(program, ins, combine)
     if ins.words[4:6] == ("global", "shared::cta") and "bulk_group" in words:
         return _outward(program, ins, combine, None, 3 + ("L2::cache_hint" in words))
-    raise ValueError(f"{ins.opcode} is not known here")
+    raise ValueError(f"{ins.opcode} is not emulated")
 
 
 # st.async, red.async --------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def store_async(program: Program, ins: PtxInstruction) -> Run:
     words = known(ins, "async", "weak", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", "v4", kind)
     count = next((int(word[1:]) for word in words if word in ("v2", "v4")), 1)
     if "mbarrier::complete_tx::bytes" not in words or kind[0] not in "busf" or bits_of(kind) not in (32, 64):
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     return _remote_store(program, ins, count, kind, None)
 
 
@@ -383,6 +383,6 @@ def reduce_async(program: Program, ins: PtxInstruction) -> Run:
     kind, scope = ins.words[-1], ("relaxed", "cluster", "shared::cluster")
     words = known(ins, "async", *scope, "mbarrier::complete_tx::bytes", *_REDUCTIONS, kind)
     if "mbarrier::complete_tx::bytes" not in words or kind not in ("u32", "s32", "u64", "s64", "b32"):
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     name = next(word for word in _REDUCTIONS if word in words)
     return _remote_store(program, ins, 1, kind, _combine(name, kind))

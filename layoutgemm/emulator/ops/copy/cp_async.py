@@ -98,7 +98,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
     """cp.async. With src-size, bytes beyond it become zeros; with a true ignore-src, all bytes."""
     words = [word for word in ins.words[3:] if not word.startswith("L2::")]
     if words not in (["shared", "global"], ["shared::cta", "global"]):
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     target, source, bytes_, *rest = ins.operands
     size = cp_async(constant(bytes_), ins.words[2]).bytes
     if "L2::cache_hint" in ins.words:

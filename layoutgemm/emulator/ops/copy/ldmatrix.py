@@ -48,7 +48,7 @@ def atom_of(ins: PtxInstruction) -> tuple[CopyAtom, str]:
     words = sorted(words, key=lambda word: rank.get(word, len(first)))
     form = re.fullmatch(r"m(\d+)n(\d+)\.x(\d)(\.trans)?\.([\w.]+)", ".".join(words))
     if form is None:
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     make = ldmatrix if name == "ldmatrix" else stmatrix
     return make(int(form[3]), f"m{form[1]}n{form[2]}.{form[5]}", form[4] is not None), space
 
@@ -212,7 +212,7 @@ def move_matrix(program: Program, ins: PtxInstruction) -> Run:
     """movmatrix: an 8x8 matrix of 16-bit elements transposed across the warp's registers."""
     atom = movmatrix()
     if ins.opcode != atom.ptx:
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     source, target = program.value(ins.operands[1]), program.index[ins.operands[0].text]
     held, wanted = _register_map(atom, "src").reshape(-1), _register_map(atom, "dst").reshape(-1)
     order = np.argsort(held)[wanted]

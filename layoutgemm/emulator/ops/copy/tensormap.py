@@ -99,7 +99,7 @@ def replace(program: Program, ins: PtxInstruction) -> Run:
     space = next((word for word in words if word in ("global", "shared::cta")), "")
     kind = "b64" if name in ("global_address", "global_stride") else "b32"
     if words != [word for word in ("tile", name, space, "b1024", kind) if word] or name not in FIELDS:
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     ordered = name in ORDERED
     if len(ins.operands) != 2 + ordered:
         raise ValueError(f".{name} has {2 + ordered} operands")
@@ -131,7 +131,7 @@ def copy_and_release(program: Program, ins: PtxInstruction) -> Run:
     expected = ("cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
     words = [word for word in ins.words[1:] if word not in SCOPES]
     if tuple(words) != expected or len(ins.words) != 9 or constant(ins.operands[2]) != BYTES:
-        raise ValueError(f"{ins.opcode} of {ins.operands[2].text} bytes is not known here")
+        raise ValueError(f"{ins.opcode} of {ins.operands[2].text} bytes is not emulated")
     target, source = program.address(ins.operands[0]), program.address(ins.operands[1])
 
     def go(fiber: Fiber) -> None:
@@ -154,7 +154,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     """fence.proxy.tensormap::generic: release the thread's changes in global memory; acquire one map."""
     words = [word for word in ins.words[3:] if word not in SCOPES]
     if words not in (["release"], ["acquire"]) or len(ins.words) != 5:
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     if words == ["release"]:
         if ins.operands:
             raise ValueError("a release names no address")

@@ -313,7 +313,7 @@ class TmaForm:
                     "filter tap's coordinates loads the same pixels"
                 )
             elif word not in ("async", "bulk", "tensor", "tile", "L2::cache_hint", "reduce", *known):
-                raise ValueError(f".{word} is not known here")
+                raise ValueError(f".{word} is not emulated")
             else:
                 self.words.add(word)
         if not 1 <= self.rank <= 5:

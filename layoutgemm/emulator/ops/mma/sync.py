@@ -50,17 +50,17 @@ def atom_of(ins: PtxInstruction) -> MmaAtom:
     saturate = _taken(words, r"(satfinite)") is not None
     shape = _taken(words, r"(m\d+n\d+k\d+)")
     if shape is None or len(words) < 6:
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     stray = [word for word in words[2:] if word not in (*BIT_OPS, "popc") and not TYPE_WORD.fullmatch(word)]
     if stray:
-        raise ValueError(f".{stray[0]} is not known here")
+        raise ValueError(f".{stray[0]} is not emulated")
     majors, (d, a, b, c), rest = words[:2], [_name(word) for word in words[2:6]], words[6:]
     bit_op = "xor"
     if rest[-1:] == ["popc"] and rest[0] in BIT_OPS:
         bit_op, rest = rest[0], []
     scale = rest.pop(0) if scaled and rest else None
     if rest:
-        raise ValueError(f".{rest[0]} is not known here")
+        raise ValueError(f".{rest[0]} is not emulated")
     vector = int(shape.rpartition("k")[2]) // int(multiple) if multiple else None
     atom = mma_sync(
         shape, a, b, c, d, layouts=(majors[0], majors[1]), saturate=saturate, bit_op=bit_op, kind=kind, scale=scale,
@@ -175,7 +175,7 @@ class WarpOperand:
         return self.decode(joined.astype(self.word).view(self.unit)[self.index])
 
     def scatter(self, fiber: Fiber, places: Places, matrix: Array) -> None:
-        """Write a result into the registers of these numbers."""
+        """Write a result into the registers at `places`."""
         units = matrix.reshape(-1)[self.place]
         words = units.view(self.word)
         if self.word.itemsize != 8:

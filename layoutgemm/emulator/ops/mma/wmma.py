@@ -84,7 +84,7 @@ def _shape_of(ins: PtxInstruction) -> tuple[int, int, int]:
     """The shape of an instruction. Raises ValueError without one."""
     found = next((m for word in ins.words if (m := _SHAPE.fullmatch(word))), None)
     if found is None or not {"sync", "aligned"} <= set(ins.words):
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     return int(found[1]), int(found[2]), int(found[3])
 
 
@@ -128,7 +128,7 @@ class WmmaMatrix:
         self.stride: Reader | None = program.value(more[0]) if more else None
         self.by_row = "row" in ins.words
         if self.by_row == ("col" in ins.words) or len(more) > 1:
-            raise ValueError(f"{ins.opcode} is not known here")
+            raise ValueError(f"{ins.opcode} is not emulated")
         self.unit = max(1, fragment.type.bits // 8)
         self.packs = max(1, 8 // fragment.type.bits)  # elements of a unit, which lie along a line
         space = next((word for word in ins.words if word in SPACES), "")
@@ -202,7 +202,7 @@ def _types(ins: PtxInstruction) -> tuple[str, str, str, str]:
     if len(kinds) == 2:
         return kinds[0], "f16", "f16", kinds[1]
     if len(kinds) != 4:
-        raise ValueError(f"{ins.opcode} is not known here")
+        raise ValueError(f"{ins.opcode} is not emulated")
     return kinds[0], kinds[1], kinds[2], kinds[3]
 
 

@@ -248,7 +248,7 @@ def _words(ins: PtxInstruction) -> tuple[str, bool, str, bool]:
             raise ValueError(".ashift is of the plain form, and without .collector::a::fill and ::use")
     for word in words:
         if word not in (*GROUPS, *COLLECTORS, *vectors, f"kind::{kind}", "block_scale"):
-            raise ValueError(f".{word} is not known here")
+            raise ValueError(f".{word} is not emulated")
     if kind == "mxf4nvf4" and not vectors:
         raise ValueError("kind::mxf4nvf4 says how many elements share a scale factor")
     return kind, ws, vectors[0] if vectors else "", shifts

@@ -50,7 +50,7 @@ def _isspacep(g: CodeGenerator, ins: PtxInstruction) -> str:
     """True for generic addresses in a state space. Constants and parameters have no window of their own here."""
     text, space = g.read(ins.operands[1], "b64"), ins.words[1]
     if space in ("const", "param"):
-        raise ValueError(f"whether a generic address is in {space} memory is not known here")
+        raise ValueError(f"whether a generic address is in {space} memory is not modelled")
     shared = f"({text} >= {SHARED_WINDOW})"
     local = f"(({text} >= {LOCAL_WINDOW}) & ({text} < {LOCAL_WINDOW + LOCAL_BYTES}))"
     return local if space == "local" else shared if space != "global" else f"({shared} | {local}) ^ True"

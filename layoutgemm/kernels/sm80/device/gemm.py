@@ -410,7 +410,7 @@ class Loads(ampere.LoopCarried):
         ]
 
     def begin(self) -> None:
-        """A K tile begins: nothing of the one before is held."""
+        """Begin a K tile; no registers are kept from the one before."""
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth, block by block along M or N."""

@@ -76,7 +76,7 @@ def packed_config(
 
 
 def _by_time(rows: int, n: int, processors: int) -> list[tuple[tuple[int, int], _TimedTile]]:
-    """Tiles for so many rows and features, the one that takes least first."""
+    """Tiles for `rows` rows and n features, the fastest first."""
 
     def rounds(tile: tuple[int, int]) -> float:
         return max(1.0, -(-rows // tile[0]) * -(-n // tile[1]) / processors)

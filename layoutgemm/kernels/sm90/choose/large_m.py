@@ -91,7 +91,7 @@ class _Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class LargeMModel:
-    """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on so many multiprocessors.
+    """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on `places` multiprocessors.
 
     swapped   rows are columns of C
     matrices  whether an epilogue reads or writes matrices of C's shape, or reduces its rows
@@ -404,5 +404,5 @@ def _norm(order: float, *limits: float) -> float:
 
 
 def _rounded(columns: int, tiles: int, unit: int) -> int:
-    """Columns of each of so many tiles: a multiple of `unit`; of 8, as wgmma has them."""
+    """Columns of each of `tiles` tiles: a multiple of `unit`; of 8, as wgmma has them."""
     return -(-columns // (unit * tiles)) * unit

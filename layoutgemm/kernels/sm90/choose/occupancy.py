@@ -71,7 +71,7 @@ class ClusterOccupancy:
         return MODEL.rounds.get(blocks, ()) if self == ClusterOccupancy() else ()
 
     def most(self, blocks: int) -> int:
-        """Clusters of so many blocks that run at a time. Raises ValueError for a number that is not in SIZES, nor 1.
+        """Clusters of `blocks` CTAs that run at a time. Raises ValueError unless `blocks` is 1 or in SIZES.
 
         >>> [ClusterOccupancy().most(blocks) for blocks in (1, 2, 3, 4, 8)]
         [132, 66, 39, 30, 15]
@@ -79,5 +79,5 @@ class ClusterOccupancy:
         if blocks == 1:
             return self.multiprocessors
         if blocks not in SIZES:
-            raise ValueError(f"clusters of {blocks} blocks: known are places for 1 and {SIZES}")
+            raise ValueError(f"clusters of {blocks} CTAs: the occupancy is known for 1 and {SIZES}")
         return self.clusters[SIZES.index(blocks)]

@@ -105,7 +105,7 @@ _WHOLE: dict[str, Any] = {"loader": "self", "staged_epilogue_k_tiles": 0}
 # Rows of a tile and clusters of gated products whose tiles are taken by the rounds in which the GPU deals clusters out:
 # two matrices of 4096^3 1.0 to 1.4% faster on an H100. Clusters along the other axis are 0.7 to 4% slower so.
 _DEALT = ((256, (1, 2)), (128, (2, 1)))
-NEXT = 24  # of the likeliest, so many are tried before SPARE
+NEXT = 24  # of the likeliest, how many are tried before SPARE
 # What exists for every order of the operands: a B with N contiguous comes in whole spans of its tile.
 SPARE = tuple(
     [

@@ -36,7 +36,7 @@ STORE_UNIT = 16  # bytes of a row of C that a TMA store is a multiple of
 _MOST_COLUMNS = 256  # of a tile
 _ONE_TILE = 64  # rows of a group that are one tile
 _FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (192, 128, 96, 64)  # of the tiles of few rows
-_MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width where tiles are so many rounds that no last one counts
+_MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width from this many rounds of tiles on, where the last round does not count
 _START_COLUMNS = 48  # of a tile of few rows, that its start and its rows of A cost
 _SHORT_K = 4096  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
@@ -58,7 +58,7 @@ def scaled_config(
     """The configuration of a scaled product that is estimated fastest.
 
     each_column  every column of B has a scale
-    columns      of C that a CTA stores: a multiple of so many, unless there is no such tile
+    columns      a CTA stores a multiple of this many columns of C, unless there is no such tile
     c            the result's type: a CTA stores whole 16 bytes of a row
     sums         of an element of C: 2 of a gated product, which is estimated as one of twice the columns
 
@@ -167,7 +167,7 @@ def quantized_gate_config(m: int, n: int, k: int, batch: int = 1) -> Sm90Config:
 
 
 def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> list[Sm90Config]:
-    """The configurations of a scaled product for so many multiprocessors, the one estimated fastest first.
+    """The configurations of a scaled product for `places` multiprocessors, the one estimated fastest first.
 
     sizes  M, N, K and the batch
 
@@ -272,7 +272,7 @@ def _tiles(sizes: tuple[int, int, int, int], tile: tuple[int, int], cluster: tup
 def grouped_config(
     rows: int, k_bytes: int = 1 << 16, wide: bool = False, *, columns: int = 1 << 14, groups: int = 8
 ) -> Sm90Config:
-    """The configuration for groups of so many rows on average. A tile is one group's.
+    """The configuration for groups of `rows` rows on average. A tile is one group's.
 
     k_bytes  bytes of a row of A: a tile that is finished by blocks has two k tiles or more
     wide     C has 32 bits an element: its store takes the shared memory of stages
@@ -324,7 +324,7 @@ def along_k_config(
 
     k        of all groups together
     wide     C has 32 bits an element: its store takes the shared memory of stages
-    columns  of C that a CTA stores: a multiple of so many, where there is such a tile
+    columns  a CTA stores a multiple of this many columns of C, where there is such a tile
 
     >>> along_k_config(4096, 7168, 32768, 4).tile, along_k_config(256, 128, 4096, 8).tile
     ((256, 192), (64, 64))
@@ -424,7 +424,7 @@ def usual_config(
     sizes    M, N, K and the groups
     scales   rows of A, and columns of B, that share one; None for a main loop that only adds
     sums     of an element of C: 2 of a gated product
-    columns  of C that a CTA stores: a multiple of so many, where there is such a tile
+    columns  a CTA stores a multiple of this many columns of C, where there is such a tile
 
     >>> types = ("e4m3", "e4m3:col", "e4m3")
     >>> usual_config((160, 3072, 4096, 8), types, None).tile, usual_config((160, 3072, 4096, 8), types, None, 2).tile
@@ -444,7 +444,7 @@ def usual_config(
 
 
 def whole_columns(config: Sm90Config, columns: int) -> Sm90Config:
-    """The configuration with a tile of a multiple of so many columns, up to 256.
+    """The configuration with a tile of a multiple of `columns` columns, up to 256.
 
     >>> found = Sm90Config((192, 160), consumers=3)
     >>> [whole_columns(found, columns).tile[1] for columns in (1, 32, 48, 128, 192, 384)]

@@ -91,7 +91,7 @@ class _Problem:
         return (256 if columns <= _DEEP else 128) // self.kind.bytes
 
     def straight(self, rows: int, columns: int, split: int) -> _Cost:
-        """The cost of tiles of so many columns of weights."""
+        """The cost of tiles of `columns` columns of weights."""
         shared = 2 if self.both(rows, columns, split) else 1
         found = self.cost(-(-self.n // columns), columns, split, rows, columns, rows / shared)
         return found.less(MODEL.at_once * (split > 1 and rows <= WARP_ROWS))
@@ -149,7 +149,7 @@ class _Problem:
         return _Cost(end, "end", columns, split, _largest(late))
 
     def _memory(self, weights: int) -> float:
-        """Seconds of DRAM reads and writes for tiles of so many lines of weights."""
+        """Seconds of DRAM reads and writes for tiles of `weights` lines of weights."""
         least = (self.m + self.n) * self.k * self.kind.bytes + self.m * self.n * output_of(self.kind).bytes
         return least * self.batch / MODEL.memory * (MODEL.narrow if weights < MODEL.narrow_lines else 1.0)
 
@@ -164,7 +164,7 @@ class _Problem:
         return slow * (MODEL.unaligned_longer / min(MODEL.most_each, max(1.0, self.multiprocessors / blocks)))
 
     def fits(self, tiles: int, split: int) -> bool:
-        """True if so many split-K clusters are resident."""
+        """True if clusters of `split` CTAs are resident for all tiles."""
         return split == 1 or tiles * self.batch <= self.places.most(split)
 
 
@@ -235,7 +235,7 @@ def _swapped(problem: _Problem, turned: _Cost, straight: _Cost) -> SmallMChoice:
 
 
 def _in_place(problem: _Problem, cost: _Cost, rows: int) -> SmallMChoice:
-    """The kernel of C = A @ B, with so many loaded rows of A."""
+    """The kernel of C = A @ B, with `rows` loaded rows of A."""
     columns, parts, tile_k = cost.columns, cost.split, problem.tile_k(cost.columns)
     both = problem.both(rows, columns, parts)
     # One warp of the four has rows: its threads store what they hold at once. Up to 0.9%; of 64 rows, or 256 columns,
@@ -254,7 +254,7 @@ def _in_place(problem: _Problem, cost: _Cost, rows: int) -> SmallMChoice:
 
 
 def _configured(problem: _Problem, cost: _Cost, elements: int, tile: tuple[int, int], **settings: Any) -> Sm90Config:
-    """A configuration with PDL, whose stages hold so many elements."""
+    """A configuration with PDL, whose stages hold `elements` elements."""
     early = fetched(elements * problem.kind.bytes, MODEL.fetched) if cost.trigger == "start" else 0
     launch = "tiles" if problem.batch == 1 else "workers"  # of a batch tiles are numbered
     return Sm90Config(

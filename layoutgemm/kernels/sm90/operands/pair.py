@@ -34,7 +34,7 @@ SECOND = "second"  # beside the coordinates of a K tile: whether it is one of th
 
 @dataclass(frozen=True, slots=True)
 class SecondPair:
-    """The second pair's K. A2 is M x K, and B2 K x N.
+    """The second pair of operands: A2 is M x K, and B2 K x N.
 
     >>> SecondPair(16).words
     ('a2', 'lda2', 'b2', 'ldb2', 'k2')

@@ -67,7 +67,7 @@ class _TileKind:
     most: int | None = None
 
     def config(self, rows: int, store: str) -> Sm90Config:
-        """The configuration for so many rows: tiles of up to 128 rows are no wider than they need be."""
+        """The configuration for `rows` rows: tiles of up to 128 rows are as narrow as possible."""
         width = min(self.tile[1], -(-rows // 16) * 16) if self.tile[1] == _WIDTH else self.tile[1]
         return Sm90Config(
             (self.tile[0], width), tile_k=self.tile_k, consumers=self.consumers, loader=self.loader, split=self.split,

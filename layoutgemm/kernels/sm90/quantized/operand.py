@@ -53,7 +53,7 @@ class PackedOperand(PackedBlocks):
 
 
 def packed_operand(fmt: QuantizedFormat, rows: int, depth: int, spec: Operand) -> PackedOperand:
-    """The operand of K tiles with so many rows and so much of K; `spec` is the activations' type."""
+    """The operand of K tiles of `rows` rows and `depth` of K; `spec` is the activations' type."""
     order = PackedOrder(fmt, spec.dtype.name)
     made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype)
     return replace(made, smem=PackedTile((rows, depth), made.bytes))

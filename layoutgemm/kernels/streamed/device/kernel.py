@@ -73,7 +73,7 @@ class StreamedKernel(FusedEntry):
         )  # fmt: skip
 
     def bands(self, m: Int32) -> Int32:
-        """Bands of so many features."""
+        """Bands of `m` features."""
         return tile_count(m, STRIP * self.plan.config.band)
 
     @cute.kernel

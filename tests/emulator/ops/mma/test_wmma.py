@@ -75,7 +75,7 @@ def test_other_lanes_see_a_stored_matrix_after_a_barrier():
 @pytest.mark.parametrize(
     ("text", "says"),
     [("wmma.load.a.sync.aligned.row.m16n16k8.f16 {%r0, %r1}, [%a];", "no form of wmma"),
-     ("wmma.load.a.sync.aligned.m16n16k16.f16 {%r0, %r1, %r2, %r3}, [%a];", "not known here"),
+     ("wmma.load.a.sync.aligned.m16n16k16.f16 {%r0, %r1, %r2, %r3}, [%a];", "is not emulated"),
      ("wmma.load.b.sync.aligned.row.m8n8k32.s4 {%r0}, [%a];", "elements within a byte lie along k"),
      ("wmma.load.a.sync.aligned.row.m16n16k16.f16 {%r0, %r1, %r2}, [%a];", "3 registers hold 192 elements")],
 )  # fmt: skip
