@@ -437,7 +437,7 @@ class _Readers(NamedTuple):
     rest: _AnnotationReader | None
 
 
-def _readers_of(function: Callable[..., Any]) -> _Readers:
+def _readers_of(function: Callable[..., object]) -> _Readers:
     names = _Names(function.__globals__)
     positional, by_name, rest = [], {}, None
     for parameter in inspect.signature(function).parameters.values():

@@ -7,8 +7,6 @@ that shows it. Errors with more detail keep it in attributes, so a program can r
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class LayoutError(ValueError):
     """The base of every error that layoutgemm raises on purpose.
@@ -24,7 +22,7 @@ class LayoutError(ValueError):
     def __str__(self) -> str:
         return _printable(super().__str__())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # An exception's default pickle calls the class with `args`, which drops the attributes.
         return _rebuild, (self.__class__, self.args, self.__dict__)
 
@@ -36,7 +34,7 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _rebuild(cls: type[LayoutError], args: tuple[object, ...], attributes: dict[str, Any]) -> LayoutError:
+def _rebuild(cls: type[LayoutError], args: tuple[object, ...], attributes: dict[str, object]) -> LayoutError:
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(attributes)

@@ -105,7 +105,7 @@ def install() -> None:
             vars(module)["__getattr__"] = old_names(module.__name__)
 
 
-def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
+def old_names(module: str, frames: int = 0) -> Callable[[str], object]:
     """A `__getattr__` for `module`: the old module's names, from their new places.
 
     frames  calls between the module's `__getattr__` and this one, for the warning's line

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from ..arch import Arch
 from ..arguments import as_int
@@ -129,7 +128,7 @@ class RankLaunches:
 
 def run_ranks(
     path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], ranks: int,
-    policy: Policy | None = None, **options: Any,
+    policy: Policy | None = None, **options: object,
 ) -> ScriptRun:  # fmt: skip
     """Run a Python script as torchrun would, each rank on an emulated GPU.
 

@@ -149,7 +149,7 @@ class Operand:
 
     @classmethod
     @checked(PlanError)
-    def parse(cls, spec: Operand | DType | str | Any) -> Operand:
+    def parse(cls, spec: Operand | DType | str | object) -> Operand:
         """An operand from its name, as in "bf16:col", a dtype, or an Operand. Raises PlanError for anything else."""
         if isinstance(spec, Operand):
             return spec

@@ -119,7 +119,7 @@ def _shaped(result: Any, profiles: list[Any]) -> Any:
 # ---------------------------------------------------------------- what a formula may be
 
 
-def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tuple[Formula, dict[str, Any]]:
+def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tuple[Formula, dict[str, object]]:
     """The formula as a function of named variables, and the shape of each variable."""
     if shape is not None and extents:
         raise LayoutError("extents are given by a shape or by keyword, not both")
@@ -146,7 +146,7 @@ def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tupl
     return formula, _checked(extents, formula)
 
 
-def _named(shape: Shape, names: list[str], formula: object) -> dict[str, Any]:
+def _named(shape: Shape, names: list[str], formula: object) -> dict[str, object]:
     modes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if len(names) != len(modes):
         raise LayoutError(

@@ -567,7 +567,7 @@ def filter_zeros(shape: Shape, stride: Stride) -> Pair:
     return coalesce(tuple([s for s, _ in modes]), tuple([d for _, d in modes]))
 
 
-def modes_for(given: tuple[object, ...], shape: object, stride: object, what: str) -> tuple[Any, Any]:
+def modes_for(given: tuple[object, ...], shape: object, stride: object, what: str) -> tuple[object, object]:
     """Shapes and strides of the modes that the entries of a tuple are for: an integer shape is its own only mode."""
     n = len(shape) if shape.__class__ is tuple else 1
     if len(given) > n:

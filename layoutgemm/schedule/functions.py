@@ -101,7 +101,7 @@ def _operation(name: str, x: object, y: object) -> TracedIndex:
     return TracedIndex((name, _traced(x).expression, _traced(y).expression))
 
 
-def trace(function: Callable[..., Any], names: tuple[str, ...], results: int, what: str) -> tuple[Expression, ...]:
+def trace(function: Callable[..., object], names: tuple[str, ...], results: int, what: str) -> tuple[Expression, ...]:
     """The expressions of `function(*names, ops)`; the function may take fewer arguments.
 
     Raises PlanError where it does not return `results` integers, or fails.

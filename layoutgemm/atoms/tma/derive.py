@@ -287,7 +287,7 @@ def _shared(request: Request) -> _Shared:
     return _Shared(element, layout, swizzle, offset, stages, stride, tuple(mode.size for mode in modes))
 
 
-def _tuple(x: object) -> tuple[Any, ...]:
+def _tuple(x: object) -> tuple[object, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 

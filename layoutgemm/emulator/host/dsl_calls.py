@@ -153,7 +153,7 @@ def _is_scalar_type(kind: object) -> bool:
     return type(kind).__name__ in ("IntegerMeta", "FloatMeta", "NumericMeta")
 
 
-def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
+def _fields(value: Any) -> Iterator[tuple[str, object, object]]:
     """(name, value, annotation) of each field of a dataclass that is not a constant."""
     from cutlass.base_dsl.utils.tree_utils import is_constexpr_field
 
@@ -380,7 +380,7 @@ class CompiledFunction:
         """The number of workspaces of `cute.experimental` behind the function's own arguments."""
         return int(getattr(self.compiled, "total_added_arguments", 0))
 
-    def _apart(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _apart(self, values: tuple[Any, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The values of the function's own arguments, and the workspaces behind them by name.
 
         Raises EmulatorError where the workspaces are missing.
@@ -390,7 +390,7 @@ class CompiledFunction:
             raise EmulatorError(f"{len(values)} arguments; the last {self._added} of a call are workspaces")
         return values[:own], {f"workspace[{n}]": value for n, value in enumerate(values[own:])}
 
-    def _bound(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    def _bound(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, object]:
         """Values by parameter, with defaults, and None for omitted streams."""
         execution = self.compiled.execution_args
         names, signature = execution._meta.all_names, execution.signature

@@ -293,7 +293,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def _imports() -> dict[str, Any]:
+def _imports() -> dict[str, object]:
     """The absolute import paths of this process, and the files of its top-level modules."""
     modules = {}
     for name, module in list(sys.modules.items()):
@@ -308,7 +308,7 @@ def _imports() -> dict[str, Any]:
     return {"path": path, "modules": modules, "main": __name__}
 
 
-def entry_of(kernel: Kernel) -> dict[str, Any]:
+def entry_of(kernel: Kernel) -> dict[str, object]:
     """A kernel as JSON has it. Raises TypeError for an epilogue with a step of another package.
 
     >>> from layoutgemm.kernels.epilogue.chain import Activation, Bias
@@ -355,7 +355,7 @@ def _gate_of(entry: Any) -> Combined | str | None:
     return Combined(tuples(expression), matrices, tuple(numbers))
 
 
-def entry_of_choice(choice: Sm90Choice | Sm80Choice) -> dict[str, Any]:
+def entry_of_choice(choice: Sm90Choice | Sm80Choice) -> dict[str, object]:
     """A configuration as JSON has it: every setting by name, knobs beside fields.
 
     >>> choice = Sm90Choice(Sm90Config(overlap=True), swapped=True)

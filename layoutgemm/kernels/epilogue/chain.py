@@ -261,7 +261,7 @@ class Epilogue:
     def __hash__(self) -> int:
         return self._hashed
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """The fields alone: hashes of text differ from process to process."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 

@@ -149,7 +149,7 @@ class Reduction:
         )  # fmt: skip
 
     # ----------------------------------------------------------------------------------------- registers and arrays
-    def lifted(self, x: Any, at: Any) -> list[Any]:
+    def lifted(self, x: Any, at: Any) -> list[object]:
         """An element's tuple; `at` as for a step's `apply`."""
         return [tracing.evaluate(expression, x, at) for expression in self.lift]
 
@@ -172,12 +172,12 @@ class Reduction:
         ]
         return [most, _by_halves(getattr(math, self.about.merged), terms)]
 
-    def combined(self, a: Sequence[Any], b: Sequence[Any], math: Any) -> list[Any]:
+    def combined(self, a: Sequence[Any], b: Sequence[Any], math: object) -> list[object]:
         """One tuple of two."""
         at = _Tuples(math, {"a": a, "b": b})
         return [tracing.evaluate(expression, None, at) for expression in self.combine]
 
-    def finished(self, a: Sequence[Any], math: Any) -> list[Any]:
+    def finished(self, a: Sequence[Any], math: object) -> list[object]:
         """The results of the last tuple."""
         at = _Tuples(math, {"a": a})
         return [tracing.evaluate(expression, None, at) for expression in self.finish]
@@ -249,7 +249,7 @@ class Reduction:
             named = ", ".join(f"{letter} = {said(value)}" for letter, value in zip("abc", given, strict=False))
             raise PlanError(f"the {self.name} is not {law}: {named}: {left} = {said(found)}, {right} = {said(other)}")
 
-    def _typed(self, values: Sequence[Any]) -> list[Any]:
+    def _typed(self, values: Sequence[Any]) -> list[object]:
         return [
             np.asarray(value, np.float32 if kind == "float" else np.int32).reshape(1)
             for value, kind in zip(values, self.kinds, strict=True)
@@ -310,14 +310,14 @@ def _by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Valu
     return operation(_by_halves(operation, values[:half]), _by_halves(operation, values[half:]))
 
 
-def _several(values: object) -> tuple[Any, ...]:
+def _several(values: object) -> tuple[object, ...]:
     found = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     if not 1 <= len(found) <= MOST_COMPONENTS or values is None:
         raise PlanError(f"the reduction's function gives {values!r}: one number, or a tuple of up to {MOST_COMPONENTS}")
     return found
 
 
-def _zipped(what: str, values: object, kinds: tuple[str, ...]) -> list[tuple[Any, str]]:
+def _zipped(what: str, values: object, kinds: tuple[str, ...]) -> list[tuple[object, str]]:
     found = _several(values)
     if len(found) != len(kinds):
         raise PlanError(f"{what} gives {len(found)} number(s), and lift {len(kinds)}")
@@ -371,13 +371,13 @@ def _first_largest(a: Sequence[Symbol], b: Sequence[Symbol], ops: Operations) ->
 
 
 def _of_one(
-    name: str, lift: Callable[..., Any], combine: Callable[..., Any], identity: float, atomic: str
+    name: str, lift: Callable[..., object], combine: Callable[..., object], identity: float, atomic: str
 ) -> Reduction:
     made = Reduction.traced(lift, lambda a, b, ops: combine(a[0], b[0], ops), [identity], name=name)
     return replace(made, atomic=atomic)
 
 
-def _log_sum_exp(name: str, finish: Callable[..., Any], results: Sequence[str] = ()) -> Reduction:
+def _log_sum_exp(name: str, finish: Callable[..., object], results: Sequence[str] = ()) -> Reduction:
     made = Reduction.traced(_exponential, _exponentials, [LOWEST, 0.0], finish, results, name)
     return replace(made, about=About.traced(_about_most, "add"))
 

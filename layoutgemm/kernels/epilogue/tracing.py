@@ -137,7 +137,7 @@ class Operations:
     with floats does by itself. A division is correctly rounded where the result has 32 bits, else within 2 ulp of f32.
     """
 
-    def __getattr__(self, name: str) -> Callable[[Any], Symbol]:
+    def __getattr__(self, name: str) -> Callable[[object], Symbol]:
         if name not in _FLOATS:
             raise PlanError(f"ops has no operation {name!r}; it has {', '.join(_KNOWN)}")
         return lambda x: _apply(name, "float", _float(x))
@@ -177,7 +177,7 @@ class Operations:
 
 
 def trace(
-    function: Callable[..., Any], names: tuple[str, ...], coordinates: tuple[str, str] = ("i", "j")
+    function: Callable[..., object], names: tuple[str, ...], coordinates: tuple[str, str] = ("i", "j")
 ) -> Expression:
     """The expression of `function(x, i, j, ops, *values)`. `values` are in the order of `names`.
 

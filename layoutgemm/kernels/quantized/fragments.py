@@ -113,6 +113,6 @@ def _numbers(
     return found[0], found[1] if order.format.zeros else []
 
 
-def _of_rows(word: npt.NDArray[np.uint32]) -> list[Any]:
+def _of_rows(word: npt.NDArray[np.uint32]) -> list[object]:
     low, high = word & np.uint32(0xFFFF), word >> np.uint32(16)
     return [half | half << np.uint32(16) for half in (low, high)]

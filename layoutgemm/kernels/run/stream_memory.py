@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .occupancy import got
 
@@ -54,7 +54,7 @@ def memory_operations(stream: int, operations: tuple[MemoryOperation, ...]) -> N
 
 
 @functools.lru_cache(4096)
-def _parameters(operations: tuple[MemoryOperation, ...]) -> list[Any]:
+def _parameters(operations: tuple[MemoryOperation, ...]) -> list[object]:
     """The driver's structures of operations."""
     from cuda.bindings import driver
 

@@ -254,7 +254,7 @@ class Promoted:
         return found
 
 
-def _occurs(part: tracing.Expression, expression: Any) -> bool:
+def _occurs(part: tracing.Expression, expression: object) -> bool:
     """True if an expression is, or has among its operands, that part."""
     return expression == part or (isinstance(expression, tuple) and any(_occurs(part, x) for x in expression))
 
@@ -390,7 +390,7 @@ def lie_together(strides: tuple[int, ...], address: int, span: int = SPANS[-1]) 
     return strides[-1] == 1 and not any(x % span for x in strides[:-1]) and address % (span * NUMBER_BYTES) == 0
 
 
-def numbers_read(plan: Sm90Plan) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
+def numbers_read(plan: Sm90Plan) -> dict[tuple[object, ...], tuple[Table, int, int]]:
     """The numbers that a thread reads for one K block.
 
     key -> (table, block of 64 rows, first of the thread's values that use it)

@@ -187,7 +187,7 @@ def is_ceil_div(node: ast.AST) -> TypeGuard[ast.Call]:
     return node.func.id == "ceil_div" and len(node.args) == 2
 
 
-def operate(operation: Callable[[Any, Any], Scalar], node: ast.BinOp, left: Scalar, right: Scalar) -> Scalar:
+def operate(operation: Callable[[object, object], Scalar], node: ast.BinOp, left: Scalar, right: Scalar) -> Scalar:
     """The operation of a node on two entries. Raises ParseError for a division by zero, and for what grows too large.
 
     >>> evaluate(expression("M**2//4", ""), lambda name: dim(name, multiple_of=2))

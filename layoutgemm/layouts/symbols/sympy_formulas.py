@@ -285,7 +285,7 @@ def _digits(box: DigitBox, name: str, start: int, end: int) -> sympy.Expr:
 
 
 @registries.evaluator.register(object)
-def evaluator(expression: object) -> Callable[..., Any]:
+def evaluator(expression: object) -> Callable[..., object]:
     """A SymPy expression as a function of named variables; its other symbols are sizes."""
     expression = sympy.sympify(expression)
 

@@ -157,7 +157,7 @@ def _numbers_named(names: tuple[str, ...]) -> tuple[EpilogueOperand, ...]:
 
 
 @functools.lru_cache(256)
-def _traced(combine: Callable[..., Any] | str, matrices: int, numbers: tuple[str, ...]) -> Combined:
+def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[str, ...]) -> Combined:
     if not isinstance(combine, str):
         return Combined.of(combine, matrices, numbers)
     check_activation(combine, "combine =")

@@ -250,7 +250,7 @@ class Tunable:
             return grouped_matmul(on.a, on.b, **groups, **on.scales, **more)
         return scaled_matmul(on.a, b=on.b, **on.scales, **more)
 
-    def by_torch(self) -> Callable[[OperandSet], Any] | None:
+    def by_torch(self) -> Callable[[OperandSet], object] | None:
         """torch's product of the same operands, of groups without scales; None where it has none.
 
         It has none with a gate, with scales of blocks, and of masked groups.

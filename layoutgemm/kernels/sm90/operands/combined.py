@@ -112,7 +112,7 @@ class Combined:
         return f"{self.matrices} matrices B combined"
 
 
-def sums_of(function: Callable[..., Any]) -> int:
+def sums_of(function: Callable[..., object]) -> int:
     """The sums that a function takes: its parameters before `ops`. Raises PlanError for one without `ops`.
 
     >>> sums_of(lambda g, u, ops, s: g)
