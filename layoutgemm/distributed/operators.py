@@ -17,10 +17,11 @@ They are made of the same operators, so they have gradients of their own.
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import FunctionCtx
 
 from ..errors import OperandError, TensorError
 from ..torch_op.checks import has_tangent, needs_dispatcher, refuse_derivatives
@@ -154,12 +155,12 @@ class _RowsOfRanks(torch.autograd.Function):
     """Gathered rows, or summed ones: each is the other's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: str, gathers: bool) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, x: torch.Tensor, group: str, gathers: bool) -> torch.Tensor:
         ctx.group, ctx.gathers = group, gathers
         return _rows(gathers, x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return _rows(not ctx.gathers, grad, ctx.group), None, None
 
 
@@ -171,13 +172,15 @@ class _ShardProduct(torch.autograd.Function):
     """The product of a name, with its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
+    def forward(
+        ctx: FunctionCtx, name: str, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float
+    ) -> torch.Tensor:
         ctx.save_for_backward(a, b)
         ctx.way = name, group, timeout
         return _product(name, a, b, group, timeout)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (a, b), (name, group, timeout) = ctx.saved_tensors, ctx.way
         grad, gathers = grad.contiguous(), name == GATHER
         wants_a, wants_b = ctx.needs_input_grad[1:3]

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ..errors import OperandError
 from ..kernels.run.operand_checks import check_operands
@@ -159,7 +160,7 @@ class _Product(torch.autograd.Function):
         return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
         a, b, *_ = inputs
         ctx.save_for_backward(a, b)
         ctx.save_for_forward(a, b)
@@ -167,12 +168,12 @@ class _Product(torch.autograd.Function):
         ctx.kind = output.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         a, b = ctx.saved_tensors
         return (*gradients(a, b, ctx.needs_input_grad[:2], grad, differentiable), None, None, None)
 
     @staticmethod
-    def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
+    def jvp(ctx: FunctionCtx, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
         a, b = ctx.saved_tensors
         check_derivable(a)
         if da is None or db is None:
@@ -325,7 +326,7 @@ class _Finished(torch.autograd.Function):
         return torch.ops.layoutgemm.finished(a, b, bias, activation, out_dtype, config, allow_tf32)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
         a, b, bias, activation, *_ = inputs
         rectified = None if activation is None else output
         ctx.save_for_backward(a, b, rectified)
@@ -334,7 +335,7 @@ class _Finished(torch.autograd.Function):
         ctx.kind, ctx.kind_of_bias = output.dtype, None if bias is None else bias.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         a, b, rectified = ctx.saved_tensors
         of_bias = None
         if grad is not None:
@@ -345,7 +346,7 @@ class _Finished(torch.autograd.Function):
 
     @staticmethod
     def jvp(
-        ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, dbias: torch.Tensor | None, *others: None
+        ctx: FunctionCtx, da: torch.Tensor | None, db: torch.Tensor | None, dbias: torch.Tensor | None, *others: None
     ) -> torch.Tensor | None:
         a, b, rectified = ctx.saved_tensors
         check_derivable(a)

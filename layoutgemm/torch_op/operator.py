@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.autograd.forward_ad as _forward
+from torch.autograd.function import FunctionCtx
 
 from ..dtypes import f32
 from ..errors import OperandError
@@ -376,7 +377,7 @@ class _RecordedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
         made: tuple[torch.Tensor, PreparedProblem | None, str | None, bool],
     ) -> torch.Tensor:  # fmt: skip
         c, prepared, activation, turned = made
@@ -388,7 +389,7 @@ class _RecordedProduct(torch.autograd.Function):
         return c
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b, rectified = ctx.saved_tensors
         prepared, stand_ins, kind_of_bias, turned = ctx.facts
         if stand_ins is not None:

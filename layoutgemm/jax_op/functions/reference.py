@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.numpy_math import mix
+from ...kernels.epilogue.places import StepPlace
 from ...kernels.sm90.operands.prologue import Prologue, PrologueElement, PrologueOperand
 from ..product import Product
 from ..reference import finish, multiply
@@ -130,5 +131,6 @@ def spread(operand: EpilogueOperand, x: jax.Array) -> jax.Array:
 
 def with_steps(epilogue: Epilogue, sums: jax.Array, values: Mapping[str, Number]) -> jax.Array:
     """The steps on float32 sums; `values`: operands that broadcast along C, and numbers, by name."""
-    found = epilogue.apply(sums, JaxElement((sums.shape[-2], sums.shape[-1]), values))
+    at = cast(StepPlace, JaxElement((sums.shape[-2], sums.shape[-1]), values))  # its steps only read: others are refused
+    found = epilogue.apply(sums, at)
     return jnp.broadcast_to(jnp.asarray(found, jnp.float32), sums.shape)

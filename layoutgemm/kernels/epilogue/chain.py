@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import lcm
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from ...errors import PlanError
 from ..plan import MAX_WORDS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of
+from .places import StepPlace, Value
 from .reduce import Amax, ColumnReduce, Quantize, ReductionStep, RowReduce
 from .reductions import REDUCTIONS, Reduction
 from .steps import (
@@ -301,13 +301,13 @@ class Epilogue:
         steps = [step.transposed() for step in self.steps]
         return Epilogue(*steps, flipped=not self.flipped, pairs=False, stores_c=self.stores_c, sums=self.sums)
 
-    def apply(self, x: object, at: object) -> Any:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """All steps on one element, or on a matrix of them; of a gated product those behind the gate."""
         for step in self.steps[self.sums :]:
             x = step.apply(x, at)
         return x
 
-    def apply_to_sum(self, x: object, at: object) -> Any:
+    def apply_to_sum(self, x: Value, at: StepPlace) -> Value:
         """The steps before a gate on one sum, or on a matrix of them."""
         for step in self.steps[: self.sums]:
             x = step.apply(x, at)

@@ -14,12 +14,13 @@ With `ordered=False` atomic instructions combine the results in memory: no secon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...arguments import as_int
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
 from ..derive import ORDERS
+from .places import StepPlace, Value
 from .reductions import REDUCTIONS, Reduction, reduction_of
 from .steps import EpilogueOperand, Step
 
@@ -54,7 +55,7 @@ class ReductionStep(Step):
         """True if results of tiles are combined by a second launch."""
         return self.ordered and self.each is None
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """x, unchanged."""
         at.reduce(self, x)
         return x
@@ -252,7 +253,7 @@ class Quantize(Step):
             EpilogueOperand(self.name, "mn", dtype_named("f32"), order=self.order, written=True, unit=(1, self.each)),
         )
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """x times the inverse of its group's scale."""
         return at.quantized(self, x)
 

@@ -12,16 +12,17 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import numpy as np
 
 from ...errors import PlanError
 from . import tracing
 from .numpy_math import Math
+from .places import ElementPlace, Value
 from .tracing import Expression, Operations, Symbol
 
-Value = Any  # a number: NumPy's, or a register
+_Two: TypeAlias = "tuple[Sequence[Value], Sequence[Value]]"
 
 LOWEST = -3.4028234663852886e38  # the least finite float32
 NO_INDEX = 2**31 - 1  # above all indices
@@ -30,14 +31,6 @@ MOST = "most"  # the largest x of several elements, as a term reads it
 MOST_COMPONENTS = 4
 _SAMPLES = (-3.0, -0.5, 0.0, 1.0, 2.5, 7.0)
 _CLOSE = 1e-4  # relative: sums in another order round otherwise
-
-
-class ElementPlace(Protocol):
-    """An element's row and column, and the operations on its value."""
-
-    i: Value
-    j: Value
-    math: Value
 
 
 @dataclass(frozen=True)
@@ -84,8 +77,8 @@ class Reduction:
 
     @classmethod
     def of(
-        cls, lift: Callable[..., Any], combine: Callable[..., Any], identity: Sequence[float | int],
-        finish: Callable[..., Any] | None = None, results: Sequence[str] = (), name: str = "reduction",
+        cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int],
+        finish: Callable[..., object] | None = None, results: Sequence[str] = (), name: str = "reduction",
     ) -> Reduction:  # fmt: skip
         """The operation of traced functions, each giving up to 4 numbers.
 
@@ -113,8 +106,8 @@ class Reduction:
 
     @classmethod
     def traced(
-        cls, lift: Callable[..., Any], combine: Callable[..., Any], identity: Sequence[float | int],
-        finish: Callable[..., Any] | None = None, results: Sequence[str] = (), name: str = "reduction",
+        cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int],
+        finish: Callable[..., object] | None = None, results: Sequence[str] = (), name: str = "reduction",
     ) -> Reduction:  # fmt: skip
         """The same without its laws being tried: this package's own are tried by its tests."""
         lifted = _several(tracing.called(lift, ("x", "i", "j", "ops"), (*tracing.element(), tracing.Operations())))
@@ -149,7 +142,7 @@ class Reduction:
         )  # fmt: skip
 
     # ----------------------------------------------------------------------------------------- registers and arrays
-    def lifted(self, x: Any, at: Any) -> list[object]:
+    def lifted(self, x: Value, at: ElementPlace) -> list[Value]:
         """An element's tuple; `at` as for a step's `apply`."""
         return [tracing.evaluate(expression, x, at) for expression in self.lift]
 
@@ -172,12 +165,12 @@ class Reduction:
         ]
         return [most, _by_halves(getattr(math, self.about.merged), terms)]
 
-    def combined(self, a: Sequence[Any], b: Sequence[Any], math: object) -> list[object]:
+    def combined(self, a: Sequence[Value], b: Sequence[Value], math: object) -> list[Value]:
         """One tuple of two."""
         at = _Tuples(math, {"a": a, "b": b})
         return [tracing.evaluate(expression, None, at) for expression in self.combine]
 
-    def finished(self, a: Sequence[Any], math: object) -> list[object]:
+    def finished(self, a: Sequence[Value], math: object) -> list[Value]:
         """The results of the last tuple."""
         at = _Tuples(math, {"a": a})
         return [tracing.evaluate(expression, None, at) for expression in self.finish]
@@ -243,19 +236,19 @@ class Reduction:
                         f"identity = {said(identity)}: combine({said(a)}, identity) = {said(found)}, not {said(a)}"
                     )
 
-    def _equal(self, law: str, left: str, right: str, given: Sequence[Any], x: Any, y: Any) -> None:
+    def _equal(self, law: str, left: str, right: str, given: Sequence[Value], x: _Two, y: _Two) -> None:
         found, other = self._joined(*x), self._joined(*y)
         if not _close(found, other):
             named = ", ".join(f"{letter} = {said(value)}" for letter, value in zip("abc", given, strict=False))
             raise PlanError(f"the {self.name} is not {law}: {named}: {left} = {said(found)}, {right} = {said(other)}")
 
-    def _typed(self, values: Sequence[Any]) -> list[object]:
+    def _typed(self, values: Sequence[Value]) -> list[Value]:
         return [
             np.asarray(value, np.float32 if kind == "float" else np.int32).reshape(1)
             for value, kind in zip(values, self.kinds, strict=True)
         ]
 
-    def _joined(self, a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    def _joined(self, a: Sequence[Value], b: Sequence[Value]) -> list[Value]:
         return self._typed(self.combined(a, b, Math))
 
 
@@ -263,10 +256,10 @@ class Reduction:
 class _Tuples:
     """Components by name, as an expression reads them."""
 
-    math: Any
-    values: Mapping[str, Sequence[Any]]
+    math: object
+    values: Mapping[str, Sequence[Value]]
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Value:
         """Component number name[1:] of a or of b."""
         return self.values[name[0]][int(name[1:])]
 
@@ -283,17 +276,17 @@ class _About(tracing.Values):
 class _Coordinates:
     """A place, as an expression reads it in NumPy."""
 
-    i: Any
-    j: Any
-    math: Any = Math
+    i: Value
+    j: Value
+    math: object = Math
 
 
-def said(values: Sequence[Any]) -> str:
+def said(values: Sequence[Value]) -> str:
     """A tuple of NumPy's numbers as Python writes it."""
     return repr(tuple(value.item() for value in values))
 
 
-def _close(x: Sequence[Any], y: Sequence[Any]) -> bool:
+def _close(x: Sequence[Value], y: Sequence[Value]) -> bool:
     return all(
         np.array_equal(a, b, equal_nan=True)
         if a.dtype.kind == "i"

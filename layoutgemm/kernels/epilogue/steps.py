@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
 from ..derive import ORDERS, OTHER_ORDER
 from . import tracing
+from .places import Functions, StepPlace, Value
 
-Value = Any  # of elements: numbers, arrays of them, or what a traced kernel computes
 _FLIPPED = {"": "", "m": "n", "n": "m", "mn": "mn"}
 
 
@@ -101,7 +100,7 @@ class Step:
         if cls.__module__.rpartition(".")[0] == __package__ and not cls.__name__.startswith("_"):
             STEPS[cls.__name__] = cls
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """The new value of x."""
         raise NotImplementedError
 
@@ -122,7 +121,7 @@ class Scale(Step):
         """The scale."""
         return (EpilogueOperand(self.name, "", dtype_named("f32"), host=not self.device),)
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """x times the scale."""
         return x * at.read(self.name)
 
@@ -155,7 +154,7 @@ class Bias(_Vector):
 
     name: str = "bias"
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """x plus the vector's value."""
         return x + at.read(self.name)
 
@@ -166,7 +165,7 @@ class VectorScale(_Vector):
 
     name: str = "scale"
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """x times the vector's value."""
         return x * at.read(self.name)
 
@@ -188,7 +187,7 @@ class Residual(Step):
             (matrix,) if self.beta is None else (matrix, EpilogueOperand(self.beta, "", dtype_named("f32"), host=True))
         )
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """x plus beta times the matrix's element."""
         value = at.read(self.name)
         return x + (value if self.beta is None else value * at.read(self.beta))
@@ -198,18 +197,18 @@ class Residual(Step):
         return replace(self, order=OTHER_ORDER[self.order])
 
 
-def _gelu_tanh(x: Value, ops: Any) -> Value:
+def _gelu_tanh(x: Value, ops: Functions) -> Value:
     # (1 + tanh(u)) / 2 = sigmoid(2 u), which does not cancel where tanh is near -1
     c = 2 * math.sqrt(2 / math.pi)
     return x * ops.sigmoid(x * (c + (c * 0.044715) * (x * x)))
 
 
-def _relu_sq(x: Value, ops: Any) -> Value:
+def _relu_sq(x: Value, ops: Functions) -> Value:
     positive = ops.maximum(x, 0.0)
     return positive * positive
 
 
-ACTIVATIONS: Mapping[str, Callable[[Value, Any], Value]] = {
+ACTIVATIONS: Mapping[str, Callable[[Value, Functions], Value]] = {
     "relu": lambda x, ops: ops.maximum(x, 0.0),
     "relu_sq": _relu_sq,
     "gelu": lambda x, ops: x * ops.normal(x),
@@ -240,38 +239,38 @@ class Activation(Step):
     def __post_init__(self) -> None:
         check_activation(self.kind)
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """The activation of x."""
         return ACTIVATIONS[self.kind](x, at.math)
 
 
-def _gelu_gradient(z: Value, ops: Any) -> Value:
+def _gelu_gradient(z: Value, ops: Functions) -> Value:
     density = ops.exp(-0.5 * (z * z)) * (1 / math.sqrt(2 * math.pi))
     return ops.normal(z) + z * density
 
 
-def _gelu_tanh_gradient(z: Value, ops: Any) -> Value:
+def _gelu_tanh_gradient(z: Value, ops: Functions) -> Value:
     c = 2 * math.sqrt(2 / math.pi)
     s = ops.sigmoid(z * (c + (c * 0.044715) * (z * z)))
     return s + z * (s * (1.0 - s)) * (c * (1.0 + 3 * 0.044715 * (z * z)))
 
 
-def _silu_gradient(z: Value, ops: Any) -> Value:
+def _silu_gradient(z: Value, ops: Functions) -> Value:
     s = ops.sigmoid(z)
     return s * (1.0 + z * (1.0 - s))
 
 
-def _tanh_gradient(z: Value, ops: Any) -> Value:
+def _tanh_gradient(z: Value, ops: Functions) -> Value:
     t = ops.tanh(z)
     return 1.0 - t * t
 
 
-def _sigmoid_gradient(z: Value, ops: Any) -> Value:
+def _sigmoid_gradient(z: Value, ops: Functions) -> Value:
     s = ops.sigmoid(z)
     return s * (1.0 - s)
 
 
-GRADIENTS: Mapping[str, Callable[[Value, Any], Value]] = {
+GRADIENTS: Mapping[str, Callable[[Value, Functions], Value]] = {
     "relu": lambda z, ops: ops.where(z > 0.0, 1.0, 0.0),
     "relu_sq": lambda z, ops: 2.0 * ops.maximum(z, 0.0),
     "gelu": _gelu_gradient,
@@ -299,7 +298,7 @@ class ActivationGradient(Step):
         """The matrix."""
         return (EpilogueOperand(self.name, "mn", dtype_named(self.dtype), order=self.order),)
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """x times the derivative at the matrix's element."""
         return x * GRADIENTS[self.kind](at.read(self.name), at.math)
 
@@ -322,7 +321,7 @@ class Clamp(Step):
         if not self.low <= self.high:
             raise PlanError(f"clamp(low={self.low}, high={self.high}): low must not exceed high")
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """The nearest value of the range."""
         x = at.math.maximum(x, self.low) if self.low > -math.inf else x
         return at.math.minimum(x, self.high) if self.high < math.inf else x
@@ -341,7 +340,7 @@ class Aux(Step):
         """The matrix."""
         return (EpilogueOperand(self.name, "mn", dtype_named(self.dtype), order=self.order, written=True),)
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """x, unchanged."""
         at.write(self.name, x)
         return x
@@ -370,7 +369,7 @@ class Dropout(Step):
         """The seed."""
         return (EpilogueOperand(self.name, "", dtype_named("i32"), host=True),)
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """x scaled, or 0."""
         dropped = round(self.p * 65536)
         return at.math.where(at.random(self.name) >= dropped, x * (65536 / (65536 - dropped)), 0.0)
@@ -384,7 +383,7 @@ class Custom(Step):
     operands: tuple[EpilogueOperand, ...] = ()
 
     @classmethod
-    def of(cls, function: Callable[..., Any], *operands: EpilogueOperand) -> Custom:
+    def of(cls, function: Callable[..., object], *operands: EpilogueOperand) -> Custom:
         """The step x -> function(x, i, j, ops, *operands).
 
         x is the f32 value, i and j its row and column in C, ops what it may call (see
@@ -412,7 +411,7 @@ class Custom(Step):
         """The operands."""
         return self.operands
 
-    def apply(self, x: Value, at: Any) -> Value:
+    def apply(self, x: Value, at: StepPlace) -> Value:
         """The expression's value."""
         return tracing.evaluate(self.expression, x, at)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import LayoutError, PlanError
+from .places import Value
 
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
 Expression = tuple[Any, ...]
@@ -243,7 +244,7 @@ def transposed(expression: Expression) -> Expression:
     return (expression[0], *map(transposed, expression[1:]))
 
 
-def evaluate(expression: Expression, x: Any, at: Any) -> Any:
+def evaluate(expression: Expression, x: Value, at: Any) -> Value:
     """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
     head, *rest = expression
     if head == "x":
@@ -330,7 +331,7 @@ class Values:
     def __init__(self, values: Mapping[str, object], math: object):
         self.values, self.math = values, math
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Value:
         """A value by its name."""
         return self.values[name]
 

@@ -46,6 +46,7 @@ from ...report import Check
 from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
 from ..epilogue.parameters import check_names
+from ..epilogue.places import OperandPlace, Value
 from ..numbers import W
 from ..plan import check_settings, present, rounded_up
 from ..store import ROWS
@@ -144,7 +145,7 @@ class Promoted:
 
     @classmethod
     @checked(PlanError)
-    def of(cls, function: Callable[..., Any], *tables: Table, depth: int = DEPTH, span: int = 1) -> Promoted:
+    def of(cls, function: Callable[..., object], *tables: Table, depth: int = DEPTH, span: int = 1) -> Promoted:
         """The main loop total = function(total, product, *tables), from 0, over K blocks.
 
         The function is traced: called once with symbols, which take + - * / and comparisons. depth is in elements, and
@@ -191,12 +192,12 @@ class Promoted:
         total = ("given", TOTAL)
         return head == "add" and sorted(_occurs(total, term) for term in terms) == [False, True] and total in terms
 
-    def evaluate(self, product: Any, at: Any) -> Any:
+    def evaluate(self, product: Value, at: OperandPlace) -> Value:
         """The next total of one element; `at.read` gives the total and the tables' values, `at.math` operations."""
         return tracing.evaluate(self.expression, product, at)
 
     @checked(PlanError)
-    def apply(self, total: Any, product: Any, values: dict[str, Any]) -> Any:
+    def apply(self, total: Value, product: Value, values: dict[str, Value]) -> Value:
         """The same in NumPy."""
         return self.evaluate(product, tracing.Values({TOTAL: total, **values}, Math))
 
@@ -226,7 +227,7 @@ class Promoted:
 
     @checked(PlanError)
     def expected(
-        self, given: Mapping[str, Any], sizes: tuple[int, int, int, int], ragged: bool = False
+        self, given: Mapping[str, object], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> list[tuple[Table, tuple[int, ...]]]:
         """Each table with the shape that it takes; raises OperandError for one that is missing, or one too many.
 
@@ -240,7 +241,7 @@ class Promoted:
 
     @checked(PlanError)
     def check(
-        self, given: Mapping[str, Any], sizes: tuple[int, int, int, int], ragged: bool = False
+        self, given: Mapping[str, object], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> dict[str, npt.NDArray[Any]]:
         """The tables of `given` as arrays, by name; raises OperandError for a wrong shape or type."""
         found = {}
@@ -397,7 +398,7 @@ def numbers_read(plan: Sm90Plan) -> dict[tuple[object, ...], tuple[Table, int, i
 
     Values with one key read one number, in every thread: `promotion_check` proves it.
     """
-    found: dict[tuple[Any, ...], tuple[Table, int, int]] = {}
+    found: dict[tuple[object, ...], tuple[Table, int, int]] = {}
     for table in present(plan.mainloop).tables:
         for block in range(plan.blocks):
             for v in range(plan.mma.accumulator_registers):
@@ -405,7 +406,7 @@ def numbers_read(plan: Sm90Plan) -> dict[tuple[object, ...], tuple[Table, int, i
     return found
 
 
-def key_of(plan: Sm90Plan, table: Table, block: int, v: int) -> tuple[Any, ...]:
+def key_of(plan: Sm90Plan, table: Table, block: int, v: int) -> tuple[object, ...]:
     """The place of the number for value v of thread 0: its table, and a row or a segment of columns."""
     i, j = (int(x) for x in plan.mma.coords_C(0, v))
     return (table.name, block, i) if table.axis == "m" else (table.name, j // plan.numbers.part(table.name).segment)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError, TensorError
 from ..autograd.products import dense
@@ -86,11 +87,11 @@ class _IndexedProduct(torch.autograd.Function):
         return value
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs[:6])
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b, rows, out_rows, weights, offsets = ctx.saved_tensors
         wants_a, wants_b, _, _, wants_weights, _ = ctx.needs_input_grad[:6]
         grad = dense(grad.to(a.dtype))

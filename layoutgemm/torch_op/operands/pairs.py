@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
@@ -181,15 +181,15 @@ class _RecordedPairs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: torch.Tensor, a2: torch.Tensor, b: torch.Tensor, b2: torch.Tensor, bias: torch.Tensor | None,
-        kind: torch.dtype, config: Config | None,
+        ctx: FunctionCtx, a: torch.Tensor, a2: torch.Tensor, b: torch.Tensor, b2: torch.Tensor,
+        bias: torch.Tensor | None, kind: torch.dtype, config: Config | None,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(a, a2, b, b2)
         ctx.kind_of_bias = None if bias is None else bias.dtype
         return computed_pairs((a, a2), (b, b2), bias, None, kind, config)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph
             raise TensorError("two pairs have first derivatives alone: no create_graph=True")
         saved = ctx.saved_tensors

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ...dtypes import dtype, f32
 from ...errors import OperandError, PlanError, TensorError
@@ -255,15 +256,15 @@ class _RecordedSeveral(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: torch.Tensor, how: Combined, numbers: dict[str, float], kind: torch.dtype, config: Config | None,
-        *matrices: torch.Tensor,
+        ctx: FunctionCtx, a: torch.Tensor, how: Combined, numbers: dict[str, float], kind: torch.dtype,
+        config: Config | None, *matrices: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(a, *matrices)
         ctx.how, ctx.numbers = how, numbers
         return computed(a, matrices, how, numbers, kind, config)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph
             raise TensorError("combine= has first derivatives alone: no create_graph=True")
         a, *matrices = ctx.saved_tensors

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError, TensorError
 from ...kernels.quantized.formats import QuantizedFormat
@@ -157,20 +158,20 @@ class _QuantizedProduct(torch.autograd.Function):
         return value
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
         x, units, scales, ctx.facts, ctx.kind, ctx.config, _ = inputs  # a scale of x is of a float8 one: no derivative
         ctx.save_for_backward(units, scales)
         ctx.save_for_forward(units, scales)
         ctx.like = x.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         units, scales = ctx.saved_tensors
         dense = torch.ops.layoutgemm.dequantized(units, scales, ctx.like, *ctx.facts)
         return matmul(grad.to(ctx.like), dense), None, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, dx: torch.Tensor, *others: None) -> torch.Tensor:
+    def jvp(ctx: FunctionCtx, dx: torch.Tensor, *others: None) -> torch.Tensor:
         units, scales = ctx.saved_tensors
         value: torch.Tensor = _QuantizedProduct.apply(dx, units, scales, ctx.facts, ctx.kind, ctx.config, None)
         return value

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, overload
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
@@ -474,8 +475,8 @@ class _RecordedGroups(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, out_dtype: torch.dtype | None,
-        config: Sm90Config | None,
+        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str,
+        out_dtype: torch.dtype | None, config: Sm90Config | None,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(a, b, groups)
         ctx.said = said

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
@@ -218,7 +219,7 @@ class _GroupedProduct(torch.autograd.Function):
         return torch.ops.layoutgemm.grouped_matmul(a, b, groups, said, None, None, out_dtype, "", "", config)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs[:3])
         ctx.save_for_forward(*inputs[:3])
         ctx.set_materialize_grads(False)  # a tangent of None spares its product
@@ -229,7 +230,7 @@ class _GroupedProduct(torch.autograd.Function):
         return (*grouped_gradients(ctx, grad, differentiable), None, None, None, None)
 
     @staticmethod
-    def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
+    def jvp(ctx: FunctionCtx, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
         a, b, groups = ctx.saved_tensors
         parts = [(x, y) for x, y in ((da, b), (a, db)) if x is not None and y is not None]
         wide = torch.float32 if len(parts) == 2 else ctx.kind
@@ -249,7 +250,7 @@ def differentiable_of(
 
 
 def grouped_gradients(
-    ctx: Any, grad: torch.Tensor | None, multiply: Multiply
+    ctx: FunctionCtx, grad: torch.Tensor | None, multiply: Multiply
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The gradients of A and B, where wanted, by grouped products: dC @ B^T and A^T @ dC."""
     a, b, groups = ctx.saved_tensors

@@ -22,7 +22,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ....arguments import checked
 from ....atoms import TmaPlan, smem_tile
@@ -30,6 +29,7 @@ from ....atoms.tma.derive import derive as derive_tma
 from ....errors import PlanError
 from ...derive import Operand, OperandPlan
 from ...epilogue import tracing
+from ...epilogue.places import Value
 from ..multicast import LINE
 
 LEAST_MATRICES, MOST_MATRICES = 2, 4
@@ -59,7 +59,7 @@ class Combined:
 
     @classmethod
     @checked(PlanError)
-    def of(cls, function: Callable[..., Any], matrices: int | None = None, numbers: Sequence[str] = ()) -> Combined:
+    def of(cls, function: Callable[..., object], matrices: int | None = None, numbers: Sequence[str] = ()) -> Combined:
         """The function (*sums, ops, *numbers) -> value, called once with symbols.
 
         matrices  number of sums; default the parameters before `ops`
@@ -83,7 +83,7 @@ class Combined:
             taken = ", ".join((*sums, "ops", *names))
             raise PlanError(f"the function of the sums is called with ({taken}): {error}") from None
 
-        def traced(x: Any, i: Any, j: Any, ops: Any, *values: Any) -> Any:
+        def traced(x: object, i: object, j: object, ops: object, *values: object) -> object:
             return function(*values[:count], ops, **dict(zip(names, values[count:], strict=True)))
 
         return Combined(tracing.trace(traced, (*sums, *names)), count, names)
@@ -103,7 +103,7 @@ class Combined:
         """Names of the kernel's further parameters: of matrices, then the numbers."""
         return (*[word for place in self.places for word in place], *self.numbers)
 
-    def apply(self, sums: Sequence[Any], math: Any, numbers: Mapping[str, Any] | None = None) -> Any:
+    def apply(self, sums: Sequence[Value], math: object, numbers: Mapping[str, object] | None = None) -> Value:
         """One element, or matrices of them; `math` is a kernel's functions or NumPy's, as for a step of an epilogue."""
         values = {**{sum_name(i): x for i, x in enumerate(sums)}, **(numbers or {})}
         return tracing.evaluate(self.expression, None, tracing.Values(values, math))
