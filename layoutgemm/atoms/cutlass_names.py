@@ -58,7 +58,7 @@ _EXAMPLE = "SM100_MMA_F16BF16_SS<half_t, half_t, float, 128, 256, UMMA::Major::K
 
 
 class _Type(NamedTuple):
-    """A C++ type: its name without namespaces, what stands between its brackets, and where both begin.
+    """A C++ type: its name without namespaces, its arguments, and where both begin.
 
     args  types, integers, and the texts of layouts
     """

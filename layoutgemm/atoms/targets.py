@@ -16,7 +16,7 @@ TENSOR_MEMORY_ARCHS = ("sm_100a", "sm_103a", "sm_110a")  # of tcgen05
 
 
 def since(target: str) -> tuple[str, ...]:
-    """Every target from that one on: what "requires sm_80 or higher" means. Raises AtomError for an unknown one.
+    """Every target from `target` on, as in "requires sm_80 or higher". Raises AtomError for an unknown one.
 
     >>> since("sm_103")
     ('sm_103', 'sm_103a', 'sm_110', 'sm_110a', 'sm_120', 'sm_120a', 'sm_121', 'sm_121a')

@@ -1,4 +1,4 @@
-"""Budgets: what a kernel takes of registers, shared memory and tensor memory against what the architecture has.
+"""Budgets: a kernel's registers, shared memory and tensor memory against the architecture's.
 
 `why_not` puts them together for one choice of tile, stages and roles, and says what would fit where that does not.
 """

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def discard_unwritten() -> None:
-    """Drop what stdout holds where it cannot be written: Python would try again at exit, and print a traceback."""
+    """Drop unwritable stdout text: Python would retry at exit and print a traceback."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -25,7 +25,7 @@ def add_page(parser: argparse.ArgumentParser) -> None:
 
 
 def paged(args: argparse.Namespace, is_atom: bool, find: Callable[[], object]) -> bool:
-    """Write the page of what `find` finds, if --html asks for it; returns True if written."""
+    """Write the page of `find()`'s object if --html asks for it; returns True if written."""
     given = {name: text for name, text in (("a", args.smem_a), ("b", args.smem_b)) if text is not None}
     if args.html is None:
         if given:

@@ -155,7 +155,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def paged_object(what: str) -> object:
-    """The object of a page: a whole atom whichever operand is named, others as they are."""
+    """The object of a page: the whole atom if one of its operands is named."""
     if is_atom(what) and has_operand(what):
         return atom_of(what)[0]
     if what.startswith("smem:") or not (named(what) or is_swizzle(what)):

@@ -1,4 +1,4 @@
-"""To and from what others have: layouts, tensors, copies and products of the CuTe DSL, pycute, tensor-layouts, torch.
+"""Conversions of layouts, tensors, copies and products: the CuTe DSL, pycute, tensor-layouts and torch.
 
 `from_cute` takes one of their objects and returns ours, equal as a function; `to_cute`, a method too, is the way back.
 

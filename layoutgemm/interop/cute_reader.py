@@ -1,4 +1,4 @@
-"""from_cute: what others have, as ours. It looks at what it is given by class and module, and imports nothing."""
+"""from_cute converts other libraries' layouts by class and module name, and imports nothing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ torch tensors and NumPy arrays, not str
 
 
 def tensor_layout(x: Any, *, names: Sequence[Any] | None = None) -> TensorLayout:
-    """The layout of a tensor with what else it says: element, space and alignment.
+    """The layout of a tensor, with its element type, memory space and alignment.
 
     x       a tensor of the CuTe DSL (of a trace, from_dlpack's, a fake one), a torch tensor or a NumPy array
     names   as for from_cute

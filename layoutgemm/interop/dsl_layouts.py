@@ -111,7 +111,7 @@ class Symbols:
 
 
 def quoted(kind: object) -> str:
-    """The notation in a type of the compiler: what stands in its (last) quotation marks."""
+    """The notation inside the last quotation marks of a compiler type."""
     found = re.findall(r'"([^"]*)"', str(kind))
     if not found:
         raise LayoutError(f"the type {kind} holds no layout")
@@ -129,7 +129,7 @@ def static_layout(kind: object) -> Layout:
 def layout_of(
     text: str, symbols: Symbols, element: DType | None = None, unit: int | str | None = None
 ) -> Layout | ComposedLayout:
-    """A layout or composed layout from the DSL's notation. Raises LayoutError for what neither can hold."""
+    """A layout or composed layout from the DSL's notation. Raises LayoutError for other objects."""
     parts = text.split(" o ")
     if len(parts) == 1:
         return _plain(text, symbols)

@@ -121,7 +121,7 @@ def to_cute(x: object, **values: Any) -> Any:
 
 
 def layout(x: Layout | ComposedLayout, values: Mapping[str, object]) -> cute.Layout | cute.ComposedLayout:
-    """A Layout or ComposedLayout as the DSL's; `values` says what its symbols are."""
+    """A Layout or ComposedLayout as the DSL's; `values` are its symbols' values."""
     if isinstance(x, ComposedLayout):
         if isinstance(x.layout, ComposedLayout):
             raise LayoutError(f"{x}: the DSL's composed layouts end with a plain layout")

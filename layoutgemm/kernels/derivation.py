@@ -41,7 +41,7 @@ _LARGE = 1 << 20  # a number inside of a field that a check may count to
 
 
 def checked(plan: GemmPlan, checks: Callable[[Any, bool], list[Check]], **more: object) -> Report:
-    """The report of a plan's checks; where the plan is not what `derive` gives, it ends with a check that says so.
+    """The report of a plan's checks, and a failed one if `derive` gives another plan.
 
     checks  those of a plan, with or without the search through its pipeline's states
     more    arguments of `derive` beside m, n, k, a, b, c and config
@@ -132,7 +132,7 @@ def _is_moderate(plan: Any) -> bool:
 
 
 def _function(value: object) -> str:
-    """A function as a fact: its name, which says nothing of what it computes."""
+    """A function as a fact: its name, not its code."""
     if isinstance(value, FunctionType):
         return value.__name__
     raise TypeError(f"a value of type {type(value).__name__} is no part of a plan")

@@ -266,7 +266,7 @@ def reads_on_host(schedule: Schedule, values: Mapping[str, object]) -> OnHost | 
 
 
 def clusters_of_plan(plan: Any) -> tuple[int, int]:
-    """Rows and columns of the grid that the plan's order is of."""
+    """Rows and columns of the grid of the plan's order."""
     rows, columns = plan.order.clusters(plan.tiles) if hasattr(plan.order, "clusters") else plan.tiles
     return int(rows), int(columns)
 

@@ -38,7 +38,7 @@ _MAPS = {"m": (1, 0), "n": (0, 1)}  # (row, column) -> the coordinate of that ax
 
 
 class _Fragment(Protocol):
-    """A map (lane, value) -> (row, column): an instruction's accumulators, or those of a warp."""
+    """A map (lane, value) -> (row, column) of an instruction's or a warp's accumulators."""
 
     @property
     def shape_mnk(self) -> tuple[int, int, int]: ...
@@ -83,7 +83,7 @@ class ReducingPlan:
 
     @property
     def workspace(self) -> int:
-        """Bytes of device memory that a call needs beyond its operands: those of partial results."""
+        """Bytes of device memory for partial results."""
         return self.partial_bytes
 
 

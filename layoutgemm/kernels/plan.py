@@ -83,7 +83,7 @@ def present(part: T | None) -> T:
 
 
 def stage_depth(asked: int | None, span: int, kind: DType, atom: MmaAtom) -> int:
-    """Elements of K in a stage: what is asked for, or `span` bytes; raises PlanError.
+    """Elements of K in a stage: as asked, or `span` bytes; raises PlanError.
 
     >>> from layoutgemm.atoms import mma_sync
     >>> from layoutgemm.dtypes import bf16
@@ -272,7 +272,7 @@ class GemmPlan(HasPicture, HasPage):
 
         @classmethod
         def derive(cls, m: int, n: int, k: int, **given: object) -> Any:
-            """The production kernel's plan: what `layoutgemm.plan` gives. Each kind of plan has one of its own."""
+            """The production kernel's plan, as `layoutgemm.plan` returns it. Each kind of plan overrides this."""
             return named(cls.verbs["derive"])(m, n, k, **given)
 
     @property

@@ -171,7 +171,7 @@ def component(stride: object, path: tuple[int, ...]) -> Stride:
 
 
 def assemble(parts: dict[tuple[int, ...], Any]) -> Any:
-    """The coordinate tuple with the given components; what no path leads to is 0.
+    """The coordinate tuple with the given components, and 0 elsewhere.
 
     >>> assemble({(0,): 5, (2, 1): 7})
     (5, 0, (0, 7))

@@ -1,4 +1,4 @@
-"""The way to the CuTe DSL: `layoutgemm.interop` registers what makes its objects of ours."""
+"""The registry of conversions to the CuTe DSL, which `layoutgemm.interop` fills."""
 
 from __future__ import annotations
 

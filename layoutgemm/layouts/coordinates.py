@@ -81,7 +81,7 @@ class CoordinateTensor(OverLayout, PicturedLayout, Predicates, HasPage):
     # ------------------------------------------------------------ operations on the layout
 
     def slice(self, coord: object) -> tuple[CoordinateTensor, int]:
-        """The modes that None keeps, with the coordinate of the others in the offset; and 0."""
+        """The modes that None keeps, with the other modes' coordinate in the offset; and 0."""
         layout, offset = self.layout.slice(coord)
         return CoordinateTensor(_sum(self.offset, offset, self.layout), layout), 0
 

@@ -16,7 +16,7 @@ save = Registry("file", "layoutgemm.view.raster")
 
 
 class HasPicture:
-    """An object that has a picture and a text: `layoutgemm.view` registers for its type what makes them.
+    """An object with a picture and a text; `layoutgemm.view` registers the functions for its type.
 
     `svg` and `show` take the options of that function:
 

@@ -19,7 +19,7 @@ L = TypeVar("L")  # a layout, plain or swizzled, or a tile of one
 
 
 def _method(x: object, name: str) -> Any:
-    """The method or property of a layout. Raises LayoutError for what is no layout, or has no such operation."""
+    """The method or property of a layout. Raises LayoutError for an object without it."""
     found = getattr(x, name, None) if _is_ours(x) else None
     if found is None:
         raise LayoutError(refusal(x, f"the operand of {name}", f"a layout that has {name}"))

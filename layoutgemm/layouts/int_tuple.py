@@ -382,7 +382,7 @@ def _counts(x: object) -> bool:
 
 
 def bit_field(x: object, what: str) -> Any:
-    """`scalar`, of what is shifted and XORed. Raises CoordinateError for what has no bits, such as a symbol."""
+    """`scalar` for shifts and XOR. Raises CoordinateError for values without bits, such as a symbol."""
     x = scalar(x, what)
     if not (x.__class__ is int or hasattr(x, "__rshift__")):
         raise CoordinateError(refusal(x, what, "an integer"))
@@ -500,7 +500,7 @@ def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:
 
 
 def show_coord(coord: object, depth: int = 0) -> str:
-    """A coordinate as given, in CuTe's notation; what nests deeper than any layout as dots."""
+    """A coordinate in CuTe's notation; parts that nest deeper than any layout as dots."""
     if not isinstance(coord, (tuple, list)):
         return show(coord) if coord.__class__ is int else shown(coord)
     return f"({','.join([show_coord(c, depth + 1) for c in coord])})" if depth < DEPTH else "(...)"

@@ -143,7 +143,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
 
     @staticmethod
     def parse(text: str) -> Any:
-        """The inverse of str(), and what CuTe, its DSL, pycute and Triton print. See notation.parse.
+        """The layout in a text of str(), CuTe, its DSL, pycute or Triton. See notation.parse.
 
         A ComposedLayout where there is a swizzle before a layout, a Swizzle where it stands alone, a LinearLayout of
         Triton's bases, a Listing of several named layouts.
@@ -306,7 +306,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return plain
 
     def dice(self, coord: object) -> Layout:
-        """The layout of the modes that have an integer in coord: what slice drops.
+        """The layout of the modes that have an integer in coord, which slice drops.
 
         >>> str(Layout((4, 2, 3)).dice((None, 0, 0)))
         '(2,3):(4,8)'

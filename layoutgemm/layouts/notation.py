@@ -1,4 +1,4 @@
-"""Layouts from text: what str() prints, and what CuTe, the CuTe DSL and pycute print.
+"""Layouts from text, as str(), CuTe, the CuTe DSL and pycute print them.
 
 (8,(2,2)):(2,(1,16))                              this library, pycute, CuTe; static integers as _8, too
 (?,8):(8,1)   (?{div=8},8):(?{i64},1)             CuTe and the DSL: each ? is a symbol of its own
@@ -221,7 +221,7 @@ def read(text: str, symbol: Symbols) -> Parsed:
 
 
 def _read(text: str, symbol: Symbols) -> Parsed:
-    """`read` of a text that holds a layout and what is printed around it."""
+    """`read` of a text with a layout and the words around it."""
     text = without_pins(text)
     refuse_others(bare(text))
     if may_name_atom(text):
@@ -449,7 +449,7 @@ _CALLED = {
 
 
 class _LayoutReader(TextReader):
-    """Reads layouts, and what is printed around them."""
+    """Reads layouts, and the words around them."""
 
     def __init__(self, text: str, symbol: Symbols, at: int = 0, end: int | None = None) -> None:
         super().__init__(text[:end], at)
@@ -479,7 +479,7 @@ class _LayoutReader(TextReader):
         return out
 
     def object_at(self, memref: _Pointer | None) -> object:
-        """The object that stands here, behind what it is wrapped in."""
+        """The object at the position, inside its wrappers."""
         if memref is not None:
             if _SWIZZLE.match(self.text, self.at) is not None:
                 return self.elements(memref, self.composed(0), self.at)
@@ -489,7 +489,7 @@ class _LayoutReader(TextReader):
         return self.call(0) if called else self.composed(0)
 
     def labels(self) -> None:
-        """Move past what stands before a layout: a comment's sign, names, words before a pointer."""
+        """Move past the text before a layout: a comment's sign, names, words before a pointer."""
         self.take(_COMMENT)
         self.take(_ARROW)
         if self.take(_OPERATION) is not None:
@@ -914,7 +914,7 @@ class _LayoutReader(TextReader):
             raise ParseError(error.reason, self.text, start) from None
 
     def made(self, make: Callable[[], Any], found: re.Match[str]) -> Any:
-        """The value, or a ParseError at what was matched."""
+        """The value, or a ParseError at the match."""
         try:
             return make()
         except ParseError as error:

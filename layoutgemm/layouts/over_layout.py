@@ -1,4 +1,4 @@
-"""Functions of a layout's values: what is done to their modes is done to the layout."""
+"""Functions of a layout's values, whose modes are the layout's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OverLayout:
         raise NotImplementedError
 
     def slice(self: S, coord: object) -> tuple[S, int]:
-        """The modes that None keeps, and 0: what the others add stays inside."""
+        """The modes that None keeps, and 0: the other modes' offset stays inside."""
         raise NotImplementedError
 
     def coord(self, index: object) -> Any:

@@ -56,6 +56,6 @@ class DenseLinear(torch.nn.Linear):
         return linear(x, self.weight, self.bias, self.activation, self.allow_tf32)
 
     def extra_repr(self) -> str:
-        """Sizes, and what is not torch.nn.Linear's default."""
+        """Sizes, and options that differ from torch.nn.Linear's defaults."""
         said = super().extra_repr()
         return said if self.activation is None else f"{said}, activation={self.activation!r}"

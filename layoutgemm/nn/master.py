@@ -92,6 +92,6 @@ class MasterLinear(torch.nn.Linear):
         return value.view(*x.shape[:-1], value.shape[-1])
 
     def extra_repr(self) -> str:
-        """Sizes, recipes, and what is not torch.nn.Linear's default."""
+        """Sizes, recipes, and options that differ from torch.nn.Linear's defaults."""
         said = f"{super().extra_repr()}, recipes={self.recipe_a} x {self.recipe_b}"
         return said if self.activation is None else f"{said}, activation={self.activation!r}"

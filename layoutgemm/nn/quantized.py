@@ -156,7 +156,7 @@ class QuantizedLinear(torch.nn.Module):
         return made
 
     def __getstate__(self) -> dict[str, object]:
-        """The module's state, without what `weight` keeps."""
+        """The module's state, without the dense copy that `weight` keeps."""
         return {name: value for name, value in self.__dict__.items() if name != "_weight"}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ class QuantizedLinear(torch.nn.Module):
         return dense if self.order is None else dense[:, self.order.argsort()]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedLinear:
-        """Move the module; a cast leaves codes and scales as they are."""
+        """Move the module; a cast does not convert codes and scales."""
         scales = self.scales
         super()._apply(fn, recurse)
         if scales is not None and self.scales is not None and self.scales.dtype != scales.dtype:
@@ -192,7 +192,7 @@ class QuantizedLinear(torch.nn.Module):
 
 
 def _array(x: torch.Tensor) -> npt.NDArray[np.generic]:
-    """A checkpoint's tensor: integers as they are, floats, float8 too, in float64."""
+    """A checkpoint's tensor as an array: floats as float64, integers unchanged."""
     there = x.detach().cpu()
     found: npt.NDArray[np.generic] = (there.double() if there.is_floating_point() else there).numpy()
     return found

@@ -203,7 +203,7 @@ class ScaledLinear(torch.nn.Module):
             raise TensorError(f"{key} has shape {list(scale.shape)}: {list(self.weight_scale.shape)}")
 
     def extra_repr(self) -> str:
-        """Sizes, and what is not torch.nn.Linear's default."""
+        """Sizes, and options that differ from torch.nn.Linear's defaults."""
         said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return said if self.activation is None else f"{said}, activation={self.activation!r}"
 

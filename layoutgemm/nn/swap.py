@@ -31,7 +31,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """One linear layer of a model: its name, and either what replaced it or why it was left.
+    """One linear layer of a model: its name, and its replacement or the reason against one.
 
     name    as `named_modules` has it
     by      class of the module in its place, "" where it was left

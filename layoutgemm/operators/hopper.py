@@ -92,7 +92,7 @@ class HopperOperator(api.Operator):
 
     @classmethod
     def planned(cls, made: Tensors, config: Sm90Config | None) -> tuple[Sm90Plan, str, tuple[str, ...]]:
-        """The plan, why it was chosen, and what it copies. Raises OperandError or TensorError, naming the operand."""
+        """The plan, the reason for it, and its copies. Raises OperandError or TensorError, naming the operand."""
         raise NotImplementedError
 
     @classmethod
@@ -286,7 +286,7 @@ class GroupedOperator(HopperOperator):
         return IndexPtrGroupedGemmOperandsMetadata(a, b, out, ends, args.offsets_along, args.accumulator_type)
 
     def launch(self, made: Tensors) -> None:
-        """grouped_matmul into out; rows of no group stay as they are."""
+        """grouped_matmul into out; rows of no group stay unchanged."""
         a, b, out, _, _, groups = made
         call = checked_grouped(a, b, groups, ENDS, None, None, NO_FINISH, out, out.dtype, None, None)
         grouped_product(call, a, b, groups, config=self.plan.config, out=out)

@@ -97,7 +97,7 @@ class Banded(Schedule):
 
 @dataclass(frozen=True)
 class TileList(Schedule):
-    """Tiles that a kernel reads from a list in global memory: those of a schedule, or a caller's own.
+    """Tiles that a kernel reads from a list in global memory: a schedule's, or the caller's.
 
     schedule  whose table of the grid is the list, made at each launch; None: `given["tiles"]` of each launch, rows
               (row, column) of tiles of the grid of clusters, in order

@@ -319,7 +319,7 @@ class Hilbert(Schedule):
         return tile[(tile[:, 0] < rows) & (tile[:, 1] < columns)]
 
     def prove(self) -> Answer:
-        """Check that the curve visits every tile of every grid once. It visits those of every square of a power of two.
+        """Check that the curve visits every tile of every grid once.
 
         By induction: if each orientation of a square of half the size visits it once, then so does a curve through four
         of them. Its four quarters must lie in the four quadrants.

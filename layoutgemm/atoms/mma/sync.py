@@ -219,7 +219,7 @@ def _text(mnk: Shape) -> str:
 
 
 def _form(mnk: Shape, a: DType, b: DType, kind: str | None) -> SyncForm:
-    """The row of the table, or AtomError that names what PTX has instead: kinds, then types, then shapes."""
+    """The row of the table; raises AtomError that names PTX's kinds, types or shapes."""
     kinds = sorted({form.kind for form in FORMS if form.kind is not None})
     if kind is not None and kind not in kinds:
         raise AtomError(f"mma.sync has no kind {kind!r}; it has {', '.join(kinds)}, or none")

@@ -1,4 +1,4 @@
-"""Canonical layouts: what a matrix descriptor can say, as layouts with its two byte offsets as strides.
+"""Canonical layouts of matrix descriptors, with the two byte offsets as strides.
 
 A descriptor holds a swizzle mode and two offsets, and the instruction knows whether the operand is K- or MN-major.
 Together they are one layout (mn, k) -> offset, followed by the XOR of the mode on address bits. With T the elements of

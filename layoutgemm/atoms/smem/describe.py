@@ -1,4 +1,4 @@
-"""Read a descriptor word at a prompt: what it says, and what differs between two of them."""
+"""Descriptor words at a prompt: explained, or two of them compared."""
 
 from __future__ import annotations
 

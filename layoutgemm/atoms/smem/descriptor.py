@@ -185,7 +185,7 @@ class OperandDescriptor(HasPicture):
 
     @property
     def k_advance(self) -> Layout:
-        """K block -> what to add to the word, in units of 16 bytes; raises DescriptorError when that is no layout.
+        """K block -> addend of the word, in units of 16 bytes; raises DescriptorError if no layout fits.
 
         >>> from layoutgemm.atoms import smem_tile, wgmma
         >>> print(derive(smem_tile((128, 64), "bf16", "K", "64B"), wgmma(64), "A").k_advance)
@@ -327,7 +327,7 @@ def derive(
 
 
 def _offsets(tile: SmemTile, read: OperandRead, head: str) -> tuple[SmemDescriptor, tuple[tuple[str, str], ...]]:
-    """Read the two offsets off the layout; (descriptor at address 0, reasons). Refuses what is no multiple of 16."""
+    """Read the two offsets off the layout; (descriptor at address 0, reasons). Refuses no multiple of 16."""
     wide, rows = tile.span_elements, SWIZZLES[tile.swizzle_name].rows
     k_major, swizzled = tile.major == "K", tile.swizzle_name != "none"
     atom_axis, span_axis = (0, 1) if k_major else (1, 0)

@@ -28,7 +28,7 @@ MAX_CHOICES = 64  # ways of merging that are tried
 
 @dataclass(frozen=True)
 class Leaf:
-    """One mode of the global layout: extent, stride in elements, and what the tile takes of it."""
+    """One mode of the global layout: extent, stride in elements, and the tile's part."""
 
     name: str
     mode: int
@@ -373,7 +373,7 @@ class _Boxes:
 
 
 def digits_of(mode: int, dims: Sequence[MapDimension]) -> tuple[Digit, ...]:
-    """A tile's number along a mode of the global layout, as digits: how many, and what one adds to each coordinate."""
+    """A tile's number along a mode as digits: their extents, and the step of each coordinate."""
     digits: list[Digit] = []
     leaves = dims[0].leaves
     mine = [leaf for leaf in leaves if leaf.mode == mode]

@@ -215,7 +215,7 @@ def _fill(tmap: TensorMap) -> int:
 
 
 def rounded(tmap: TensorMap, bits: object) -> Any:
-    """TFLOAT32 elements lose 13 bits on their way, to nearest, ties to even; everything else is moved as it is.
+    """TFLOAT32 elements rounded by 13 bits, ties to even; all other elements unchanged.
 
     A NaN stays one. Which bits of it stay was not measured.
     """

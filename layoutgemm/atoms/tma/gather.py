@@ -129,7 +129,7 @@ class GatherPlan(HasPicture):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tile: what the barrier of a gather expects."""
+        """Bytes of the tile, which a gather's barrier expects."""
         return self.box_bytes * len(self.boxes)
 
     @property

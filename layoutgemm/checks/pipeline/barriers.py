@@ -269,7 +269,7 @@ class Barriers:
         self._known_phase(state, agent, number, state.sets[agent.index], what)
 
     def _settle(self, state: State, agent: Agent, number: int) -> None:
-        """Complete the phase when nothing is pending; raise when what it counted is not certain."""
+        """Complete the phase when nothing is pending; raise if its count is uncertain."""
         m = state.mbarriers[number]
         label = self.labels[number]
         if m[PENDING] or m[TX] > 0:

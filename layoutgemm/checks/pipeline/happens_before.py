@@ -117,7 +117,7 @@ class Records:
 
     @property
     def always(self) -> int:
-        """The slots that are not records: what is not known of them is not known."""
+        """The slots that are not records."""
         return self.all & ~self.records
 
     @staticmethod

@@ -406,7 +406,7 @@ class Machine:
         return "nobody"
 
     def _taken(self, state: State, agent: Agent, spot: _Spot, last: bool) -> None:
-        """A read: what is there must be whole, and not read before by this reader."""
+        """A read: the data must be complete, and not read before by this reader."""
         if spot.number < 0:
             return
         mask = spot.takes

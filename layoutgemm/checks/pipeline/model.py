@@ -155,7 +155,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Pipeline(HasPicture):
-    """The roles of one kernel and what they share. Raises PlanError, naming the action, when they do not fit together.
+    """The roles of one kernel, with their barriers and buffers. Raises PlanError, naming the inconsistent action.
 
     cluster  CTAs of a cluster: every role runs in each
     arch     whose register file the roles share
@@ -302,7 +302,7 @@ def walk(program: Program) -> Iterator[Action]:
 
 @checked(PlanError)
 def deletions(pipeline: Pipeline) -> Iterator[tuple[str, Pipeline]]:
-    """Every pipeline that lacks one synchronising action, with the name of what it lacks: mutants for tests.
+    """Mutants for tests: each pipeline without one synchronising action, and the action's name.
 
     >>> from layoutgemm.checks import ring
     >>> names = [name for name, _ in deletions(ring(stages=2, bytes=16384))]

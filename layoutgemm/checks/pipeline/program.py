@@ -112,7 +112,7 @@ def code_of(role: Role, rank: int, warp: int) -> tuple[Instruction, ...]:
 
 
 def _flatten(program: Program, cta: int, warp: int, code: list[Instruction]) -> None:
-    """Append a program; what this warp or this rank never performs is left out."""
+    """Append a program without the actions that this warp or rank never performs."""
     for action in program:
         if isinstance(action, If):
             if isinstance(action.condition, OnRank):
@@ -140,7 +140,7 @@ def _flatten(program: Program, cta: int, warp: int, code: list[Instruction]) -> 
 
 
 def offsets_of(pipeline: Pipeline, agents: tuple[Agent, ...], ctas: int) -> KnowledgeOffsets:
-    """The order of what is known in `State.sets`."""
+    """The bit positions of known records in `State.sets`."""
     stages = sum(b.stages for b in pipeline.barriers if isinstance(b, Mbarrier)) * ctas
     named = sum(isinstance(b, NamedBarrier) for b in pipeline.barriers) * ctas
     sizes = [len(agents), stages, stages, named, 2, ctas, len(agents) * len(PIPES)]
@@ -246,7 +246,7 @@ def key_of(
 
 
 def set_unknown(state: State, unknown: tuple[int, ...], always: int) -> None:
-    """Puts back what `key_of` took apart: the inverse of its second half."""
+    """Inverse of the second half of `key_of`."""
     source = iter(unknown)
     state.live = next(source)
     used = state.live | always

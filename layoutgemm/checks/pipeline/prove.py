@@ -144,7 +144,7 @@ def prove_pipeline(pipeline: Pipeline, *, fences: str = "writer", limit: int = 2
 
 @dataclass
 class _Node:
-    """A control state at a question, with what may not be known there."""
+    """A control state at a question, with the records that may be unknown there."""
 
     state: State
     asked: tuple[int, int]  # the question, and the output tile it is about
@@ -167,7 +167,7 @@ def _explore(
     always = machine.records.always
 
     def arrive(state: State, path: object) -> None:
-        """Run to the next question and note what is new there."""
+        """Run to the next question, and record new control states."""
         nonlocal visits, states
         visits += 1
         if visits > limit:

@@ -90,7 +90,7 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """The requests of one access, with what each phase costs.
+    """The requests of one access, with the cost of each phase.
 
     name, kind, width  the access, its instruction, bytes for a lane
     addresses          (request, lane) -> byte address, -1 for a lane that takes no part

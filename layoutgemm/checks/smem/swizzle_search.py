@@ -164,7 +164,7 @@ class SwizzleAnswer:
         return Check(name, "some swizzle is free of bank conflicts", False, searched, self.reason)
 
     def explain(self) -> str:
-        """The verdict, what was searched, and the bank report of the best swizzle."""
+        """The verdict, the search, and the bank report of the best swizzle."""
         head = f"{self.swizzle} is free of conflicts" if self.swizzle is not None else f"none: {self.reason}"
         searched = f"searched: {self.candidates} candidates, {self.examined} with an effect of their own; {self.method}"
         start = f"with {self.best}, the tile at a multiple of {max(WAVEFRONT, self.best.span)} bytes:"

@@ -308,7 +308,7 @@ def _usable(folder: Path) -> bool:
 
 
 def _warn(why: str) -> None:
-    """Say once that the cache is not used, and what to do."""
+    """Warn once that the cache is not used, with a way out."""
     if why not in _SAID:
         _SAID.add(why)
         warn(f"kernels and tuned results are not kept: {why}; {way_out(why)}")
@@ -391,7 +391,7 @@ def _digest(part: bytes) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what writers that were killed left behind: files of the names that `place` gives, an hour old."""
+    """Remove temporary files of `place` that killed writers left, an hour old."""
     before = time.time() - _ABANDONED
     for file in folder.iterdir():
         with contextlib.suppress(OSError):

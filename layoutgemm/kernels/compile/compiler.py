@@ -41,7 +41,7 @@ _runtime_library = runtime_library
 
 
 class CompiledGemm:
-    """One kernel, compiled: its code, what the compiler made of it, and the launch.
+    """One compiled kernel: its code, its resources, and its launch.
 
     plan     the plan, or the `Level`, it was compiled from; sizes are arguments of the launch, so it serves any M, N, K
     ptx      PTX text
@@ -169,7 +169,7 @@ def kernel_facts(plan: Plan) -> dict[str, object]:
 
 
 def _toolchain() -> dict[str, object]:
-    """The toolchain's share of what decides a kernel's code.
+    """The toolchain's facts that decide a kernel's code.
 
     The DSL writes source lines into the code where CUTE_DSL_LINEINFO asks for them, as for a profiler or in an emulated
     session: that is another kernel.

@@ -58,7 +58,7 @@ class ArgumentBlock:
         self._entry = entry
 
     def call(self) -> int:
-        """Launch with the values as they are; gives the CUDA error, 0 for none."""
+        """Launch with these values; returns the CUDA error, or 0."""
         self._entry(self.pointer)
         return int(self.values[self.count + 1]) & 0xFFFFFFFF  # an int32 in the low half of a slot of its own
 

@@ -102,7 +102,7 @@ def prepare(kernel: Kernel) -> None:
 
 
 def build(kernels: Sequence[Kernel], jobs: int | None = None, say: Callable[[str], object] = print) -> list[str]:
-    """Compile kernels into the cache on disk, `jobs` at once (default half the processors); what failed, in words.
+    """Compile kernels into the disk cache, `jobs` at once; returns the failures in words.
 
     Gives one text for each kernel, "" for those that are ready.
     """

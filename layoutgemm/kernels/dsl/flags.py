@@ -13,7 +13,7 @@ from .types import assembly
 
 
 def load_acquired(address: Int64) -> Int32:
-    """ld.acquire.sys of 32 bits: what its writer did before, on any device of the host, can be read after it."""
+    """ld.acquire.sys of 32 bits: the writer's earlier stores, on any device, are visible after it."""
     return assembly("ld.global.acquire.sys.b32 $0, [$1];", "=r,l,~{memory}", [Int64(address)], [Int32])[0]
 
 

@@ -47,7 +47,7 @@ class PartPlan:
 
 
 class FusedBlock:
-    """One block of 64 rows on its way out: the epilogue's values that were read for it, and what it has found.
+    """One block of 64 rows in the epilogue: the operands read for it, and its results.
 
     job      what the kernel knows at run time; `job.given` holds the epilogue's words by name
     place    first row, first column and matrix of the accumulator's tile
@@ -86,7 +86,7 @@ class FusedBlock:
         return [self.scaled.pop(v) for v in wanted]
 
     def of_values(self, accumulator: cute.Tensor, values: list[int]) -> list[Float32]:
-        """Values after the epilogue's steps but the last, which leaves them as they are."""
+        """Values after all steps of the epilogue but the last."""
         return [x for v in values[::2] for x in self.applied(accumulator, v, 2)]
 
     def factors(self, values: dict[int, Float32], step: Quantize) -> dict[int, Float32]:
@@ -161,7 +161,7 @@ class NeighbourPair:
         return given.name, half, *[x for x, axis in zip(self.key, "mn", strict=True) if axis in given.axes]
 
     def load(self, given: EpilogueOperand, half: int) -> list[Float32]:
-        """Both values. Places outside the matrix are read at its edge: what comes of them is not stored."""
+        """Both values. Places outside the matrix read the edge, and their results are not stored."""
         job = self.block.job
         word = getattr(job.given, given.name)
         if given.host:
@@ -208,7 +208,7 @@ class NeighbourPair:
         return (self.i < self.block.end) & (self.j + e < self.block.job.n)
 
     def flush(self) -> None:
-        """Store what the steps have written for both."""
+        """Store the values that the steps have written for both elements."""
         block, job = self.block, self.block.job
         for name, values in self.written.items():
             given = block.epilogue.named_given(name)
@@ -255,7 +255,7 @@ class Element:
         self.pair.block.reductions.take(step, self, x)
 
     def quantized(self, step: Quantize, x: Float32) -> Float32:
-        """x as it is: the block scales it when all of its group is there."""
+        """x unchanged: the block scales it once its whole group is there."""
         return x
 
     def random(self, name: str) -> Int32:

@@ -99,7 +99,7 @@ class ElementMath:
         return self.where(x < 0.0, -value, value)
 
     def normal(self, x: Float32) -> Float32:
-        """The normal distribution, within 1e-7 (or see `coarse`): its lower tail is what is computed."""
+        """The normal distribution, within 1e-7 (or see `coarse`), computed by its lower tail."""
         if self.coarse:
             square, logit = x * x, _LOGIT[3]
             for coefficient in _LOGIT[2::-1]:
@@ -232,7 +232,7 @@ _UNPACK = {
 
 
 def from_words(words: Sequence[Int32], dtype: DType) -> list[Float32]:
-    """Values of 32-bit registers as f32: what `as_words` made."""
+    """Values of 32-bit registers as f32: the inverse of `as_words`."""
     if dtype.name == "f32":
         return [Int32(word).bitcast(Float32) for word in words]
     pairs = [assembly(_UNPACK[dtype.name], "=f,=f,r", [Int32(word)], (Float32,) * 2, pure=True) for word in words]

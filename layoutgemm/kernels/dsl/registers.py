@@ -81,7 +81,7 @@ def store_shared(address: Int32, values: Sequence[Numeric]) -> None:
 
 
 def split_pair(pair: Sequence[Numeric], dtype: DType) -> tuple[Numeric, Numeric]:
-    """The two values of what `convert_pair` made, or of a pair of f32."""
+    """The two values of a `convert_pair` result, or of a pair of f32."""
     if len(pair) == 2:
         return pair[0], pair[1]
     half, kind = (Int16, Int16) if dtype.bits == 16 else (Int8, Int8)
@@ -94,7 +94,7 @@ def number(value: Numeric) -> Float32:
 
 
 def as_floats(values: Sequence[Numeric]) -> list[Float32]:
-    """32-bit registers, f32 or i32, as f32 registers of the same bits: what `send` takes."""
+    """32-bit registers, f32 or i32, as f32 registers of the same bits, for `send`."""
     return [value if isinstance(value, Float32) else value.bitcast(Float32) for value in values]
 
 

@@ -77,12 +77,12 @@ def tensor_address(slot: cute.Pointer) -> Int32:
 
 
 def fence_before_sync() -> None:
-    """tcgen05.fence::before_thread_sync: what this thread did to tensor memory goes with its next arrival."""
+    """tcgen05.fence::before_thread_sync: this thread's next arrival releases its tensor memory accesses."""
     primitives.tcgen05_fence("before_thread_sync")
 
 
 def fence_after_sync() -> None:
-    """tcgen05.fence::after_thread_sync: what others did before the last wait comes before what follows here."""
+    """tcgen05.fence::after_thread_sync: accesses after it follow those before the last wait."""
     primitives.tcgen05_fence("after_thread_sync")
 
 

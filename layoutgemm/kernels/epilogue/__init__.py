@@ -1,1 +1,1 @@
-"""Epilogues: what happens to an accumulator on its way to C."""
+"""Epilogues: functions of the accumulators that a kernel computes before it stores C."""

@@ -1,4 +1,4 @@
-"""Epilogues of groups of rows, in NumPy: what a grouped kernel's registers are compared with.
+"""NumPy reference of epilogues with groups of rows.
 
     accumulator       groups                  vectors along N          columns are reduced to
     --------------    --------------------    ---------------------    ----------------------

@@ -1,4 +1,4 @@
-"""Epilogues on whole matrices, in NumPy: what a kernel's registers are compared with."""
+"""NumPy reference of epilogues on whole matrices."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FP8_MOST = {"e4m3": 448.0, "e5m2": 57344.0}  # the largest finite value
 
 
 class ReductionStep(Step):
-    """A step that reduces x as it is here.
+    """A step that reduces the x of its place in the epilogue.
 
     axes       the output's: "m", "n", or "" for one value
     reduction  the operation

@@ -1,4 +1,4 @@
-"""The steps of an epilogue: what each needs, and a few lines of arithmetic on one element.
+"""The steps of an epilogue: operands, and arithmetic on one element.
 
 A step is written once. A kernel evaluates it on registers, NumPy on whole matrices; `at` tells it where it stands.
 """
@@ -85,7 +85,7 @@ STEPS: dict[str, type[Step]] = {}  # this package's own by name: those that anot
 
 
 class Step:
-    """One step: `given` says what it needs, `apply` what becomes of x.
+    """One step: `given` are its operands, and `apply` computes the new x.
 
     `at` is x's place: `at.read(name)`, `at.write(name, x)`, `at.reduce(step, x)`, `at.random(name)` and the
     coordinates `at.i`, `at.j`. `at.math` has exp, tanh, erf, sigmoid, maximum, where ... in f32.
@@ -283,7 +283,7 @@ GRADIENTS: Mapping[str, Callable[[Value, Functions], Value]] = {
 
 @dataclass(frozen=True)
 class ActivationGradient(Step):
-    """x * kind'(z), z a matrix of C's shape: what went into the activation, as `Aux` wrote it (DRELU, DGELU)."""
+    """x * kind'(z), where z is the activation's input, as `Aux` wrote it (DRELU, DGELU)."""
 
     kind: str
     dtype: str = "bf16"
@@ -329,7 +329,7 @@ class Clamp(Step):
 
 @dataclass(frozen=True)
 class Aux(Step):
-    """x as it is here, written to a matrix of C's shape as well: what an activation's gradient needs."""
+    """x at this step, written to a matrix of C's shape: the input of an activation's gradient."""
 
     dtype: str = "bf16"
     order: str = "row"

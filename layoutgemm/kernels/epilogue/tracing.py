@@ -45,7 +45,7 @@ class Symbol:
         )
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *values: object, **options: object) -> Symbol:
-        """NumPy's numbers may stand in the arithmetic; its functions know nothing of what a kernel computes."""
+        """NumPy's numbers may stand in the arithmetic; its functions cannot be traced."""
         known: dict[str, Callable[..., Any]] = {
             "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
         }  # fmt: skip

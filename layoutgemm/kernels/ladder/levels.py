@@ -1,4 +1,4 @@
-"""The ladder's harness: what every level of kernels/ is compiled, proven, emulated, checked and timed by.
+"""The ladder's harness: compiles, proves, emulates, checks and times each level of kernels/.
 
 A level is a kernel object with the host function
 
@@ -180,7 +180,7 @@ _COMPILED: dict[int, tuple[Level, CompiledGemm]] = {}
 
 
 def _matrix(rng: np.random.Generator, rows: int, k: int, leading: int) -> npt.NDArray[np.float32]:
-    """Small integers, and NaN in the pitch: a kernel that multiplies what lies beyond K shows it."""
+    """Small integers, and NaN beyond K to expose kernels that multiply elements there."""
     out = np.full((rows, leading), np.nan, dtype=np.float32)
     out[:, :k] = rng.integers(-3, 4, size=(rows, k))
     return out
@@ -289,7 +289,7 @@ class SharedMap:
 
 
 def proven(name: str, statement: str, verdict: Proof | CounterExample | Undecided) -> Check:
-    """A proof, or what came in its place, as a line of a report."""
+    """A verdict as a line of a report."""
     method = verdict.method if isinstance(verdict, (Proof, CounterExample)) else "undecided"
     return Check(name, statement, bool(verdict), method, "" if verdict else verdict.explain())
 

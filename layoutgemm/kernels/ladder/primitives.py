@@ -106,7 +106,7 @@ def emulate(name: str, kernel: object, arrays: Mapping[str, np.ndarray], orders:
 
 
 def right(name: str, have: np.ndarray, want: np.ndarray, said: str) -> None:
-    """Print what was checked, or raise EmulatorError with the first element that is wrong."""
+    """Print the check, or raise EmulatorError with the first wrong element."""
     wrong = np.argwhere(have != want)
     if len(wrong):
         at = tuple(int(i) for i in wrong[0])

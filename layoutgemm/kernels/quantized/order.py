@@ -1,4 +1,4 @@
-"""The order of packed weights: that of the registers in which a wgmma takes A, so that no thread shuffles a code.
+"""The order of packed weights: wgmma's register order of A, so that no code is shuffled.
 
     unit             64 output features x 128 of K: the codes of both, then the scales of its groups
     codes            each thread of a warpgroup has whole 16-byte vectors: (code in a word, word, thread, vector)
@@ -63,7 +63,7 @@ class PackedOrder:
 
     @property
     def scales_sums(self) -> bool:
-        """True if the scales of groups multiply sums, and not weights: those of float8 would not be exact."""
+        """True if the scales of groups multiply sums, not weights, which float8 would round."""
         return self.target.values > 2
 
     @property
@@ -73,7 +73,7 @@ class PackedOrder:
 
     @property
     def factor(self) -> float:
-        """The value of a code over that of its register: a power of two."""
+        """The value of a code divided by its register's value: a power of two."""
         return ZERO_FACTOR if self.scales_sums and self.format.zeros else 1.0
 
     @property

@@ -97,7 +97,7 @@ class QuantizedWeights:
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """Weights in a kernel's order: what `quantized_matmul` reads.
+    """Weights in the order that `quantized_matmul` reads.
 
     units   uint8, (row blocks, K units, bytes of a unit): see `order`
     scales  float32, (N,): of whole columns; None where groups have scales, which are in the units

@@ -33,7 +33,7 @@ NUMPY_TAKES = {
 
 
 def columns_of_b(plan: GemmPlan) -> int:
-    """N, or, of a gated product, twice that: the gate's columns and then the others."""
+    """N, or 2 N for a gated product: the gate's columns, then the others."""
     return plan.n * plan.halves if isinstance(plan, Sm90Plan) else plan.n
 
 

@@ -28,7 +28,7 @@ def emulate_plan(
     plan: Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None = None, progress: bool = True,
     given: tuple[object, ...] = (),
 ) -> tuple[np.ndarray, Emulation]:  # fmt: skip
-    """Run the plan's compiled kernel: the raw bits of C, (M, N) or (batch, M, N), and what the emulator found.
+    """Run the compiled kernel: the raw bits of C, (M, N) or (batch, M, N), and the emulation.
 
     a, b   the operands as they lie in global memory
     given  the launch's last arguments, of a plan that has `words`; arrays in place of addresses

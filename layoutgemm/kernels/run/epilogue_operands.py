@@ -66,7 +66,7 @@ def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
 
 
 def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
-    """The main loop's share of what is given."""
+    """The main loop's tables among the operands."""
     rest = {name: value for name, value in given.items() if name not in given_names(plan)}
     for name in (*plan.further, *plan.numbers_given):
         if rest.pop(name, None) is None:
@@ -128,7 +128,7 @@ def words_of_tensors(
     plan: Sm90Plan, given: Mapping[str, Any], device: torch.device,
     placed: Mapping[str, tuple[torch.Tensor, int]] | None = None, workspace: torch.Tensor | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
-    """The sixteen words of a launch on CUDA tensors, tables of any strides; raises OperandError for what does not fit.
+    """The sixteen words of a launch on CUDA tensors; raises OperandError for unsuitable operands.
 
     placed     the plan's further matrices by name: lines that tensor copies read, and elements from line to line
     workspace  memory of the rows that are copied first, `rows_memory`

@@ -34,7 +34,7 @@ def unwritten(dtype: DType, shape: int | tuple[int, ...]) -> np.ndarray:
 
 
 def values_of(dtype: DType, words: np.ndarray) -> np.ndarray:
-    """C's bits as what callers get: float32 for every float type, the integers themselves else."""
+    """C's bits as values: float32 for every float type, else integers."""
     return np.asarray(dtype.decode(words), dtype=np.float32 if dtype.kind == "float" else None)
 
 
@@ -336,7 +336,7 @@ def accumulated(atom: MmaAtom, sums: np.ndarray, product: np.ndarray) -> np.ndar
 
 
 def accumulator_registers(d: np.ndarray) -> np.ndarray:
-    """A (64, N) accumulator -> array [thread, value] of what each thread's registers hold.
+    """A (64, N) accumulator -> array [thread, value] of the registers' values.
 
     PTX ISA, figure "WGMMA .m64nNk16 register fragment layout for accumulator matrix D": warp w holds rows 16w to
     16w+15. In register pair p its lane l holds columns 2*(l%4) and the next of column group p//2, in row l//4 +

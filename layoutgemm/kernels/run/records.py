@@ -25,7 +25,7 @@ _asked: ContextVar[EmulatorRecords | None] = ContextVar("records of emulated run
 
 
 def current_records() -> EmulatorRecords:
-    """The records that the run in progress was asked for; none outside of one."""
+    """The records that the current run collects; none outside a run."""
     return _asked.get() or EmulatorRecords()
 
 

@@ -47,7 +47,7 @@ class GemmResult:
         return np.asarray(value.cpu().numpy(), dtype=dtype)
 
     def into(self, out: np.ndarray | torch.Tensor | None) -> GemmResult:
-        """The same with C in `out`, an array; without `out` as it is."""
+        """The result with C stored in the array `out`, if given."""
         if out is None:
             return self
         out[...] = self.c

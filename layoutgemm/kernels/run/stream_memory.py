@@ -91,7 +91,7 @@ def new_event() -> int:
 
 
 def follow(stream: int, other: int, event: int) -> None:
-    """Let a stream wait for what is on another, by an event."""
+    """Make a stream wait for another, by an event."""
     from cuda.bindings import driver
 
     got(driver.cuEventRecord(event, other))
@@ -99,7 +99,7 @@ def follow(stream: int, other: int, event: int) -> None:
 
 
 def recorded(stream: int, operations: Callable[[], None]) -> object:
-    """A graph of what operations put on a stream; `replay` launches it.
+    """A graph of the operations on a stream; `replay` launches it.
 
     Raises RuntimeError with the driver's error.
     """

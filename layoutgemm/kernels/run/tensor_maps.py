@@ -127,7 +127,7 @@ def run_with_operands(
     plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], out: torch.Tensor | None = None,
     copy: bool = True,
 ) -> GemmResult:  # fmt: skip
-    """Run a plan that reads more than A and B, on CUDA tensors: what it reads are CUDA tensors too, by name.
+    """Run a plan with further operands, given by name, on CUDA tensors.
 
     Further matrices are read in place; raises OperandError where tensor copies cannot.
     """

@@ -259,7 +259,7 @@ def check_out(plan: GemmPlan, out: torch.Tensor | None, a: torch.Tensor) -> None
 
 
 def _copied(out: torch.Tensor | None, result: GemmResult) -> GemmResult:
-    """The result with C in `out`, a tensor; without `out` as it is."""
+    """The result with C stored in the tensor `out`, if given."""
     if out is None:
         return result
     out.copy_(result.c)

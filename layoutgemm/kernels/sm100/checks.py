@@ -135,7 +135,7 @@ def _operand(plan: Sm100Plan, operand: OperandPlan) -> list[Check]:
 
 
 def _instruction(plan: Sm100Plan) -> Check:
-    """The instruction descriptor, decoded from its bits, says what the tiles and the atom are."""
+    """The decoded instruction descriptor agrees with the tiles and the atom."""
     word, mma = plan.word.word, plan.mma
     witness = ""
     try:

@@ -1,4 +1,4 @@
-"""Which configuration of the mma.sync kernel for a problem: what was fastest on an H200, and what is a guess."""
+"""The configuration of the mma.sync kernel for a problem: measured on an H200, or a guess."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sm80Plan: the objects of the mma.sync kernel, for Ampere and what came after, derived from a problem.
+"""Sm80Plan: the objects of the mma.sync kernel, for Ampere and later, derived from a problem.
 
 problem, Sm80Config --> mma.sync atom, tiles of A and B, cp.async maps, fragment loads, store, order of tiles,
                         shared-memory map, pipeline
@@ -304,7 +304,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
 
     @property
     def full_bytes(self) -> int:
-        """Bytes that an mbarrier of a stage waits for: those of both tiles' tensor copies."""
+        """Bytes that a stage's mbarrier expects: both tiles' TMA loads."""
         return sum(operand.tma.bytes for operand in (self.a, self.b) if operand.tma is not None)
 
     @property

@@ -204,7 +204,7 @@ def _round_of(plan: Sm80Plan) -> _Round:
 def _store(
     plan: Sm80Plan, each_round: _Round, sums: dict[int, np.ndarray], c: np.ndarray, times: np.ndarray, m0: int, n0: int
 ) -> None:
-    """A warp's rounds: pairs into the buffer, chunks out of it, what is inside the matrix."""
+    """A warp's rounds: pairs into the buffer, and its chunks inside the matrix to C."""
     store, dtype = plan.store, plan.c.dtype
     size, values = dtype.bytes, plan.mma.accumulator_registers
     for warp, total in sums.items():

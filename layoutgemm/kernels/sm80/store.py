@@ -71,7 +71,7 @@ class Sm80Store:
         return number // self.per_row, number % self.per_row
 
     def place(self, lane: object, register: int) -> tuple[Any, Any]:
-        """(row, column) in the round of what a lane holds in one of its registers."""
+        """(row, column) in the round of one of a lane's registers."""
         block, value = divmod(register, self.mma.accumulator_registers)
         width = self.mma.shape_mnk[1]
         i, j = self.mma.coords_C(lane, value)

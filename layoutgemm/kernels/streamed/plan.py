@@ -259,7 +259,7 @@ class StreamedPlan(GemmPlan):
 
     @property
     def turns(self) -> int:
-        """Units of a warp for a band; what lies beyond K is zeros."""
+        """Units of a warp for a band; zeros beyond K."""
         return self.b.depth // UNIT_K // self.config.warps
 
     def place_of(self, warp: W, turn: W) -> W:
@@ -280,7 +280,7 @@ class StreamedPlan(GemmPlan):
 
     @property
     def smem_regions(self) -> list[tuple[str, int, int, int | None, str, str]]:
-        """(name, first byte, bytes, number, note, what is numbered) of what lies in shared memory."""
+        """(name, first byte, bytes, number, note, numbered thing) of each region of shared memory."""
         smem, config, own = self.smem, self.config, self.stages * self.a.slot_bytes
         said = f"{self.stages} slots of {self.a.slot_bytes} bytes for each warp"
         slots = [("slots", int(self.slot(w, 0)), own, w, said, "warp") for w in range(config.warps)]

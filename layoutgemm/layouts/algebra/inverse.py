@@ -1,4 +1,4 @@
-"""Complement, one-sided inverses and the null space: what a layout leaves out, and how to go back.
+"""Complement, one-sided inverses and the null space of a layout.
 
 All of them read a layout as a chain: modes in order of their strides, each beginning where the one below ends or
 further up. They take and return (shape, stride) pairs.

@@ -74,7 +74,7 @@ def add_constant(constant: int, rows: list[int], one: int) -> list[int] | None:
 
 
 def swizzle_candidates(rows: list[int]) -> Iterator[tuple[int, int, int]]:
-    """The (B, M, S) that could have put two ones in their rows. Without such rows: those of no swizzle."""
+    """Candidate (B, M, S) for the rows with two ones; without such rows, no swizzle."""
     targets = [i for i, row in enumerate(rows) if row & (row - 1)]
     if not targets:
         yield 0, 4, 3

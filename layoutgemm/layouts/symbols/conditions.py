@@ -42,7 +42,7 @@ def mark() -> int:
 
 
 def back_to(point: int) -> None:
-    """Forget what a failed attempt used."""
+    """Forget the conditions that a failed attempt used."""
     used = _used.get()
     if used is not None:
         del used[point:]

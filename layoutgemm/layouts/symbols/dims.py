@@ -188,7 +188,7 @@ def is_ceil_div(node: ast.AST) -> TypeGuard[ast.Call]:
 
 
 def operate(operation: Callable[[object, object], Scalar], node: ast.BinOp, left: Scalar, right: Scalar) -> Scalar:
-    """The operation of a node on two entries. Raises ParseError for a division by zero, and for what grows too large.
+    """The operation of a node on two entries. Raises ParseError for divisions by zero and huge results.
 
     >>> evaluate(expression("M**2//4", ""), lambda name: dim(name, multiple_of=2))
     M**2//4

@@ -1,4 +1,4 @@
-"""Integer polynomials: what a layout's extent or stride is when it is not an int.
+"""Integer polynomials: the symbolic extents and strides of a layout.
 
 A `Polynomial` has integer coefficients and generators (`generators.py`): free integers with bounds. It is never
 constant: arithmetic that leaves a constant gives an int, so `x.__class__ is int` tells the two apart everywhere. Since

@@ -1,4 +1,4 @@
-"""The layout with symbols among its entries: what `Layout(...)` returns when an extent or stride is one.
+"""Layouts with symbols: `Layout(...)` returns one if an extent or stride is a symbol.
 
 >>> from layoutgemm import Layout
 >>> from layoutgemm.layouts.symbols.dims import dim

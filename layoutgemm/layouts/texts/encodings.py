@@ -428,7 +428,7 @@ def _mma_tile(
 
 
 def _blocked(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
-    """Each thread's elements, then lanes, then warps, each along `order`; what is left of the shape is registers."""
+    """Each thread's elements, then lanes, then warps along `order`; the rest of the shape is registers."""
     given.only("sizePerThread", "threadsPerWarp", "warpsPerCTA", "order")
     rank, tile = len(shape), Tile(shape)
     order = given.order(rank)

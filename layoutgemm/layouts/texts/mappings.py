@@ -1,4 +1,4 @@
-"""Maps of threads onto tiles from text: those of Tilus, Hidet, Composable Kernel and TileLang.
+"""Thread maps from text of Tilus, Hidet, Composable Kernel and TileLang.
 
 RegisterLayout(shape=[16, 8], mode_shape=[2, 8, 4, 2], spatial_modes=[1, 2], local_modes=[0, 3])      Tilus
 spatial(4, 8).local(2, 1)                      repeat(2, 4).spatial(8, 4)                             Tilus, Hidet

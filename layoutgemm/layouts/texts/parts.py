@@ -52,7 +52,7 @@ def _is_whole(text: str, rest: re.Match[str], shape: Sequence[int]) -> None:
 
 
 class AttributeFields:
-    """The fields of an attribute, with what is expected of each."""
+    """The fields of an attribute, with the expected type of each."""
 
     def __init__(self, text: str, attribute: AttributeValue) -> None:
         self.text, self.name, self.at = text, attribute.name, attribute.at
@@ -195,7 +195,7 @@ class Tile:
             self.bases[name].append(tuple([at[d] if at[d] < self.shape[d] else 0 for d in range(rank)]))
 
     def filled(self, order: Sequence[int]) -> dict[str, Vectors]:
-        """The bases, with registers for what is left of the tensor."""
+        """The bases, with registers for the rest of the tensor."""
         for dim in order:
             self.grow("register", dim, max(1, self.shape[dim] // self.reached[dim]))
         return self.bases

@@ -152,7 +152,7 @@ def _unread(text: str, found: re.Match[str]) -> re.Match[str] | None:
 
 
 def _ended(text: str, at: int) -> None:
-    """Refuse an operation on what has been read: at this place, or behind the call or dictionary around it."""
+    """Refuse an operation on the value here, or behind the call or dictionary around it."""
     depth = sum(text.count(sign, 0, at) for sign in "([{") - sum(text.count(sign, 0, at) for sign in ")]}")
     places = [at]
     for place in range(at, len(text) if depth > 0 else at):

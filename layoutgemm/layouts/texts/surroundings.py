@@ -110,7 +110,7 @@ def quoted(text: str) -> str | None:
 
 
 def without_labels(text: str) -> str:
-    """The text with blanks for what source and tests put before a layout of Triton.
+    """The text with blanks for labels before a layout of Triton.
 
     >>> without_labels("// CHECK: #linear = #ttg.linear<{}>").strip()
     '#linear = #ttg.linear<{}>'

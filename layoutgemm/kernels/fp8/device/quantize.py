@@ -136,7 +136,7 @@ class QuantizeKernel:
         return found
 
     def scaled(self, amax: Float32) -> tuple[Float32, Float32]:
-        """The scale, and what values are multiplied by."""
+        """The scale, and the factor of the values."""
         amax = _largest(amax, LEAST)
         scale = element.divided(amax, self.plan.most)
         if not self.plan.powers:

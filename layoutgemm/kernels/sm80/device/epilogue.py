@@ -38,7 +38,7 @@ class Sm80Epilogue:
             self.drain(buffer, taken, lane, c, ldc, m, n, row + block * self.plan.mma.shape_mnk[0], column)
 
     def inside(self, lane: Int32, drain: int) -> tuple[Int32, Int32]:
-        """(row, column) of the chunk that a lane takes; of one beyond the last row, that of another."""
+        """(row, column) of the chunk that a lane takes; beyond the last row, another lane's."""
         store = self.plan.store
         row, chunk = store.chunk_of(lane, drain)
         return row % store.tile.extent[0], chunk * (VECTOR_BYTES // store.c.dtype.bytes)

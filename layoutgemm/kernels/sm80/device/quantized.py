@@ -154,7 +154,7 @@ class PackedLoads(ampere.LoopCarried):
         self.loaded: dict[tuple[str, int, int], list[Int32]] = {}
 
     def begin(self) -> None:
-        """A K tile begins: words that were loaded are of another."""
+        """Begin a K tile; words loaded before are of another tile."""
         self.loaded = {}
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:

@@ -1,4 +1,4 @@
-"""Packed weights as B of the mma.sync kernel: its copies, its loads, and what a configuration may say.
+"""Packed weights as B of the mma.sync kernel: copies, loads and valid configurations.
 
     packed units --cp.async of 16 bytes--> stage --ld.shared of 16 bytes--> words --conversions--> registers of B
 

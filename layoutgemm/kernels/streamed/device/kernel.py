@@ -152,7 +152,10 @@ class StreamedKernel(FusedEntry):
 
     @cute.jit
     def put(self, shared: cute.Pointer, sums: cute.Tensor, lane: Int32, warp: Int32, band: Int32) -> None:
-        """A warp's sums of a band to where the block adds them; those of no row of x are left out."""
+        """Write a warp's sums of a band for the block to add.
+
+        Sums beyond the rows of x are left out.
+        """
         plan, count = self.plan, self.plan.mma.accumulator_registers
         for strip in cutlass.range_constexpr(plan.config.band):
             for v in cutlass.range_constexpr(count):
