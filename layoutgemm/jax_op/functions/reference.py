@@ -131,6 +131,6 @@ def spread(operand: EpilogueOperand, x: jax.Array) -> jax.Array:
 
 def with_steps(epilogue: Epilogue, sums: jax.Array, values: Mapping[str, Number]) -> jax.Array:
     """The steps on float32 sums; `values`: operands that broadcast along C, and numbers, by name."""
-    at = cast(StepPlace, JaxElement((sums.shape[-2], sums.shape[-1]), values))  # its steps only read: others are refused
+    at = cast(StepPlace, JaxElement((sums.shape[-2], sums.shape[-1]), values))  # its steps only read
     found = epilogue.apply(sums, at)
     return jnp.broadcast_to(jnp.asarray(found, jnp.float32), sums.shape)

@@ -32,7 +32,7 @@ def test_fewer_places_than_multiprocessors() -> None:
         assert places.most(1) == places.multiprocessors
     with pytest.raises(ValueError, match=r"clusters = \(66, 33\): one number for each of"):
         ClusterOccupancy(132, (66, 33))
-    with pytest.raises(ValueError, match="clusters of 5 blocks"):
+    with pytest.raises(ValueError, match="clusters of 5 CTAs"):
         ClusterOccupancy().most(5)
 
 
