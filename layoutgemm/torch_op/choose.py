@@ -172,7 +172,7 @@ def _goes_along_rows(problem: Problem) -> bool:
 
 
 def _read_in_lines(problem: Problem) -> tuple[int, int]:
-    """What the epilogue reads in whole lines: see `Epilogue.read_in_lines`."""
+    """The epilogue's `read_in_lines`, or zeros without an epilogue."""
     return (0, 0) if problem.epilogue is None else problem.epilogue.read_in_lines
 
 

@@ -173,7 +173,7 @@ def alignment_of(address: int) -> int:
 
 
 def lies_in_units(x: torch.Tensor, unit: int, *steps: int) -> bool:
-    """True if a tensor's address, and so many elements from it, are multiples of `unit` bytes.
+    """True if a tensor's address, and the bytes of `steps` elements, are multiples of `unit`.
 
     >>> import torch
     >>> x = torch.zeros(4, 12, dtype=torch.float16)

@@ -264,7 +264,7 @@ class Pipeline(HasPicture):
 
 
 @checked(PlanError)
-def check_pipeline(pipeline: Pipeline, name: str = "pipeline") -> Check:
+def check_pipeline(pipeline: Pipeline) -> Check:
     """Is the pipeline free of deadlock and of races for any number of k tiles; the witness is the interleaving.
 
     >>> from layoutgemm.checks import ring
@@ -273,7 +273,7 @@ def check_pipeline(pipeline: Pipeline, name: str = "pipeline") -> Check:
     """
     found = pipeline.prove()
     statement = f"{pipeline.name}: no deadlock, no race, for any number of k tiles"
-    return Check(name, statement, bool(found), found.method, "" if found else str(found))
+    return Check("pipeline", statement, bool(found), found.method, "" if found else str(found))
 
 
 @checked(PlanError)

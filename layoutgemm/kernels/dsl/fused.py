@@ -116,7 +116,7 @@ class FusedBlock:
         return out
 
     def hold(self, given: EpilogueOperand, v: int, word: Int32) -> None:
-        """Keep two neighbours of a matrix, those of the accumulator's values v and v + 1, that have been loaded."""
+        """Keep two loaded neighbours of a matrix, for the accumulator's values v and v + 1."""
         self.read[NeighbourPair(self, v).key_of(given, 0)] = element.from_words([word], given.dtype)
 
     def finish(self) -> None:

@@ -19,13 +19,10 @@ ROUND_ROWS = 16  # of C that a warp puts into one buffer: the instruction's M
 _LARGE = (128, 256)
 
 
-def choose_sm80(
-    m: int, n: int, k: int, arch: str | Arch = "sm_80", processors: int = 132, line_bytes: int = 0
-) -> tuple[Sm80Config, str]:
+def choose_sm80(m: int, n: int, k: int, arch: str | Arch = "sm_80", processors: int = 132) -> tuple[Sm80Config, str]:
     """A configuration for 16-bit operands, and the reason in words.
 
-    processors   multiprocessors of the GPU
-    line_bytes   bytes from one line of A or B to the next, whichever is less aligned; 0: 2 * k
+    processors  multiprocessors of the GPU
 
     Measured on an H200 (benchmarks/results/ampere_h200.json) for large squares and one ragged product; for few tiles
     the choice goes by their number and was not measured.
@@ -44,8 +41,8 @@ def choose_sm80(
         if small <= 4 * processors:
             return Sm80Config((64, 64), 64, 3, (2, 2), 8), f"64x64x64: {small} tiles, {tiles} of 128x256 (not measured)"
         return Sm80Config((128, 128), 32, 4, (2, 2), 8), f"128x128x32: {tiles} tiles of 128x256 (not measured)"
-    if (line_bytes or 2 * k) % SECTOR:
-        why = f"lines of {line_bytes or 2 * k} bytes are no whole sectors, and longer rows straddle fewer"
+    if 2 * k % SECTOR:
+        why = f"lines of {2 * k} bytes are no whole sectors, and longer rows straddle fewer"
         by_tma = Sm80Config(_LARGE, 64, 3, loads="tma", stmatrix=stmatrix)
         if "cp.async.bulk.tensor" in target.features and target.smem_per_block >= shared_bytes(by_tma):
             return by_tma, f"128x256x64 by tensor copies: {why}"

@@ -370,13 +370,13 @@ class StageNumbers:
         return next(part for part in self.parts if part.table.name == name)
 
 
-def widest_span(k: int, depth: int = DEPTH) -> int:
+def widest_span(k: int) -> int:
     """The K blocks whose numbers may come together, for a K of `k` elements.
 
     >>> widest_span(1024), widest_span(640)
     (4, 1)
     """
-    return next(span for span in reversed(SPANS) if k % (depth * span) == 0 or span == 1)
+    return next(span for span in reversed(SPANS) if k % (DEPTH * span) == 0 or span == 1)
 
 
 def lie_together(strides: tuple[int, ...], address: int, span: int = SPANS[-1]) -> bool:

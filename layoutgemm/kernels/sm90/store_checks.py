@@ -49,7 +49,10 @@ def neighbours_check(plan: Sm90Plan) -> Check:
 
 
 def matrices_check(plan: Sm90Plan, store: StorePlan) -> Check:
-    """A warp's matrices go into its buffer line by line, without conflicts, and ldmatrix reads what stmatrix writes."""
+    """A warp's matrices fill its buffer line by line without conflicts.
+
+    ldmatrix reads where stmatrix writes.
+    """
     chunks = distinct_chunks(store)
     covered = [row_vectors_check(chunk, "matrices", ("loads", "to")) for chunk in chunks]
     banks = [vector_banks(chunk, "st.shared", "banks of matrices") for chunk in chunks]
