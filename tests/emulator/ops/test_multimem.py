@@ -95,7 +95,7 @@ def test_what_is_refused_when_it_runs(body: str, known: bool, says: str) -> None
         ("multimem.st.weak.global.add.f32 [%d0], %f0;", "with a reduction"),
         ("multimem.red.relaxed.sys.global.u32 [%d0], 1;", "without a reduction"),
         ("multimem.ld_reduce.weak.global.add.v4.f32 {%f0, %f1}, [%d0];", "another number of registers"),
-        ("multimem.ld_reduce.weak.shared.add.f32 %f0, [%d0];", "shared is not known"),
+        ("multimem.ld_reduce.weak.shared.add.f32 %f0, [%d0];", "shared is not emulated"),
     ],
 )
 def test_forms_that_ptx_does_not_have(text: str, says: str) -> None:

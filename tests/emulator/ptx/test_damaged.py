@@ -118,7 +118,7 @@ BOUNDS = {
     "half a character": (kernel("mov.u32 \ud800, 1; ret;"), "line 5"),
     "no instructions": (kernel(""), "line 3: the kernel k has no instructions"),
     "a label twice": (kernel("a: a: ret;"), "line 5: the label a stands twice"),
-    "a directive": (kernel(".retl; ret;"), "line 5: .*not known"),
+    "a directive": (kernel(".retl; ret;"), "line 5: .*not emulated"),
     "a guard": (kernel(".reg .b32 %r; @%r ret;"), "line 5: .*guard %r"),
     "a special register": (kernel(".reg .b32 %r; mov.u32 %r, %tidx; ret;"), "line 5: .*%tidx is neither"),
     "no target": (kernel("ret;").replace(".target", ""), "line 1: no .target"),

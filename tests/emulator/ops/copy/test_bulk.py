@@ -270,8 +270,8 @@ def test_what_is_predicated_off_is_not_misuse():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cp.async.bulk.shared::cluster.global.bulk_group [%r29], [%a], 512, [%r20];", "not known"),
-        ("cp.async.bulk.global.shared::cta.mbarrier::complete_tx::bytes [%out], [%r29], 512;", "not known"),
+        ("cp.async.bulk.shared::cluster.global.bulk_group [%r29], [%a], 512, [%r20];", "not emulated"),
+        ("cp.async.bulk.global.shared::cta.mbarrier::complete_tx::bytes [%out], [%r29], 512;", "not emulated"),
         ("cp.async.bulk.global.shared::cta.bulk_group [%out], [%r29], 512, %d1;", "3 operands, not 4"),
         ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.foo [%r29], [%a], 512, [%r20];", "foo"),
         ("cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.f32 [%r2], [%r3], 16, [%r4]"

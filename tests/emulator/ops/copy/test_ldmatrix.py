@@ -196,7 +196,7 @@ def test_equal_matrices_of_two_warps_are_lint():
         ("ldmatrix.sync.m8n8.x1.shared.b16 {%r0}, [%r3];", "sync.aligned"),
         ("ldmatrix.sync.aligned.m16n16.x1.shared.b8 {%r0, %r1}, [%r3];", "only with .trans"),
         ("stmatrix.sync.aligned.m16n8.x1.shared.b8 [%r3], {%r0};", "only with .trans"),
-        ("movmatrix.sync.aligned.m8n8.b16 %r0, %r1;", "not known"),
+        ("movmatrix.sync.aligned.m8n8.b16 %r0, %r1;", "not emulated"),
     ],
 )
 def test_forms_that_ptx_has_not_are_refused(text, says):

@@ -333,14 +333,14 @@ def test_a_reduction_that_the_type_has_not() -> None:
         (GET.replace(".tile", ".tile::gather4"), "2 coordinates for 5"),
         (GET.replace(".mbarrier::complete_tx::bytes", ""), "completes on an mbarrier"),
         (GET.replace("shared::cluster", "shared::cta").replace("bytes", "bytes.multicast::cluster"), "multicast"),
-        (GET.replace("bytes", "bytes.cta_group::4"), "cta_group::4 is not known"),
+        (GET.replace("bytes", "bytes.cta_group::4"), "cta_group::4 is not emulated"),
         (GET.replace("2d", "6d"), "1 to 5"),
         (GET.replace("{0, 0}", "{0, 0, 0}"), "3 coordinates for 2"),
         (GET.replace("[%r2];", "[%r2], %d0;"), "operands"),
         (STORE.format(rank=2).replace("tile", "tile::scatter4") + " [%map, {0, 0}], [%r1];", "2 coordinates for 5"),
         (GET.replace(".2d", ".3d").replace(".tile", ".tile::gather4"), "four rows are of a tensor of 2"),
         ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%map, {0, 0}], [%r1];", "a reduction is"),
-        ("tensormap.replace.tile.rank.global.b1024.b64 [%map], 1;", "not known"),
+        ("tensormap.replace.tile.rank.global.b1024.b64 [%map], 1;", "not emulated"),
     ],
 )
 def test_unknown_forms_are_errors_at_load(text: str, message: str) -> None:

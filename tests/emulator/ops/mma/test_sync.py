@@ -219,7 +219,7 @@ def test_unknown_forms_are_refused_with_their_line():
     )
     short = "{%f0,%f1,%f2,%f3}, {%r0,%r1,%r2}, {%r4,%r5}, {%f0,%f1,%f2,%f3}"
     assert "operand 1 has 3 registers" in refused("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", short)
-    assert "foo is not known" in refused("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32.foo")
+    assert "foo is not emulated" in refused("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32.foo")
     assert ".aligned" in refused("mma.sync.m16n8k16.row.col.f32.bf16.bf16.f32")
 
 
