@@ -109,7 +109,7 @@ def decode(content: bytes) -> tuple[TensorMap, int]:
     words = struct.unpack("<32I", content)
     flags = words[2]
     if flags & ~_KNOWN or not any(words):
-        raise EmulatorError(f"these 128 bytes are no tensor map of a known format: word 2 is {flags:#x}")
+        raise EmulatorError(f"these 128 bytes are not a tensor map of a known format: word 2 is {flags:#x}")
     rank = (flags >> 4 & 7) + 1
     key = (flags >> 7 & 15, flags >> 16 & 1)
     if key in _FLUSHED:

@@ -194,7 +194,7 @@ def test_an_mbarrier_that_is_not_told_of_the_copies():
     [
         ("cp.async.cg.shared.global [%r10], [%d0], 8;", "copies 16 bytes, not 8"),
         ("cp.async.ca.shared.global [%r10], [%d0], 12;", "not 12"),
-        ("cp.async.ca.global.shared [%r10], [%d0], 16;", "not known"),
+        ("cp.async.ca.global.shared [%r10], [%d0], 16;", "not emulated"),
         ("cp.async.ca.shared.global [%r10], [%d0], %r5;", "not a constant"),
         ("cp.async.wait_group;", "0 operands"),
         ("cp.async.wait_all 1;", "1 operands"),
