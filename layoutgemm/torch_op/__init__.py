@@ -3,6 +3,7 @@
 A tensor handed to `matmul` passes through these files, in this order, and returns to none of them:
 
     operator                      the fast path: a prepared launch again, which takes addresses; or all that follows
+    own_epilogue.api              with an epilogue: its operands, and an operator under a compiler
     compiled.kept_launches        of gemm, and with an epilogue: the launch of an earlier call again
     kernels.run.operand_checks    kind, layout, device and memory of every tensor
     checks                        types, sizes and derivatives, refused in torch's words

@@ -21,9 +21,10 @@ from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, ColumnReduce, Epilogue, Residual, RowReduce, Scale
 from layoutgemm.kernels.plan import WORKSPACE
 from layoutgemm.kernels.sm90.indexed.row_copy import COPIED
-from layoutgemm.torch_op import launch, operator
+from layoutgemm.torch_op import launch
 from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.compiled.guards import _class
+from layoutgemm.torch_op.own_epilogue import api
 from tests.torch_op.host_launches import BareLaunches, bare_launches
 
 pytestmark = [
@@ -245,7 +246,7 @@ def test_what_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
             product(left=inside, out=room[: M * N].view(M, N))
         # An address that is no multiple of 16 is not that of a kept launch, nor is a gradient recorded.
         with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-            patch.setattr(operator, "epilogue_product", lambda *given: 1 / 0)
+            patch.setattr(api, "epilogue_product", lambda *given: 1 / 0)
             assert product() == len(first)
             product(left=room[4 : 4 + M * K].view(M, K))
         with pytest.raises(TensorError, match="bias requires grad"):

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 
 import torch
 
+from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
+from ...kernels.plan import present
 from ...kernels.run.operand_checks import check_operands
 from ..checks import (
     autocast,
@@ -30,9 +32,9 @@ from ..epilogue import (
     GivenOperands,
     Tensors,
     arguments_beside,
+    check_epilogue,
     check_fit,
     epilogue_product,
-    given_operands,
     refusal_of_epilogue,
 )
 from ..prepared import Config, choice_of, config_text
@@ -61,8 +63,13 @@ def epilogue_matmul(
 
     def make() -> torch.Tensor:
         refuse_traces("epilogue=")
-        steps, operands = given_operands(epilogue, given, beside)
-        into = named(out=out)
+        # By classes alone: tensors are handed on in the order of the package's docstring.
+        if text := refusal_of_epilogue(epilogue, {} if isinstance(given, Mapping) else given, beside):
+            raise OperandError(text)
+        steps, every = present(epilogue), dict({} if given is None else given)
+        check_epilogue(steps, {name: type(x) for name, x in every.items()})
+        operands = GivenOperands(every, *[{name: every[name] for name in each} for each in (steps.reads, steps.writes)])
+        into = {} if out is None else {"out": out}
         check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
         choice_of(config)
         left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
