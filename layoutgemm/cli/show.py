@@ -168,7 +168,7 @@ def is_swizzle(what: str) -> bool:
     return what.startswith("S<") and " o " not in what
 
 
-PRINTED = 1 << 14  # cells that are printed: more have a head
+PRINTED, WIDEST = 1 << 11, 64  # cells, and columns, that are printed: more have a head
 HEAD = 16  # rows and columns of it
 
 
@@ -233,10 +233,16 @@ def layout_shown(given: Tile, part_: dict[str, Any]) -> ShownObject:
     def text() -> str:
         if symbolic:
             return f"{layout}\nno table: some of its extents and strides are symbols; write numbers in their place"
-        large = not part_ and layout.size > PRINTED
-        return head_of(layout) if large else view.layout_table(layout, **part_)
+        large = layout.size > PRINTED or shape_of_table(layout)[1] > WIDEST
+        return head_of(layout) if large and not part_ else view.layout_table(layout, **part_)
 
     return ShownObject(text, draw, data)
+
+
+def shape_of_table(layout: AnyLayout) -> list[int]:
+    """Rows, columns and planes of a layout's table: one row of a layout without two modes."""
+    shape = UnwrappedLayout.of(layout).shape
+    return [*map(extent, shape)] if isinstance(shape, tuple) and len(shape) > 1 else [1, int(layout.size)]
 
 
 def head_of(layout: AnyLayout) -> str:
@@ -246,8 +252,7 @@ def head_of(layout: AnyLayout) -> str:
     >>> print(head_of(Layout((1000, 1000)))[-65:])
     of 1000 columns: --rows FROM:TO and --columns FROM:TO show others
     """
-    shape = UnwrappedLayout.of(layout).shape
-    sizes = [*map(extent, shape)] if isinstance(shape, tuple) and len(shape) > 1 else [1, int(layout.size)]
+    sizes = shape_of_table(layout)
     counts = dict(zip(("rows", "columns", "planes"), (*sizes[:2], prod(sizes[2:])), strict=True))
     if len(sizes) == 2:
         del counts["planes"]

@@ -171,6 +171,17 @@ def test_planes_of_a_large_layout_have_a_head_and_a_way_to_the_rest(capsys) -> N
     assert main(["show", "(4,8):(8,1)", "--planes", "1:2"]) == 2 and "planes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "what, told", [("(64,64):(64,1)", "16 of 64 rows, 16 of 64 columns"), ("(65):(1)", "1 of 1 rows, 16 of 65 columns")]
+)
+def test_a_long_or_wide_table_has_a_head(capsys, what: str, told: str) -> None:
+    assert main(["show", what]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == f"{told}: --rows FROM:TO and --columns FROM:TO show others"
+    assert main(["show", "(32,64):(64,1)"]) == 0
+    assert "others" not in capsys.readouterr().out
+
+
 def test_a_layout_with_symbols_is_printed_without_a_table(capsys) -> None:
     assert main(["show", "(4,M):(M,1)"]) == 0
     assert capsys.readouterr().out.startswith("(4,M):(M,1)\nno table: some of its extents")
