@@ -161,14 +161,8 @@ def _next_best(
 
 
 def _goes_along_rows(problem: Problem) -> bool:
-    """True if the epilogue reads or writes matrices of C's shape, or reduces rows: columns are slower.
-
-    A lane holds neighbours of a row, and rows are combined by two exchanges of lanes; columns by three, in eight lanes.
-    """
-    if problem.epilogue is None:
-        return False
-    reduced = any(step.axes == "m" for step in problem.epilogue.reductions)
-    return reduced or any(given.axes == "mn" for given in problem.epilogue.given)
+    """True if columns of C are slower for the epilogue: see `Epilogue.goes_along_rows`."""
+    return problem.epilogue is not None and problem.epilogue.goes_along_rows
 
 
 def _read_in_lines(problem: Problem) -> tuple[int, int]:

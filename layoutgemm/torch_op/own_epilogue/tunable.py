@@ -98,10 +98,15 @@ class TunableEpilogue:
         (128, 192)
         """
         places = gpu(torch.cuda.current_device() if torch.cuda.is_available() else -1)[0]
-        rows = any(step.axes == "m" for step in self.epilogue.reductions)
-        along_rows = rows or any(operand.axes == "mn" for operand in self.epilogue.given)
         yield from candidates(
-            self.m, self.n, self.k, self.a_major, self.b_major, places, along_rows, self.steps.read_in_lines
+            self.m,
+            self.n,
+            self.k,
+            self.a_major,
+            self.b_major,
+            places,
+            self.epilogue.goes_along_rows,
+            self.steps.read_in_lines,
         )
 
     def operands(self) -> EpilogueOperands:

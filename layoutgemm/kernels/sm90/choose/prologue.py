@@ -64,7 +64,7 @@ def prologue_config(m: int, n: int, k: int, batch: int = 1, multiprocessors: int
 def grouped_prologue_config(
     rows: int, n: int, k: int, groups: int, multiprocessors: int | None = None
 ) -> Sm90Config:  # fmt: skip
-    """The configuration for groups of so many rows on average: a tile is one group's, and a CTA takes several.
+    """The configuration for groups of `rows` rows on average: a tile is one group's, and a CTA takes several.
 
     >>> [grouped_prologue_config(rows, 4096, 4096, 8).tile for rows in (16, 128, 4096)]
     [(64, 256), (128, 256), (128, 256)]
