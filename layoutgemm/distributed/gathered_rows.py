@@ -99,7 +99,7 @@ def clear_flags(workspace: Workspace, stream: int) -> None:
 def fill_own(workspace: Workspace, a: torch.Tensor) -> None:
     """Copy own rows to their place among all, on the side stream."""
     place = workspace.address(workspace.rank, workspace.rank * a.nbytes)
-    copy_bytes(workspace.side.cuda_stream, place, a.data_ptr(), a.nbytes)
+    copy_bytes(workspace.side, place, a.data_ptr(), a.nbytes)
 
 
 class RowsCall:
@@ -123,7 +123,7 @@ class RowsCall:
         workspace.fork(stream)
         workspace.send(a.data_ptr())
         fill_own(workspace, a)
-        memory_operations(workspace.side.cuda_stream, self.arrivals)
+        memory_operations(workspace.side, self.arrivals)
 
     def end(self) -> torch.Tensor:
         """The rows, for what comes next on the current stream. They stay until the next call with this workspace."""

@@ -28,6 +28,7 @@ from ..kernels.run.stream_memory import (
     follow,
     memory_operations,
     new_event,
+    new_stream,
     recorded,
     replay,
     wait,
@@ -64,7 +65,7 @@ class Workspace:
     memory    this rank's part of the symmetric memory
     record    a host's words that a kernel writes before it stops
     extra     further memory of this rank's GPU: counters, tables
-    side      the stream of the copy engines
+    side      the handle of the stream of the copy engines, which nothing else uses
     sends     what goes to the rank before in each call, by copy engines
     graphs    of all sends, by the address of own rows; `seen` has those that have come once
     rank, ranks  this rank of the group, and how many there are
@@ -76,7 +77,7 @@ class Workspace:
     flag_count: int
     chunks: int
     record: torch.Tensor
-    side: torch.cuda.Stream
+    side: int
     timeout: float
     name: str
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -159,11 +160,11 @@ class Workspace:
 
     def fork(self, stream: int) -> None:
         """Let the side stream wait for what is on a stream."""
-        follow(self.side.cuda_stream, stream, self.events[0])
+        follow(self.side, stream, self.events[0])
 
     def join(self, stream: int) -> None:
         """Let a stream wait for what is on the side stream."""
-        follow(stream, self.side.cuda_stream, self.events[1])
+        follow(stream, self.side, self.events[1])
 
     def send(self, rows: int = 0) -> None:
         """Put all sends on the side stream: by one launch of a graph, once they have been seen for these rows.
@@ -176,10 +177,10 @@ class Workspace:
             if graph is None and not _is_capturing():
                 self._record(rows)
         else:
-            replay(self.side.cuda_stream, graph)
+            replay(self.side, graph)
 
     def _send(self, rows: int) -> None:
-        stream = self.side.cuda_stream
+        stream = self.side
         for operations, destination, source, nbytes, of_rows in self.sends:
             memory_operations(stream, operations)
             if nbytes:
@@ -192,7 +193,7 @@ class Workspace:
         if rows not in self.seen:
             self.seen.add(rows)
         else:
-            self.graphs[rows] = recorded(self.side.cuda_stream, lambda: self._send(rows))
+            self.graphs[rows] = recorded(self.side, lambda: self._send(rows))
 
     def require_alive(self) -> None:
         """Raise RankError if a kernel of an earlier call has given up a wait."""
@@ -261,7 +262,8 @@ def _made(
     if handle is None:
         raise OperandError(f"{name}: the group has no symmetric memory: its GPUs are not peers of one host")
     record = torch.zeros(RECORD_WORDS, dtype=torch.int32, pin_memory=True)
-    side = torch.cuda.Stream(device, priority=-1)
+    with torch.cuda.device(device):
+        side = new_stream()
     return Workspace(handle, memory, flags, chunks, record, side, timeout, name)
 
 

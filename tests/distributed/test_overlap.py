@@ -115,10 +115,9 @@ class Rank:
         self.log: list[str] = []
         size = workspaces.buffer_offset(flags) + nbytes
         memories = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
-        nothing = SimpleNamespace(cuda_stream=SIDE)
         record = torch.zeros(4, dtype=torch.int32)
         handle = Handle(0, memories)
-        self.space = workspaces.Workspace(handle, memories[0], flags, chunks, record, nothing, 3.0, name)
+        self.space = workspaces.Workspace(handle, memories[0], flags, chunks, record, SIDE, 3.0, name)
         self.arguments: tuple[int, ...] = ()
         self.space.events = 1, 2
         monkeypatch.setattr(calls, "of_device", lambda _: ClusterOccupancy(132))

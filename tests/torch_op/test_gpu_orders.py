@@ -11,6 +11,7 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm import matmul
+from layoutgemm.kernels.run.capture import outside_capture
 from layoutgemm.schedule import Triangular
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
@@ -41,3 +42,18 @@ def test_a_first_call_is_captured(order: Any, size: tuple[int, int, int]) -> Non
     again = torch.full_like(out, 7.0)
     matmul(a, b.T, order=order, out=again)
     assert torch.equal(again, first)
+
+
+def test_memory_is_made_beside_any_captured_stream() -> None:
+    """torch hands out 32 streams in turn: one of 33 is the captured one, whose use would end the capture."""
+    device, graph = torch.device("cuda", torch.cuda.current_device()), torch.cuda.CUDAGraph()
+    x = torch.zeros(8, device=device)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        x += 1
+        lists = []
+        for number in range(33):
+            with outside_capture(device):
+                lists.append(torch.full((4,), number).to(device))
+    graph.replay()
+    assert bool((x == 1).all()) and [int(found[0]) for found in lists] == list(range(33))

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def outside_capture(device: torch.device) -> Iterator[None]:
     """Keep work on a GPU out of the graph that a stream is captured into.
 
-    Then it runs on a stream of its own and has ended when the context ends: allocations come from torch's usual memory,
-    not from a graph's own pool. Without a capture it runs as always.
+    Then it runs on a stream that is not captured and has ended when the context ends: allocations come from torch's
+    usual memory, not from a graph's own pool. Without a capture it runs as always.
     """
     import torch
 
@@ -25,7 +25,18 @@ def outside_capture(device: torch.device) -> Iterator[None]:
         yield
         return
     with allowed_in_capture():
-        stream = torch.cuda.Stream(device)
+        stream = _stream_outside(device)
         with torch.cuda.stream(stream):
             yield
         stream.synchronize()
+
+
+def _stream_outside(device: torch.device) -> torch.cuda.Stream:
+    """A stream that no graph captures: torch hands out 32 in turn, and the captured one may be the next."""
+    import torch
+
+    while True:
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            if not torch.cuda.is_current_stream_capturing():
+                return stream

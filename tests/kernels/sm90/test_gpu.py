@@ -144,7 +144,7 @@ def test_outputs_of_the_product() -> None:
     with pytest.raises(OperandError, match="computes into a buffer with pitch 136"):
         plan.run(a, b, out=tight, copy=False)
     turned = torch.zeros(135, 72, dtype=torch.bfloat16, device="cuda").T
-    assert "writes it row-major" in plan.run(a, b, out=turned).copies[0] and torch.equal(turned, want)
+    assert "takes it row-major" in plan.run(a, b, out=turned).copies[0] and torch.equal(turned, want)
     direct = GemmPlan.derive(72, 135, 200, b="bf16:col", config=small(store="direct"))
     tight.zero_()
     assert direct.run(a, b, out=tight, copy=False).copies == () and torch.equal(tight, want)
