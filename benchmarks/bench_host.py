@@ -31,8 +31,10 @@ from layoutgemm import (
     quantized_matmul,
     scaled_matmul,
 )
+from layoutgemm.inductor.registration import layoutgemm_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.nn import QuantizedLinear
+from layoutgemm.torch_op.compiled import direct
 from tests.torch_op.host_launches import bare_launches
 
 SIZE = 128
@@ -57,8 +59,14 @@ def calls() -> dict[str, Callable[[], object]]:
     sums, of_rows = Epilogue(RowReduce("sum", "sums")), {"sums": torch.zeros(SIZE)}
     weight = QuantizedWeight.quantize(torch.randn(SIZE, SIZE), QuantizedFormat("int4", 128))
     layer, leaf = QuantizedLinear(weight), x.clone().requires_grad_()
+    into, options = torch.empty(SIZE, SIZE, dtype=x.dtype), {"config": "", "allow_tf32": None}
+    site = direct.site(direct.matmul, **options)
+    with_bias = direct.site(direct.finished, activation=None, tensors=("bias",), **options)
     return {
         "matmul": lambda: matmul(x, y),
+        "matmul in Inductor's code": lambda: site(x, y, out=into),
+        "the same with a bias": lambda: with_bias(x, y, bias, out=into),
+        "matmul as Inductor's choice": lambda: layoutgemm_matmul(x, y, out=into),
         "scaled_matmul": lambda: scaled_matmul(a, scale_a, right, scale_b),
         "scaled_matmul with a bias": lambda: scaled_matmul(a, scale_a, right, scale_b, bias=bias),
         "scaled_matmul, quantised": lambda: scaled_matmul(

@@ -11,6 +11,8 @@ from types import ModuleType
 import torch
 
 from ..errors import LayoutError, OperandError
+from ..torch_op.compiled.call_sites import CallSite
+from ..torch_op.compiled.guards import FIRST_GPU
 from ..torch_op.compiled.lowering import register as register_lowerings
 from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401  # defines the operators that it rewrites to
@@ -21,6 +23,8 @@ _PARTS = ("forward", "backward", "inference")
 HOOKS = ("external_matmul", "post_grad_custom_post_pass")
 DEFAULT = tuple(name for name in PRODUCTS if name != "mm")
 _active: list[Registration] = []
+_MAX_SITES = 4096  # shapes that autotuning or generated code has asked for; beyond, all begin anew
+_sites: dict[tuple[object, ...], CallSite] = {}
 
 
 def layoutgemm_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
@@ -29,10 +33,28 @@ def layoutgemm_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) ->
     Raises RuntimeError for a product without a kernel, such as of float32, and on a device that `register` was not
     asked for: Inductor then takes another one.
     """
+    key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, out.stride(), out.dtype, a.get_device())
+    site = _sites.get(key)
+    if site is not None:
+        return site(a, b, out=out)
+    _first_product(a, b, out)
+    if a.get_device() >= FIRST_GPU and a.dtype is not torch.float32:  # of float32, tf32 is asked for at each call
+        if len(_sites) >= _MAX_SITES:
+            _sites.clear()
+        _sites[key] = CallSite(_product)
+    return None
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
+    matmul(a, b, out=out, out_dtype=out.dtype)
+
+
+def _first_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """The product, or the refusals of `layoutgemm_matmul`."""
     if _active and a.device.type not in _active[-1].devices:
         raise RuntimeError(f"layoutgemm does not compute on {a.device}: register(devices=) has {_active[-1].on}")
     try:
-        matmul(a, b, out=out, out_dtype=out.dtype)
+        _product(a, b, out=out)
     except LayoutError as problem:
         said = f"mm of {list(a.shape)} and {list(b.shape)}: {problem}"
         if _active:
@@ -64,6 +86,7 @@ class Registration:
         if self.products:
             setattr(config, HOOKS[1], _pass_of(self, self._before[1]))
         _active.append(self)
+        _sites.clear()  # which devices may be asked is decided at the first product
         return self
 
     def remove(self) -> None:

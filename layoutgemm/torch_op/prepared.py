@@ -21,6 +21,7 @@ from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
+from .compiled.call_sites import LAUNCHES
 from .compiled.constants import constant_in_graphs
 from .compiled.guards import KeptCalls
 from .launch import PreparedProblem
@@ -110,6 +111,7 @@ def prepare(
 def forget() -> None:
     """Drop every prepared product: the next call of each chooses anew. What was compiled stays."""
     PREPARED.clear()
+    LAUNCHES.clear()
 
 
 def on_gpu(index: int) -> bool:

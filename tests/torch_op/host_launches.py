@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from layoutgemm.inductor import registration
 from layoutgemm.kernels.epilogue.chain import Activation, Bias
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, operator, ordered, prepared
-from layoutgemm.torch_op.compiled import kept_launches
+from layoutgemm.torch_op.compiled import call_sites, kept_launches
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.operands import pairs, several
 from layoutgemm.torch_op.prologue import grouped as prologue_groups
@@ -112,6 +113,8 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
     patch.setattr(compute, "on_gpu", lambda index: True)
     patch.setattr(operator, "_current_device", lambda: -1)
     patch.setattr(operator, "raw_stream", lambda index: 77)
+    patch.setattr(call_sites, "FIRST_GPU", -1)
+    patch.setattr(call_sites, "raw_stream", lambda index: 77)
     patch.setattr(operator, "empty_on_gpu", empty if computes else quick)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
@@ -160,6 +163,11 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(ordered, "raw_stream", lambda index: 77)
     patch.setattr(kept, "FIRST_GPU", -1)
     patch.setattr(kept_launches, "FIRST_GPU", -1)
+    patch.setattr(call_sites, "FIRST_GPU", -1)
+    patch.setattr(registration, "FIRST_GPU", -1)
+    patch.setattr(registration, "_sites", {})
+    patch.setattr(call_sites, "raw_stream", lambda index: 77)
+    patch.setattr(call_sites, "empty_on_gpu", empty)
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)

@@ -1,8 +1,9 @@
 """Calls under torch.compile: their checks while they are traced, their launches in Inductor's code, and its guards.
 
-traced     checks, whose refusals the compiler reports with their text
-lowering   what Inductor writes for an operator: a call of a function of `direct`
-direct     these functions: products into a given tensor, without torch's dispatcher
-constants  the mark of functions whose results are constants of a graph
-guards     the compiler's guards, by which eager calls find kept launches
+traced      checks, whose refusals the compiler reports with their text
+lowering    what Inductor writes for an operator: a call of a function of `direct`
+direct      these functions: products into a given tensor, without torch's dispatcher
+call_sites  places in Inductor's code that call these, each with its launch once that is known
+constants   the mark of functions whose results are constants of a graph
+guards      the compiler's guards, by which eager calls find kept launches
 """

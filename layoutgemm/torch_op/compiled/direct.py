@@ -6,6 +6,9 @@ follow the operands in the order of `tensors`, their names. Calls with several r
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 
 from .. import operator as _matmul
@@ -19,6 +22,12 @@ from ..scaled_grouped.kept import KeptKey, find
 from ..scaled_grouped.operators import checked_grouped, plain_config
 from ..scaled_grouped.recipes import BLOCK
 from ..scaled_grouped.scaled import BiasActivation
+from .call_sites import CallSite
+
+
+def site(function: Callable[..., None], **options: object) -> CallSite:
+    """A call site of one of these functions, with all arguments but the tensors."""
+    return CallSite(functools.partial(function, **options))
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, config: str, allow_tf32: bool | None) -> None:

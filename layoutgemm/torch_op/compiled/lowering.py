@@ -8,13 +8,15 @@ checks that the graph has passed already. A lowering makes the call one of `comp
     one                  writes to a tensor that Inductor allocates, and reuses
     several              returns new tensors, of the strides of the operator's
 
-With cpp_wrapper, and where a single result's columns are contiguous, the operator stays.
+Where sizes are no symbols, a call with one result is that of a `CallSite`, which keeps its launch. With cpp_wrapper,
+and where a single result's columns are contiguous, the operator stays.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,9 +96,16 @@ def _calls() -> tuple[Any, Any]:
     class DirectCall(ir.ExternKernelOut):
         """A call of a function that writes to `out`."""
 
+        python_kernel_name: str
+        kwargs: dict[str, Any]
+
         def codegen(self, wrapper: Any) -> None:
             """Import the functions, and write the call."""
             wrapper.add_import_once(_IMPORT)
+            if site := _site(self.python_kernel_name, self.kwargs, [*self.inputs, self]):
+                self.python_kernel_name, made = site
+                self.kwargs = {}
+                wrapper.add_import_once(f"{self.python_kernel_name} = {made}")
             super().codegen(wrapper)
 
     class DirectCalls(ir.ExternKernelAlloc):
@@ -108,6 +117,20 @@ def _calls() -> tuple[Any, Any]:
             super().codegen(wrapper)
 
     return DirectCall, DirectCalls
+
+
+def _site(function: str, options: Mapping[str, object], tensors: Sequence[Any]) -> tuple[str, str] | None:
+    """The name of a call site, and what makes it.
+
+    None where sizes are symbols, and of float32: whether that is multiplied as tf32 is asked at each call.
+    """
+    forms = [(x.get_dtype(), *x.get_size(), "by", *x.get_stride()) for x in tensors]
+    symbols = any(getattr(size, "free_symbols", ()) for form in forms for size in form)
+    if symbols or forms[0][0] is torch.float32:
+        return None
+    made = f"layoutgemm_direct.site({', '.join([function, *[f'{name}={x!r}' for name, x in options.items()]])})"
+    same = hashlib.sha256(f"{made} {forms}".encode()).hexdigest()[:16]
+    return f"{function.replace('.', '_')}_{same}", made
 
 
 def _layout(value: torch.Tensor) -> Any:

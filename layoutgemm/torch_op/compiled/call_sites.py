@@ -1,0 +1,110 @@
+"""Call sites of Inductor's code: after its first call a site writes addresses, and launches.
+
+Inductor fixes the shapes, strides and types of a site's tensors, and the GPU; its results are memory of their own. So
+of what an eager call checks only the lowest bits of the addresses can differ. A site's first call is recorded. It is
+kept if it was one launch of which every argument is known, as `kept_launches` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..launch import DirectLaunch, Recording, empty_on_gpu, raw_stream, recorded
+from .guards import ALIGNED, FIRST_GPU
+
+_BEYOND = 1 << 32  # addresses are larger: an argument beyond that is a tensor's, or not known
+
+
+class SiteLaunch(NamedTuple):
+    """The launch of a site: it takes the addresses of the tensors, the result's and those of workspaces.
+
+    memory  bytes of each workspace
+    """
+
+    direct: DirectLaunch
+    memory: tuple[int, ...]
+
+
+class CallSite:
+    """One place in generated code that calls a product into `out`.
+
+    call  the product, with all arguments but the tensors
+
+    >>> site = CallSite(lambda a, b, *, out: torch.mm(a, b, out=out))
+    >>> result = torch.empty(2, 2)
+    >>> site(torch.eye(2), torch.ones(2, 2), out=result)
+    >>> result.tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *tensors: torch.Tensor, out: torch.Tensor) -> None:
+        """The product of these tensors into `out`. Raises what the product raises."""
+        kept = LAUNCHES.get(self, _NEW)
+        if kept is None:
+            return self._call(*tensors, out=out)
+        low = 0
+        addresses = [x.data_ptr() for x in tensors]
+        addresses.append(out.data_ptr())
+        for at in addresses:
+            low |= at
+        if low & ALIGNED:
+            return self._call(*tensors, out=out)
+        if kept is _NEW:
+            return self._first([*tensors, out])
+        direct, memory = kept
+        if memory:
+            spaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in memory]  # they live until the launch
+            addresses += [x.data_ptr() for x in spaces]
+        return direct.launch(addresses, raw_stream(direct.device))
+
+    def _first(self, tensors: Sequence[torch.Tensor]) -> None:
+        *read, out = tensors
+        before = [_writes(x) for x in tensors]
+        with recorded() as record:
+            self._call(*read, out=out)
+        added = [None if count is None else (_writes(x) or 0) - count for x, count in zip(tensors, before)]
+        once = all(count is None or count <= (x is out) for x, count in zip(tensors, added))
+        if len(LAUNCHES) >= MAX_SITES:
+            LAUNCHES.clear()
+        LAUNCHES[self] = launch_at(record, [x.data_ptr() for x in tensors]) if once else None
+
+
+MAX_SITES = 1 << 16  # beyond, all begin anew
+LAUNCHES: dict[CallSite, SiteLaunch | None] = {}  # None: the site's calls stay calls of its product
+_NEW = SiteLaunch.__new__(SiteLaunch, None, ())  # type: ignore[arg-type]
+
+
+def _writes(x: torch.Tensor) -> int | None:
+    """A tensor's count of writes; None in inference mode, which counts none."""
+    return None if x.is_inference() else x._version
+
+
+def launch_at(record: Recording, addresses: Sequence[int]) -> SiteLaunch | None:
+    """The one launch of a recorded call with tensors at these addresses; None where an argument is not known."""
+    if len(record.launches) != 1 or record.lists or record.clears:
+        return None
+    [made] = record.launches
+    if made.device < FIRST_GPU or 0 in addresses or len({*addresses}) < len(addresses):
+        return None
+    places: dict[int, int] = {}
+    for place, value in enumerate(made.arguments):
+        if value in addresses or value in record.memory:
+            if value in places:
+                return None
+            places[value] = place
+        elif value >= _BEYOND:
+            return None
+    spaces = [at for at in places if at in record.memory]
+    if any(at not in places for at in addresses):
+        return None
+    order = [places[at] for at in (*addresses, *spaces)]
+    direct = DirectLaunch(made.compiled, made.arguments, order, made.device, made.what)
+    return SiteLaunch(direct, tuple([record.memory[at] for at in spaces]))
