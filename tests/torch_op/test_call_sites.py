@@ -157,8 +157,24 @@ def test_a_kept_site_serves_addresses_of_16_alone(monkeypatch: pytest.MonkeyPatc
             assert torch.equal(out, want)
 
 
+def test_a_site_reads_views_of_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses are those of the views. One that begins between multiples of 16 is the product's."""
+    for begin, calls in ((64, 1), (1, 3)):
+        views = (((64, 128), (192, 1), begin), ((128, 192), (1, 256), 128))
+        product = Counted(direct.matmul, MATMUL)
+        site = CallSite(product, views)
+        with host_launches(monkeypatch):
+            for _ in range(3):
+                a, b, out = whole(64, 192), whole(192, 256), torch.empty(64, 192, dtype=BF16)
+                site(a, b, out=out)
+                want = torch.empty_like(out)
+                direct.matmul(a.as_strided(*views[0]), b[:, 128:].T, out=want, **MATMUL)
+                assert torch.equal(out, want)
+        assert product.calls == calls
+
+
 def test_inductors_choice_is_a_site_of_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third size is another one, and a float32 product is none: tf32 is asked for at each call."""
+    """Each size has its own."""
     products: list[Any] = []
     monkeypatch.setattr(registration, "FIRST_GPU", -1)
     monkeypatch.setattr(registration, "_sites", {})

@@ -15,23 +15,34 @@ import torch
 from ..launch import DirectLaunch, Recording, empty_on_gpu, raw_stream, recorded
 from .guards import ALIGNED, FIRST_GPU
 
+_reinterpreted: Callable[..., torch.Tensor] = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "guards", None),
+    "_reinterpret_tensor",
+    lambda x, size, stride, more: x.as_strided(size, stride, x.storage_offset() + more),
+)
 _BEYOND = 1 << 32  # addresses are larger: an argument beyond that is a tensor's, or not known
+
+
+View = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, and elements from the tensor's first
 
 
 class SiteLaunch(NamedTuple):
     """The launch of a site: it takes the addresses of the tensors, the result's and those of workspaces.
 
     memory  bytes of each workspace
+    begins  bytes from each tensor to its view; () where all begin together
     """
 
     direct: DirectLaunch
     memory: tuple[int, ...]
+    begins: tuple[int, ...] = ()
 
 
 class CallSite:
     """One place in generated code that calls a product into `out`.
 
-    call  the product, with all arguments but the tensors
+    call   the product, with all arguments but the tensors
+    views  of each tensor that it is called with, the view that the product reads, or None. () where it reads them all
 
     >>> site = CallSite(lambda a, b, *, out: torch.mm(a, b, out=out))
     >>> result = torch.empty(2, 2)
@@ -40,33 +51,45 @@ class CallSite:
     [[1.0, 1.0], [1.0, 1.0]]
     """
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_views")
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
+    def __init__(self, call: Callable[..., None], views: tuple[View | None, ...] = ()) -> None:
+        self._call, self._views = call, views
 
     def __call__(self, *tensors: torch.Tensor, out: torch.Tensor) -> None:
         """The product of these tensors into `out`. Raises what the product raises."""
         kept = LAUNCHES.get(self, _NEW)
         if kept is None:
-            return self._call(*tensors, out=out)
+            return self._call(*self._read(tensors), out=out)
+        if kept is _NEW:
+            return self._first([*self._read(tensors), out], tensors)
+        direct, memory, begins = kept
         low = 0
         addresses = [x.data_ptr() for x in tensors]
         addresses.append(out.data_ptr())
+        if begins:
+            addresses = [at + more for at, more in zip(addresses, begins)]
         for at in addresses:
             low |= at
         if low & ALIGNED:
-            return self._call(*tensors, out=out)
-        if kept is _NEW:
-            return self._first([*tensors, out])
-        direct, memory = kept
+            return self._call(*self._read(tensors), out=out)
         if memory:
             spaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in memory]  # they live until the launch
             addresses += [x.data_ptr() for x in spaces]
         return direct.launch(addresses, raw_stream(direct.device))
 
-    def _first(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _read(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The tensors that the product reads."""
+        if not self._views:
+            return tensors
+        return [x if view is None else _reinterpreted(x, *view) for x, view in zip(tensors, self._views)]
+
+    def _first(self, tensors: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+        """A call that is recorded, of what the product reads and writes; `given` is what the site is called with."""
         *read, out = tensors
+        addresses = [x.data_ptr() for x in tensors]
+        if any(at & ALIGNED for at in addresses):
+            return self._call(*read, out=out)
         before = [_writes(x) for x in tensors]
         with recorded() as record:
             self._call(*read, out=out)
@@ -74,7 +97,10 @@ class CallSite:
         once = all(count is None or count <= (x is out) for x, count in zip(tensors, added))
         if len(LAUNCHES) >= MAX_SITES:
             LAUNCHES.clear()
-        LAUNCHES[self] = launch_at(record, [x.data_ptr() for x in tensors]) if once else None
+        kept = launch_at(record, addresses) if once else None
+        begins = tuple([at - x.data_ptr() for at, x in zip(addresses, given)])
+        LAUNCHES[self] = kept._replace(begins=(*begins, 0)) if kept and any(begins) else kept
+        return None
 
 
 MAX_SITES = 1 << 16  # beyond, all begin anew

@@ -22,12 +22,12 @@ from ..scaled_grouped.kept import KeptKey, find
 from ..scaled_grouped.operators import checked_grouped, plain_config
 from ..scaled_grouped.recipes import BLOCK
 from ..scaled_grouped.scaled import BiasActivation
-from .call_sites import CallSite
+from .call_sites import CallSite, View
 
 
-def site(function: Callable[..., None], **options: object) -> CallSite:
-    """A call site of one of these functions, with all arguments but the tensors."""
-    return CallSite(functools.partial(function, **options))
+def site(function: Callable[..., None], *, views: tuple[View | None, ...] = (), **options: object) -> CallSite:
+    """A call site of one of these functions, with all arguments but the tensors; `views` as `CallSite` has them."""
+    return CallSite(functools.partial(function, **options), views)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, config: str, allow_tf32: bool | None) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from .call_sites import View
 from .constants import constant_in_graphs
 
 _IMPORT = "from layoutgemm.torch_op.compiled import direct as layoutgemm_direct"
@@ -97,6 +98,7 @@ def _calls() -> tuple[Any, Any]:
         """A call of a function that writes to `out`."""
 
         python_kernel_name: str
+        inputs: list[Any]
         kwargs: dict[str, Any]
 
         def codegen(self, wrapper: Any) -> None:
@@ -104,7 +106,7 @@ def _calls() -> tuple[Any, Any]:
             wrapper.add_import_once(_IMPORT)
             if site := _site(self.python_kernel_name, self.kwargs, [*self.inputs, self]):
                 self.python_kernel_name, made = site
-                self.kwargs = {}
+                self.inputs, self.kwargs = [_viewed(x)[0] for x in self.inputs], {}
                 wrapper.add_import_once(f"{self.python_kernel_name} = {made}")
             super().codegen(wrapper)
 
@@ -125,12 +127,28 @@ def _site(function: str, options: Mapping[str, object], tensors: Sequence[Any]) 
     None where sizes are symbols, and of float32: whether that is multiplied as tf32 is asked at each call.
     """
     forms = [(x.get_dtype(), *x.get_size(), "by", *x.get_stride()) for x in tensors]
-    symbols = any(getattr(size, "free_symbols", ()) for form in forms for size in form)
+    offsets = [x.get_layout().offset for x in tensors]
+    symbols = any(getattr(size, "free_symbols", ()) for form in (*forms, offsets) for size in form)
     if symbols or forms[0][0] is torch.float32:
         return None
-    made = f"layoutgemm_direct.site({', '.join([function, *[f'{name}={x!r}' for name, x in options.items()]])})"
+    views = tuple([_viewed(x)[1] for x in tensors[:-1]])
+    named = {**({"views": views} if any(views) else {}), **options}
+    made = f"layoutgemm_direct.site({', '.join([function, *[f'{name}={x!r}' for name, x in named.items()]])})"
     same = hashlib.sha256(f"{made} {forms}".encode()).hexdigest()[:16]
     return f"{function.replace('.', '_')}_{same}", made
+
+
+def _viewed(x: Any) -> tuple[Any, View | None]:
+    """The tensor below an input that is a view, and the view.
+
+    The input itself and None where there is no view, or one of another type.
+    """
+    from torch._inductor import ir
+
+    if not isinstance(x, ir.ReinterpretView) or x.dtype != x.data.dtype:
+        return x, None
+    size, stride, offset = x.layout.size, x.layout.stride, x.layout.offset
+    return x.data, (tuple(map(int, size)), tuple(map(int, stride)), int(offset))
 
 
 def _layout(value: torch.Tensor) -> Any:
