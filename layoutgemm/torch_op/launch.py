@@ -33,6 +33,7 @@ __getattr__ = old_names(__name__)
 
 _NO_COPIES = (None, None, None)
 MAX_KERNELS = 1024
+_BEYOND = 1 << 32  # addresses are larger; sizes and numbers are smaller
 _WORDS = 14  # where an epilogue's words begin, after the product's own arguments
 
 raw_stream: Callable[[int], int] = getattr(
@@ -79,6 +80,10 @@ class Recording:
     lists: dict[int, torch.Tensor] = field(default_factory=dict)
     targets: list[tuple[torch.Tensor, int | None]] = field(default_factory=list)
     clears: bool = False
+
+    def knows(self, argument: int) -> bool:
+        """True for a number, and for an address of its memory or lists: addresses are larger than 2**32."""
+        return argument < _BEYOND or argument in self.memory or argument in self.lists
 
 
 class _Recorded(threading.local):

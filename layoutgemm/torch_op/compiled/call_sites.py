@@ -20,8 +20,6 @@ _reinterpreted: Callable[..., torch.Tensor] = getattr(
     "_reinterpret_tensor",
     lambda x, size, stride, more: x.as_strided(size, stride, x.storage_offset() + more),
 )
-_BEYOND = 1 << 32  # addresses are larger: an argument beyond that is a tensor's, or not known
-
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, and elements from the tensor's first
 
@@ -126,7 +124,7 @@ def launch_at(record: Recording, addresses: Sequence[int]) -> SiteLaunch | None:
             if value in places:
                 return None
             places[value] = place
-        elif value >= _BEYOND:
+        elif not record.knows(value):
             return None
     spaces = [at for at in places if at in record.memory]
     if any(at not in places for at in addresses):

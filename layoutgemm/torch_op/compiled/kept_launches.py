@@ -28,7 +28,6 @@ from ..problem import StridedOperand
 from .guards import FIRST_GPU, KeptCalls, Key, LaunchesByAddress, guarded
 
 OWN = ("a", "b", "c")  # a launch's first arguments
-_BEYOND = 1 << 32  # addresses are larger, sizes and numbers smaller: what is not known and larger may be an address
 MAX_KEPT = 1024
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
@@ -231,7 +230,7 @@ class _RecordedCall:
                 found["c"] = place
             elif place >= len(OWN) and name in known and value == known[name].data_ptr():
                 found[name] = place
-            elif value >= _BEYOND and value not in record.memory and value not in record.lists:
+            elif not record.knows(value):
                 return None
         wanted = {*self.own, *self.extras.written, *(["c"] if target is not None else [])}
         return found if found.keys() == wanted else None
