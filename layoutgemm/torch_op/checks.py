@@ -298,6 +298,13 @@ def derived_by_func() -> bool:
     return top is not None and top.key() != torch._C._functorch.TransformType.Functionalize
 
 
+def derived_by_transform() -> bool:
+    """True if one of torch.func's transforms derives: it takes no operator's derivative."""
+    kinds = torch._C._functorch.TransformType
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any(each.key() in (kinds.Grad, kinds.Jvp) for each in stack)
+
+
 def refuse_traces(said: str) -> None:
     """Raise OperandError under torch.jit.trace, which sees no launch that is not an operator's.
 

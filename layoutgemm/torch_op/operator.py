@@ -55,8 +55,9 @@ from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
 from .launch import PreparedProblem, empty_on_gpu, raw_stream
 from .library import bias_gradient, dispatched, recorded_product
+from .operands.api import matmul_combined
 from .operands.pairs import matmul_pairs
-from .operands.several import Combine, matmul_combined
+from .operands.several import Combine
 from .ordered import ordered_product
 from .own_epilogue.api import epilogue_matmul
 from .prepared import PREPARED, Config, choice_of, mark_written
@@ -585,11 +586,9 @@ def _with_combine(
     """A function of several products; `alone`: arguments that have no meaning beside it."""
     if type(a) is tuple:
         raise OperandError(_OF_PAIRS)
-    if _is_compiling():
-        refuse("combine= is a launch of its own, not under torch.compile; bias= and activation= are")
     for name, x in alone.items():
         if x is not None:
-            raise OperandError(f"{name} and combine: the function of the products is all that follows them")
+            refuse(f"{name} and combine: the function of the products is all that follows them")
     return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)
 
 

@@ -7,13 +7,15 @@ follow the operands in the order of `tensors`, their names. Calls with several r
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from .. import operator as _matmul
 from ..fp8 import api as _fp8
 from ..library import configured
+from ..operands.api import matmul_combined
+from ..operands.operators import function_of_text
 from ..quantized.launch import quantized_product, scale_recipe
 from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api
@@ -25,9 +27,9 @@ from ..scaled_grouped.scaled import BiasActivation
 from .call_sites import CallSite, View
 
 
-def site(function: Callable[..., None], *, views: tuple[View | None, ...] = (), **options: object) -> CallSite:
+def site(call: Callable[..., None], /, *, views: tuple[View | None, ...] = (), **options: object) -> CallSite:
     """A call site of one of these functions, with all arguments but the tensors; `views` as `CallSite` has them."""
-    return CallSite(functools.partial(function, **options), views)
+    return CallSite(functools.partial(call, **options), views)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, config: str, allow_tf32: bool | None) -> None:
@@ -53,6 +55,16 @@ def gated(
     _matmul.matmul(
         a, b, out=out, activation=activation, out_dtype=out.dtype, config=configured(config), allow_tf32=allow_tf32
     )
+
+
+def combined_matmul(
+    a: torch.Tensor, *b: torch.Tensor, out: torch.Tensor, numbers: Sequence[float], function: str, config: str,
+    allow_tf32: bool | None,
+) -> None:  # fmt: skip
+    """The function of the products of a with several matrices, into `out`."""
+    how = function_of_text(function)
+    given = dict(zip(how.numbers, numbers, strict=True))
+    matmul_combined(a, b, how, given, out, configured(config), out.dtype, allow_tf32)
 
 
 def scaled_matmul(

@@ -53,6 +53,10 @@ def _of_scaled(a: Shape, scale_a: Shape, b: Shape, *others: object, **named: obj
     return of_product(a, b)
 
 
+def _of_several(a: Shape, b: Sequence[Shape], *others: object, **named: object) -> int:
+    return sum(of_product(a, each) for each in b)
+
+
 def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:
     """N is the seventh argument behind the weights, of one product and of groups."""
     return 2 * prod(x) * named.get("n", others[_N])
@@ -60,7 +64,8 @@ def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:
 
 _FORMULAS: Mapping[str, Callable[..., int]] = {
     "matmul": of_product, "finished": of_product, "gated": of_product, "prologue_matmul": of_product,
-    "epilogue_matmul": of_product, "scaled_matmul": _of_scaled, "scaled_matmul_quantized": _of_scaled,
+    "epilogue_matmul": of_product, "combined_matmul": _of_several, "scaled_matmul": _of_scaled,
+    "scaled_matmul_quantized": _of_scaled,
     "scaled_epilogue_matmul": _of_scaled, "grouped_epilogue_matmul": _of_groups_of_rows,
     "grouped_matmul": of_groups, "prologue_grouped_matmul": of_groups,
     "indexed_matmul": _of_rows, "quantized_matmul": _of_packed, "quantized_grouped_matmul": _of_packed,

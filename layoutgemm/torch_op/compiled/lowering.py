@@ -30,6 +30,7 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "matmul": (),
     "finished": ("bias",),
     "gated": (),
+    "combined_matmul": (),
     "scaled_matmul": ("scale_b", "bias"),
     "grouped_matmul": ("groups", "scale_a", "scale_b", "bias"),
     "quantized_matmul": ("scales", "bias", "scale_x"),
@@ -169,4 +170,8 @@ def _split(name: str, given: Mapping[str, object], several: bool) -> tuple[dict[
     there = [x for x in optional if given[x] is not None]
     left = (*always, *optional, *(() if several else ("out_dtype",)))
     others = {x: value for x, value in given.items() if x not in left}
-    return {x: given[x] for x in (*always, *there)}, {**others, **({"tensors": tuple(there)} if optional else {})}
+    tensors: dict[str, Any] = {}
+    for x in (*always, *there):
+        each = given[x]
+        tensors |= {f"{x}[{i}]": y for i, y in enumerate(each)} if isinstance(each, (list, tuple)) else {x: each}
+    return tensors, {**others, **({"tensors": tuple(there)} if optional else {})}

@@ -20,6 +20,7 @@ import torch
 from torch.types import Number
 
 from ...errors import LayoutError, OperandError
+from ...kernels.epilogue.parameters import host_number
 from ...kernels.run.operand_checks import check_operands, same_memory
 from ..checks import (
     NOT_RECORDED,
@@ -205,6 +206,18 @@ def refuse(text: str) -> None:
         raise OperandError(text)
 
 
+def check_number(name: str, x: object, whole: bool) -> None:
+    """Refuse, under the compiler, what is no number of a launch. A symbol within 32 bits stays one."""
+    if isinstance(x, torch.Tensor):
+        refuse(f"{name} is a number, given at the launch; got a {type(x).__qualname__}")
+    if isinstance(x, float) and not whole:
+        return
+    if not isinstance(x, int) or isinstance(x, bool):
+        refuse(refusal("number", name, x, whole))
+    elif not -(2**31) <= x < 2**31:
+        refuse(refusal("number", name, int(x), whole))
+
+
 @constant_in_graphs
 def refusal(check: str, *plain: object) -> str:
     """The text of a check's refusal of values that are no tensors, or "": a constant to the compiler."""
@@ -226,5 +239,6 @@ CHECKS: dict[str, Callable[..., object]] = {
     "out_dtype": lambda multiplied, asked: multiplied in NAMES and stored_as(multiplied, asked),
     "read": lambda name, kind: check_operands({name: _stand_in(kind)}),
     "written": lambda name, kind: check_operands({}, {name: _stand_in(kind)}),
+    "number": lambda name, value, whole: host_number(name, value, whole),
     "scalar": lambda name, x, kind: scalar_of(name, x, kind, torch.device("cpu")),
 }

@@ -6,7 +6,7 @@
 The kernel loads each tile of a once for all products, and an element's sums meet in registers: see
 `kernels.sm90.operands.combined`. On the CPU products and function are computed in float64, and rounded once.
 
-Gradients recompute the products in float32: torch differentiates the function, and each product has its two gradients.
+Gradients recompute the products in float32: see `operators`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import FunctionCtx
 
-from ...dtypes import dtype, f32
 from ...errors import OperandError, PlanError, TensorError
 from ...kernels.epilogue.parameters import float_word, host_number
-from ...kernels.epilogue.steps import ACTIVATIONS, EpilogueOperand, check_activation
+from ...kernels.epilogue.steps import ACTIVATIONS, check_activation
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.operands.combined import LEAST_MATRICES, MOST_MATRICES, Combined
-from ..checks import autocast, check_call, check_out, check_own_launch, refuse_traces
-from ..compiled.kept_launches import Extras, again_or
-from ..compute import product
+from ..checks import autocast, check_call, check_out
 from ..explanation import Explanation
 from ..launch import plan_of
 from ..prepared import Config, LaunchEpilogue, choice_of, launched, on_gpu, problem_at, start, target
@@ -36,6 +32,7 @@ from ..solver import padded_strides, solve
 from ..types import C_NAMES, NAMES
 
 Combine = Callable[..., Any] | Combined | str
+NO_DICT = "given is a {}; it is a dict, the function's numbers by name"
 _BOTH_MAJORS = ("bf16", "f16")
 
 
@@ -65,51 +62,15 @@ class TorchMath:
     and_, or_, xor = (staticmethod(f) for f in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor))
 
 
-def matmul_combined(
-    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
-    out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
-) -> torch.Tensor:  # fmt: skip
-    """combine(a @ b[0], a @ b[1], ...): `matmul` of several matrices. See the module's docstring.
-
-    Raises TensorError for shapes, types and devices that do not meet, OperandError for a function or numbers that do
-    not fit, and for a GPU without such kernels.
-
-    >>> x, w = torch.eye(2).half(), torch.tensor([[1.0, -2.0], [3.0, 4.0]]).half()
-    >>> matmul_combined(x, (w, w), lambda p, q, ops, s: ops.maximum(p, 0.0) + s * q, {"s": 10}, None, None, None, None)
-    tensor([[ 11., -20.],
-            [ 33.,  44.]], dtype=torch.float16)
-    """
-
-    def make() -> torch.Tensor:
-        refuse_traces("combine=")
-        left, matrices, how, numbers, kind = checked_call(a, b, combine, given, out, config, out_dtype, allow_tf32)
-        if check_own_launch("combine=", (left, *matrices), out):
-            if dtype(NAMES[left.dtype]).bits < 16:
-                raise TensorError(f"a is {left.dtype}, and products of 8 bits have no gradient: give detached tensors")
-            first: torch.Tensor = _RecordedSeveral.apply(left, how, numbers, kind, config, *matrices)
-            return first
-        with torch.no_grad():
-            return computed(left, matrices, how, numbers, kind, config, out)
-
-    values = {} if given is None else given
-    plain = isinstance(b, (tuple, list)) and type(values) is dict and all(type(name) is str for name in values)
-    if not plain or getattr(a, "dtype", None) is torch.float32:
-        return make()  # whether float32 may be multiplied as tf32 is asked each time
-    extras = Extras(numbers=_numbers_named(tuple(values)), given=values)
-    options = ("matmul, combine=", combine, tuple(values), config, out_dtype)
-    return again_or(make, options, {"a": a, **{f"b{i}" if i else "b": x for i, x in enumerate(b)}}, out, extras)
-
-
 def checked_call(
     a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor], Combined, dict[str, float], torch.dtype]:  # fmt: skip
     """The operands of a call, its function and numbers, and the result's type; raises as `matmul_combined` does."""
-    if not isinstance(b, (tuple, list)) or not LEAST_MATRICES <= len(b) <= MOST_MATRICES:
-        what = f"{len(b)} matrices" if isinstance(b, (tuple, list)) else f"a {type(b).__qualname__}"
-        raise OperandError(f"b is {what}: combine= takes a tuple of {LEAST_MATRICES} to {MOST_MATRICES} matrices")
+    if text := refusal_of_matrices(b):
+        raise OperandError(text)
     if given is not None and not isinstance(given, Mapping):
-        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the function's numbers by name")
+        raise OperandError(NO_DICT.format(type(given).__qualname__))
     numbers = {name: float(host_number(name, x)) for name, x in (given or {}).items()}
     how = function_of(combine, len(b), tuple(numbers))
     named = {f"b[{i}]": x for i, x in enumerate(b)}
@@ -132,6 +93,14 @@ def checked_call(
     return a, matrices, how, numbers, kind
 
 
+def refusal_of_matrices(b: object) -> str:
+    """The reason why `b` is no tuple of two to four matrices, or ""."""
+    if isinstance(b, (tuple, list)) and LEAST_MATRICES <= len(b) <= MOST_MATRICES:
+        return ""
+    what = f"{len(b)} matrices" if isinstance(b, (tuple, list)) else f"a {type(b).__qualname__}"
+    return f"b is {what}: combine= takes a tuple of {LEAST_MATRICES} to {MOST_MATRICES} matrices"
+
+
 def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Combined:
     """The function of a call, traced once for each function object. Raises OperandError for one that does not fit.
 
@@ -149,12 +118,6 @@ def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Co
         raise OperandError(f"combine is a {type(combine).__qualname__}: a function, or the name of a gate") from error
     except PlanError as error:
         raise OperandError(str(error)) from error
-
-
-@functools.lru_cache(256)
-def _numbers_named(names: tuple[str, ...]) -> tuple[EpilogueOperand, ...]:
-    """The function's numbers as a launch takes them; a name that no function has is refused with the function."""
-    return tuple([EpilogueOperand(name, "", f32, host=True) for name in names if name.isidentifier()])
 
 
 @functools.lru_cache(256)
@@ -249,39 +212,3 @@ def explain_combined(
     said = [f"{copy.why}, {size} bytes" for copy, size in zip(found.copies, sizes, strict=True) if copy]
     lines = sum(x.untyped_storage().nbytes() for x, y in zip(placed, matrices) if x is not y)
     return Explanation(str(plan_of(found)), found.why, len(found.launches), (*said, *copied), sum(sizes) + lines)
-
-
-class _RecordedSeveral(torch.autograd.Function):
-    """A product of several matrices with its gradients: products are computed again, the function's by torch."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, a: torch.Tensor, how: Combined, numbers: dict[str, float], kind: torch.dtype,
-        config: Config | None, *matrices: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
-        ctx.save_for_backward(a, *matrices)
-        ctx.how, ctx.numbers = how, numbers
-        return computed(a, matrices, how, numbers, kind, config)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph
-            raise TensorError("combine= has first derivatives alone: no create_graph=True")
-        a, *matrices = ctx.saved_tensors
-        wants_a, wants = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
-        with torch.enable_grad():
-            sums = [product(a, b, torch.float32).requires_grad_() for b in matrices]
-            value = ctx.how.apply(sums, TorchMath(sums[0]), ctx.numbers)
-        found = torch.autograd.grad(value, sums, grad.float(), allow_unused=True)
-        slopes = [torch.zeros_like(x) if g is None else g for x, g in zip(sums, found)]
-        slopes = [g.to(a.dtype) for g in slopes]
-        lines = a.reshape(-1, a.shape[-1])
-        of_b = [
-            product(lines.T, g.reshape(-1, g.shape[-1]), b.dtype) if want else None
-            for g, b, want in zip(slopes, matrices, wants)
-        ]
-        of_a = None
-        if wants_a:
-            terms = [product(g, b.T, torch.float32) for g, b in zip(slopes, matrices)]
-            of_a = functools.reduce(torch.add, terms).to(a.dtype)
-        return of_a, None, None, None, None, *of_b

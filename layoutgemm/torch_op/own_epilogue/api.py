@@ -26,7 +26,7 @@ from ..checks import (
     refuse_traces,
 )
 from ..compiled.kept_launches import epilogue_again_or
-from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
+from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
 from ..epilogue import (
     NO_DERIVATIVE,
     GivenOperands,
@@ -137,18 +137,6 @@ def traced_operands(
         if differentiated(x):
             refuse(f"{name} requires grad, and this product has no gradient: {NO_DERIVATIVE}")
     for name in (*numbers, *wholes):
-        _check_number(name, every[name], name in wholes)
+        check_number(name, every[name], name in wholes)
     launched = [float(every[name]) for name in numbers], [every[name] for name in wholes]
     return text, (list(read.values()), list(written.values()), *launched)
-
-
-def _check_number(name: str, x: object, whole: bool) -> None:
-    """Refuse, under the compiler, what is no number of a launch. A symbol within 32 bits stays one."""
-    if isinstance(x, torch.Tensor):
-        refuse(f"{name} is a number, given at the launch; got a {type(x).__qualname__}")
-    if isinstance(x, float) and not whole:
-        return
-    if not isinstance(x, int) or isinstance(x, bool):
-        refuse(refusal("epilogue number", name, x, whole))
-    elif not -(2**31) <= x < 2**31:
-        refuse(refusal("epilogue number", name, int(x), whole))

@@ -18,7 +18,7 @@ import torch
 
 from ...errors import OperandError, PlanError
 from ...kernels.epilogue.chain import Epilogue
-from ...kernels.epilogue.parameters import check_names, host_number
+from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.run.operand_checks import check_operands
 from ..checks import check_call, check_out, product_shape, refuse_derivatives
@@ -200,4 +200,3 @@ def _in_batch(x: torch.Tensor, at: int | None, size: int, rank: int, batch: int)
 
 # A call's values that are no tensors, for the compiler.
 CHECKS["epilogue"] = _check_names
-CHECKS["epilogue number"] = lambda name, value, whole: host_number(name, value, whole)

@@ -15,11 +15,19 @@ import torch
 
 from ...errors import OperandError
 from ...kernels.sm90.operands.prologue import Prologue
-from ..checks import NOT_RECORDED, autocast, copied, differentiated, needs_dispatcher, refuse_traces
+from ..checks import (
+    NOT_RECORDED,
+    autocast,
+    copied,
+    derived_by_transform,
+    differentiated,
+    needs_dispatcher,
+    refuse_traces,
+)
 from ..compiled.kept_launches import again_or
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..prepared import Config, config_text
-from .operators import CHECK_PROLOGUE, derivable, derived_by_transform, prologue_names
+from .operators import CHECK_PROLOGUE, derivable, prologue_names
 from .product import PrologueProduct, check_config, checked_product, computed
 from .rows import of_chosen_rows
 

@@ -11,7 +11,15 @@ import torch
 
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.operands.prologue import Prologue
-from ..checks import NOT_RECORDED, autocast, copied, differentiated, needs_dispatcher, refuse_traces
+from ..checks import (
+    NOT_RECORDED,
+    autocast,
+    copied,
+    derived_by_transform,
+    differentiated,
+    needs_dispatcher,
+    refuse_traces,
+)
 from ..compiled.kept_launches import again_or
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..indexed.grouped_rows import Options
@@ -21,7 +29,7 @@ from ..scaled_grouped.scaled import BiasActivation, check_config
 from .api import refusal_of_call
 from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups, parameter
 from .grouped_operators import CHECK_GROUPS
-from .operators import derived_by_transform, prologue_names
+from .operators import prologue_names
 from .rows import of_chosen_rows
 
 Tensors = Mapping[str, torch.Tensor]

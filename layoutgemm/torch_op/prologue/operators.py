@@ -118,13 +118,6 @@ def derivable(product: PrologueProduct, config: Config | None) -> torch.Tensor:
     return recorded_product(function_of(a, prologue, given), b, None, bias, activation, kind, config)
 
 
-def derived_by_transform() -> bool:
-    """True if one of torch.func's transforms derives: it takes no operator's derivative."""
-    kinds = torch._C._functorch.TransformType
-    stack = torch._C._functorch.get_interpreter_stack() or ()
-    return any(each.key() in (kinds.Grad, kinds.Jvp) for each in stack)
-
-
 def _recorded(
     a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None = None,
     activation: str | None = None, out_dtype: torch.dtype | None = None, config: str = "",

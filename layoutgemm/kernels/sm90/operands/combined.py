@@ -20,8 +20,9 @@ form of two matrices in one, with a single map.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ....arguments import checked
 from ....atoms import TmaPlan, smem_tile
@@ -47,13 +48,17 @@ class Combined:
     expression  traced, in f32; the sums are named by `sum_name`
     matrices    sums that it takes
     numbers     names of the numbers that it takes, given at each launch
+    json        all of these as text, as `from_json` reads it. A field: torch.compile reads those of frozen classes
     """
 
     expression: tracing.Expression
     matrices: int = LEAST_MATRICES
     numbers: tuple[str, ...] = ()
+    json: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        text = json.dumps({"matrices": self.matrices, "numbers": self.numbers, "value": self.expression})
+        object.__setattr__(self, "json", text)
         if not LEAST_MATRICES <= self.matrices <= MOST_MATRICES:
             raise PlanError(f"{self.matrices} matrices B: a kernel combines {LEAST_MATRICES} to {MOST_MATRICES}")
 
@@ -87,6 +92,26 @@ class Combined:
             return function(*values[:count], ops, **dict(zip(names, values[count:], strict=True)))
 
         return Combined(tracing.trace(traced, (*sums, *names)), count, names)
+
+    @classmethod
+    @checked(PlanError)
+    def from_json(cls, text: str) -> Combined:
+        """The function whose `json` is that text. Raises PlanError for another text.
+
+        >>> both = Combined.of(lambda x, y, ops, s: x + s * y, numbers=("s",))
+        >>> Combined.from_json(both.json) == both
+        True
+        """
+        try:
+            found = json.loads(text)
+            matrices, numbers = int(found["matrices"]), tuple(map(str, found["numbers"]))
+            names = (*[sum_name(i) for i in range(matrices)], *numbers)
+            made = Combined(tracing.restored(found["value"], names), matrices, numbers)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise error if isinstance(error, PlanError) else PlanError(f"no function's text: {text[:200]}") from None
+        if made.json != text:
+            raise PlanError(f"a function's text is {text[:200]}, and that function's is {made.json[:200]}")
+        return made
 
     @property
     def separate(self) -> bool:

@@ -1,0 +1,206 @@
+"""torch.ops.layoutgemm.combined_matmul: a function of several products, as torch's compiler and functorch see it.
+
+    combined_matmul(Tensor a, Tensor[] b, float[] numbers, str function, ScalarType? out_dtype=None, str config="",
+                    bool? allow_tf32=None) -> Tensor
+
+`function` is `Combined.json`, and `numbers` has its numbers in their order. Gradients recompute the products in
+float32: torch differentiates the function, and each product has its two gradients. vmap makes a batch of rows; matrices
+that it maps are multiplied one after another.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from ...errors import LayoutError, OperandError, PlanError, TensorError
+from ...kernels.sm90.operands.combined import Combined
+from ..checks import needs_dispatcher, product_shape
+from ..compiled.constants import constant_in_graphs
+from ..compiled.flops import count_flops
+from ..compiled.traced import CHECKS, checking_operator
+from ..compute import product
+from ..library import (
+    Places,
+    VmapInfo,
+    configured,
+    differentiable,
+    in_front,
+    one_after_another,
+    refuse_under_functorch,
+    with_autocast,
+    with_autograd,
+)
+from ..prepared import Config, config_text
+from .several import Combine, TorchMath, checked_call, computed, function_of
+
+_library = torch.library.Library("layoutgemm", "FRAGMENT")
+
+
+class CombinedCall(NamedTuple):
+    """A checked call: operands, the function with its numbers, and the result's type."""
+
+    a: torch.Tensor
+    matrices: list[torch.Tensor]
+    how: Combined
+    numbers: dict[str, float]
+    kind: torch.dtype
+
+
+@functools.lru_cache(256)
+def function_of_text(text: str) -> Combined:
+    """The function of `Combined.json`. Raises OperandError for another text."""
+    try:
+        return Combined.from_json(text)
+    except PlanError as error:
+        raise OperandError(str(error)) from error
+
+
+@constant_in_graphs
+def text_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> str:
+    """A function, or the name of a gate, as the operator takes it; "" for one that does not fit: `refusal` says why."""
+    try:
+        return function_of(combine, matrices, numbers).json
+    except LayoutError:
+        return ""
+
+
+def _checked(
+    a: torch.Tensor, b: Sequence[torch.Tensor], numbers: Sequence[float], function: str, out: torch.Tensor | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> CombinedCall:  # fmt: skip
+    """The call of an operator's arguments. Raises OperandError or TensorError for those that do not fit."""
+    how = function_of_text(function)
+    if len(numbers) != len(how.numbers):
+        raise OperandError(f"numbers has {len(numbers)}, and the function takes {', '.join(how.numbers) or 'none'}")
+    given = dict(zip(how.numbers, numbers, strict=True))
+    return CombinedCall(*checked_call(a, b, how, given, out, None, out_dtype, allow_tf32))
+
+
+@torch.library.custom_op("layoutgemm::combined_matmul", mutates_args=())
+def _operator(
+    a: torch.Tensor, b: Sequence[torch.Tensor], numbers: Sequence[float], function: str,
+    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    call = _checked(a, b, numbers, function, None, out_dtype, allow_tf32)
+    return computed(*call, configured(config)).contiguous()
+
+
+@_operator.register_fake
+def _(
+    a: torch.Tensor, b: Sequence[torch.Tensor], numbers: Sequence[float], function: str,
+    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    call = _checked(a, b, numbers, function, None, out_dtype, allow_tf32)
+    configured(config)
+    return a.new_empty(product_shape(call.a, call.matrices[0]), dtype=call.kind)
+
+
+CHECK_COMBINED = checking_operator(
+    "check_combined",
+    "(Tensor a, Tensor[] b, float[] numbers, str function, Tensor? out, ScalarType? out_dtype, bool? allow_tf32) -> ()",
+    lambda *arguments: (_checked(*arguments), None)[1],
+)
+
+
+def dispatched(call: CombinedCall, config: Config | None) -> torch.Tensor:
+    """The product that torch's dispatcher sees, of operands that have been checked."""
+    a, matrices, how, numbers, kind = call
+    value: torch.Tensor = torch.ops.layoutgemm.combined_matmul(
+        a, matrices, [numbers[name] for name in how.numbers], how.json, kind, config_text(config), True
+    )
+    return value
+
+
+def derivable(call: CombinedCall) -> torch.Tensor:
+    """The product by operators that have derivatives of every order: float32 sums, and the function by torch."""
+    a, matrices, how, numbers, kind = call
+    sums = [differentiable(a, b, torch.float32) for b in matrices]
+    value: torch.Tensor = how.apply(sums, TorchMath(sums[0]), numbers)
+    return value.to(kind)
+
+
+class _RecordedSeveral(torch.autograd.Function):
+    """A product of several matrices with its gradients: products are computed again, the function's by torch."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, a: torch.Tensor, how: Combined, numbers: dict[str, float], kind: torch.dtype,
+        config: Config | None, *matrices: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(a, *matrices)
+        ctx.how, ctx.numbers = how, numbers
+        if needs_dispatcher(a, *matrices):
+            return dispatched(CombinedCall(a, list(matrices), how, numbers, kind), config)
+        return computed(a, matrices, how, numbers, kind, config)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph
+            raise TensorError("combine= has first derivatives alone: no create_graph=True")
+        a, *matrices = ctx.saved_tensors
+        times = differentiable if needs_dispatcher(a, grad, *matrices) else product
+        wants_a, wants = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
+        slopes = _slopes([times(a, b, torch.float32) for b in matrices], grad, ctx.how, ctx.numbers)
+        slopes = [g.to(a.dtype) for g in slopes]
+        lines = a.reshape(-1, a.shape[-1])
+        of_b = [
+            times(lines.T, g.reshape(-1, g.shape[-1]), b.dtype) if want else None
+            for g, b, want in zip(slopes, matrices, wants)
+        ]
+        of_a = None
+        if wants_a:
+            terms = [times(g, b.T, torch.float32) for g, b in zip(slopes, matrices)]
+            of_a = functools.reduce(torch.add, terms).to(a.dtype)
+        return of_a, None, None, None, None, *of_b
+
+
+def _slopes(
+    sums: Sequence[torch.Tensor], grad: torch.Tensor, how: Combined, numbers: Mapping[str, float]
+) -> list[torch.Tensor]:
+    """The gradient of each sum."""
+    with torch.enable_grad():
+        sums = [x.requires_grad_() for x in sums]
+        value = how.apply(sums, TorchMath(sums[0]), numbers)
+    found = torch.autograd.grad(value, sums, grad.float(), allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(sums, found)]
+
+
+def recorded(call: CombinedCall, config: Config | None) -> torch.Tensor:
+    """The product with its gradients. Raises TensorError for 8-bit operands."""
+    if call.a.dtype.itemsize < 2:
+        raise TensorError(f"a is {call.a.dtype}, and products of 8 bits have no gradient: give detached tensors")
+    a, matrices, how, numbers, kind = call
+    value: torch.Tensor = _RecordedSeveral.apply(a, how, numbers, kind, config, *matrices)
+    return value
+
+
+def _recorded(
+    a: torch.Tensor, b: Sequence[torch.Tensor], numbers: Sequence[float], function: str,
+    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    refuse_under_functorch("combined_matmul")
+    return recorded(_checked(a, b, numbers, function, None, out_dtype, allow_tf32), configured(config))
+
+
+with_autograd("combined_matmul", _recorded)
+with_autocast(_library, "combined_matmul")
+count_flops("combined_matmul")
+
+
+@_operator.register_vmap
+def _(
+    info: VmapInfo, in_dims: Places, a: torch.Tensor, b: Sequence[torch.Tensor], *others: object
+) -> tuple[torch.Tensor, int]:
+    if any(at is not None for at in in_dims[1]):
+        return one_after_another(info, in_dims, (a, b, *others), torch.ops.layoutgemm.combined_matmul), 0
+    return torch.ops.layoutgemm.combined_matmul(in_front(a, in_dims[0], info.batch_size), b, *others), 0
+
+
+# A call's values that are no tensors, for the compiler.
+CHECKS["combine"] = function_of
+CHECKS["combine text"] = lambda text, *taken: function_of(function_of_text(text), *taken)
