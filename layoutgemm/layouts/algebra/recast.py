@@ -140,7 +140,28 @@ def recast(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> Pair:
                 f"{what}: the mode of extent {whole} holds {s} times {old_bits // down} bits at a stride of {d} of "
                 f"them, and {new_bits} bits hold {up}: no whole number of elements"
             )
+    if (span := span_of_group(S, D, up)) > up:
+        what = recasting(shape, stride, new_bits, old_bits)
+        raise LayoutError(
+            f"{what}: modes overlap, so one element takes in a span of {span} times {old_bits // down} bits, and "
+            f"{new_bits} bits hold {up}"
+        )
     return upcast(S, D, up)
+
+
+def span_of_group(shape: object, stride: object, n: int) -> int:
+    """The span of the entries that one element of n parts takes in: n at most, unless modes overlap.
+
+    >>> span_of_group((6, 4), (1, 1), 2), span_of_group((2, 4), (1, 2), 4)
+    (3, 4)
+    """
+    span = 1
+    for s, d in zip(leaves(shape), leaves(stride)):
+        if d.__class__ is int and 0 < d < n:
+            # A symbolic extent is a multiple of the entries in an element.
+            taken = -(-n // d)
+            span += ((min(s, taken) if s.__class__ is int else taken) - 1) * d
+    return span
 
 
 def not_whole(s: int, d: int, n: int, steps: set[int]) -> bool:

@@ -309,7 +309,8 @@ def complement(shape: Shape, stride: Stride, bound: Scalar = 1, what: str = "com
 def right_inverse(shape: Shape, stride: Stride) -> Pair:
     """R with L(R(i)) = i: the modes of stride 1, then of the product of the extents taken so far, and so on.
 
-    It ends where no stride equals that product at all sizes; at some sizes a longer inverse may exist.
+    It ends where no stride equals that product at all sizes; at some sizes a longer inverse may exist. Where modes
+    overlap, it takes a longer chain only if the facts show it longer.
     """
     if not has_symbols(shape, stride):
         return _int_inverse.right_inverse(shape, stride)
@@ -321,21 +322,27 @@ def right_inverse(shape: Shape, stride: Stride) -> Pair:
         if not (s.__class__ is int and s == 1):
             modes.append((s, d, w))
         w = w * s
-    S: list[Scalar] = []
-    D: list[Scalar] = []
-    end: Scalar = 1
-    found = True
-    while found:
-        found = False
-        for i, (s, d, w) in enumerate(modes):
-            if d == end:
-                S.append(s)
-                D.append(w)
-                end = end * s
-                modes.pop(i)
-                found = True
-                break
-    return pack(*coal(tuple(S), tuple(D)))
+    chain = _longest_chain(modes)
+    return pack(*coal(tuple([s for s, _ in chain]), tuple([w for _, w in chain])))
+
+
+def _longest_chain(modes: list[tuple[Scalar, Scalar, Scalar]]) -> list[tuple[Scalar, Scalar]]:
+    """Extents and weights of a chain of modes d = 1, d = s, ...: the longest by the facts, else the first."""
+    ends: dict[Scalar, tuple[Scalar, list[tuple[Scalar, Scalar]]]] = {}  # where a chain begins -> its end, its modes
+
+    def longest(end: Scalar) -> tuple[Scalar, list[tuple[Scalar, Scalar]]]:
+        if end not in ends:
+            top = end
+            found: list[tuple[Scalar, Scalar]] = []
+            for s, d, w in modes:
+                if d == end:
+                    above, chain = longest(end * s)
+                    if not found or (above != top and holds(top, above)):
+                        top, found = above, [(s, w), *chain]
+            ends[end] = top, found
+        return ends[end]
+
+    return longest(1)[1]
 
 
 def left_inverse(shape: Shape, stride: Stride) -> Pair:

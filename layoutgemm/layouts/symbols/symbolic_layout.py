@@ -198,7 +198,10 @@ class SymbolicLayout(Layout):
         return self._made(_ops.complement, 1 if bound is None else entry(bound, "the bound of a complement"))
 
     def right_inverse(self) -> Layout:
-        """See Layout.right_inverse; a chain that goes on at some sizes only ends."""
+        """See Layout.right_inverse; a chain that goes on at some sizes only ends.
+
+        Of overlapping chains it takes the longest that the facts show, else the first.
+        """
         return self._made(_ops.right_inverse)
 
     def left_inverse(self) -> Layout:

@@ -96,6 +96,8 @@ def recast(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> Pair:
                 f"{what}: {show(s)} parts {d} apart as whole elements of {up} parts",
                 needs_div(up // d, s) if not up % d else (),
             )
+    if (span := int_recast.span_of_group(S, D, up)) > up:
+        raise LayoutError(f"{what}: modes overlap: one element of {up} parts takes in a span of {span}")
     return upcast(S, D, up)
 
 

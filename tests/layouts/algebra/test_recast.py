@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layoutgemm.errors import LayoutError
-from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
+from layoutgemm.layouts import ComposedLayout, Layout, Swizzle, parse
 from tests.layouts import reference as ref
 from tests.layouts.strategies import Pair, pairs, random_pair, seeds
 
@@ -196,6 +196,16 @@ def test_recast_refuses_fractions_of_an_element(layout: str, new: int, old: int)
     with pytest.raises(LayoutError, match=f"from {old} to {new} bits.*no whole number of elements"):
         a.recast(new, old)
     assert not a.can_recast(new, old)
+
+
+@pytest.mark.parametrize(
+    ("layout", "new", "old", "span"),
+    [("(6,4):(1,1)", 8, 4, 3), ("(8,2,4):(4,8,2)", 64, 8, 11), ("(M,4):(1,1)", 16, 8, 3)],
+)
+def test_recast_refuses_overlapping_modes_that_share_an_element(layout: str, new: int, old: int, span: int) -> None:
+    """Both modes step inside one element, whose parts then reach into the next: (6,4):(1,1) has parts 0 to 8."""
+    with pytest.raises(LayoutError, match=rf"modes overlap.*span.* {span}\b"):
+        parse(layout, "64 | M").recast(new, old)
 
 
 def test_recast_through_the_common_width() -> None:

@@ -320,6 +320,14 @@ def test_conditions_say_what_was_used_and_no_more():
     assert Layout((M, N)).right_inverse().conditions == ()
 
 
+def test_right_inverse_takes_the_longest_chain_of_overlapping_modes() -> None:
+    """The first chain was taken: (n,2*n+1):(1,1) gave n:1, which is shorter at every size."""
+    n = dim("n")
+    assert str(Layout((n, 2 * n + 1), (1, 1)).right_inverse()) == "2*n+1:n"
+    assert str(Layout((n, 8), (1, 1)).given("n <= 8").right_inverse()) == "8:n"
+    assert str(Layout((n, 8), (1, 1)).right_inverse()) == "n:1"  # either may be longer
+
+
 def test_conditions_are_sufficient():
     """Take away all facts and state the conditions alone: the operation must go through again."""
     rng = random.Random(12)
