@@ -12,10 +12,12 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import os
 import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar, Union
 
 from .errors import LayoutError
@@ -116,6 +118,48 @@ def as_int(
         raise error(f"{what} must be at most {most}, not {shown(x)}")
     out: int = x
     return out
+
+
+def as_bool(x: object, what: str, error: type[LayoutError] = LayoutError) -> bool:
+    """`x` as True or False. Raises `error`, which calls it `what`, for any other value, as 1, "no" or a tensor.
+
+    >>> import numpy as np
+    >>> as_bool(np.bool_(True), "relu")
+    True
+    """
+    if x is True or x is False:
+        return x
+    taken = _bool(x)
+    if taken is _REFUSED:
+        raise error(refusal(x, what, "True or False"))
+    return bool(taken)
+
+
+def having(x: Any, what: str, wanted: str, *names: str, error: type[LayoutError] = LayoutError) -> Any:
+    """`x` where it has the attributes `names`. Raises `error`, which calls it `what` and asks for `wanted`.
+
+    >>> having(3, "atom", "a matrix atom", "ptx")
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.LayoutError: atom must be a matrix atom, not 3 (int)
+    """
+    if isinstance(x, type) or not all(hasattr(x, name) for name in names):
+        raise error(refusal(x, what, wanted))
+    return x
+
+
+def as_path(x: object, what: str) -> Path:
+    """`x` as a file's path. Raises LayoutError for what is no text or path, and for one that names no file.
+
+    >>> as_path("rows.svg", "path of svg").name
+    'rows.svg'
+    """
+    if not isinstance(x, (str, os.PathLike)) or not isinstance(os.fspath(x), str):
+        raise LayoutError(refusal(x, what, "a path, as text or a pathlib.Path"))
+    text = str(os.fspath(x))
+    if not text or "\0" in text:
+        raise LayoutError(f"{what} must name a file, not {shown(text)}")
+    return Path(text)
 
 
 def check_range(error: type[LayoutError], most: int, bound: str, **numbers: int) -> None:

@@ -158,5 +158,9 @@ class EmulatorError(LayoutError):
     printed: str = ""
 
 
+class NotCompiledError(EmulatorError, TypeError):
+    """An object handed to the emulator is no compiled function: a TypeError too."""
+
+
 class DeadlockError(EmulatorError):
     """A deadlock; the message lists the event that each warp waits for."""

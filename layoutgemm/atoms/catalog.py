@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..arch import Arch
-from ..arguments import checked
+from ..arguments import checked, shown
 from ..errors import AtomError
 from .copy.base import CopyAtom
 from .copy.cp_async import async_copies
@@ -44,8 +44,8 @@ def atoms(arch: str | Arch | None = None, family: str | None = None) -> Iterator
     (31, 'wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16')
     """
     name = arch.name if isinstance(arch, Arch) else arch
-    if name is not None and name not in TARGETS:
-        raise AtomError(f"no target {name!r}; known: {', '.join(TARGETS)}")
+    if name is not None and (not isinstance(name, str) or name not in TARGETS):
+        raise AtomError(f"no target {shown(name)}; known: {', '.join(TARGETS)}")
     if family is not None and family not in FAMILIES:
         raise AtomError(f"no family {family!r}; known: {', '.join(FAMILIES)}")
     chosen = FAMILIES if family is None else {family: FAMILIES[family]}

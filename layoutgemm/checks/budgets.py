@@ -53,6 +53,7 @@ def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> 
     return Check("shared memory", statement, not witness, "arithmetic", witness)
 
 
+@checked(PlanError)
 def shared_memory_of(
     arch: Arch,
     parts: Mapping[str, int],

@@ -25,7 +25,7 @@ from ..arch import Arch
 from ..arguments import as_int, checked, refusal, shown
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
-from ..errors import EmulatorError, OperandError
+from ..errors import EmulatorError, NotCompiledError, OperandError
 from .findings import LINT, Counts, Finding
 from .host.arguments import ArgumentMemory, Array, PackedArray, array_at, array_of, element_of
 from .host.dsl_calls import CompiledFunction, watch
@@ -225,7 +225,7 @@ def emulate(
     timeline  record what each warp and engine did, of the first order: `LaunchResult.timeline`
 
     Raises EmulatorError that names an argument that does not fit. Raises EmulatorError (DeadlockError, PtxError) where
-    a run cannot go on, with the findings so far. Raises TypeError for anything but a compiled function.
+    a run cannot go on, with the findings so far. Raises NotCompiledError for anything but a compiled function.
     """
     memory, launches = launches_of(compiled, args, extra, named)
     return _run(launches, memory, policy, progress, Watch(banks, timeline))
@@ -237,11 +237,11 @@ def launches_of(
 ) -> tuple[GlobalMemory, list[HostLaunch]]:
     """Run the host half of a compiled function: the memory that its kernels see, and its launches; see `emulate`."""
     if isinstance(compiled, (str, bytes, Path)):
-        raise TypeError("emulate takes what cute.compile returned; PTX, as text or as a file, is for emulate_ptx")
+        said = "PTX, as text or as a file, is for emulate_ptx"
+        raise NotCompiledError(f"emulate takes what cute.compile returned; {said}")
     host = compiled if isinstance(compiled, (CompiledFunction, TritonLaunch)) else None
-    if host is None and not callable(compiled):
-        raise TypeError(f"emulate takes what cute.compile returned, not {type(compiled).__name__}")
-    host = host or _HOSTS.get(compiled)
+    if host is None and type(compiled).__weakrefoffset__:
+        host = _HOSTS.get(compiled)
     if host is None:
         host = _HOSTS[compiled] = CompiledFunction.of(compiled)
     arrays, launches = host.call(args, extra, named)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..arguments import as_int, check_range, checked, settle
+from ..arguments import as_int, check_range, checked, settle, shown
 from ..checks.budgets import most_stages
 from ..errors import PlanError
 from ..layouts.display import HasPicture
@@ -335,6 +335,8 @@ class GemmPlan(HasPicture, HasPage):
 
     def does(self, verb: str) -> Any:
         """The function of a verb."""
+        if not isinstance(verb, str) or verb not in self.verbs:
+            raise PlanError(f"a {type(self).__name__} has no verb {shown(verb)}: {', '.join(self.verbs)}")
         return named(self.verbs[verb])
 
     def check(self) -> Report:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import ClassVar, overload
 
+from ..arguments import as_path, shown
 from ..errors import LayoutError
 from .registry import Registry
 
@@ -58,16 +59,17 @@ class HasPicture:
         >>> Layout((4, 8), (8, 1)).svg("rows.svg").name
         'rows.svg'
         """
-        if path is not None and Path(path).suffix.lower() not in (".svg", ".png"):
+        where = None if path is None else as_path(path, "path of svg")
+        if where is not None and where.suffix.lower() not in (".svg", ".png"):
             raise LayoutError(
-                f"{os.fspath(path)!r}: a picture is written to an .svg or a .png; one operand of an atom is drawn by "
+                f"{shown(str(where))}: a picture is written to an .svg or a .png; one operand of an atom is drawn by "
                 f"operand='A'"
             )
         drawn: str = picture(self, **options)
-        if path is None:
+        if where is None:
             return drawn
-        save(drawn, path, dark=dark)
-        return Path(path)
+        save(drawn, where, dark=dark)
+        return where
 
     def show(self, **options: object) -> None:
         """Prints it as text.

@@ -142,7 +142,11 @@ def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tupl
     if not callable(formula):
         raise LayoutError(refusal(formula, "a formula", "a function, a SymPy expression or a text"))
     if shape is not None:
-        extents = _named(shape, list(inspect.signature(formula).parameters), formula)
+        try:
+            names = list(inspect.signature(formula).parameters)
+        except (TypeError, ValueError):  # a builtin, as int
+            raise LayoutError(f"{shown(formula)} does not say its variables: give their extents by keyword") from None
+        extents = _named(shape, names, formula)
     return formula, _checked(extents, formula)
 
 

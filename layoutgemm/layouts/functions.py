@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from ..arguments import refusal
+from ..arguments import as_int, refusal
 from ..errors import LayoutError
 from . import int_tuple as _t
 from . import profiles
@@ -163,7 +163,7 @@ def make_layout(*args: Any, stride: object = None) -> Layout:
     """
     if args and isinstance(args[0], Layout) and stride is None:
         return Layout.join(*args)
-    if not 1 <= len(args) + (stride is not None) <= 2:
+    if not args or len(args) + (stride is not None) > 2:
         raise LayoutError(f"make_layout takes a shape and a stride, or layouts, not {len(args)} arguments")
     return Layout(*args) if stride is None else Layout(args[0], stride)
 
@@ -273,6 +273,8 @@ def downcast(layout: L, n: int) -> L:
 
 def recast_layout(new_bits: int, old_bits: int, layout: L) -> L:
     """See Layout.recast; the arguments come in CuTe's order."""
+    if not isinstance(layout, (Layout, ComposedLayout)):
+        raise LayoutError(refusal(layout, "the layout of recast_layout", "a Layout or a ComposedLayout"))
     return _method(layout, "recast")(new_bits, old_bits)
 
 
@@ -384,7 +386,9 @@ def local_partition(layout: object, threads: Layout, index: int, proj: object = 
     >>> local_partition(Layout((128, 8), (1, 128)), Layout((16, 16)), 35, (1, None))
     (Layout((8, 8), (16, 128)), 3)
     """
-    flat = next((x for x in range(size(_layout(threads, "threads"))) if threads(x) == index), None)
+    index = as_int(index, "the index of local_partition")
+    count = as_int(size(_layout(threads, "threads")), "the number of threads")
+    flat = next((x for x in range(count) if threads(x) == index), None)
     if flat is None:
         raise LayoutError(f"local_partition: no coordinate of {threads} has the value {index}")
     extents = product_each(threads.shape)

@@ -10,6 +10,7 @@ integer-like entries could stand in their place.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -368,7 +369,7 @@ def scalar(x: object, what: str = "a coordinate") -> Any:
         return int(x)
     if x is None:
         raise CoordinateError("None keeps a mode and belongs to slice(): a coordinate has an integer for every mode")
-    if isinstance(x, (bool, float, complex, np.generic)) or not _counts(x):
+    if isinstance(x, (numbers.Number, np.generic)) or not _counts(x):  # a Fraction and a Decimal are numbers too
         raise CoordinateError(refusal(x, what, "an integer"))
     return x
 
@@ -378,13 +379,15 @@ def _counts(x: object) -> bool:
     kind = str(getattr(x, "dtype", ""))
     if kind.startswith("torch.") and kind.rpartition(".")[2].startswith(("float", "bfloat", "complex", "bool")):
         return False
-    return hasattr(x, "__floordiv__") or hasattr(x, "__rshift__")
+    return hasattr(type(x), "__floordiv__") or hasattr(
+        type(x), "__rshift__"
+    )  # looked up in the class: int itself does not count
 
 
 def bit_field(x: object, what: str) -> Any:
     """`scalar` for shifts and XOR. Raises CoordinateError for values without bits, such as a symbol."""
     x = scalar(x, what)
-    if not (x.__class__ is int or hasattr(x, "__rshift__")):
+    if not (x.__class__ is int or hasattr(x, "__rshift__")) or is_sympy(x):  # where >> is an implication
         raise CoordinateError(refusal(x, what, "an integer"))
     return x
 
@@ -466,7 +469,10 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
         return crd2idx(coord, shape, stride)
     if isinstance(coord, np.ndarray):
         S, D = coal_open(shape, stride)
-        if coord.dtype != object and any(d.__class__ is int and abs(d) >> 31 for d in D):
+        if coord.dtype != object and (
+            any(d.__class__ is int and abs(d) >> 31 for d in D)
+            or (coord.size and max(int(coord.max()), -int(coord.min())) >> 31)
+        ):
             return _far(coord, S, D)
         out = _offset(coord, S, D)
         return np.zeros(coord.shape, np.int64) if out.__class__ is int else out
@@ -476,10 +482,26 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
 
 def _far(coord: np.ndarray, S: list[Scalar], D: list[StrideEntry]) -> np.ndarray:
     """Offsets under strides so large that 64 bits may not hold them: by Python's integers, or refused."""
-    out = np.asarray(_offset(coord.astype(object), S, D), object)
-    if out.size and (int(out.max()) >= 1 << 63 or int(out.min()) < -(1 << 63)):
-        raise LayoutError(f"offsets up to {max(int(out.max()), -int(out.min()))} do not fit 64 bits")
-    return np.broadcast_to(out.astype(np.int64), coord.shape)
+    return np.broadcast_to(in_64_bits(np.asarray(_offset(coord.astype(object), S, D), object)), coord.shape)
+
+
+def in_64_bits(values: np.ndarray, what: str = "") -> np.ndarray:
+    """An array of Python's integers as int64. Raises LayoutError, which begins with `what`, where one does not fit."""
+    if values.size and (int(values.max()) >= 1 << 63 or int(values.min()) < -(1 << 63)):
+        raise LayoutError(f"{what}offsets up to {max(int(values.max()), -int(values.min()))} do not fit 64 bits")
+    return values.astype(np.int64)
+
+
+def moved_by(values: Any, offset: Any) -> Any:
+    """`values` + offset: of Python's integers where 64 bits may not hold them, since NumPy's wrap in silence.
+
+    >>> moved_by(np.array([3]), 4).tolist(), moved_by(np.array([3]), (1 << 63) - 1).tolist()
+    ([7], [9223372036854775810])
+    """
+    if offset.__class__ is int and offset and values.dtype != object and values.size:
+        if max(int(values.max()), -int(values.min())) + abs(offset) >> 63:
+            values = values.astype(object)
+    return values + offset
 
 
 def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:

@@ -149,7 +149,7 @@ class LinearLayout(Function):
         """
         try:
             array = np.asarray(matrix)
-        except ValueError:  # rows of different lengths
+        except (ValueError, TypeError):  # rows of different lengths, a tensor that NumPy has no type for
             array = np.zeros(())
         if array.ndim != 2 or not np.isin(array, (0, 1)).all():
             raise LayoutError("a matrix over GF(2) has two dimensions and entries 0 and 1")

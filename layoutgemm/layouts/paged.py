@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, overload
 
+from ..arguments import as_path
 from .registry import Registry
 
 # `_paged_by` of a class names the module that registers its page.
@@ -39,5 +40,6 @@ class HasPage:
         >>> Layout((4, 8), (8, 1)).html()[:15]
         '<!DOCTYPE html>'
         """
-        text = str(page(self, path, **options))
-        return text if path is None else Path(path)
+        where = None if path is None else as_path(path, "path of html")
+        text = str(page(self, where, **options))
+        return text if where is None else where

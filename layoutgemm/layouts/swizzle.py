@@ -23,7 +23,17 @@ from . import registries
 from .algebra.recast import factor
 from .conversion import Convertible
 from .display import HasPicture, PicturedLayout
-from .int_tuple import bit_field, check_enumerable, coal_open, leaves, show, show_coord, transform
+from .int_tuple import (
+    bit_field,
+    check_enumerable,
+    coal_open,
+    in_64_bits,
+    leaves,
+    moved_by,
+    show,
+    show_coord,
+    transform,
+)
 from .layout import Layout
 from .over_layout import OverLayout
 from .paged import HasPage
@@ -112,6 +122,8 @@ class Swizzle(HasPicture, HasPage, Convertible):
         r = self._by
         if x.__class__ is not int:
             x = bit_field(x, "an offset")  # a narrow array could lose bits to the left
+            if x.__class__ is np.ndarray and self._target >> 63 and x.dtype != object:
+                return in_64_bits(self(x.astype(object)), f"{self} of an array: ")
             if r > 0 and x.__class__ is np.ndarray:
                 moved = x >> r
                 moved &= self._target
@@ -128,9 +140,12 @@ class Swizzle(HasPicture, HasPage, Convertible):
         [0, 9, 8]
         """
         r, target = self._by, self._target
-        if r > 0:
-            return [x ^ (x >> r & target) for x in offsets]
-        return [x ^ (x << -r & target) for x in offsets] if r else list(offsets)
+        try:
+            if r > 0:
+                return [x ^ (x >> r & target) for x in offsets]
+            return [x ^ (x << -r & target) for x in offsets] if r else list(offsets)
+        except TypeError:
+            raise SwizzleError(refusal(offsets, "offsets", "integers in a list")) from None
 
     @property
     def span(self) -> int:
@@ -302,9 +317,12 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return self.swizzle(x)
 
     def offsets(self) -> npt.NDArray[np.int64]:
-        """All values in order of the flat index: a NumPy int64 array of length size."""
-        found: npt.NDArray[np.int64] = self.swizzle(self.layout.offsets() + self.offset)
-        return found
+        """All values in order of the flat index: a NumPy int64 array of length size.
+
+        Raises LayoutError where a value does not fit int64.
+        """
+        found: npt.NDArray[np.int64] = self.swizzle(moved_by(self.layout.offsets(), self.offset))
+        return in_64_bits(found, f"offsets() of {self}: ") if found.dtype == object else found
 
     @property
     def stride(self) -> Any:
@@ -622,7 +640,7 @@ def composed_from(left: Layout, first: int, right: Any) -> AnyLayout:
     check_enumerable("a composition from an offset", right)
     if left.has_basis or right.has_basis:
         raise CompositionError("a composition from an offset is of offsets, not of coordinates", None, left, right)
-    values = left(right.offsets() + first)
+    values = left(moved_by(right.offsets(), first))
     place, strides = 1, []
     for n in leaves(right.shape):
         strides.append(int(values[place] - values[0]) if n > 1 else 0)
@@ -645,7 +663,7 @@ def composed_from(left: Layout, first: int, right: Any) -> AnyLayout:
 def _stays_below(right: Any, end: object) -> bool:
     """True if all values, before and after the swizzle, are in 0..end-1."""
     try:
-        before, after = right.layout.offsets() + right.offset, right.offsets()
+        before, after = moved_by(right.layout.offsets(), right.offset), right.offsets()
     except LayoutError:  # symbols, or too many values to look at
         return False
     return end.__class__ is int and bool(max(before.max(), after.max()) < end and before.min() >= 0)

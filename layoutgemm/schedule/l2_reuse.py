@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..arguments import checked
 from ..errors import PlanError
 from ..lazy_numpy import np
+from .tile_order import tiles_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -87,7 +88,7 @@ def reuse(order: npt.ArrayLike, wave: int, tile: tuple[int, int] = (1, 1)) -> Re
     waves of 132: 1988 row panels and 94 column panels for 4096 tiles, each used 5.65 times; no order exceeds 11.94
     waves of 132: 308 row panels and 528 column panels for 4096 tiles, each used 9.01 times; no order exceeds 11.94
     """
-    tiles = np.asarray(order, dtype=np.int64).reshape(-1, 2)
+    tiles = tiles_of(order)
     if not len(tiles) or min(wave, *tile) < 1:
         raise PlanError(f"reuse of {len(tiles)} tiles of {tile} in waves of {wave}: each is to be 1 or more")
     parts = [tiles[i : i + wave] for i in range(0, len(tiles), wave)]

@@ -15,7 +15,7 @@ from ..errors import OperandError, PlanError
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.verdicts import Answer, Proof
 from ..lazy_numpy import np
-from .tile_order import Hilbert, Minimum, Reads, Schedule, Tile, checked_grid, visits_once
+from .tile_order import Hilbert, Minimum, Reads, Schedule, Tile, checked_grid, tiles_of, visits_once
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -178,7 +178,11 @@ def encoded(tiles: npt.ArrayLike, grid: tuple[int, int] = (0, 0)) -> npt.NDArray
     """Tiles (row, column) as a kernel reads them: row + 2**16 * column. Raises PlanError for a grid too large."""
     if max(grid) > MAX_EXTENT:
         raise PlanError(f"a list of tiles is of {MAX_EXTENT} rows and columns at most, not {grid[0]} x {grid[1]}")
-    found = np.asarray(tiles, dtype=np.int64).reshape(-1, 2)
+    found = tiles_of(tiles)
+    if found.size and not 0 <= int(found.min()) <= int(found.max()) < MAX_EXTENT:
+        raise PlanError(
+            f"a list has tiles of rows and columns 0 to {MAX_EXTENT - 1}, not {found.min()} to {found.max()}"
+        )
     return np.ascontiguousarray(found[:, 0] + _BASE * found[:, 1]).astype(np.int32)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..arguments import as_number, checked, settle, shown
+from ..arguments import as_number, checked, refusal, settle, shown
 from ..errors import PlanError
 from ..layouts import E, Layout
 from ..layouts.display import HasPicture
@@ -86,8 +86,8 @@ class Schedule(HasPicture):
     along: str = "M"
 
     def __post_init__(self) -> None:
-        if self.along not in ("M", "N"):
-            raise PlanError(f'a schedule runs along "M" or "N", not {self.along!r}')
+        if not isinstance(self.along, str) or self.along not in ("M", "N"):
+            raise PlanError(f'a schedule runs along "M" or "N", not {shown(self.along)}')
 
     # A subclass gives the rule for along = "M", and the cases of its proof; N is M with the two exchanged.
 
@@ -413,6 +413,23 @@ def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
     return grid
 
 
+def tiles_of(order: object) -> npt.NDArray[np.int64]:
+    """An order as an int64 array [number] of (row, column). Raises PlanError for anything but whole numbers.
+
+    >>> tiles_of([(0, 0), (1, 0)]).shape
+    (2, 2)
+    """
+    try:
+        found = np.asarray(order)
+    except (ValueError, TypeError, OverflowError):  # rows of different lengths
+        found = np.zeros(0, object)
+    if not found.size:
+        return np.zeros((0, 2), np.int64)
+    if found.dtype.kind not in "iu" or found.ndim != 2 or found.shape[1] != 2:
+        raise PlanError(refusal(order, "an order of tiles", "an array of integers, [number] of (row, column)"))
+    return found.astype(np.int64)
+
+
 @checked(PlanError)
 def visits_once(
     order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule", visited: object = None, of_all: bool = True
@@ -428,7 +445,7 @@ def visits_once(
     (False, 'tile (1, 0) is visited as number 1 and again as number 2')
     """
     rows, columns = checked_grid(grid)
-    tiles = np.asarray(order, dtype=np.int64).reshape(-1, 2)
+    tiles = tiles_of(order)
     every = np.ones((rows, columns), bool) if visited is None else np.asarray(visited, bool)
     witness = ""
     outside = np.flatnonzero((tiles < 0).any(axis=1) | (tiles >= (rows, columns)).any(axis=1))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as _forward
 
+from ..arguments import as_bool
 from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.parameters import host_number
@@ -177,8 +178,11 @@ def check_device(a: torch.Tensor) -> None:
 
 
 def tf32_allowed(allow: bool | None) -> bool:
-    """True if float32 may be rounded to tf32: as the caller says, or as torch is set."""
-    return _torch_allows_tf32() if allow is None else bool(allow)
+    """True if float32 may be rounded to tf32: as the caller says, or as torch is set.
+
+    Raises OperandError for anything but True, False and None.
+    """
+    return _torch_allows_tf32() if allow is None else as_bool(allow, "allow_tf32", OperandError)
 
 
 @constant_in_graphs

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
-from layoutgemm.arguments import as_int
+from layoutgemm.arguments import as_int, refusal
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
 from layoutgemm.layouts.basis import assemble, component, has_basis, paths_of
@@ -189,14 +189,24 @@ def mesh(*axes: Sequence[int]) -> list[list[int]]:
     return [[at[k] for at in every] for k in range(len(axes))]
 
 
+def drawable(x: Drawable) -> Drawable:
+    """`x` where it is a layout, or has its shape and its values or strides. Raises LayoutError for anything else."""
+    strided = hasattr(x, "stride") and not callable(x.stride)  # a method of tensors
+    if isinstance(x, type) or not hasattr(x, "shape") or not (strided or callable(x)):
+        raise LayoutError(refusal(x, "what is drawn", "a layout"))
+    return x
+
+
 def rank_of(layout: Drawable) -> int:
     """The number of a layout's modes."""
+    layout = drawable(layout)
     return len(layout.shape) if isinstance(layout.shape, tuple) else 1
 
 
 def rows_by_columns(layout: Drawable) -> tuple[int, int]:
     """The extents of a layout of rank 1 (one row) or 2. Raises LayoutError for another rank and for symbols."""
-    shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
+    shape = drawable(layout).shape
+    shape = shape if isinstance(shape, tuple) else (shape,)
     if len(shape) not in (1, 2):
         raise LayoutError(
             f"cannot draw {layout}: it has {len(shape)} modes and a picture has rows and columns; "
@@ -351,7 +361,7 @@ class UnwrappedLayout:
     """
 
     def __init__(self, layout: Drawable) -> None:
-        self.layout, self.shape, self._brackets = layout, layout.shape, 0
+        self.layout, self.shape, self._brackets = layout, drawable(layout).shape, 0
         while isinstance(self.shape, tuple) and len(self.shape) == 1 and isinstance(self.shape[0], tuple):
             self.shape, self._brackets = self.shape[0], self._brackets + 1
 
@@ -450,9 +460,10 @@ def planes_of(
 
 def thread_value(tv: Drawable) -> tuple[int, int]:
     """The numbers of threads and values. Raises LayoutError for a layout that has not two modes."""
-    if not isinstance(tv.shape, tuple) or len(tv.shape) != 2:
+    shape = drawable(tv).shape
+    if not isinstance(shape, tuple) or len(shape) != 2:
         raise LayoutError(f"{tv} is not a thread-value layout: that has two modes, threads and values")
-    return extent(tv.shape[0]), extent(tv.shape[1])
+    return extent(shape[0]), extent(shape[1])
 
 
 def owners_of(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import display
 from layoutgemm.view import canvas
 from layoutgemm.view.canvas import DARK
 
-from ..arguments import checked
+from ..arguments import as_path, checked
 
 # The generic families of a document whose named fonts are not installed.
 FAMILIES = {"darwin": ("Helvetica", "Menlo"), "win32": ("Segoe UI", "Consolas")}
@@ -61,7 +60,7 @@ def save(svg: str, path: str | os.PathLike[str], *, dark: bool = False) -> None:
 
     Raises LayoutError as `png` does, and OSError where the file cannot be written.
     """
-    file = Path(path)
+    file = as_path(path, "path of save")
     if file.suffix.lower() == ".png":
         content = png(svg, dark=dark)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from layoutgemm.errors import LayoutError
 from layoutgemm.lazy_numpy import np
 from layoutgemm.schedule.persistent import Persistent
-from layoutgemm.schedule.tile_order import Schedule, checked_grid
+from layoutgemm.schedule.tile_order import Schedule, checked_grid, tiles_of
 from layoutgemm.view.canvas import width_of
 from layoutgemm.view.palette import HUES, hue
 from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
@@ -86,11 +86,9 @@ def numbered(
     """The order as an array [number] of (row, column), and the number of each tile. Raises LayoutError."""
     rows, columns = checked_grid(grid)
     table = getattr(schedule, "order", None) or getattr(schedule, "table", None)
-    order = np.asarray(table(grid) if table is not None else schedule, dtype=np.int64)
+    order = tiles_of(table(grid) if table is not None else schedule)
     numbers = np.full((rows, columns), -1, dtype=np.int64)
     name = named(schedule)
-    if order.ndim != 2 or order.shape[1] != 2:
-        raise LayoutError(f"{name}: an order is an array [number] of (row, column), not of shape {order.shape}")
     outside = (order < 0).any(1) | (order >= (rows, columns)).any(1)
     if outside.any():
         first = int(outside.argmax())

@@ -13,7 +13,7 @@ from layoutgemm.view.panel import MAX_TEXTS, CellTexts, Label, Panel
 from layoutgemm.view.sheet import Legend, Note, Sheet
 from layoutgemm.view.svg import fitted, span_text
 
-from ..arguments import checked
+from ..arguments import checked, having
 
 ODD = 0.45  # how much lighter odd threads (or registers) are
 MAX_LISTED = 128
@@ -164,7 +164,7 @@ def fragment_svg(
     >>> ">V31 (8, 57)</text>" in svg
     True
     """
-    m, n, k = atom.shape_mnk
+    m, n, k = having(atom, "atom of fragment_svg", "a matrix atom", "shape_mnk").shape_mnk
     tiles = {"A": ((m, k), ("m", "k")), "B": ((n, k), ("n", "k")), "C": ((m, n), ("m", "n"))}
     tiles["D"] = tiles["C"]
     scale = getattr(atom, "scale", None)

@@ -11,7 +11,7 @@ from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import INK, hue, lighter
 from layoutgemm.view.sheet import MARGIN, NOTE_SIZE, Note, header, legend
 
-from ..arguments import checked
+from ..arguments import checked, refusal
 
 WIDTH, HEIGHT, PITCH = 1000.0, 18.0, 24.0
 LANE, MAX_TRACKS = 8.0, 16  # pixels that one more thing at once takes; as many as are told apart
@@ -101,6 +101,8 @@ def rows_of(
     timeline: Mapping[str, Any], block: Sequence[int] | None, most: int
 ) -> tuple[list[Mapping[str, Any]], list[int], int]:
     """The rows to draw by role, their block, and the count of rows left out."""
+    if not isinstance(timeline, Mapping) or not isinstance(timeline.get("rows"), (list, tuple)):
+        raise LayoutError(refusal(timeline, "a timeline", 'a dict with "rows", as Timeline.as_json() gives'))
     busy = [row for row in timeline["rows"] if row["spans"]]
     if not busy:
         raise LayoutError("a timeline without spans: nothing was recorded (emulate with timeline=True)")

@@ -25,7 +25,7 @@ from tests.test_pytest_plugin import plugin_options
 
 
 def test_other_objects_than_compiled_functions_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"emulate takes what cute\.compile returned, not NoneType"):
+    with pytest.raises(TypeError, match=r"the emulator takes what cute\.compile returned, not NoneType"):
         layoutgemm.emulate(None)
     with pytest.raises(TypeError, match="PTX, as text or as a file, is for emulate_ptx"):
         layoutgemm.emulate(Path("kernel.ptx"))

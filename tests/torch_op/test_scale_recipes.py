@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import grouped_matmul, scaled_matmul
+from layoutgemm import QuantizedWeight, grouped_matmul, matmul, quantize, scaled_matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.torch_op.scaled_grouped.recipes import Recipes, recipe_text
 
@@ -378,6 +379,23 @@ def test_raw_operators_refuse_texts() -> None:
             OP(A, SA, B, SB, config=text)
     with pytest.raises(OperandError, match="said 'ends': groups are offsets, offs, counts"):
         torch.ops.layoutgemm.grouped_matmul(A, B, None, "ends")
+
+
+def test_flags_and_names_of_other_types_are_refused() -> None:
+    """ "no" is true in Python: it was taken as True, and the sums were those of fast accumulation."""
+    a, scale_a, b, scale_b = A, SA, B, SB
+    for given in ("no", 1, torch.ones(2)):
+        with pytest.raises(OperandError, match="use_fast_accum must be True or False, not"):
+            scaled_matmul(a, scale_a, b, scale_b, use_fast_accum=given)
+    with pytest.raises(OperandError, match="use_fast_accum must be True or False, not 'no'"):
+        grouped_matmul(a, b[None], offsets=torch.tensor([0, M]), use_fast_accum="no")
+    with pytest.raises(OperandError, match="allow_tf32 must be True or False, not 'no'"):
+        matmul(torch.ones(4, 4), torch.ones(4, 4), allow_tf32="no")
+    for name in ("scale_major", "dtype"):
+        with pytest.raises(OperandError, match=name):
+            quantize(torch.ones(4, 128), **{name: np.zeros(2)})
+    with pytest.raises(OperandError, match="format of QuantizedWeight must be a QuantizedFormat, not True"):
+        QuantizedWeight(True, a, None, 64, 64)
 
 
 def test_recipes_know_their_kernel() -> None:

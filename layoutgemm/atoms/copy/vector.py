@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Verdict
@@ -314,7 +314,7 @@ def widest(
     """
     kind = dtype(element)
     if limit not in _VECTORS:
-        raise AtomError(f"the widest vector wanted is one of {', '.join(map(str, _VECTORS))} bits, not {limit!r}")
+        raise AtomError(f"the widest vector wanted is one of {', '.join(map(str, _VECTORS))} bits, not {shown(limit)}")
     if alignment < 1 or alignment & (alignment - 1):
         raise AtomError(f"alignment is a power of two of bytes, not {alignment!r}")
     rules = [(limit, f"{limit} bits is the limit asked for")]
@@ -346,6 +346,8 @@ def _rules(layout: Layout | ComposedLayout, kind: DType) -> list[tuple[int, str]
             out.append(_multiple("the offset", layout.offset, kind))
         bare = layout.layout
     flat = bare.coalesce().flatten()
+    if flat.has_basis or not all(x.__class__ is int for x in (*leaves(flat.shape), *leaves(flat.stride))):
+        raise AtomError(f"{layout}: a vector's width needs offsets that are numbers, not symbols or coordinates")
     # The same element twice is no obstacle, so modes of stride 0 are left out; the run starts at stride 1.
     modes = [(d, s) for s, d in zip(leaves(flat.shape), leaves(flat.stride)) if s > 1 and d]
     run = 1

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...arguments import checked, settle
+from ...arguments import checked, having, settle
 from ...dtypes import DType, dtype
 from ...errors import DescriptorError
 from ...layouts.display import HasPicture
@@ -372,6 +372,7 @@ def instruction_descriptor(atom: Any, a_major: str = "K", b_major: str = "K", **
     Raises DescriptorError when the atom is no tcgen05.mma, when a combination does not exist, or when the atom's K is
     not the one that the word implies.
     """
+    having(atom, "atom", "a matrix atom, as tcgen05_mma makes", "ptx", "shape_mnk", "a_dtype", error=DescriptorError)
     kind = ptx_kind(atom.ptx)
     if kind is None:
         raise DescriptorError(f"{atom.ptx} is no tcgen05.mma of a kind: it has no instruction descriptor")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...arguments import checked
+from ...arguments import checked, having
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_of
 from ...errors import DescriptorError
@@ -80,6 +80,7 @@ def operand_read(atom: Any, operand: str) -> OperandRead:
         return atom
     if operand not in ("A", "B"):
         raise DescriptorError(f"a descriptor hands over operand A or B, not {operand!r}")
+    having(atom, "atom", "a matrix atom, as wgmma makes", "ptx", "a_source", "tile_of", error=DescriptorError)
     source = atom.a_source if operand == "A" else atom.b_source
     if source != "smem":
         raise DescriptorError(f"operand {operand} of {atom} is in {source}: no shared-memory descriptor names it")

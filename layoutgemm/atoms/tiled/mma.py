@@ -193,7 +193,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
         """Raises AtomError where the tile does not divide an extent of it; names the fact that a symbol lacks."""
         tile = self.tile_of(operand)
         if not isinstance(layout, Layout):
-            raise AtomError(f"operand {operand} is partitioned as a Layout or a ComposedLayout, not {layout!r}")
+            raise AtomError(f"operand {operand} is partitioned as a Layout or a ComposedLayout, not {shown(layout)}")
         if layout.rank < 2:
             raise AtomError(f"operand {operand} has two modes at least; {layout} has {layout.rank}")
         for i, mode in enumerate(MODES[operand]):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...arch import arch
-from ...arguments import checked, is_int, shown
+from ...arguments import checked, is_int, refusal, shown
 from ...atoms.copy.base import SIDES, WARP, CopyAtom
 from ...atoms.smem.tile import ATOM_ROWS, CHUNK_BYTES, MAJORS, SmemTile
 from ...atoms.tiled.copy import TiledCopy
@@ -50,9 +50,10 @@ WIDTHS: dict[str, tuple[int, ...]] = {
 
 def check_width(kind: str, width: int) -> None:
     """Raise AtomError where no instruction of this kind moves `width` bytes for one lane."""
-    if kind not in WIDTHS:
-        atomics = "; atomics serialise by address as well as by bank and are not modelled" if "atom" in kind else ""
-        raise AtomError(f"no access of kind {kind!r}; known: {', '.join(WIDTHS)}{atomics}")
+    if not isinstance(kind, str) or kind not in WIDTHS:
+        of_atomics = isinstance(kind, str) and "atom" in kind
+        atomics = "; atomics serialise by address as well as by bank and are not modelled" if of_atomics else ""
+        raise AtomError(f"no access of kind {shown(kind)}; known: {', '.join(WIDTHS)}{atomics}")
     if width not in WIDTHS[kind]:
         known = ", ".join(map(str, WIDTHS[kind]))
         raise AtomError(f"{kind} moves {known} bytes for a lane, not {width}")
@@ -72,8 +73,11 @@ class AccessPattern:
     coords: IntArray = field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in WIDTHS:
+        if not isinstance(self.kind, str) or self.kind not in WIDTHS:
             check_width(self.kind, 0)
+        if not isinstance(self.coords, np.ndarray) or self.coords.dtype.kind != "i":
+            wanted = "an int64 array (request, lane, element)"
+            raise AtomError(refusal(self.coords, f"coords of {shown(self.name)}", wanted))
         if self.coords.ndim != 3 or 0 in self.coords.shape or self.coords.shape[1] > WARP:
             raise AtomError(f"{self.name}: coordinates are (request, lane <= {WARP}, element), not {self.coords.shape}")
         idle = self.coords < 0
@@ -116,7 +120,8 @@ def listed(accesses: object) -> list[AccessPattern]:
     layoutgemm.errors.AtomError: accesses are AccessPatterns, as matrix_access((64, 64), 'bf16') makes, not 7
     """
     found: list[AccessPattern] = []
-    for access in accesses if isinstance(accesses, Iterable) else [accesses]:
+    several = accesses if isinstance(accesses, Iterable) and not isinstance(accesses, np.ndarray) else [accesses]
+    for access in several:
         if not isinstance(access, AccessPattern):
             said = f"a {type(access).__name__}" if len(repr(access)) > 40 else repr(access)
             raise AtomError(f"accesses are AccessPatterns, as matrix_access((64, 64), 'bf16') makes, not {said}")
@@ -143,6 +148,8 @@ def thread_access(
     """
     if not isinstance(tv.size, int):
         raise AtomError(f"{name or tv}: an access is of threads and values that are numbers, not symbols")
+    if tv.has_basis:
+        raise AtomError(f"{name or tv}: an access is of flat coordinates of a tile, and {tv} leads to coordinates")
     threads = tv.size if tv.rank == 1 else tv[0].size
     values = tv.size // threads
     name = name or f"{kind} by {tv}"

@@ -30,13 +30,13 @@ benchmarks/results/banks_h200.json.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...arch import Arch
 from ...arch import arch as arch_of
-from ...arguments import as_int, checked
+from ...arguments import as_int, checked, refusal
 from ...atoms.copy.base import PHASE_LANES, WARP
 from ...atoms.smem.tile import SmemTile
 from ...dtypes import DType
@@ -277,6 +277,7 @@ def bank_conflicts(
 
 
 LAYOUTS = (Layout, ComposedLayout, LinearLayout)
+_MOST = (1 << 62) - 1  # of an address: int64 holds it with the bytes of its access
 Asked = tuple[str, str, IntArray, int]  # name and kind of an access, its addresses and width
 
 
@@ -295,9 +296,10 @@ def requests_of(
     """
     if not isinstance(what, holders):
         kind = default if kind is None else kind
+        width = as_int(how, "how, the bytes of each lane,", AtomError)
         addresses = address_array(what)
-        check_addresses(addresses, how, kind)
-        return [(kind, kind, addresses, int(how))], "these addresses"
+        check_addresses(addresses, width, kind)
+        return [(kind, kind, addresses, width)], "these addresses"
     if kind is not None:
         raise AtomError(f"an access has its own kind; {kind!r} is not for a {noun}")
     accesses = listed(how)
@@ -312,15 +314,19 @@ def address_array(addresses: Any) -> IntArray:
     Raises AtomError for anything but integers, and for more lanes than a warp has.
     """
     if not isinstance(addresses, np.ndarray):
+        if isinstance(addresses, (str, bytes, Mapping)) or not isinstance(addresses, Iterable):
+            raise AtomError(refusal(addresses, "what is accessed", "byte addresses in a list, or a layout"))
         addresses = list(addresses)
         nested = bool(addresses) and isinstance(addresses[0], (list, tuple, np.ndarray))
         rows = [list(row) for row in addresses] if nested else [addresses]
-        rows = [[-1 if x is None else as_int(x, "an address", AtomError) for x in row] for row in rows]
+        rows = [[-1 if x is None else as_int(x, "an address", AtomError, most=_MOST) for x in row] for row in rows]
         if len({len(row) for row in rows}) > 1:
             raise AtomError(f"requests of {sorted({len(row) for row in rows})} lanes: they must be alike; use None")
         addresses = np.array(rows, dtype=np.int64)
     if addresses.dtype.kind not in "iu":
         raise AtomError(f"addresses are integers, not {addresses.dtype}")
+    if addresses.size and int(addresses.max()) > _MOST:
+        raise AtomError(f"an address must be at most {_MOST}, not {int(addresses.max())}")
     table = np.atleast_2d(addresses).astype(np.int64)
     if table.ndim != 2 or not 1 <= table.shape[1] <= WARP or not table.shape[0]:
         raise AtomError(f"addresses of 1 to {WARP} lanes, or (request, lane), not of shape {addresses.shape}")

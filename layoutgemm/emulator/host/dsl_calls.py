@@ -26,7 +26,7 @@ from typing import Any, get_args, get_origin
 
 import numpy as np
 
-from ...errors import EmulatorError
+from ...errors import EmulatorError, NotCompiledError
 from .arguments import ArgumentMemory, PackedArray, array_of
 from .exported import WAY_OUT, loaded_from_file
 from .launcher import HostFunction, HostLaunch, gathered
@@ -316,6 +316,8 @@ class CompiledFunction:
     @classmethod
     def of(cls, compiled: Any) -> CompiledFunction:
         """The compiled function of `compiled`. Raises EmulatorError without kept PTX, or for another object."""
+        if not callable(compiled) or not type(compiled).__weakrefoffset__:  # a number, a text, a layout
+            raise NotCompiledError(f"the emulator takes what cute.compile returned, not {type(compiled).__name__}")
         text = getattr(compiled, "__ptx__", None)
         if not isinstance(text, str) or ".entry" not in text:
             if getattr(compiled, "load_from_binary", False):

@@ -21,7 +21,7 @@ from ...errors import LayoutError
 from ...lazy_numpy import np
 from .. import registries
 from ..basis import component, has_basis, paths_of
-from ..int_tuple import Shape, Stride, as_shape, coal, leaves, product
+from ..int_tuple import Shape, Stride, as_shape, coal, leaves, moved_by, product
 from ..int_tuple import show as show_tuple
 from ..layout import Layout
 from ..linear import LinearLayout
@@ -240,7 +240,7 @@ def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> An
         has_basis(getattr(x, "stride", 0)) for x in (a, b)
     ):
         said = f"{a} and {show(offset)} + {b} share values"
-        return _by_values((a, b, offset), lambda: _meeting(_values(a), _values(b) + val(offset, {}), said))
+        return _by_values((a, b, offset), lambda: _meeting(_values(a), moved_by(_values(b), val(offset, {})), said))
     if not (isinstance(a, Layout) and isinstance(b, Layout)) or has_basis(a.stride) or has_basis(b.stride):
         raise LayoutError(f"{a} and {b}: disjoint() is about the offsets of layouts without coordinates")
 
@@ -259,7 +259,7 @@ def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> An
     def meet(env: dict[int, int]) -> Answer | None:
         if not looks.at(val(a.size, env), val(b.size, env)):
             return None
-        return _meeting(at(a, env).offsets(), at(b, env).offsets() + val(offset, env), statement())
+        return _meeting(at(a, env).offsets(), moved_by(at(b, env).offsets(), val(offset, env)), statement())
 
     with recording() as used:
         answer = _decide((a, b, offset), apart, meet, "disjoint ranges", statement, facts)

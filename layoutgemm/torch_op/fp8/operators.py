@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...arguments import shown
 from ...errors import OperandError, TensorError
 from ...kernels.lines import address_misfit
 from ...kernels.run.operand_checks import addressed, check_operands
@@ -33,13 +34,12 @@ def options_of(recipe: object, dtype: object, power_of_two: object, scale_major:
     name = recipe_text("recipe", recipe) or BLOCK
     if dtype is None:
         dtype = _VALUES[0]
-    if dtype not in _VALUES:
-        raise OperandError(f"dtype {dtype!r}: float8_e4m3fn or float8_e5m2")
+    if not isinstance(dtype, torch.dtype) or dtype not in _VALUES:
+        raise OperandError(f"dtype {shown(dtype)}: float8_e4m3fn or float8_e5m2")
     if not isinstance(power_of_two, bool):
-        raise OperandError(f"power_of_two = {power_of_two!r}: True or False")
-    if scale_major not in _MAJORS:
-        raise OperandError(f"scale_major {scale_major!r}: 'mn', scales of neighbouring rows together, or 'k'")
-    assert isinstance(dtype, torch.dtype) and isinstance(scale_major, str)
+        raise OperandError(f"power_of_two = {shown(power_of_two)}: True or False")
+    if not isinstance(scale_major, str) or scale_major not in _MAJORS:
+        raise OperandError(f"scale_major {shown(scale_major)}: 'mn', scales of neighbouring rows together, or 'k'")
     return QuantizeOptions(name, dtype, power_of_two, scale_major)
 
 

@@ -22,7 +22,7 @@ from ..compiled.traced import CHECKS, check_kinds, named, refusal, refuse
 from ..scaled_grouped.grouped import INTS, grouped_product
 from ..scaled_grouped.kept import KeptKey, find
 from ..scaled_grouped.operators import checked_grouped
-from ..scaled_grouped.recipes import TENSOR, recipe_text
+from ..scaled_grouped.recipes import TENSOR, fast_accum, recipe_text
 from ..scaled_grouped.scaled import BiasActivation, check_config
 from .torch_rows import gathered, of_rows, selected
 
@@ -94,7 +94,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Option
     """The product of plain tensors."""
     said = next(name for name in _SAID if given.get(name) is not None)
     groups = given[said]
-    finish = BiasActivation(given.get("bias"), given.get("activation"), bool(given.get("use_fast_accum", True)))
+    finish = BiasActivation(given.get("bias"), given.get("activation"), fast_accum(given.get("use_fast_accum", True)))
     config: Sm90Config | None = given.get("config")
     scales, out, asked = (given["scale_a"], given["scale_b"]), given["out"], given.get("out_dtype")
     recipes = given.get("recipe_a"), given.get("recipe_b")

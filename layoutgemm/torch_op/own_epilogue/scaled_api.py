@@ -19,7 +19,7 @@ from ..indexed.grouped_rows import Options, checked_rows
 from ..prepared import config_text
 from ..scaled_grouped.grouped_epilogue import in_place_of_rows, refusal_beside
 from ..scaled_grouped.own_epilogue import ScaledFactors
-from ..scaled_grouped.recipes import recipe_text
+from ..scaled_grouped.recipes import fast_accum, recipe_text
 from .api import traced_operands
 from .scaled_operators import CHECK_GROUPED_EPILOGUE, CHECK_SCALED_EPILOGUE
 
@@ -41,7 +41,7 @@ def traced_scaled(
     text, lists = traced_operands(epilogue, given, beside, of.tensors, out, gated)
     names = _names(options["recipe_a"], options["recipe_b"], config)
     refuse_finish(None, of.a, out_dtype)
-    fast, of_config = bool(options["use_fast_accum"]), config_text(config)
+    fast, of_config = fast_accum(options["use_fast_accum"]), config_text(config)
     arguments = (*of, *lists, text)
     gate = activation if gated else None
     CHECK_SCALED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, gate, out)
@@ -73,7 +73,7 @@ def traced_grouped(
     refuse_finish(None, a, out_dtype)
     a, b = autocast(a, b)
     arguments = (a, b, groups, scale_a, scale_b, rows, *lists, text, by)
-    fast, of_config = bool(options["use_fast_accum"]), config_text(config)
+    fast, of_config = fast_accum(options["use_fast_accum"]), config_text(config)
     CHECK_GROUPED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, out)
     value: torch.Tensor = torch.ops.layoutgemm.grouped_epilogue_matmul(*arguments, out_dtype, *names, fast, of_config)
     leaves_rows = by != "offsets" and not a.ndim == b.ndim == 2

@@ -25,6 +25,7 @@ from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..indexed.grouped_rows import Options
 from ..prepared import config_text
 from ..scaled_grouped.grouped import check_expected, groups_of, in_groups
+from ..scaled_grouped.recipes import fast_accum
 from ..scaled_grouped.scaled import BiasActivation, check_config
 from .api import refusal_of_call
 from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups, parameter
@@ -85,7 +86,7 @@ def _eager(
 ) -> torch.Tensor:  # fmt: skip
     groups, _ = groups_of(options.get("offsets"), options.get("offs"), options.get("counts"))
     out, config, expected = options["out"], options["config"], options["expected_rows"]
-    finish = BiasActivation(options["bias"], options["activation"], bool(options["use_fast_accum"]))
+    finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
 
     def make() -> torch.Tensor:
         refuse_traces("prologue=")

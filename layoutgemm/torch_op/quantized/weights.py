@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ...arguments import settle
 from ...errors import OperandError, TensorError
 from ...kernels.quantized.conversions import TARGETS, zero_bits
 from ...kernels.quantized.formats import MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
@@ -58,6 +59,7 @@ class QuantizedWeight:
     activations: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
+        settle(self, OperandError)
         name = _name_of(self.activations)
         check_activations(self.format, name)
         order = PackedOrder(self.format, name)

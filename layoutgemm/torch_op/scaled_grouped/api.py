@@ -50,7 +50,7 @@ from .operators import (
     recorded_type,
 )
 from .own_epilogue import ScaledFactors, with_epilogue
-from .recipes import recipe_text
+from .recipes import fast_accum, recipe_text
 from .scaled import APART, BiasActivation, check_config, scaled_product
 
 _is_traced = torch.compiler.is_dynamo_compiling
@@ -168,13 +168,13 @@ def scaled_matmul(
             })  # fmt: skip
         if out_recipe is not None:
             raise OperandError(QUANTIZES)
-        finish = BiasActivation(bias, activation, bool(use_fast_accum))
+        finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
         return with_epilogue(of, epilogue, given, (recipe_a, recipe_b), finish, out, out_dtype, config)
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options, out_recipe)
     if out_recipe is not None:
-        finish = BiasActivation(bias, activation, bool(use_fast_accum))
+        finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
         named_by = recipe_a, recipe_b, out_dtype, out_recipe
         return _quantized(a, scale_a, b, scale_b, finish, out, *named_by, config)
     others = () if bias is None else (bias,)
@@ -182,7 +182,7 @@ def scaled_matmul(
     key, found = find(a, b, scale_a, scale_b, others, out, chosen)
     if found is not None:
         return found
-    finish = BiasActivation(bias, activation, bool(use_fast_accum))
+    finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
     check_config(config)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names)
@@ -254,11 +254,11 @@ def _traced_scaled(
     CHECK_SCALED(a, scale_a, b, scale_b, bias, out, activation, out_dtype, *names, of_out)
     if quantizes:
         c, scales = torch.ops.layoutgemm.scaled_matmul_quantized(
-            a, scale_a, b, scale_b, bias, activation, out_dtype, *names, bool(use_fast_accum), config_text(config)
+            a, scale_a, b, scale_b, bias, activation, out_dtype, *names, fast_accum(use_fast_accum), config_text(config)
         )
         return (c if out is None else out.copy_(c)), scales
     value: torch.Tensor = torch.ops.layoutgemm.scaled_matmul(
-        a, scale_a, b, scale_b, bias, activation, out_dtype, *names, bool(use_fast_accum), config_text(config)
+        a, scale_a, b, scale_b, bias, activation, out_dtype, *names, fast_accum(use_fast_accum), config_text(config)
     )
     return copied(value, out)
 
@@ -386,7 +386,7 @@ def grouped_matmul(
     check_expected(expected_rows, counts, config)
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
         return _record(a, b, groups, said, out_dtype, config)
-    finish = BiasActivation(bias, activation, bool(use_fast_accum))
+    finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
     check_config(config)
@@ -519,7 +519,7 @@ def _traced_grouped(
     CHECK_GROUPED(a, b, groups, scale_a, scale_b, bias, out, said, activation, out_dtype, *names)
     value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(
         a, b, groups, said, scale_a, scale_b, out_dtype, *names, config_text(config), bias, activation,
-        bool(use_fast_accum),
+        fast_accum(use_fast_accum),
     )  # fmt: skip
     leaves_rows = said != OFFSETS and not a.ndim == b.ndim == 2
     return _placed(value, out, leaves_rows, said, groups, a.ndim == 3 and b.ndim == 2)

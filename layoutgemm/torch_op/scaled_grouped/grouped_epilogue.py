@@ -78,7 +78,7 @@ from .grouped import (
 from .kept import PLANS, launch_once, require_hopper
 from .operators import checked_grouped
 from .own_epilogue import CheckedScales, ScaledFactors, behind_scales, scaled_steps
-from .recipes import Recipes, recipe_text
+from .recipes import Recipes, fast_accum, recipe_text
 from .scaled import NO_FINISH, BiasActivation, ScaledCall, check_config, of_group
 
 _OF_ROWS = ("rows", "a_rows", COPIED)
@@ -193,7 +193,7 @@ def grouped_call(
     elif rows is not None:
         groups, said, scale_a = checked_rows(a, rows, options)
     check_expected(options.get("expected_rows"), options.get("counts"), options["config"])
-    finish = BiasActivation(options["bias"], options["activation"], bool(options["use_fast_accum"]))
+    finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
     asked = GroupedOptions(
         finish, (options["recipe_a"], options["recipe_b"]), options["out"], options["out_dtype"], options["config"],
         options.get("expected_rows"),

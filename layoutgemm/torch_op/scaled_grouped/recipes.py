@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from ...arguments import as_bool
 from ...errors import OperandError, TensorError
 from ...kernels.sm90.mainloop import DEPTH
 
@@ -104,6 +105,15 @@ class ScaledOperand(NamedTuple):
         if recipe == TENSOR:
             return len(own) <= len(self.front) + 2 and prod(own) == 1
         return any(len(own) == len(shape) and own == shape for shape in self.shapes(recipe))
+
+
+def fast_accum(given: object) -> bool:
+    """`use_fast_accum` of a call. Raises OperandError for anything but True and False, as "no" or a tensor.
+
+    >>> fast_accum(True)
+    True
+    """
+    return as_bool(given, "use_fast_accum", OperandError)
 
 
 def recipe_text(name: str, recipe: object) -> str:

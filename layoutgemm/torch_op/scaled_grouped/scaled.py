@@ -89,7 +89,7 @@ class BiasActivation(NamedTuple):
         >>> BiasActivation(None, "swiglu").gate, BiasActivation(None, "silu").gate
         ('silu', None)
         """
-        return GATES.get(self.activation) if self.activation is not None else None
+        return GATES.get(self.activation) if isinstance(self.activation, str) else None
 
     @property
     def halves(self) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, ParamSpec
 
+from layoutgemm.arguments import as_path
 from layoutgemm.atoms import CopyAtom, MmaAtom, SmemTile, TiledMma
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.layouts import Swizzle, paged
@@ -128,6 +129,6 @@ def html_of(thing: Any, path: str | Path | None = None, **options: Any) -> str:
 
 def write(text: str, path: str | Path) -> None:
     """Write a page, making the folders to it."""
-    where = Path(path)
+    where = as_path(path, "path of a page")
     where.parent.mkdir(parents=True, exist_ok=True)
     where.write_text(text, encoding="utf-8")

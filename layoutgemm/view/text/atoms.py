@@ -14,6 +14,7 @@ from layoutgemm.view.text.layouts import owner_text, table
 from ...arguments import checked
 
 
+@checked()
 def product_table(atom: MmaAtom | TiledMma) -> str:
     """An MMA atom, or a tiled one, as tables of A, B and C.
 
