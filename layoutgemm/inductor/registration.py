@@ -10,6 +10,7 @@ from types import ModuleType
 
 import torch
 
+from ..arguments import as_bool, refusal
 from ..errors import LayoutError, OperandError
 from ..torch_op.compiled.call_sites import CallSite
 from ..torch_op.compiled.guards import FIRST_GPU
@@ -131,12 +132,23 @@ def register(
     >>> registered = register(["addmm"], autotune=False)
     >>> unregister()
     """
-    asked, on = frozenset(products), frozenset(devices)
+    asked, on = _texts(products, "products", PRODUCTS), _texts(devices, "devices", ("cuda", "cpu"))
+    autotune = as_bool(autotune, "autotune of register", OperandError)
     if unknown := sorted(asked - set(PRODUCTS)):
         raise OperandError(f"products {unknown}: known are {', '.join(PRODUCTS)}")
     if unknown := sorted(on - {"cuda", "cpu"}):
         raise OperandError(f"devices {unknown}: cuda or cpu")
     return Registration(asked, on, autotune).enter()
+
+
+def _texts(given: object, what: str, known: Iterable[str]) -> frozenset[str]:
+    """The texts of a list. Raises OperandError for anything else, as one text alone, whose letters it would list."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise OperandError(refusal(given, f"{what} of register", f"a list of {', '.join(known)}"))
+    entries = list(given)
+    if strange := [x for x in entries if not isinstance(x, str)]:
+        raise OperandError(refusal(strange[0], f"an entry of {what}", f"one of {', '.join(known)}"))
+    return frozenset(entries)
 
 
 def unregister() -> None:

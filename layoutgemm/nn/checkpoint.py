@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..arguments import as_path
 from ..errors import OperandError
 
 INDEX = "model.safetensors.index.json"
@@ -55,7 +56,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str], rename: Callable[[str], str] | None = None) -> None:
-        self.path = Path(path)
+        self.path = as_path(path, "path of Checkpoint")
         index = self.path / INDEX if self.path.is_dir() else self.path
         if index.is_file() and index.name.endswith(".json"):
             self.tensors = _indexed(index)

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ..arguments import shown
 from ..errors import OperandError
 from ..torch_op.bias_activation import GATES
 from ..torch_op.scaled_grouped import DEPTH
-from .linear import DenseLinear
+from .linear import DenseLinear, check_features
 from .master import MasterLinear
 from .scaled import ScaledLinear, ScaledWeight
 
@@ -49,8 +50,11 @@ class GatedMLP(torch.nn.Module):
         device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
         names: tuple[str, str, str] = NAMES, allow_tf32: bool | None = None, weights: str = "own",
     ) -> None:  # fmt: skip
-        if activation not in GATES:
-            raise OperandError(f"activation {activation!r}: of gated products known are {', '.join(map(repr, GATES))}")
+        check_features(in_features=in_features, hidden_features=hidden_features)
+        if not isinstance(activation, str) or activation not in GATES:
+            raise OperandError(
+                f"activation {shown(activation)}: of gated products known are {', '.join(map(repr, GATES))}"
+            )
         kind, _ = _layers(weights, allow_tf32)
         super().__init__()
         self.names, self.hidden_features = names, hidden_features

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from ..arguments import as_int
+from ..errors import OperandError
 from ..torch_op.checks import check_activation
 from ..torch_op.operator import linear
+
+
+def check_features(**features: object) -> None:
+    """Raise OperandError for a number of features that is no integer of 0 or more, by its name."""
+    for name, count in features.items():
+        as_int(count, name, OperandError, least=0)
 
 
 class DenseLinear(torch.nn.Linear):
@@ -33,6 +41,7 @@ class DenseLinear(torch.nn.Linear):
         activation: str | None = None, allow_tf32: bool | None = None,
     ) -> None:  # fmt: skip
         check_activation(activation)
+        check_features(in_features=in_features, out_features=out_features)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation, self.allow_tf32 = activation, allow_tf32
 

@@ -12,6 +12,7 @@ from ..torch_op.problem import half
 from ..torch_op.scaled_grouped import scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, FAMILIES, SQUARE, recipe_text
 from ..torch_op.scaled_grouped.training import fp8_matmul
+from .linear import check_features
 
 
 class MasterLinear(torch.nn.Linear):
@@ -42,6 +43,7 @@ class MasterLinear(torch.nn.Linear):
         activation: str | None = None, recipe_a: object = BLOCK, recipe_b: object = SQUARE,
     ) -> None:  # fmt: skip
         check_activation(activation)
+        check_features(in_features=in_features, out_features=out_features)
         if activation in GATES:
             half(2, out_features)
         names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..arguments import refusal
 from ..errors import OperandError
 from ..kernels.quantized.checkpoints import (
     from_awq,
@@ -79,6 +80,8 @@ class QuantizedLinear(torch.nn.Module):
         order: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        if not isinstance(weight, QuantizedWeight):
+            raise OperandError(refusal(weight, "weight of QuantizedLinear", "a QuantizedWeight"))
         check_activation(activation)
         if activation in GATES:
             raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")

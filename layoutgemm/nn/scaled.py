@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..arguments import shown
 from ..errors import OperandError, TensorError
 from ..torch_op.bias_activation import GATES, by_autograd
 from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated
@@ -22,6 +23,7 @@ from ..torch_op.operator import matmul
 from ..torch_op.problem import half
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
+from .linear import check_features
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -106,9 +108,10 @@ class ScaledLinear(torch.nn.Module):
         activation: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if dtype not in (torch.bfloat16, torch.float16):
-            raise OperandError(f"dtype {dtype}: bfloat16 or float16, which the product is stored as")
+        if not isinstance(dtype, torch.dtype) or dtype not in (torch.bfloat16, torch.float16):
+            raise OperandError(f"dtype {shown(dtype)}: bfloat16 or float16, which the product is stored as")
         check_activation(activation)
+        check_features(in_features=in_features, out_features=out_features)
         if activation in GATES:
             half(2, out_features)
         self.in_features, self.out_features, self.activation, self.wide = in_features, out_features, activation, dtype

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
+from ..arguments import as_bool, refusal, shown
 from ..errors import LayoutError, OperandError
 from ..kernels.quantized.formats import QuantizedFormat
 from ..torch_op.bias_activation import ACTIVATIONS, GATES
@@ -110,8 +111,11 @@ def swap_linears(
     left      1: not in where='0'
     1 of 2 linear layers replaced
     """
-    if weights not in _WEIGHTS and not isinstance(weights, QuantizedFormat):
-        raise OperandError(f"weights {weights!r}: {', '.join(map(repr, _WEIGHTS))} or a QuantizedFormat")
+    if not isinstance(model, torch.nn.Module):
+        raise OperandError(refusal(model, "model of swap_linears", "a torch.nn.Module"))
+    gated = as_bool(gated, "gated of swap_linears", OperandError)
+    if not isinstance(weights, QuantizedFormat) and not (isinstance(weights, str) and weights in _WEIGHTS):
+        raise OperandError(f"weights {shown(weights)}: {', '.join(map(repr, _WEIGHTS))} or a QuantizedFormat")
     if isinstance(model, torch.nn.Linear):
         raise OperandError("model is a linear layer itself, and layers are replaced inside of it: Linear.of(model)")
     found: list[Swapped] = []
@@ -177,7 +181,9 @@ def _asked(where: Where | str | Iterable[str] | None) -> Callable[[str, torch.nn
         return lambda name, module: ""
     if callable(where):
         return lambda name, module: "" if where(name, module) else "where said no"
-    patterns = (where,) if isinstance(where, str) else tuple(where)
+    patterns = (where,) if isinstance(where, str) else tuple(where) if isinstance(where, Iterable) else (where,)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise OperandError(refusal(where, "where of swap_linears", "a function, a pattern of names, or a list of them"))
     said = f"not in where={(where if isinstance(where, str) else list(patterns))!r}"
     return lambda name, module: "" if any(fnmatchcase(name, pattern) for pattern in patterns) else said
 

@@ -172,3 +172,15 @@ def test_a_torch_without_the_hook_is_refused_by_name(monkeypatch: pytest.MonkeyP
         inductor.register(["conv"])
     with pytest.raises(OperandError, match="devices"):
         inductor.register(devices=["tpu"])
+
+
+def test_register_refuses_values_of_other_types_by_name() -> None:
+    """A text was read letter by letter, and "no" as True."""
+    with pytest.raises(OperandError, match=r"products of register must be a list of .*, not 'addmm'"):
+        inductor.register("addmm")
+    with pytest.raises(OperandError, match="devices of register must be a list of cuda, cpu, not 'cuda'"):
+        inductor.register(devices="cuda")
+    with pytest.raises(OperandError, match=r"an entry of products must be one of .*, not 3"):
+        inductor.register([3])
+    with pytest.raises(OperandError, match="autotune of register must be True or False, not 'no'"):
+        inductor.register(autotune="no")

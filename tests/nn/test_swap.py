@@ -11,7 +11,8 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm.errors import OperandError
+from layoutgemm import nn
+from layoutgemm.errors import LayoutError, OperandError
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.nn import GatedMLP, Linear, QuantizedLinear, ScaledLinear, swap_linears
 
@@ -180,3 +181,25 @@ def test_models_may_cast_to_the_type_of_a_layer_s_weight(weights: Any) -> None:
     weight = model[0].weight
     assert (weight.dtype, tuple(weight.shape), weight.device) == (BF16, (64, 128), torch.device("cpu"))
     assert model.half()[0].weight.dtype == (BF16 if isinstance(weights, QuantizedFormat) else torch.float16)
+
+
+def test_layers_refuse_values_of_other_types_by_name() -> None:
+    """Texts were read as True, and sizes and modules of other types ended in torch's errors."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4))
+    calls: list[tuple[Any, str]] = [
+        (lambda: swap_linears([]), "model of swap_linears must be a torch.nn.Module"),
+        (lambda: swap_linears(model, gated="no"), "gated of swap_linears must be True or False, not 'no'"),
+        (lambda: swap_linears(model, where=1), "where of swap_linears must be a function, a pattern"),
+        (lambda: swap_linears(model, weights=["own"]), r"weights \['own'\]"),
+        (lambda: Linear("8", 4), "in_features must be an integer, not '8'"),
+        (lambda: ScaledLinear(8, -4), "out_features must be at least 0, not -4"),
+        (lambda: nn.MasterLinear(8, 4.0), "out_features must be an integer, not 4.0"),
+        (lambda: GatedMLP(8, None), "hidden_features must be an integer"),
+        (lambda: GatedMLP(8, 8, ["swiglu"]), "activation .*of gated products known are"),
+        (lambda: QuantizedLinear("int8"), "weight of QuantizedLinear must be a QuantizedWeight"),
+        (lambda: nn.Checkpoint(3), "path of Checkpoint must be a path"),
+    ]
+    for call, said in calls:
+        with pytest.raises(LayoutError, match=said):
+            call()
+    assert type(model[0]) is torch.nn.Linear
