@@ -11,7 +11,7 @@ from ..torch_op.operator import linear
 
 
 def check_features(**features: object) -> None:
-    """Raise OperandError for a number of features that is no integer of 0 or more, by its name."""
+    """Raise OperandError for a number of features that is no integer of 0 or more."""
     for name, count in features.items():
         as_int(count, name, OperandError, least=0)
 

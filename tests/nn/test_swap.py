@@ -184,7 +184,7 @@ def test_models_may_cast_to_the_type_of_a_layer_s_weight(weights: Any) -> None:
 
 
 def test_layers_refuse_values_of_other_types_by_name() -> None:
-    """Texts were read as True, and sizes and modules of other types ended in torch's errors."""
+    """Texts were read as True; sizes and modules of other types ended in torch errors."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 4))
     calls: list[tuple[Any, str]] = [
         (lambda: swap_linears([]), "model of swap_linears must be a torch.nn.Module"),
