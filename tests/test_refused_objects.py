@@ -27,6 +27,14 @@ TILE = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
 PLAN = plan(128, 128, 64, b="bf16:col")
 FAR = (1 << 63) - 1
 
+
+class Unreadable:
+    """An array of a type that NumPy lacks, as a tensor of bfloat16 is."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise TypeError("no such type")
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     # a coordinate is a whole number: these have // and %, and were multiplied
     "Fraction": (lambda: Layout(8, 2)(Fraction(1, 2)), r"a coordinate must be an integer, not Fraction\(1, 2\)"),
@@ -45,7 +53,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "local_partition": (lambda: functions.local_partition(L, L, np.arange(4)), "the index of local_partition must be"),
     "from_expr": (lambda: Layout.from_expr(int, 4), "does not say its variables"),
     "Swizzle.each": (lambda: Swizzle(3, 4, 3).each(7), "offsets must be integers in a list, not 7"),
-    "from_matrix": (lambda: LinearLayout.from_matrix([[1], [1, 0]]), "a matrix over GF"),
+    "from_matrix": (lambda: LinearLayout.from_matrix(Unreadable()), "a matrix over GF"),
     # pictures
     "layout_svg": (lambda: view.layout_svg((4, 8)), r"what is drawn must be a layout, not \(4, 8\)"),
     "layout_table": (lambda: view.layout_table("4:1"), "what is drawn must be a layout"),
@@ -86,7 +94,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "no access of kind",
     ),
     "thread_access": (lambda: checks.thread_access(Layout((4, 8), (E(0), E(1)))), "leads to coordinates"),
-    "shared_memory_of": (lambda: checks.shared_memory_of(3, {}, 4, 4), "no architecture 3"),
+    "shared_memory_of": (
+        lambda: checks.shared_memory_of("sm_90a", (1,), 4, 4),
+        "parts of shared_memory_of must be",
+    ),
     # atoms
     "instruction_descriptor": (lambda: atoms.instruction_descriptor(64), "atom must be a matrix atom"),
     "operand_read": (lambda: atoms.operand_read({}, "A"), "atom must be a matrix atom, as wgmma makes, not {}"),
