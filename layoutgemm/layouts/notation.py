@@ -28,6 +28,7 @@ bf16[16,256]{1,0:T(8,128)(2,1)}   TiledLayout(...)  XLA's shapes, Mosaic's regis
 spatial(4, 8).local(2, 1)   Fragment([8] -> [4], ...)  threads of Tilus, Hidet, TileLang and CK: see texts.mappings
 torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
 !nvgpu.tensormap.descriptor<tensor = ...>         the swizzled box of a tensor map: see texts.tensor_maps
+[[T0:0, T0:1]   Offset: 0 -> (0,0)                Triton's views of a linear layout: see texts.views
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from .symbols.polynomial import Scalar
 from .texts.bases import TextReader, linear
 from .texts.encodings import encoded, shaped
 from .texts.mappings import mapped
-from .texts.operations import of_result
+from .texts.operations import of_result, of_triton
 from .texts.padded import padded
 from .texts.sized import sized
 from .texts.spelled import spelled
@@ -72,6 +73,7 @@ from .texts.surroundings import (
 )
 from .texts.tensor_maps import tensor_map
 from .texts.tilings import tiled
+from .texts.views import viewed
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -228,8 +230,8 @@ def _read(text: str, symbol: Symbols) -> Parsed:
         atom: HasPicture | None = registries.atom_named(text)
         if atom is not None:
             return atom
-    text = of_result(without_labels(text))
-    for by_triton in (padded, encoded):
+    text = of_triton(of_result(without_labels(text)))
+    for by_triton in (viewed, padded, encoded):
         found = by_triton(text)
         if found is not None:
             return found
@@ -411,7 +413,7 @@ def stated_extents(text: str) -> list[int] | None:
     >>> stated_extents("tensor<4x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]]}>>")
     [4, 2]
     """
-    found = shaped(text)
+    found = shaped(of_triton(text))
     return None if found is None else found[1]
 
 

@@ -1,10 +1,13 @@
-"""Lines of the DSL's IR: the type of an operation's result, among the types that the line prints.
+"""Lines of IR: the type of an operation's result, among the types that the line prints.
 
 MLIR prints `(operands) -> result` for some operations, the result's type alone for others, and for some the operands'
-types alone: then no type of the line is that of the result.
+types alone: then no type of the line is that of the result. Operations of Triton that print one type for operands and
+result alike, or types that differ in their elements alone, have one layout.
 """
 
 from __future__ import annotations
+
+import re
 
 from ...errors import ParseError
 from ...regex import regex
@@ -17,6 +20,14 @@ _LINE = regex(
 # Operations that print one type, which is that of the result, or has its layout. Others print an operand's.
 _STATE_RESULT = regex(r"make_\w+|static|get_layout|get_iter|get_(?:inner|outer)|memref\.alloca|assume|deref_\w+")
 _TOKEN = regex(r"\"[^\"]*\"|//|->| to |[()\[\]{}<>:,]")
+_TRITON = regex(
+    r"\s*(?:(?P<end>\}\)(?=\s*:))|(?P<results>%[\w:#]+(?:\s*,\s*%[\w:#]+)*\s*=\s*)?"
+    r"\"?(?:tt|ttg|ttng|amdg|arith|math|scf|cf|gluon|nvws|triton_gpu|triton_nvidia_gpu)\.[a-z]\w*[\w.]*\"?)"
+)
+_LOCATION = regex(r"\s*loc\([^\n]*\)\s*\Z")
+_TENSOR = regex(
+    r"\s*(?:tensor|![\w.]+)?\s*<\s*(?:tensor<)?(?P<shape>(?:\d+\s*x\s*)+)[^,]*,\s*(?P<layout>#.*)", re.DOTALL
+)
 _TYPE = regex(r"\s*!(?!(?:cute|cute_nvgpu|fly)\.)(\w+)")
 
 
@@ -58,6 +69,52 @@ def of_result(text: str) -> str:
             f"expected a type, not its name: paste the line !{alias[1]} = ... of the module", text, alias.start(1) - 1
         )
     return " " * start + text[start:end] + " " * (len(text) - end)
+
+
+def of_triton(text: str) -> str:
+    """The text with blanks for all but the type of its last line, where that is of Triton's IR; another as it is.
+
+    Raises ParseError where the line has types of several layouts, and none is that of a result.
+
+    >>> of_triton("%1 = tt.addptr %0, %i : tensor<8x!tt.ptr<f16>, #a>, tensor<8xi32, #a> loc(#loc)").strip()
+    'tensor<8x!tt.ptr<f16>, #a>'
+    """
+    start = text.rstrip().rfind("\n") + 1
+    line = _TRITON.match(text, start)
+    if line is None:
+        return text
+    location = _LOCATION.search(text, line.end())
+    end = len(text.rstrip()) if location is None else location.start()
+    marks = list(_marks(text, line.end(), end))
+    colon = next((at for at, mark in marks if mark == ":"), None)
+    if colon is None:
+        return text
+    behind = [(at, at + len(mark)) for at, mark in marks if at > colon and mark != ":"]
+    to = [after for at, after in behind if text[at] != ","]
+    # Behind `-> <128x64xf16, #shared, #smem>` stands an operand, where an operation writes.
+    stated = bool(to) and (line["results"] or line["end"]) and text[to[-1] :].lstrip()[:1] != "<"
+    if stated:
+        behind = [(at, after) for at, after in behind if at >= to[-1]]
+    begin = to[-1] if stated else colon + 1
+    while text[begin : begin + 1].isspace():
+        begin += 1
+    if text[begin : begin + 1] == "(" and text[end - 1] == ")":  # several results
+        begin, end = begin + 1, end - 1
+        behind = [(at, at + 1) for at, mark in _marks(text, begin, end) if mark == ","]
+    edges = [begin, *[edge for pair in behind for edge in pair], end]
+    types = [(at, found) for at, stop in zip(edges[::2], edges[1::2]) if (found := _TENSOR.match(text[at:stop]))]
+    if not types:
+        return text
+    first = types[0][1]
+    for at, found in types:
+        if (found["shape"], found["layout"]) != (first["shape"], first["layout"]):
+            both, at = (
+                " and ".join(each[0].strip() for each in (first, found)),
+                at + len(found[0]) - len(found[0].lstrip()),
+            )
+            raise ParseError(f"expected one layout in a line, not {both}: paste one of them", text, at)
+    at, said = types[0][0] + len(first[0]) - len(first[0].lstrip()), first[0].strip()
+    return text[:start] + " " * (at - start) + said + " " * (len(text) - at - len(said))
 
 
 def _marks(text: str, start: int, end: int) -> list[tuple[int, str]]:
