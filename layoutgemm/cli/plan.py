@@ -20,14 +20,14 @@ from .commands import Commands
 
 EXAMPLES = (
     "layoutgemm plan 4096 4096 4096 -b bf16:col",
-    "layoutgemm plan 4096 4096 4096 -b bf16:col --all",
+    "layoutgemm plan 4096 4096 4096 -b bf16:col --full",
     "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80 --html tile.html",
     "layoutgemm plan 300 200 328 -b bf16:col --arch sm_100a --json",
     "layoutgemm plan 4096 4096 4096 --of smem --svg smem.svg",
     "layoutgemm plan 512 4096 4096 -b bf16:col --matmul",
     "layoutgemm plan 200 136 72 -b bf16:col --teaching --stages 2",
 )
-LINES = 30  # that are printed without --all
+LINES = 30  # that are printed without --full
 # TeachingConfig's names of the choices.
 CHOICES = ("tile_n", "tile_k", "stages")
 
@@ -45,7 +45,7 @@ def add_plan(commands: Commands) -> None:
     parser.add_argument("--teaching", action="store_true", help="sm_90a: the teaching kernel, not the production one")
     parser.add_argument("--matmul", action="store_true", help="sm_90a: the kernel that matmul launches, and the reason")
     parser.add_argument(
-        "--all", action="store_true", help=f"every line, not the first levels in {LINES}: fields, checks"
+        "--full", action="store_true", help=f"every line, not the first levels in {LINES}: fields, checks"
     )
     parser.add_argument("--html", metavar="FILE", help="also write an interactive page of the tile there")
     options(parser)
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     derivation = (f"chosen: {why}\n" if why else "") + plan.explain()
     answer(
         args,
-        lambda: f"{derivation}\n{report}" if args.all else head_of(derivation, report),
+        lambda: f"{derivation}\n{report}" if args.full else head_of(derivation, report),
         lambda: plan_data(plan, report, why),
     )
     return 0 if report else 1
@@ -123,7 +123,7 @@ def head_of(derivation: str, report: Report) -> str:
         return f"{derivation}\n{report}"
     kept = shortest_first(lines, max(0, LINES - 2 - len(failures)))
     shown = [*kept, *failures, str(report).splitlines()[-1]]
-    return "\n".join([*shown, f"{len(shown)} of {whole} lines; --all prints the rest, --of one part as a table"])
+    return "\n".join([*shown, f"{len(shown)} of {whole} lines; --full prints the rest, --of one part as a table"])
 
 
 def shortest_first(lines: Sequence[str], most: int) -> list[str]:

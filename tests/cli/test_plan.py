@@ -31,14 +31,14 @@ def test_explain_is_an_alias_of_plan(capsys):
 
 @pytest.mark.parametrize("arguments", ["--arch sm_90a", "--arch sm_100a", "--teaching --stages 2"])
 def test_a_long_derivation_prints_its_head(capsys, arguments):
-    """Titles with what stands one level below them; every line with --all."""
+    """Titles with what stands one level below them; every line with --full."""
     command = ["plan", "256", "256", "256", "-b", "bf16:col", *arguments.split()]
     assert main(command) == 0
     *shown, held, rest = capsys.readouterr().out.splitlines()
-    assert main([*command, "--all"]) == 0
+    assert main([*command, "--full"]) == 0
     whole = capsys.readouterr().out.splitlines()
     assert len(whole) > 30 >= len(shown) + 2
-    assert rest.startswith(f"{len(shown) + 1} of {len(whole)} lines; --all prints the rest")
+    assert rest.startswith(f"{len(shown) + 1} of {len(whole)} lines; --full prints the rest")
     assert held == whole[-1] and [line for line in whole if line in shown] == shown  # in their order
     titles = [line for line in whole[:-1] if line[0] != " " and not line.startswith("holds")]
     assert [line for line in shown if line[0] != " "] == titles
