@@ -28,6 +28,9 @@ _LOCATION = regex(r"\s*loc\([^\n]*\)\s*\Z")
 _TENSOR = regex(
     r"\s*(?:tensor|![\w.]+)?\s*<\s*(?:tensor<)?(?P<shape>(?:\d+\s*x\s*)+)[^,]*,\s*(?P<layout>#.*)", re.DOTALL
 )
+# A line that names a type of the DSL's IR, and that name at the end of a line
+_DEFINED = regex(r"\s*!(\w+)\s*=\s*(!(?:cute|cute_nvgpu|fly)\.\w+<.*>)\s*\Z")
+_NAME_AT_END = regex(r"!(?!(?:cute|cute_nvgpu|fly)\.)(\w+)(?=\s*(?:loc\([^\n]*\))?\s*\Z)(?:\s*loc\([^\n]*\))?\s*\Z")
 _TYPE = regex(r"\s*!(?!(?:cute|cute_nvgpu|fly)\.)(\w+)")
 
 
@@ -39,6 +42,7 @@ def of_result(text: str) -> str:
     >>> of_result('%r = cute.coalesce(%l) : (!cute.layout<"(2,2):(1,2)">) -> !cute.layout<"4:1">').strip()
     '!cute.layout<"4:1">'
     """
+    text = _with_type(text)
     line = _LINE.match(text)
     if line is None or "\n" in text.strip():
         return text
@@ -69,6 +73,22 @@ def of_result(text: str) -> str:
             f"expected a type, not its name: paste the line !{alias[1]} = ... of the module", text, alias.start(1) - 1
         )
     return " " * start + text[start:end] + " " * (len(text) - end)
+
+
+def _with_type(text: str) -> str:
+    """The last line of a text with the type that a line above it names in its place; another text as it is.
+
+    >>> _with_type('!a = !cute.layout<"4:1">\\n%0 = cute.get_layout(%x) : !a')
+    '%0 = cute.get_layout(%x) : !cute.layout<"4:1">'
+    """
+    *above, last = text.rstrip().split("\n")
+    named = {found[1]: found[2] for line in above if (found := _DEFINED.match(line)) is not None}
+    used = _NAME_AT_END.search(last)
+    if used is None or not named or len(named) != len([line for line in above if line.strip()]):
+        return text
+    if used[1] not in named:
+        raise ParseError(f"expected the line above that says !{used[1]}", text, text.rindex(f"!{used[1]}"))
+    return last[: used.start()] + named[used[1]]
 
 
 def of_triton(text: str) -> str:
