@@ -31,6 +31,9 @@ READ = [
     ("{'data': (93880793878400, False), 'strides': None, 'descr': [('', '<f4')], 'typestr': '<f4', 'shape': (4, 8), "
      "'version': 3}", "(4,8):(8,1)"),
     ('Tensor "bf16[16, 64][64, 1]cuda:0"', "(16,64):(64,1)"),
+    # MLIR's column-major memrefs
+    ("memref<4x8xf32, affine_map<(d0, d1) -> (d1, d0)>>", "(4,8):(1,4)"),
+    ("memref<2x4x8xf32, affine_map<(i, j, k) -> (k, i, j)>>", "(2,4,8):(4,1,8)"),
     # XLA's, Mosaic's, CUDA Tile's
     ("pred[8,128]{1,0:T(8,128)(4,1)}", "((4,2),128):((1,512),4)"),
     ("TMEMLayout(tiling=Tiling(tiles=((128, 1), (32, 1))), warp_dims=(-4,), lane_dims=(-2,), vector_dim=-1)",

@@ -225,6 +225,11 @@ def _mapped(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     names, sizes = [name.strip() for name in found[5].split(",")], re.findall(r"\d+|\?", found[1])
     if len(names) != len(sizes) or "?" in sizes:
         raise ParseError(f"expected a map of {len(sizes)} coordinates of known extents", text, found.start(5))
+    order = [name.strip() for name in found[6].split(",")]
+    if len(order) > 1 and sorted(order) == sorted(names):  # MLIR's column-major: row-major in the order of the results
+        shape = tuple(map(int, sizes))
+        strides = dict(zip(order, _row_major(tuple([shape[names.index(name)] for name in order])), strict=True))
+        return _made(text, found.start(1), shape, tuple([strides[name] for name in names]), 0)
     formula = re.sub(r"\bmod\b", "%", found[6].replace("floordiv", "//"))
     try:
         out: Layout | ComposedLayout = registries.layout_of_formula(formula, **dict(zip(names, map(int, sizes))))
