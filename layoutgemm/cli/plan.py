@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def head_of(derivation: str, report: Report) -> str:
-    """The sections of a derivation with their first lines, the checks that fail, and how to print the rest."""
+    """The sections of a derivation, the checks that fail, and how to print the rest."""
     lines = derivation.splitlines()
     failures = [str(check) for check in report.failures]
     whole = len(lines) + len(report) + 1
@@ -127,7 +127,7 @@ def head_of(derivation: str, report: Report) -> str:
 
 
 def shortest_first(lines: Sequence[str], most: int) -> list[str]:
-    """The titles of sections and the lines one level below them, so many that all fit; long sections are cut first.
+    """The titles of sections and the lines below them; long sections are cut first.
 
     >>> shortest_first(["A", "  1", "    deep", "  2", "  3", "B", "  4"], 5)
     ['A', '  1', '  2', 'B', '  4']

@@ -1,4 +1,4 @@
-"""Texts of C++, the CuTe DSL's modules, tensor-layouts, NumPy, torch, XLA, Mosaic and CUDA Tile, and their refusals."""
+"""Texts of C++, the DSL's modules, NumPy, XLA, Mosaic and CUDA Tile, and their refusals."""
 
 from __future__ import annotations
 

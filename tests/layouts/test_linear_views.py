@@ -1,4 +1,4 @@
-"""Triton's views of linear layouts, as its get_distributed_view and get_shared_view print them, and lists of bases."""
+"""Triton's views of linear layouts, as it prints them, and lists of bases."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_view_of_shared_memory_is_its_layout(vectors: list[tuple[int, ...]]) -
 
 
 def test_bases_of_a_linear_layout_in_python() -> None:
-    """What `LinearLayout.bases` gives."""
+    """`LinearLayout.bases` is a list of pairs."""
     text = "[('register', [[0, 1]]), ('lane', [[1, 0], [2, 0]]), ('warp', [])]"
     assert parse(text) == parse('{"register": [[0, 1]], "lane": [[1, 0], [2, 0]], "warp": []}')
     with pytest.raises(ParseError, match="another name than lane"):

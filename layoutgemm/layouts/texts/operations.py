@@ -76,7 +76,9 @@ def of_result(text: str) -> str:
 
 
 def _with_type(text: str) -> str:
-    """The last line of a text with the type that a line above it names in its place; another text as it is.
+    """The last line with the type for which a line above gives a name.
+
+    Another text is returned as it is.
 
     >>> _with_type('!a = !cute.layout<"4:1">\\n%0 = cute.get_layout(%x) : !a')
     '%0 = cute.get_layout(%x) : !cute.layout<"4:1">'
@@ -92,7 +94,9 @@ def _with_type(text: str) -> str:
 
 
 def of_triton(text: str) -> str:
-    """The text with blanks for all but the type of its last line, where that is of Triton's IR; another as it is.
+    """The text with blanks for all but the type of its line of Triton's IR.
+
+    Another text is returned as it is.
 
     Raises ParseError where the line has types of several layouts, and none is that of a result.
 

@@ -28,6 +28,7 @@ from .bases import TextReader
 
 _T = TypeVar("_T")
 Tuple: TypeAlias = "int | tuple[Any, ...]"
+AnyOperand: TypeAlias = "Tuple | Layout | ComposedLayout"
 
 _HEAD = regex(
     r"\s*(?:(?:using|constexpr|static|const|auto|typename|with|Layout|cute::Layout)\s+)*\[?(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?"
@@ -79,8 +80,8 @@ def spelled(text: str) -> Layout | ComposedLayout | None:
     return out
 
 
-def operand(text: str, at: int) -> tuple[Any, int] | None:
-    """The layout or the tuple of C++ or the DSL that begins here, and its end; None for another text.
+def operand(text: str, at: int) -> tuple[AnyOperand, int] | None:
+    """The layout or tuple of C++ or the DSL here, and its end; None for another text.
 
     >>> operand("zipped_divide(Layout<_8,_1>{}, Shape<_2>{})", 14), operand("f(Shape<_2,_4>{})", 2)
     ((Layout(8, 1), 29), ((2, 4), 16))
