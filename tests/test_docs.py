@@ -89,7 +89,7 @@ def test_pictures_and_tables_are_made(page: Path) -> None:
 
 
 def test_heights_count_what_a_page_shows() -> None:
-    """A closed note takes one line, and a wide table more of them than a narrow one."""
+    """A closed note takes one line, and a wide table more than a narrow one."""
     folded = '??? note "a"\n\n' + "    a line\n" * 3000
     assert heights.height(folded) < 400 < heights.height(folded.replace("    ", "").replace("??? ", "")) - 1000
     row = "| " + " | ".join(["several words that need a line or two"] * 5) + " |\n"

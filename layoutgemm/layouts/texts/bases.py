@@ -2,7 +2,7 @@
 
 #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]], warp = [], block = []}>
 {"register": [[0, 1]], "lane": [[1, 0], [2, 0]]}
-[("register", [[0, 1]]), ("lane", [[1, 0], [2, 0]])]
+[("lane", [[1, 0]])]
 DistributedLinearLayout(reg_bases=[[0, 1]], lane_bases=[[1, 0], [2, 0]], warp_bases=[], block_bases=[], shape=[4, 2])
 LinearLayout.from_bases([("register", [[0, 1]]), ("lane", [[1, 0], [2, 0]])], ["dim0", "dim1"])
 - register=1 -> (0, 1)
