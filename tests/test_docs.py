@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from docs import chapters, claims, fences, percent, tables
+from docs import chapters, claims, fences, heights, percent, reference, tables
 from tests import needs
 from tests.test_readme import SHELL, absent, blocks, command_problem, commands, run_python
 
@@ -83,6 +83,29 @@ def test_pictures_and_tables_are_made(page: Path) -> None:
     for value in re.findall(r"\bnan\b|\binf\b|\bNone\b", re.sub(r"`[^`]*`|```.*?```", "", made, flags=re.DOTALL)):
         pytest.fail(f"{page.name} says {value}")
     assert len(kept) == pictures_asked_for(page) and all(svg.startswith("<svg") and "</svg>" in svg for svg in kept)
+    objects = page.read_text(encoding="utf-8") if page.parent == reference.API else ""
+    tall = heights.height(reference.without_objects(made), kept) + reference.estimate(objects) * bool(objects)
+    assert tall <= reference.MOST_SCREENS * reference.SCREEN, f"about {tall:.0f} pixels, more than ten screens"
+
+
+def test_heights_count_what_a_page_shows() -> None:
+    """A closed note takes one line, and a wide table more than a narrow one."""
+    folded = '??? note "a"\n\n' + "    a line\n" * 3000
+    assert heights.height(folded) < 400 < heights.height(folded.replace("    ", "").replace("??? ", "")) - 1000
+    row = "| " + " | ".join(["several words that need a line or two"] * 5) + " |\n"
+    table = heights.height(row + "|---|---|---|---|---|\n" + row * 200)
+    assert table > 1.5 * heights.height("| a |\n|---|\n" + "| b |\n" * 200) > 200 * 29
+    module = "::: layoutgemm.kernels.sm90.grouped\n"
+    some = reference.estimate(f"{module}    options: {{members: [GroupOffsets]}}\n")
+    assert reference.estimate(module) > some > 400
+
+
+def test_no_file_hides_an_object_of_the_reference() -> None:
+    """`layoutgemm.kernels.plan` is a file, too: its page would show the file's objects in place of the function's."""
+    for page in reference.API.glob("*.md"):
+        for module, name, _ in reference.entries(page.read_text(encoding="utf-8")):
+            place = ROOT.joinpath(*reference.path(module, name).split("."))
+            assert not place.is_dir() and not place.with_suffix(".py").exists(), f"{page.name}: {module}.{name}"
 
 
 def loose_rows(text: str) -> list[str]:
@@ -191,12 +214,13 @@ def test_a_long_file_is_shown_whole_in_short_parts(book: str) -> None:
     lines = [line for text in shown.values() for line in text.splitlines() if not line.startswith(("# ", "Next: "))]
     assert [re.sub(r" \{ #part-\d+ \}$", "", line) for line in lines if line] == [x for x in whole.splitlines() if x]
     assert max(text.count("\n") for text in shown.values()) < chapters.MOST_LINES + 10
+    assert max(map(heights.height, shown.values())) <= reference.MOST_SCREENS * reference.SCREEN
     linked = re.findall(r"\]\(([^()]+)#([^()]+)\)$", chapters.contents(book), flags=re.MULTILINE)
     assert len(linked) == len(re.findall(r"^##+ ", whole, flags=re.MULTILINE)) and len(set(linked)) == len(linked)
     assert all(f"{{ #{anchor} }}" in shown[address] for address, anchor in linked)
 
 
-@pytest.mark.parametrize("name", ["chapters", "fences", "percent", "tables", "docstrings"])
+@pytest.mark.parametrize("name", ["chapters", "fences", "heights", "percent", "tables", "docstrings"])
 def test_examples_of_the_builders(name: str) -> None:
     if name == "docstrings":
         needs.module("griffe")

@@ -37,7 +37,7 @@ from ..layouts import Layout
 from ..view import box_svg, fields_svg
 from .arguments import add, add_picture, answer, drawn, size_pair
 from .commands import Commands
-from .texts import plain_tile
+from .texts import parts_of_tile, plain_tile
 
 DESC_EXAMPLES = (
     "layoutgemm desc 128x64 --element bf16 --major K --swizzle 128B",
@@ -49,19 +49,28 @@ DESC_EXAMPLES = (
 BOX_EXAMPLES = (
     "layoutgemm box 128x64 --element bf16 --major K",
     "layoutgemm box 64x128 --element f16 --major MN --json",
-    "layoutgemm box 128x64 --of 4096x1024 --at 3,2",
+    "layoutgemm box smem:128x64:bf16:K:128B --of 4096x1024 --at 3,2",
     "layoutgemm box 128x128 --of 200x104 --at 1,0 --svg box.svg",
 )
+ELEMENT, MAJOR = "bf16", "K"  # of a tile that does not say them
 WORD = re.compile(r"0[xX][0-9a-fA-F_]+")
 PRINTED_WORD = re.compile(r"\s*\w*Descriptor:\s*(0x[0-9a-fA-F]{1,16})\b")  # as CuTe prints one
 
 
 def _tile_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--element", default="bf16", metavar="TYPE", help="the type of an element (%(default)s)")
-    parser.add_argument(
-        "--major", type=str.upper, choices=MAJORS, default="K", help="which mode is contiguous (%(default)s)"
-    )
+    parser.add_argument("--element", metavar="TYPE", help=f"the type of an element ({ELEMENT})")
+    parser.add_argument("--major", type=str.upper, choices=MAJORS, help=f"which mode is contiguous ({MAJOR})")
     parser.add_argument("--swizzle", choices=tuple(SWIZZLES), help="default: the widest that fits")
+
+
+def asked(text: str, args: argparse.Namespace, form: str) -> tuple[tuple[int, int], DType, str, str | None]:
+    """The extent, type, major and swizzle of the tile that a command asks for: smem:... or sizes and options."""
+    if not text.startswith("smem:"):
+        return size_pair(text, form), dtype(args.element or ELEMENT), args.major or MAJOR, args.swizzle
+    for option in ("element", "major", "swizzle"):
+        if getattr(args, option) is not None:
+            raise LayoutError(f"--{option} {getattr(args, option)} beside {text}, which states it: omit one of them")
+    return parts_of_tile(text)
 
 
 # ------------------------------------------------------------------------------------------------------ descriptors
@@ -74,7 +83,11 @@ def add_desc(commands: Commands) -> None:
         says="Derives the 64-bit word by which wgmma or tcgen05.mma finds a tile of MN x K elements in shared memory, "
         "field by field; of a word in hexadecimal, says what its fields hold.",
     )  # fmt: skip
-    parser.add_argument("what", metavar="MNxK | WORD", help="a tile, as in 128x64, or a word, as in 0x4000004000010040")
+    parser.add_argument(
+        "what",
+        metavar="MNxK | WORD",
+        help="a tile, as in 128x64 or smem:128x64:bf16:K:128B, or a word, as in 0x4000004000010040",
+    )
     _tile_arguments(parser)
     parser.add_argument("--arch", default="sm_90a", help="sm_90a (default) or sm_100a")
     parser.add_argument("--operand", type=str.upper, choices=("A", "B"), default="A", help="(%(default)s)")
@@ -90,7 +103,6 @@ def number(text: str) -> int:
 
 def desc(args: argparse.Namespace) -> int:
     """Derive or decode a descriptor and print it; returns the exit status."""
-    element = dtype(args.element)
     printed = PRINTED_WORD.match(args.what)
     args.what = printed[1] if printed is not None else args.what
     if WORD.fullmatch(args.what):
@@ -98,12 +110,14 @@ def desc(args: argparse.Namespace) -> int:
         found = decoded(word, args.arch, args.kind)
         if drawn(args, lambda: fields_svg(found.table, word)):
             return 0
+        element = dtype(args.element or ELEMENT)
         text = describe(word, args.arch, element, args.kind)
         answer(args, lambda: text, lambda: {**word_data(found.table, word), **meaning(found, element)})
         return 0
-    extent = size_pair(args.what, "a tile is written MNxK, as in 128x64, a word in hexadecimal, as in 0x400000400001")
+    form = "a tile is written MNxK, as in 128x64, a word in hexadecimal, as in 0x400000400001"
+    extent, element, major, swizzle = asked(args.what, args, form)
     read = read_of(args.arch, args.operand, element, fitting(extent, element)[0], args.kind)
-    tile = plain_tile(extent, element, args.major, args.swizzle, read.packing)
+    tile = plain_tile(extent, element, major, swizzle, read.packing)
     derived = derive_descriptor(tile, read, args.operand)
     if args.address % derived.alignment:
         up = (args.address // derived.alignment + 1) * derived.alignment
@@ -220,7 +234,9 @@ def add_box(commands: Commands) -> None:
         says="Derives the box, the instructions with their coordinates, and the bytes that the barrier expects, for a "
         "tile of ROWS x COLUMNS elements, and with --of holds a matrix against the rules of the tensor map.",
     )  # fmt: skip
-    parser.add_argument("tile", metavar="ROWSxCOLUMNS", help="the tile, as in 128x64; columns are K")
+    parser.add_argument(
+        "tile", metavar="ROWSxCOLUMNS", help="the tile, as in 128x64 or smem:128x64:bf16:K:128B; columns are K"
+    )
     _tile_arguments(parser)
     parser.add_argument("--store", action="store_true", help="the TMA stores that empty the tile instead")
     parser.add_argument("--of", metavar="ROWSxCOLUMNS", help="the matrix in global memory, without gaps")
@@ -232,20 +248,17 @@ def box(args: argparse.Namespace) -> int:
     """Derive the copies and print them; returns the exit status."""
     if args.at is not None and args.of is None:
         raise LayoutError(f"--at {args.at} is a tile of a matrix: give the matrix too, as in --of 4096x1024")
-    tile = plain_tile(
-        fitting(size_pair(args.tile, "a tile is written ROWSxCOLUMNS, as in 128x64"), dtype(args.element)),
-        dtype(args.element),
-        args.major,
-        args.swizzle,
-    )
+    form = "a tile is written ROWSxCOLUMNS, as in 128x64, or smem:128x64:bf16:K:128B"
+    extent, element, major, swizzle = asked(args.tile, args, form)
+    tile = plain_tile(fitting(extent, element), element, major, swizzle)
     starts: tuple[tuple[int, ...], ...] | None = None
     at: tuple[int, int] | None = None
     if args.of is None:
-        names = ("column", "row") if args.major == "K" else ("row", "column")
+        names = ("column", "row") if tile.major == "K" else ("row", "column")
         plan = derive_tma(tile, names, "store" if args.store else "load")
     else:
         rows, columns = size_pair(args.of, "--of is a matrix written ROWSxCOLUMNS, as in 4096x1024")
-        matrix = Layout((rows, columns), (columns, 1) if args.major == "K" else (1, rows))
+        matrix = Layout((rows, columns), (columns, 1) if tile.major == "K" else (1, rows))
         plan = (tma_store if args.store else tma_load)(matrix, tile, names=("row", "column"))
         at = place(args.at or "0,0", (rows, columns), tile.extent)
         starts = plan.coordinates(at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from ..arch import ARCHES
@@ -19,12 +20,14 @@ from .commands import Commands
 
 EXAMPLES = (
     "layoutgemm plan 4096 4096 4096 -b bf16:col",
+    "layoutgemm plan 4096 4096 4096 -b bf16:col --full",
     "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80 --html tile.html",
     "layoutgemm plan 300 200 328 -b bf16:col --arch sm_100a --json",
     "layoutgemm plan 4096 4096 4096 --of smem --svg smem.svg",
     "layoutgemm plan 512 4096 4096 -b bf16:col --matmul",
     "layoutgemm plan 200 136 72 -b bf16:col --teaching --stages 2",
 )
+LINES = 30  # that are printed without --full
 # TeachingConfig's names of the choices.
 CHOICES = ("tile_n", "tile_k", "stages")
 
@@ -41,6 +44,9 @@ def add_plan(commands: Commands) -> None:
     parser.add_argument("--arch", default="sm_90a", help=f"{', '.join(ARCHES)}, hopper, ... (%(default)s)")
     parser.add_argument("--teaching", action="store_true", help="sm_90a: the teaching kernel, not the production one")
     parser.add_argument("--matmul", action="store_true", help="sm_90a: the kernel that matmul launches, and the reason")
+    parser.add_argument(
+        "--full", action="store_true", help=f"every line, not the first levels in {LINES}: fields, checks"
+    )
     parser.add_argument("--html", metavar="FILE", help="also write an interactive page of the tile there")
     options(parser)
     parser.add_argument("--of", choices=tuple(PICTURES), help="print or draw this part instead of the derivation")
@@ -99,9 +105,43 @@ def run(args: argparse.Namespace) -> int:
     report = plan.check()
     if args.html is not None:
         plan.html(args.html)
-    reason = f"chosen: {why}\n" if why else ""
-    answer(args, lambda: f"{reason}{plan.explain()}\n{report}", lambda: plan_data(plan, report, why))
+    derivation = (f"chosen: {why}\n" if why else "") + plan.explain()
+    answer(
+        args,
+        lambda: f"{derivation}\n{report}" if args.full else head_of(derivation, report),
+        lambda: plan_data(plan, report, why),
+    )
     return 0 if report else 1
+
+
+def head_of(derivation: str, report: Report) -> str:
+    """The sections of a derivation, the checks that fail, and how to print the rest."""
+    lines = derivation.splitlines()
+    failures = [str(check) for check in report.failures]
+    whole = len(lines) + len(report) + 1
+    if whole <= LINES:
+        return f"{derivation}\n{report}"
+    kept = shortest_first(lines, max(0, LINES - 2 - len(failures)))
+    shown = [*kept, *failures, str(report).splitlines()[-1]]
+    return "\n".join([*shown, f"{len(shown)} of {whole} lines; --full prints the rest, --of one part as a table"])
+
+
+def shortest_first(lines: Sequence[str], most: int) -> list[str]:
+    """The titles of sections and the lines below them; long sections are cut first.
+
+    >>> shortest_first(["A", "  1", "    deep", "  2", "  3", "B", "  4"], 5)
+    ['A', '  1', '  2', 'B', '  4']
+    """
+    sections: list[list[str]] = []
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        if depth == 0:
+            sections.append([line])
+        elif depth <= 2 and sections:
+            sections[-1].append(line)
+    while sum(map(len, sections)) > most and any(len(section) > 1 for section in sections):
+        max(reversed(sections), key=len).pop()
+    return [line for section in sections for line in section][:most]
 
 
 def plan_data(plan: GemmPlan, report: Report, why: str = "") -> dict[str, object]:

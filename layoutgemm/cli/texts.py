@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..atoms import SmemTile, smem_tile
-from ..dtypes import DType
+from ..dtypes import DType, dtype
 from ..errors import LayoutError, ParseError
 from ..layouts import ComposedLayout, CoordinateTensor, Layout, LinearLayout, Swizzle, parse
 from ..layouts.listing import Listing
@@ -34,11 +34,20 @@ def tile_of(text: str) -> SmemTile:
     >>> print(tile_of("smem:8x64:bf16"), tile_of("smem:64x8:f32:MN:32B"))
     S<3,4,3>[bytes] o (8,64):(64,1) x bf16 S<1,4,3>[bytes] o ((8,8),8):((1,64),8) x f32
     """
+    return plain_tile(*parts_of_tile(text))
+
+
+def parts_of_tile(text: str) -> tuple[tuple[int, int], DType, str, str | None]:
+    """The extent, element type, major and swizzle of `smem:MNxK:TYPE[:MAJOR[:SWIZZLE]]`. Raises LayoutError.
+
+    >>> parts_of_tile("smem:8x64:bf16")
+    ((8, 64), dtype('bf16'), 'K', None)
+    """
     parts = text.split(":")
     if parts[0] != "smem" or not 3 <= len(parts) <= 5:
         raise LayoutError(f"{text!r}: a tile is written smem:MNxK:TYPE[:MAJOR[:SWIZZLE]], as in smem:64x64:bf16:K:128B")
     extent = size_pair(parts[1], "a tile's extent is written MNxK, as in smem:64x64:bf16")
-    return plain_tile(extent, parts[2], parts[3] if len(parts) > 3 else "K", parts[4] if len(parts) > 4 else None)
+    return extent, dtype(parts[2]), parts[3] if len(parts) > 3 else "K", parts[4] if len(parts) > 4 else None
 
 
 def plain_tile(

@@ -14,7 +14,7 @@ from .swizzle import AnyLayout, ComposedLayout
 Field: TypeAlias = "AnyLayout | tuple[Field, ...] | int | str | None"
 
 TITLES = ("TiledMMA", "MMA_Atom", "ThrMMA", "TiledCopy", "Copy_Atom", "ThrCopy")
-# The DSL's names -> CuTe's
+# The names of the DSL and of tensor-layouts -> CuTe's
 FIELDS = {
     "Thr Layout VMNK": "ThrLayoutVMNK", "Permutation MNK": "PermutationMNK", "Shape MNK": "Shape_MNK",
     "TV Layout A": "LayoutA_TV", "TV Layout B": "LayoutB_TV", "TV Layout C": "LayoutC_TV", "Tiler MN": "Tiler_MN",
@@ -22,6 +22,8 @@ FIELDS = {
     "Value type": "ValueType", "Thr VMNK": "ThrVMNK",
     "layout_copy_tv": "TiledLayout_TV", "tiler_mn": "Tiler_MN", "atom_layout_MNK": "AtomLayoutMNK",
     "permutation_MNK": "PermutationMNK",
+    "name": "Name", "ptx": "PTX", "thr_id": "ThrID", "shape_mnk": "Shape_MNK", "a_layout": "LayoutA_TV",
+    "b_layout": "LayoutB_TV", "c_layout": "LayoutC_TV",
 }  # fmt: skip
 
 TILERS = ("Tiler_MN", "PermutationMNK", "Shape_MNK", "ThrVMNK")  # whose values are shapes, not layouts

@@ -28,6 +28,7 @@ bf16[16,256]{1,0:T(8,128)(2,1)}   TiledLayout(...)  XLA's shapes, Mosaic's regis
 spatial(4, 8).local(2, 1)   Fragment([8] -> [4], ...)  threads of Tilus, Hidet, TileLang and CK: see texts.mappings
 torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
 !nvgpu.tensormap.descriptor<tensor = ...>         the swizzled box of a tensor map: see texts.tensor_maps
+[[T0:0, T0:1]   Offset: 0 -> (0,0)                Triton's views of a linear layout: see texts.views
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ from .symbols.polynomial import Scalar
 from .texts.bases import TextReader, linear
 from .texts.encodings import encoded, shaped
 from .texts.mappings import mapped
-from .texts.operations import of_result
+from .texts.operations import of_result, of_triton
 from .texts.padded import padded
 from .texts.sized import sized
-from .texts.spelled import spelled
+from .texts.spelled import operand, spelled
 from .texts.surroundings import (
     PAIR,
     bare,
@@ -72,6 +73,7 @@ from .texts.surroundings import (
 )
 from .texts.tensor_maps import tensor_map
 from .texts.tilings import tiled
+from .texts.views import viewed
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -109,6 +111,7 @@ _POINTER = regex(
 )
 # An address that a published listing leaves out, 0x7f.. or SMEM_ADDR: it stands for the beginning of a buffer
 _LEFT_OUT = regex(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
+_ADDRESS = regex(r"(0x[0-9a-fA-F]+)(?:\.0)?")  # subptr[4b](0x7f00.0): behind the point the first bit of the byte
 _COORDINATE = regex(r"\s*(?:ArithTuple(?:Iter(?:ator)?)?)?(?=\([^:\"<>\n]*\)\s*o\s)")
 # Iterators of other things than elements: UMMA::DescriptorIterator, counting_iter(0), smem_desc<...>
 _ITERATOR = regex(r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)")
@@ -155,6 +158,11 @@ _OPERATION = regex(
 )
 _TILED = regex(r"\s*(?:!\w+\s*=\s*)?!cute\.(tiled_copy|tiled_mma)<")
 _TILE = regex(r"\s*(?:%\w+\s*=[^\n]*?|:\s*|->\s*)?!cute\.tile<\"(\[[^\"]*\])\">\s*\)?\s*\Z")
+_ATOM_CALL = regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(MMA|Copy)Atom\((?=\s*name\s*=)")
+_ATOM_FIELD = regex(r"\s*([a-z]\w*)\s*=\s*")
+_ATOM_TEXT = regex(r"(?:'([^'\n]*)'|\"([^\"\n]*)\"|None)")
+# Its str(), which has the name in CUTLASS alone
+_ATOM_NAME = regex(r"\s*(?:MMA|Copy)Atom\('(\w+)'(?:,\s*[\dx]+)?\)\s*\Z")
 _TILED_FIELD = regex(r",\s*(\w+)\s*=\s*<\"([^\"]*)\">")
 _WORD = regex(r"\s*(?!o\s)[A-Za-z_]\w*\s+(?=\([^:\n]*:)")  # one word before a shape
 _SHAPE = regex(r"\s*(?:[\w.]+\s*[=:(]\s*)?[Ss]hape\s*[=:]?\s*(?=\()")
@@ -165,6 +173,7 @@ _STATIC = regex(r"_\d")  # how CuTe's static integers begin: no name of a symbol
 _ASSIGNED = regex(r"[\w. ]*=\s*(?:\{\}\s*)?")  # a name before a title
 _NAME_OF_LINE = regex(r"[A-Za-z_]\w*(?: (?!_?\d+\b)[\w()\[\].=,]+)*\s*")  # of a value in a listing
 _SECOND = regex(r"[^\n]*\so\s")  # what a swizzle is composed with
+_WORD_OF_OTHER = regex(r"\s*([<%@$]?[A-Za-z_][\w.:%-]*)\s*(?=[(<\[{\s'\"=@,]|\Z)")
 _NOTHING = regex(r"_(?![\w(])")  # CuTe's Underscore: a mode without an entry
 _WIDTH = regex(r"[A-Za-z0-9_]+\s*\Z")
 
@@ -224,12 +233,16 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     """`read` of a text with a layout and the words around it."""
     text = without_pins(text)
     refuse_others(bare(text))
-    if may_name_atom(text):
-        atom: HasPicture | None = registries.atom_named(text)
+    called = _ATOM_NAME.match(text)
+    if called is not None or may_name_atom(text):
+        atom: HasPicture | None = registries.atom_named(text if called is None else called[1])
         if atom is not None:
             return atom
-    text = of_result(without_labels(text))
-    for by_triton in (padded, encoded):
+    result = of_result(without_labels(text))
+    if result != text:
+        refuse_others(result)
+    text = of_triton(result)
+    for by_triton in (viewed, padded, encoded):
         found = by_triton(text)
         if found is not None:
             return found
@@ -258,8 +271,18 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     if named is not None:
         return named
     text = bare(text)
-    listed = _tiled(text, symbol) or _tile(text, symbol) or _listing(text, symbol)
-    return _LayoutReader(text, symbol).all() if listed is None else listed
+    listed = _tiled(text, symbol) or _atom(text, symbol) or _tile(text, symbol) or _listing(text, symbol)
+    if listed is not None:
+        return listed
+    try:
+        return cast("Parsed", _LayoutReader(text, symbol).all())
+    except ParseError as error:
+        other = _WORD_OF_OTHER.match(text)
+        if other is None or error.position != other.start(1) or PAIR.search(text) is not None:
+            raise
+        raise ParseError(
+            f"expected a layout, as in (4,8):(8,1), and {other[1]} begins no text that is read", text, other.start(1)
+        ) from None
 
 
 def may_name_atom(text: str) -> bool:
@@ -273,7 +296,8 @@ def may_name_atom(text: str) -> bool:
 
 def _operation(text: str, symbol: Symbols) -> AnyLayout | CoordinateTensor | None:
     """The result of an operation on layouts by their notation, as in complement((2,2):(1,6), 24); None for none."""
-    if _CALLED_OPERATION.match(text) is None or PAIR.search(text) is None or _SOURCE.search(text) is not None:
+    source = _SOURCE.search(text) is not None
+    if _CALLED_OPERATION.match(text) is None or (_SPELLED.match(text) if source else PAIR.search(text) is None):
         return None
     reader = _LayoutReader(text, symbol)
     try:
@@ -326,6 +350,31 @@ def _tiled(text: str, symbol: Symbols) -> Listing | None:
     if regex(r"\s*>\s*(?://[^\n]*)?\Z").match(text, end) is None:
         raise ParseError("expected ',' or '>'", text, end)
     return Listing({"tiled_copy": "TiledCopy", "tiled_mma": "TiledMMA"}[found[1]], tuple(fields))
+
+
+def _atom(text: str, symbol: Symbols) -> Listing | None:
+    """The listing of an atom of tensor-layouts, MMAAtom(name='...', thr_id=Layout(32, 1), ...); None for another."""
+    found = _ATOM_CALL.match(text)
+    if found is None:
+        return None
+    reader = _LayoutReader(text, symbol, found.end())
+    fields: list[tuple[str, Field]] = []
+    while True:
+        key = reader.take(_ATOM_FIELD)
+        if key is None:
+            raise reader.fail("a name and its value, as in thr_id=Layout(32, 1)")
+        said = reader.take(_ATOM_TEXT)
+        if said is not None:
+            value: Field = None if said[0].strip() == "None" else said[1] or said[2]
+        else:
+            layout = _CALL.match(text, reader.at) is not None
+            value = reader.call(0) if layout else cast("Field", reader.entries(0))
+        fields.append((FIELDS.get(key[1], key[1]), value))
+        if not reader.comma():
+            break
+    if reader.peek() != ")" or text[reader.at + 1 :].strip():
+        raise reader.fail("')' and the end of the text")
+    return Listing({"MMA": "MMA_Atom", "Copy": "Copy_Atom"}[found[1]], tuple(fields))
 
 
 def _tile(text: str, symbol: Symbols) -> Listing | None:
@@ -411,7 +460,7 @@ def stated_extents(text: str) -> list[int] | None:
     >>> stated_extents("tensor<4x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]]}>>")
     [4, 2]
     """
-    found = shaped(text)
+    found = shaped(of_triton(text))
     return None if found is None else found[1]
 
 
@@ -440,8 +489,11 @@ OPERATIONS = {
         *("nullspace", "with_shape", "tile_to_shape", "max_common_layout", "select", "group", "compose"),
     )
 } | {"composition": "compose"}
-_CALLED_OPERATION = regex(rf"\s*(?:cute(?:::|\.))?({'|'.join(OPERATIONS)})\s*\(")
+_CALLED_OPERATION = regex(
+    rf"\s*(?:(?:constexpr\s+)?auto\s+\w+\s*=\s*)?(?:cute(?:::|\.))?({'|'.join(OPERATIONS)})\s*(?:<\s*(\d{{1,9}})\s*>\s*)?\("
+)
 _SOURCE = regex(r"Layout\s*<|Layout\s*\(|make_|Swizzle<[^>]*>\{\}")  # C++ and the DSL: `spelled` reads them
+_SPELLED = regex(r"\s*(?:cute(?:::|\.))?(?:composition|tile_to_shape)\s*\(")  # with such operands: `spelled` reads it
 _CALLED = {
     "Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3),
     "CoordinateTensor": (CoordinateTensor, 2, 2),
@@ -538,11 +590,16 @@ class _LayoutReader(TextReader):
         found = self.take(_CALLED_OPERATION)
         if found is None:
             self.peek()
+            source = operand(self.text, self.at)
+            if source is not None:
+                value, self.at = source
+                return value
             swizzled = _SWIZZLE.match(self.text, self.at) is not None
             return self.composed(0) if swizzled else self.value(0)
         if depth >= DEPTH:
             raise ParseError(f"operations nest at most {DEPTH} deep", self.text, found.start(1))
         args = [self.operation(depth + 1)]
+        args += [] if found[2] is None else [_int(found[2])]  # upcast<2>(...)
         while self.peek() == ",":
             self.at += 1
             args.append(self.operation(depth + 1))
@@ -793,8 +850,9 @@ class _LayoutReader(TextReader):
             inner = None
             where = found["address"].strip()
             address: int | None = 0  # "unset" and "nil": what is not there yet can be aligned
-            if re.fullmatch(r"0x[0-9a-fA-F]+", where) is not None:
-                address = self.made(lambda: _int(where, 16), found)
+            known = _ADDRESS.fullmatch(where)
+            if known is not None:
+                address = self.made(lambda: _int(known[1], 16), found)
             elif _LEFT_OUT.fullmatch(where) is None:
                 address = None
             alignment = 1

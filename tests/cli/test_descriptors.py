@@ -25,6 +25,8 @@ def test_the_words_and_boxes_are_those_of_a_plan(capsys, operand):
     assert tuple(said["k_steps"]) == operand.descriptor.k_steps
     assert said["stage_bytes"] == operand.descriptor.stage_bytes
     box = told(capsys, "box", extent, *how)
+    tile = f"smem:{extent}:bf16:{operand.major}:{operand.smem.swizzle_name}"
+    assert told(capsys, "box", tile) == box and told(capsys, "desc", tile, "--operand", operand.name) == said
     assert (tuple(box["box"]), box["bytes"]) == (operand.tma.box, operand.tma.bytes)
     assert [i["shared_byte"] for i in box["instructions"]] == [i.smem_offset for i in operand.tma.instructions]
 
@@ -89,6 +91,8 @@ def test_a_tile_of_a_matrix(capsys):
         ("desc 100000x64", "12800000 bytes, and the shared memory of a block 232448 at most"),
         ("box 100000x100000", "ask for less"),
         ("box 128", "ROWSxCOLUMNS, as in 128x64"),
+        ("box smem:128x64:bf16 --major MN", "--major MN beside smem:128x64:bf16"),
+        ("box smem:128x64", "smem:MNxK:TYPE[:MAJOR[:SWIZZLE]]"),
         ("box 128x60", "no multiple of a 16-byte chunk"),
         ("box 128x64 --swizzle 33B", "see layoutgemm box --help"),
         ("box 128x64 --of 4096x1001", "nearest that works: global layout (4096,1001):(1008,1)"),

@@ -29,6 +29,29 @@ def test_explain_is_an_alias_of_plan(capsys):
     assert capsys.readouterr().out == before and "2 stages" in before
 
 
+@pytest.mark.parametrize("arguments", ["--arch sm_90a", "--arch sm_100a", "--teaching --stages 2"])
+def test_a_long_derivation_prints_its_head(capsys, arguments):
+    """Titles with what stands one level below them; every line with --full."""
+    command = ["plan", "256", "256", "256", "-b", "bf16:col", *arguments.split()]
+    assert main(command) == 0
+    *shown, held, rest = capsys.readouterr().out.splitlines()
+    assert main([*command, "--full"]) == 0
+    whole = capsys.readouterr().out.splitlines()
+    assert len(whole) > 30 >= len(shown) + 2
+    assert rest.startswith(f"{len(shown) + 1} of {len(whole)} lines; --full prints the rest")
+    assert held == whole[-1] and [line for line in whole if line in shown] == shown  # in their order
+    titles = [line for line in whole[:-1] if line[0] != " " and not line.startswith("holds")]
+    assert [line for line in shown if line[0] != " "] == titles
+
+
+def test_checks_that_fail_are_in_the_head(capsys, monkeypatch):
+    found = Report(tuple(Check(f"planted {i}", "1 = 2", i != 3, "arithmetic") for i in range(40)))
+    monkeypatch.setattr(Sm90Plan, "check", lambda self: found)
+    assert main(["plan", "64", "64", "64"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) <= 30 and said[-3:-1] == [str(found.failures[0]), "39 of 40 checks hold"]
+
+
 def test_a_check_that_fails_is_the_status(capsys, monkeypatch):
     monkeypatch.setattr(Sm90Plan, "check", lambda self: Report((Check("planted", "1 = 2", False, "arithmetic"),)))
     assert main(["plan", "64", "64", "64", "--json"]) == 1

@@ -172,7 +172,11 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
         (f"!ttg.memdesc<32x4x4xf16, {nvmma_3(128)}, #smem>", "#ttg", "8 rows or more"),
         (f"!ttg.memdesc<8x16xf16, {nvmma(0, True)}, #smem>", "#ttg", "Triton up to 3.7 passes over transposed"),
         ("tensor<2x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [3, 0]]}>>", "#ttg", "[4, 2] or more"),
-        (f"!ttg.memdesc<3x8x64xf16, {nvmma(128)}, #smem>", "3x8", "not 3; one of them is 8x64"),
+        (
+            f"!ttg.memdesc<3x8x64xf16, {nvmma(128).replace('}', ', CGALayout = [[0, 0]]}')}, #smem>",
+            "3x8",
+            "one of them is 8x64",
+        ),
         (
             f"!ttg.memdesc<2x128x64xf32, {tmem('blockM = 128, blockN = 64, colStride = 1')}, #ttng.tensor_memory>",
             "2x128",
@@ -191,6 +195,19 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
         ),
         (tmem("blockM = 128, blockN = 64, colStride = 1, fp4Padded = true"), "#ttng", "fp4Padded = false"),
         (f"!ttg.memdesc<64x16xf16, {nvmma(128)}, #smem>", "#ttg", "whole patterns of 128 bytes"),
+        (
+            f"#a = {BLOCKED}\n#s = {nvmma(128)}\nttg.local_store %x, %y : tensor<8x64xf16, #a> -> "
+            "!ttg.memdesc<8x64xf16, #s, #smem, mutable>",
+            "!ttg.memdesc",
+            "one layout in a line, not tensor<",
+        ),
+        (
+            f"#a = {BLOCKED}\n#s = {nvmma(128)}\n%t = ttg.async_copy %p, %b : tensor<8x64x!tt.ptr<f16>, #a> "
+            "-> <8x64xf16, #s, #smem, mutable>",
+            "<8x64xf16, #s",
+            "one layout in a line",
+        ),
+        (f"#a = {BLOCKED}\ntt.func public @f(%x: i32) {{", "tt.func", "the type of a tensor behind the lines"),
         (f"!ttg.memdesc<64x64xf16, {nvmma(128)}, #smem> junk", ", #smem", "the end of the type"),
         (f"tensor<{'2x' * 17}f16, {BLOCKED}>", "2x", "at most 16 dimensions"),
         ("#ttg.padded_shared<[24:+8] {order = [1, 0], shape = [128, 32]}>", "padded_shared", "a power of two and a"),
@@ -252,6 +269,45 @@ def test_blocks_of_a_cluster_hold_parts_of_the_tensor(fields: str, halves: str) 
             for bit in range(bits):
                 place = alone(**{name: 1 << bit})
                 assert found(**{name: 1 << bit}) == place % rows + 128 * (place // rows)
+
+
+@pytest.mark.parametrize(
+    ("count", "one", "shape", "text"),
+    [
+        (3, nvmma(128), (16, 64), "S<3,3,3> o 0 o (3,16,64):(1024,64,1)"),
+        (3, nvmma(128, True), (128, 8), "S<3,3,3> o 0 o (3,(64,2),8):(1024,(1,512),64)"),
+        (6, swizzled(8, 2, 4, [1, 0]), (8, 64), "S<2,3,4> o 0 o (6,8,64):(512,64,1)"),
+        (5, nvmma(0), (8, 8), "(5,8,8):(64,8,1)"),
+        (3, swizzled(1, 1, 1, [0]), (4,), "(3,4):(4,1)"),
+    ],
+)
+def test_buffers_that_are_no_power_of_two_are_a_layout(count: int, one: str, shape: tuple[int, ...], text: str) -> None:
+    """(buffer, coordinates) -> element: each buffer has the places of the layout of one."""
+    said = "x".join(map(str, shape))
+    found, alone = (
+        parse(f"!ttg.memdesc<{count}x{said}xf16, {one}, #smem>"),
+        parse(f"!ttg.memdesc<{said}xf16, {one}, #smem>"),
+    )
+    assert str(found) == text
+    for coord in itertools.product(range(count), *map(range, shape)):
+        buffer, offset = divmod(found(*coord), alone.size)
+        assert buffer == coord[0] and alone(offset=offset) == Layout(shape)(coord[1:])
+
+
+def test_padding_goes_on_through_buffers() -> None:
+    one = "#ttg.padded_shared<[128:+8] {order = [1, 0], shape = [128, 32]}>"
+    for count in (2, 3):
+        found = parse(f"#p = {one}\n%x = ttg.local_alloc : () -> !ttg.memdesc<{count}x128x32xf16, #p, #smem, mutable>")
+        assert str(found) == f"({count},(4,32),32):(4352,(32,136),1)"
+    with pytest.raises(ParseError, match="intervals of at most 4096 elements"):
+        parse(f"!ttg.memdesc<2x128x32xf16, {one.replace('128:', '8192:')}, #smem>")
+
+
+def test_ones_for_tiles_per_warp_are_the_default() -> None:
+    plain = "AMDMFMALayout(version=3, instr_shape=[32, 32, 8], transposed=True, warps_per_cta=[2, 2])"
+    assert parse(plain.replace("])", "], tiles_per_warp=[1, 1, 1])")) == parse(plain)
+    with pytest.raises(ParseError, match="2 integers, one a dimension, for tilesPerWarp"):
+        parse(plain.replace("])", "], tiles_per_warp=[1, 2, 1])"))
 
 
 def test_an_operand_is_not_split_along_k() -> None:
@@ -334,6 +390,18 @@ def test_a_printed_layout_lists_dimensions_in_its_own_order() -> None:
         (f"// CHECK-DAG: #blocked = {BLOCKED}", BLOCKED),
         ("LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])", BLOCKED),
         ("constexpr[BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])]", BLOCKED),
+        (f"#a = {BLOCKED}\n%5 = tt.addptr %4, %3 : tensor<8x128x!tt.ptr<f16>, #a>, tensor<8x128xi32, #a> loc(#loc5)",
+         f"tensor<8x128xf16, {BLOCKED}>"),
+        (f"#a = {BLOCKED}\n%6 = arith.extf %5 : tensor<8x128xf16, #a> to tensor<8x128xf32, #a>",
+         f"tensor<8x128xf32, {BLOCKED}>"),
+        (f"#a = {BLOCKED}\n}}) : (tensor<8x128xf16, #a>) -> tensor<8xf16, #ttg.slice<{{dim = 1, parent = #a}}>>",
+         f"tensor<8xf16, #ttg.slice<{{dim = 1, parent = {BLOCKED}}}>>"),
+        (f"#smem = #ttg.shared_memory\n#shared = {nvmma(128)}\n%b = ttg.memdesc_index %a[%c0_i32] : "
+         "!ttg.memdesc<4x16x64xf16, #shared, #smem, mutable> -> !ttg.memdesc<16x64xf16, #shared, #smem, mutable>",
+         f"!ttg.memdesc<16x64xf16, {nvmma(128)}, #smem>"),
+        (f"#a = {BLOCKED}\n#l = #ttg.linear<{{register = [[0, 1]], lane = [[1, 0]], warp = [], block = []}}>\n"
+         "%7 = ttg.convert_layout %6 : tensor<8x128xf16, #a> -> tensor<2x2xf16, #l>",
+         "#ttg.linear<{register = [[0, 1]], lane = [[1, 0]], warp = [], block = []}>"),
         ("_TensorMemoryLinearLayout(rows=[[1, 0], [2, 0]], cols=[[0, 1]], shape=[4, 2])",
          '{"row": [[1, 0], [2, 0]], "col": [[0, 1]]}'),
     ],

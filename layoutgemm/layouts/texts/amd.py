@@ -48,7 +48,7 @@ class _Mfma:
         self.group = 1 if width == 64 else 4  # rows in neighbouring registers
         self.warps = given.extents("warpsPerCTA")
         self.rank = len(self.warps)
-        self.tiles = given.numbers("tilesPerWarp", self.rank) if "tilesPerWarp" in given.fields else [1] * self.rank
+        self.tiles = given.tiles(self.rank)
 
 
 def mfma_tile(given: AttributeFields) -> list[int]:
@@ -154,7 +154,7 @@ class _Wmma:
             warps = given.extents("warpsPerCTA")
             self.rank = len(warps)
             ones = [1] * self.rank
-            tiles = given.numbers("tilesPerWarp", self.rank) if "tilesPerWarp" in given.fields else ones
+            tiles = given.tiles(self.rank)
             self.registers, self.warps = _row_major(ones, tiles), _row_major(tiles, warps)
         for vector in (*self.registers, *self.warps):
             if any(x < 0 or x & (x - 1) for x in vector) or sum(1 for x in vector if x) > 1:

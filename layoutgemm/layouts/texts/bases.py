@@ -2,6 +2,7 @@
 
 #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]], warp = [], block = []}>
 {"register": [[0, 1]], "lane": [[1, 0], [2, 0]]}
+[("lane", [[1, 0]])]
 DistributedLinearLayout(reg_bases=[[0, 1]], lane_bases=[[1, 0], [2, 0]], warp_bases=[], block_bases=[], shape=[4, 2])
 LinearLayout.from_bases([("register", [[0, 1]]), ("lane", [[1, 0], [2, 0]])], ["dim0", "dim1"])
 - register=1 -> (0, 1)
@@ -30,6 +31,7 @@ _OF_CPP = regex(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+::)*LinearLayout\(\s*\{\s*\
 _ALIAS = regex(r"#(\w+)(?![ \t]*[.<\w])")
 CLASS = regex(r"\s*(?:\w+\s+)?(?:\w+\s*=\s*)?(?:\w+(?:\.|::))*(\w+Layout|LinearLayout\.from_bases)\(")
 _DICTIONARY = regex(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
+_LIST_OF_PAIRS = regex(r"\s*(?:[A-Za-z_][\w.]*\s*=\s*)?(?=\[\s*\(\s*(?:'\w+'|\"\w+\")\s*,\s*\[)")
 _ARROW = regex(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
 _ARROWS = regex(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s*=\s*\d+\s*->| is a size 1 dimension))")
 _ONE = regex(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
@@ -150,6 +152,13 @@ def linear(text: str) -> LinearLayout | None:
             raise ParseError(
                 f"{found[1]} {why}: expected a linear layout, as toLinearLayout(shape) prints it", text, found.start(1)
             )
+    paired = _LIST_OF_PAIRS.match(text)
+    if paired is not None:
+        reader = ValueReader(text, paired.end())
+        pairs = reader.value(0)
+        reader.end("")
+        given = _of_pairs(text, pairs, paired.end())
+        return made(text, [basis_of(text, name, value, paired.end()) for name, value in given.items()], None)
     found = _DICTIONARY.match(text)
     if found is None:
         return None
@@ -208,15 +217,22 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
     if isinstance(pairs, FieldsValue):
         given = dict(pairs.items)
     elif name.startswith("LinearLayout"):
-        if not isinstance(pairs, ListValue):
-            raise ParseError("expected a list of (name, bases)", text, reader.at)
-        found = []
-        for pair in pairs.items:
-            if not isinstance(pair, ListValue) or len(pair.items) != 2 or not isinstance(pair.items[0], str):
-                raise ParseError("expected (name, bases)", text, pair.at if isinstance(pair, ListValue) else pairs.at)
-            found.append((pair.items[0], pair.items[1]))
-        given = dict(found)
+        given = _of_pairs(text, pairs, reader.at)
     return made(text, *_by_number(names, inputs_of(text, name, given, reader.at), shape))
+
+
+def _of_pairs(text: str, pairs: Value | None, at: int) -> dict[str, Value]:
+    """The bases of each input in a list of (name, bases). Raises ParseError."""
+    if not isinstance(pairs, ListValue):
+        raise ParseError("expected a list of (name, bases)", text, at)
+    found: dict[str, Value] = {}
+    for pair in pairs.items:
+        if not isinstance(pair, ListValue) or len(pair.items) != 2 or not isinstance(pair.items[0], str):
+            raise ParseError("expected (name, bases)", text, pair.at if isinstance(pair, ListValue) else pairs.at)
+        if pair.items[0] in found:
+            raise ParseError(f"expected another name than {pair.items[0]}, which has bases already", text, pair.at)
+        found[pair.items[0]] = pair.items[1]
+    return found
 
 
 def inputs_of(text: str, name: str, given: Mapping[str, Value], at: int) -> list[Basis]:

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import TypeAlias, cast
 
-from ...errors import ParseError
+from ...errors import LayoutError, ParseError
 from ...regex import regex
+from ..layout import Layout
 from ..linear import LinearLayout
+from ..swizzle import ComposedLayout
 from .amd import lanes_along_k, mfma, mfma_operand, mfma_tile, wmma, wmma_operand, wmma_tile
 from .bases import (
     ATTRIBUTE,
@@ -51,10 +54,13 @@ _NAME = regex(r"#\w+\s*\Z")
 RANK = 16  # dimensions of a tensor: no program prints more
 # The most elements of a TMA box along a dimension
 BOX = 256
+AnyRead: TypeAlias = "LinearLayout | Layout | ComposedLayout"
 
 
-def encoded(text: str) -> LinearLayout | None:
+def encoded(text: str) -> AnyRead | None:
     """The linear layout of the tensor whose type the text is, None for another text.
+
+    Where a count of buffers is no power of two it is the layout (buffer, coordinates) -> element, swizzled or not.
 
     An attribute without a tensor is read over its own tile, the smallest tensor in which each part of it is once.
     The tile of blocked is sizePerThread x threadsPerWarp x warpsPerCTA, that of nvidia_mma the instruction's shape x
@@ -76,13 +82,15 @@ def encoded(text: str) -> LinearLayout | None:
     return None if found is None else found[0]
 
 
-def shaped(text: str) -> tuple[LinearLayout, list[int]] | None:
+def shaped(text: str) -> tuple[AnyRead, list[int]] | None:
     """`encoded` with the shape of the tensor, None for another text.
 
     >>> shaped("#ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>")[1]
     [8, 64]
     """
     at, known = 0, dict[str, AttributeValue]()
+    if "\n" in text.strip():
+        text += "\n" * (not text.endswith("\n"))  # the last line may name a layout, too
     while (named := _NAMED.match(text, at)) is not None:
         if named[2]:
             known[named[1]] = ValueReader(text, named.start(2), known).attribute(0)
@@ -104,7 +112,7 @@ def shaped(text: str) -> tuple[LinearLayout, list[int]] | None:
     return _over(text, found.start("shape"), attribute, shape, in_memory="memdesc" in found[0]), shape
 
 
-def _of_gluon(text: str, found: re.Match[str]) -> tuple[LinearLayout, list[int]]:
+def _of_gluon(text: str, found: re.Match[str]) -> tuple[AnyRead, list[int]]:
     """The layout of a type that Gluon prints."""
     group = "in_memory" if found["memory"] else "shape"
     shape = [int(extent) for extent in re.findall(r"\d{1,18}", found[group])]
@@ -117,7 +125,7 @@ def _of_gluon(text: str, found: re.Match[str]) -> tuple[LinearLayout, list[int]]
     return _over(text, found.start(group), attribute, shape, in_memory=found["memory"] is not None), shape
 
 
-def _over(text: str, at: int, attribute: AttributeValue, shape: list[int], *, in_memory: bool) -> LinearLayout:
+def _over(text: str, at: int, attribute: AttributeValue, shape: list[int], *, in_memory: bool) -> AnyRead:
     """The layout of an attribute over a tensor, or over buffers in memory."""
     buffers = shape[0] if in_memory and len(shape) == _buffer_rank(text, attribute) + 1 else 0
     one = shape[1:] if buffers else shape
@@ -125,7 +133,25 @@ def _over(text: str, at: int, attribute: AttributeValue, shape: list[int], *, in
         if size & (size - 1) or not size:
             raise ParseError(f"expected extents that are powers of two, not {size}", text, at)
     bases = _bases(text, attribute, one)
+    if buffers & (buffers - 1):
+        return _several(text, at, made(text, bases, one), buffers, one)
     return made(text, _buffered(text, at, bases, buffers, one) if buffers else bases, shape)
+
+
+def _several(text: str, at: int, one: LinearLayout, buffers: int, shape: Sequence[int]) -> Layout | ComposedLayout:
+    """(buffer, coordinates) -> element of buffers one behind another, whose count is no power of two."""
+    said = "x".join(map(str, shape))
+    if one.bits[1:] != (0,) or one.names[0] != "offset" or not one.is_bijective():
+        raise ParseError(f"expected a power of two of buffers, not {buffers}; one of them is {said}", text, at)
+    places = LinearLayout(one.inverse().columns, tuple([size.bit_length() - 1 for size in shape]), width=one.width)
+    try:
+        found = places.to_composed()
+    except LayoutError as error:
+        raise ParseError(f"expected a power of two of buffers, not {buffers}: {error.reason}", text, at) from None
+    inner = cast("Layout", found.layout)
+    modes = [inner] if len(shape) == 1 else [cast("Layout", inner[i]) for i in range(len(shape))]
+    whole = Layout.join(Layout(buffers, one.size), *modes)
+    return ComposedLayout(found.swizzle, found.offset, whole) if found.swizzle.bits else whole
 
 
 def _buffer_rank(text: str, attribute: AttributeValue) -> int:
@@ -150,8 +176,6 @@ def _buffered(text: str, at: int, bases: list[Basis], buffers: int, one: Sequenc
     """The bases of several buffers, one behind another in shared memory."""
     follow = [(1 << i, *[0] * len(one)) for i in range(buffers.bit_length() - 1)]
     said = "x".join(map(str, one))
-    if buffers & (buffers - 1) or not buffers:
-        raise ParseError(f"expected a power of two of buffers, not {buffers}; one of them is {said}", text, at)
     if follow and all(basis.name != "offset" for basis in bases):
         raise ParseError(f"expected one buffer of tensor memory, as in {said}, not {buffers}", text, at)
     out = []
@@ -172,7 +196,7 @@ def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> tuple[Linear
     elif at == len(text) and known:
         *earlier, last = known
         attribute = known[last]
-    elif found is not None and found[1] not in LINEAR and found[1] in _TILES:
+    elif found is not None and found[1] in _TILES and (known or found[1] not in LINEAR):
         reader, earlier = ValueReader(text, text.rindex("#", at, found.start(1)), known), list(known)
         attribute = reader.attribute(0)
         reader.end("")
@@ -180,6 +204,8 @@ def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> tuple[Linear
         reader, earlier = ValueReader(text, at, known), []
         attribute = reader.called(called, 0)
         reader.end("")
+    elif known and text[at:].strip() and (found is None or found[1] not in LINEAR):
+        raise ParseError("expected the type of a tensor behind the lines that name layouts, or nothing", text, at)
     else:
         return None
     for name in earlier:

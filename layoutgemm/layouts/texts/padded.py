@@ -27,7 +27,7 @@ _ATTRIBUTE = regex(
 )
 # A line that names a padded layout, and a type that refers to it
 _NAMED = regex(r"(?m)^\s*#(\w+)\s*=\s*#(?:ttg|triton_gpu|gluon)\.padded_shared\s*<\s*(?=\[)")
-_USED = regex(r"!ttg?\.memdesc\s*<\s*(?P<shape>(?:\d+\s*x\s*)+)\w+\s*,\s*#(\w+)(?![\w.])[^\n]*\s*\Z")
+_USED = regex(r"!ttg?\.(?:memdesc|tensordesc)\s*<\s*(?P<shape>(?:\d+\s*x\s*)+)\w+\s*,\s*#(\w+)(?![\w.])[^\n]*\s*\Z")
 _CLASS = regex(
     r"\s*(?:\w+\s*[:=]\s*)?(?:shared_memory_descriptor<\s*\w+\s*,\s*\[(?P<shape>[\d,\s]*)\]\s*,\s*)?"
     r"(?:\w+\.)*(?P<name>PaddedSharedLayout)(?P<identity>\.with_identity_for)?\("
@@ -150,9 +150,20 @@ def _layout(place: _Place, pairs: Sequence[tuple[int, int]], given: dict[str, Va
         strides[dim][value] = (1 << bit) + sum(padding * ((1 << bit) // interval) for interval, padding in pairs)
     modes = [_mode(place, dim, of_bits) for dim, of_bits in enumerate(strides)]
     shape = [int(mode.size) for mode in modes]
-    if whole and whole != shape:
+    if len(whole) == rank + 1 and whole[1:] == shape:
+        modes.insert(0, _buffers(place, pairs, whole[0], 1 << len(vectors)))
+    elif whole and whole != shape:
         raise place.fail(f"a buffer of the bases' shape {shape}, not {whole},")
     return Layout(tuple(mode.shape for mode in modes), tuple(mode.stride for mode in modes))
+
+
+def _buffers(place: _Place, pairs: Sequence[tuple[int, int]], count: int, elements: int) -> Layout:
+    """The mode that counts buffers, one behind another: the paddings go on through all of them."""
+    if any(interval > elements for interval, _ in pairs):
+        raise place.fail(
+            f"intervals of at most {elements} elements, those of a buffer, where there are {count} buffers,"
+        )
+    return Layout(count, elements + sum(padding * (elements // interval) for interval, padding in pairs))
 
 
 def _offsets(place: _Place, given: dict[str, Value], whole: list[int]) -> list[tuple[int, ...]]:
@@ -160,9 +171,9 @@ def _offsets(place: _Place, given: dict[str, Value], whole: list[int]) -> list[t
     if "offset" in given:
         if "shape" in given:
             shape = integers_of(place.text, given["shape"], place.at)
-            if whole and whole != shape:
+            if whole and shape not in (whole, whole[1:]):
                 raise place.fail(f"a buffer of the layout's shape {shape}, not {whole},")
-            whole[:] = shape
+            whole[:] = whole or shape
         return list(basis_of(place.text, "offset", given["offset"], place.at).vectors)
     if "order" not in given or "shape" not in given:
         raise place.fail("order = [...] and shape = [...], or offset = [[...], ...]")

@@ -95,6 +95,12 @@ class AttributeFields:
                 raise self.fail(f"powers of two for {name}, not {n},")
         return found
 
+    def tiles(self, rank: int) -> list[int]:
+        """tilesPerWarp; absent, or ones of whatever number, as Triton 3.9 prints by default, it is 1 everywhere."""
+        found = self.fields.get("tilesPerWarp")
+        ones = found is None or set(integers_of(self.text, found, self.at)) == {1}
+        return [1] * rank if ones else self.numbers("tilesPerWarp", rank)
+
     def extents(self, name: str) -> list[int]:
         """Two or three powers of two: one for each dimension, the batch first."""
         rank = len(integers_of(self.text, self.fields.get(name, 0), self.at)) if name in self.fields else 2

@@ -11,6 +11,7 @@ T.Buffer((4, 8), "float16", strides=(8, 1))           make_naive_tensor_descript
 {'shape': (4, 8), 'strides': (32, 4), 'typestr': '<f4'}      shape=(4, 8), strides=(32, 4), dtype=float32
 memref<4x8xf16>                    memref<4x?xf16, strided<[?, 1], offset: 64>, 3>
 memref<4x8xf16, affine_map<(d0, d1) -> (d1 * 4 + d0)>>
+!cuda_tile.tensor_view<?x64xf16, strides=[64,1]>
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Symbols = Callable[[str], Any]
 
 _LIST = r"[\[(]\s*([^\[\]()=:]*?)\s*[\])]"
 _SIZE = rf"torch\.Size\(\s*{_LIST}\s*\)"
-_HEAD = r"\s*(?:[\w.]+\s*[:=]\s*)?[\"']?"
+_HEAD = r"\s*(?:[\w.]+\s*[:=]\s*)?(?:Tensor\s+)?[\"']?"
 _PAIRS = (
     regex(
         rf"(?:[\w.]+\s*,\s*[\w.]+(?:\(\))?\s*=\s*)?{_HEAD}\(?{_SIZE}[\s,;]*(?:[\w.]*stride(?:\(\))?\s*[=:]?\s*)?{_LIST}"
@@ -60,9 +61,15 @@ _PAIRS = (
     ),
 )
 # NumPy's words: shape and strides, the latter in bytes unless the text is DLPack's
+_SHAPE_LIST, _STRIDES_LIST = (_LIST.replace("([^", f"(?P<{name}>[^") for name in ("shape", "strides"))
 _STRIDES = regex(
-    rf"\s*(?P<head>[^\n]*?)['\"]?\bshape['\"]?\s*[=:]?\s*{_LIST}(?P<between>.*?)['\"]?\bstrides['\"]?\s*[=:]?\s*(?:None|{_LIST})"
-    r"(?P<rest>.*)", re.DOTALL,
+    rf"\s*(?P<head>[^\n]*?)['\"]?\bshape['\"]?\s*[=:]?\s*{_SHAPE_LIST}(?P<between>.*?)['\"]?\bstrides['\"]?\s*[=:]?\s*"
+    rf"(?:None|{_STRIDES_LIST})(?P<rest>.*)", re.DOTALL,
+)  # fmt: skip
+# The order of NumPy's __array_interface__
+_STRIDES_FIRST = regex(
+    rf"\s*(?P<head>[^\n]*?)['\"]strides['\"]\s*:\s*(?:None|{_STRIDES_LIST})(?P<between>.*?)['\"]shape['\"]\s*:\s*"
+    rf"{_SHAPE_LIST}(?P<rest>.*)", re.DOTALL,
 )  # fmt: skip
 _ELEMENT = regex(r"\b(?:itemsize['\"]?\s*[=:]?\s*(\d+)|(?:typestr|dtype)['\"]?\s*[=:(]?\s*['\"]?[<>|=]?([\w.]+))")
 _DLPACK = regex(r"DL\w*Tensor|dlpack|ndarray\.ndarray", re.IGNORECASE)
@@ -83,6 +90,11 @@ _MEMREF = regex(
     rf"\s*(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)((?:!\w+\.)?[a-z]\w*(?:<[^<>]*>)?)\s*"
     rf"(?:,\s*strided<\s*{_LIST}\s*(?:,\s*offset:\s*(-?\d+|\?))?\s*>)?"
     rf"(?:,\s*affine_map<\(([\w,\s]*)\)\s*->\s*\(([^<>]*)\)>)?\s*(?:,\s*(?:#\w+\.\w*(?:space|storage_class|descriptor_type)\w*<[^<>]*>|\d+(?:\s*:\s*i\d+)?|\"\w*\")\s*)?>"
+)
+# CUDA Tile's views of tensors
+_VIEW = regex(
+    rf"\s*(?:[%!]\w[\w:]*\s*[=:]\s*)?(?:!cuda_tile\.)?tensor_view<\s*((?:(?:\d+|\?)\s*x\s*)+)([a-z]\w*)\s*,"
+    rf"\s*strides\s*=\s*{_LIST}\s*>(?=\s*(?:[);,]?\s*(?:\Z|//|loc\())|\s*\Z)"
 )
 _MEMREF_REST = regex(r"\s*[);,]?\s*(?:\Z|//|#|loc\()")
 _MEMREF_OPERATION = regex(r"\s*(?:%[\w:]+\s*=\s*)?\"?memref\.\w+\b")
@@ -109,6 +121,13 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         read = reader(text, symbol_of)
         if read is not None:
             return read
+    view = _VIEW.match(text)
+    if view is not None:
+        shape = tuple([_entry(text, view.start(1), size, symbol_of) for size in re.findall(r"\d+|\?", view[1])])
+        stride = _entries(text, view, 3, symbol_of)
+        if len(shape) != len(stride):
+            raise ParseError(f"expected {len(shape)} strides, one a size, not {len(stride)}", text, view.start(3))
+        return _made(text, view.start(1), shape, stride, 0)
     text = _result(text)
     found = _MEMREF.match(text)
     if found is not None and _MEMREF_REST.match(text, found.end()) is None:
@@ -206,6 +225,11 @@ def _mapped(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     names, sizes = [name.strip() for name in found[5].split(",")], re.findall(r"\d+|\?", found[1])
     if len(names) != len(sizes) or "?" in sizes:
         raise ParseError(f"expected a map of {len(sizes)} coordinates of known extents", text, found.start(5))
+    order = [name.strip() for name in found[6].split(",")]
+    if len(order) > 1 and sorted(order) == sorted(names):  # MLIR's column-major: row-major in the order of the results
+        shape = tuple(map(int, sizes))
+        strides = dict(zip(order, _row_major(tuple([shape[names.index(name)] for name in order])), strict=True))
+        return _made(text, found.start(1), shape, tuple([strides[name] for name in names]), 0)
     formula = re.sub(r"\bmod\b", "%", found[6].replace("floordiv", "//"))
     try:
         out: Layout | ComposedLayout = registries.layout_of_formula(formula, **dict(zip(names, map(int, sizes))))
@@ -216,18 +240,18 @@ def _mapped(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
 
 def _strides(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     """The layout of an array of NumPy or DLPack, with the words shape and strides; None for another text."""
-    found = _STRIDES.match(text)
+    found = _STRIDES.match(text) or _STRIDES_FIRST.match(text)
     if found is None:
         return None
     unknown = _UNKNOWN_FIELD.search(text, found.start("head"))
     if unknown is not None:
         raise ParseError("expected shape, strides, a type or byte_offset alone", text, unknown.start())
-    shape = _entries(text, found, 2, symbol_of)
-    if found[4] is None:
-        return _made(text, found.start(2), shape, _row_major(shape), 0)
-    stride = _entries(text, found, 4, symbol_of)
+    shape = _entries(text, found, "shape", symbol_of)
+    if found["strides"] is None:
+        return _made(text, found.start("shape"), shape, _row_major(shape), 0)
+    stride = _entries(text, found, "strides", symbol_of)
     if len(shape) != len(stride):
-        raise ParseError(f"expected {len(shape)} strides, one a size, not {len(stride)}", text, found.start(4))
+        raise ParseError(f"expected {len(shape)} strides, one a size, not {len(stride)}", text, found.start("strides"))
     stated = _ELEMENT.search(text)
     if stated is not None:
         width = 8 * int(stated[1]) if stated[1] else _bits(text, stated)
@@ -243,20 +267,24 @@ def _strides(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     _ended(text, found.start("rest"))
     if dlpack is None and stated is None and gcd(*[x for x in stride if isinstance(x, int)]) != 1:
         raise ParseError(
-            "expected dtype=... too, as NumPy's strides count bytes; or stride=(...) in elements", text, found.start(4)
+            "expected dtype=... too, as NumPy's strides count bytes; or stride=(...) in elements",
+            text,
+            found.start("strides"),
         )
     divided = {*([] if dlpack else stride), *([int(first[1])] if first else [])}
     if width % 8 or (stated is None and first is not None and int(first[1])):
-        raise ParseError("expected the type of the elements, as the text has bytes", text, found.start(4))
+        raise ParseError("expected the type of the elements, as the text has bytes", text, found.start("strides"))
     for n in divided:
         try:
             whole = n % (width // 8) == 0
         except LayoutError as error:
-            raise ParseError(f"expected multiples of {width // 8} bytes: {error}", text, found.start(4)) from None
+            raise ParseError(
+                f"expected multiples of {width // 8} bytes: {error}", text, found.start("strides")
+            ) from None
         if not whole:
-            raise ParseError(f"expected multiples of {width // 8} bytes, not {n}", text, found.start(4))
+            raise ParseError(f"expected multiples of {width // 8} bytes, not {n}", text, found.start("strides"))
     counted = stride if dlpack else tuple([x // (width // 8) for x in stride])
-    return _made(text, found.start(2), shape, counted, int(first[1]) // (width // 8) if first else 0)
+    return _made(text, found.start("shape"), shape, counted, int(first[1]) // (width // 8) if first else 0)
 
 
 def _bits(text: str, stated: re.Match[str]) -> int:
@@ -269,7 +297,7 @@ def _bits(text: str, stated: re.Match[str]) -> int:
         raise ParseError(f"expected the type of the elements: {error.reason}", text, stated.start(2)) from None
 
 
-def _entries(text: str, found: re.Match[str], group: int, symbol_of: Symbols) -> tuple[Any, ...]:
+def _entries(text: str, found: re.Match[str], group: int | str, symbol_of: Symbols) -> tuple[Any, ...]:
     """The entries of a list."""
     out, at = [], found.start(group)
     for part in found[group].split(","):

@@ -28,6 +28,7 @@ from .bases import TextReader
 
 _T = TypeVar("_T")
 Tuple: TypeAlias = "int | tuple[Any, ...]"
+AnyOperand: TypeAlias = "Tuple | Layout | ComposedLayout"
 
 _HEAD = regex(
     r"\s*(?:(?:using|constexpr|static|const|auto|typename|with|Layout|cute::Layout)\s+)*\[?(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?"
@@ -50,6 +51,7 @@ _MAJOR = regex(
     r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(row|col|column)_major\(\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*\)\s*(?:(?://|#)[^\n]*)?\Z"
 )
 _END = regex(r"(?:\s*(?:const|&+|\*))*[\s)\]]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
+_SOURCE_TUPLE = regex(r"\s*(?:\w+(?:::|\.))*(?:Shape|Stride|Tile|make_(?:shape|stride|tuple|tile)|tuple|Int|C)\s*[<(]")
 _KEYWORD = regex(r"(shape|stride|order|offset|inner|outer)\s*=(?!=)\s*")
 _LAYOUT = regex(r"\s*(?:\w+(?:::|\.))*(?:Layout\s*<|make_(?:ordered_|identity_)?layout\s*\()")
 _TUPLES = ("Shape", "Stride", "Step", "tuple", "make_shape", "make_stride", "make_tuple", "Coord", "make_coord")
@@ -76,6 +78,19 @@ def spelled(text: str) -> Layout | ComposedLayout | None:
     if _END.match(text, reader.at) is None:
         raise reader.fail("the end of the text")
     return out
+
+
+def operand(text: str, at: int) -> tuple[AnyOperand, int] | None:
+    """The layout or tuple of C++ or the DSL here, and its end; None for another text.
+
+    >>> operand("zipped_divide(Layout<_8,_1>{}, Shape<_2>{})", 14), operand("f(Shape<_2,_4>{})", 2)
+    ((Layout(8, 1), 29), ((2, 4), 16))
+    """
+    head = _HEAD.match(text, at)
+    reader = _SourceReader(text, at if head is None else head.end())
+    if head is not None:
+        return reader.layout(0), reader.at
+    return (reader.entry(0), reader.at) if _SOURCE_TUPLE.match(text, at) is not None else None
 
 
 def _by_major(text: str) -> Layout | None:

@@ -54,8 +54,18 @@ _OTHERS = (
      "a stride alone; with its shape it is (128,64):(1@0,1@1)"),
     (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(memref<)\s*(?:\*\s*x\s*)?[a-z]\w*\s*[,>]"),
      "a memref without extents"),
+    (regex(r"\s*((?:\w+\.)?(?:func|entry|module)\b(?!\s*[:=]|[^\n]*->\s*!)[^\n]*\{\s*\Z)"),
+     "the head of a function or a module: paste the type of one argument"),
+    (regex(r"\s*(cute(?:_nvgpu)?\.[a-z][\w.]*\s*\([^\n]*:\s*\([^\n]*!cute[^\n]*,\s*!cute[^\n]*\)(?:\s*->\s*\(\))?\s*(?:loc\([^\n]*\)\s*)?\Z)"),
+     "an operation without a result: paste the type of one operand"),
+    (regex(r"[^\n]*?(?:!cuda_tile\.)?\b((?:partition|strided|gather_scatter)_view<)"),
+     "a view that cuts a tensor into tiles; of its tensor_view<...> the strides are read, and zipped_divide cuts"),
+    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cuda_tile\.(?!tensor_view)\w+)"),
+     "a value in registers, which has no strides; !cuda_tile.tensor_view<...> has them"),
+    (regex(r"\s*(?:[%#!]\w+\s*[=:]\s*)?(#tpu\.(?:tiled|vpad)<)"),
+     "tiles without an array: memref<16x256xf32, #tpu.tiled<(8,128),[2,1]>> has both"),
     (regex(r"\s*(?:[#%!]\w+\s*[=:]\s*)?"
-                r"([#!](?!(?:cute|cute_nvgpu|ttg?|ttng|triton_gpu|gluon|amdg|mosaic_gpu|fly)\.|nvgpu\.tensormap)"
+                r"([#!](?!(?:cute|cute_nvgpu|ttg?|ttng|triton_gpu|gluon|amdg|mosaic_gpu|fly|cuda_tile)\.|nvgpu\.tensormap)"
                 r"\w+(?:\.\w+)+\s*<)[^\n]*"),
      "an attribute of another dialect: of IR, those of cute, fly, ttg, ttng, mosaic_gpu, nvgpu.tensormap "
      "and memref<...> are read"),

@@ -4,6 +4,7 @@ f32[4,8]{0,1}                          XLA's: the dimensions from the fastest on
 bf16[16,256]{1,0:T(8,128)(2,1)}        its tiles, each over the last dimensions of what the one before it leaves
 TiledLayout(tiling=Tiling(tiles=((64, 8), (16, 8), (8, 8), (2,))), warp_dims=(-7,), lane_dims=(-3, -2), vector_dim=-1)
 #mosaic_gpu.TiledLayout<[[64, 8], [16, 8], [8, 8], [2]], warp_dims = [-7], lane_dims = [-3, -2], vector_dim = -1>
+TMEMLayout(tiling=..., ...)            of tensor memory: warps are its groups of 32 lanes
 WGStridedFragLayout(shape=(64, 64), vec_size=2)
 memref<16x256xf32, #tpu.tiled<(8,128),[2,1]>>            Mosaic's for TPUs: tiles, and the strides of whole tiles
 SwizzleTransform(swizzle=128)          a Swizzle that counts bytes
@@ -24,17 +25,28 @@ from ..layout import Layout
 from ..swizzle import Swizzle
 from .bases import TextReader
 
-_XLA = regex(r"\s*(?:(?:ROOT\s+)?[%\w.-]+\s*[=:]\s*)?[a-z]+\d+\w*\[([\d,\s]+)\](?:\{([\d,\s]*)(:[^}]*)?\}|\s*\Z)")
+_XLA = regex(
+    r"\s*(?:(?:ROOT\s+)?[%\w.-]+\s*[=:]\s*)?(?:pred|[a-z]+\d+\w*)\[([\d,\s]+)\](?:\{([\d,\s]*)(:[^}]*)?\}|\s*\Z)"
+)
 _TPU = regex(
     r"\s*(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:\d+\s*x\s*)+)[a-z]\w*\s*,\s*#tpu\.tiled<\s*((?:\([\d,\s]*\)\s*)+),\s*\[([\d,\s]*)\]\s*>"
     r"\s*(?:,\s*#tpu\.memory_space<\w+>\s*)?>\s*\Z"
 )
-_SHAPELESS = regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?:Device\w*|)Layout\(\s*major_to_minor\s*=")
+_NO_ARRAY = regex(
+    r"\s*(?:ROOT\s+)?(?:[%\w.-]+\s*[=:]\s*)?(\((?:[a-z]+\d*\w*)\[[\d,]*\]\{|(?:pred|[a-z]+\d+\w*)\[\]\s*(?:\{|\Z))"
+)
+_SHAPELESS = regex(
+    r"\s*(?:\w+\s*=\s*)?(?:Format\(\s*layout\s*=\s*)?(?:\w+\.)*(?:Device\w*|)Layout\(\s*major_to_minor\s*="
+)
 _HLO_REST = regex(r"\s*(?:\Z|//|#|;|loc\(|%[\w.-]+\s*\Z|[a-z][\w.-]*\s*\()")  # behind a type: an operation, an operand
 _TILES = regex(r"T((?:\(\s*\d+(?:\s*,\s*\d+)*\s*\))+)")
 _UNTILED = regex(r"S\(\d+\)|L\(\d+\)|E\(\d+\)")  # a memory space, the tail's alignment, bits of an element
-_MOSAIC = regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?:#mosaic_gpu\.)?(TiledLayout|WG(?:Strided|Splat)FragLayout)\s*[<(]")
+_MOSAIC = regex(
+    r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?:#mosaic_gpu\.)?(TiledLayout|TMEMLayout|WG(?:Strided|Splat)FragLayout)\s*[<(]"
+)
 _NAMED = regex(r"\s*<?(?:\w+\.)*(?:Layout\.(\w+)|(\w+)_LAYOUT(\w*))(?::\s*\d+>)?\s*\Z")
+# Names of layouts that depend on arguments, which the name alone does not say
+_UNSAID = regex(r"\s*<?(?:\w+\.)*((?:TMEM)?Layout\.(?:WG_|TILED|TCGEN05_M64|SMEM_GMEM|SCALES|SPARSE|M64)\w*|Tiling\()")
 _TRANSFORM = regex(
     r"\s*(?:\w+\s*=\s*)?[\[(]?\s*(?:\w+\.)*(?:(Swizzle|Til(?:e|ing)|Transpose)Transform\(|#mosaic_gpu\.(swizzle|tile|transpose)<)"
 )
@@ -46,6 +58,7 @@ _WARPS, _LANES = 4, 32  # of a warpgroup, of a warp
 # (tiles, dimensions of warps, of lanes, of the vector); Source: JAX's jax.experimental.mosaic.gpu
 _KNOWN = {
     "WGMMA": "(((64, 8), (16, 8), (8, 8), (2,)), (-7,), (-3, -2), -1)",
+    "_WGMMA_ACC_32BIT": "(((64, 8), (16, 8), (8, 8), (2,), (1,)), (-8,), (-4, -3), -1)",
     "WGMMA_8BIT": "(((64, 16), (16, 16), (8, 16), (4,)), (-7,), (-3, -2), -1)",
     "WGMMA_UPCAST_2X": "(((64, 16), (16, 16), (8, 16), (8,), (4,)), (-8,), (-4, -2, -3), -1)",
     "WGMMA_UPCAST_4X": "(((64, 32), (16, 32), (8, 32), (8,)), (-7,), (-3, -2), -1)",
@@ -97,6 +110,16 @@ def tiled(text: str) -> Layout | Swizzle | None:
     if name in _KNOWN:
         parts = _TupleReader(_KNOWN[name], 0).value()
         return _registers(text, 0, *parts) if isinstance(parts, tuple) else None
+    without = _NO_ARRAY.match(text)
+    if without is not None:
+        raise ParseError("expected one array with dimensions, as in f32[8,128]{1,0}", text, without.start(1))
+    unsaid = _UNSAID.match(text)
+    if unsaid is not None:
+        raise ParseError(
+            "expected the tiles and their dimensions, as in TiledLayout(tiling=..., warp_dims=..., ...)",
+            text,
+            unsaid.start(1),
+        )
     if _SHAPELESS.match(text) is not None:
         raise ParseError("expected the array's shape too, as in f32[8,128]{1,0:T(8,128)}", text, 0)
     found = _TPU.match(text)

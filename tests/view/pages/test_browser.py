@@ -391,6 +391,15 @@ def test_light_dark_and_narrow(show):
     assert narrow.told().startswith("C (9, 3)")
 
 
+@pytest.mark.parametrize("layout", [Layout((8, 16), (16, 1)).zipped_divide((4, 8)), Layout((4, 6, 3), (1, 4, 24))])
+def test_no_picture_ends_behind_the_edge(show, layout):
+    """A title is wider than a picture of four columns: the offsets beside it stand further right."""
+    page = show(layout.html(), width=1280, height=900).page
+    hidden = "(() => { const s = document.getElementById('stage'); return s.scrollWidth - s.clientWidth; })()"
+    assert page.evaluate(hidden) <= 0
+    assert page.evaluate("state.cell") >= 12  # the numbers are read, still
+
+
 def test_sizes_and_colours_change(show):
     page = show(ATOM.html(a=A, b=B))
     before = page.page.evaluate("state.cell")

@@ -93,3 +93,9 @@ state.paint = paints[0] ?? null;
 legends();
 state.cell = fit();
 redraw();
+// `fit` counts cells: a title that is wider than its picture moves the pictures beside it.
+const stage = document.getElementById("stage");
+while (stage.scrollWidth > stage.clientWidth && state.cell > SMALLEST) {
+  state.cell -= 1;
+  redraw();
+}
