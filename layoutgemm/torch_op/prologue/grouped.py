@@ -38,11 +38,11 @@ from ..scaled_grouped.grouped import (
     group_of_rows,
     grouped_product,
 )
-from ..scaled_grouped.kept import NOT_KEPT, launch, require_hopper
+from ..scaled_grouped.kept import require_hopper
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.scaled import BiasActivation, line
 from ..types import C_NAMES, NAMES
-from .product import KINDS, check_gate, check_names, function_of
+from .product import check_gate, check_names, check_vectors, function_of, launched
 
 _WITHOUT = "of groups of rows and of masked ones"
 
@@ -88,31 +88,15 @@ def checked_groups(
     if a.dtype not in (torch.bfloat16, torch.float16):
         raise OperandError(f"a is {a.dtype}: a prologue is of bfloat16 or float16")
     assert groups is not None
-    found = GroupedPrologue(call, a, b, groups, prologue, given, finish)
-    _check_vectors(found)
-    return found
+    *front, m, k = a.shape
+    columns = [[k], [call.experts, k]] if call.form == ROWS else [[*front, k]]
+    check_vectors(prologue, given, {"m": [[*front, m]], "k": columns})
+    return GroupedPrologue(call, a, b, groups, prologue, given, finish)
 
 
 def parameter(said: str) -> str:
     """The kernel's name of the groups that an argument says."""
     return "ends" if said == ENDS else said
-
-
-def _check_vectors(product: GroupedPrologue) -> None:
-    """Raise OperandError for an operand of another shape or type than the prologue reads."""
-    *front, m, k = product.a.shape
-    for operand in product.prologue.operands:
-        value = product.given[operand.name]
-        if product.joined:
-            wanted = [[m]] if operand.axis == "m" else [[k], [product.call.experts, k]]
-        else:
-            wanted = [[*front, m if operand.axis == "m" else k]]
-        if list(value.shape) not in wanted or value.dtype != KINDS[operand.dtype.name]:
-            of, texts = "row" if operand.axis == "m" else "column", " or ".join(map(str, wanted))
-            raise OperandError(
-                f"{operand.name} is {value.dtype} of shape {list(value.shape)}: it takes {KINDS[operand.dtype.name]} "
-                f"of shape {texts}, one for each {of} of a"
-            )
 
 
 def function_of_groups(product: GroupedPrologue) -> torch.Tensor:
@@ -158,18 +142,8 @@ def _launched(
     plan, _ = plan_of_groups(product, config, out is None, expected_rows)
     _, a, b, groups, _, given, finish = product
     bias = None if finish.bias is None else line(finish.bias)
-    one = not product.joined and product.call.experts == 1  # a product of two matrices
-    into = out
-    if one:
-        a, b, into = a[0], b[0], None if out is None else out[0]
-        given = {name: value[0] for name, value in given.items()}
-        bias = bias if bias is None or bias.ndim == 1 else bias[0]
-    given = {name: value if value.stride(-1) == 1 else value.contiguous() for name, value in given.items()}
-    tables = {parameter(product.call.said): groups.contiguous(), **given}
-    c = launch(NOT_KEPT, plan, a, b, tables, named(bias=bias), into)
-    if out is not None:
-        return out
-    return c.unsqueeze(0) if one else c
+    one = not product.joined and product.call.experts == 1
+    return launched(plan, a, b, given, {parameter(product.call.said): groups.contiguous()}, bias, out, one)
 
 
 def plan_of_groups(

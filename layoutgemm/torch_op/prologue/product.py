@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -81,15 +81,7 @@ def checked_product(
         )
     shape = product_shape(left, right)
     check_finish(bias, activation, shape, kind)
-    for operand in prologue.operands:
-        value = given[operand.name]
-        want = (*left.shape[:-2], left.shape[-2 if operand.axis == "m" else -1])
-        if tuple(value.shape) != want or value.dtype != KINDS[operand.dtype.name]:
-            of = "row" if operand.axis == "m" else "column"
-            raise OperandError(
-                f"{operand.name} is {value.dtype} of shape {list(value.shape)}: it takes {KINDS[operand.dtype.name]} "
-                f"of shape {list(want)}, one for each {of} of a"
-            )
+    check_vectors(prologue, given, {"m": [left.shape[:-1]], "k": [(*left.shape[:-2], left.shape[-1])]})
     if out is not None:
         check_out(out, shape, kind, named)
     return PrologueProduct(left, right, prologue, given, bias, activation, kind)
@@ -102,6 +94,24 @@ def check_names(prologue: Prologue, given: Mapping[str, object], has_bias: bool)
         raise OperandError(f"the prologue reads {', '.join(prologue.names) or 'no operands'}: {names[0]} {what}")
     if has_bias and "bias" in prologue.names:
         raise OperandError("bias is given, and the prologue reads an operand of that name: name it otherwise")
+
+
+def check_vectors(
+    prologue: Prologue, given: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[Sequence[int]]]
+) -> None:
+    """Raise OperandError for an operand of another shape or type than the prologue reads.
+
+    shapes  that an operand along "m" and one along "k" may have
+    """
+    for operand in prologue.operands:
+        value, kind = given[operand.name], KINDS[operand.dtype.name]
+        wanted = [list(shape) for shape in shapes[operand.axis]]
+        if list(value.shape) not in wanted or value.dtype != kind:
+            of, texts = "row" if operand.axis == "m" else "column", " or ".join(map(str, wanted))
+            raise OperandError(
+                f"{operand.name} is {value.dtype} of shape {list(value.shape)}: it takes {kind} of shape {texts}, one "
+                f"for each {of} of a"
+            )
 
 
 def check_config(config: Config | None) -> None:
@@ -172,13 +182,25 @@ def _launched(product: PrologueProduct, config: Config | None, out: torch.Tensor
         wide = _launched(product._replace(bias=None, activation=None, kind=torch.float32), config, None)
         return _placed(by_torch(wide, bias, activation, kind), out)
     plan, _ = plan_of_product(product, config)
-    one = a.ndim > 2 and a.shape[0] == 1  # a batch of one is a product of two matrices
+    return launched(plan, a, b, given, {}, bias, out, a.ndim > 2 and a.shape[0] == 1)
+
+
+def launched(
+    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, torch.Tensor],
+    tables: Mapping[str, torch.Tensor], bias: torch.Tensor | None, out: torch.Tensor | None, one: bool,
+) -> torch.Tensor:  # fmt: skip
+    """One launch of a plan.
+
+    tables  of groups, by name
+    one     a batch or masked groups of one, whose kernel is that of two matrices
+    """
     into = out
     if one:
         a, b, into = a[0], b[0], None if out is None else out[0]
         given = {name: value[0] for name, value in given.items()}
+        bias = bias if bias is None or bias.ndim == 1 else bias[0]
     given = {name: value if value.stride(-1) == 1 else value.contiguous() for name, value in given.items()}
-    c = launch(NOT_KEPT, plan, a, b, given, {} if bias is None else {"bias": bias}, into)
+    c = launch(NOT_KEPT, plan, a, b, {**tables, **given}, {} if bias is None else {"bias": bias}, into)
     if out is not None:
         return out
     return c.unsqueeze(0) if one else c
