@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,64 @@ def test_the_front_door_says_what_it_costs() -> None:
     )
 
 
+# Infinite where A is filled with zeros: a NaN of B's zeros there.
+DIVIDED = Prologue.of(lambda x, i, k, ops, rstd, w: rstd * w / x + ops.where(k > i, 1.0, 0.0), rstd="m", w="k:bf16")
+IN_PARTS = Sm90Config((64, 32), consumers=1, loader="warp", split=2, one_tile_per_cluster=True)
+# A's order, configuration; of groups along K the offsets, of two pairs the second K.
+SHARES: dict[str, tuple[str, Sm90Config, list[int] | int]] = {
+    "along K": ("col", ONE, [0, 70, 70, 75, 140]),
+    "along K, two blocks": ("col", WITH_LOADER, [0, 1, 130, 139, 140]),
+    "pairs": ("row", ONE, 72),
+    "pairs, parts of K": ("row", IN_PARTS, 8),
+}
+
+
+def of_shares(name: str, device: str) -> None:
+    """K in groups, whose first lines are in a K tile with others' last ones; or K of two pairs, the first computed."""
+    order, config, share = SHARES[name]
+    m, n, k, along_k = 72, 40, 140, isinstance(share, list)
+    asked: dict[str, Any] = {"along_k": AlongK.of(4), "batch": 4} if along_k else {"pair": share}
+    asked |= {"a": f"bf16:{order}", "b": "bf16" if along_k else "bf16:col"}
+    made = Sm90Plan.derive(m, n, k, c="f32", config=config, prologue=DIVIDED, **asked)
+    assert made.check()
+    rng, like = np.random.default_rng(0), dtype("bf16")
+
+    def drawn(*shape: int) -> np.ndarray:
+        return like.decode(like.encode(rng.uniform(0.5, 2, shape).astype(np.float32))).astype(np.float32)
+
+    a, b, w, rstd = drawn(m, k), drawn(k, n), drawn(k), drawn(*[4] * along_k, m)
+    given: dict[str, Any] = {"rstd": rstd, "w": w}
+    if isinstance(share, list):
+        given["offsets"] = np.asarray(share, np.int32)
+        parts = [(rstd[e], slice(first, end)) for e, (first, end) in enumerate(pairwise(share))]
+        more = 0.0
+    else:
+        given |= {"a2": -drawn(m, share), "b2": drawn(share, n)}
+        parts, more = [(rstd, slice(k))], given["a2"].astype(np.float64) @ given["b2"]
+    got = np.asarray(made.run(a, b, given=given, device=device).c).reshape(len(parts), m, n)
+    for found, (numbers, of) in zip(got, parts, strict=True):
+        computed = like.decode(like.encode(DIVIDED.reference(a, {"rstd": numbers, "w": w}))).astype(np.float64)
+        want = computed[:, of] @ b[of].astype(np.float64) + more
+        assert np.abs(found - want).max() <= 1e-6 * max(1, np.abs(want).max())
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_groups_along_k_and_second_pairs(name: str) -> None:
+    of_shares(name, "reference")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SHARES)
+def test_groups_along_k_and_second_pairs_on_a_gpu(name: str) -> None:
+    of_shares(name, "cuda")
+
+
+@needs.DSL
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow if "," in x else ()) for x in SHARES])
+def test_the_compiled_kernel_of_groups_along_k_and_second_pairs(name: str) -> None:
+    of_shares(name, "emulator")
+
+
 def test_loads_that_give_another_element_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     made = derived("columns")
     assert all(check.ok for check in fragment_load_checks(made))
@@ -207,8 +266,6 @@ def test_groups_that_leave_a_fragment_out_are_found(monkeypatch: pytest.MonkeyPa
         ({"a": "e4m3", "b": "e4m3:col"}, "a is e4m3: a prologue is of bf16 or f16"),
         ({"config": Sm90Config((128, 64), schedule="pingpong", loader="warp")}, "takes 'cooperative'"),
         ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: no kernel has a main loop"),
-        ({"pair": 64}, "pair: no kernel has a second pair and a prologue: "),
-        ({"along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16", "batch": 2}, "prologue: no kernel has a prologue"),
         ({"weights": QuantizedFormat("int4", 128)}, "prologue: no kernel has a prologue and packed weights"),
         ({"prologue": lambda x: x}, "must be a Prologue or None"),
         ({"config": Sm90Config((64, 32), consumers=1, tile_k=16)}, "a K tile of 1 instruction(s), and one block"),
