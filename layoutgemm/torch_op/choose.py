@@ -122,7 +122,9 @@ def _candidates(
 def _in_place(problem: Problem, sizes: tuple[int, int, int], orders: Sequence[str]) -> Iterator[tuple[Sm90Choice, str]]:
     """Choices for M, N and K with the operands in their places."""
     a, major = f"{problem.a.dtype}:{orders[0]}", "K" if orders[1] == "col" else "MN"
-    return in_place(*sizes, a=a, b_major=major, multiprocessors=problem.places, gated=problem.gated)
+    return in_place(
+        *sizes, a=a, b_major=major, multiprocessors=problem.places, gated=problem.gated, epilogue=problem.epilogue
+    )
 
 
 def _next_best(

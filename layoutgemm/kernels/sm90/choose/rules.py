@@ -111,6 +111,7 @@ _WHOLE: dict[str, Any] = {"loader": "self", "staged_epilogue_k_tiles": 0}
 # Rows of a tile and clusters of gated products whose tiles are taken by the rounds in which the GPU deals clusters out:
 # two matrices of 4096^3 1.0 to 1.4% faster on an H100. Clusters along the other axis are 0.7 to 4% slower so.
 _DEALT = ((256, (1, 2)), (128, (2, 1)))
+_MOST_COLUMNS = 256  # of a tile
 NEXT = 24  # of the likeliest, how many are tried before SPARE
 # What exists for every order of the operands: a B with N contiguous comes in whole spans of its tile.
 SPARE = tuple(
@@ -267,6 +268,19 @@ def nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90C
         yield replace(choice, config=replace(config, tile=(rows, -(-columns // 16) * 16))), why
 
 
+def whole_columns(config: Sm90Config, columns: int) -> Sm90Config:
+    """The configuration with a tile of a multiple of `columns` columns, up to 256.
+
+    >>> found = Sm90Config((192, 160), consumers=3)
+    >>> [whole_columns(found, columns).tile[1] for columns in (1, 32, 48, 128, 192, 384)]
+    [160, 160, 144, 128, 192, 160]
+    """
+    rows, most = config.tile
+    if most % columns == 0 or columns > _MOST_COLUMNS:
+        return config
+    return replace(config, tile=(rows, max(columns, most // columns * columns)))
+
+
 def in_place(
     m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b_major: str = "K",
     multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None,
@@ -281,12 +295,14 @@ def in_place(
     [(64, 112), (128, 128), (64, 64), (64, 128)]
     """
     first = Operand.parse(a)
+    how = combination(gated)
     choice, why = choose(
-        m, n, k, batch=batch, a=first.dtype, b_major=b_major, multiprocessors=multiprocessors, gated=gated,
+        m, n, k, batch=batch, a=first.dtype, b_major=b_major, multiprocessors=multiprocessors, gated=how,
         in_place=True, epilogue=epilogue,
     )  # fmt: skip
+    if how is not None and epilogue is not None:
+        choice = replace(choice, config=whole_columns(choice.config, how.matrices * epilogue.columns))
     yield from nearest(choice, why, first.order == "row")
-    how = combination(gated)
     if how is None and m > 64 and first.dtype.bits == 16:
         ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=multiprocessors, epilogue=epilogue)
         for estimate in ranked[:NEXT]:
