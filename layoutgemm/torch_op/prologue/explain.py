@@ -90,7 +90,8 @@ def _of_groups(
         )
     a, b = product.a, product.b
     if not product.joined and product.call.experts == 1:
-        a, b, out = a[0], b[0], None if out is None else out[0]
+        a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
+        out = None if out is None else out[0]
     return of_plan(plan, a, b, out, f"one launch for all groups; {_how_often(plan)}; {why}", copies)
 
 

@@ -17,7 +17,7 @@ from .operators import prologue_names
 
 
 class TracedOperands(NamedTuple):
-    """A and B of the region's type, the prologue's operands in order, and its text, as operators take them."""
+    """The arguments of an operator: A, B, the prologue's operands in order, its text."""
 
     a: torch.Tensor
     b: torch.Tensor

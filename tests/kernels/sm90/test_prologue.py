@@ -25,6 +25,7 @@ from tests import needs
 
 # Of an element of 0 beyond K it makes 1, or a NaN of 0 * inf: neither may reach the sums.
 NORM = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w + ops.where(k > i, 1.0, 0.0), rstd="m", w="k:bf16")
+CLAMPED = Prologue.of(lambda x, i, k, ops, rstd, w: ops.minimum(x * rstd * w, 2.0) + 1.0 / x, rstd="m", w="k:bf16")
 INVERSE = Prologue.of(lambda x, i, k, ops: 1.0 / x)
 ONE = Sm90Config((64, 32), consumers=1, loader="warp", stages=2)
 CASES: dict[str, tuple[Prologue, dict[str, Any]]] = {
@@ -36,12 +37,16 @@ CASES: dict[str, tuple[Prologue, dict[str, Any]]] = {
     "batch": (NORM, {"batch": 3, "config": ONE}),
     "half precision": (INVERSE, {"a": "f16", "b": "f16:col", "config": Sm90Config((64, 32), consumers=1, stages=3,
                                                                                   store="direct")}),
+    "8 bits": (CLAMPED, {"a": "e4m3", "b": "e4m3:col", "config": ONE}),
+    "8 bits, two blocks": (CLAMPED, {"a": "e5m2", "b": "e4m3:col", "m": 140, "config": Sm90Config((128, 64),
+                                                                                               loader="warpgroup")}),
     "order": (NORM, {"m": 100, "n": 100, "config": ONE, "order": "lower"}),
     "an odd K tile": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=48, stages=3)}),
     "short K tiles": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=32, stages=3)}),
 }  # fmt: skip
 WITH_LOADER = Sm90Config((128, 64), loader="warpgroup")
-EMULATED = ("one block", "an odd K tile", "columns", "blocks, cluster", "half precision")
+EMULATED = ("one block", "columns", "blocks, cluster", "half precision")
+EMULATED_LATE = ("an odd K tile", "8 bits, two blocks")
 
 
 def derived(name: str) -> Sm90Plan:
@@ -58,7 +63,7 @@ def operands(made: Sm90Plan) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarr
         lead = (made.batch,) if made.batch > 1 else ()
         return like.decode(like.encode(rng.uniform(0.5, 2, (*lead, *shape)).astype(np.float32))).astype(np.float32)
 
-    a, b = drawn(made.m, made.k), drawn(made.k, made.n)
+    a, b = drawn(made.m, made.k), drawn(made.k, made.n, like=made.b.dtype)
     names = made.prologue.names if made.prologue is not None else ()
     given = {"rstd": drawn(made.m, like=dtype("f32")), "w": drawn(made.k, like=dtype("bf16"))} if names else {}
     assert made.prologue is not None
@@ -78,9 +83,7 @@ def test_the_executor_and_the_proofs(name: str) -> None:
 
 
 @needs.DSL
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.slow if x == "an odd K tile" else ()) for x in EMULATED]
-)
+@pytest.mark.parametrize("name", [*EMULATED, *[pytest.param(name, marks=pytest.mark.slow) for name in EMULATED_LATE]])
 def test_the_compiled_kernel(name: str) -> None:
     made = derived(name)
     a, b, given, want = operands(made)
@@ -90,9 +93,10 @@ def test_the_compiled_kernel(name: str) -> None:
 
 @needs.DSL
 def test_a_prologue_and_an_epilogue() -> None:
-    """Words of both follow each other; a gate's columns are two halves."""
+    """Words of both follow each other; four elements of 8 bits are a register."""
     epilogue = Epilogue(Bias(), Activation("relu"))
-    made = Sm90Plan.derive(72, 40, 72, b="bf16:col", c="f32", config=ONE, prologue=NORM, epilogue=epilogue)
+    asked = {"a": "e4m3", "b": "e4m3:col", "c": "f32", "config": ONE, "prologue": CLAMPED}
+    made = Sm90Plan.derive(72, 40, 72, **asked, epilogue=epilogue)
     a, b, given, want = operands(made)
     bias = np.linspace(-200, 200, 40, dtype=np.float32)
     got = made.run(a, b, given={**given, "bias": bias}, device="emulator").c
@@ -263,7 +267,7 @@ def test_groups_that_leave_a_fragment_out_are_found(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"a": "e4m3", "b": "e4m3:col"}, "a is e4m3: a prologue is of bf16 or f16"),
+        ({"a": "i8", "b": "i8:col"}, "a is i8: a prologue is of bf16, f16, e4m3, e5m2; a function's results"),
         ({"config": Sm90Config((128, 64), schedule="pingpong", loader="warp")}, "takes 'cooperative'"),
         ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: no kernel has a main loop"),
         ({"weights": QuantizedFormat("int4", 128)}, "prologue: no kernel has a prologue and packed weights"),

@@ -256,9 +256,8 @@ class PrologueFragments(bridge.Carried):
                 for operand in prologue.operands
             }
             results.append(Float32(prologue.apply(x, PrologueElement(row, column, read, maths))))
-        return [
-            Int32(bridge.convert_pair(low, high, kind)) for low, high in zip(results[::2], results[1::2], strict=True)
-        ]
+        each = 32 // kind.bits
+        return [bridge.join(results[at : at + each], kind) for at in range(0, len(results), each)]
 
     def within(self, computed: Computed, group: range, column: Int32, lines: Lines) -> Computed:
         """The same fragments with 0 outside of the share of K, where B is 0: f of what is there may be infinite."""
@@ -266,14 +265,17 @@ class PrologueFragments(bridge.Carried):
         def inside(at: Int32) -> Any:
             return at < lines[1] if lines[0] is None else (at < lines[1]) & (at >= lines[0])
 
-        lists = []
+        lists, bits = [], self.plan.a.dtype.bits
         columns = [own_j for _, (_, own_j) in self.values]
+        each = 32 // bits
         for step, words in zip(group, computed.lists, strict=True):
             kept = []
-            for low, high, word in zip(columns[::2], columns[1::2], words, strict=True):
-                first = column + step * self.loads.depth
-                lower = element.ElementMath.where(inside(first + low), Int32(0xFFFF), Int32(0))
-                upper = element.ElementMath.where(inside(first + high), Int32(-0x10000), Int32(0))
-                kept.append(word & (lower | upper))
+            for number, word in enumerate(words):
+                mask = Int32(0)
+                for place, own_j in enumerate(columns[number * each : (number + 1) * each]):
+                    part = ((1 << bits) - 1) << (place * bits)
+                    of = Int32(part - (part >> 31 << 32))  # as a signed word
+                    mask |= element.ElementMath.where(inside(column + step * self.loads.depth + own_j), of, Int32(0))
+                kept.append(word & mask)
             lists.append(kept)
         return Computed(lists)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 AXES = ("m", "k")  # of an operand: one number for each row of A, or for each of its columns
 KINDS = ("f32", "bf16", "f16")  # of an operand
+TYPES = ("bf16", "f16", "e4m3", "e5m2")  # of A
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +297,9 @@ def check_prologue(prologue: object, config: Sm90Config, a: Operand, b: Operand)
     if not isinstance(prologue, Prologue):
         raise PlanError(f"prologue = {prologue!r}: a Prologue, made by Prologue.of")
     for name, operand in (("a", a), ("b", b)):
-        if operand.dtype.name not in ("bf16", "f16"):
-            raise PlanError(f"{name} is {operand.dtype}: a prologue is of bf16 or f16, whose fragments ldmatrix loads")
+        if operand.dtype.name not in TYPES:
+            why = "a function's results are rounded to A's type, and only floats of 8 and 16 bits are converted"
+            raise PlanError(f"{name} is {operand.dtype}: a prologue is of {', '.join(TYPES)}; {why}")
     check_settings(
         config, "a product with a prologue takes", schedule="cooperative", staged_epilogue_k_tiles=0,
         reverse_odd_tiles=False, loaded_a_rows=None, products="warpgroup",
