@@ -43,7 +43,7 @@ def convert_pair(low: Float32, high: Float32, dtype: DType) -> Int32 | Int16:
 
 
 def join(values: Sequence[Float32], dtype: DType) -> Int32:
-    """A word of as many f32 values as a type has in 32 bits, two or four, each rounded as by `convert_pair`."""
+    """32 bits of two or four f32 values, rounded as by `convert_pair`, the first one lowest."""
     pairs = [convert_pair(low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
     if len(pairs) == 1:
         return Int32(pairs[0])
