@@ -76,7 +76,8 @@ def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], 
     if epilogue is None:
         return "given holds an epilogue's operands, and there is no epilogue"
     for name in beside:
-        return f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter"
+        gates = f"; the gates, {' and '.join(GATES)}, go before it" if name == "activation" else ""
+        return f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter{gates}"
     if given is not None and not isinstance(given, Mapping):
         return f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name"
     if not isinstance(epilogue, Epilogue):
@@ -234,19 +235,18 @@ def _launch(
     config: Config | None, gate: str | None,
 ) -> None:  # fmt: skip
     """One launch, or one for each matrix of a batch that no tensor map holds."""
-    finish = _finish(epilogue, operands, c.shape, gate)
-    found = prepare(a, b, kind, config, c, finish)
-    if not finish.keep_batch_separate or len(found.solution.launches) == 1:
-        taken = present(finish.epilogue)
-        size = found.workspace if taken.partials else 0
-        parts = workspace_on(a.device, size)
-        words = (*finish.words[: len(taken.words) - 1], parts.data_ptr()) if size else finish.words
-        found.run(a, b, c, words)
-        return
-    lying = {operand.name for operand in epilogue.given if operand.axes}
-    for i in range(c.shape[0]):
-        own = {name: x[i] if name in lying else x for name, x in operands.items()}
-        _launch(a[i], b[i], c[i], own, epilogue, kind, config, gate)
+    if gate is None or c.ndim == 2:
+        finish = _finish(epilogue, operands, c.shape, gate)
+        found = prepare(a, b, kind, config, c, finish)
+        if not finish.keep_batch_separate or len(found.solution.launches) == 1:
+            taken = present(finish.epilogue)
+            size = found.workspace if taken.partials else 0
+            parts = workspace_on(a.device, size)
+            words = (*finish.words[: len(taken.words) - 1], parts.data_ptr()) if size else finish.words
+            found.run(a, b, c, words)
+            return
+    for part in _one_by_one(a, b, c, epilogue, operands):
+        _launch(*part, epilogue, kind, config, gate)
 
 
 def solutions(
@@ -254,15 +254,23 @@ def solutions(
     config: Config | None, gate: str | None = None,
 ) -> Iterator[Solution]:  # fmt: skip
     """The launches of `_launch` in order; of `c`, only shape, strides and address are used."""
-    finish = _finish(epilogue, operands, c.shape, gate)
-    found = solve(problem_at(a, b, kind, config, c, finish))
-    if not finish.keep_batch_separate or len(found.launches) == 1:
-        yield found
-        return
+    if gate is None or c.ndim == 2:
+        finish = _finish(epilogue, operands, c.shape, gate)
+        found = solve(problem_at(a, b, kind, config, c, finish))
+        if not finish.keep_batch_separate or len(found.launches) == 1:
+            yield found
+            return
+    for part in _one_by_one(a, b, c, epilogue, operands):
+        yield from solutions(*part, epilogue, kind, config, gate)
+
+
+def _one_by_one(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, epilogue: Epilogue, operands: Tensors
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Tensors]]:
+    """The products of a batch, each with its operands."""
     lying = {operand.name for operand in epilogue.given if operand.axes}
     for i in range(c.shape[0]):
-        own = {name: x[i] if name in lying else x for name, x in operands.items()}
-        yield from solutions(a[i], b[i], c[i], own, epilogue, kind, config, gate)
+        yield a[i], b[i], c[i], {name: x[i] if name in lying else x for name, x in operands.items()}
 
 
 def reduce_nothing(epilogue: Epilogue, given: Tensors) -> None:

@@ -62,6 +62,7 @@ from .ordered import ordered_product
 from .own_epilogue.api import epilogue_matmul
 from .prepared import PREPARED, Config, choice_of, mark_written
 from .prologue.api import prologue_product
+from .prologue.product import ALONE
 
 __getattr__ = old_names(__name__)
 
@@ -629,7 +630,7 @@ def _with_prologue(
     """The product of a function of a's elements."""
     for name, value in others.items():
         if value is not None:
-            refuse(f"{name} and prologue: a prologue goes with bias, activation and rows alone")
+            refuse(f"{name} and prologue: {ALONE}")
     return prologue_product(
         a, b, prologue, {} if given is None else given, bias=finish[0], activation=finish[1], out=out, config=config,
         out_dtype=out_dtype, rows=rows, copy_rows=copy_rows,

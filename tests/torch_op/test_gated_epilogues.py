@@ -14,7 +14,7 @@ torch = needs.module("torch")
 from layoutgemm import explain_matmul, grouped_matmul, matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue, Quantize, Residual, RowReduce, Scale
-from layoutgemm.torch_op.epilogue import solutions
+from layoutgemm.torch_op.epilogue import solutions, spread
 from layoutgemm.torch_op.scaled_grouped.grouped_epilogue import (
     GroupedFactors,
     GroupedOptions,
@@ -23,6 +23,7 @@ from layoutgemm.torch_op.scaled_grouped.grouped_epilogue import (
     with_readable_gate,
 )
 from layoutgemm.torch_op.scaled_grouped.scaled import BiasActivation
+from tests.torch_op.host_launches import bare_launches
 from tests.torch_op.test_compiled_epilogue import compiled
 
 M, H, K = 24, 24, 64
@@ -139,6 +140,28 @@ def test_kernels_in_the_emulator_equal_the_cpu() -> None:
         for name in STEPS.writes:
             rows = kept if name == "rows_of" else slice(None)
             assert_close(torch.from_numpy(np.asarray(found.written[name]))[rows], own[name][rows].double())
+
+
+@pytest.mark.parametrize("batch", [0, 3, 40])
+def test_launches_have_the_addresses_of_each_matrix(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = (batch,) * (batch > 0)
+    of = tensors(*front)
+    of["b"] = of["b"].mT.contiguous().mT
+    given, c = operands(of, *front), torch.empty(*front, M, H).bfloat16()
+    (part,) = spread(of["a"], of["b"], c, STEPS, given)
+    found = list(solutions(*part, STEPS, c.dtype, None, "silu"))
+    names = found[0].kernel.plan(M, H, K, 1).parameters
+    with bare_launches(monkeypatch) as noted:
+        for _ in range(2):
+            noted.arguments.clear()
+            matmul(of["a"], of["b"], activation="swiglu", epilogue=STEPS, given=given, out=c)
+            assert len(noted.arguments) == max(batch, 1)
+            for e, made in enumerate(noted.arguments):
+                own = {"a": of["a"], "c": c, "d": given["d"], "rows_of": given["rows_of"], "most": given["most"]}
+                want = {name: (x[e] if batch else x).data_ptr() for name, x in own.items()}
+                want |= {"b": of["b"].data_ptr(), "bias": of["bias"].data_ptr(), "m": M, "n": H, "k": K}
+                values = dict(zip(names, made, strict=False))
+                assert {name: values[name] for name in want} == want
 
 
 def test_the_explanation_names_the_gate_and_the_copied_weights() -> None:

@@ -21,6 +21,7 @@ from ..scaled_grouped.scaled import BiasActivation, check_config
 from .api import refusal_of_call
 from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups, parameter
 from .grouped_operators import CHECK_GROUPS
+from .product import ALONE
 from .rows import of_chosen_rows
 from .traced import TracedFinish, traced_operands
 
@@ -28,7 +29,6 @@ Tensors = Mapping[str, torch.Tensor]
 _SAID = ("offsets", "offs", "counts")
 # Arguments of `grouped_matmul` that a product with a prologue does not take.
 _UNTAKEN = ("epilogue", "scale_a", "scale_b", "recipe_a", "recipe_b", "out_rows", "row_weights")
-_WITH = "a prologue goes with bias, activation and rows alone"
 
 
 def grouped_prologue_product(
@@ -60,7 +60,7 @@ def _refusal(
     """Why a call's arguments are no product with a prologue, or ""."""
     for name in (*_UNTAKEN, *(("copy_rows",) if rows is None else ())):
         if options.get(name) is not None:
-            return f"{name} and prologue: {_WITH}"
+            return f"{name} and prologue: {ALONE}"
     if rows is not None and options.get("counts") is not None:
         return "rows and counts with a prologue: rows of masked groups by index are of products without one"
     if traced and options.get("expected_rows") is not None:

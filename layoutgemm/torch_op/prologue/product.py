@@ -31,6 +31,8 @@ from ..reference import exact
 from ..scaled_grouped.kept import NOT_KEPT, launch
 from ..types import C_NAMES, NAMES, READ, TYPES
 
+# Why other arguments are refused beside a prologue.
+ALONE = "a prologue goes with bias, activation and rows alone; Sm90Plan.derive(prologue=) has it with more"
 KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
