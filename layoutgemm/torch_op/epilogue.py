@@ -89,8 +89,15 @@ def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], 
     return ""
 
 
-def check_classes(epilogue: Epilogue, kinds: Mapping[str, type]) -> None:
-    """Raise OperandError unless an epilogue takes operands of these names and classes."""
+def check_epilogue(epilogue: object, kinds: Mapping[str, type], gated: bool = False) -> None:
+    """Raise OperandError unless an epilogue takes operands of these names and classes; `gated`: behind a gate."""
+    if text := refusal_of_epilogue(epilogue, None, (), gated):
+        raise OperandError(text)
+    assert isinstance(epilogue, Epilogue)
+    _check_kinds(epilogue, kinds)
+
+
+def _check_kinds(epilogue: Epilogue, kinds: Mapping[str, type]) -> None:
     check_names([operand.name for operand in epilogue.given], kinds)
     for operand in epilogue.given:
         kind = kinds[operand.name]
@@ -164,7 +171,7 @@ def given_operands(
         raise OperandError(text)
     assert isinstance(epilogue, Epilogue)
     every: Tensors = dict(given) if given is not None else {}
-    check_classes(epilogue, {name: type(x) for name, x in every.items()})
+    _check_kinds(epilogue, {name: type(x) for name, x in every.items()})
     of_steps = [{name: every[name] for name in names} for names in (epilogue.reads, epilogue.writes)]
     return epilogue, GivenOperands(every, *of_steps)
 

@@ -31,7 +31,7 @@ from ..epilogue import (
     GivenOperands,
     Tensors,
     arguments_beside,
-    check_classes,
+    check_epilogue,
     check_fit,
     epilogue_product,
     gate_of,
@@ -69,7 +69,7 @@ def epilogue_matmul(
         if text := refusal_of_epilogue(epilogue, {} if isinstance(given, Mapping) else given, beside, bool(gate)):
             raise OperandError(text)
         steps, every = present(epilogue), dict({} if given is None else given)
-        check_classes(steps, {name: type(x) for name, x in every.items()})
+        check_epilogue(steps, {name: type(x) for name, x in every.items()}, bool(gate))
         operands = GivenOperands(every, *[{name: every[name] for name in each} for each in (steps.reads, steps.writes)])
         into = {} if out is None else {"out": out}
         check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})

@@ -8,12 +8,15 @@ ldmatrix, computes f in f32, rounds to A's type, and multiplies by wgmma with A 
 
     step          instruction        place
     ----------    ---------------    -----------------------------------------------------
-    load          ldmatrix.x4        16x16 elements of a warp: `FragmentLoads`
-    f             f32 arithmetic     a thread's 8 values of them; beyond K they are 0
-    round         cvt                to A's type
+    load          ldmatrix.x4        16x16 elements of a warp, of 8 bits 16x32: `FragmentLoads`
+    f             f32 arithmetic     a thread's 8 or 16 values of them; outside of the tile's share of K they are 0
+    round         cvt                to A's type; of 8 bits beyond the largest value, to that
     multiply      wgmma, A in rmem   64 rows of A, B from shared memory
 
 f is computed once for each tile of columns of C, and not once for each element: `explain()` says how often.
+
+Groups along K share one A: its columns, and numbers along "k", are counted from the first group's begin. Of two pairs f
+is of the first one's A. The second one's registers are taken as ldmatrix loads them.
 """
 
 from __future__ import annotations
@@ -319,4 +322,6 @@ def explain_prologue(plan: Sm90Plan) -> list[str]:
     for operand in prologue.operands:
         each = "row, read once a tile" if operand.axis == "m" else "column, read in each K tile"
         lines.append(f"  {operand.name}: {operand.dtype}, a number a {each}, from global memory")
+    if plan.pair is not None:
+        lines.append("  of the first pair's A; the second pair's is multiplied as it is")
     return lines
