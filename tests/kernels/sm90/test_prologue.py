@@ -17,6 +17,7 @@ from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.along_k import AlongK
+from layoutgemm.kernels.sm90.choose.prologue import prologue_config
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.operands import fragment_loads
 from layoutgemm.kernels.sm90.operands.combined import Combined
@@ -229,6 +230,22 @@ def test_groups_along_k_and_second_pairs_on_a_gpu(name: str) -> None:
 @pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow if "," in x else ()) for x in SHARES])
 def test_the_compiled_kernel_of_groups_along_k_and_second_pairs(name: str) -> None:
     of_shares(name, "emulator")
+
+
+@needs.DSL
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked",
+    [{"a": "e4m3", "b": "e4m3:col"}, {"pair": 16}, {"along_k": AlongK.of(8), "batch": 8, "a": "bf16:col", "b": "bf16"}],
+    ids=["8 bits", "pair", "along K"],
+)  # fmt: skip
+def test_large_tiles_have_no_local_memory(asked: dict[str, Any]) -> None:
+    config = prologue_config(4096, 4096, 4096)
+    made = Sm90Plan.derive(4096, 4096, 4096, **{"b": "bf16:col", **asked}, config=config, prologue=NORM)
+    compiled = made.compile()
+    sass = compiled.sass()
+    assert made.tile[:2] == (128, 256) and compiled.resources.local_bytes == compiled.resources.stack_bytes == 0
+    assert sass.local_memory == () and sass.serialised_wgmma(1) is None
 
 
 def test_loads_that_give_another_element_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
