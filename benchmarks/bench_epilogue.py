@@ -98,7 +98,7 @@ def launcher_of(
 ) -> tuple[Callable[..., None], Any]:
     """(launch, plan) with the heuristic's configuration or a given tile."""
     epilogue = epilogue.in_pairs(n % 2 == 0, n % 8 == 0)
-    choice, _ = choose(m, n, k, matrices=epilogue.goes_along_rows, read=epilogue.read_in_lines)
+    choice, _ = choose(m, n, k, epilogue=epilogue)
     if tile is not None:
         choice = replace(choice, config=replace(choice.config, tile=tile))
     plan = choice.plan(m, n, k, b="bf16:col", c=c, epilogue=epilogue or None)

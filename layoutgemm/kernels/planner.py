@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,11 +21,11 @@ from ..schedule.triangular import HALVES
 from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
-from .plan import GemmPlan
+from .plan import GemmPlan, present
 from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
-from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate, spare_of_sums
+from .sm90.choose.rules import SPARE, Sm90Choice, in_place
 from .sm90.gated import combination
 from .sm90.operands.combined import Combined
 from .sm90.operands.prologue import Prologue
@@ -84,27 +85,9 @@ def plan(
     chosen: Any = config  # of the kernel's own kind
     gates = combination(gated)
     if kind is Sm90Config:
-        refused: LayoutError | None = None
-        columns = n if order is None else columns_of_order(order, m, n)
-        rule = _for_hopper(m, columns, k, batch, a, b, c, gates)
-        if prologue is not None:
-            rule = chain([prologue_config(m, columns, k, batch)], SPARE)
-        if order is not None:
-            rule = _for_order(order, rule, (m, n, columns))
-            triangle = _triangle(order)
-            if triangle is not None and batch == 1 and gates is None:
-                rule = chain(_by_rounds(triangle, (m, n, k), (a, b, c)), rule)
-                order = TileList(schedule=triangle)  # faster than the formula
-        for each in (chosen,) if chosen else rule:
-            try:
-                return Sm90Plan.derive(
-                    m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates, order=order,
-                    prologue=prologue,
-                )  # fmt: skip
-            except LayoutError as error:
-                refused = refused or error
-        assert refused is not None
-        raise refused
+        return _for_hopper(
+            (m, n, k), batch, (a, b, c), chosen, epilogue=epilogue, gated=gates, order=order, prologue=prologue
+        )
     if prologue is not None:
         raise PlanError(f"prologue: the kernel of {target.name} multiplies A as it is; sm_90a has a prologue")
     if gates is not None:
@@ -135,32 +118,35 @@ def _for_ampere(
 
 
 def _for_hopper(
-    m: int,
-    n: int,
-    k: int,
-    batch: int,
-    a: OperandSpec,
-    b: OperandSpec | None,
-    c: OperandSpec | None,
-    gated: Combined | None,
-) -> Iterator[Sm90Config]:
-    """Configurations for sm_90a with the operands in their places, the rule's choice first.
-
-    The others are for operands of which no plan of the first can be derived: a column-major A, a wide C.
-    """
+    sizes: tuple[int, int, int], batch: int, given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
+    config: Sm90Config | None, *, epilogue: Epilogue | None, gated: Combined | None, order: Order | None,
+    prologue: Prologue | None,
+) -> Sm90Plan:  # fmt: skip
+    """The plan of a caller's configuration, or of the rule's first that has one. Raises the first refusal."""
+    (m, n, k), (a, b, c) = sizes, given
+    columns = n if order is None else columns_of_order(order, m, n)
     first, second, _ = operands(a, b, c)
     major = "K" if second.order == "col" else "MN"
-    choice, why = choose(m, n, k, batch=batch, a=first.dtype, b_major=major, gated=gated, in_place=True)
-    # Rows are left out of the copies only where K is contiguous in A.
-    yield from [found.config for found, _ in nearest(choice, why, first.order == "row")]
-    if gated is None and m > 64 and first.dtype.bits == 16:
-        for estimate in likeliest(m, n, k, major, batch=batch)[:NEXT]:
-            if not estimate.swapped:
-                choice, why = of_estimate(estimate, m, n, k, major, batch=batch)
-                yield from [found.config for found, _ in nearest(choice, why, True)]
-    yield from SPARE
-    if gated is not None:
-        yield spare_of_sums(gated)
+    choices = in_place(m, columns, k, batch=batch, a=first, b_major=major, gated=gated, epilogue=epilogue)
+    rule: Iterator[Sm90Config] = (choice.config for choice, _ in choices)
+    if prologue is not None:
+        rule = chain([prologue_config(m, columns, k, batch)], SPARE)
+    if order is not None:
+        rule = _for_order(order, rule, (m, n, columns))
+        triangle = _triangle(order)
+        if triangle is not None and batch == 1 and gated is None:
+            rule = chain(_by_rounds(triangle, sizes, given), rule)
+            order = TileList(schedule=triangle)  # faster than the formula
+    kernels = [partial(Sm90Plan.derive, config=config)] if config else (Sm90Choice(each).plan for each in rule)
+    refused: LayoutError | None = None
+    for derive in kernels:
+        try:
+            return derive(
+                m, n, k, batch=batch, a=a, b=b, c=c, epilogue=epilogue, gated=gated, order=order, prologue=prologue
+            )
+        except LayoutError as error:
+            refused = refused or error
+    raise present(refused)
 
 
 def _triangle(order: Order) -> Triangular | None:

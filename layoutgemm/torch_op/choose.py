@@ -17,9 +17,8 @@ from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.sm80.choose import Sm80Choice, by_lines, holding_groups
 from ..kernels.sm90.choose.costs import cost_model
-from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate, spare_of_sums
+from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, in_place, likeliest, nearest, of_estimate
 from ..kernels.sm90.config import check_rows, check_tiles
-from ..kernels.sm90.operands.combined import Combined
 from . import tuned_store as tuned
 from .problem import Problem, Solution
 
@@ -93,17 +92,11 @@ def _candidates(
         kept = gate and tuned.lookup(problem.gpu, sizes, tuned.gated_types(types, gate), tuple(orders))
         if kept:
             yield kept, "measured by layoutgemm.tune"
-        major = "K" if orders[1] == "col" else "MN"
-        choice, why = choose(
-            m, n, k, a=problem.a.dtype, b_major=major, multiprocessors=problem.places, gated=problem.gated
-        )
-        yield from nearest(choice, why, orders[0] == "row")
-        yield Sm90Choice(SPARE[1]), "the store leaves little choice"
-        if isinstance(problem.gated, Combined):
-            yield Sm90Choice(spare_of_sums(problem.gated)), "the operands' orders leave little choice"
+        yield from _in_place(problem, (m, n, k), orders)
         return
     if problem.second_k:
-        yield from _of_pairs(problem, (m, n, k), orders)
+        both = _in_place(problem, (m, n, k + problem.second_k), orders)
+        yield from ((choice, f"{why}; K = {k} and {problem.second_k} in one loop") for choice, why in both)
         return
     own = [] if problem.epilogue is None else [tuned.finished_types(types, problem.epilogue)]
     for name in (*own, types):
@@ -115,7 +108,7 @@ def _candidates(
     rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
     choice, why = choose(
         rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",
-        multiprocessors=problem.places, matrices=_goes_along_rows(problem), read=_read_in_lines(problem),
+        multiprocessors=problem.places, epilogue=problem.epilogue,
     )  # fmt: skip
     swapped = choice.swapped != flip
     why = f"of the transposed product: {why}" if flip else why
@@ -126,23 +119,12 @@ def _candidates(
         yield Sm90Choice(config), "the operands' orders leave little choice"
 
 
-def _of_pairs(problem: Problem, sizes: tuple[int, int, int], orders: Sequence[str]) -> Iterator[tuple[Sm90Choice, str]]:
-    """Choices for two pairs: those for both K's in one, with the operands in their places."""
-    m, n, k = sizes
-    major = "K" if orders[1] == "col" else "MN"
-    of, second = problem.places, f"; K = {k} and {problem.second_k} in one loop"
-    found, why = choose(
-        m, n, k + problem.second_k, a=problem.a.dtype, b_major=major, multiprocessors=of, in_place=True
-    )  # fmt: skip
-    for choice, reason in nearest(found, why, orders[0] == "row"):
-        yield choice, reason + second
-    if m > 64 and dtype(problem.a.dtype).bits == 16:
-        for estimate in likeliest(m, n, k + problem.second_k, major, multiprocessors=of)[:NEXT]:
-            if not estimate.swapped:
-                choice, reason = of_estimate(estimate, m, n, k + problem.second_k, major)
-                yield choice, reason + second
-    for config in SPARE:
-        yield Sm90Choice(config), "the operands' orders leave little choice" + second
+def _in_place(problem: Problem, sizes: tuple[int, int, int], orders: Sequence[str]) -> Iterator[tuple[Sm90Choice, str]]:
+    """Choices for M, N and K with the operands in their places."""
+    a, major = f"{problem.a.dtype}:{orders[0]}", "K" if orders[1] == "col" else "MN"
+    return in_place(
+        *sizes, a=a, b_major=major, multiprocessors=problem.places, gated=problem.gated, epilogue=problem.epilogue
+    )
 
 
 def _next_best(
@@ -151,23 +133,12 @@ def _next_best(
     """The next best choices, for a column-major A, or a wide or narrow C."""
     m, n, k, batch = sizes
     found = likeliest(
-        m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_goes_along_rows(problem),
-        read=_read_in_lines(problem),
+        m, n, k, b_major, batch=batch, multiprocessors=problem.places, epilogue=problem.epilogue
     )  # fmt: skip
     for estimate in found[1:NEXT]:
         choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)
         why = f"of the transposed product: {why}" if flip else why
         yield from nearest(replace(choice, swapped=choice.swapped != flip), why, k_major=True)  # all rows are loaded
-
-
-def _goes_along_rows(problem: Problem) -> bool:
-    """True if columns of C are slower for the epilogue: see `Epilogue.goes_along_rows`."""
-    return problem.epilogue is not None and problem.epilogue.goes_along_rows
-
-
-def _read_in_lines(problem: Problem) -> tuple[int, int]:
-    """The epilogue's `read_in_lines`, or zeros without an epilogue."""
-    return (0, 0) if problem.epilogue is None else problem.epilogue.read_in_lines
 
 
 # ------------------------------------------------------------------------------------------------ lines of any pitch

@@ -19,6 +19,7 @@ The order that a step states for a matrix is not asked for: the tensor's strides
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from ..moved import old_names
 from .bias_activation import GATES
 from .launch import workspace_on
 from .prepared import Config, LaunchEpilogue, lies_in_units, mark_written, on_gpu, prepare, problem_at
-from .problem import Shapes, Solution, shapes_of
+from .problem import Shapes, Solution, gated_shapes
 from .reference import multiply, rounded
 from .solver import solve
 from .types import TYPES
@@ -48,14 +49,22 @@ __getattr__ = old_names(__name__)
 
 Tensors = dict[str, Any]
 Groups = Sequence[tuple[int, int]] | Sequence[int] | None
-GATE = "a gate"
 _COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 def arguments_beside(bias: object, activation: object) -> list[str]:
-    """Names of arguments that an epilogue stands for, where they are given; `GATE` for an activation that gates."""
-    gate = isinstance(activation, str) and activation in GATES
-    return ["bias"] * (bias is not None) + [GATE if gate else "activation"] * (activation is not None)
+    """Names of arguments that an epilogue stands for, where they are given: not of an activation that gates."""
+    replaced = activation is not None and gate_of(activation) is None
+    return ["bias"] * (bias is not None) + ["activation"] * replaced
+
+
+def gate_of(activation: object) -> str | None:
+    """The function of an activation's gate; None for others.
+
+    >>> gate_of("swiglu"), gate_of("silu"), gate_of(None)
+    ('silu', None, None)
+    """
+    return GATES.get(activation) if isinstance(activation, str) else None
 
 
 def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], gated: bool = False) -> str:
@@ -67,9 +76,8 @@ def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], 
     if epilogue is None:
         return "given holds an epilogue's operands, and there is no epilogue"
     for name in beside:
-        if name == GATE:
-            return "a gate and epilogue: scaled_matmul and plan(..., gated=, epilogue=) have both in one product"
-        return f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter"
+        gates = f"; the gates, {' and '.join(GATES)}, go before it" if name == "activation" else ""
+        return f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter{gates}"
     if given is not None and not isinstance(given, Mapping):
         return f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name"
     if not isinstance(epilogue, Epilogue):
@@ -81,9 +89,9 @@ def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], 
     return ""
 
 
-def check_epilogue(epilogue: object, kinds: Mapping[str, type]) -> None:
-    """Raise OperandError unless an epilogue takes operands of these names and classes."""
-    if text := refusal_of_epilogue(epilogue, None, ()):
+def check_epilogue(epilogue: object, kinds: Mapping[str, type], gated: bool = False) -> None:
+    """Raise OperandError unless an epilogue takes operands of these names and classes; `gated`: behind a gate."""
+    if text := refusal_of_epilogue(epilogue, None, (), gated):
         raise OperandError(text)
     assert isinstance(epilogue, Epilogue)
     _check_kinds(epilogue, kinds)
@@ -98,13 +106,17 @@ def _check_kinds(epilogue: Epilogue, kinds: Mapping[str, type]) -> None:
 
 
 def check_fit(
-    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None
-) -> Shapes:
-    """The product's sizes. Raises OperandError or TensorError for operands that do not fit it."""
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None,
+    gate: str | None = None,
+) -> Shapes:  # fmt: skip
+    """The product's sizes. Raises OperandError or TensorError for operands that do not fit it.
+
+    gate  as `gate_of` has it: b holds the gate's columns, then as many that it multiplies
+    """
     for name, x in (("a", a), ("b", b)):
         if x.ndim < 2:
             raise OperandError(f"{name} is a vector: an epilogue follows a product of matrices, or of a batch of them")
-    shapes = shapes_of(a.shape, b.shape)
+    shapes = gated_shapes(a.shape, b.shape, gate)
     check_result(epilogue, given, kind, shapes.result, out)
     return shapes
 
@@ -178,22 +190,24 @@ NO_DERIVATIVE = "call it under torch.no_grad(), or give its detach(); bias= and 
 
 def epilogue_product(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors,
-    config: Config | None = None, out: torch.Tensor | None = None,
+    config: Config | None = None, out: torch.Tensor | None = None, gate: str | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with its epilogue, computed now, after kinds and memory have been checked.
 
     Without elements, of shape (0,), where the epilogue stores no C.
 
+    gate  as `check_fit` has it
+
     Raises OperandError or TensorError for operands that do not fit the product, and for a GPU without such kernels.
     """
-    shapes = check_fit(a, b, kind, epilogue, given, out)
+    shapes = check_fit(a, b, kind, epilogue, given, out, gate)
     with torch.no_grad():
         if 0 in shapes.result:
             reduce_nothing(epilogue, given)
             empty = shapes.result if epilogue.stores_c else (0,)
             return torch.empty(empty, dtype=kind, device=a.device) if out is None else out
         if not on_gpu(a.get_device()):
-            value = by_reference(a, b, kind, epilogue, given)
+            value = by_reference(a, b, kind, epilogue, given, gate)
             if not epilogue.stores_c:
                 return value.new_empty(0)
             return value if out is None else out.copy_(value)
@@ -205,45 +219,65 @@ def epilogue_product(
         given = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
         written = [given[operand.name] for operand in epilogue.given if operand.written]
         mark_written([c, *written] if epilogue.stores_c else written)
+        if gate is not None:
+            b = readable_gate(b)
         for part in list(spread(a.resolve_neg(), b.resolve_neg(), c, epilogue, given)):
-            _launch(*part, epilogue, kind, config)
+            _launch(*part, epilogue, kind, config, gate)
         return c if epilogue.stores_c else a.new_empty(0, dtype=kind)
+
+
+def readable_gate(b: torch.Tensor) -> torch.Tensor:
+    """The weights of a gate as its kernel reads them: copied unless their columns are contiguous."""
+    return b if b.stride(-2) == 1 else b.mT.contiguous().mT
+
+
+def _finish(epilogue: Epilogue, operands: Tensors, shape: Sequence[int], gate: str | None) -> LaunchEpilogue:
+    """The epilogue as a kernel takes it, behind a gate or not."""
+    found = finish_of(epilogue, operands, shape)
+    return found if gate is None else found._replace(key=(*found.key, gate), gated=gate)
 
 
 def _launch(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Tensors, epilogue: Epilogue, kind: torch.dtype,
-    config: Config | None,
+    config: Config | None, gate: str | None,
 ) -> None:  # fmt: skip
     """One launch, or one for each matrix of a batch that no tensor map holds."""
-    finish = finish_of(epilogue, operands, c.shape)
-    found = prepare(a, b, kind, config, c, finish)
-    if not finish.keep_batch_separate or len(found.solution.launches) == 1:
-        taken = present(finish.epilogue)
-        size = found.workspace if taken.partials else 0
-        parts = workspace_on(a.device, size)
-        words = (*finish.words[: len(taken.words) - 1], parts.data_ptr()) if size else finish.words
-        found.run(a, b, c, words)
-        return
-    lying = {operand.name for operand in epilogue.given if operand.axes}
-    for i in range(c.shape[0]):
-        own = {name: x[i] if name in lying else x for name, x in operands.items()}
-        _launch(a[i], b[i], c[i], own, epilogue, kind, config)
+    if gate is None or c.ndim == 2:
+        finish = _finish(epilogue, operands, c.shape, gate)
+        found = prepare(a, b, kind, config, c, finish)
+        if not finish.keep_batch_separate or len(found.solution.launches) == 1:
+            taken = present(finish.epilogue)
+            size = found.workspace if taken.partials else 0
+            parts = workspace_on(a.device, size)
+            words = (*finish.words[: len(taken.words) - 1], parts.data_ptr()) if size else finish.words
+            found.run(a, b, c, words)
+            return
+    for part in _one_by_one(a, b, c, epilogue, operands):
+        _launch(*part, epilogue, kind, config, gate)
 
 
 def solutions(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Tensors, epilogue: Epilogue, kind: torch.dtype,
-    config: Config | None,
+    config: Config | None, gate: str | None = None,
 ) -> Iterator[Solution]:  # fmt: skip
     """The launches of `_launch` in order; of `c`, only shape, strides and address are used."""
-    finish = finish_of(epilogue, operands, c.shape)
-    found = solve(problem_at(a, b, kind, config, c, finish))
-    if not finish.keep_batch_separate or len(found.launches) == 1:
-        yield found
-        return
+    if gate is None or c.ndim == 2:
+        finish = _finish(epilogue, operands, c.shape, gate)
+        found = solve(problem_at(a, b, kind, config, c, finish))
+        if not finish.keep_batch_separate or len(found.launches) == 1:
+            yield found
+            return
+    for part in _one_by_one(a, b, c, epilogue, operands):
+        yield from solutions(*part, epilogue, kind, config, gate)
+
+
+def _one_by_one(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, epilogue: Epilogue, operands: Tensors
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Tensors]]:
+    """The products of a batch, each with its operands."""
     lying = {operand.name for operand in epilogue.given if operand.axes}
     for i in range(c.shape[0]):
-        own = {name: x[i] if name in lying else x for name, x in operands.items()}
-        yield from solutions(a[i], b[i], c[i], own, epilogue, kind, config)
+        yield a[i], b[i], c[i], {name: x[i] if name in lying else x for name, x in operands.items()}
 
 
 def reduce_nothing(epilogue: Epilogue, given: Tensors) -> None:
@@ -289,9 +323,11 @@ def _order(x: torch.Tensor) -> str:
 
 
 def by_reference(
-    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, gate: str | None = None
 ) -> torch.Tensor:
     """`Epilogue.reference` of a float64 product on the CPU, stored as `kind`.
+
+    gate   as `check_fit` has it
 
     given  the epilogue's operands by name; those that it writes are written
 
@@ -302,7 +338,7 @@ def by_reference(
     >>> by_reference(x, x, torch.float32, Epilogue(Bias()), {"bias": torch.tensor([1.0, 2.0])}).tolist()
     [[2.0, 2.0], [1.0, 3.0]]
     """
-    return reference_of(multiply(a, b, torch.float32), kind, epilogue, given)
+    return reference_of(multiply(a, b, torch.float32), kind, epilogue, given, gate=gate)
 
 
 def reference_of(
@@ -312,7 +348,6 @@ def reference_of(
     """The same of float32 sums.
 
     gate    the function of a gate, whose sums are of twice the columns, or None
-
     groups  of rows, as `Epilogue.reference_of_groups` has them: rows of no group are not written
     """
 
@@ -325,13 +360,13 @@ def reference_of(
         if not operand.written:
             values[operand.name] = x if operand.host else array(x, () if not operand.axes else x.shape)
     try:
-        if gate is not None:
-            gated = Gated(gate)
-            found = epilogue.reference_of_sums(sums.numpy(), lambda both: gated.apply(both, Math), **values)
-        elif groups is None:
-            found = epilogue.reference(sums.numpy(), **values)
+        together = None if gate is None else partial(Gated(gate).apply, math=Math)
+        if groups is not None:
+            found = epilogue.reference_of_groups(sums.numpy(), groups, together, **values)
+        elif together is not None:
+            found = epilogue.reference_of_sums(sums.numpy(), together, **values)
         else:
-            found = epilogue.reference_of_groups(sums.numpy(), groups, **values)
+            found = epilogue.reference(sums.numpy(), **values)
     except PlanError as error:
         raise OperandError(str(error)) from error
     parts = None if groups is None else parts_of(sums.shape, groups)

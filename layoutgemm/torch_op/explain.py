@@ -14,7 +14,7 @@ from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
-from .epilogue import check_fit, given_operands
+from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, with_steps
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
@@ -117,7 +117,7 @@ def explain_matmul(
         if scale_a is not None:
             of, after = ScaledFactors(a, scale_a, b, scale_b), BiasActivation(bias, activation, use_fast_accum)
             return explain_own_epilogue(of, epilogue, given, (recipe_a, recipe_b), after, out, out_dtype, config)
-        return _with_epilogue(a, b, out, epilogue, given, config, out_dtype)
+        return _with_epilogue(a, b, out, epilogue, given, config, out_dtype, (bias, activation))
     check_expected(expected_rows, counts, config)
     recipes, after = (recipe_a, recipe_b), BiasActivation(bias, activation, use_fast_accum)
     if groups is not None:
@@ -156,23 +156,28 @@ def _copied_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Op
 def _with_epilogue(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, epilogue: Epilogue | None,
     given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None,
+    beside: tuple[torch.Tensor | None, str | None],
 ) -> Explanation:  # fmt: skip
-    """The explanation of `matmul` with an epilogue: its partial results are workspace."""
+    """The explanation of `matmul` with an epilogue: its partial results are workspace.
+
+    beside  bias, and an activation that may gate
+    """
     if epilogue is None:
         raise OperandError("given without epilogue or combine: there is nothing that reads it")
-    steps, found_operands = given_operands(epilogue, given)
+    gate = gate_of(beside[1])
+    steps, found_operands = given_operands(epilogue, given, arguments_beside(*beside), gate is not None)
     operands = found_operands.every
     check_operands(
         {"a": a, "b": b, **found_operands.read}, {**found_operands.written, **({} if out is None else {"out": out})}
     )
     check_types(a, b, True)
     kind = output_type(a, b, out_dtype)
-    shapes = check_fit(a, b, kind, steps, operands, out)
+    shapes = check_fit(a, b, kind, steps, operands, out, gate)
     if out is not None:
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
         return ZEROS
-    return with_steps(a, b, kind, steps, operands, out, config)
+    return with_steps(a, b, kind, steps, operands, out, config, gate)
 
 
 def _plain(

@@ -13,11 +13,11 @@ from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.tensor_maps import lines_of
 from ..kernels.sm90.plan import Sm90Plan
-from .epilogue import Tensors, solutions, spread
+from .epilogue import Tensors, readable_gate, solutions, spread
 from .launch import plan_of
 from .launch import workspace as partial_results
 from .prepared import Config
-from .problem import Solution, shapes_of
+from .problem import Solution, gated_shapes
 from .types import C_NAMES, NAMES
 
 
@@ -77,16 +77,25 @@ def gated_after(found: Explanation, why: str, shape: Sequence[int]) -> Explanati
 
 def with_steps(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None,
-    config: Config | None,
+    config: Config | None, gate: str | None = None,
 ) -> Explanation:  # fmt: skip
-    """A product with an epilogue, of operands that have been checked: its partial results are workspace."""
-    c = torch.empty(shapes_of(a.shape, b.shape).result, dtype=kind, device="meta") if out is None else out
+    """A product with an epilogue, of operands that have been checked: its partial results are workspace.
+
+    gate  the function of a gate before it, or None
+    """
+    c = torch.empty(gated_shapes(a.shape, b.shape, gate).result, dtype=kind, device="meta") if out is None else out
+    first: tuple[str, ...] = ()
+    size = 0  # of the copied weights
+    if gate is not None and b.stride(-2) != 1:
+        size = prod(b.shape) * b.element_size()
+        first = (f"b: a gate's kernel reads contiguous columns; copied column-major, {size} bytes",)
+        b = readable_gate(b.to("meta"))
     parts = spread(a, b, c, epilogue, given)
-    found = [one for part in parts for one in solutions(*part, epilogue, kind, config)]
+    found = [one for part in parts for one in solutions(*part, epilogue, kind, config, gate)]
     told = [of_solution(one, (a.dtype, b.dtype), kind) for one in found]
     partial = [partial_results(one) for one in found]
-    copies = told[0].copies + ((partial_text(partial[0]),) if partial[0] else ())
-    most = max(one.workspace + more for one, more in zip(told, partial))
+    copies = first + told[0].copies + ((partial_text(partial[0]),) if partial[0] else ())
+    most = size + max(one.workspace + more for one, more in zip(told, partial))
     return replace(told[0], launches=sum(one.launches for one in told), copies=copies, workspace=most)
 
 

@@ -62,6 +62,7 @@ from .ordered import ordered_product
 from .own_epilogue.api import epilogue_matmul
 from .prepared import PREPARED, Config, choice_of, mark_written
 from .prologue.api import prologue_product
+from .prologue.product import ALONE
 
 __getattr__ = old_names(__name__)
 
@@ -111,7 +112,8 @@ def matmul(
                 multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
                 any other b torch gates a float32 product
-    epilogue    in place of these: any `kernels.epilogue.chain.Epilogue`, in the kernel, for matrices and batches;
+    epilogue    in place of these, or behind a gate: any `kernels.epilogue.chain.Epilogue`, in the kernel, for matrices
+                and batches. Its first `sums` steps come before the gate. A gate's b with contiguous rows is copied
     given       what it reads and writes, by name: numbers and tensors (see `torch_op.epilogue`). No gradients; under
                 torch.compile, where the epilogue is made before, torch.export and torch.func.vmap as everywhere
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
@@ -135,7 +137,7 @@ def matmul(
                 have more rows, and keeps those that no index names. An index may not repeat
     row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
-                that it reads. Of bfloat16 and float16, in the kernel of compute capability 9.0. With bias, activation
+                that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. With bias, activation
                 and `rows`, which are copied first; no epilogue or order. See `torch_op.prologue`
                 On the CPU an index outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
 
@@ -628,7 +630,7 @@ def _with_prologue(
     """The product of a function of a's elements."""
     for name, value in others.items():
         if value is not None:
-            refuse(f"{name} and prologue: a prologue goes with bias, activation and rows alone")
+            refuse(f"{name} and prologue: {ALONE}")
     return prologue_product(
         a, b, prologue, {} if given is None else given, bias=finish[0], activation=finish[1], out=out, config=config,
         out_dtype=out_dtype, rows=rows, copy_rows=copy_rows,

@@ -28,24 +28,23 @@ from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.sm90.choose.candidates import candidates
-from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.plan import Sm90Config
 from . import tuned_store as tuned
 from .compiled.kept_launches import KEPT
-from .operator import matmul
-from .own_epilogue.tunable import TunableEpilogue, tunable_epilogue
 from .prepared import forget, gpu, target
-from .prologue.tunable import TunablePrologue, tunable_prologue
 from .scaled_grouped.kept import PLANS, READY
-from .scaled_grouped.tunable import Tunable, tunable
+from .tunable.epilogue import TunableEpilogue, tunable_epilogue
+from .tunable.product import TunableMatmul
+from .tunable.prologue import TunablePrologue, tunable_prologue
+from .tunable.scaled_grouped import Tunable, tunable
 
 __all__ = ["Tuning", "candidates", "name_of", "tune"]
 
 Progress = Callable[[str], object]
-Variant = Tunable | TunablePrologue | TunableEpilogue
-_MAJORS = {"k": {"a": "row", "b": "col"}, "mn": {"a": "col", "b": "row"}}
+Variant = TunableMatmul | Tunable | TunablePrologue | TunableEpilogue
+_MAJORS = ("k", "mn")
 
 
 @dataclass(frozen=True)
@@ -127,25 +126,21 @@ def tune(
     """
     say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
     _check_sizes((m, n, k))
-    others = recipe_a, recipe_b, groups, activation, form, use_fast_accum
+    others = {
+        "recipe_a": recipe_a, "recipe_b": recipe_b, "groups": groups, "activation": activation, "form": form,
+        "use_fast_accum": use_fast_accum,
+    }  # fmt: skip
     variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, epilogue, others)
-    places, gpu_name = _tunable_gpu()
-    orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
-    operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
-    if variant is None:
-        a, b, c = operands
-        found = candidates(m, n, k, a_major, b_major, places)
-        good, failed = _derivable(found, lambda choice: choice.plan(m, n, k, a=a, b=b, c=c))
-    else:
-        good, failed = _derivable(variant.candidates(), variant.plan)
+    gpu_name = _tunable_gpu()
+    good, failed = _derivable(variant.candidates(), variant.plan)
     good = good[:most]
-    finish = variant.steps if isinstance(variant, TunableEpilogue) else None
-    apart = variant is None or finish is not None  # others are compiled by this process, when called
-    if object_cache.cache_dir() is not None and apart:
-        answers = build([Kernel(choice, operands, epilogue=finish) for choice in good], jobs, say)
+    # Others are compiled by this process, when called.
+    if object_cache.cache_dir() is not None and isinstance(variant, TunableMatmul | TunableEpilogue):
+        kernels = [Kernel(choice, variant.operand_specs, epilogue=variant.steps) for choice in good]
+        answers = build(kernels, jobs, say)
         failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
     lost = {choice for choice, _ in failed}
-    contest = _plain_contest((m, n, k), dtype, (a_major, b_major)) if variant is None else _contest_of(variant)
+    contest = _Contest(variant.operands, variant.call, variant.by_torch(), variant.off)
     measured, more, of_torch = _measure(
         BenchProblem(m, n, k), contest, [c for c in good if c not in lost], rounds, budget, say
     )
@@ -155,8 +150,8 @@ def tune(
     ranked = tuple(sorted(measured.items(), key=lambda item: item[1]))
     best, seconds = ranked[0]
     own = measured.get(good[0], seconds)
-    sizes, name = ((m, n, k, 1), ((dtype,) * 3, orders)) if variant is None else (variant.sizes, variant.name)
-    kept = _keep(gpu_name, tuned.key_of(sizes, *name), best, (seconds, of_torch, own)) if store else None
+    key = tuned.key_of(variant.sizes, *variant.name)
+    kept = _keep(gpu_name, key, best, (seconds, of_torch, own)) if store else None
     tuning = Tuning(best, seconds, own, of_torch, ranked, tuple(failed), kept)
     say(str(tuning))
     return tuning
@@ -170,17 +165,19 @@ def _check_sizes(sizes: tuple[int, int, int]) -> None:
 
 def _variant_of(
     sizes: tuple[int, int, int], dtype: str, majors: tuple[str, str], prologue: Prologue | None,
-    epilogue: Epilogue | None, others: tuple[Any, ...],
-) -> Variant | None:  # fmt: skip
-    """The product that is to be tuned; None for `matmul`'s own. Raises OperandError for arguments that mean nothing."""
+    epilogue: Epilogue | None, others: dict[str, Any],
+) -> Variant:  # fmt: skip
+    """The product that is to be tuned. Raises OperandError for arguments that mean nothing."""
     if prologue is None and epilogue is None:
-        found = tunable(*sizes, dtype, *majors, *others)
+        found = tunable(*sizes, dtype, *majors, **others)
         if found is not None:
             return found
     _check_operands(dtype, *majors)
     if epilogue is not None:
-        return tunable_epilogue(sizes, dtype, majors, epilogue, (*others, prologue))
-    return None if prologue is None else tunable_prologue(sizes, dtype, majors, prologue, others)
+        return tunable_epilogue(sizes, dtype, majors, epilogue, {**others, "prologue": prologue})
+    if prologue is not None:
+        return tunable_prologue(sizes, dtype, majors, prologue, others)
+    return TunableMatmul(*sizes, dtype, *majors)
 
 
 def _check_operands(dtype: str, a_major: str, b_major: str) -> None:
@@ -188,14 +185,14 @@ def _check_operands(dtype: str, a_major: str, b_major: str) -> None:
         raise OperandError(f"dtype {dtype!r}, a_major {a_major!r}, b_major {b_major!r}: 'bf16' or 'f16', 'k' or 'mn'")
 
 
-def _tunable_gpu() -> tuple[ClusterOccupancy, str]:
-    """The current GPU, as `prepared.gpu` gives it. Raises PlanError for one that runs no configurations."""
+def _tunable_gpu() -> str:
+    """The current GPU's name. Raises PlanError for one that runs no configurations."""
     if not torch.cuda.is_available():
         raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
-    places, name = gpu(torch.cuda.current_device())
+    name = gpu(torch.cuda.current_device())[1]
     if (code := target(torch.cuda.current_device())[0]) != "sm_90a":
         raise PlanError(f"{name} runs {code}; what is tuned are configurations of sm_90a's kernel")
-    return places, name
+    return name
 
 
 def _derivable(
@@ -256,33 +253,6 @@ class _Contest(NamedTuple):
     call: Callable[[Any, Sm90Choice], object]
     by_torch: Callable[[Any], object] | None
     off: Callable[[Any], float]
-
-
-def _plain_contest(sizes: tuple[int, int, int], dtype: str, majors: tuple[str, str]) -> _Contest:
-    """Products of `matmul`."""
-    m, n, k = sizes
-    kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
-
-    def operands() -> tuple[torch.Tensor, ...]:
-        a, b = torch.randn(m, k, device="cuda", dtype=kind), torch.randn(k, n, device="cuda", dtype=kind)
-        a = a.T.contiguous().T if majors[0] == "mn" else a
-        b = b.T.contiguous().T if majors[1] == "k" else b
-        return a, b, torch.empty(m, n, device="cuda", dtype=kind)
-
-    def off(on: tuple[torch.Tensor, ...]) -> float:
-        a, b, c = on
-        want = a.double() @ b.double()
-        return ((c.double() - want).abs() / (want.abs() * 2.0**-7 + 2.0**-7 * k**0.5)).max().item()
-
-    return _Contest(
-        operands, lambda on, choice: matmul(on[0], on[1], out=on[2], config=choice),
-        lambda on: torch.matmul(on[0], on[1], out=on[2]), off,
-    )  # fmt: skip
-
-
-def _contest_of(variant: Variant) -> _Contest:
-    """Products of `scaled_matmul` or `grouped_matmul`, gated ones, and those with functions of one's own."""
-    return _Contest(variant.operands, variant.call, variant.by_torch(), variant.off)
 
 
 def _measure(

@@ -11,9 +11,9 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import explain_matmul, grouped_matmul, matmul, scaled_matmul
+from layoutgemm import explain_matmul, scaled_matmul
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue, RowReduce, Scale
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.torch_op.scaled_grouped.own_epilogue import ScaledFactors, behind_scales, checked, own_plan
 from layoutgemm.torch_op.scaled_grouped.scaled import BiasActivation
 from tests.torch_op.test_compiled_epilogue import compiled
@@ -88,18 +88,13 @@ def test_refusals(more: dict[str, Any], message: str) -> None:
     assert message in str(found.value)
 
 
-def test_products_without_both_say_where_they_are() -> None:
-    x, steps = torch.ones(4, 4).bfloat16(), Epilogue(Activation("relu"))
-    for call in (
-        lambda: matmul(x, x.T, activation="swiglu", epilogue=steps, given={}),
-        lambda: grouped_matmul(x, x[None], torch.tensor([0, 4]), activation="swiglu", epilogue=steps, given={}),
-    ):
-        with pytest.raises(LayoutError, match="scaled_matmul and plan"):
-            call()
-    operands = {"a": x[:, :0].to(torch.float8_e4m3fn), "b": x[:0].to(torch.float8_e4m3fn)}
-    ones = {"scale_a": torch.ones(4, 1), "scale_b": torch.ones(1, 4)}
-    with pytest.raises(LayoutError, match="a has no columns: a gated product with an epilogue"):
-        scaled_matmul(**operands, **ones, activation="swiglu", epilogue=steps, given={})
+def test_an_empty_k_has_a_gate_of_zeros() -> None:
+    eight = torch.zeros(4, 0).to(torch.float8_e4m3fn)
+    operands = {"a": eight, "scale_a": torch.ones(4, 1), "b": eight.T, "scale_b": torch.ones(1, 4)}
+    steps, given = Epilogue(Bias("n"), sums=1), {"bias": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    c = scaled_matmul(**operands, activation="swiglu", epilogue=steps, given=given, out_dtype=torch.float32)
+    want = torch.nn.functional.silu(given["bias"][:2]) * given["bias"][2:]
+    assert torch.allclose(c, want.expand(4, 2))
 
 
 @pytest.mark.gpu

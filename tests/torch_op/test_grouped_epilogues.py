@@ -294,7 +294,7 @@ def test_refusals_name_the_operand() -> None:
          {"a": made.given["a"].clone().requires_grad_()}),
         ("bias and epilogue", rows, sums, {"bias": torch.zeros(N)}),
         ("activation and epilogue", rows, sums, {"activation": "relu"}),
-        ("a gate and epilogue: scaled_matmul", rows, sums, {"activation": "swiglu"}),
+        (r"sums has shape \[70, 1\]", rows, {"sums": torch.zeros(M, 1)}, {"activation": "swiglu"}),
         ("no epilogue", None, sums, {}),
         ("sums is missing", rows, {}, {}),
         (r"sums has shape \[69\]; for a product of shape \[70, 48\] it is \[70\]", rows, {"sums": torch.zeros(69)}, {}),

@@ -95,6 +95,35 @@ def test_gradients_and_a_compiled_graph() -> None:
     assert near([*torch.func.grad(loss, argnums=(0, 1))(operands[0], operands[2])], [eager[0], eager[2]])
 
 
+WEIGHTED = Prologue.of(lambda x, i, k, ops, s, w: x * s * w, s="k", w="m")
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_groups_along_k(each: bool) -> None:
+    """The gradient of each expert's weights, of rows with weights of their own."""
+    torch.manual_seed(0)
+    x, dy, s = torch.randn(ROWS, K).bfloat16(), torch.randn(ROWS, N).bfloat16(), torch.rand(ROWS)
+    w = torch.rand(GROUPS, K) + 0.5 if each else torch.rand(K) + 0.5
+
+    def gradient(x: torch.Tensor, dy: torch.Tensor, s: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return grouped_matmul(x.T, dy, offsets=OFFSETS, prologue=WEIGHTED, given={"s": s, "w": w})
+
+    def plain(x: torch.Tensor, dy: torch.Tensor, s: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        lines = w[:, None, :].expand(GROUPS, ROWS, K) if each else w.expand(GROUPS, ROWS, K)
+        computed = (x.float() * s[:, None] * lines).bfloat16().mT
+        parts = [
+            y[:, at:end].double() @ dy[at:end].double() for y, (at, end) in zip(computed, pairwise(OFFSETS.tolist()))
+        ]
+        return torch.stack(parts).bfloat16()
+
+    got = gradient(x, dy, s, w)
+    assert torch.equal(got, plain(x, dy, s, w)) and not got[1].any()
+    assert torch.equal(compiled(gradient)(x, dy, s, w), got)
+    assert near(slopes(gradient, x, dy, s, w), slopes(plain, x, dy, s, w))
+    told = explain_matmul(x.T, dy, offsets=OFFSETS, prologue=WEIGHTED, given={"s": s, "w": w})
+    assert told.copies == () and "K in 3 group(s)" in told.kernel
+
+
 def test_operators_shapes_and_transforms() -> None:
     a, b, rstd, w, bias = drawn()
     arguments = (a, b, OFFSETS, [rstd, w], NORM.json, "offsets", bias, "relu", torch.float32, "")
@@ -174,7 +203,7 @@ def test_refusals_of_rows(more: dict[str, Any], message: str) -> None:
         ({"activation": "swiglu"}, "others are not gates"),
         ({"prologue": lambda x: x}, "a Prologue, made by Prologue.of"),
         ({"prologue": NAMED}, "is named offsets, as the groups are"),
-        ({"b": torch.ones(K, N).bfloat16(), "offsets": torch.tensor([0, K])}, "these are groups of K"),
+        ({"b": torch.ones(K, N).bfloat16(), "offsets": torch.tensor([0, K])}, "of shape [16], one for"),
         ({"copy_rows": True}, "copy_rows and prologue"),
         ({"config": 3}, "config"),
     ],
@@ -196,8 +225,10 @@ def test_refusals(more: dict[str, Any], message: str) -> None:
 def test_types_without_a_prologue() -> None:
     a, b, *_ = drawn()
     eight = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
-    with pytest.raises(OperandError, match="a prologue is of bfloat16 or float16"):
-        grouped_matmul(*eight, OFFSETS, prologue=RELU)
+    want = grouped_matmul(torch.relu(a).to(torch.float8_e4m3fn), eight[1], OFFSETS)
+    assert torch.equal(grouped_matmul(*eight, OFFSETS, prologue=RELU), want)
+    with pytest.raises(OperandError, match=r"a is torch\.float32: a grouped product is of"):
+        grouped_matmul(a.float(), b.float(), OFFSETS, prologue=RELU)
 
 
 # ------------------------------------------------------------------------------------------------------- without a GPU
@@ -240,7 +271,44 @@ def test_a_launch_is_kept(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert noted.allocated == 1  # the second call is a kept one
 
 
+def test_a_launch_of_groups_along_k_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, dy, s, w = torch.randn(80, 64).bfloat16(), torch.randn(80, 32).bfloat16(), torch.rand(80), torch.rand(2, 64)
+    ends, given = torch.tensor([10, 80]), {"s": s, "w": w}
+    of = checked_groups(x.T, dy, ends, "offs", WEIGHTED, given, BiasActivation(), None, None)
+    plan, _ = plan_of_groups(of, None, True)
+    assert plan.check()
+    want = {"a": x, "b": dy, "s": s, "w": w, "ends": ends}
+    numbers = {"s_batch": 0, "w_batch": 64, "m": 64, "n": 32, "k": 80}
+    with bare_launches(monkeypatch) as noted:
+        for _ in range(2):
+            noted.arguments.clear()
+            noted.allocated = 0
+            grouped_matmul(x.T, dy, offs=ends, prologue=WEIGHTED, given=given)
+            (made,) = noted.arguments
+            values = dict(zip(plan.parameters, made, strict=False))
+            assert {name: values[name] for name in want} == {name: y.data_ptr() for name, y in want.items()}
+            assert {name: values[name] for name in numbers} == numbers
+        assert noted.allocated == 1  # the second call is a kept one
+
+
 # ----------------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+def test_groups_along_k_on_a_gpu() -> None:
+    x, dy = torch.randn(300, 520, device="cuda").bfloat16(), torch.randn(300, 136, device="cuda").bfloat16()
+    s, w = torch.rand(300, device="cuda"), torch.rand(4, 520, device="cuda")
+    offsets = [0, 100, 100, 230, 300]
+    want = torch.stack(
+        [
+            (x.float() * s[:, None] * w[e]).bfloat16()[at:end].double().mT @ dy[at:end].double()
+            for e, (at, end) in enumerate(pairwise(offsets))
+        ]
+    )
+    groups, given = torch.tensor(offsets, device="cuda"), {"s": s, "w": w}
+    for _ in range(2):  # the second call is a kept one
+        got = grouped_matmul(x.T, dy, offsets=groups, prologue=WEIGHTED, given=given, out_dtype=torch.float32)
+        assert bool(((got - want).abs() <= 1e-3 * want.abs() + 1e-3).all())
 
 
 @pytest.mark.gpu

@@ -270,9 +270,28 @@ def test_a_bias_of_two_meanings() -> None:
         matmul(x, w, prologue=scaled, given={"bias": rstd}, bias=torch.ones(8))
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_8_bits_are_rounded_and_saturated(kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(12, 16).to(kind), torch.randn(16, 8).to(torch.float8_e4m3fn)
+    rstd, gamma = 2.0 ** torch.arange(12.0), torch.full((16,), 64.0).bfloat16()
+    most = torch.finfo(kind).max
+    computed = (x.float() * rstd[:, None] * 64.0).clamp(-most, most).to(kind)
+    assert (computed.float().abs() == most).any(), "some are beyond the type's largest"
+
+    def product(x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+        return matmul(x, w, prologue=NORM, given={"rstd": rstd, "w": gamma}, out_dtype=torch.float32)
+
+    want = (computed.double() @ w.double()).float()
+    assert torch.equal(product(x, w, rstd, gamma), want)
+    assert torch.equal(compiled(product)(x, w, rstd, gamma), want)
+    told = explain_matmul(x, w, prologue=NORM, given={"rstd": rstd, "w": gamma})
+    assert told.copies[0].startswith("b: the plan takes it col-major")
+
+
 def test_types_that_have_none() -> None:
     x = torch.ones(16, 16)
-    with pytest.raises(OperandError, match="a prologue is of bfloat16 or float16"):
+    with pytest.raises(OperandError, match="a prologue is of bfloat16, float16, float8_e4m3fn, float8_e5m2"):
         matmul(x, x, prologue=GELU, allow_tf32=True)
 
 

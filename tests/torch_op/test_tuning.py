@@ -32,11 +32,11 @@ from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.torch_op import choose as choosing
 from layoutgemm.torch_op import tuned_store as tuned
 from layoutgemm.torch_op import tuning
-from layoutgemm.torch_op.own_epilogue.tunable import TunableEpilogue
 from layoutgemm.torch_op.problem import Problem, StridedOperand
-from layoutgemm.torch_op.prologue.tunable import TunablePrologue
-from layoutgemm.torch_op.scaled_grouped.tunable import tunable
 from layoutgemm.torch_op.solver import solve
+from layoutgemm.torch_op.tunable.epilogue import TunableEpilogue
+from layoutgemm.torch_op.tunable.prologue import TunablePrologue
+from layoutgemm.torch_op.tunable.scaled_grouped import tunable
 from layoutgemm.torch_op.tuning import candidates, name_of, tune
 from tests.torch_op.host_launches import bare_launches
 
@@ -504,7 +504,7 @@ def test_tune_measures_a_gated_product_and_keeps_it(an_h200: Any, monkeypatch: p
         seen.extend(choices)
         return {choice: 1.0 / (1 + place) for place, choice in enumerate(choices)}, [], float("nan")
 
-    monkeypatch.setattr(tuning, "_tunable_gpu", lambda: (ClusterOccupancy(), GPU))
+    monkeypatch.setattr(tuning, "_tunable_gpu", lambda: GPU)
     monkeypatch.setattr(tuning, "_measure", measured)
     found = tune(512, 256, 512, activation="swiglu", most=6, progress=lambda text: None)
     assert found.choice == seen[-1] and len(seen) == 6 and found.kept is not None

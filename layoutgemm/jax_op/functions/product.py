@@ -120,7 +120,7 @@ def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]])
     if product.types[2] == "int32":
         raise OperandError("the product is int32, and functions compute in float32: say out_dtype='float32'")
     if product.prologue is not None and product.types[0] not in FUNCTION_TYPES:
-        raise OperandError(f"a is {product.types[0]}: a prologue is of bfloat16 or float16")
+        raise OperandError(f"a is {product.types[0]}: a prologue is of bfloat16 or float16 arrays")
     for operand, (shape, kind) in zip(product.operands, arrays, strict=True):
         check_operand(operand, product.wanted(operand), shape, kind)
 

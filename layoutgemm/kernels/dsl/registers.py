@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int8, Int16, Int32, Int64, Numeric
 from cutlass.experimental import primitives
 
-from layoutgemm.dtypes import DType
+from layoutgemm.dtypes import DType, f16
 from layoutgemm.errors import PlanError
 
 from .ampere import store_part, store_vector
@@ -42,8 +42,16 @@ def convert_pair(low: Float32, high: Float32, dtype: DType) -> Int32 | Int16:
     return _convert_pair(low, high, *_PAIRS[dtype.name])
 
 
+def join(values: Sequence[Float32], dtype: DType) -> Int32:
+    """32 bits of two or four f32 values, rounded as by `convert_pair`, the first one lowest."""
+    pairs = [convert_pair(low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
+    if len(pairs) == 1:
+        return Int32(pairs[0])
+    return assembly("mov.b32 $0, {$1, $2};", "=r,h,h", pairs, (Int32,), pure=True)[0]
+
+
 def floats_of(word: Int32, dtype: DType) -> list[Float32]:
-    """The f32 values of a word, as `convert_pair` joins them: two of bf16 or f16, or one f32.
+    """The f32 values of a word, as `join` has them: four of e4m3 or e5m2, two of bf16 or f16, or one f32.
 
     Raises PlanError for another type.
     """
@@ -51,8 +59,15 @@ def floats_of(word: Int32, dtype: DType) -> list[Float32]:
         return [word.bitcast(Float32)]
     if dtype.name == "bf16":
         return [(word << 16).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)]
+    if dtype.name in ("e4m3", "e5m2"):
+        pairs = assembly(
+            "{ .reg .b16 l; .reg .b16 h; mov.b32 {l, h}, $2; "
+            f"cvt.rn.f16x2.{dtype.name}x2 $0, l; cvt.rn.f16x2.{dtype.name}x2 $1, h; }}",
+            "=r,=r,r", [word], (Int32, Int32), pure=True,
+        )  # fmt: skip
+        return [x for pair in pairs for x in floats_of(pair, f16)]
     if dtype.name != "f16":
-        raise PlanError(f"a word of {dtype}: floats_of takes bf16, f16 and f32")
+        raise PlanError(f"a word of {dtype}: floats_of takes e4m3, e5m2, bf16, f16 and f32")
     return assembly(
         "{ .reg .b16 l; .reg .b16 h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
         "=f,=f,r", [word], (Float32, Float32), pure=True,

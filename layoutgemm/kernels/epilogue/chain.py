@@ -44,6 +44,7 @@ from .steps import (
 )
 from .text import entry_of_steps, steps_of
 
+Gate = Callable[[Sequence[np.ndarray]], np.ndarray]  # both sums -> what is gated
 _FLAGS: Mapping[str, type] = {"flipped": bool, "pairs": bool, "stores_c": bool, "sums": int, "lines": bool}  # beside
 
 
@@ -339,12 +340,14 @@ class Epilogue:
         return self._evaluated(_matrix_of(accumulator), None, given)
 
     def reference_of_groups(
-        self, accumulator: np.ndarray, groups: Sequence[tuple[int, int]] | Sequence[int], /, **given: object
-    ) -> Outputs:
+        self, accumulator: np.ndarray, groups: Sequence[tuple[int, int]] | Sequence[int], gate: Gate | None = None, /,
+        **given: object,
+    ) -> Outputs:  # fmt: skip
         """The same for groups of rows: columns are reduced in each group, and a vector along N may be one for each.
 
         groups  of (M, N) the (first row, end) of each; of (groups, M, N) the rows that count. Rows of no group are in
                 no reduction, and their own results mean nothing
+        gate    as `reference_of_sums` has it, whose accumulator this is then; or None
 
         Raises as `reference`, and PlanError for other groups.
 
@@ -353,15 +356,12 @@ class Epilogue:
         >>> steps.reference_of_groups(sums, [(0, 2), (2, 2)], bias=[[0, 0], [1, 1]]).written["sums"].tolist()
         [[4.0, 6.0], [0.0, 0.0]]
         """
-        if self.sums:
+        if self.sums and gate is None:
             raise PlanError(f"sums = {self.sums}: steps before a gate, which `reference_of_sums` takes")
         sums = _matrix_of(accumulator)
-        at = GroupedMatrix(self, np.empty(sums.shape, np.float32), given, parts_of(sums.shape, groups))
-        return Outputs(np.broadcast_to(self.apply(sums, at), sums.shape), at.written)
+        return self._outputs(sums, gate, GroupedMatrix(self, _result(sums, gate), given, parts_of(sums.shape, groups)))
 
-    def reference_of_sums(
-        self, accumulator: np.ndarray, gate: Callable[[Sequence[np.ndarray]], np.ndarray], **given: object
-    ) -> Outputs:
+    def reference_of_sums(self, accumulator: np.ndarray, gate: Gate, **given: object) -> Outputs:
         """The same for a gated product: accumulator (M, 2N), or (batch, M, 2N), the gate's columns first.
 
         gate  both sums -> what is gated
@@ -374,15 +374,20 @@ class Epilogue:
         """
         return self._evaluated(_matrix_of(accumulator), gate, given)
 
-    def _evaluated(
-        self, sums: np.ndarray, gate: Callable[[Sequence[np.ndarray]], np.ndarray] | None, given: Mapping[str, object]
-    ) -> Outputs:
-        columns = sums.shape[-1] if gate is None else sums.shape[-1] // 2
-        at = EpilogueMatrix(self, np.empty((*sums.shape[:-1], columns), np.float32), given)
+    def _evaluated(self, sums: np.ndarray, gate: Gate | None, given: Mapping[str, object]) -> Outputs:
+        return self._outputs(sums, gate, EpilogueMatrix(self, _result(sums, gate), given))
+
+    def _outputs(self, sums: np.ndarray, gate: Gate | None, at: EpilogueMatrix) -> Outputs:
+        """C and what is written, of sums at a place."""
         if gate is not None:
             sums = gate(np.split(np.broadcast_to(self.apply_to_sum(sums, at), sums.shape), 2, -1))
         c = self.apply(sums, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
+
+
+def _result(sums: np.ndarray, gate: Gate | None) -> np.ndarray:
+    """A matrix of C's shape, for sums of it or of a gate."""
+    return np.empty((*sums.shape[:-1], sums.shape[-1] // (1 if gate is None else 2)), np.float32)
 
 
 def _matrix_of(accumulator: object) -> np.ndarray:

@@ -57,11 +57,11 @@ class GroupedMatrix(EpilogueMatrix):
 
     def _placed(self, name: str, value: object) -> Any:
         operand = self.epilogue.named_given(name)
-        columns = self.accumulator.shape[-1]
+        columns = self.accumulator.shape[-1] * operand.places
         if operand.axes == "n" and self.accumulator.ndim == 2:
             array = rounded(operand, value)
             if array.shape == (len(self.parts), columns):
-                spread = np.zeros(self.accumulator.shape, np.float32)
+                spread = np.zeros((self.accumulator.shape[0], columns), np.float32)
                 for part, line in zip(self.parts, array, strict=True):
                     spread[part] = line
                 return spread

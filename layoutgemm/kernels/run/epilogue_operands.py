@@ -56,8 +56,13 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
     for name in plan.numbers_given:
         found[name] = np.float32(host_number(name, given[name]))
     if plan.prologue is not None:
-        found |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
+        found |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch), shared_axis(plan))
     return {**found, **order_values(plan, given)}
+
+
+def shared_axis(plan: Sm90Plan) -> str:
+    """The axis of A along which groups lie one behind the other, "m" or "k"; "" where each has a matrix."""
+    return "m" if plan.joined_rows else "k" if plan.along_k is not None else ""
 
 
 def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
@@ -173,7 +178,7 @@ def words_of_tensors(
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
     for operand in plan.prologue.operands if plan.prologue is not None else ():
         value = given[operand.name]
-        wanted = operand.shapes((plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
+        wanted = operand.shapes((plan.m, plan.n, plan.k, plan.batch), shared_axis(plan))
         want = next((shape for shape in wanted if len(shape) == getattr(value, "ndim", 0)), wanted[0])
         kind = {"f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16"}[operand.dtype.name]
         of = "row" if operand.axis == "m" else "column"

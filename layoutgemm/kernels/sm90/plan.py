@@ -606,9 +606,9 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
             return "sm90.device.experts:Sm90ExpertsKernel"
         if self.weights is not None:
             return "sm90.device.quantized:Sm90QuantizedKernel"
-        if self.along_k is not None:
-            return "sm90.device.along_k:Sm90AlongKKernel"
         loop = "Promoted" if self.mainloop is not None else "Prologue" if self.prologue is not None else ""
+        if self.along_k is not None:
+            return f"sm90.device.along_k:Sm90AlongK{loop}Kernel"
         if self.gathers or self.scatters:
             return f"sm90.device.indexed:Sm90Indexed{'Groups' if self.ragged is not None else ''}{loop}Kernel"
         if self.ragged is not None:

@@ -42,7 +42,7 @@ from .grouped import STOP, store_extents, store_place, tables
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
 from .operands.pair import SECOND, place_in_pairs
-from .operands.prologue import prologue_values
+from .operands.prologue import first_column, prologue_values, values_in_stage
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import expert_tables
 from .quantized.reference import block_in_stage, load_blocks, scales_in_stage
@@ -110,6 +110,7 @@ class _Block:
         self.loaded = 0  # k tiles so far, over all output tiles
         self.origin: dict[str, int] = {}
         self.first_k = 0  # of the K tile that was loaded last
+        self.second = False  # whether that is one of the second pair's
         self.sums: dict[tuple[int, int], Values] = {}  # (consumer, block of rows) -> accumulator
         self.totals: dict[tuple[int, int], Values] = {}  # of a main loop that promotes
         self.numbers: dict[tuple[str, int, int], list[Values]] = {}  # of its tables, in registers: a list of K blocks
@@ -200,7 +201,6 @@ class _Cluster:
                 block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
-                block.first_k = origin["k"]
                 of_a, of_b = [self.a], self.matrices_b
                 if plan.pair is not None:
                     place = place_in_pairs(first + at, tile_count(plan.k, plan.tile[2]), plan.tile[2], either)
@@ -209,6 +209,7 @@ class _Cluster:
                                   (("a", of_a), ("b", of_b[:1]))]  # fmt: skip
                 if plan.along_k is not None:
                     origin |= load_place(plan, *self.lines, first + at, max)
+                block.first_k, block.second = first_column(origin), bool(origin.get(SECOND, False))
                 if plan.gathers:
                     at_stage = self._stage(block, plan.a, stage)
                     gather_tile(plan, self.given, self.a, origin, self.end, block.smem, at_stage)
@@ -300,7 +301,10 @@ class _Cluster:
         place = block.origin["m"] + ROWS * of_rows, block.first_k, block.origin["l"]
         tile = self._stage(block, plan.a, stage)
         for number, step in enumerate(b.k_steps):
-            values = prologue_values(plan, self.given, block.smem, tile, (of_rows, number), place)
+            if block.second:
+                values = values_in_stage(plan, block.smem, tile, (of_rows, number))
+            else:
+                values = prologue_values(plan, self.given, block.smem, tile, (of_rows, number), place, self.lines)
             word = b.base.at(first_b + step).word
             product = register_product(plan.mma, block.smem, values, word, b.major)
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product

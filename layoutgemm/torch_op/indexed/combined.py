@@ -11,7 +11,7 @@ from ...errors import LayoutError, OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.run.tensor_maps import run_with_operands
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
-from ...kernels.sm90.choose.rules import Sm90Choice, choose, nearest, spare_of_sums
+from ...kernels.sm90.choose.rules import Sm90Choice, in_place
 from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.plan import Sm90Plan
@@ -77,8 +77,8 @@ def plan_of(
     m, n, k, rows = sizes
     if config is None:
         major = "K" if types[1].endswith(":col") else "MN"
-        found, why = choose(m, n, k, a=types[0], b_major=major, multiprocessors=places, gated=how, in_place=True)
-        choices = [*[choice for choice, _ in nearest(found, why, k_major=True)], Sm90Choice(spare_of_sums(how))]
+        found = in_place(m, n, k, a=types[0], b_major=major, multiprocessors=places, gated=how)
+        choices = [choice for choice, _ in found]
     else:
         choices = [config]
     last = None

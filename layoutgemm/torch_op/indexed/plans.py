@@ -10,7 +10,7 @@ from ...dtypes import dtype
 from ...errors import LayoutError, OperandError
 from ...kernels.epilogue.chain import Activation, Epilogue, VectorScale
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
-from ...kernels.sm90.choose.rules import SPARE, Sm90Choice, choose, nearest
+from ...kernels.sm90.choose.rules import Sm90Choice, in_place
 from ...kernels.sm90.choose.scaled_grouped import masked_rows, usual_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.gated import HALVES
@@ -118,9 +118,7 @@ def _configs(of: IndexedShape, indexed: IndexedRows) -> Iterator[Sm90Config]:
         yield usual_config((rows, n, k, groups), of.types, None, sums)
         return
     major = "K" if of.types[1].endswith(":col") else "MN"
-    found, why = choose(
-        m, n, k, batch=max(groups, 1), a=of.types[0], b_major=major, multiprocessors=of.places, gated=of.gate,
-        in_place=True,
+    found = in_place(
+        m, n, k, batch=max(groups, 1), a=of.types[0], b_major=major, multiprocessors=of.places, gated=of.gate
     )  # fmt: skip
-    yield from [choice.config for choice, _ in nearest(found, why, k_major=True)]
-    yield from SPARE
+    yield from [choice.config for choice, _ in found]

@@ -21,7 +21,6 @@ from ..checks import (
     copied,
     differentiated,
     needs_dispatcher,
-    product_shape,
     refuse_derivatives,
     refuse_traces,
 )
@@ -35,9 +34,11 @@ from ..epilogue import (
     check_epilogue,
     check_fit,
     epilogue_product,
+    gate_of,
     refusal_of_epilogue,
 )
 from ..prepared import Config, choice_of, config_text
+from ..problem import gated_shapes
 from .names import OperandNames
 from .operators import CHECK_EPILOGUE, operand_names
 
@@ -57,43 +58,44 @@ def epilogue_matmul(
     >>> epilogue_matmul(x, x, Epilogue(Bias()), given, **nothing).tolist()
     [[2.0, 2.0], [1.0, 3.0]]
     """
-    beside = arguments_beside(bias, activation)
+    beside, gate = arguments_beside(bias, activation), gate_of(activation)
     if torch.compiler.is_dynamo_compiling():
-        return _traced(a, b, epilogue, given, beside, out, config, out_dtype, allow_tf32)
+        gating = None if gate is None else activation
+        return _traced(a, b, epilogue, given, beside, out, config, out_dtype, allow_tf32, gating)
 
     def make() -> torch.Tensor:
         refuse_traces("epilogue=")
         # By classes alone: tensors are handed on in the order of the package's docstring.
-        if text := refusal_of_epilogue(epilogue, {} if isinstance(given, Mapping) else given, beside):
+        if text := refusal_of_epilogue(epilogue, {} if isinstance(given, Mapping) else given, beside, bool(gate)):
             raise OperandError(text)
         steps, every = present(epilogue), dict({} if given is None else given)
-        check_epilogue(steps, {name: type(x) for name, x in every.items()})
+        check_epilogue(steps, {name: type(x) for name, x in every.items()}, bool(gate))
         operands = GivenOperands(every, *[{name: every[name] for name in each} for each in (steps.reads, steps.writes)])
         into = {} if out is None else {"out": out}
         check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
         choice_of(config)
         left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
         if out is not None:
-            check_out(out, product_shape(left, right), kind, {"a": left, "b": right})
+            check_out(out, gated_shapes(left.shape, right.shape, gate).result, kind, {"a": left, "b": right})
         refuse_derivatives({"a": left, "b": right, **operands.tensors, **into}, NO_DERIVATIVE)
         if not needs_dispatcher(left, right, out, *operands.tensors.values()):
-            return epilogue_product(left, right, kind, steps, operands.every, config, out)
-        check_fit(left, right, kind, steps, operands.every, out)
-        return copied(_dispatched(left, right, kind, steps, operands, config), out)
+            return epilogue_product(left, right, kind, steps, operands.every, config, out, gate)
+        check_fit(left, right, kind, steps, operands.every, out, gate)
+        return copied(_dispatched(left, right, kind, steps, operands, config, activation), out)
 
     if beside or getattr(a, "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
-    return epilogue_again_or(make, ("matmul", out_dtype, config), {"a": a, "b": b}, epilogue, given, out)
+    return epilogue_again_or(make, ("matmul", out_dtype, config, gate), {"a": a, "b": b}, epilogue, given, out)
 
 
 def _dispatched(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, operands: GivenOperands,
-    config: Config | None,
+    config: Config | None, activation: str | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product that torch's dispatcher sees, of operands that have been checked."""
     lists = OperandNames.of(epilogue).lists(operands.every)
     value: torch.Tensor = torch.ops.layoutgemm.epilogue_matmul(
-        a, b, *lists, epilogue.json, kind, config_text(config), True
+        a, b, *lists, epilogue.json, kind, config_text(config), True, activation
     )
     return value
 
@@ -101,16 +103,17 @@ def _dispatched(
 def _traced(
     a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue | None, given: Mapping[str, object] | None, beside: list[str],
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+    activation: str | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
-    text, lists = traced_operands(epilogue, given, beside, {"a": a, "b": b}, out)
+    text, lists = traced_operands(epilogue, given, beside, {"a": a, "b": b}, out, activation is not None)
     refuse(refusal("config", config))
     refuse_finish(None, a, out_dtype)
     a, b = autocast(a, b)
     allowed = None if allow_tf32 is None else bool(allow_tf32)
-    CHECK_EPILOGUE(a, b, *lists, text, out, out_dtype, allowed)
+    CHECK_EPILOGUE(a, b, *lists, text, out, out_dtype, allowed, activation)
     value: torch.Tensor = torch.ops.layoutgemm.epilogue_matmul(
-        a, b, *lists, text, out_dtype, config_text(config), allowed
+        a, b, *lists, text, out_dtype, config_text(config), allowed, activation
     )
     return copied(value, out)
 

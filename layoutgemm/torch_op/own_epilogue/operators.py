@@ -1,11 +1,12 @@
 """torch.ops.layoutgemm.epilogue_matmul: products with an epilogue, as torch's compiler and functorch see them.
 
     epilogue_matmul(Tensor a, Tensor b, Tensor[] read, Tensor(a!)[] written, float[] numbers, SymInt[] wholes,
-                    str epilogue, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
+                    str epilogue, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None,
+                    str? activation=None) -> Tensor
 
 `epilogue` is `Epilogue.json`. Its operands are in four lists, each in the steps' order: tensors that are read, tensors
-that are written, numbers and whole numbers of the launch. The result of an epilogue without a C has no elements. No
-derivative: a recorded one is refused. vmap makes a batch.
+that are written, numbers and whole numbers of the launch. `activation` gates, before the epilogue. The result of an
+epilogue without a C has no elements. No derivative: a recorded one is refused. vmap makes a batch.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.run.operand_checks import check_operands
-from ..checks import check_call, check_out, product_shape, refuse_derivatives
+from ..checks import check_call, check_out, refuse_derivatives
 from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
-from ..epilogue import NO_DERIVATIVE, Tensors, check_fit, epilogue_product
+from ..epilogue import (
+    NO_DERIVATIVE,
+    Tensors,
+    arguments_beside,
+    check_fit,
+    epilogue_product,
+    gate_of,
+    refusal_of_epilogue,
+)
 from ..library import Places, VmapInfo, configured, in_front, with_autocast, with_autograd
+from ..problem import gated_shapes
 from .names import OperandNames
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
@@ -58,7 +68,7 @@ def _check_names(text: str, given: Sequence[str]) -> None:
 
 
 class EpilogueProduct(NamedTuple):
-    """A product with an epilogue; `every`: the operands by name."""
+    """A product with an epilogue; `every`: the operands by name, `gate`: the function of a gate, or None."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -66,6 +76,7 @@ class EpilogueProduct(NamedTuple):
     epilogue: Epilogue
     every: Tensors
     shape: tuple[int, ...]
+    gate: str | None
 
 
 def operands_of(
@@ -87,37 +98,41 @@ def operands_of(
 def _checked(
     a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
     numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out: torch.Tensor | None,
-    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool | None, activation: str | None,
 ) -> EpilogueProduct:  # fmt: skip
     """The product of an operator's arguments. Raises OperandError or TensorError for those that do not fit."""
     steps, every = operands_of(epilogue, read, written, numbers, wholes)
+    gate = gate_of(activation)
+    if refused := refusal_of_epilogue(steps, every, arguments_beside(None, activation), gate is not None):
+        raise OperandError(refused)
     of_steps = [{name: every[name] for name in names} for names in (steps.reads, steps.writes)]
     check_operands({"a": a, "b": b, **of_steps[0]}, {**of_steps[1], **({} if out is None else {"out": out})})
     left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
-    shape = product_shape(left, right)
+    shape = tuple(gated_shapes(left.shape, right.shape, gate).result)
     if out is not None:
         check_out(out, shape, kind, {"a": left, "b": right})
-    check_fit(left, right, kind, steps, every, out)
-    return EpilogueProduct(left, right, kind, steps, every, tuple(shape))
+    check_fit(left, right, kind, steps, every, out, gate)
+    return EpilogueProduct(left, right, kind, steps, every, shape, gate)
 
 
 @torch.library.custom_op("layoutgemm::epilogue_matmul", mutates_args=("written",))
 def _operator(
     a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
     numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out_dtype: torch.dtype | None = None,
-    config: str = "", allow_tf32: bool | None = None,
+    config: str = "", allow_tf32: bool | None = None, activation: str | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    of = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32)
-    return epilogue_product(of.a, of.b, of.kind, of.epilogue, of.every, configured(config)).contiguous()
+    of = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32, activation)
+    made = epilogue_product(of.a, of.b, of.kind, of.epilogue, of.every, configured(config), None, of.gate)
+    return made.contiguous()
 
 
 @_operator.register_fake
 def _(
     a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
     numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out_dtype: torch.dtype | None = None,
-    config: str = "", allow_tf32: bool | None = None,
+    config: str = "", allow_tf32: bool | None = None, activation: str | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    of = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32)
+    of = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32, activation)
     configured(config)
     return a.new_empty(of.shape if of.epilogue.stores_c else (0,), dtype=of.kind)
 
@@ -125,7 +140,7 @@ def _(
 CHECK_EPILOGUE = checking_operator(
     "check_epilogue",
     "(Tensor a, Tensor b, Tensor[] read, Tensor[] written, float[] numbers, SymInt[] wholes, str epilogue,"
-    " Tensor? out, ScalarType? out_dtype, bool? allow_tf32) -> ()",
+    " Tensor? out, ScalarType? out_dtype, bool? allow_tf32, str? activation) -> ()",
     lambda *arguments: (_checked(*arguments), None)[1],
 )
 

@@ -14,7 +14,7 @@ from ...kernels.sm90.config import Sm90Config
 from ..checks import autocast, copied
 from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import named, refusal, refuse, refuse_finish
-from ..epilogue import GATE, arguments_beside
+from ..epilogue import arguments_beside, gate_of
 from ..indexed.grouped_rows import Options, checked_rows
 from ..prepared import config_text
 from ..scaled_grouped.grouped_epilogue import in_place_of_rows, refusal_beside
@@ -34,9 +34,7 @@ def traced_scaled(
     if options["out_recipe"] is not None:
         refuse(QUANTIZES)
     activation = options["activation"]
-    beside = arguments_beside(options["bias"], activation)
-    gated = GATE in beside
-    beside = [name for name in beside if name != GATE]
+    beside, gated = arguments_beside(options["bias"], activation), gate_of(activation) is not None
     out, out_dtype, config = options["out"], options["out_dtype"], options["config"]
     text, lists = traced_operands(epilogue, given, beside, of.tensors, out, gated)
     names = _names(options["recipe_a"], options["recipe_b"], config)
@@ -67,15 +65,20 @@ def traced_grouped(
     if rows is not None and by != "counts":
         groups, by, scale_a = checked_rows(a, rows, options)
     tensors = {"a": a, "b": b, **named(**{by: groups}, scale_a=scale_a, scale_b=scale_b, rows=rows)}
-    beside = arguments_beside(options["bias"], options["activation"])
-    text, lists = traced_operands(epilogue, given, beside, tensors, out)
+    activation = options["activation"]
+    gated = gate_of(activation) is not None
+    beside = arguments_beside(options["bias"], activation)
+    text, lists = traced_operands(epilogue, given, beside, tensors, out, gated)
     names = _names(options["recipe_a"], options["recipe_b"], config)
     refuse_finish(None, a, out_dtype)
     a, b = autocast(a, b)
     arguments = (a, b, groups, scale_a, scale_b, rows, *lists, text, by)
     fast, of_config = fast_accum(options["use_fast_accum"]), config_text(config)
-    CHECK_GROUPED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, out)
-    value: torch.Tensor = torch.ops.layoutgemm.grouped_epilogue_matmul(*arguments, out_dtype, *names, fast, of_config)
+    gate = activation if gated else None
+    CHECK_GROUPED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, gate, out)
+    value: torch.Tensor = torch.ops.layoutgemm.grouped_epilogue_matmul(
+        *arguments, out_dtype, *names, fast, of_config, gate
+    )
     leaves_rows = by != "offsets" and not a.ndim == b.ndim == 2
     return in_place_of_rows(value, out, by if leaves_rows else "", groups)
 

@@ -88,10 +88,10 @@ def _checked_grouped(
     scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
     said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "", out: torch.Tensor | None = None,
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None, out: torch.Tensor | None = None,
 ) -> CheckedGroups:  # fmt: skip
     steps, every = operands_of(epilogue, read, written, numbers, wholes)
-    finish, recipes = BiasActivation(None, None, use_fast_accum), (recipe_a or None, recipe_b or None)
+    finish, recipes = BiasActivation(None, activation, use_fast_accum), (recipe_a or None, recipe_b or None)
     of = GroupedFactors(a, b, groups, said, scale_a, scale_b, rows)
     return checked_groups(of, steps, every, GroupedOptions(finish, recipes, out, out_dtype, plain_config(config)))
 
@@ -102,11 +102,11 @@ def _grouped(
     scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
     said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "",
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
 ) -> torch.Tensor:  # fmt: skip
     made = _checked_grouped(
         a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
-        recipe_b, use_fast_accum, config,
+        recipe_b, use_fast_accum, config, activation,
     )  # fmt: skip
     return grouped_steps(made).contiguous()
 
@@ -117,11 +117,11 @@ def _(
     scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
     said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "",
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
 ) -> torch.Tensor:  # fmt: skip
     made = _checked_grouped(
         a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
-        recipe_b, use_fast_accum, config,
+        recipe_b, use_fast_accum, config, activation,
     )  # fmt: skip
     return a.new_empty(made.call.shape if made.steps.stores_c else (0,), dtype=made.call.kind)
 
@@ -141,7 +141,7 @@ CHECK_SCALED_EPILOGUE = checking_operator(
 CHECK_GROUPED_EPILOGUE = checking_operator(
     "check_grouped_epilogue",
     f"(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? rows, {_LISTS}, str said,"
-    f" {_OPTIONS}, {_OUT}) -> ()",
+    f" {_OPTIONS}, str? activation, {_OUT}) -> ()",
     lambda *arguments: (_checked_grouped(*arguments), None)[1],
 )
 

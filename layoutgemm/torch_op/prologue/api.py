@@ -15,21 +15,14 @@ import torch
 
 from ...errors import OperandError
 from ...kernels.sm90.operands.prologue import Prologue
-from ..checks import (
-    NOT_RECORDED,
-    autocast,
-    copied,
-    derived_by_transform,
-    differentiated,
-    needs_dispatcher,
-    refuse_traces,
-)
+from ..checks import copied, derived_by_transform, needs_dispatcher, refuse_traces
 from ..compiled.kept_launches import again_or
-from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
+from ..compiled.traced import refuse
 from ..prepared import Config, config_text
-from .operators import CHECK_PROLOGUE, derivable, prologue_names
+from .operators import CHECK_PROLOGUE, derivable
 from .product import PrologueProduct, check_config, checked_product, computed
 from .rows import of_chosen_rows
+from .traced import TracedFinish, traced_operands
 
 
 def prologue_product(
@@ -54,7 +47,7 @@ def prologue_product(
     if rows is not None:
         a, given = of_chosen_rows(a, rows, prologue, given, copy_rows)
     if torch.compiler.is_dynamo_compiling():
-        return _traced(a, b, prologue, given, bias, activation, out, config, out_dtype)
+        return _traced(a, b, prologue, given, TracedFinish(bias, activation, out, out_dtype), config)
 
     def make() -> torch.Tensor:
         refuse_traces("prologue=")
@@ -98,21 +91,12 @@ def _dispatched(product: PrologueProduct, config: Config | None) -> torch.Tensor
 
 
 def _traced(
-    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor],
-    bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None, config: Config | None,
-    out_dtype: torch.dtype | None,
+    a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor], finish: TracedFinish,
+    config: Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
-    text = prologue.json
-    refuse(refusal("prologue", text, tuple(given), bias is not None))
-    check_kinds({"a": a, "b": b, **given, **named(bias=bias)}, named(out=out))
-    refuse(refusal("prologue config", config))
-    refuse(refusal("prologue activation", activation))
-    refuse_finish(activation, a, out_dtype)
-    if out is not None and differentiated(a, b, bias, out, *given.values()):
-        refuse(NOT_RECORDED)
-    a, b = autocast(a, b)
-    values = [given[name] for name in prologue_names(text)]
+    a, b, values, text = traced_operands(a, b, prologue, given, finish, ("prologue config", config), {})
+    bias, activation, out, out_dtype = finish
     CHECK_PROLOGUE(a, b, values, text, bias, activation, out, out_dtype)
     value: torch.Tensor = torch.ops.layoutgemm.prologue_matmul(
         a, b, values, text, bias, activation, out_dtype, config_text(config)

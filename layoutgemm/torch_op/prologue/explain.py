@@ -18,7 +18,7 @@ from ..scaled_grouped.scaled import check_config as check_plain_config
 from ..types import READ
 from .api import check_call_kinds
 from .grouped import checked_groups, plan_of_groups
-from .product import check_config, checked_product, plan_of_product
+from .product import ALONE, check_config, checked_product, plan_of_product
 from .rows import of_chosen_rows
 
 _TAKEN = ("bias", "activation", "out", "out_dtype", "config")
@@ -45,7 +45,7 @@ least time (an estimate)
     taken = (*_TAKEN, *of_rows, *said, *(("expected_rows",) if said else ()))
     for name, value in options.items():
         if name not in taken and value is not _USUAL.get(name):
-            raise OperandError(f"{name} and prologue: a prologue goes with bias, activation and rows alone")
+            raise OperandError(f"{name} and prologue: {ALONE}")
     values = {} if given is None else given
     check_call_kinds(a, b, prologue, values)
     chosen: list[tuple[str, int]] = []
@@ -90,7 +90,8 @@ def _of_groups(
         )
     a, b = product.a, product.b
     if not product.joined and product.call.experts == 1:
-        a, b, out = a[0], b[0], None if out is None else out[0]
+        a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
+        out = None if out is None else out[0]
     return of_plan(plan, a, b, out, f"one launch for all groups; {_how_often(plan)}; {why}", copies)
 
 

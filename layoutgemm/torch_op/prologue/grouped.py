@@ -4,8 +4,9 @@
     -------    ----------    -------------    ------------------------
     of rows    (rows, K)     (rows,)          (K,), or (groups, K)
     masked     (E, M, K)     (E, M)           (E, K)
+    of K       (M, K)        (M,), (E, M)     (K,)
 
-Rows are counted in a; those of masked groups in each of its matrices.
+Rows and columns are counted in a; those of masked groups in each of its matrices.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.choose.scaled_grouped import masked_rows
 from ...kernels.sm90.config import Sm90Config
@@ -25,26 +27,27 @@ from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import autocast
 from ..compiled.traced import named
-from ..ordered import order_of
 from ..prepared import gpu, on_gpu, start
 from ..problem import bias_epilogue
 from ..scaled_grouped.grouped import (
+    ALONG_K,
     BATCH,
     ENDS,
     INTS,
     MASKED,
     ROWS,
     GroupedCall,
+    group_of_lines,
     group_of_rows,
     grouped_product,
 )
-from ..scaled_grouped.kept import NOT_KEPT, launch, require_hopper
+from ..scaled_grouped.kept import require_hopper
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.scaled import BiasActivation, line
 from ..types import C_NAMES, NAMES
-from .product import KINDS, check_gate, check_names, function_of
+from .product import check_gate, check_names, check_type, check_vectors, function_of, launched, order_for
 
-_WITHOUT = "of groups of rows and of masked ones"
+_WITHOUT = "of groups of rows, of masked ones and of K"
 
 
 class GroupedPrologue(NamedTuple):
@@ -82,37 +85,22 @@ def checked_groups(
     check_gate(finish.activation)
     a, b = autocast(a, b)
     call = checked_grouped(a, b, groups, said, None, None, finish, out, out_dtype, "", "")
-    if call.form not in (ROWS, MASKED):
+    if call.form not in (ROWS, MASKED, ALONG_K):
         what = "a batch, which matmul(prologue=) takes" if call.form == BATCH else f"groups of {call.form}"
         raise OperandError(f"prologue: {_WITHOUT}, and these are {what}")
-    if a.dtype not in (torch.bfloat16, torch.float16):
-        raise OperandError(f"a is {a.dtype}: a prologue is of bfloat16 or float16")
+    check_type(a)
     assert groups is not None
-    found = GroupedPrologue(call, a, b, groups, prologue, given, finish)
-    _check_vectors(found)
-    return found
+    *front, m, k = a.shape
+    shapes = {"m": [[*front, m]], "k": [[*front, k]]}
+    if (each := {ROWS: "k", ALONG_K: "m"}.get(call.form)) is not None:  # one for all groups, or one for each
+        shapes[each].append([call.experts, *shapes[each][0]])
+    check_vectors(prologue, given, shapes)
+    return GroupedPrologue(call, a, b, groups, prologue, given, finish)
 
 
 def parameter(said: str) -> str:
     """The kernel's name of the groups that an argument says."""
     return "ends" if said == ENDS else said
-
-
-def _check_vectors(product: GroupedPrologue) -> None:
-    """Raise OperandError for an operand of another shape or type than the prologue reads."""
-    *front, m, k = product.a.shape
-    for operand in product.prologue.operands:
-        value = product.given[operand.name]
-        if product.joined:
-            wanted = [[m]] if operand.axis == "m" else [[k], [product.call.experts, k]]
-        else:
-            wanted = [[*front, m if operand.axis == "m" else k]]
-        if list(value.shape) not in wanted or value.dtype != KINDS[operand.dtype.name]:
-            of, texts = "row" if operand.axis == "m" else "column", " or ".join(map(str, wanted))
-            raise OperandError(
-                f"{operand.name} is {value.dtype} of shape {list(value.shape)}: it takes {KINDS[operand.dtype.name]} "
-                f"of shape {texts}, one for each {of} of a"
-            )
 
 
 def function_of_groups(product: GroupedPrologue) -> torch.Tensor:
@@ -122,6 +110,8 @@ def function_of_groups(product: GroupedPrologue) -> torch.Tensor:
         value = given[operand.name]
         if product.joined and operand.axis == "k" and value.ndim > 1:
             given[operand.name] = value[group_of_rows(product.call, product.groups)]
+        if product.call.form == ALONG_K and operand.axis == "m" and value.ndim > 1:
+            given[operand.name] = value[group_of_lines(product.call, product.groups, product.a.shape[-1])].mT
     return function_of(product.a, product.prologue, given)
 
 
@@ -158,18 +148,8 @@ def _launched(
     plan, _ = plan_of_groups(product, config, out is None, expected_rows)
     _, a, b, groups, _, given, finish = product
     bias = None if finish.bias is None else line(finish.bias)
-    one = not product.joined and product.call.experts == 1  # a product of two matrices
-    into = out
-    if one:
-        a, b, into = a[0], b[0], None if out is None else out[0]
-        given = {name: value[0] for name, value in given.items()}
-        bias = bias if bias is None or bias.ndim == 1 else bias[0]
-    given = {name: value if value.stride(-1) == 1 else value.contiguous() for name, value in given.items()}
-    tables = {parameter(product.call.said): groups.contiguous(), **given}
-    c = launch(NOT_KEPT, plan, a, b, tables, named(bias=bias), into)
-    if out is not None:
-        return out
-    return c.unsqueeze(0) if one else c
+    one = not product.joined and product.call.experts == 1
+    return launched(plan, a, b, given, {parameter(product.call.said): groups.contiguous()}, bias, out, one)
 
 
 def plan_of_groups(
@@ -185,21 +165,27 @@ def plan_of_groups(
     of_bias = None if bias is None else C_NAMES[bias.dtype]
     nothing = of_bias is None and product.finish.activation is None
     epilogue = None if nothing else bias_epilogue(of_bias, product.finish.activation, pairs)
-    ends, masked = call.said == ENDS, call.form == MASKED
-    ragged = Ragged.of(call.experts, INTS[product.groups.dtype], masked, ends, ends and clears)
-    names = f"{NAMES[a.dtype]}:{_order_of_rows(a)}", f"{NAMES[b.dtype]}:{order_of(b, 'col')}", C_NAMES[call.kind]
+    ends, masked, offsets = call.said == ENDS, call.form == MASKED, INTS[product.groups.dtype]
+    ragged: Ragged | AlongK = Ragged.of(call.experts, offsets, masked, ends, ends and clears)
+    names = f"{NAMES[a.dtype]}:{_order_of_rows(a)}", f"{NAMES[b.dtype]}:{order_for(b, 'col')}", C_NAMES[call.kind]
     sizes = a.shape[-2], b.shape[-1], a.shape[-1], call.experts
     places = gpu(a.get_device())[0].multiprocessors
+    if call.form == ALONG_K:
+        names = f"{NAMES[a.dtype]}:col", f"{NAMES[b.dtype]}:row", names[2]
+        ragged = AlongK.of(call.experts, offsets, ends)
     rows = -(-sizes[0] // sizes[3])
     if masked:
         rows = masked_rows(sizes[0]) if expected_rows is None else min(expected_rows, sizes[0])
     plan = plan_with_prologue(sizes, names, product.prologue, epilogue, config, places, ragged, rows)
     if config is not None:
         return plan, "config= is the caller's"
+    if call.form == ALONG_K:
+        lines = -(-sizes[2] // sizes[3])
+        return plan, f"{lines} of K a group on average: {plan.tile_c} tiles take least time (an estimate)"
     said = "taken to be" if masked else "on average"
     return plan, f"{rows} rows a group {said}: {plan.tile_c} tiles take least time (an estimate)"
 
 
 def _order_of_rows(a: torch.Tensor) -> str:
     """The order of A, whose groups begin at any row: contiguous rows, unless each group has a matrix."""
-    return "row" if a.ndim == 2 else order_of(a, "row")
+    return "row" if a.ndim == 2 else order_for(a, "row")

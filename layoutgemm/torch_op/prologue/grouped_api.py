@@ -11,17 +11,9 @@ import torch
 
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.operands.prologue import Prologue
-from ..checks import (
-    NOT_RECORDED,
-    autocast,
-    copied,
-    derived_by_transform,
-    differentiated,
-    needs_dispatcher,
-    refuse_traces,
-)
+from ..checks import copied, derived_by_transform, needs_dispatcher, refuse_traces
 from ..compiled.kept_launches import again_or
-from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
+from ..compiled.traced import refuse
 from ..indexed.grouped_rows import Options
 from ..prepared import config_text
 from ..scaled_grouped.grouped import check_expected, groups_of, in_groups
@@ -30,14 +22,14 @@ from ..scaled_grouped.scaled import BiasActivation, check_config
 from .api import refusal_of_call
 from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups, parameter
 from .grouped_operators import CHECK_GROUPS
-from .operators import prologue_names
+from .product import ALONE
 from .rows import of_chosen_rows
+from .traced import TracedFinish, traced_operands
 
 Tensors = Mapping[str, torch.Tensor]
 _SAID = ("offsets", "offs", "counts")
 # Arguments of `grouped_matmul` that a product with a prologue does not take.
 _UNTAKEN = ("epilogue", "scale_a", "scale_b", "recipe_a", "recipe_b", "out_rows", "row_weights")
-_WITH = "a prologue goes with bias, activation and rows alone"
 
 
 def grouped_prologue_product(
@@ -69,7 +61,7 @@ def _refusal(
     """Why a call's arguments are no product with a prologue, or ""."""
     for name in (*_UNTAKEN, *(("copy_rows",) if rows is None else ())):
         if options.get(name) is not None:
-            return f"{name} and prologue: {_WITH}"
+            return f"{name} and prologue: {ALONE}"
     if rows is not None and options.get("counts") is not None:
         return "rows and counts with a prologue: rows of masked groups by index are of products without one"
     if traced and options.get("expected_rows") is not None:
@@ -131,18 +123,10 @@ def _traced(
     a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Tensors, said: str, options: Options
 ) -> torch.Tensor:
     """The same under torch.compile, whose tracer meets no exception of ours."""
-    groups, bias, activation = options.get(said), options["bias"], options["activation"]
-    out, config, out_dtype = options["out"], options["config"], options["out_dtype"]
-    text = prologue.json
-    refuse(refusal("prologue", text, tuple(given), bias is not None))
-    check_kinds({"a": a, "b": b, **named(**{said: groups}), **given, **named(bias=bias)}, named(out=out))
-    refuse(refusal("plain config", config))
-    refuse(refusal("prologue activation", activation))
-    refuse_finish(activation, a, out_dtype)
-    if out is not None and differentiated(a, b, bias, out, *given.values()):
-        refuse(NOT_RECORDED)
-    a, b = autocast(a, b)
-    values = [given[name] for name in prologue_names(text)]
+    groups, config = options.get(said), options["config"]
+    finish = TracedFinish(*[options[name] for name in TracedFinish._fields])
+    a, b, values, text = traced_operands(a, b, prologue, given, finish, ("plain config", config), {said: groups})
+    bias, activation, out, out_dtype = finish
     CHECK_GROUPS(a, b, groups, values, text, said, bias, activation, out, out_dtype)
     value: torch.Tensor = torch.ops.layoutgemm.prologue_grouped_matmul(
         a, b, groups, values, text, said, bias, activation, out_dtype, config_text(config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from ...errors import LayoutError, OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.prologue import plan_with_prologue
+from ...kernels.sm90.operands.prologue import TYPES as ROUNDED
 from ...kernels.sm90.operands.prologue import Prologue, PrologueElement
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store as tuned
@@ -28,8 +29,10 @@ from ..prepared import Config, choice_of, gpu, on_gpu, start, target
 from ..problem import bias_epilogue
 from ..reference import exact
 from ..scaled_grouped.kept import NOT_KEPT, launch
-from ..types import C_NAMES, NAMES, READ
+from ..types import C_NAMES, NAMES, READ, TYPES
 
+# Why other arguments are refused beside a prologue.
+ALONE = "a prologue goes with bias, activation and rows alone; Sm90Plan.derive(prologue=) has it with more"
 KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -69,8 +72,7 @@ def checked_product(
     check_operands(named, {} if out is None else {"out": out})
     check_gate(activation)
     left, right, kind = check_call(a, b, activation, out_dtype, True)
-    if left.dtype not in (torch.bfloat16, torch.float16):
-        raise OperandError(f"a is {left.dtype}: a prologue is of bfloat16 or float16")
+    check_type(left)
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}: a prologue's sums are float32")
     batched = left.ndim == 3 and right.ndim == 3 and left.shape[0] == right.shape[0]
@@ -81,15 +83,7 @@ def checked_product(
         )
     shape = product_shape(left, right)
     check_finish(bias, activation, shape, kind)
-    for operand in prologue.operands:
-        value = given[operand.name]
-        want = (*left.shape[:-2], left.shape[-2 if operand.axis == "m" else -1])
-        if tuple(value.shape) != want or value.dtype != KINDS[operand.dtype.name]:
-            of = "row" if operand.axis == "m" else "column"
-            raise OperandError(
-                f"{operand.name} is {value.dtype} of shape {list(value.shape)}: it takes {KINDS[operand.dtype.name]} "
-                f"of shape {list(want)}, one for each {of} of a"
-            )
+    check_vectors(prologue, given, {"m": [left.shape[:-1]], "k": [(*left.shape[:-2], left.shape[-1])]})
     if out is not None:
         check_out(out, shape, kind, named)
     return PrologueProduct(left, right, prologue, given, bias, activation, kind)
@@ -102,6 +96,36 @@ def check_names(prologue: Prologue, given: Mapping[str, object], has_bias: bool)
         raise OperandError(f"the prologue reads {', '.join(prologue.names) or 'no operands'}: {names[0]} {what}")
     if has_bias and "bias" in prologue.names:
         raise OperandError("bias is given, and the prologue reads an operand of that name: name it otherwise")
+
+
+def check_type(a: torch.Tensor) -> None:
+    """Raise OperandError for a type of A to which no kernel rounds a function's results."""
+    if NAMES.get(a.dtype) not in ROUNDED:
+        kinds = ", ".join(str(TYPES[name]).removeprefix("torch.") for name in ROUNDED)
+        raise OperandError(f"a is {a.dtype}: a prologue is of {kinds}")
+
+
+def order_for(x: torch.Tensor, usual: str) -> str:
+    """The order in which a kernel reads a matrix: of 8 bits the usual one, K contiguous."""
+    return usual if x.element_size() == 1 else order_of(x, usual)
+
+
+def check_vectors(
+    prologue: Prologue, given: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[Sequence[int]]]
+) -> None:
+    """Raise OperandError for an operand of another shape or type than the prologue reads.
+
+    shapes  that an operand along "m" and one along "k" may have
+    """
+    for operand in prologue.operands:
+        value, kind = given[operand.name], KINDS[operand.dtype.name]
+        wanted = [list(shape) for shape in shapes[operand.axis]]
+        if list(value.shape) not in wanted or value.dtype != kind:
+            of, texts = "row" if operand.axis == "m" else "column", " or ".join(map(str, wanted))
+            raise OperandError(
+                f"{operand.name} is {value.dtype} of shape {list(value.shape)}: it takes {kind} of shape {texts}, one "
+                f"for each {of} of a"
+            )
 
 
 def check_config(config: Config | None) -> None:
@@ -130,8 +154,10 @@ def function_of(a: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.T
         operand.name: value if value.ndim == a.ndim else value.unsqueeze(-1 if operand.axis == "m" else -2)
         for operand, value in read
     }
-    found = torch.as_tensor(prologue.apply(x, PrologueElement(rows, columns, values, TorchMath(x))))
-    return found.expand(a.shape).to(a.dtype)
+    found = torch.as_tensor(prologue.apply(x, PrologueElement(rows, columns, values, TorchMath(x)))).expand(a.shape)
+    if a.element_size() == 1:  # a kernel saturates
+        found = found.clamp(torch.finfo(a.dtype).min, torch.finfo(a.dtype).max)
+    return found.to(a.dtype)
 
 
 def computed(product: PrologueProduct, config: Config | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -172,13 +198,26 @@ def _launched(product: PrologueProduct, config: Config | None, out: torch.Tensor
         wide = _launched(product._replace(bias=None, activation=None, kind=torch.float32), config, None)
         return _placed(by_torch(wide, bias, activation, kind), out)
     plan, _ = plan_of_product(product, config)
-    one = a.ndim > 2 and a.shape[0] == 1  # a batch of one is a product of two matrices
+    return launched(plan, a, b, given, {}, bias, out, a.ndim > 2 and a.shape[0] == 1)
+
+
+def launched(
+    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, torch.Tensor],
+    tables: Mapping[str, torch.Tensor], bias: torch.Tensor | None, out: torch.Tensor | None, one: bool,
+) -> torch.Tensor:  # fmt: skip
+    """One launch of a plan.
+
+    tables  of groups, by name
+    one     a batch, or groups with matrices of C of their own, of one: the kernel is that of two matrices
+    """
     into = out
     if one:
-        a, b, into = a[0], b[0], None if out is None else out[0]
-        given = {name: value[0] for name, value in given.items()}
+        a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
+        into = None if out is None else out[0]
+        given = {name: value if value.ndim == 1 else value[0] for name, value in given.items()}
+        bias = bias if bias is None or bias.ndim == 1 else bias[0]
     given = {name: value if value.stride(-1) == 1 else value.contiguous() for name, value in given.items()}
-    c = launch(NOT_KEPT, plan, a, b, given, {} if bias is None else {"bias": bias}, into)
+    c = launch(NOT_KEPT, plan, a, b, {**tables, **given}, {} if bias is None else {"bias": bias}, into)
     if out is not None:
         return out
     return c.unsqueeze(0) if one else c
@@ -188,7 +227,7 @@ def plan_of_product(product: PrologueProduct, config: Config | None) -> tuple[Sm
     """The plan that a product's kernel is compiled from, and why; that of an H200 for CPU tensors."""
     a, b, prologue, _, bias, activation, kind = product
     choice = choice_of(config)
-    names = f"{NAMES[a.dtype]}:{order_of(a, 'row')}", f"{NAMES[b.dtype]}:{order_of(b, 'col')}", C_NAMES[kind]
+    names = f"{NAMES[a.dtype]}:{order_for(a, 'row')}", f"{NAMES[b.dtype]}:{order_for(b, 'col')}", C_NAMES[kind]
     sizes = a.shape[-2], b.shape[-1], a.shape[-1], a.shape[0] if a.ndim > 2 else 1
     pairs = product.b.shape[-1] % 2 == 0 and (bias is None or start(bias) == 16)
     of_bias = None if bias is None else C_NAMES[bias.dtype]

@@ -37,6 +37,7 @@ from .grouped_epilogue import (
     grouped_launch,
     of_one_group,
     refusal_on_gpu,
+    with_readable_gate,
 )
 from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
@@ -254,6 +255,10 @@ def explain_grouped_epilogue(
     assert of.groups is not None
     copies = _copied_beside(call, (of.a.ndim, of.b.ndim), of.scales, of.groups)
     out = asked.out if asked.out is None or made.call.shape == call.shape else asked.out[0]
+    one = with_readable_gate(one)
+    if one.of.b is not of.b:
+        copies.append(("b: a gate's kernel reads contiguous columns; copied column-major", of.b.nbytes))
+        of = one.of
     found = grouped_launch(one, out is None and one.steps.stores_c)
     plan = found.plan
     a = of.a

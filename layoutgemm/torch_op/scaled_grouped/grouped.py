@@ -360,9 +360,14 @@ def finished(
 
 def group_of_rows(call: GroupedCall, groups: torch.Tensor) -> torch.Tensor:
     """The group of each row of a product in groups of rows; the last one for rows in none."""
+    return group_of_lines(call, groups, call.shape[0])
+
+
+def group_of_lines(call: GroupedCall, groups: torch.Tensor, lines: int) -> torch.Tensor:
+    """The group of each row, or of each line of K; the last one for those in none."""
     ends = groups[1:] if call.said == OFFSETS else groups
-    row = torch.arange(call.shape[0], device=groups.device)
-    return torch.searchsorted(ends.long(), row, right=True).clamp(max=call.experts - 1)
+    line = torch.arange(lines, device=groups.device)
+    return torch.searchsorted(ends.long(), line, right=True).clamp(max=call.experts - 1)
 
 
 def _in_groups_alone(call: GroupedCall, value: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:

@@ -47,8 +47,10 @@ from ..epilogue import (
     check_result,
     epilogue_product,
     finish_of,
+    gate_of,
     given_operands,
     operands_of_one,
+    readable_gate,
     reference_of,
 )
 from ..indexed.grouped_rows import Options, checked_rows
@@ -145,6 +147,7 @@ class CheckedGroups(NamedTuple):
     steps     the epilogue, and `operands` those of it
     config    of the kernel, or None for the usual
     fast      whether sums of 8-bit floats stay in the tensor core
+    activation  that gates, before the epilogue, or None
     """
 
     call: GroupedCall
@@ -153,6 +156,12 @@ class CheckedGroups(NamedTuple):
     operands: GivenOperands
     config: Sm90Config | None
     fast: bool
+    activation: str | None = None
+
+    @property
+    def gate(self) -> str | None:
+        """The function of the gate, or None."""
+        return gate_of(self.activation)
 
     @property
     def joined(self) -> int:
@@ -163,7 +172,7 @@ class CheckedGroups(NamedTuple):
 class GroupedOptions(NamedTuple):
     """The options of a call.
 
-    finish         bias and activation, which an epilogue stands for, and `use_fast_accum`
+    finish         bias and activation, which an epilogue stands for unless that gates, and `use_fast_accum`
     recipes        as the caller names them
     expected_rows  of masked groups, for which the configuration is chosen
     """
@@ -266,7 +275,7 @@ def _dispatched(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     recipes = call.recipes or Recipes("", "")
     value: torch.Tensor = torch.ops.layoutgemm.grouped_epilogue_matmul(
         of.a, of.b, of.groups, of.scale_a, of.scale_b, of.rows, *lists, made.steps.json, of.said, call.kind, *recipes,
-        made.fast, config_text(made.config),
+        made.fast, config_text(made.config), made.activation,
     )  # fmt: skip
     return in_place_of_rows(value, out, call.said if call.leaves_rows else "", of.groups)
 
@@ -292,13 +301,13 @@ def checked_groups(
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
     finish, out = asked.finish, asked.out
     beside = arguments_beside(finish.bias, finish.activation)
-    steps, operands = given_operands(epilogue, given, beside)
+    steps, operands = given_operands(epilogue, given, beside, finish.gate is not None)
     if taken := [name for name in operands.every if name in of.words]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as one of the product is")
     check_config(asked.config)
     check_operands({**of.tensors, **operands.read}, {**operands.written, **named(out=out)})
     a, b = autocast(of.a, of.b)
-    of, finish = of._replace(a=a, b=b), finish._replace(bias=None, activation=None)
+    of, finish = of._replace(a=a, b=b), finish._replace(bias=None)
     if of.rows is not None and of.said == COUNTS:
         _check_masked_rows(a, b, of.rows)
     if of.rows is not None and of.rows.numel() and not a.shape[-2]:
@@ -312,7 +321,7 @@ def checked_groups(
     if of.rows is not None and of.rows.device.type == "cpu" and addressed(of.rows):
         for lines in of.counted_rows:
             check_inside("rows", resolved(lines).numpy(), a.shape[-2], "a")
-    made = CheckedGroups(call, of, steps, operands, asked.config, finish.fast)
+    made = CheckedGroups(call, of, steps, operands, asked.config, finish.fast, finish.activation)
     check_result(steps, operands.every, call.kind, call.shape, out, made.joined)
     if asked.expected_rows is not None:
         made = made._replace(config=expected_config(call, read, b, asked.expected_rows, finish))
@@ -323,10 +332,10 @@ def _batch(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     """Groups of as many rows each: the batch that `matmul` and `scaled_matmul` take."""
     of, call = made.of, made.call
     if of.scale_a is None:
-        return epilogue_product(of.a, of.b, call.kind, made.steps, made.operands.every, made.config, out)
+        return epilogue_product(of.a, of.b, call.kind, made.steps, made.operands.every, made.config, out, made.gate)
     assert call.recipes is not None
     inner = ScaledCall(call.recipes, call.kind, call.shape, span=call.span)
-    one = CheckedScales(inner, scaled_factors(of), made.steps, made.operands)
+    one = CheckedScales(inner, scaled_factors(of), made.steps, made.operands, made.gate)
     return scaled_steps(one, made.fast, made.config, out)
 
 
@@ -349,7 +358,7 @@ def _computed(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     if not on_gpu(of.a.get_device()):
         return _on_cpu(made, out)
     require_hopper(of.a.get_device(), "grouped_matmul")
-    made = without_zeros(made)
+    made = with_readable_gate(without_zeros(made))
     if why := refusal_on_gpu(made):
         raise OperandError(why)
     c = _launched(of_one_group(made), out if out is None or not _is_one(call) else out[0], out is None)
@@ -386,7 +395,7 @@ def _on_cpu(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     """Each group's sums in float64, then the steps on all of them in float32."""
     call, of, steps = made.call, made.of, made.steps
     assert of.groups is not None
-    wide = torch.zeros(call.shape, dtype=torch.float32)
+    wide = torch.zeros((*call.shape[:-1], of.b.shape[-1]), dtype=torch.float32)
     for _, part, sums in group_sums(call, of.a, of.b, of.groups, of.scale_a, of.scale_b):
         wide[part] = sums.float()
     numbers = of.groups.tolist()
@@ -395,7 +404,7 @@ def _on_cpu(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
         groups = numbers
     elif call.form == ROWS:
         groups = list(pairwise(numbers if call.said == OFFSETS else [0, *numbers]))
-    value = reference_of(wide, call.kind, steps, made.operands.every, groups)
+    value = reference_of(wide, call.kind, steps, made.operands.every, groups, made.gate)
     if not steps.stores_c:
         return value.new_empty(0)
     if out is None and not call.leaves_rows:
@@ -418,6 +427,11 @@ def without_zeros(made: CheckedGroups) -> CheckedGroups:
     b = torch.zeros(*of.b.shape[:-2], 16, of.b.shape[-1], dtype=torch.bfloat16, device=of.a.device)
     of = of._replace(a=a, b=b, scale_a=None, scale_b=None)
     return made._replace(of=of, call=made.call._replace(recipes=None))
+
+
+def with_readable_gate(made: CheckedGroups) -> CheckedGroups:
+    """The same product with the weights of a gate as its kernel reads them."""
+    return made if made.gate is None else made._replace(of=made.of._replace(b=readable_gate(made.of.b)))
 
 
 def _is_one(call: GroupedCall) -> bool:
@@ -465,7 +479,8 @@ def grouped_launch(made: CheckedGroups, clears: bool) -> GroupedLaunch:
     assert of.groups is not None
     whole, every, tables = made.steps, dict(made.operands.every), of.scales
     if call.recipes is not None and not call.recipes.in_mainloop:
-        whole, every = behind_scales(call.recipes, (of.a.ndim, of.b.ndim), of.scales, made.steps, made.operands)
+        ranks, gated = (of.a.ndim, of.b.ndim), made.gate is not None
+        whole, every = behind_scales(call.recipes, ranks, of.scales, made.steps, made.operands, gated)
         tables = {}
     every = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in every.items()}
     finish = finish_of(whole, every, call.shape, made.joined > 0)
@@ -481,12 +496,12 @@ def _plan(made: CheckedGroups, numbers: torch.Tensor, clears: bool, epilogue: Ep
     call, of = made.call, made.of
     facts = of.a.shape, of.a.dtype, of.b.stride(-2) == 1 and of.b.stride(-1) != 1, of.b.dtype, of.a.get_device()
     rows = None if of.rows is None else of.rows.dtype
-    key = (call, *facts, numbers.dtype, rows, made.fast, made.config, clears, epilogue)
+    key = (call, *facts, numbers.dtype, rows, made.fast, made.config, clears, epilogue, made.activation)
     found = PLANS.get(key)
     if found is None:
         if len(PLANS) >= MAX_READY:
             PLANS.clear()
-        finish, ends = NO_FINISH._replace(fast=made.fast), call.said == ENDS
+        finish, ends = NO_FINISH._replace(fast=made.fast, activation=made.activation), call.said == ENDS
         found = plan_of(call, of.a, of.b, numbers, finish, made.config, ends, clears, of.rows, epilogue)
         PLANS[key] = found
     return found

@@ -17,13 +17,12 @@ from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.choose.scaled_grouped import whole_columns
+from ...kernels.sm90.choose.rules import whole_columns
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ..checks import copied, needs_dispatcher, refuse_derivatives, refuse_traces
 from ..compiled.kept_launches import epilogue_again_or
 from ..epilogue import (
-    GATE,
     GivenOperands,
     Tensors,
     arguments_beside,
@@ -150,7 +149,7 @@ def checked(
     finish: BiasActivation, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Sm90Config | None,
 ) -> CheckedScales:  # fmt: skip
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
-    beside = [name for name in arguments_beside(finish.bias, finish.activation) if name != GATE]
+    beside = arguments_beside(finish.bias, finish.activation)
     steps, operands = given_operands(epilogue, given, beside, finish.gate is not None)
     if taken := [name for name in operands.every if name in _OF_SCALES]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as the scales are")
@@ -159,8 +158,6 @@ def checked(
     call = checked_scaled(of.a, of.scale_a, of.b, of.scale_b, finish, out, out_dtype, *names)
     check_operands({**of.tensors, **operands.read}, {**operands.written, **({} if out is None else {"out": out})})
     check_result(steps, operands.every, call.kind, call.shape, out)
-    if finish.gate is not None and not of.a.shape[-1]:
-        raise OperandError("a has no columns: a gated product with an epilogue takes a K of 1 or more")
     return CheckedScales(call, of, steps, operands, finish.gate)
 
 
@@ -178,11 +175,11 @@ def _computed(
         if on_gpu(a.get_device()):  # an empty sum is 0, and the epilogue follows
             front = a.shape[:-1]
             zeros = a.new_zeros(*front, 16).bfloat16(), b.new_zeros(*b.shape[:-2], 16, b.shape[-1]).bfloat16()
-            return epilogue_product(*zeros, call.kind, epilogue, operands.every, None, out)
+            return epilogue_product(*zeros, call.kind, epilogue, operands.every, None, out, gate)
         wide = (
             sums(call.recipes, a, of.scale_a, b, of.scale_b)
             if a.shape[-1]
-            else torch.zeros(call.shape, dtype=torch.float32)
+            else torch.zeros((*call.shape[:-1], b.shape[-1]), dtype=torch.float32)
         )
         value = reference_of(wide.float(), call.kind, epilogue, operands.every, gate=gate)
         if not epilogue.stores_c:

@@ -7,7 +7,7 @@ import pytest
 
 from layoutgemm.dtypes import f16
 from layoutgemm.errors import EmulatorError
-from layoutgemm.kernels import Sm90Config, Sm90Plan
+from layoutgemm.kernels import Sm90Config, Sm90Plan, plan
 from layoutgemm.kernels.epilogue.arrays import PADDING
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Custom, Epilogue, EpilogueOperand, Residual, RowReduce
 from layoutgemm.kernels.sm90.choose.rules import choose
@@ -91,10 +91,25 @@ def test_the_check_sees_vectors_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_choice_knows_what_matrices_cost() -> None:
-    sizes = 12288, 12288, 4096
+    sizes, read = (12288, 12288, 4096), Epilogue(Residual("bf16")).in_pairs(lines=True)
     assert choose(*sizes)[0].config.tile == (256, 224)
-    choice, _ = choose(*sizes, matrices=True, read=(1, 0))
+    choice, _ = choose(*sizes, epilogue=read)
     assert choice.config.tile == (128, 192) and choice.config.schedule == "pingpong" and not choice.swapped
-    assert choose(4096, 4096, 4096, matrices=True, read=(1, 0))[0].config.tile == (128, 256)
+    assert choose(4096, 4096, 4096, epilogue=read)[0].config.tile == (128, 256)
     assert choose(16384, 4096, 4096)[0].swapped, "the transposed product, which would read matrices across their lines"
-    assert not choose(16384, 4096, 4096, matrices=True, read=(1, 0))[0].swapped
+    assert not choose(16384, 4096, 4096, epilogue=read)[0].swapped
+
+
+def test_a_plan_has_the_tiles_of_its_epilogues_matrices() -> None:
+    sizes, read = (12288, 12288, 4096), Epilogue(Residual("bf16")).in_pairs(lines=True)
+    assert plan(*sizes, b="bf16:col").tile[:2] == (256, 224)
+    made = plan(*sizes, b="bf16:col", epilogue=read)
+    assert isinstance(made, Sm90Plan) and made.config == choose(*sizes, epilogue=read)[0].config
+
+
+def test_a_plan_with_an_epilogue_is_not_finished_by_halves() -> None:
+    """ptxas serialises the products of both halves beside an epilogue (C7511)."""
+    sizes = 2048, 2048, 2048
+    plain, finished = (plan(*sizes, b="bf16:col", epilogue=steps) for steps in (None, Epilogue(Residual("bf16"))))
+    assert isinstance(plain, Sm90Plan) and isinstance(finished, Sm90Plan) and plain.tile == finished.tile
+    assert [made.config.staged_epilogue_k_tiles for made in (plain, finished)] == [2, 0]

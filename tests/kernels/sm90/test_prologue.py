@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.along_k import AlongK
+from layoutgemm.kernels.sm90.choose.prologue import prologue_config
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.operands import fragment_loads
 from layoutgemm.kernels.sm90.operands.combined import Combined
@@ -24,6 +26,7 @@ from tests import needs
 
 # Of an element of 0 beyond K it makes 1, or a NaN of 0 * inf: neither may reach the sums.
 NORM = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w + ops.where(k > i, 1.0, 0.0), rstd="m", w="k:bf16")
+CLAMPED = Prologue.of(lambda x, i, k, ops, rstd, w: ops.minimum(x * rstd * w, 2.0) + 1.0 / x, rstd="m", w="k:bf16")
 INVERSE = Prologue.of(lambda x, i, k, ops: 1.0 / x)
 ONE = Sm90Config((64, 32), consumers=1, loader="warp", stages=2)
 CASES: dict[str, tuple[Prologue, dict[str, Any]]] = {
@@ -35,12 +38,16 @@ CASES: dict[str, tuple[Prologue, dict[str, Any]]] = {
     "batch": (NORM, {"batch": 3, "config": ONE}),
     "half precision": (INVERSE, {"a": "f16", "b": "f16:col", "config": Sm90Config((64, 32), consumers=1, stages=3,
                                                                                   store="direct")}),
+    "8 bits": (CLAMPED, {"a": "e4m3", "b": "e4m3:col", "config": ONE}),
+    "8 bits, two blocks": (CLAMPED, {"a": "e5m2", "b": "e4m3:col", "m": 140, "config": Sm90Config((128, 64),
+                                                                                               loader="warpgroup")}),
     "order": (NORM, {"m": 100, "n": 100, "config": ONE, "order": "lower"}),
     "an odd K tile": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=48, stages=3)}),
     "short K tiles": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=32, stages=3)}),
 }  # fmt: skip
 WITH_LOADER = Sm90Config((128, 64), loader="warpgroup")
-EMULATED = ("one block", "an odd K tile", "columns", "blocks, cluster", "half precision")
+EMULATED = ("one block", "columns", "blocks, cluster", "half precision")
+EMULATED_LATE = ("an odd K tile", "8 bits, two blocks")
 
 
 def derived(name: str) -> Sm90Plan:
@@ -57,7 +64,7 @@ def operands(made: Sm90Plan) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarr
         lead = (made.batch,) if made.batch > 1 else ()
         return like.decode(like.encode(rng.uniform(0.5, 2, (*lead, *shape)).astype(np.float32))).astype(np.float32)
 
-    a, b = drawn(made.m, made.k), drawn(made.k, made.n)
+    a, b = drawn(made.m, made.k), drawn(made.k, made.n, like=made.b.dtype)
     names = made.prologue.names if made.prologue is not None else ()
     given = {"rstd": drawn(made.m, like=dtype("f32")), "w": drawn(made.k, like=dtype("bf16"))} if names else {}
     assert made.prologue is not None
@@ -77,9 +84,7 @@ def test_the_executor_and_the_proofs(name: str) -> None:
 
 
 @needs.DSL
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.slow if x == "an odd K tile" else ()) for x in EMULATED]
-)
+@pytest.mark.parametrize("name", [*EMULATED, *[pytest.param(name, marks=pytest.mark.slow) for name in EMULATED_LATE]])
 def test_the_compiled_kernel(name: str) -> None:
     made = derived(name)
     a, b, given, want = operands(made)
@@ -89,9 +94,10 @@ def test_the_compiled_kernel(name: str) -> None:
 
 @needs.DSL
 def test_a_prologue_and_an_epilogue() -> None:
-    """Words of both follow each other; a gate's columns are two halves."""
+    """Words of both follow each other; four elements of 8 bits are a register."""
     epilogue = Epilogue(Bias(), Activation("relu"))
-    made = Sm90Plan.derive(72, 40, 72, b="bf16:col", c="f32", config=ONE, prologue=NORM, epilogue=epilogue)
+    asked = {"a": "e4m3", "b": "e4m3:col", "c": "f32", "config": ONE, "prologue": CLAMPED}
+    made = Sm90Plan.derive(72, 40, 72, **asked, epilogue=epilogue)
     a, b, given, want = operands(made)
     bias = np.linspace(-200, 200, 40, dtype=np.float32)
     got = made.run(a, b, given={**given, "bias": bias}, device="emulator").c
@@ -168,6 +174,80 @@ def test_the_front_door_says_what_it_costs() -> None:
     )
 
 
+# Infinite where A is filled with zeros: a NaN of B's zeros there.
+DIVIDED = Prologue.of(lambda x, i, k, ops, rstd, w: rstd * w / x + ops.where(k > i, 1.0, 0.0), rstd="m", w="k:bf16")
+IN_PARTS = Sm90Config((64, 32), consumers=1, loader="warp", split=2, one_tile_per_cluster=True)
+# A's order, configuration; of groups along K the offsets, of two pairs the second K.
+SHARES: dict[str, tuple[str, Sm90Config, list[int] | int]] = {
+    "along K": ("col", ONE, [0, 70, 70, 75, 140]),
+    "along K, two blocks": ("col", WITH_LOADER, [0, 1, 130, 139, 140]),
+    "pairs": ("row", ONE, 72),
+    "pairs, parts of K": ("row", IN_PARTS, 8),
+}
+
+
+def of_shares(name: str, device: str) -> None:
+    """K in groups, whose first lines are in a K tile with others' last ones; or K of two pairs, the first computed."""
+    order, config, share = SHARES[name]
+    m, n, k, along_k = 72, 40, 140, isinstance(share, list)
+    asked: dict[str, Any] = {"along_k": AlongK.of(4), "batch": 4} if along_k else {"pair": share}
+    asked |= {"a": f"bf16:{order}", "b": "bf16" if along_k else "bf16:col"}
+    made = Sm90Plan.derive(m, n, k, c="f32", config=config, prologue=DIVIDED, **asked)
+    assert made.check() and ("the second pair's is multiplied as it is" in made.explain()) is not along_k
+    rng, like = np.random.default_rng(0), dtype("bf16")
+
+    def drawn(*shape: int) -> np.ndarray:
+        return like.decode(like.encode(rng.uniform(0.5, 2, shape).astype(np.float32))).astype(np.float32)
+
+    a, b, w, rstd = drawn(m, k), drawn(k, n), drawn(k), drawn(*[4] * along_k, m)
+    given: dict[str, Any] = {"rstd": rstd, "w": w}
+    if isinstance(share, list):
+        given["offsets"] = np.asarray(share, np.int32)
+        parts = [(rstd[e], slice(first, end)) for e, (first, end) in enumerate(pairwise(share))]
+        more = 0.0
+    else:
+        given |= {"a2": -drawn(m, share), "b2": drawn(share, n)}
+        parts, more = [(rstd, slice(k))], given["a2"].astype(np.float64) @ given["b2"]
+    got = np.asarray(made.run(a, b, given=given, device=device).c).reshape(len(parts), m, n)
+    for found, (numbers, of) in zip(got, parts, strict=True):
+        computed = like.decode(like.encode(DIVIDED.reference(a, {"rstd": numbers, "w": w}))).astype(np.float64)
+        want = computed[:, of] @ b[of].astype(np.float64) + more
+        assert np.abs(found - want).max() <= 1e-6 * max(1, np.abs(want).max())
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_groups_along_k_and_second_pairs(name: str) -> None:
+    of_shares(name, "reference")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SHARES)
+def test_groups_along_k_and_second_pairs_on_a_gpu(name: str) -> None:
+    of_shares(name, "cuda")
+
+
+@needs.DSL
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow if "," in x else ()) for x in SHARES])
+def test_the_compiled_kernel_of_groups_along_k_and_second_pairs(name: str) -> None:
+    of_shares(name, "emulator")
+
+
+@needs.DSL
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked",
+    [{"a": "e4m3", "b": "e4m3:col"}, {"pair": 16}, {"along_k": AlongK.of(8), "batch": 8, "a": "bf16:col", "b": "bf16"}],
+    ids=["8 bits", "pair", "along K"],
+)  # fmt: skip
+def test_large_tiles_have_no_local_memory(asked: dict[str, Any]) -> None:
+    config = prologue_config(4096, 4096, 4096)
+    made = Sm90Plan.derive(4096, 4096, 4096, **{"b": "bf16:col", **asked}, config=config, prologue=NORM)
+    compiled = made.compile()
+    sass = compiled.sass()
+    assert made.tile[:2] == (128, 256) and compiled.resources.local_bytes == compiled.resources.stack_bytes == 0
+    assert sass.local_memory == () and sass.serialised_wgmma(1) is None
+
+
 def test_loads_that_give_another_element_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     made = derived("columns")
     assert all(check.ok for check in fragment_load_checks(made))
@@ -204,11 +284,9 @@ def test_groups_that_leave_a_fragment_out_are_found(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"a": "e4m3", "b": "e4m3:col"}, "a is e4m3: a prologue is of bf16 or f16"),
+        ({"a": "i8", "b": "i8:col"}, "a is i8: a prologue is of bf16, f16, e4m3, e5m2; a function's results"),
         ({"config": Sm90Config((128, 64), schedule="pingpong", loader="warp")}, "takes 'cooperative'"),
         ({"mainloop": Promoted.of(lambda total, x: total + x, depth=64)}, "mainloop: no kernel has a main loop"),
-        ({"pair": 64}, "pair: no kernel has a second pair and a prologue: "),
-        ({"along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16", "batch": 2}, "prologue: no kernel has a prologue"),
         ({"weights": QuantizedFormat("int4", 128)}, "prologue: no kernel has a prologue and packed weights"),
         ({"prologue": lambda x: x}, "must be a Prologue or None"),
         ({"config": Sm90Config((64, 32), consumers=1, tile_k=16)}, "a K tile of 1 instruction(s), and one block"),

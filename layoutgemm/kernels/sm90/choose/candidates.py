@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from ...epilogue.chain import Epilogue
 from ...store import WARP_ROWS
 from ..config import Sm90Config
 from .occupancy import ClusterOccupancy
@@ -14,24 +15,24 @@ from .rules import Sm90Choice, choose, likeliest, of_estimate
 
 def candidates(
     m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int | ClusterOccupancy = 132,
-    matrices: bool = False, read: tuple[int, int] = (0, 0),
+    epilogue: Epilogue | None = None,
 ) -> Iterator[Sm90Choice]:  # fmt: skip
     """Configurations that could be the fastest, the heuristic's own first.
 
     a_major  "k" for rows of A contiguous, "mn" for columns; b_major "k" for columns of B contiguous, "mn" for rows
-    matrices, read  of an epilogue, as `choose` has them
+    epilogue as `choose` has it
 
     >>> [c.config.tile for c in candidates(4096, 4096, 4096)][:3]
     [(128, 256), (128, 256), (128, 256)]
     """
     order = "K" if b_major == "k" else "MN"
     places = ClusterOccupancy.of(multiprocessors)
-    chosen, _ = choose(m, n, k, b_major=order, multiprocessors=places, matrices=matrices, read=read)
+    chosen, _ = choose(m, n, k, b_major=order, multiprocessors=places, epilogue=epilogue)
     seen = set()
     if m <= 64:
         around = list(_few_rows(m, n, places))
     else:
-        found = likeliest(m, n, k, order, multiprocessors=places, matrices=matrices, read=read)
+        found = likeliest(m, n, k, order, multiprocessors=places, epilogue=epilogue)
         around = [of_estimate(estimate, m, n, k, order)[0] for estimate in found]
     for choice in [chosen, *around]:
         # Rows are left out of the copies only where K is contiguous in the kernel's A.

@@ -7,11 +7,13 @@ rows it takes longer than the product: wide tiles, in two parts of K, compute it
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from ....errors import LayoutError
 from ...epilogue.chain import Epilogue
 from ...plan import present
 from ...store import ROWS
+from ..along_k import AlongK
 from ..config import Sm90Config
 from ..grouped import Ragged
 from ..operands.prologue import Prologue
@@ -100,9 +102,9 @@ def _tiles(m: int, n: int, batch: int, tile: tuple[int, int]) -> int:
 @lru_cache(maxsize=1024)
 def plan_with_prologue(
     sizes: tuple[int, int, int, int], names: tuple[str, str, str], prologue: Prologue, epilogue: Epilogue | None,
-    config: Sm90Config | None, multiprocessors: int, ragged: Ragged | None = None, rows: int | None = None,
+    config: Sm90Config | None, multiprocessors: int, groups: Ragged | AlongK | None = None, rows: int | None = None,
 ) -> Sm90Plan:  # fmt: skip
-    """The plan of M, N, K and a batch, or groups of rows. Raises the first refusal if no configuration has one.
+    """The plan of M, N, K and a batch, or groups of rows or K. Raises the first refusal if no configuration has one.
 
     names   types and orders of A, B and C
     config  a caller's own; None for that which is estimated fastest, or a small tile of every order and result
@@ -115,17 +117,20 @@ def plan_with_prologue(
     (m, n, k, batch), (a, b, c) = sizes, names
     if config is not None:
         first = config
-    elif ragged is None:
+    elif groups is None:
         first = prologue_config(m, n, k, batch, multiprocessors)
+    elif isinstance(groups, AlongK):
+        first = grouped_prologue_config(m, n, -(-k // batch), batch, multiprocessors)
     else:
-        each = m if ragged.masked else -(-m // batch)
+        each = m if groups.masked else -(-m // batch)
         first = grouped_prologue_config(each if rows is None else rows, n, k, batch, multiprocessors)
     spare = Sm90Config((64, 64), consumers=1, loader="warp")
+    of: dict[str, Any] = {"along_k" if isinstance(groups, AlongK) else "ragged": groups}
     refused: LayoutError | None = None
     for found in (first,) if config is not None else (first, spare):
         try:
             return Sm90Plan.derive(
-                m, n, k, batch=batch, a=a, b=b, c=c, config=found, epilogue=epilogue, prologue=prologue, ragged=ragged
+                m, n, k, batch=batch, a=a, b=b, c=c, config=found, epilogue=epilogue, prologue=prologue, **of
             )  # fmt: skip
         except LayoutError as error:
             refused = refused or error

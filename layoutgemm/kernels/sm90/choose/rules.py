@@ -17,6 +17,7 @@ from ....errors import PlanError
 from ...derive import Operand, OperandSpec
 from ...epilogue.chain import Epilogue
 from ...operand_orders import KernelChoice
+from ...orders import Order
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
 from ..gated import combination
 from ..grouped import Ragged
@@ -24,6 +25,7 @@ from ..indexed.rows import IndexedRows
 from ..multicast import LINE
 from ..operands.combined import Combined
 from ..operands.pair import SecondPair
+from ..operands.prologue import Prologue
 from ..plan import Sm90Config, Sm90Plan
 from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
@@ -55,6 +57,8 @@ class Sm90Choice(KernelChoice):
         pair: SecondPair | int | None = None,
         ragged: Ragged | None = None,
         indexed: IndexedRows | None = None,
+        order: Order | None = None,
+        prologue: Prologue | None = None,
     ) -> Sm90Plan:
         """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
@@ -76,6 +80,8 @@ class Sm90Choice(KernelChoice):
                 raise PlanError(
                     "operands that change places: groups of rows and row indices are of the kernel's A and C"
                 )
+            if order is not None or prologue is not None:
+                raise PlanError("operands that change places: an order and a prologue are of the kernel's C and A")
             m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
         config = self.config
         orders = a_.order, b_.order
@@ -84,7 +90,7 @@ class Sm90Choice(KernelChoice):
             config = replace(config, **_WHOLE)
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
-            ragged=ragged, indexed=indexed,
+            ragged=ragged, indexed=indexed, order=order, prologue=prologue,
         )  # fmt: skip
 
 
@@ -105,6 +111,7 @@ _WHOLE: dict[str, Any] = {"loader": "self", "staged_epilogue_k_tiles": 0}
 # Rows of a tile and clusters of gated products whose tiles are taken by the rounds in which the GPU deals clusters out:
 # two matrices of 4096^3 1.0 to 1.4% faster on an H100. Clusters along the other axis are 0.7 to 4% slower so.
 _DEALT = ((256, (1, 2)), (128, (2, 1)))
+_MOST_COLUMNS = 256  # of a tile
 NEXT = 24  # of the likeliest, how many are tried before SPARE
 # What exists for every order of the operands: a B with N contiguous comes in whole spans of its tile.
 SPARE = tuple(
@@ -128,8 +135,8 @@ def spare_of_sums(how: Combined) -> Sm90Config:
 @checked(PlanError)
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b_major: str = "K",
-    multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None, matrices: bool = False,
-    in_place: bool = False, read: tuple[int, int] = (0, 0),
+    multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None, in_place: bool = False,
+    epilogue: Epilogue | None = None,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and the reason.
 
@@ -141,11 +148,10 @@ def choose(
              halves are widths of the instruction, and operands keep their places. Or a Combined: each of its matrices
              has n columns, and a tile as many of each
     multiprocessors  the GPU's SMs, or its `ClusterOccupancy`; by their number alone it places clusters as an H200 does
-    matrices whether an epilogue reads or writes matrices of C's shape, or reduces rows, across which it goes where
-             operands change places: products of 16 bits and more than 64 rows then change them for a larger gain
     in_place whether the operands keep their places: nothing is computed as C^T = B^T @ A^T
-    read     `Epilogue.read_in_lines`: (matrices of C's shape, reductions of rows), which cost other tiles and schedules
-             other times
+    epilogue as it is launched; of 16 bits and more than 64 rows, those that go along rows (`Epilogue.goes_along_rows`)
+             let operands change places for a larger gain alone, and matrices that are read in lines
+             (`Epilogue.read_in_lines`) cost other tiles and schedules other times
 
     Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
     such a B or of a batch.
@@ -178,7 +184,7 @@ def choose(
         )
         return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], how)
     if kind.bits == 16 and halves == 1:
-        ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, matrices=matrices, read=read)
+        ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, epilogue=epilogue)
         best = next(each for each in ranked if not (in_place and each.swapped))
         return of_estimate(best, m, n, k, b_major, batch=batch)
     bits = kind.bits
@@ -208,8 +214,7 @@ def likeliest(
     *,
     batch: int = 1,
     multiprocessors: int | ClusterOccupancy = 132,
-    matrices: bool = False,
-    read: tuple[int, int] = (0, 0),
+    epilogue: Epilogue | None = None,
 ) -> list[Estimate]:
     """Estimates for more than 64 rows of 16-bit elements, the fastest first: in place, swapped, split-K. Arguments as
     for `choose`, which takes the first; `of_estimate` makes a kernel of one.
@@ -219,11 +224,14 @@ def likeliest(
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
     places = ClusterOccupancy.of(multiprocessors)
+    read, along = (0, 0), False
+    if epilogue is not None:
+        read, along = epilogue.read_in_lines, epilogue.goes_along_rows
     straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of, read=read)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
-    turned = LargeMModel(n, m, k, batch, places, swapped=True, matrices=matrices, rows_of=rows_of, read=read)
+    turned = LargeMModel(n, m, k, batch, places, swapped=True, matrices=along, rows_of=rows_of, read=read)
     found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 
@@ -258,6 +266,50 @@ def nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90C
     rows, columns = config.tile
     if columns % 16:  # lines of a C of 8 bits are whole 16 bytes
         yield replace(choice, config=replace(config, tile=(rows, -(-columns // 16) * 16))), why
+
+
+def whole_columns(config: Sm90Config, columns: int) -> Sm90Config:
+    """The configuration with a tile of a multiple of `columns` columns, up to 256.
+
+    >>> found = Sm90Config((192, 160), consumers=3)
+    >>> [whole_columns(found, columns).tile[1] for columns in (1, 32, 48, 128, 192, 384)]
+    [160, 160, 144, 128, 192, 160]
+    """
+    rows, most = config.tile
+    if most % columns == 0 or columns > _MOST_COLUMNS:
+        return config
+    return replace(config, tile=(rows, max(columns, most // columns * columns)))
+
+
+def in_place(
+    m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b_major: str = "K",
+    multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None,
+    epilogue: Epilogue | None = None,
+) -> Iterator[tuple[Sm90Choice, str]]:  # fmt: skip
+    """Choices with the operands in their places, each with its reason: the fastest first, then those of every operand.
+
+    Arguments as for `choose`; of a column-major A all rows are loaded. The first of which a plan can be derived is
+    taken: some have none for a column-major operand, or for a C of 8 or 32 bits.
+
+    >>> [choice.config.tile for choice, _ in in_place(16, 14336, 4096)]
+    [(64, 112), (128, 128), (64, 64), (64, 128)]
+    """
+    first = Operand.parse(a)
+    how = combination(gated)
+    choice, why = choose(
+        m, n, k, batch=batch, a=first.dtype, b_major=b_major, multiprocessors=multiprocessors, gated=how,
+        in_place=True, epilogue=epilogue,
+    )  # fmt: skip
+    if how is not None and epilogue is not None:
+        choice = replace(choice, config=whole_columns(choice.config, how.matrices * epilogue.columns))
+    yield from nearest(choice, why, first.order == "row")
+    if how is None and m > 64 and first.dtype.bits == 16:
+        ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=multiprocessors, epilogue=epilogue)
+        for estimate in ranked[:NEXT]:
+            if not estimate.swapped:
+                yield from nearest(*of_estimate(estimate, m, n, k, b_major, batch=batch), k_major=True)
+    spare = SPARE if how is None else (*SPARE, spare_of_sums(how))
+    yield from [(Sm90Choice(config), "the operands' orders leave little choice") for config in spare]
 
 
 def _overlaps(m: int, n: int, k: int, batch: int) -> bool:

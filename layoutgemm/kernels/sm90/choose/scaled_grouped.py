@@ -23,7 +23,7 @@ from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
 from .large_m import LargeMModel
 from .occupancy import ClusterOccupancy
-from .rules import choose
+from .rules import choose, whole_columns
 
 MODEL = cost_model("promoted", "h100")
 KINDS = {"one": 0, "few": 1, "full": 2}  # of kernels, and their places in the model's `start` and `memory`
@@ -33,7 +33,6 @@ _FEW_ROWS = 128  # up to which "full" kernels were not timed
 _ALONG_K = ((64, 64), (64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (256, 128), (256, 192))  # tiles
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
 STORE_UNIT = 16  # bytes of a row of C that a TMA store is a multiple of
-_MOST_COLUMNS = 256  # of a tile
 _ONE_TILE = 64  # rows of a group that are one tile
 _FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (192, 128, 96, 64)  # of the tiles of few rows
 _MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width from this many rounds of tiles on, where the last round does not count
@@ -441,19 +440,6 @@ def usual_config(
     k_bytes, wide = k * dtype(types[0].partition(":")[0]).bytes, dtype(types[2]).bits == 32
     found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
     return whole_columns(whole_stores(found, types[2], sums), columns * sums)
-
-
-def whole_columns(config: Sm90Config, columns: int) -> Sm90Config:
-    """The configuration with a tile of a multiple of `columns` columns, up to 256.
-
-    >>> found = Sm90Config((192, 160), consumers=3)
-    >>> [whole_columns(found, columns).tile[1] for columns in (1, 32, 48, 128, 192, 384)]
-    [160, 160, 144, 128, 192, 160]
-    """
-    rows, most = config.tile
-    if most % columns == 0 or columns > _MOST_COLUMNS:
-        return config
-    return replace(config, tile=(rows, max(columns, most // columns * columns)))
 
 
 def gated_config(

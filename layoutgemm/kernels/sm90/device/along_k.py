@@ -26,10 +26,11 @@ from ...plan import present
 from ..along_k import k_tiles_of, load_extents, load_place
 from ..grouped import ENTRY_BYTES
 from .fused import Sm90FusedKernel
+from .prologue import Sm90PrologueKernel
 
 
-class Sm90AlongKKernel(Sm90FusedKernel):
-    """The production kernel with K tiles of a group each."""
+class GroupsAlongK(Sm90FusedKernel):
+    """K tiles of a group each."""
 
     def map_of_lines(
         self, tma: TmaPlan, address: Int64, pitches: tuple[Int64, ...], extents: Mapping[str, Int32]
@@ -43,8 +44,9 @@ class Sm90AlongKKernel(Sm90FusedKernel):
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
         c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
     ) -> bridge.Carried:  # fmt: skip
-        """The same, and K, to which offsets are held."""
-        return super().job_of(shared, place, sizes, c, words).extended(k=sizes[2])
+        """The same, and K, to which offsets are held; the job of a prologue has K already."""
+        job = super().job_of(shared, place, sizes, c, words)
+        return job if self.plan.prologue is not None else job.extended(k=sizes[2])
 
     @cute.jit
     def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
@@ -70,6 +72,10 @@ class Sm90AlongKKernel(Sm90FusedKernel):
         start, end = [bridge.uniform(load_word_shared(self.entry(job, group + i))) for i in range(2)]
         return start, end, k_tiles_of(self.plan, cutlass.max(end - start, 0), cutlass.max)
 
+    def lines_of_k(self, job: bridge.Carried, share: tuple[Int32, ...]) -> tuple[Int32, Int32]:
+        """The first line of a group, and its end."""
+        return share[0], share[1]
+
     def count_k_tiles(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
         """K tiles of a group."""
         return share[2]
@@ -77,3 +83,11 @@ class Sm90AlongKKernel(Sm90FusedKernel):
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
         """Coordinates along K of one of a group's K tiles."""
         return load_place(self.plan, share[0], share[1], k_tile, cutlass.max)
+
+
+class Sm90AlongKKernel(GroupsAlongK):
+    """The production kernel with K tiles of a group each."""
+
+
+class Sm90AlongKPrologueKernel(GroupsAlongK, Sm90PrologueKernel):
+    """And with a function of A's elements."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -26,15 +27,18 @@ from ...dsl.packed_weights import RegisterWgmma
 from ...plan import present
 from ...store import ROWS
 from ..operands.fragment_loads import groups_of, loads_of
-from ..operands.prologue import AXES, PrologueElement, PrologueOperand
+from ..operands.pair import SECOND
+from ..operands.prologue import AXES, PrologueElement, PrologueOperand, first_column
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 
+Lines = tuple[Int32 | None, Int32]  # the first row or column that counts, None for all from 0 on, and the end
+Taken = tuple[tuple[Int32, Int32], Lines, Any]  # see `PrologueFragments.functions`
 NumberKey = tuple[str, int, int]  # an operand's name, a block of rows or an instruction, and a place in thread 0's
 
 
 class Sm90PrologueKernel(Sm90FusedKernel):
-    """The production kernel with f(A) in place of A."""
+    """The production kernel with f(A) in place of A; of two pairs, of the first one's A."""
 
     def job_of(
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
@@ -42,6 +46,24 @@ class Sm90PrologueKernel(Sm90FusedKernel):
     ) -> bridge.Carried:  # fmt: skip
         """The same, and K, beyond which A is 0."""
         return super().job_of(shared, place, sizes, c, words).extended(k=sizes[2])
+
+    def lines_of_k(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Lines:
+        """The columns of A that a tile's share of K has."""
+        return None, job.k
+
+    def column_numbers(
+        self, job: bridge.Carried, fragments: PrologueFragments, share: tuple[tuple[Int32, ...], Int32], k_tile: Int32
+    ) -> Numbers:
+        """The operands' numbers of a K tile's columns; `share`: of K, and the matrix."""
+        column = first_column(self.place_of_k(job, share[0], k_tile))
+        return fragments.numbers(job, "k", (column, share[1]), self.lines_of_k(job, share[0]))
+
+    def release_and_load(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], stage: Int32, ahead: tuple[Int32, ...]
+    ) -> tuple[Int32, ...]:
+        """Release a stage; where consumers load for themselves, also load the next K tile."""
+        self.release(job, stage)
+        return self.load_next(job, maps, ahead) if self.plan.config.loader == "self" else ahead
 
     @cute.jit
     def consume(
@@ -60,16 +82,18 @@ class Sm90PrologueKernel(Sm90FusedKernel):
         stage, parity = Int32(0), Int32(0)
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
+            share = self.share_of_k(job, (m0, n0, matrix))
+            k_tiles, lines = self.count_k_tiles(job, share), self.lines_of_k(job, share)
             row = m0 + first_block * ROWS
-            rows = fragments.numbers(job, "m", row, matrix)
-            following = fragments.numbers(job, "k", job.k_first * plan.tile[2], matrix)
+            rows = fragments.numbers(job, "m", (row, matrix), (None, job.m))
+            following = self.column_numbers(job, fragments, (share, matrix), Int32(0))
             before = stage
-            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+            for k_tile in cutlass.range(k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
-                column = (job.k_first + k_tile) * plan.tile[2]
+                at = self.place_of_k(job, share, k_tile)
                 columns = following
                 if const_expr(reads_columns):  # a K tile ahead: memory answers while this one's products run
-                    following = fragments.numbers(job, "k", column + plan.tile[2], matrix)
+                    following = self.column_numbers(job, fragments, (share, matrix), k_tile + 1)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 words: list[list[Int32]] = []
                 for piece in cutlass.range_constexpr(len(pieces)):
@@ -77,29 +101,26 @@ class Sm90PrologueKernel(Sm90FusedKernel):
                     first = group.start
                     if const_expr(first == 0):
                         words = fragments.load_words(job.shared.a(stage), block)
-                    computed = fragments.functions(job, words, (block, group), (row, column), (rows, columns))
+                    taken = (row, first_column(at)), lines, at.get(SECOND, False)
+                    computed = fragments.functions(words, (block, group), taken, (rows, columns))
                     keep = k_tile > 0 if first == 0 else True
                     mma.multiply_fragments(accumulators[block], computed.lists, b, stage, first, keep)
                     mma.wait(1)
                     if const_expr(piece == 0):
                         if k_tile > 0:
-                            self.release(job, before)
-                            if const_expr(plan.config.loader == "self"):
-                                ahead = self.load_next(job, maps, ahead)
+                            ahead = self.release_and_load(job, maps, before, ahead)
                 before = stage
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
 
             mma.wait(0)
             if const_expr(plan.config.split > 1):
-                if job.k_tiles == 0:
+                if k_tiles == 0:
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0)
             mma.settle(*accumulators)
             self.bring_together(job, accumulators, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
-                self.release(job, before)
-                if const_expr(plan.config.loader == "self"):
-                    ahead = self.load_next(job, maps, ahead)
+                ahead = self.release_and_load(job, maps, before, ahead)
             self.store_pieces(job, maps, accumulators, (consumer, thread, tile), (row, n0, matrix))
             tile += job.workers
         self.after_tiles(job, tile)
@@ -154,16 +175,17 @@ class PrologueFragments(bridge.Carried):
         of = self.plan.mma.coords("A")
         return [(place, of(self.thread, v)) for v, place in enumerate(self.loads.values)]
 
-    def numbers(self, job: bridge.Carried, axis: str, first: Int32, matrix: Int32) -> Numbers:
-        """The operands' numbers of the thread's rows or columns; 0 beyond the matrix: what comes of it is not stored.
+    def numbers(self, job: bridge.Carried, axis: str, place: tuple[Int32, Int32], inside: Lines) -> Numbers:
+        """The operands' numbers of the thread's rows or columns; 0 outside, whose results are not stored.
 
-        axis   "m", rows of a tile; "k", columns of a K tile
-        first  row or column of A
+        axis    "m", rows of a tile; "k", columns of a K tile
+        place   first row or column of A, and the matrix
+        inside  those that have numbers
         """
+        first, matrix = place
         found: dict[NumberKey, Int32] = {}
         loads, which = self.loads, AXES.index(axis)
         count, unit = ((self.plan.blocks, loads.height), (loads.steps, loads.depth))[which]
-        size = (job.m, job.k)[which]
         start = loads.values[0][which]
         distances = sorted({place[which] - start for place in loads.values})  # the same in all threads
         own = self.plan.mma.coords("A")(self.thread, 0)[which]
@@ -176,7 +198,10 @@ class PrologueFragments(bridge.Carried):
                 address += Int64(matrix) * getattr(job.given, f"{operand.name}_batch") * bytes_
             for part, distance in product(range(count), distances):
                 step = part * unit + distance
-                bits = element.load_bits_if(address, step * bytes_, operand.dtype, at + step < size)
+                there = at + step < inside[1]
+                if inside[0] is not None:
+                    there = there & (at + step >= inside[0])
+                bits = element.load_bits_if(address, step * bytes_, operand.dtype, there)
                 found[operand.name, part, start + distance] = bits
         return Numbers(found)
 
@@ -190,19 +215,27 @@ class PrologueFragments(bridge.Carried):
 
     @cute.jit
     def functions(
-        self, job: bridge.Carried, words: Sequence[Sequence[Int32]], part: tuple[int, range],
-        place: tuple[Int32, Int32], numbers: tuple[Numbers, Numbers],
-    ) -> Computed:  # fmt: skip
-        """f of the fragments of a group of instructions; 0 beyond K.
+        self, words: Sequence[Sequence[Int32]], part: tuple[int, range], taken: Taken, numbers: tuple[Numbers, Numbers]
+    ) -> Computed:
+        """f of the fragments of a group of instructions; 0 outside of the share of K.
 
         part     block, and instructions along K
-        place    row and column of the block's first element in A
+        taken    row and column of the block's first element in A, the columns of the share of K, and whether the K tile
+                 is one of the second pair's, whose elements are taken as they are
         numbers  of the rows, and of the columns
         """
-        block, group = part
+        (block, group), (place, lines, second) = part, taken
         found = Computed([self.function(words[step], (block, step), place, numbers) for step in group])
-        if place[1] + self.plan.tile[2] > job.k:
-            found = self.within(job, found, group, place[1])
+        outside = place[1] + self.plan.tile[2] > lines[1]
+        if const_expr(lines[0] is not None):
+            outside = outside | (place[1] < lines[0])
+        if const_expr(self.plan.pair is not None):
+            # By selects: a branch's registers are those that ldmatrix fills while products still read them.
+            pairs = [zip(words[step], made, strict=True) for step, made in zip(group, found.lists, strict=True)]
+            found = Computed([[element.ElementMath.where(second, x, y) for x, y in each] for each in pairs])
+            outside = outside & (second == False)  # noqa: E712
+        if outside:
+            found = self.within(found, group, place[1], lines)
         return found
 
     def function(
@@ -223,19 +256,26 @@ class PrologueFragments(bridge.Carried):
                 for operand in prologue.operands
             }
             results.append(Float32(prologue.apply(x, PrologueElement(row, column, read, maths))))
-        return [
-            Int32(bridge.convert_pair(low, high, kind)) for low, high in zip(results[::2], results[1::2], strict=True)
-        ]
+        each = 32 // kind.bits
+        return [bridge.join(results[at : at + each], kind) for at in range(0, len(results), each)]
 
-    def within(self, job: bridge.Carried, computed: Computed, group: range, column: Int32) -> Computed:
-        """The same fragments with 0 beyond K, where B is 0: f of what is there may be infinite."""
-        lists = []
+    def within(self, computed: Computed, group: range, column: Int32, lines: Lines) -> Computed:
+        """The same fragments with 0 outside of the share of K, where B is 0: f of what is there may be infinite."""
+
+        def inside(at: Int32) -> Any:
+            return at < lines[1] if lines[0] is None else (at < lines[1]) & (at >= lines[0])
+
+        lists, bits = [], self.plan.a.dtype.bits
         columns = [own_j for _, (_, own_j) in self.values]
+        each = 32 // bits
         for step, words in zip(group, computed.lists, strict=True):
             kept = []
-            for low, high, word in zip(columns[::2], columns[1::2], words, strict=True):
-                first = column + step * self.loads.depth
-                mask = element.ElementMath.where(first + high < job.k, Int32(-1), Int32(0xFFFF))
-                kept.append(element.ElementMath.where(first + low < job.k, word & mask, Int32(0)))
+            for number, word in enumerate(words):
+                mask = Int32(0)
+                for place, own_j in enumerate(columns[number * each : (number + 1) * each]):
+                    part = ((1 << bits) - 1) << (place * bits)
+                    of = Int32(part - (part >> 31 << 32))  # as a signed word
+                    mask |= element.ElementMath.where(inside(column + step * self.loads.depth + own_j), of, Int32(0))
+                kept.append(word & mask)
             lists.append(kept)
         return Computed(lists)

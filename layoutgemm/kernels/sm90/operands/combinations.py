@@ -79,7 +79,6 @@ REFUSED: dict[tuple[str, str], str] = {
     ("gathered rows", "groups along K"): "its A is read along M, and rows of A are not contiguous",
     ("copied rows", "groups along K"): "its A is read along M, and rows of A are not contiguous",
     ("scattered rows", "groups along K"): "each group has a matrix of C",
-    ("prologue", "groups along K"): "its columns are counted from K's begin, and K tiles from a group's end",
     ("main loop", "gathered rows"): f"one warp of the loader copies its numbers, and all four gather; {_COPY}",
     ("second pair", "gathered rows"): f"the second A's rows are in order, and come by TMA; {_COPY}",
     ("masked groups", "gathered rows"): f"indices are of one matrix of A; {_COPY}",
@@ -87,7 +86,6 @@ REFUSED: dict[tuple[str, str], str] = {
     ("masked groups", "scattered rows"): f"indices are of one matrix of C; {_SCATTER}",
     ("batch", "scattered rows"): f"indices are of one matrix of C; {_SCATTER}",
     ("main loop", "prologue"): _ONE_LOOP,
-    ("second pair", "prologue"): "the function is of A alone, and both pairs pass through one loop",
     ("gate", "packed weights"): f"{_OF_WEIGHTS}: a tile's halves are columns of B",
     ("several B", "packed weights"): f"{_OF_WEIGHTS}: a tile's sums are of columns of B",
     ("main loop", "packed weights"): f"{_ONE_LOOP}, and scales are the weights' own",
@@ -199,8 +197,8 @@ def order_parts(schedule: Schedule, usual: Schedule) -> tuple[str, ...]:
 def refusal(parts: Sequence[str]) -> str:
     """The reason why two of these parts do not go together; "" where all do.
 
-    >>> refusal(("prologue", "second pair"))
-    'pair: no kernel has a second pair and a prologue: the function is of A alone, and both pairs pass through one loop'
+    >>> refusal(("prologue", "main loop"))
+    'mainloop: no kernel has a main loop that promotes and a prologue: a kernel has one loop over K'
     """
     for (first, other), why in REFUSED.items():
         if first in parts and other in parts:

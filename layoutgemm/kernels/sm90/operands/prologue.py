@@ -8,12 +8,15 @@ ldmatrix, computes f in f32, rounds to A's type, and multiplies by wgmma with A 
 
     step          instruction        place
     ----------    ---------------    -----------------------------------------------------
-    load          ldmatrix.x4        16x16 elements of a warp: `FragmentLoads`
-    f             f32 arithmetic     a thread's 8 values of them; beyond K they are 0
-    round         cvt                to A's type
+    load          ldmatrix.x4        16x16 elements of a warp, of 8 bits 16x32: `FragmentLoads`
+    f             f32 arithmetic     a thread's 8 or 16 values of them; outside of the tile's share of K they are 0
+    round         cvt                to A's type; of 8 bits beyond the largest value, to that
     multiply      wgmma, A in rmem   64 rows of A, B from shared memory
 
 f is computed once for each tile of columns of C, and not once for each element: `explain()` says how often.
+
+Groups along K share one A: its columns, and numbers along "k", are counted from the first group's begin. Of two pairs f
+is of the first one's A. The second one's registers are taken as ldmatrix loads them.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from ...epilogue import tracing
 from ...epilogue.matrix import numbers_of
 from ...epilogue.numpy_math import Math
 from ...plan import PERSISTENT_PARAMETERS, check_settings, present, tile_count
+from ..grouped import START
 from .fragment_loads import loads_of
 
 if TYPE_CHECKING:
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 
 AXES = ("m", "k")  # of an operand: one number for each row of A, or for each of its columns
 KINDS = ("f32", "bf16", "f16")  # of an operand
+TYPES = ("bf16", "f16", "e4m3", "e5m2")  # of A
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +84,21 @@ class PrologueOperand:
         """
         return (*([batch] if batch > 1 else []), m if self.axis == "m" else k)
 
-    def shapes(self, sizes: tuple[int, int, int, int], joined: bool = False) -> tuple[tuple[int, ...], ...]:
+    def shapes(self, sizes: tuple[int, int, int, int], shared: str = "") -> tuple[tuple[int, ...], ...]:
         """The shapes that it may have.
 
         sizes   (M, N, K, batch)
-        joined  groups share one A of all rows: one vector along K, or one for each group
+        shared  the axis of one A along which groups lie, whose numbers are theirs together: one vector along the other
+                axis, or one for each group. "" for a batch, whose matrices have vectors of their own
 
-        >>> PrologueOperand("w", "k", "f32").shapes((4, 4, 8, 3), joined=True)
+        >>> PrologueOperand("w", "k", "f32").shapes((4, 4, 8, 3), shared="m")
         ((8,), (3, 8))
         """
         m, _, k, batch = sizes
-        if not joined:
+        if not shared:
             return (self.shape(m, k, batch),)
-        return ((m,),) if self.axis == "m" else ((k,), (batch, k))
+        size = m if self.axis == "m" else k
+        return ((size,),) if self.axis == shared else ((size,), (batch, size))
 
 
 @dataclass(frozen=True)
@@ -193,16 +200,16 @@ class Prologue:
 
     @checked(PlanError)
     def check(
-        self, given: Mapping[str, object], sizes: tuple[int, int, int, int], joined: bool = False
+        self, given: Mapping[str, object], sizes: tuple[int, int, int, int], shared: str = ""
     ) -> dict[str, npt.NDArray[np.float32]]:  # fmt: skip
         """NumPy operands by name, rounded to their types; raises OperandError for one that does not fit.
 
-        sizes, joined  as `PrologueOperand.shapes` has them
+        sizes, shared  as `PrologueOperand.shapes` has them
         """
         found = {}
         for operand in self.operands:
             value = np.asarray(numbers_of(operand.name, given[operand.name]))
-            wanted = operand.shapes(sizes, joined)
+            wanted = operand.shapes(sizes, shared)
             if value.shape not in wanted:
                 of, want = "row" if operand.axis == "m" else "column", " or ".join(map(str, wanted))
                 raise OperandError(
@@ -242,31 +249,49 @@ class PrologueElement:
         return self.values[name]
 
 
+def values_in_stage(
+    plan: Sm90Plan, smem: SharedBytes, tile: int, part: tuple[int, int]
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    """The (64, depth) values of an instruction's A as they lie in a stage; arguments as for `prologue_values`."""
+    loads, (height, depth) = loads_of(plan), (int(plan.mma.shape_mnk[0]), int(plan.mma.shape_mnk[2]))
+    m, k = np.arange(height)[:, None], depth * part[1] + np.arange(depth)[None, :]
+    addresses = tile + np.asarray(loads.tile.byte(m + height * part[0], k), np.int64)
+    return loads.tile.dtype.decode(smem.read(addresses, loads.tile.dtype)).astype(np.float32)
+
+
+def first_column(place: Mapping[str, Any]) -> Any:
+    """The column of A with which a K tile begins, of its coordinates: before 0 where a group's last lines are fewer.
+
+    >>> first_column({"k": 64}), first_column({"k": -48, "start": 40})
+    (64, -8)
+    """
+    return place["k"] + place.get(START, 0)
+
+
 def prologue_values(
     plan: Sm90Plan, given: Mapping[str, npt.ArrayLike], smem: SharedBytes, tile: int, part: tuple[int, int],
-    place: tuple[int, int, int],
+    place: tuple[int, int, int], lines: tuple[int, int],
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """The (64, depth) values of an instruction's A: f of what lies in a stage, rounded to A's type; 0 beyond K.
+    """The (64, depth) values of an instruction's A: f of what lies in a stage, rounded to A's type; else 0.
 
     tile   the address of A's tile in shared memory
     part   (block of 64 rows, K block) of the tile
     place  row and column of A of the block's and the tile's first element, and the matrix
+    lines  the columns of the tile's share of K, beyond which A is 0
     """
-    loads, prologue = loads_of(plan), present(plan.prologue)
-    height, depth = int(plan.mma.shape_mnk[0]), int(plan.mma.shape_mnk[2])
-    m, k = np.arange(height)[:, None], depth * part[1] + np.arange(depth)[None, :]
-    addresses = tile + np.asarray(loads.tile.byte(m + height * part[0], k), np.int64)
-    x = loads.tile.dtype.decode(smem.read(addresses, loads.tile.dtype)).astype(np.float32)
-    rows, columns = place[0] + m, place[1] + k
+    prologue, x = present(plan.prologue), values_in_stage(plan, smem, tile, part)
+    height, depth = x.shape
+    rows, columns = place[0] + np.arange(height)[:, None], place[1] + depth * part[1] + np.arange(depth)[None, :]
     values = {}
     for operand in prologue.operands:
         vector = np.asarray(given[operand.name])
         vector = vector[place[2]] if vector.ndim > 1 else vector
-        at = np.minimum(rows if operand.axis == "m" else columns, vector.shape[0] - 1)
+        at = np.clip(rows if operand.axis == "m" else columns, 0, vector.shape[0] - 1)
         values[operand.name] = vector[at].astype(np.float32)
     with np.errstate(all="ignore"):
         found = np.asarray(prologue.apply(x, PrologueElement(rows, columns, values, Math)), np.float32)
-        found = np.where(columns < plan.k, np.broadcast_to(found, x.shape), np.float32(0))
+        inside = (columns >= lines[0]) & (columns < lines[1])
+        found = np.where(inside, np.broadcast_to(found, x.shape), np.float32(0))
         return plan.a.dtype.decode(plan.a.dtype.encode(found)).astype(np.float32)
 
 
@@ -275,8 +300,9 @@ def check_prologue(prologue: object, config: Sm90Config, a: Operand, b: Operand)
     if not isinstance(prologue, Prologue):
         raise PlanError(f"prologue = {prologue!r}: a Prologue, made by Prologue.of")
     for name, operand in (("a", a), ("b", b)):
-        if operand.dtype.name not in ("bf16", "f16"):
-            raise PlanError(f"{name} is {operand.dtype}: a prologue is of bf16 or f16, whose fragments ldmatrix loads")
+        if operand.dtype.name not in TYPES:
+            why = "a function's results are rounded to A's type, and only floats of 8 and 16 bits are converted"
+            raise PlanError(f"{name} is {operand.dtype}: a prologue is of {', '.join(TYPES)}; {why}")
     check_settings(
         config, "a product with a prologue takes", schedule="cooperative", staged_epilogue_k_tiles=0,
         reverse_odd_tiles=False, loaded_a_rows=None, products="warpgroup",
@@ -296,4 +322,6 @@ def explain_prologue(plan: Sm90Plan) -> list[str]:
     for operand in prologue.operands:
         each = "row, read once a tile" if operand.axis == "m" else "column, read in each K tile"
         lines.append(f"  {operand.name}: {operand.dtype}, a number a {each}, from global memory")
+    if plan.pair is not None:
+        lines.append("  of the first pair's A; the second pair's is multiplied as it is")
     return lines

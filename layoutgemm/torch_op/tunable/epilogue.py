@@ -6,7 +6,7 @@ and begin at multiples of 16 bytes, as torch allocates them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,15 +21,12 @@ from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.plan import Sm90Plan
 from ..epilogue import by_reference
 from ..operator import matmul
-from ..prepared import gpu
 from ..tuned_store import finished_types
 from ..types import TYPES
+from .product import ProductSizes, check_alone
 
 _ROWS = 64  # that are compared with a float64 product; all rows are with the default's own result
 _FUNCTION_ERROR = 2.0**-6  # of the largest value of a result: functions magnify an error of their argument
-# Arguments of `layoutgemm.tune` for other products, and their defaults.
-_OTHERS = {"recipe_a": None, "recipe_b": None, "groups": None, "activation": None, "form": "rows",
-           "use_fast_accum": True, "prologue": None}  # fmt: skip
 
 
 class EpilogueOperands(NamedTuple):
@@ -43,35 +40,15 @@ class EpilogueOperands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TunableEpilogue:
-    """A product with an epilogue.
+class TunableEpilogue(ProductSizes):
+    """A product with an epilogue: C is e4m3 where that quantises."""
 
-    dtype             of A, B and C: "bf16" or "f16"; C is e4m3 where the epilogue quantises
-    a_major, b_major  as `layoutgemm.tune` has them
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype: str
-    a_major: str
-    b_major: str
     epilogue: Epilogue
 
     @property
-    def orders(self) -> tuple[str, str, str]:
-        """Orders of A, B and C."""
-        return "row" if self.a_major == "k" else "col", "col" if self.b_major == "k" else "row", "row"
-
-    @property
-    def types(self) -> tuple[str, str, str]:
+    def types(self) -> tuple[str, ...]:
         """Types of A, B and C."""
         return self.dtype, self.dtype, self.dtype if self.epilogue.quantizes is None else "e4m3"
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """M, N, K, and one matrix."""
-        return self.m, self.n, self.k, 1
 
     @property
     def name(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -85,9 +62,8 @@ class TunableEpilogue:
 
     def plan(self, choice: Sm90Choice) -> Sm90Plan:
         """The plan of a candidate. Raises LayoutError where none can be derived."""
-        a, b, c = (f"{name}:{order}" for name, order in zip(self.types, self.orders, strict=True))
-        found: Sm90Plan = choice.plan(self.m, self.n, self.k, a=a, b=b, c=c, epilogue=self.steps)
-        return found
+        a, b, c = self.operand_specs
+        return choice.plan(self.m, self.n, self.k, a=a, b=b, c=c, epilogue=self.steps)
 
     def candidates(self) -> Iterator[Sm90Choice]:
         """Configurations that could be the fastest, the default first.
@@ -97,26 +73,13 @@ class TunableEpilogue:
         >>> [choice.config.tile for choice in TunableEpilogue(12288, 12288, 4096, "bf16", "k", "k", of).candidates()][0]
         (128, 192)
         """
-        places = gpu(torch.cuda.current_device() if torch.cuda.is_available() else -1)[0]
-        yield from candidates(
-            self.m,
-            self.n,
-            self.k,
-            self.a_major,
-            self.b_major,
-            places,
-            self.epilogue.goes_along_rows,
-            self.steps.read_in_lines,
-        )
+        yield from candidates(self.m, self.n, self.k, self.a_major, self.b_major, self.places, self.steps)
 
     def operands(self) -> EpilogueOperands:
         """Random matrices and vectors, numbers of 1, and the default's results, on the current GPU."""
-        kind, device = TYPES[self.dtype], "cuda"
-        a, b = torch.randn(self.m, self.k, device=device).to(kind), torch.randn(self.k, self.n, device=device).to(kind)
-        a = a if self.a_major == "k" else a.T.contiguous().T
-        b = b.T.contiguous().T if self.b_major == "k" else b
+        a, b = self.factors()
         given = {operand.name: self._given(operand) for operand in self.epilogue.given}
-        on = EpilogueOperands(a, b, given, (), torch.empty(self.m, self.n, device=device, dtype=TYPES[self.types[2]]))
+        on = EpilogueOperands(a, b, given, (), torch.empty(self.m, self.n, device=a.device, dtype=TYPES[self.types[2]]))
         self.call(on, None)
         return on._replace(results=tuple([x.clone() for x in self._results(on)]))
 
@@ -185,16 +148,15 @@ class TunableEpilogue:
 
 
 def tunable_epilogue(
-    sizes: tuple[int, int, int], of: str, majors: tuple[str, str], epilogue: object, others: tuple[object, ...]
+    sizes: tuple[int, int, int], of: str, majors: tuple[str, str], epilogue: object, others: Mapping[str, object]
 ) -> TunableEpilogue:
     """The product that is to be tuned. Raises OperandError for other steps, and for arguments beside them.
 
-    others  as `_OTHERS` has them, which a product with an epilogue does not take
+    others  arguments of other products, as `check_alone` has them
     """
     if not isinstance(epilogue, Epilogue) or not epilogue:
         raise OperandError(f"epilogue is {epilogue!r:.80}: an Epilogue of at least one step")
-    if named := [name for (name, usual), value in zip(_OTHERS.items(), others, strict=True) if value != usual]:
-        raise OperandError(f"{named[0]} and epilogue: a product with an epilogue is tuned alone")
+    check_alone("epilogue", others)
     if not epilogue.json:
         raise OperandError("the epilogue has a step of another package, whose text no result can be kept by")
     return TunableEpilogue(*sizes, of, *majors, epilogue)

@@ -30,11 +30,11 @@ from ...kernels.sm90.mainloop import DEPTH
 from ..bias_activation import ACTIVATIONS
 from ..operator import matmul
 from ..prepared import gpu
+from ..scaled_grouped.api import grouped_matmul, scaled_matmul
+from ..scaled_grouped.grouped import ALONG_K, MASKED, ROWS, ragged_name
+from ..scaled_grouped.recipes import BLOCK, FAMILIES, ROW, SQUARE, TENSOR, Recipes, recipe_text
+from ..scaled_grouped.scaled import NO_FINISH, check_scaled, derived, scaled_product, tuned_name
 from ..types import C_NAMES, TYPES, usual_type
-from .api import grouped_matmul, scaled_matmul
-from .grouped import ALONG_K, MASKED, ROWS, ragged_name
-from .recipes import BLOCK, FAMILIES, ROW, SQUARE, TENSOR, Recipes, recipe_text
-from .scaled import NO_FINISH, check_scaled, derived, scaled_product, tuned_name
 
 _EIGHT = ("e4m3", "e5m2")
 _TILES = ((64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (192, 128), (256, 128))

@@ -5,7 +5,7 @@ A result is kept for the function itself, by its text: another function costs ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,17 +20,13 @@ from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
 from ..operator import matmul
-from ..prepared import gpu
-from ..types import TYPES
-from .product import KINDS, function_of, tuned_types
+from ..prologue.product import KINDS, function_of, tuned_types
+from .product import ProductSizes, check_alone
 
 _TILES = {(128, 256): 2, (128, 192): 2, (128, 128): 2, (192, 128): 3, (256, 128): 2, (64, 256): 1, (64, 128): 1,
           (64, 64): 1}  # fmt: skip
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
 _FUNCTION_ERROR = 2.0**-5  # of a term: an approximated function may round to a neighbour; K of random sign
-# Arguments of `layoutgemm.tune` for other products, and their defaults.
-_OTHERS = {"recipe_a": None, "recipe_b": None, "groups": None, "activation": None, "form": "rows",
-           "use_fast_accum": True}  # fmt: skip
 
 
 class PrologueOperands(NamedTuple):
@@ -43,45 +39,20 @@ class PrologueOperands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TunablePrologue:
-    """A product with a prologue.
+class TunablePrologue(ProductSizes):
+    """A product with a prologue."""
 
-    dtype             of A, B and C: "bf16" or "f16"
-    a_major, b_major  as `layoutgemm.tune` has them
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype: str
-    a_major: str
-    b_major: str
     prologue: Prologue
-
-    @property
-    def orders(self) -> tuple[str, str, str]:
-        """Orders of A, B and C."""
-        return "row" if self.a_major == "k" else "col", "col" if self.b_major == "k" else "row", "row"
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """M, N, K, and one matrix."""
-        return self.m, self.n, self.k, 1
 
     @property
     def name(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Types and orders by which the result is kept."""
-        return tuned_types(self.prologue, (self.dtype,) * 3), self.orders
+        return tuned_types(self.prologue, self.types), self.orders
 
     def plan(self, choice: Sm90Choice) -> Sm90Plan:
         """The plan of a candidate. Raises LayoutError where none can be derived."""
-        a, b, _ = self.orders
-        names = f"{self.dtype}:{a}", f"{self.dtype}:{b}", self.dtype
-        return plan_with_prologue(self.sizes, names, self.prologue, None, choice.config, self._multiprocessors())
-
-    def _multiprocessors(self) -> int:
-        index = torch.cuda.current_device() if torch.cuda.is_available() else -1
-        return gpu(index)[0].multiprocessors
+        of = self.places.multiprocessors
+        return plan_with_prologue(self.sizes, self.operand_specs, self.prologue, None, choice.config, of)
 
     def candidates(self) -> Iterator[Sm90Choice]:
         """Configurations that could be the fastest, the default first.
@@ -91,7 +62,7 @@ class TunablePrologue:
         >>> [choice.config.tile for choice in found][:4]
         [(128, 256), (128, 256), (64, 256), (64, 256)]
         """
-        seen = list(prologue_candidates(*self.sizes, self._multiprocessors()))
+        seen = list(prologue_candidates(*self.sizes, self.places.multiprocessors))
         for tile, consumers in _TILES.items():
             for loader in ("warpgroup", "warp" if consumers == 1 else "self"):
                 for cluster in _CLUSTERS:
@@ -102,15 +73,12 @@ class TunablePrologue:
 
     def operands(self) -> PrologueOperands:
         """Random normal matrices and vectors of 0.5 to 1.5 on the current GPU."""
-        kind, device = TYPES[self.dtype], "cuda"
-        a, b = torch.randn(self.m, self.k, device=device).to(kind), torch.randn(self.k, self.n, device=device).to(kind)
-        a = a if self.a_major == "k" else a.T.contiguous().T
-        b = b.T.contiguous().T if self.b_major == "k" else b
-        given = {
-            operand.name: (torch.rand(operand.shape(self.m, self.k), device=device) + 0.5).to(KINDS[operand.dtype.name])
-            for operand in self.prologue.operands
-        }
-        return PrologueOperands(a, b, given, torch.empty(self.m, self.n, device=device, dtype=kind))
+        a, b = self.factors()
+        given = {}
+        for operand in self.prologue.operands:
+            values = torch.rand(operand.shape(self.m, self.k), device=a.device) + 0.5
+            given[operand.name] = values.to(KINDS[operand.dtype.name])
+        return PrologueOperands(a, b, given, torch.empty(self.m, self.n, device=a.device, dtype=a.dtype))
 
     def call(self, on: PrologueOperands, choice: Sm90Choice | None) -> torch.Tensor:
         """The product into its output."""
@@ -130,14 +98,13 @@ class TunablePrologue:
 
 
 def tunable_prologue(
-    sizes: tuple[int, int, int], of: str, majors: tuple[str, str], prologue: object, others: tuple[object, ...]
+    sizes: tuple[int, int, int], of: str, majors: tuple[str, str], prologue: object, others: Mapping[str, object]
 ) -> TunablePrologue:
     """The product that is to be tuned. Raises OperandError for other functions, and for arguments beside it.
 
-    others  as `_OTHERS` has them, which a product with a prologue does not take
+    others  arguments of other products, as `check_alone` has them
     """
     if not isinstance(prologue, Prologue):
         raise OperandError(f"prologue is a {type(prologue).__qualname__}: a Prologue, made by Prologue.of")
-    if named := [name for (name, usual), value in zip(_OTHERS.items(), others, strict=True) if value != usual]:
-        raise OperandError(f"{named[0]} and prologue: a product with a prologue is tuned alone")
+    check_alone("prologue", others)
     return TunablePrologue(*sizes, of, *majors, prologue)

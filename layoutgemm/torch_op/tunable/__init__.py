@@ -1,0 +1,7 @@
+"""Products as `layoutgemm.tune` measures them: candidates, operands, a call, its error.
+
+product         `matmul`'s own, and what those with functions share with it
+epilogue        with an epilogue
+prologue        with a prologue
+scaled_grouped  with scales, of groups, and gated ones
+"""
