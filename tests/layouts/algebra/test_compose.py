@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from layoutgemm.errors import CompositionError, LayoutError
-from layoutgemm.layouts import ComposedLayout, Layout, Swizzle, composition
+from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle, composition
 from tests.layouts import reference as ref
 from tests.layouts.strategies import Pair, inside, pairs, random_pair
 
@@ -262,6 +262,34 @@ def test_associative_where_images_fit() -> None:
             continue
         assert [once(i) for i in range(once.size)] == [twice(i) for i in range(twice.size)]
         checked += 1
+
+
+def counted(point: int | tuple[int, ...]) -> int:
+    """A point of two axes as one integer; an answer without a step along an axis leaves that axis out."""
+    x, y, *_ = (point, 0) if isinstance(point, int) else (*point, 0)
+    return x + 1000 * y
+
+
+def test_strides_along_axes_compose_like_integers_or_are_refused() -> None:
+    """Two axes are counted as digits of one integer; a stride along both at once is none."""
+    rng = random.Random(21)
+    answered = refused = mixed = 0
+    for _ in range(600):
+        shape = tuple(rng.randint(2, 6) for _ in range(rng.randint(2, 3)))
+        left = Layout(shape, tuple(rng.randint(1, 3) * E(rng.randint(0, 1)) for _ in shape))
+        right = inside(rng, (left.shape, left.stride))
+        picks = ref.image(*right)
+        values = [counted(left(i)) for i in picks]
+        try:
+            answer = left.compose(Layout(*right))
+        except CompositionError as error:
+            refused += 1
+            mixed += "at once" in str(error)
+            assert "at once" in str(error) or ref.first_misfit(values, ref.leaves(right[0])) is not None, error
+            continue
+        answered += 1
+        assert [counted(answer(i)) for i in range(answer.size)] == values, f"{left} o {Layout(*right)} = {answer}"
+    assert answered > 200 and refused > 200 and mixed > 5, (answered, refused, mixed)
 
 
 def test_beyond_the_domain_is_the_last_mode_running_on_or_a_refusal() -> None:
