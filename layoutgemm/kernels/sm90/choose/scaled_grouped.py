@@ -19,11 +19,11 @@ from ..config import Sm90Config
 from ..gated import HALVES
 from ..mainloop import DEPTH, Promoted, mainloop_of, takes_together
 from ..plan import Sm90Plan
-from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
 from .large_m import LargeMModel
 from .occupancy import ClusterOccupancy
 from .rules import choose
+from .stages import stages, warpgroups
 
 MODEL = cost_model("promoted", "h100")
 KINDS = {"one": 0, "few": 1, "full": 2}  # of kernels, and their places in the model's `start` and `memory`
