@@ -12,8 +12,9 @@ from ..plan import present
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_of
 from ..quantized.order import WORDS
 from .config import loader_threads
-from .mainloop import product_of, table_registers
+from .mainloop import product_of
 from .operands.fragment_loads import IN_FLIGHT, groups_of, loads_of
+from .operands.stage_numbers import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143

@@ -32,12 +32,13 @@ from .gated import combination, halves_of
 from .grouped import Ragged
 from .indexed.row_copy import copied_bytes
 from .indexed.rows import OUT_ROWS, IndexedRows
-from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers
+from .mainloop import COPY_ARRIVALS, Promoted
 from .named_barriers import NamedBarriers
 from .operands.combinations import Asked, check_parts
 from .operands.combined import Combined
 from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
+from .operands.stage_numbers import StageNumbers
 from .quantized.warp_products import WarpProducts, warp_products
 from .request import Sm90Request, second_maps
 from .shards import Gathered, Shards

@@ -28,13 +28,14 @@ from .gated import HALVES, check_gated, halves_of, in_halves
 from .grouped import check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
 from .indexed.rows import check_indexed
-from .mainloop import Promoted, StageNumbers, check_promoted
+from .mainloop import Promoted, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .operands.combinations import Asked, check_parts, order_parts
 from .operands.combined import check_combined, side_by_side
 from .operands.fragment_loads import product_groups
 from .operands.pair import SecondPair, check_maps
 from .operands.prologue import check_prologue
+from .operands.stage_numbers import StageNumbers
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
 from .quantized.warp_products import warp_products
