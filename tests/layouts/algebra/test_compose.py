@@ -271,7 +271,7 @@ def counted(point: int | tuple[int, ...]) -> int:
 
 
 def test_strides_along_axes_compose_like_integers_or_are_refused() -> None:
-    """Two axes are counted as digits of one integer; a stride along both at once is none."""
+    """The reference counts two axes as digits of one integer; a stride along both at once is refused."""
     rng = random.Random(21)
     answered = refused = mixed = 0
     for _ in range(600):
