@@ -1,4 +1,4 @@
-"""The numbers of a main loop's tables in a stage, and those that a thread reads.
+"""Numbers of a main loop's tables in a stage, and the threads that read them.
 
 The loader's side copies them beside A and B. A consumer with a load from global memory in flight would wait for it at
 the next wgmma.fence, as ptxas has it. Products of 256x128 tiles take nearly all of shared memory's bandwidth: numbers
