@@ -38,16 +38,15 @@ from .operands.combinations import Asked, check_parts
 from .operands.combined import Combined
 from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
-from .operands.stage_numbers import StageNumbers
 from .quantized.warp_products import WarpProducts, warp_products
-from .request import Sm90Request, second_maps
+from .request import ProductParts, Sm90Request, second_maps
 from .shards import Gathered, Shards
 from .smem import Sm90Smem, SplitKExchange
 from .triangular.operands import Triangles
 
 
 @dataclass(frozen=True)
-class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
+class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
@@ -137,11 +136,6 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         return self.ragged or self.along_k or self.experts
 
     @property
-    def joined_rows(self) -> bool:
-        """True if all groups' rows are those of one matrix of A and of C; B has a matrix for each in any case."""
-        return self.ragged is not None and not self.ragged.masked
-
-    @property
     def products(self) -> WarpProducts | None:
         """The products by mma.sync, where warps multiply packed weights, or None."""
         if self.config.tuning.products == "warpgroup":
@@ -162,11 +156,6 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
     def aligned_rows(self) -> bool:
         """True if tiles begin at multiples of their rows."""
         return not self.joined_rows
-
-    @property
-    def numbers(self) -> StageNumbers:
-        """The numbers that the main loop reads in a stage."""
-        return StageNumbers.of(self.mainloop, self.config.tile, self.aligned_rows, self.halves)
 
     @property
     def least_k_tiles(self) -> int:
@@ -340,19 +329,9 @@ class Sm90Plan(NamedBarriers, ReducingPlan, PersistentPlan):
         return *first, self.order.schedule, self.indexed, self.prologue
 
     @property
-    def gathers(self) -> bool:
-        """True if the product's kernel gathers A's rows."""
-        return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
-
-    @property
     def copies_rows(self) -> bool:
         """True if a kernel of its own gathers A's rows, before the product."""
         return self.indexed is not None and self.indexed.copies
-
-    @property
-    def scatters(self) -> bool:
-        """True if C's rows are scattered."""
-        return self.indexed is not None and self.indexed.scatter is not None
 
     @property
     def stores_by_maps(self) -> bool:

@@ -25,13 +25,13 @@ from .along_k import check_along_k, with_starts
 from .config import Sm90Config, check_tiles, loader_threads, order_of
 from .edges import with_ends
 from .gated import HALVES, check_gated, halves_of, in_halves
-from .grouped import check_ragged, ragged_store
+from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
-from .indexed.rows import check_indexed
+from .indexed.rows import IndexedRows, check_indexed
 from .mainloop import Promoted, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .operands.combinations import Asked, check_parts, order_parts
-from .operands.combined import check_combined, side_by_side
+from .operands.combined import Combined, check_combined, side_by_side
 from .operands.fragment_loads import product_groups
 from .operands.pair import SecondPair, check_maps
 from .operands.prologue import check_prologue
@@ -67,8 +67,38 @@ def check_rows(config: Sm90Config, m: int) -> None:
         raise PlanError(f"loaded_a_rows = {config.loaded_a_rows} of A's tile are loaded, and the product has {m}")
 
 
+class ProductParts:
+    """Facts that the parts of a product decide; a request and its plan are both one."""
+
+    config: Sm90Config
+    gated: Combined | None
+    mainloop: Promoted | None
+    ragged: Ragged | None
+    indexed: IndexedRows | None
+
+    @property
+    def gathers(self) -> bool:
+        """True if the product's kernel gathers A's rows."""
+        return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
+
+    @property
+    def scatters(self) -> bool:
+        """True if C's rows are scattered."""
+        return self.indexed is not None and self.indexed.scatter is not None
+
+    @property
+    def joined_rows(self) -> bool:
+        """True if all groups' rows are those of one matrix of A and of C; B has a matrix for each in any case."""
+        return self.ragged is not None and not self.ragged.masked
+
+    @property
+    def numbers(self) -> StageNumbers:
+        """The numbers that the main loop reads in a stage."""
+        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Sm90Request(Asked):
+class Sm90Request(ProductParts, Asked):
     """The arguments of `Sm90Plan.derive`, read and checked against each other."""
 
     sizes: tuple[int, int, int, int]
@@ -115,29 +145,14 @@ class Sm90Request(Asked):
         own = {**{each.name: getattr(asked, each.name) for each in fields(Asked)}, "mainloop": mainloop}
         return cls(**own, sizes=sizes, operands=(a, b, c), config=config)
 
-    @property
-    def gathers(self) -> bool:
-        """True if the product's kernel gathers A's rows."""
-        return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
-
     def gather_arrivals(self, a: OperandOfA) -> int:
         """Arrivals at a stage's barrier of threads that gather A."""
         return a.arrivals if isinstance(a, GatheredOperand) else 0
 
     @property
-    def joined_rows(self) -> bool:
-        """True if all groups' rows are those of one matrix."""
-        return self.ragged is not None and not self.ragged.masked
-
-    @property
     def grouped_lines(self) -> bool:
         """True if groups are lines of one C: each may end with a part of a tile."""
         return self.joined_rows or self.experts is not None
-
-    @property
-    def numbers(self) -> StageNumbers:
-        """The numbers that the main loop reads in a stage."""
-        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated))
 
     @property
     def named(self) -> list[str]:
@@ -322,7 +337,7 @@ class Sm90Request(Asked):
             rows=tuning.box_rows,
             at_once=tuning.store_at_once,
         )
-        if self.indexed is not None and self.indexed.scatter is not None:
+        if self.scatters:
             return store  # by vectors of C's rows, wherever they are
         if self.ragged is not None:
             return ragged_store(store, self.sizes[3] > 1 and not self.joined_rows)
