@@ -68,7 +68,7 @@ def check_rows(config: Sm90Config, m: int) -> None:
 
 
 class ProductParts:
-    """Facts that the parts of a product decide; a request and its plan are both one."""
+    """Facts that the parts of a product decide, for a request and for its plan."""
 
     config: Sm90Config
     gated: Combined | None
