@@ -54,7 +54,7 @@ def configurations(m: int, h: int, k: int, quantised: bool) -> Iterator[Sm90Conf
     [(128, 256), (128, 192)]
     """
     if not quantised:
-        candidates = scaled_candidates((m, 2 * h, k, 1), False, 132)
+        candidates = scaled_candidates((m, 2 * h, k, 1), 132)
         yield from (config for config in candidates if config.tile[1] % (16 * config.split) == 0)
         return
     usual = quantized_gate_config(m, h, k)

@@ -143,7 +143,7 @@ def scaled(sizes: tuple[int, int, int], tiles: int = 0) -> tuple[dict[str, list[
 
             attempt(calls, name, [lambda s=s, launch=launch: launch(s) for s in sets])
     places = occupancy.resident(torch.cuda.current_device(), 1)
-    for config in scaled_candidates((*sizes, 1), False, places)[:tiles]:
+    for config in scaled_candidates((*sizes, 1), places)[:tiles]:
         name = f"{OURS} {config.tile[0]}x{config.tile[1]}, K in {config.split}, cluster {config.cluster}"
         more = {"config": config}
         attempt(calls, name, [

@@ -41,7 +41,9 @@ def text_of(page: Path) -> str:
 
 @each_page
 def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [block for block in blocks(text_of(page)) if block.language == "python"]
+    every = list(blocks(text_of(page)))
+    assert not [block.line for block in every if ">>>" in block.text and block.language != "python"], "never run"
+    found = [block for block in every if block.language == "python"]
     if not found:
         return
     monkeypatch.chdir(tmp_path)

@@ -178,10 +178,14 @@ def _gpus() -> Iterator[ReportLine]:
 
 def _cards(found: _Torch) -> Iterator[ReportLine]:
     """A line for each GPU that torch finds."""
-    if found.sees_gpus:
-        import torch
-    if not found.sees_gpus or not torch.cuda.is_available():
-        yield ReportLine("GPU", MISSING, "torch finds none", "a Hopper GPU (H100, H200, GH200) and its driver")
+    absent = ReportLine("GPU", MISSING, "torch finds none", "a Hopper GPU (H100, H200, GH200) and its driver")
+    if not found.sees_gpus:
+        yield absent
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        yield absent
         return
     able = []
     for index in range(torch.cuda.device_count()):

@@ -18,7 +18,7 @@ from ..kernels.compile.launcher import THREAD, bind
 from ..kernels.epilogue.parameters import PlacedOperand, words_of
 from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
-from ..kernels.run.stream_memory import copy_bytes, set_words, wait
+from ..kernels.run.stream_memory import clear_words, copy_bytes, wait
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import crosses_shards
 from ..torch_op.launch import DirectLaunch, empty_on_gpu, raw_stream
@@ -159,7 +159,7 @@ class ScatterCall(ShardCall):
         workspace = self.workspace
         if self.copies:  # flags begin at 0: the next rank writes them when it knows that this one has begun
             for address, count in self.zeros:
-                set_words(stream, address, 0, count)
+                clear_words(stream, address, count)
             workspace.fork(stream)
         else:
             self.calls.add_(1)

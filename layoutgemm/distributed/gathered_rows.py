@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..kernels.run.stream_memory import copy_bytes, memory_operations, set_words, wait
+from ..kernels.run.stream_memory import clear_words, copy_bytes, memory_operations, wait
 from ..kernels.sm90.plan import Sm90Plan
 from ..torch_op.launch import raw_stream
 from .workspaces import Send, Workspace
@@ -93,7 +93,7 @@ def sends_of_rows(workspace: Workspace, of: RankRows) -> Iterator[Send]:
 
 def clear_flags(workspace: Workspace, stream: int) -> None:
     """Set all flags to 0: no rows have come."""
-    set_words(stream, workspace.flag_address(workspace.rank, 0), 0, workspace.flag_count)
+    clear_words(stream, workspace.flag_address(workspace.rank, 0), workspace.flag_count)
 
 
 def fill_own(workspace: Workspace, a: torch.Tensor) -> None:

@@ -89,21 +89,32 @@ def _product(
     way: OverlapOptions,
 ) -> torch.Tensor:
     """The product of that name: computed now, or by its operator where torch has to see it."""
-    traced = torch.compiler.is_dynamo_compiling()
-    if traced:
-        a, b = autocast(a, b)
-    else:
-        found = group_of(group)
-        key, kept = find(name, found, (a, b), scales, out, way)
-        if kept is not None:
-            return kept.run(a, b, scales, out)
-        if isinstance(a, torch.Tensor) and torch.is_autocast_enabled(a.device.type):
-            a, b = autocast(a, b)  # outside of the region calls are kept
-            with torch.autocast(a.device.type, enabled=False):
-                return _product(name, a, b, group, scales, out, way)
+    if torch.compiler.is_dynamo_compiling():
+        return _seen_by_torch(name, *autocast(a, b), group, scales, out, way)
+    found = group_of(group)
+    key, kept = find(name, found, (a, b), scales, out, way)
+    if kept is not None:
+        return kept.run(a, b, scales, out)
+    if isinstance(a, torch.Tensor) and torch.is_autocast_enabled(a.device.type):
+        a, b = autocast(a, b)  # outside of the region calls are kept
+        with torch.autocast(a.device.type, enabled=False):
+            return _product(name, a, b, group, scales, out, way)
+    if needs_dispatcher(*[x for x in (a, b, *scales, out) if isinstance(x, torch.Tensor)]):
+        return _seen_by_torch(name, a, b, group, scales, out, way)
+    return PRODUCTS[name](a, b, found, scales, out, way, key)
+
+
+def _seen_by_torch(
+    name: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    group: Group,
+    scales: Scales,
+    out: torch.Tensor | None,
+    way: OverlapOptions,
+) -> torch.Tensor:
+    """The product of that name by its operator."""
     given = [x for x in (a, b, *scales, out) if isinstance(x, torch.Tensor)]
-    if not traced and not needs_dispatcher(*given):
-        return PRODUCTS[name](a, b, found, scales, out, way, key)
     if way.transfer is not None or way.config is not None:
         _refuse(f"transfer and config: {name} takes none where it is recorded or traced")
     if out is not None and differentiated(*given):

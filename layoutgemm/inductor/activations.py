@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ..torch_op.bias_activation import ACTIVATIONS
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
+_MOST_NODES = 16  # that read a product and are compared with a pattern's last node
 
 
 class ActivationPattern(NamedTuple):
@@ -82,11 +83,11 @@ def following(product: Node, kind: torch.dtype, rank: int) -> Match | None:
     return None
 
 
-def _descendants(product: Node, most: int = 16) -> list[Node]:
+def _descendants(product: Node) -> list[Node]:
     """Nodes that read a product, directly or through others, nearest first."""
     found: dict[Node, None] = {}
     waiting = [product]
-    while waiting and len(found) < most:
+    while waiting and len(found) < _MOST_NODES:
         for user in waiting.pop(0).users:
             if user.op == "call_function" and user not in found:
                 found[user] = None

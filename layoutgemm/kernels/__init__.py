@@ -5,8 +5,8 @@ A size m handed to `layoutgemm.plan` passes through at most five files, here of 
     planner                            the front door: which kernel, and its configurations
     sm90.choose.rules                  the configuration chosen: small_m's up to 64 rows, else the best estimate
     sm90.choose.small_m or large_m     estimates of time
-    sm90.plan                          the plan derived
-    sm90.config                        the rows of A that the configuration loads
+    sm90.plan                          the plan
+    sm90.request                       the arguments read and checked, and each object derived from them
 
 On sm_80 and sm_120a planner, sm80.choose and sm80.plan see it, on sm_100a planner and sm100.plan. At every door
 `layoutgemm.arguments` reads it first.

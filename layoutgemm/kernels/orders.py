@@ -188,6 +188,7 @@ def order_check(schedule: Schedule, grid: tuple[int, int]) -> Check:
     if grid[0] * grid[1] > MOST_LOOKED_AT:
         witness = f"{answer}; and a grid of {grid[0]}x{grid[1]} tiles is not looked at one by one"
         return Check("order", statement, False, "none", witness)
+    found: Check | None = None
     for one in _ranks(schedule):
         try:
             found = visits_once(one.table(grid), grid, "order", one.visited(grid))
@@ -195,6 +196,7 @@ def order_check(schedule: Schedule, grid: tuple[int, int]) -> Check:
             return Check("order", statement, False, "exhaustion", str(error))
         if not found:
             return found
+    assert found is not None  # an order has a rank
     return found
 
 

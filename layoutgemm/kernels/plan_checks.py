@@ -177,6 +177,12 @@ def stages_of(plan: GemmPlan) -> list[Region]:
     ]
 
 
+def stage_budget(plan: GemmPlan) -> dict[str, int]:
+    """Name -> bytes of all stages of A, and of B."""
+    each = {"A": plan.smem.a_stage_bytes, "B": plan.smem.b_stage_bytes}
+    return {f"{plan.stages} stages of {name}": plan.stages * size for name, size in each.items()}
+
+
 def misplaced(regions: Iterable[Region], alignment: int, total: int) -> str:
     """The first region that is unaligned, overlaps another, or ends beyond the total; or "".
 

@@ -244,9 +244,9 @@ def _entry(x: object, what: str) -> Any:
     return entry(x) if is_sympy(x) else as_int(x, what)
 
 
-def as_profile(x: object, what: str) -> Any:
+def as_profile(x: object) -> Any:
     """A caller's profile: a tuple of ints and None."""
-    return as_nested(x, what, lambda y, said: None if y is None else as_int(y, said))
+    return as_nested(x, "an entry of a profile", lambda y, said: None if y is None else as_int(y, said))
 
 
 def as_order(x: object) -> Any:

@@ -330,7 +330,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         ('12:1', '(2,6):(1,2)')
         """
         if profile is not None:
-            profile = _t.as_profile(profile, "an entry of a profile")
+            profile = _t.as_profile(profile)
             return _new(*_t.by_profile(_t.coalesce, self.shape, self.stride, profile))
         S, D = coal(self.shape, self.stride)
         if len(S) > 1:
@@ -344,7 +344,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         '6:1'
         """
         if profile is not None:
-            profile = _t.as_profile(profile, "an entry of a profile")
+            profile = _t.as_profile(profile)
             return _new(*_t.by_profile(_t.filter_zeros, self.shape, self.stride, profile))
         return _new(*_t.filter_zeros(self.shape, self.stride))
 

@@ -18,7 +18,8 @@ from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.sm80.choose import Sm80Choice, by_lines, holding_groups
 from ..kernels.sm90.choose.costs import cost_model
 from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, in_place, likeliest, nearest, of_estimate
-from ..kernels.sm90.config import check_rows, check_tiles
+from ..kernels.sm90.config import check_tiles
+from ..kernels.sm90.request import check_rows
 from . import tuned_store as tuned
 from .problem import Problem, Solution
 

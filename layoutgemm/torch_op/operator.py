@@ -242,12 +242,13 @@ def matmul(
                     ):
                         low = 1  # views of the same lines, or an error: `_checked` tells
             except RuntimeError:  # sparse tensors have no address
-                low = 1
-            if not low & 15:
-                if out is not None:
-                    mark_written((out,))
-                ready.launch(at_a, at_b, at_c, raw_stream(index), words)
-                return _record(a, b, bias, (c, ready, activation, False)) if recorded else c
+                pass
+            else:
+                if not low & 15:
+                    if out is not None:
+                        mark_written((out,))
+                    ready.launch(at_a, at_b, at_c, raw_stream(index), words)
+                    return _record(a, b, bias, (c, ready, activation, False)) if recorded else c
     if recorded and not plain and _finished_by_torch(a, b, out, bias, activation, out_dtype):
         value = matmul(a, b, bias=bias, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32)
         return by_autograd(value, str(activation))

@@ -123,7 +123,7 @@ class Rank:
         monkeypatch.setattr(calls, "of_device", lambda _: ClusterOccupancy(132))
         monkeypatch.setattr(calls, "compile_plan", lambda plan: None)
         for module in (calls, gathered_rows):
-            monkeypatch.setattr(module, "set_words", lambda _, to, value, count: ctypes.memset(to, value, 4 * count))
+            monkeypatch.setattr(module, "clear_words", lambda _, to, count: ctypes.memset(to, 0, 4 * count))
             monkeypatch.setattr(module, "raw_stream", lambda _: 0)
         monkeypatch.setattr(workspaces, "follow", self.follow)
         monkeypatch.setattr(workspaces, "_is_capturing", lambda: False)

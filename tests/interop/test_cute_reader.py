@@ -108,7 +108,7 @@ def test_numpy_strides_are_elements() -> None:
     record = np.zeros(4, [("a", "i1"), ("b", "i2")])
     with pytest.raises(LayoutError, match="no whole elements of 2 bytes"):
         from_cute(record["b"])
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match="extent must be at least 1, not 0"):
         from_cute(np.zeros((0, 4)))
 
 

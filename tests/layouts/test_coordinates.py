@@ -89,7 +89,7 @@ def test_symbols_of_an_offset_take_values() -> None:
     M = dim("M")
     tile = CoordinateTensor((M, 0), Layout.identity((M, 8)))
     assert prove(tile, tile.flatten()).ok
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match="offset of a CoordinateTensor must be a tuple"):
         CoordinateTensor(4, Layout.identity((4, 8)))
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match="leads to offsets"):
         CoordinateTensor((4, 0), Layout((4, 8)))

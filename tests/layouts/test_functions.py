@@ -181,7 +181,7 @@ def test_modes_by_index() -> None:
     assert layout[0] == Layout(2, 12)
     assert layout[1] == Layout((3, 4), (4, 1))
     assert layout[-1] == layout[1]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="has no mode 2"):
         layout[2]
 
 
@@ -201,12 +201,12 @@ def test_text_and_pickle_round_trips(pair: Pair) -> None:
 def test_text_is_cute_notation() -> None:
     assert str(Layout((2, (3, 4)), (1, (2, 6)))) == "(2,(3,4)):(1,(2,6))"
     assert str(Layout(4, 2)) == "4:2"
-    assert str(Layout((4,), (2,))) in ("(4):(2)", "(4,):(2,)")
+    assert str(Layout((4,), (2,))) == "(4):(2)"
     assert Layout.parse(" ( 2 , ( 3 , 4 ) ) : ( 1 , ( 2 , 6 ) ) ") == Layout((2, (3, 4)), (1, (2, 6)))
     assert Layout.parse("3:-1") == Layout(3, -1)
     assert str(Layout((4, 8), (E(0), E(1)))) == "(4,8):(1@0,1@1)"
     assert str(Layout((4, 8), (8 * E(0), E(1)))) == "(4,8):(8@0,1@1)"
-    assert str(Swizzle(3, 4, 3)).startswith("S<3,4,3>") or str(Swizzle(3, 4, 3)).startswith("Sw<3,4,3>")
+    assert str(Swizzle(3, 4, 3)) == "S<3,4,3>"
 
 
 @pytest.mark.parametrize(

@@ -259,9 +259,9 @@ def test_subscripts_with_symbols_and_refusals() -> None:
     assert str(row) == "S<0,0,0> o 3*N o (N):(1)"
     with pytest.raises(LayoutError, match="a part of a mode is a tile"):
         Layout((8, 4))[0:4, 0]
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=r"coordinate 4 is outside 0\.\.3"):
         Layout((8, 4))[:, 4]
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=r"does not have the nesting of shape \(8,4\)"):
         Layout((8, 4))[:, 0, 0]
 
 

@@ -39,5 +39,5 @@ def test_bad_places_are_refused() -> None:
         RotatedRows(Linear()).table((3, 2), 3)
     with pytest.raises(PlanError, match="3 rows of tiles in 2 shards"):
         ShardByShard(Linear()).table((3, 2), 0, 2)
-    with pytest.raises(PlanError):
+    with pytest.raises(PlanError, match=r"must be a Schedule, not \(3, 2\)"):
         RotatedRows((3, 2))

@@ -245,12 +245,13 @@ class TiledCopy(HasPicture, HasPage, Convertible):
         twice. Copies made for a tiled product move an element once for each thread that holds it: ask them by side.
         """
         tile = Layout(self.tile)
-        sides = ("src", "dst") if side is None else (side,)
-        for name in sides:
+        if side is not None:
+            return self.tv_layout(side).covers(tile)
+        for name in ("src", "dst"):
             covered = self.tv_layout(name).covers(tile)
             if not covered:
                 return covered
-        return self.layout_tv.is_bijective() if side is None else covered
+        return self.layout_tv.is_bijective()
 
     @checked(AtomError)
     def vectors(self, side: str, layout: object, width: int | None = None) -> Answer:

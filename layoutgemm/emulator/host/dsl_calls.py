@@ -424,6 +424,7 @@ class CompiledFunction:
             if none[name] and value is not None:
                 raise EmulatorError(f"{name} was None when the function was compiled: only None can be passed")
         told: list[list[CallValue]] = []
+        flat: list[CallValue] = []
         for scalars in (False, True):
             told = [
                 [] if none[name]

@@ -294,8 +294,8 @@ def load(program: Program, ins: PtxInstruction) -> Run:
 def assign(fiber: Fiber, register: int, lanes: int, values: Lanes) -> None:
     """Write the values of some of the fiber's lanes; the others keep theirs."""
     out, gone = np.zeros(LANES, dtype=values.dtype), 0
+    before = fiber.registers[register]
     if lanes != fiber.lanes:
-        before = fiber.registers[register]
         gone = lanes_without(before) & ~lanes & fiber.lanes
         out[:] = defined(before)
     out[bool_of(lanes)] = values

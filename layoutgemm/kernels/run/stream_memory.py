@@ -76,11 +76,11 @@ def copy_bytes(stream: int, destination: int, source: int, nbytes: int) -> None:
     got(driver.cuMemcpyAsync(destination, source, nbytes, stream))
 
 
-def set_words(stream: int, address: int, value: int, count: int) -> None:
-    """Set 32-bit words of the current device. Raises RuntimeError with the driver's error."""
+def clear_words(stream: int, address: int, count: int) -> None:
+    """Set 32-bit words of the current device to 0. Raises RuntimeError with the driver's error."""
     from cuda.bindings import driver
 
-    got(driver.cuMemsetD32Async(address, value, count, stream))
+    got(driver.cuMemsetD32Async(address, 0, count, stream))
 
 
 def new_event() -> int:

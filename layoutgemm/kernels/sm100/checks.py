@@ -30,7 +30,17 @@ from ..derive import OperandPlan, one_matrix
 from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan import MOST_BYTES
-from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, pipelines, stages_of, tiles_of_c, tiles_of_k
+from ..plan_checks import (
+    Region,
+    barriers_at,
+    buffers_of_c,
+    misplaced,
+    pipelines,
+    stage_budget,
+    stages_of,
+    tiles_of_c,
+    tiles_of_k,
+)
 from ..store import distinct_chunks
 from ..store_ring import StoreRing
 from .pipeline_model import BlackwellPipeline
@@ -286,11 +296,7 @@ def _shared_map(plan: Sm100Plan) -> Check:
 
 def _shared_memory(plan: Sm100Plan) -> Check:
     smem = plan.smem
-    parts = {
-        f"{plan.stages} stages of A": plan.stages * smem.a_stage_bytes,
-        f"{plan.stages} stages of B": plan.stages * smem.b_stage_bytes,
-        "buffers of C": plan.store.bytes(EPILOGUE_WARPS),
-    }
+    parts = {**stage_budget(plan), "buffers of C": plan.store.bytes(EPILOGUE_WARPS)}
     needed = 2 * (plan.stages + plan.accumulators) * smem.barrier_bytes + SLOT_BYTES
     return shared_memory_of(plan.arch, parts, smem.total, needed)
 

@@ -9,11 +9,12 @@ from ...checks import shared_memory_of
 from ...checks.budgets import launch_registers, role_registers
 from ...report import Check
 from ..plan import present
-from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_of
+from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stage_budget, stages_of
 from ..quantized.order import WORDS
 from .config import loader_threads
-from .mainloop import product_of, table_registers
+from .mainloop import product_of
 from .operands.fragment_loads import IN_FLIGHT, groups_of, loads_of
+from .operands.stage_numbers import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
@@ -58,10 +59,7 @@ def _shared_map(plan: Sm90Plan) -> Check:
 
 def _shared_memory(plan: Sm90Plan) -> Check:
     smem = plan.smem
-    parts = {
-        f"{plan.stages} stages of A": plan.stages * smem.a_stage_bytes,
-        f"{plan.stages} stages of B": plan.stages * smem.b_stage_bytes,
-    }
+    parts = stage_budget(plan)
     if plan.store is not None and not plan.config.one_tile_per_cluster:
         parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
     if plan.exchange is not None:

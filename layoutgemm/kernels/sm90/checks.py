@@ -36,10 +36,11 @@ from .edges import ends_check
 from .grouped import ragged_checks
 from .indexed.checks import indexed_checks
 from .indexed.copies import GatheredOperand
-from .mainloop import COPY_ARRIVALS, product_of, products_check, promotion_check
+from .mainloop import COPY_ARRIVALS, product_of, products_check
 from .multicast import uneven_shares
 from .operands.fragment_loads import fragment_load_checks, groups_of
 from .operands.pair import pair_check
+from .operands.stage_numbers import promotion_check
 from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .pipeline_model import HopperPipeline
 from .plan import WARPS_OF_GROUP, Sm90Plan

@@ -342,18 +342,6 @@ def order_of(config: Sm90Config) -> Linear | Grouped:
     return Linear(tuning.along) if config.launch == "tiles" else Grouped(tuning.along, tuning.group)
 
 
-def check_rows(config: Sm90Config, m: int) -> None:
-    """Raise PlanError if fewer rows of A's tile are loaded than the product has.
-
-    >>> check_rows(Sm90Config((64, 64), consumers=1, loaded_a_rows=16), 17)
-    Traceback (most recent call last):
-        ...
-    layoutgemm.errors.PlanError: loaded_a_rows = 16 of A's tile are loaded, and the product has 17
-    """
-    if config.loaded_a_rows is not None and m > config.loaded_a_rows:
-        raise PlanError(f"loaded_a_rows = {config.loaded_a_rows} of A's tile are loaded, and the product has {m}")
-
-
 def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged: bool) -> None:
     """Raise PlanError for more tiles than a kernel counts or a grid holds."""
     tiles = (across[0] + batch) * across[1] if ragged else across[0] * across[1] * batch

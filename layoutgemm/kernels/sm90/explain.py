@@ -17,8 +17,9 @@ from .edges import explain_ends
 from .gated import Gated
 from .grouped import explain_ragged
 from .indexed.checks import explain_indexed
-from .mainloop import explain_mainloop, product_of
+from .mainloop import product_of
 from .operands.prologue import explain_prologue
+from .operands.stage_numbers import explain_mainloop
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import explain_experts
 from .quantized.explain import explain_packed

@@ -6,7 +6,7 @@ from ...checks import check_pipeline, registers, self_loading, shared_memory
 from ...layouts import Layout
 from ...report import Check, Report
 from ..derivation import checked
-from ..plan_checks import fragment_checks, misplaced, operand_checks, stages_of
+from ..plan_checks import fragment_checks, misplaced, operand_checks, stage_budget, stages_of
 from .plan import TeachingPlan
 
 
@@ -21,16 +21,8 @@ def _checks(plan: TeachingPlan, explored: bool) -> list[Check]:
         checks += operand_checks(operand, plan.mma)
     checks += [_barrier(plan), *([_pipeline(plan)] if explored else [])]
     checks += [*fragment_checks(plan.mma), _smem_overlap(plan)]
-    checks.append(
-        shared_memory(
-            plan.arch,
-            {
-                f"{plan.stages} stages of A": plan.stages * plan.smem.a_stage_bytes,
-                f"{plan.stages} stages of B": plan.stages * plan.smem.b_stage_bytes,
-                "barriers": plan.smem.total - plan.smem.barrier_offset,
-            },
-        )
-    )
+    parts = {**stage_budget(plan), "barriers": plan.smem.total - plan.smem.barrier_offset}
+    checks.append(shared_memory(plan.arch, parts))
     held = {"accumulator": plan.mma.accumulator_registers, "two descriptors": 4, "addresses, sizes and counters": 16}
     checks.append(registers(plan.arch, plan.threads, held))
     return checks

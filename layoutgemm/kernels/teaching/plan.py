@@ -113,7 +113,7 @@ class TeachingPlan(GemmPlan):
         DescriptorError and TmaError when a derivation is refused.
 
         >>> plan = TeachingPlan.derive(200, 136, 72, a="bf16", b="bf16:col")
-        >>> plan.tile, plan.stages, plan.bytes_per_stage
+        >>> plan.tile, plan.stages, plan.barrier.bytes
         ((64, 64, 64), 4, 16384)
         >>> hex(plan.a.descriptor.word), plan.b.tma.box
         ('0x4000004000010000', (64, 64))
@@ -163,11 +163,6 @@ class TeachingPlan(GemmPlan):
     def threads(self) -> int:
         """Threads of a block: those of the one matrix instruction."""
         return self.mma.threads
-
-    @property
-    def bytes_per_stage(self) -> int:
-        """Bytes that the barrier of a stage waits for."""
-        return self.barrier.bytes
 
     @property
     def tiles(self) -> tuple[int, int, int]:

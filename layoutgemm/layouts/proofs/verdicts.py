@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from typing import Any, TypeAlias
 
-from ...arguments import shown
+from ...arguments import refusal, shown
 from ...errors import LayoutError
 from ...lazy_numpy import has_numpy, np
 from .. import registries
@@ -271,8 +271,7 @@ def check_layouts(*xs: object) -> None:
     """Raise LayoutError for an operand of a statement about layouts that is no layout."""
     for x in xs:
         if not isinstance(x, Function):
-            notation = f"; CuTe's notation is read by parse({shown(x)})" if isinstance(x, str) else ""
-            raise LayoutError(f"layouts are compared, and {shown(x)} is none{notation}")
+            raise LayoutError(refusal(x, "an operand of a comparison", "a layout"))
 
 
 def equivalent(a: Any, b: Any) -> Answer:

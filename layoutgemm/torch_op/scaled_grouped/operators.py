@@ -239,14 +239,7 @@ class _GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
-        return one_after_another(info, in_dims, arguments, differentiable_of), 0
-
-
-def differentiable_of(
-    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, out_dtype: torch.dtype | None, config: str
-) -> torch.Tensor:
-    """`differentiable`, with the arguments of `_GroupedProduct`."""
-    return differentiable(a, b, groups, said, out_dtype, config)
+        return one_after_another(info, in_dims, arguments, differentiable), 0
 
 
 def grouped_gradients(

@@ -357,13 +357,9 @@ def test_copies_for_operands(asked: Any, replies: Any, i: int) -> None:
     compare_copy(copy, question, reply)
     fragment = receive(question["fragment"])
     same(copy.retile(fragment), reply["retile"], "retile")
-    # Without what it knows of the product it finds the same order, or refuses.
-    try:
-        blind = TiledCopy(copy.atom, copy.layout_tv, copy.tiler).retile(fragment)
-    except AtomError as error:
-        assert "order of the fragment" in str(error) or "no block" in str(error), error
-    else:
-        same(blind, reply["retile"], "retile of a copy that knows no product")
+    # Without what it knows of the product it finds the same order.
+    blind = TiledCopy(copy.atom, copy.layout_tv, copy.tiler).retile(fragment)
+    same(blind, reply["retile"], "retile of a copy that knows no product")
 
 
 @pytest.mark.dsl

@@ -120,17 +120,30 @@ def test_the_identifiers_of_scale_factors_are_those_of_ptx():
 
 
 def test_bad_scale_factors_are_refused():
-    for args in ((48, 4), (96, 4, "ue8m0", 2), (0, 4), (128, 0), (128, 4, "ue8m0", 3), (128, 6)):
-        with pytest.raises(AtomError):
+    for args, why in (
+        ((48, 4), "48 rows are no multiple of 32"),
+        ((96, 4, "ue8m0", 2), "96 rows in 2 halves are no multiple of 64"),
+        ((0, 4), "0 rows are no multiple of 32"),
+        ((128, 0), "at least one scale factor, not 0"),
+        ((128, 4, "ue8m0", 3), "in 2 halves, not 3"),
+        ((128, 6), "6 factors to a row fill no whole words of 4"),
+    ):
+        with pytest.raises(AtomError, match=why):
             scale_factors(*args)
 
 
 def test_addresses():
     assert tmem_coordinate(tmem_address(127, 511)) == (127, 511)
-    for bad in ((128, 0), (0, 512), (-1, 0), (True, 0), (1.0, 0)):
-        with pytest.raises(AtomError):
+    for bad, why in (
+        ((128, 0), r"lanes 0\.\.127 and columns 0\.\.511, not \(128, 0\)"),
+        ((0, 512), r"not \(0, 512\)"),
+        ((-1, 0), r"not \(-1, 0\)"),
+        ((True, 0), "lane of tmem_address must be an integer, not True"),
+        ((1.0, 0), r"lane of tmem_address must be an integer, not 1\.0"),
+    ):
+        with pytest.raises(AtomError, match=why):
             tmem_address(*bad)
-    with pytest.raises(AtomError):
+    with pytest.raises(AtomError, match=r"not \(128, 0\)"):
         tmem_coordinate(1 << 23)
     home = accumulator(128, 64, cta_group=2)
     assert home.address(3, 40) == tmem_address(67, 8)
@@ -141,7 +154,7 @@ def test_allocation():
     with pytest.raises(BudgetError, match="513 columns"):
         allocation_columns(513)
     for bad in (0, -1):
-        with pytest.raises(BudgetError):
+        with pytest.raises(BudgetError, match="at least one column"):
             allocation_columns(bad)
     assert accumulator(128, 96).allocation == 128
 

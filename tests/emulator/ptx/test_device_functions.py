@@ -138,7 +138,8 @@ def test_each_call_of_a_recursive_function_has_variables_of_its_own():
     want = [sum(i + k for k in range(1, i % 7 + 1)) + i + i % 7 for i in range(32)]
     assert run(FIRST + "rem.u32 %r2, %r0, 7;" + START_OF_CHAIN.replace("DEPTH", "%r2"), CHAIN) == want
     unwritten = CHAIN.replace("st.u32 [%d2], %x2;", "setp.ne.u32 %p, %x0, 2; @%p st.u32 [%d2], %x2;")
-    with pytest.raises(AssertionError):  # a frame holds nothing of the call that had it before
+    # A frame holds nothing of the call that had it before.
+    with pytest.raises(AssertionError, match="reads local offset 0x74, never written"):
         run(FIRST + START_OF_CHAIN.replace("DEPTH", "1") + START_OF_CHAIN.replace("DEPTH", "2"), unwritten)
 
 
@@ -175,7 +176,7 @@ def test_local_memory_is_each_threads_own():
 
 
 def test_a_read_of_local_memory_that_nothing_wrote_matters_where_the_result_does():
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="reads local offset 0x0, never written"):
         run(".local .align 4 .b8 own[8]; .reg .b64 %sp; mov.u64 %sp, own; ld.local.u32 %r1, [%sp];")
     body = ".local .align 4 .b8 own[8]; .reg .b64 %sp; mov.u64 %sp, own; ld.local.u32 %r1, [%sp]; and.b32 %r1, %r1, 0;"
     assert run(body) == [0] * 32

@@ -12,7 +12,7 @@ from layoutgemm.kernels.sm90.budget_checks import registers_fit
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import choose, likeliest, of_estimate
 from layoutgemm.kernels.sm90.choose.scaled_grouped import plan_with_scales, scaled_config
-from layoutgemm.kernels.sm90.stages import sent, stages
+from layoutgemm.kernels.sm90.choose.stages import sent, stages
 
 # (M, N, K) -> tile, cluster, loader, swapped, launched early. What is picked; test_choices_record.py says how it stands
 # where that was measured.

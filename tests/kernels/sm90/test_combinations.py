@@ -112,7 +112,7 @@ def test_a_refusal_beside_the_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*_: object) -> None:
         raise PlanError("a prologue: none")
 
-    monkeypatch.setattr("layoutgemm.kernels.sm90.plan.check_prologue", refuse)
+    monkeypatch.setattr("layoutgemm.kernels.sm90.request.check_prologue", refuse)
     with pytest.raises(AssertionError, match="a prologue: none"):
         test_any_two_parts_have_a_kernel_or_a_reason()
 

@@ -77,7 +77,7 @@ def test_choices_of_scaled_products_lose_little_to_the_fastest_kernel_measured()
     lost = {}
     for shape, times in record.items():
         m, n, k = map(int, shape.split("x"))
-        for config in scaled_grouped.scaled_candidates((m, n, k, 1), False, 132):
+        for config in scaled_grouped.scaled_candidates((m, n, k, 1), 132):
             tile = f"{config.tile[0]}x{config.tile[1]}"
             kind = (
                 f"S{tile}/{config.split}"

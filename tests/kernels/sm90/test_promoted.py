@@ -20,7 +20,8 @@ from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
 from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.grouped import Ragged
-from layoutgemm.kernels.sm90.mainloop import Promoted, Table, numbers_read
+from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from layoutgemm.kernels.sm90.operands.stage_numbers import numbers_read
 from tests import needs
 
 needs_dsl = needs.DSL

@@ -46,7 +46,7 @@ def test_every_plan_holds(a, b, config):
         report = plan.check()
         assert report, str(report)
         assert len(report) >= 12
-        assert plan.bytes_per_stage == plan.a.smem.bytes + plan.b.smem.bytes
+        assert plan.barrier.bytes == plan.a.smem.bytes + plan.b.smem.bytes
 
 
 def test_stages_fall_to_what_fits():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from layoutgemm.errors import CompositionError, LayoutError
-from layoutgemm.layouts import ComposedLayout, Layout, Swizzle, composition
+from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle, composition
 from tests.layouts import reference as ref
 from tests.layouts.strategies import Pair, inside, pairs, random_pair
 
@@ -264,6 +264,34 @@ def test_associative_where_images_fit() -> None:
         checked += 1
 
 
+def counted(point: int | tuple[int, ...]) -> int:
+    """A point of two axes as one integer; an answer without a step along an axis leaves that axis out."""
+    x, y, *_ = (point, 0) if isinstance(point, int) else (*point, 0)
+    return x + 1000 * y
+
+
+def test_strides_along_axes_compose_like_integers_or_are_refused() -> None:
+    """The reference counts two axes as digits of one integer; a stride along both at once is refused."""
+    rng = random.Random(21)
+    answered = refused = mixed = 0
+    for _ in range(600):
+        shape = tuple(rng.randint(2, 6) for _ in range(rng.randint(2, 3)))
+        left = Layout(shape, tuple(rng.randint(1, 3) * E(rng.randint(0, 1)) for _ in shape))
+        right = inside(rng, (left.shape, left.stride))
+        picks = ref.image(*right)
+        values = [counted(left(i)) for i in picks]
+        try:
+            answer = left.compose(Layout(*right))
+        except CompositionError as error:
+            refused += 1
+            mixed += "at once" in str(error)
+            assert "at once" in str(error) or ref.first_misfit(values, ref.leaves(right[0])) is not None, error
+            continue
+        answered += 1
+        assert [counted(answer(i)) for i in range(answer.size)] == values, f"{left} o {Layout(*right)} = {answer}"
+    assert answered > 200 and refused > 200 and mixed > 5, (answered, refused, mixed)
+
+
 def test_beyond_the_domain_is_the_last_mode_running_on_or_a_refusal() -> None:
     """Overhang: CuTe lets A's last mode run on. An answer must be that function; refusing is right too."""
     rng = random.Random(3)
@@ -304,7 +332,7 @@ def test_negative_strides_right_or_refused() -> None:
         left = (left[0], ref.like(left[0], [d * rng.choice((1, -1)) for d in ref.leaves(left[1])]))
         right = inside(rng, left)
         judge(left, right)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="2:-1, reaches negative offsets"):
         Layout((4, 2), (1, 8)).compose(Layout((2, 2), (-1, 3)))
 
 
@@ -323,7 +351,7 @@ def test_negative_strides_right_or_refused() -> None:
 def test_a_layout_after_a_swizzle_runs_on_in_its_last_entry(left: str, right: int, answer: str | None) -> None:
     a, b = Layout.parse(left), Swizzle(1, 0, 3) @ Layout(right)
     if answer is None:
-        with pytest.raises(CompositionError):
+        with pytest.raises(CompositionError, match="a plain layout after a swizzle"):
             a @ b
         return
     assert str(a @ b) == answer
@@ -349,5 +377,5 @@ def test_large_compositions_stay_exact_or_say_so() -> None:
     assert answer.size == 2**30
     for i in (0, 1, 2**15 - 1, 2**15, 2**15 + 1, 2**29 + 12345, 2**30 - 1):
         assert answer(i) == big(i * 2**5)
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match="takes the left one in steps of 3"):
         Layout((2**20, 2**20), (1, 2**30)).compose(Layout((2**19, 2**19), (3, 1)))

@@ -229,9 +229,9 @@ def test_tiles_of_a_matrix() -> None:
 
 
 def test_divide_refuses_more_tiles_than_modes() -> None:
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=r"a tiler of 3 modes for \(4,8\)"):
         Layout((4, 8)).logical_divide((2, 2, 2))
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=r"a tiler of 3 modes for \(4,8\)"):
         Layout((4, 8)).zipped_divide((2, 2, 2))
 
 
@@ -366,11 +366,11 @@ def test_tile_to_shape() -> None:
 
 
 def test_tile_to_shape_refuses_what_does_not_divide() -> None:
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match="extent 6, no multiple of the block's 4"):
         Layout((4, 8)).tile_to_shape((6, 8))
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=r"order \(0,0,1\): two modes"):
         Layout((4, 8)).tile_to_shape((4, 8, 2), (0, 0, 1))
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=r"order \(0,0\): two modes"):
         Layout((4, 8)).tile_to_shape((8, 8), (0, 0))
 
 

@@ -181,11 +181,7 @@ def test_max_common(left: Pair, rng: random.Random, kind: int) -> None:
     ][kind]()
     a, b = Layout(*left), Layout(*right)
     expected = common_prefix(left, right)
-    try:
-        count, common = a.max_common_vector(b), a.max_common_layout(b)
-    except LayoutError:
-        assert expected is None or a.size != b.size, f"{a} and {b} have a common vector of {expected}"
-        return
+    count, common = a.max_common_vector(b), a.max_common_layout(b)
     assert max(image(common)) < min(a.size, b.size), "the common part must lie inside both"
     if common.size > 1:  # law: the first elements in memory are the same logical elements, in the same order
         assert [a(i) for i in image(common)] == [b(i) for i in image(common)] == list(range(common.size))

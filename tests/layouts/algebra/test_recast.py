@@ -168,7 +168,7 @@ def test_recast_changes_width() -> None:
     assert layout.recast(8, 16) == layout.downcast(2) == Layout((8, 128), (128, 1))
     assert layout.recast(32, 16) == layout.upcast(2) == Layout((8, 32), (32, 1))
     assert layout.recast(16, 16) == layout
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match="no multiple of it, so its entries begin inside groups"):
         Layout((3, 5), (5, 3)).recast(16, 8)
 
 

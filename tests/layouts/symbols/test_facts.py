@@ -212,9 +212,9 @@ def test_what_is_no_fact_is_refused(fact):
 
 def test_a_refused_fact_leaves_the_others_untouched():
     given = Facts("64 | M")
-    with pytest.raises(FactError):
+    with pytest.raises(FactError, match="`M <= 63` as a fact: the other facts make it false"):
         given.given("M <= 63")
-    with pytest.raises(FactError):
+    with pytest.raises(FactError, match=r"-M\*N\+7 >= 0"):
         given.given("ld >= M", "M*N <= 7")
     assert given(M) // 64 == dim("M", multiple_of=64) // 64 and given.statements == ("64 | M",)
 
@@ -230,7 +230,7 @@ def test_facts_extend_and_equal_facts_give_equal_symbols():
 def test_relations_are_facts():
     given = Facts(ld >= M, N <= 8)
     assert ge0(given(ld) - given(M)) and ge0(8 - given(N))
-    with pytest.raises(FactError):
+    with pytest.raises(FactError, match="`M < 1` as a fact: the other facts make it false"):
         Facts(M >= 1, M < 1)
 
 
@@ -263,7 +263,7 @@ def test_facts_apply_to_tuples_and_ints():
     import numpy as np
 
     assert given(np.int64(4)) == 4
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=r"not 1\.5 \(float\)"):
         given(1.5)
 
 
@@ -274,7 +274,7 @@ def test_facts_are_about_the_symbols_they_meet():
     assert given(ld, other)[0] - given(other) == given(ld, M)[0] - given(M)
     bounded = dim("M", max=100)
     assert given(bounded) // 64 == 1
-    with pytest.raises(FactError):
+    with pytest.raises(FactError, match="the facts about M leave no value"):
         given(dim("M", max=63))
 
 
@@ -282,7 +282,7 @@ def test_a_name_alone_is_a_symbol_of_at_least_one():
     dim("Q", multiple_of=8, max=64)  # another symbol, which facts about the name do not depend on
     assert div(Facts("16 | Q")["Q"], 16) is not None and ge0(Facts("R >= 5")["R"] - 5)
     assert Facts("Q >= 100")["Q"] >= 100
-    with pytest.raises(FactError):
+    with pytest.raises(FactError, match="Q-100 >= 0"):
         Facts("Q >= 100")(dim("Q", max=64))
 
 
@@ -302,11 +302,11 @@ def test_pickle_survives_another_process():
 
 
 def test_facts_are_frozen():
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match="Facts are frozen"):
         Facts("8 | M").statements = ()
 
 
 def test_a_missing_fact_says_all_ways_out():
     with pytest.raises(MissingFact) as caught:
         (M * 16) // 64
-    assert caught.value.needs == ("4 | M", "16*M <= 63") or caught.value.needs[0] == "4 | M"
+    assert caught.value.needs == ("4 | M", "M <= 3")

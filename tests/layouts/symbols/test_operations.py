@@ -237,15 +237,15 @@ def test_slices_and_coordinates():
     assert a(i, (j, 2)) == 4 * N * i + j + 2 * N and a(2, (0, 1)) == 9 * N
     assert a.coord(0) == (0, (0, 0)) and a(0) == 0
     assert Layout((4, M), (1, 8))(9) == 17  # 9 = 1 + 2*4
-    with pytest.raises(CoordinateError):
+    with pytest.raises(CoordinateError, match=r"coordinate 4 is outside 0\.\.3"):
         a(0, (0, 4))
-    with pytest.raises(CoordinateError):
+    with pytest.raises(CoordinateError, match=r"coordinate -1 is outside 0\.\.M-1"):
         a(-1, (0, 0))
     with pytest.raises(MissingFact, match="5 % M: needs M >= 6"):
         Layout((M, N))(5)
     with pytest.raises(LayoutError, match="put numbers in first"):
         a.offsets()
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match="a layout with symbols takes no arrays"):
         Layout((M, N))(np.arange(3))
 
 
@@ -297,7 +297,7 @@ def test_compose_names_all_ways_out():
     M, N = dims("M N")
     with pytest.raises(CompositionError) as caught:
         Layout((M, N), (N, 1)).compose(Layout(8))
-    assert caught.value.needs == ("M | 8", "M >= 8") or caught.value.needs == ("M >= 8",)
+    assert caught.value.needs == ("M >= 8",)
     with pytest.raises(CompositionError) as caught:
         Layout((M, N), (1, 2 * M)).compose(Layout(4, 2))
     assert caught.value.needs == ("2 | M", "M >= 7")

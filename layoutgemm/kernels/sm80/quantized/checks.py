@@ -71,8 +71,8 @@ def _unlike(plan: Sm80Plan) -> str:
     order, atom, lanes = operand.packing, plan.mma, np.arange(WARP)[:, None]
     width, of_b = int(atom.shape_mnk[1]), int(atom.layout_B[1].size)
     n, k = (np.asarray(x) for x in atom.coords("B")(lanes, np.arange(of_b)[None, :]))
+    values = np.arange(int(order.atom.layout_A[1].size))[None, :]
     for quarter in range(QUARTERS):
-        values = np.arange(int(order.atom.layout_A[1].size))[None, :]
         row, column = (np.asarray(x) for x in order.atom.coords("A")(lanes + WARP * quarter, values))
         for half, registers in enumerate(operand.halves):
             taken = [2 * register + e for register in registers for e in range(2)]
@@ -84,7 +84,7 @@ def _unlike(plan: Sm80Plan) -> str:
                     f"quarter {quarter}, features {width * half} on, lane {lane}, value {v} is of row {rows[lane, v]}, "
                     f"column {columns[lane, v]}"
                 )
-    if sorted(r for half in operand.halves for r in half) != list(range(row.shape[1] // 2)):
+    if sorted(r for half in operand.halves for r in half) != list(range(values.size // 2)):
         return f"registers {operand.halves} are not all of a fragment"
     return ""
 

@@ -21,10 +21,10 @@ from ...plan import STAGE_BYTES_OF_K
 from ...store import ROWS
 from ..config import BESIDE_MATRICES, MAX_CLUSTER
 from ..multicast import LINE
-from ..stages import FEW, TALL, buffers, sent, stages, warpgroups
 from .costs import cost_model
 from .occupancy import ClusterOccupancy
 from .small_m import between
+from .stages import FEW, TALL, buffers, sent, stages, warpgroups
 
 MODEL = cost_model("many_rows")
 LONG_WORK = MODEL.long_work  # operations from which several waves take tiles by the GPU's rounds

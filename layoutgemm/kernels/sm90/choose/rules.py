@@ -27,12 +27,12 @@ from ..operands.combined import Combined
 from ..operands.pair import SecondPair
 from ..operands.prologue import Prologue
 from ..plan import Sm90Config, Sm90Plan
-from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
 from .costs import cost_model
 from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, early_parts
 from .occupancy import ClusterOccupancy
 from .small_m import crowded, fetched, for_few_rows
+from .stages import TALL, buffers, warpgroups
 
 
 @dataclass(frozen=True)

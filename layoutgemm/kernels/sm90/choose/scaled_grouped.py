@@ -19,11 +19,11 @@ from ..config import Sm90Config
 from ..gated import HALVES
 from ..mainloop import DEPTH, Promoted, mainloop_of, takes_together
 from ..plan import Sm90Plan
-from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
 from .large_m import LargeMModel
 from .occupancy import ClusterOccupancy
 from .rules import choose, whole_columns
+from .stages import stages, warpgroups
 
 MODEL = cost_model("promoted", "h100")
 KINDS = {"one": 0, "few": 1, "full": 2}  # of kernels, and their places in the model's `start` and `memory`
@@ -40,6 +40,7 @@ _START_COLUMNS = 48  # of a tile of few rows, that its start and its rows of A c
 _SHORT_K = 4096  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 _QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a product: seconds, and bytes a second
+_QUANTIZED_COLUMNS = 128  # of C that share a scale, and that a CTA of one kernel has
 _QUANTIZE_BYTES = 9  # an element of float32, written and read, and its 8 bits
 _QUANTIZED_GATE_START = 3e-6  # seconds, and of a K block of 128 and 256 columns of B, by rows of the tile:
 _LARGEST = (128, 256)  # tile of full kernels
@@ -51,8 +52,8 @@ _QUANTIZED_GATE_STEP = {64: 0.44e-6, 128: 0.755e-6}
 
 @lru_cache(4096)
 def scaled_config(
-    m: int, n: int, k: int, *, batch: int = 1, each_column: bool = False, multiprocessors: int | None = None,
-    columns: int = 1, c: str = "bf16", sums: int = 1,
+    m: int, n: int, k: int, *, batch: int = 1, each_column: bool = False, columns: int = 1, c: str = "bf16",
+    sums: int = 1,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a scaled product that is estimated fastest.
 
@@ -72,8 +73,7 @@ def scaled_config(
     >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 2048, 7168, sums=2).split
     ((128, 256), 2)
     """
-    places = multiprocessors or MODEL.multiprocessors
-    return _fastest((m, n, k, batch), each_column, places, columns, c, sums)[0]
+    return _fastest((m, n, k, batch), each_column, MODEL.multiprocessors, columns, c, sums)[0]
 
 
 def plan_with_scales(
@@ -123,12 +123,11 @@ def _fastest(
 
 @lru_cache(4096)
 def quantizes_apart(
-    m: int, n: int, k: int, *, batch: int = 1, sums: int = 1, columns: int = 128, multiprocessors: int | None = None
+    m: int, n: int, k: int, *, batch: int = 1, sums: int = 1, multiprocessors: int | None = None
 ) -> bool:
     """True if a product and a kernel that quantises it are estimated to be faster.
 
-    columns  of C that share a scale, and that a CTA of one kernel has
-    sums     of an element of C: 2 of a gated product
+    sums  of an element of C: 2 of a gated product
 
     One kernel has few CTAs for few rows. Of two the product is in float32. The times of gated ones are those of
     `benchmarks/results/gated_scaled_tiles_h100.json`.
@@ -142,9 +141,9 @@ def quantizes_apart(
     _, product = _fastest(sizes, False, places, 1, "f32", sums)
     apart = product + _QUANTIZE_START + batch * m * n * _QUANTIZE_BYTES / _QUANTIZE_RATE
     if sums == 1:
-        return apart < _fastest(sizes, False, places, columns, "e4m3", 1)[1]
+        return apart < _fastest(sizes, False, places, _QUANTIZED_COLUMNS, "e4m3", 1)[1]
     rows = quantized_gate_config(m, n, k, batch).tile[0]
-    waves = -(-_tiles(sizes, (rows, columns)) // places)
+    waves = -(-_tiles(sizes, (rows, _QUANTIZED_COLUMNS)) // places)
     steps = waves * -(-k // DEPTH) * _QUANTIZED_GATE_STEP[rows]
     bytes_ = batch * (m * k + sums * n * k + m * n)
     return apart < _QUANTIZED_GATE_START + max(steps, bytes_ / MODEL.memory[KINDS["full"]])
@@ -165,15 +164,15 @@ def quantized_gate_config(m: int, n: int, k: int, batch: int = 1) -> Sm90Config:
     return Sm90Config((128, 256), loader="warpgroup", cluster=sharing, chunks=1, buffers=1)
 
 
-def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> list[Sm90Config]:
-    """The configurations of a scaled product for `places` multiprocessors, the one estimated fastest first.
+def scaled_candidates(sizes: tuple[int, int, int, int], places: int) -> list[Sm90Config]:
+    """The configurations of a block-scaled product for `places` multiprocessors, the one estimated fastest first.
 
     sizes  M, N, K and the batch
 
-    >>> [config.tile for config in scaled_candidates((64, 24576, 1536, 1), False, 132)][:2]
+    >>> [config.tile for config in scaled_candidates((64, 24576, 1536, 1), 132)][:2]
     [(64, 192), (64, 96)]
     """
-    return [config for _, config in _ranked(sizes, each_column, places)]
+    return [config for _, config in _ranked(sizes, False, places)]
 
 
 def _ranked(

@@ -15,10 +15,10 @@ from ....dtypes import DType
 from ...store import WARP_ROWS
 from ..config import Sm90Config
 from ..multicast import LINE
-from ..stages import sent
 from ..types import output_of
 from .costs import cost_model
 from .occupancy import ClusterOccupancy
+from .stages import sent
 
 MODEL = cost_model("few_rows")
 _SPLITS = 1, 2, 4

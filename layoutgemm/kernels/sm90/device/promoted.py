@@ -35,16 +35,8 @@ from ...dsl.tables import load_word_shared, load_words_shared
 from ...epilogue.tracing import Values
 from ...plan import present
 from ...store import ROWS
-from ..mainloop import (
-    BULK,
-    TOTAL,
-    NumberSlots,
-    byte_of,
-    key_of,
-    numbers_read,
-    product_of,
-    same_for_all,
-)
+from ..mainloop import BULK, TOTAL, product_of
+from ..operands.stage_numbers import NumberSlots, byte_of, key_of, numbers_read, same_for_all
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 

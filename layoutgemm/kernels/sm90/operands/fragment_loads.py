@@ -207,7 +207,9 @@ def _numbers(plan: Sm90Plan) -> Check:
                 f"{found[0, v] - found[0, 0]}"
             )
     statement = "values of a fragment lie as far from a thread's first as in thread 0"
-    return Check("numbers of fragments", statement, not witness, f"exhaustion ({found.size} values)", witness)
+    return Check(
+        "numbers of fragments", statement, not witness, f"exhaustion ({threads.size * values.size} values)", witness
+    )
 
 
 def _multiplied_once(plan: Sm90Plan) -> Check:

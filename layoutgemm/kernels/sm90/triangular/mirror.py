@@ -52,11 +52,12 @@ def mirror_of(store: StorePlan, stored: MmaAtom, blocks: int, chunks: int, batch
     Raises PlanError where one chunk does not fit.
     """
     room = store.bytes(WARPS_OF_GROUP)
+    need = room
     for count in range(chunks, 0, -1):
         found = StorePlan.derive(stored, blocks, other_order(store.c), count, 1)
-        if found.bytes(WARPS_OF_GROUP) <= room:
+        need = found.bytes(WARPS_OF_GROUP)
+        if need <= room:
             return found.of_batch(batch)
-    need = found.bytes(WARPS_OF_GROUP)
     raise PlanError(
         f"a warpgroup's buffers of C have {room} bytes, and a transposed chunk {need}: more chunks or buffers"
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from ...arch import arch
-from ...checks.budgets import most_stages
-from ..plan import STAGE_BYTES_OF_K
-from ..store import ROWS
-from .smem import exchange_bytes, stage_bytes
+from ....arch import arch
+from ....checks.budgets import most_stages
+from ...plan import STAGE_BYTES_OF_K
+from ...store import ROWS
+from ..smem import exchange_bytes, stage_bytes
 
 TALL = 192  # rows of three warpgroups
 FEW = 3  # stages that leave memory waiting

@@ -1,0 +1,414 @@
+"""The request of a Hopper plan: its arguments, read and checked, and each object that they decide.
+
+`Sm90Plan.derive` asks for the objects in order; each is derived from the arguments and from the objects before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from ...arch import arch as arch_named
+from ...atoms import MmaAtom, wgmma
+from ...atoms.smem.descriptor import OperandDescriptor
+from ...atoms.smem.descriptor import derive as derive_descriptor
+from ...checks.budgets import WARPGROUP
+from ...errors import PlanError
+from ...layouts import Layout
+from ...schedule import LayoutOrder, Schedule
+from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
+from ..epilogue.chain import Epilogue
+from ..orders import Order, order_for
+from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
+from ..quantized.formats import UNIT_K, QuantizedFormat
+from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
+from .along_k import check_along_k, with_starts
+from .config import Sm90Config, check_tiles, loader_threads, order_of
+from .edges import with_ends
+from .gated import HALVES, check_gated, halves_of, in_halves
+from .grouped import Ragged, check_ragged, ragged_store
+from .indexed.copies import GatheredOperand, RowGather
+from .indexed.rows import IndexedRows, check_indexed
+from .mainloop import Promoted, check_promoted
+from .multicast import columns_of, few_rows, shared, with_copies
+from .operands.combinations import Asked, check_parts, order_parts
+from .operands.combined import Combined, check_combined, side_by_side
+from .operands.fragment_loads import product_groups
+from .operands.pair import SecondPair, check_maps
+from .operands.prologue import check_prologue
+from .operands.stage_numbers import StageNumbers
+from .quantized.experts import check_experts
+from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
+from .quantized.warp_products import warp_products
+from .shards import Gathered, Shards, check_shards
+from .smem import Sm90Smem, SplitKExchange, exchange_bytes, smem_map, stage_bytes
+from .triangular.mirror import check_mirror, is_mirrored, mirror_of
+from .triangular.operands import check_triangles
+from .types import accumulator_of, operands
+
+OperandOfA = OperandPlan | PackedOperand | GatheredOperand
+
+
+def second_maps(pair: SecondPair | None, shards: Shards | None, a: OperandOfA, b: OperandPlan) -> tuple[int, int]:
+    """Tensor maps of a second A and B, or of own rows of gathered A."""
+    if pair is not None:
+        return len(a.copies), len(b.copies)
+    return int(isinstance(shards, Gathered)), 0
+
+
+def check_rows(config: Sm90Config, m: int) -> None:
+    """Raise PlanError if fewer rows of A's tile are loaded than the product has.
+
+    >>> check_rows(Sm90Config((64, 64), consumers=1, loaded_a_rows=16), 17)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: loaded_a_rows = 16 of A's tile are loaded, and the product has 17
+    """
+    if config.loaded_a_rows is not None and m > config.loaded_a_rows:
+        raise PlanError(f"loaded_a_rows = {config.loaded_a_rows} of A's tile are loaded, and the product has {m}")
+
+
+class ProductParts:
+    """Facts that the parts of a product decide, for a request and for its plan."""
+
+    config: Sm90Config
+    gated: Combined | None
+    mainloop: Promoted | None
+    ragged: Ragged | None
+    indexed: IndexedRows | None
+
+    @property
+    def gathers(self) -> bool:
+        """True if the product's kernel gathers A's rows."""
+        return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
+
+    @property
+    def scatters(self) -> bool:
+        """True if C's rows are scattered."""
+        return self.indexed is not None and self.indexed.scatter is not None
+
+    @property
+    def joined_rows(self) -> bool:
+        """True if all groups' rows are those of one matrix of A and of C; B has a matrix for each in any case."""
+        return self.ragged is not None and not self.ragged.masked
+
+    @property
+    def numbers(self) -> StageNumbers:
+        """The numbers that the main loop reads in a stage."""
+        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm90Request(ProductParts, Asked):
+    """The arguments of `Sm90Plan.derive`, read and checked against each other."""
+
+    sizes: tuple[int, int, int, int]
+    operands: tuple[Operand, Operand, Operand]
+    config: Sm90Config
+
+    @classmethod
+    def of(
+        cls, sizes: tuple[int, int, int, int], given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
+        config: Sm90Config, asked: Asked,
+    ) -> Sm90Request:  # fmt: skip
+        """The request of a caller's arguments; raises PlanError."""
+        gated, mainloop, weights = asked.gated, asked.mainloop, asked.weights
+        if weights is not None:  # their types first: for others a conversion of A is no way out
+            check_types(weights, Operand.parse(given[0]), Operand.parse(given[0] if given[1] is None else given[1]))
+        a, b, c = operands(*given)
+        check_epilogue(present(asked.epilogue), c)
+        if gated is not None and gated.separate:
+            check_combined(gated, config.tile[1], config.split, b, c)
+        elif gated is not None:
+            check_gated(config.tile[1], config.split, b, c)
+        if mainloop is not None:
+            if isinstance(mainloop, Promoted) and halves_of(gated) > 1:
+                mainloop = mainloop.in_halves(sizes[1], config.tile[1] // HALVES)
+            check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype), sizes[2])
+            config = replace(config, tile_k=mainloop.depth)
+        if asked.ragged is not None:
+            check_ragged(asked.ragged, sizes[3], config, a, c)
+        if asked.along_k is not None:
+            check_along_k(asked.along_k, sizes, config, a, b)
+        if asked.experts is not None:
+            check_experts(asked.experts, sizes[3], weights, config, c, asked.epilogue)
+        if weights is not None:
+            check_packed(weights, sizes, config, (a, b), asked.epilogue)
+            config = replace(config, tile_k=config.tile_k or UNIT_K)
+        if asked.indexed is not None:
+            check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue)
+        if asked.prologue is not None:
+            check_prologue(asked.prologue, config, a, b)
+        if asked.shards is not None:
+            check_shards(asked.shards, config, c, asked.epilogue)
+        if asked.triangles is not None:
+            check_triangles(asked.triangles, sizes, config, gated)
+        own = {**{each.name: getattr(asked, each.name) for each in fields(Asked)}, "mainloop": mainloop}
+        return cls(**own, sizes=sizes, operands=(a, b, c), config=config)
+
+    def gather_arrivals(self, a: OperandOfA) -> int:
+        """Arrivals at a stage's barrier of threads that gather A."""
+        return a.arrivals if isinstance(a, GatheredOperand) else 0
+
+    @property
+    def grouped_lines(self) -> bool:
+        """True if groups are lines of one C: each may end with a part of a tile."""
+        return self.joined_rows or self.experts is not None
+
+    @property
+    def named(self) -> list[str]:
+        """Names of the arguments that ask for more than a plain product."""
+        names = ("gated", "mainloop", "ragged", "along_k", "pair", "prologue")
+        return [name for name in names if getattr(self, name) is not None]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return WARPGROUP * self.config.consumers + loader_threads(self.config.loader, bool(self.numbers.parts))
+
+    def check_early(self, stages: int, tile_k: int) -> None:
+        """Raise PlanError for more early k tiles than stages, or than K has."""
+        early, k = self.config.staged_epilogue_k_tiles, self.sizes[2]
+        if early and not early < stages:
+            raise PlanError(
+                f"staged_epilogue_k_tiles = {early}: fewer than the {stages} stages, one of which is being refilled"
+            )
+        if early > -(-k // tile_k) and self.along_k is None:
+            raise PlanError(f"staged_epilogue_k_tiles = {early} of {tile_k}: K = {k} has {-(-k // tile_k)}")
+
+    def check_products(self, b: OperandPlan, tile_k: int) -> None:
+        """Raise PlanError for products of warps that the kernel has not."""
+        if self.weights is None and self.config.schedule == "sliced":
+            raise PlanError("schedule = 'sliced': only the loop of packed weights takes K tiles in turn")
+        if self.prologue is not None:
+            product_groups(tile_k // int(self.instruction(self.config.tile[1]).shape_mnk[2]), self.blocks)
+        if self.config.tuning.products == "warp":
+            if self.weights is None:
+                raise PlanError("products = 'warp': only those of packed weights are by mma.sync")
+            warp_products(self.config, b, tile_k)
+
+    def check_maps(self, stores: tuple[StorePlan | None, StorePlan | None], a: OperandOfA, b: OperandPlan) -> None:
+        """Raise PlanError for more tensor maps than the kernel has parameters for.
+
+        stores  C's, and a symmetric product's second one
+        """
+        check_maps(stores, a.maps + b.maps - 2 + sum(second_maps(self.pair, self.shards, a, b)))
+
+    def schedule(self, order: Order | None) -> Schedule:
+        """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
+        config, (m, n, _, batch) = self.config, self.sizes
+        tile = config.tile[0] * config.cluster[0], self.columns * config.cluster[1]
+        across = -(-m // tile[0]), -(-n // tile[1])
+        check_tiles(config, across if self.experts is None else across[::-1], batch, self.grouped_lines)
+        usual = order_of(self.config)
+        if order is None:
+            return usual
+        found = order_for(order, usual, tile, across)
+        check_parts((*self.parts, *order_parts(found, usual)), batch)
+        if found == usual:
+            return usual
+        if self.config.launch == "tiles":
+            raise PlanError(f"order = {found}: a grid of tiles has its own order; launch='workers' takes any")
+        if self.ragged is not None and isinstance(found, LayoutOrder):
+            raise PlanError(f"order = {found}: each group has a grid of its own, and a layout is of one")
+        if is_mirrored(found):
+            check_mirror(self.sizes, self.config)
+        return found
+
+    def mirror(self, store: StorePlan | None, schedule: Schedule) -> StorePlan | None:
+        """The second store of a symmetric product, or None."""
+        if not is_mirrored(schedule) or store is None:
+            return None
+        stored, chunks = self.instruction(self.columns), self.config.tuning.chunks
+        return mirror_of(store, stored, self.blocks, chunks, self.sizes[3])
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that share a tile's rows."""
+        return self.config.warpgroups_of_tile
+
+    @property
+    def blocks(self) -> int:
+        """Accumulators of a warpgroup."""
+        return self.config.tile[0] // ROWS // self.groups
+
+    @property
+    def columns(self) -> int:
+        """Columns of C in a tile."""
+        return self.config.tile[1] // (1 if self.gated is None else self.gated.matrices)
+
+    @property
+    def halved(self) -> bool:
+        """True if a single block of rows is finished by halves of its columns."""
+        return bool(self.config.staged_epilogue_k_tiles) and self.blocks == 1
+
+    def instruction(self, columns: int) -> MmaAtom:
+        """The wgmma of `columns` columns, as the DSL issues it."""
+        a, b, _ = self.operands
+        sums = accumulator_of(a.dtype)
+        source = "smem" if self.weights is None and self.prologue is None else "rmem"
+        return wgmma(columns, a.dtype, b.dtype, sums, source, saturate=sums == "i32")
+
+    def tile_k(self, atom: MmaAtom) -> int:
+        """The depth of a stage in elements; raises PlanError."""
+        return stage_depth(self.config.tile_k, STAGE_BYTES_OF_K, self.operands[0].dtype, atom)
+
+    def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandOfA, OperandPlan]:
+        """A and B: tiles, shared copies, edge boxes; raises PlanError."""
+        if self.weights is not None:
+            return self.packed_plans(self.weights, atom, tile_k)
+        config, (a_spec, b_spec, c_spec), (m, _, _, batch) = self.config, self.operands, self.sizes
+        (tile_m, tile_n), (along_m, along_n) = config.tile, config.cluster
+        matrices = batch > 1 and self.along_k is None
+        batched_a, batched_b = matrices and not self.joined_rows, matrices or self.joined_rows
+        by_descriptor = atom  # A's tile is that of a product from shared memory, wherever it goes from there
+        if self.prologue is not None:
+            by_descriptor = wgmma(tile_n, a_spec.dtype, b_spec.dtype, atom.c_dtype)
+        a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, by_descriptor), along_n, batched_a)
+        if config.loaded_a_rows is not None:
+            a_plan = few_rows(a_plan, config.loaded_a_rows, batched_a)
+            check_rows(config, m)
+        b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=self.halved)
+        apart = self.gated is not None and self.gated.separate
+        if self.gated is not None:
+            several = self.gated.matrices
+            b_whole = side_by_side(b_whole, several) if apart else replace(b_whole, tma=in_halves(b_whole.tma))
+        a_plan, b_plan = [
+            with_copies(x, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in x.copies])
+            for x in (a_plan, shared(b_whole, along_m, batched_b))
+        ]
+        if self.along_k is not None:
+            return with_starts(a_plan), with_starts(b_plan)
+        # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
+        further = apart or self.pair is not None  # whose tensor maps leave no room for those of last rows
+        ends = config.loader != "self" and not self.halved and not further
+        own_rows = isinstance(self.shards, Gathered)  # have a map of their own, whatever rows are last
+        if self.gathers:
+            copy = RowGather.derive(a_plan.smem)
+            gathered = GatheredOperand(a_plan.dtype, a_plan.smem, a_plan.descriptor, copy)
+            return gathered, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
+        return (
+            with_ends(
+                a_plan,
+                "m",
+                tile_m,
+                c_spec.dtype,
+                ends and config.loaded_a_rows is None and self.ragged is None and not own_rows,
+            ),
+            with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
+        )
+
+    def packed_plans(self, weights: QuantizedFormat, atom: MmaAtom, tile_k: int) -> tuple[PackedOperand, OperandPlan]:
+        """A of packed weights, and B as everywhere."""
+        config, (a_spec, b_spec, c_spec) = self.config, self.operands
+        tile_m, tile_n = config.tile
+        b_plan = shared(columns_of(b_spec, tile_n, tile_k, atom, halved=False), config.cluster[0], False)
+        b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
+        ends = config.loader != "self" and self.experts is None  # groups begin at any column
+        return packed_operand(weights, tile_m, tile_k, a_spec), with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
+
+    def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
+        """The instruction of half the columns and B's descriptor, if halves are finished."""
+        if not self.halved:
+            return None
+        if self.gated is not None or self.config.store == "direct" or not (self.epilogue or Epilogue()).stores_c:
+            what = "gated products halve them, too" if self.gated is not None else "those leave by tensor stores alone"
+            raise PlanError(
+                f"staged_epilogue_k_tiles = {self.config.staged_epilogue_k_tiles} of a single block of rows halves its "
+                f"columns: {what}"
+            )
+        small = self.instruction(self.config.tile[1] // 2)
+        return small, derive_descriptor(b_plan.smem, small, "B")
+
+    def store(self, halved: bool) -> StorePlan | None:
+        """The store through shared memory, or None for direct stores; raises PlanError."""
+        config, tuning = self.config, self.config.tuning
+        if config.store != "tma" or (self.epilogue is not None and not self.epilogue.stores_c):
+            return None
+        self.check_store()
+        stored, parts = self.instruction(self.columns), 2 if halved else config.split
+        store = StorePlan.derive(
+            stored,
+            self.blocks,
+            self.operands[2],
+            tuning.chunks,
+            tuning.buffers,
+            parts,
+            part_per_cta=config.split > 1,
+            rows=tuning.box_rows,
+            at_once=tuning.store_at_once,
+        )
+        if self.scatters:
+            return store  # by vectors of C's rows, wherever they are
+        if self.ragged is not None:
+            return ragged_store(store, self.sizes[3] > 1 and not self.joined_rows)
+        return store.of_batch(self.sizes[3])
+
+    def check_store(self) -> None:
+        """Raise PlanError for a way to store that the kernel has not."""
+        tuning, named = self.config.tuning, [*self.named, *["indexed"] * (self.indexed is not None)]
+        if tuning.store_at_once and (self.mainloop is None or self.config.split > 1):
+            raise PlanError(
+                "store_at_once: the store of a main loop that promotes, and of a K in one part; this product has "
+                f"{'no such loop' if self.mainloop is None else f'split = {self.config.split}'}"
+            )
+        other = next((name for name in named if name not in ("mainloop", "gated")), None)
+        if other is not None and (tuning.store_at_once or tuning.box_rows != WARP_ROWS):
+            raise PlanError(f"box_rows = {tuning.box_rows}, store_at_once = {tuning.store_at_once}: not with {other}")
+
+    @property
+    def table_bytes(self) -> int:
+        """Shared memory of the table of groups."""
+        groups = self.ragged or self.along_k or self.experts
+        return 0 if groups is None else groups.bytes
+
+    def exchange(self, atom: MmaAtom) -> SplitKExchange | None:
+        """The split-K exchange, not yet placed."""
+        sources = self.config.sources
+        if sources == 1:
+            return None
+        split, columns = self.config.split, self.columns
+        if columns % (8 * split):
+            raise PlanError(
+                f"split = {split} of {columns} columns: a thread sends vectors of 4 sums, so each part takes a "
+                "multiple of 8 columns"
+            )
+        values = atom.accumulator_registers // split
+        return SplitKExchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.groups, sources - 1)))
+
+    def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: SplitKExchange | None) -> int:
+        """The stages, as many as asked for or as fit; raises PlanError."""
+        table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
+        table += 16 if self.numbers.parts else 0
+        sums = exchange.bytes if exchange is not None else 0
+        beside = (0 if self.config.one_tile_per_cluster else c_bytes) + table
+        packed = self.weights is not None
+        beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
+        alignment = a.smem.alignment if packed else TILE_ALIGNMENT
+        each = stage_bytes(a.smem.bytes, b.smem.bytes, alignment, self.numbers.bytes)
+        taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
+        arch = arch_named("sm_90a")
+        slices = self.config.slices  # a stage is one slice's: another would not see its phase complete
+        if (self.config.stages or 0) % slices:
+            raise PlanError(
+                f"stages = {self.config.stages} of {slices} slices: each stage is one slice's; take a multiple"
+            )
+        least = LEAST_STAGES * slices
+        found = fitting_stages(arch, self.config.stages, least, each, beside + exchange_bytes(sums), taken)
+        return found // slices * slices
+
+    def store_bytes(self, store: StorePlan | None) -> int:
+        """Shared memory of the store's buffers."""
+        return store.bytes(self.config.consumers * WARPS_OF_GROUP) if store else 0
+
+    def memory(
+        self, a: OperandOfA, b: OperandPlan, stages: int, store: StorePlan | None,
+        exchange: SplitKExchange | None,
+    ) -> tuple[Sm90Smem, SplitKExchange | None]:  # fmt: skip
+        """The map of shared memory, and the exchange at its place; raises PlanError."""
+        single, c_bytes = self.config.one_tile_per_cluster, self.store_bytes(store)
+        sums_bytes = exchange.bytes if exchange is not None else 0
+        smem = smem_map(a, b, stages, c_bytes, store, single, self.table_bytes, sums_bytes, self.numbers.bytes)
+        end = smem.barrier_offset - sums_bytes
+        if single and c_bytes > end:
+            raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages {end}")
+        return smem, None if exchange is None else replace(exchange, offset=end)
