@@ -42,6 +42,7 @@ _FOREIGN_STATE = (ScaledLinear, GatedMLP, QuantizedLinear, ExpertsMLP)
 class Loaded(Swaps):
     """The linear layers of a model that `load_checkpoint` loaded, and remarks.
 
+    others   modules of experts that the checkpoint stores one by one
     untied   names that were one parameter, and are not where the checkpoint packs one of them
     ignored  tensors of the checkpoint that were left unread, as was asked
     unset    buffers that no state dict has, on the meta device still
@@ -59,6 +60,8 @@ class Loaded(Swaps):
         said += [f"on meta   {name}: no state dict has it" for name in self.unset]
         lines = "\n".join([*map(str, self.layers), *map(str, self.others), *said])
         packed = f"{len(self.replaced)} of {len(self)} linear layers packed"
+        if self.others:
+            packed += f", {sum(bool(each.by) for each in self.others)} of {len(self.others)} modules of experts"
         return f"{lines}\n{packed}, of {self.files} file{'s' * (self.files != 1)}".lstrip("\n")
 
 

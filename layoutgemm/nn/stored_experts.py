@@ -177,9 +177,8 @@ def _usual(joined: Sequence[str], there: Sequence[str]) -> dict[str, tuple[str, 
 def _are_packed(one: StoredExperts, stored: Mapping[str, StoredTensor]) -> bool:
     """True if all layers are packed, False if none is. Raises OperandError for missing layers, and for a mixture."""
     packed = {layer: any(f"{layer}.{key}" in stored for key in PACKED_BY) for layer in one.all_layers}
-    missing = [
-        f"{layer}.weight" for layer, is_packed in packed.items() if not is_packed and f"{layer}.weight" not in stored
-    ]
+    dense = [f"{layer}.weight" for layer, is_packed in packed.items() if not is_packed]
+    missing = [name for name in dense if name not in stored]
     if missing:
         said = f"{listed_names(missing)} {'is' if len(missing) == 1 else 'are'} missing in the checkpoint"
         raise OperandError(f"{said}, which has other experts of {one.name or 'the model'}")
@@ -214,15 +213,14 @@ def _packed_groups(one: StoredExperts, key: str, kind: str, read: Read) -> Packe
     for layers in one.places(key):
         parts = []
         for layer in layers:
+            tensors = _without_bias(layer, read)
             try:
-                parts.append(plain_weights(_without_bias(layer, read), kind))
+                parts.append(plain_weights(tensors, kind))
             except LayoutError as error:
                 raise OperandError(f"{layer}: {error}") from error
             check_size(layer, parts[-1][0].codes.shape, (x.shape[1] // len(layers), x.shape[2]))
             if not _same(parts[0][1], parts[-1][1]):
-                raise OperandError(
-                    f"{layers[0]} and {layer} have their groups in other orders: rows of one weight have one"
-                )
+                raise OperandError(f"{layers[0]} and {layer} have groups in different orders (g_idx)")
         weights.append([plain for plain, _ in parts])
         orders.append(parts[0][1])
     zeros = any(plain.format.zeros for each in weights for plain in each)
