@@ -118,9 +118,15 @@ class QuantizedLinear(PackedBuffers):
 
         activations  the type of x: that of its weights, or torch.float8_e4m3fn
 
+        A layer on the meta device gives one there, for `load_state_dict(state, assign=True)`.
+
         Raises OperandError unless its weights are bfloat16 or float16 and groups divide its in_features.
         """
-        weight = QuantizedWeight.quantize(layer.weight, fmt, activations or layer.weight.dtype)
+        kind = activations or layer.weight.dtype
+        if layer.weight.is_meta:
+            weight = QuantizedWeight.on_meta(layer.out_features, layer.in_features, fmt, kind)
+        else:
+            weight = QuantizedWeight.quantize(layer.weight, fmt, kind)
         return cls(weight, layer.bias, activation=activation).train(layer.training)
 
     @classmethod

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ..errors import OperandError, TensorError
 from ..torch_op.bias_activation import GATES, by_autograd
-from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated
+from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated, refuse_jit
 from ..torch_op.fp8.api import quantize
 from ..torch_op.operator import matmul
 from ..torch_op.problem import half
+from ..torch_op.quantized.weights import no_tensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 
@@ -68,6 +71,12 @@ class ScaledWeight:
     def device(self) -> torch.device:
         """The device of the values."""
         return self.values.device
+
+    def __repr__(self) -> str:
+        return f"ScaledWeight(float8_e4m3fn {[*self.shape]} of {self.dtype}, on {self.device})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_tensor(self, name)
 
     def dense(self) -> torch.Tensor:
         """The weights (N, K): values times scales, rounded to `dtype`."""
@@ -137,10 +146,12 @@ class ScaledLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
         check_input(x, self.in_features)
+        refuse_jit("ScaledLinear")
         rows, kind = x.reshape(-1, x.shape[-1]), autocast_type(x) or self.wide
         weight = self.codes.view(FLOAT8)
         if differentiated(x, self.bias):
-            value: torch.Tensor = _StraightThrough.apply(rows, weight, self.weight_scale, kind)
+            product = _StraightThrough if torch.compiler.is_compiling() else _Transformed
+            value: torch.Tensor = product.apply(rows, weight, self.weight_scale, kind)
             if self.bias is not None:
                 value = (value + self.bias).to(kind)
             if self.activation is not None:
@@ -217,19 +228,36 @@ class _StraightThrough(torch.autograd.Function):
     """The product with the gradient of x: rounding x to 8 bits counts as the identity."""
 
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        scale: torch.Tensor,
-        kind: torch.dtype,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(weight, scale)
-        ctx.like = x.dtype
-        eight, of_rows = quantize(x, BLOCK, power_of_two=True)
+    def forward(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        eight, of_rows = quantize(x.detach(), BLOCK, power_of_two=True)  # exporters look inside
         return scaled_matmul(eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, out_dtype=kind)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, weight, scale, ctx.kind = inputs
+        ctx.save_for_backward(weight, scale)
+        ctx.save_for_forward(weight, scale)
+        ctx.like = x.dtype
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
         return matmul(grad, dequantized(weight, scale, grad.dtype)).to(ctx.like), None, None, None
+
+
+class _Transformed(_StraightThrough):
+    """The same for torch.func: compilers take no Function with rules of its own for tangents and maps."""
+
+    @staticmethod
+    def jvp(ctx: FunctionCtx, dx: torch.Tensor, *others: None) -> torch.Tensor:
+        weight, scale = ctx.saved_tensors
+        return matmul(dx.to(ctx.kind), dequantized(weight, scale, ctx.kind).mT)
+
+    @staticmethod
+    def vmap(info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
+        """Slices of x are more rows of one product."""
+        if in_dims[0] is None or in_dims[1] is not None or in_dims[2] is not None:
+            raise OperandError("float8 weights and scales are mapped by no transform: x alone is")
+        moved = x.movedim(in_dims[0], 0)
+        value = _Transformed.apply(moved.reshape(-1, moved.shape[-1]), *others)
+        return value.reshape(*moved.shape[:-1], value.shape[-1]), 0
