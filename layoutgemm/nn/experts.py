@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ..errors import OperandError
 from ..torch_op.checks import autocast_type, cast, check_input, differentiated
@@ -18,7 +20,7 @@ from ..torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from ..torch_op.scaled_grouped import grouped_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .quantized import PackedBuffers
-from .scaled import FLOAT8, ScaledLinear, dequantized
+from .scaled import FLOAT8, ScaledBuffers, ScaledLinear, dequantized
 
 
 class PackedGroups(PackedBuffers):
@@ -60,7 +62,7 @@ class PackedGroups(PackedBuffers):
         return f"{self.experts} x (in_features={self.in_features}, out_features={self.out_features}), {self.format}"
 
 
-class ScaledGroups(torch.nn.Module):
+class ScaledGroups(ScaledBuffers):
     """Rows in groups, each times float8 weights of its own expert, with scales of 128 x 128 blocks.
 
     layers  of all experts, alike in sizes and type, without biases and activations
@@ -72,16 +74,10 @@ class ScaledGroups(torch.nn.Module):
     torch.Size([3, 2])
     """
 
-    codes: torch.Tensor
-    weight_scale: torch.Tensor
-
     def __init__(self, layers: Sequence[ScaledLinear]) -> None:
-        super().__init__()
-        first = layers[0]
-        self.experts, self.in_features, self.out_features = len(layers), first.in_features, first.out_features
-        self.wide = first.wide
-        self.register_buffer("codes", torch.stack([each.codes for each in layers]))
-        self.register_buffer("weight_scale", torch.stack([each.weight_scale for each in layers]))
+        codes, scales = [each.codes for each in layers], [each.weight_scale for each in layers]
+        super().__init__(torch.stack(codes), torch.stack(scales), layers[0].wide)
+        self.experts, self.in_features, self.out_features = len(layers), layers[0].in_features, layers[0].out_features
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
@@ -92,16 +88,6 @@ class ScaledGroups(torch.nn.Module):
     def dequantized(self) -> torch.Tensor:
         """The weights (experts, out features, in features) in the type of the dense ones."""
         return _dense(self.codes, self.weight_scale, self.wide)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledGroups:
-        """Move the module; a cast leaves codes and float32 scales, and changes the result's type."""
-        scale = self.weight_scale
-        kind = fn(torch.empty(0, dtype=self.wide, device=scale.device)).dtype
-        super()._apply(fn, recurse)
-        self.wide = kind
-        if self.weight_scale.dtype != scale.dtype:
-            self.weight_scale = scale.to(self.weight_scale.device)
-        return self
 
     def extra_repr(self) -> str:
         """Sizes."""
@@ -188,15 +174,17 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor,
-        offsets: torch.Tensor, kind: torch.dtype,
-    ) -> torch.Tensor:  # fmt: skip
-        ctx.save_for_backward(codes, scale, offsets)
-        ctx.like = x.dtype
+        x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offsets: torch.Tensor, kind: torch.dtype
+    ) -> torch.Tensor:
         return _scaled_product(x, codes, scale, offsets, kind)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:4])
+        ctx.like = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         codes, scale, offsets = ctx.saved_tensors
         dense = _dense(codes, scale, grad.dtype)
         return grouped_matmul(grad, dense, offsets).to(ctx.like), None, None, None, None

@@ -83,7 +83,34 @@ class ScaledWeight:
         return dequantized(self.values, self.scale, self.dtype)
 
 
-class ScaledLinear(torch.nn.Module):
+class ScaledBuffers(torch.nn.Module):
+    """The buffers of float8 weights: casts of a module leave them, and change the result's type.
+
+    codes, weight_scale  as `ScaledLinear` has them; or those of several experts
+    wide                 the type of the dense weights and of the result
+    """
+
+    codes: torch.Tensor
+    weight_scale: torch.Tensor
+
+    def __init__(self, codes: torch.Tensor, weight_scale: torch.Tensor, wide: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("codes", codes)
+        self.register_buffer("weight_scale", weight_scale)
+        self.wide = wide
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledBuffers:
+        """Move the module; a cast leaves codes and float32 scales, and changes the result's type."""
+        scale = self.weight_scale
+        kind = fn(torch.empty(0, dtype=self.wide, device=scale.device)).dtype
+        self.wide = kind if kind in (torch.bfloat16, torch.float16, torch.float32) else self.wide
+        super()._apply(fn, recurse)
+        if self.weight_scale.dtype != scale.dtype:
+            self.weight_scale = scale.to(self.weight_scale.device)
+        return self
+
+
+class ScaledLinear(ScaledBuffers):
     """activation(x @ weight.T + bias) with float8 weights: a scale for 128 x 128 weights, and for 128 of a row of x.
 
     in_features, out_features, bias, activation  as `layoutgemm.nn.Linear`, gates too
@@ -106,24 +133,20 @@ class ScaledLinear(torch.nn.Module):
     ([[128.0, 128.0]], torch.float8_e4m3fn, torch.bfloat16)
     """
 
-    codes: torch.Tensor
-    weight_scale: torch.Tensor
-
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True,
         device: torch.device | str | None = None, dtype: torch.dtype | None = torch.bfloat16, *,
         activation: str | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         if dtype not in (torch.bfloat16, torch.float16):
             raise OperandError(f"dtype {dtype}: bfloat16 or float16, which the product is stored as")
         check_activation(activation)
         if activation in GATES:
             half(2, out_features)
-        self.in_features, self.out_features, self.activation, self.wide = in_features, out_features, activation, dtype
         blocks = -(-out_features // DEPTH), -(-in_features // DEPTH)
-        self.register_buffer("codes", torch.zeros(out_features, in_features, device=device, dtype=torch.uint8))
-        self.register_buffer("weight_scale", torch.ones(blocks, device=device, dtype=torch.float32))
+        codes = torch.zeros(out_features, in_features, device=device, dtype=torch.uint8)
+        super().__init__(codes, torch.ones(blocks, device=device, dtype=torch.float32), dtype)
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         self.saves_scales = False
 
@@ -145,8 +168,8 @@ class ScaledLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        check_input(x, self.in_features)
         refuse_jit("ScaledLinear")
+        check_input(x, self.in_features)
         rows, kind = x.reshape(-1, x.shape[-1]), autocast_type(x) or self.wide
         weight = self.codes.view(FLOAT8)
         if differentiated(x, self.bias):
@@ -167,16 +190,6 @@ class ScaledLinear(torch.nn.Module):
     def dequantized(self) -> torch.Tensor:
         """The weights (out_features, in_features) in the type of state dicts."""
         return self.weight.dense()
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledLinear:
-        """Move the module; a cast leaves codes and float32 scales, and changes the result's type."""
-        scale = self.weight_scale
-        kind = fn(torch.empty(0, dtype=self.wide, device=scale.device)).dtype
-        self.wide = kind if kind in (torch.bfloat16, torch.float16, torch.float32) else self.wide
-        super()._apply(fn, recurse)
-        if self.weight_scale.dtype != scale.dtype:
-            self.weight_scale = scale.to(self.weight_scale.device)
-        return self
 
     def _save_to_state_dict(self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -229,7 +242,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-        eight, of_rows = quantize(x.detach(), BLOCK, power_of_two=True)  # exporters look inside
+        eight, of_rows = quantize(x, BLOCK, power_of_two=True)
         return scaled_matmul(eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, out_dtype=kind)
 
     @staticmethod

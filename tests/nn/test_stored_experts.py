@@ -144,7 +144,7 @@ BUFFERS = {"gptq": ("units",), "fp8": ("codes", "weight_scale")}
 
 def rows_for(*, large: float = 1.0) -> tuple[Any, Any, Any]:
     """Rows, the experts of each, and their factors; the last expert has none."""
-    return normal(5, WIDE) * large, torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0], [0, 1]]), torch.rand(5, 2)
+    return normal(5, WIDE) * large, torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0], [0, 1]]), normal(5, 2).abs().float()
 
 
 def near(got: Any, want: Any, eps: float = 2.0**-6) -> bool:
@@ -167,7 +167,7 @@ def test_packed_experts_are_those_of_each_layer_alone(name: str, tmp_path: Path)
     x, index, factors = rows_for()
     x.requires_grad_()
     got, dense = model.experts(x, index, factors), want(x, index, factors)
-    assert got.dtype == BF16 and near(got, dense, 2.0**-4 if kind == "fp8" else 2.0**-6)
+    assert got.dtype == BF16 and near(got, dense, 2.0**-3 if kind == "fp8" else 2.0**-6)
     one, two = (torch.autograd.grad(y.sum(), x)[0] for y in (got, dense))
     assert near(one, two, 2.0**-3 if kind == "fp8" else 2.0**-5)
 
