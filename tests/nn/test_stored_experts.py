@@ -216,11 +216,10 @@ def test_dense_experts_are_joined(tmp_path: Path) -> None:
 
 
 def test_experts_in_another_order_of_input_features(tmp_path: Path) -> None:
-    orders = iter(np.random.default_rng(1).permutation(WIDE) for _ in range(3 * EXPERTS))
-    same: list[Any] = []
+    random, same = np.random.default_rng(1), []
 
     def make(rng: Any, n: int, k: int) -> dict[str, Any]:
-        same.append(next(orders) if len(same) % 3 != 1 else same[-1])  # of up as of gate
+        same.append(random.permutation(k) if len(same) % 3 != 1 else same[-1])  # of up as of gate
         return gptq(rng, n, k, order=same[-1])
 
     model = on_meta()
