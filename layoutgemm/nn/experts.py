@@ -1,4 +1,4 @@
-"""The experts of a mixture, whose packed or float8 weights are multiplied in groups of rows.
+"""Experts with packed or float8 weights, as grouped products of rows.
 
 weights (experts, out, in)  -> rows of each expert, x[g] @ weights[e].T       PackedGroups, ScaledGroups
 two such layers and a gate  -> down(gate(x @ gate_up.T)), weighted and summed  ExpertsMLP
@@ -28,6 +28,7 @@ class PackedGroups(PackedBuffers):
 
     order  a buffer (experts, in features): the input features in the order in which weights have them; None for theirs
 
+    >>> from layoutgemm import QuantizedFormat, QuantizedWeight
     >>> one = QuantizedExperts.of([QuantizedWeight.quantize(torch.eye(2, 128), QuantizedFormat("int8"))] * 2)
     >>> PackedGroups(one)(torch.ones(3, 128).bfloat16(), torch.tensor([0, 1, 3])).shape
     torch.Size([3, 2])
@@ -63,7 +64,7 @@ class PackedGroups(PackedBuffers):
 
 
 class ScaledGroups(ScaledBuffers):
-    """Rows in groups, each times float8 weights of its own expert, with scales of 128 x 128 blocks.
+    """Rows in groups, each times float8 weights of its own expert, with block scales.
 
     layers  of all experts, alike in sizes and type, without biases and activations
 
@@ -82,7 +83,7 @@ class ScaledGroups(ScaledBuffers):
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
         given = x, self.codes, self.weight_scale, offsets, autocast_type(x) or self.wide
-        value: torch.Tensor = _StraightThrough.apply(*given) if differentiated(x) else _scaled_product(*given)
+        value: torch.Tensor = _StraightThroughGroups.apply(*given) if differentiated(x) else _scaled_product(*given)
         return value
 
     def dequantized(self) -> torch.Tensor:
@@ -95,13 +96,18 @@ class ScaledGroups(ScaledBuffers):
 
 
 class ExpertsMLP(torch.nn.Module):
-    """The gated MLPs of all experts, for each row those of its own experts, weighted and summed.
+    """Gated MLPs of experts: each row's own experts, weighted and summed.
 
     first  (experts, 2 * hidden, features): rows of the gate, then the other ones; without a gate (experts, hidden, ...)
     down   (experts, features, hidden)
     gate   from what `first` gives, (rows, 2 * hidden) or (rows, hidden), to (rows, hidden)
 
     Raises OperandError for layers whose sizes do not meet.
+
+    >>> first, down = (ScaledGroups([ScaledLinear(128, n, bias=False)] * 3) for n in (256, 128))
+    >>> mlp = ExpertsMLP(first, down, lambda x: x[:, :128] * x[:, 128:])
+    >>> mlp(torch.ones(2, 128).bfloat16(), torch.tensor([[0, 2], [1, 0]]), torch.ones(2, 2)).shape
+    torch.Size([2, 128])
     """
 
     def __init__(
@@ -143,7 +149,7 @@ class OwnGate(torch.nn.Module):
         self.own._parameters, self.own._modules = {}, dict(module._modules)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the second layer reads."""
+        """The hidden rows, from the products of the first layer."""
         if not self.gated:
             value: torch.Tensor = self.own.act_fn(x)
             return value
@@ -169,7 +175,7 @@ def _dense(codes: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch
     return torch.stack([dequantized(one, each, kind) for one, each in zip(codes.view(FLOAT8), scale)])
 
 
-class _StraightThrough(torch.autograd.Function):
+class _StraightThroughGroups(torch.autograd.Function):
     """The product with the gradient of x: rounding x to 8 bits counts as the identity."""
 
     @staticmethod

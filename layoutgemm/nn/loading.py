@@ -307,7 +307,7 @@ def _packed(name: str, layer: torch.nn.Linear, plan: _Plan, device: torch.device
 
 
 def _device_of(module: torch.nn.Module, device: torch.device) -> torch.device:
-    """The device of a module's parameters, or another one where they are on the meta device."""
+    """The device of a module's parameters, or `device` for the meta device."""
     own = next(module.parameters()).device
     return device if own.type == "meta" else own
 

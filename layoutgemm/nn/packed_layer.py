@@ -1,4 +1,4 @@
-"""A layer of packed or float8 weights from the tensors that a checkpoint has of it."""
+"""Layers of packed or float8 weights from a checkpoint's tensors."""
 
 from __future__ import annotations
 

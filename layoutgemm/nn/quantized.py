@@ -200,7 +200,7 @@ class QuantizedLinear(PackedBuffers):
 def plain_weights(
     tensors: Mapping[str, torch.Tensor], kind: str
 ) -> tuple[QuantizedWeights, npt.NDArray[np.int64] | None]:
-    """The weights of a layer's tensors in a checkpoint, and any order of their input features; no bias.
+    """The weights of a checkpoint's layer, and any order of their input features.
 
     Raises OperandError as `QuantizedLinear.from_checkpoint`.
     """

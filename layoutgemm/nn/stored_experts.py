@@ -1,4 +1,4 @@
-"""Experts that a checkpoint stores one by one, and a model holds in parameters of three dimensions.
+"""Experts stored one by one, for models with parameters of three dimensions.
 
     experts.0.gate_proj.weight (n, k)   }
     experts.0.up_proj.weight   (n, k)   }  ->  experts.gate_up_proj (experts, 2n, k)
@@ -121,7 +121,7 @@ def check_dense(one: StoredExperts, stored: Mapping[str, StoredTensor]) -> None:
 
 
 def joined_weights(one: StoredExperts, key: str, kind: str, read: Read) -> torch.Tensor:
-    """A parameter (experts, n, k) in its own type, of dense layers or of dequantised ones.
+    """A parameter (experts, n, k), joined of dense or dequantised layers.
 
     Raises OperandError or TensorError, naming the layer, for packed layers that do not fit.
     """
@@ -197,7 +197,7 @@ def _without_bias(layer: str, read: Read) -> Mapping[str, torch.Tensor]:
 
 
 def _check_rows(layers: Sequence[str], shapes: Sequence[tuple[int, ...]], x: torch.Tensor) -> None:
-    """Raise TensorError unless weights of as many rows each lie one below another in a parameter of experts."""
+    """Raise TensorError unless layers of equal rows make up a parameter's rows."""
     want = x.shape[1] // len(layers), x.shape[2]
     for layer, shape in zip(layers, shapes):
         if tuple(shape) != want or want[0] * len(layers) != x.shape[1]:
@@ -287,7 +287,7 @@ def reason_against(one: StoredExperts, kind: str) -> str:
 
 
 def _compared(module: torch.nn.Module, layers: Layers) -> tuple[bool, str]:
-    """Whether a module's forward shows the order of its rows, and why an `ExpertsMLP` is not the same, or "".
+    """True if a forward shows its rows' order; and why `ExpertsMLP` differs, or "".
 
     Its forward is called with small weights in the place of its own.
     """

@@ -139,7 +139,7 @@ def test_a_dense_layer_is_one_call_to_torch_fx() -> None:
 
 
 def test_exported_float8_layers_compute_without_gradients_or_refuse() -> None:
-    """An exporter looks inside of the Function that has the gradient of x, and would lose it."""
+    """An exporter traces the inside of the Function, which has no gradient of x."""
     module = LAYERS["gated float8"]()
     with pytest.raises(TensorError, match=r"x requires grad, and quantize has no gradient: use torch\.no_grad\(\)"):
         torch.export.export(module, (X,)).module()(X)

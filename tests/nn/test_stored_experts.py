@@ -1,4 +1,4 @@
-"""Experts that a checkpoint stores one by one, in models that hold them in parameters of three dimensions."""
+"""Experts stored one by one, in models with parameters of three dimensions."""
 
 from __future__ import annotations
 
