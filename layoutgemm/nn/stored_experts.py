@@ -126,7 +126,7 @@ def joined_weights(one: StoredExperts, key: str, kind: str, read: Read) -> torch
     Raises OperandError or TensorError, naming the layer, for packed layers that do not fit.
     """
     x = one.parameter(key)
-    made = torch.empty(x.shape, dtype=x.dtype)
+    made = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     for e, layers in enumerate(one.places(key)):
         at = 0
         for layer in layers:
@@ -300,10 +300,10 @@ def _compared(module: torch.nn.Module, layers: Layers) -> tuple[bool, str]:
     made = torch.Generator().manual_seed(0)
     wide, deep, experts = 32, 16, module.get_parameter(keys[0]).shape[0]
     sizes = (experts, (1 + gated) * deep, wide), (experts, wide, deep)
-    weights = [torch.randn(size, generator=made) / 4 for size in sizes]
-    x = torch.randn(6, wide, generator=made)
-    index = torch.randint(experts, (6, min(2, experts)), generator=made)
-    factors = torch.rand(index.shape, generator=made)
+    kind = {"generator": made, "dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
+    weights = [torch.randn(size, **kind) / 4 for size in sizes]
+    x, factors = torch.randn(6, wide, **kind), torch.rand(6, min(2, experts), **kind)
+    index = torch.randint(experts, factors.shape, generator=made, device="cpu")
     gate, ordered = OwnGate(module, gated), False
     try:
         with torch.no_grad():
@@ -335,5 +335,8 @@ def _by_hand(
 
 def _is_in_order(module: torch.nn.Module, gate: torch.nn.Module, columns: int) -> bool:
     """True if the gate is act_fn of the first columns times the other ones; SiLU in a module without act_fn."""
-    act, x = getattr(module, "act_fn", torch.nn.functional.silu), torch.linspace(-1, 1, 4 * columns).view(2, -1)
+    act, x = (
+        getattr(module, "act_fn", torch.nn.functional.silu),
+        torch.linspace(-1, 1, 4 * columns, dtype=torch.float32, device="cpu").view(2, -1),
+    )
     return callable(act) and torch.allclose(gate(x), act(x[:, :columns]) * x[:, columns:])

@@ -215,6 +215,20 @@ def test_dense_experts_are_joined(tmp_path: Path) -> None:
         load_checkpoint(Model(), tmp_path)
 
 
+def test_torch_s_defaults_change_nothing(tmp_path: Path) -> None:
+    for make, kind in ((plain, None), (gptq, "gptq")):
+        path, model = sharded(tmp_path, stored(make)), Model()
+        want = str(load_checkpoint(model, path, kind).others[0])
+        torch.set_default_dtype(BF16)
+        try:
+            with torch.device("meta"):
+                made = Model()
+                assert str(load_checkpoint(made, path, kind).others[0]) == want
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert all(torch.equal(x, made.state_dict()[name]) for name, x in model.state_dict().items())
+
+
 def test_experts_in_another_order_of_input_features(tmp_path: Path) -> None:
     random, same = np.random.default_rng(1), []
 
