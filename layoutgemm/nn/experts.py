@@ -131,7 +131,7 @@ class ExpertsMLP(torch.nn.Module):
         every = torch.arange(self.first.experts + 1, device=experts.device, dtype=experts.dtype)
         offsets = torch.searchsorted(experts, every)
         hidden = self.gate(self.first(rows[order // index.shape[-1]], offsets))
-        each = self.down(hidden, offsets)[order.argsort()].view(*index.shape, -1)
+        each = self.down(hidden, offsets)[order.argsort()].view(*index.shape, x.shape[-1])
         factors = weights.masked_fill(index >= self.first.experts, 0).float()
         return (each.float() * factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
 

@@ -187,9 +187,12 @@ def test_packed_experts_are_copied_saved_cast_and_compiled(name: str, tmp_path: 
     copied.load_state_dict(state)
     with torch.no_grad():
         want = model.experts(x, index, factors)
+        assert model.experts(x[:0], index[:0], factors[:0]).shape == (0, WIDE)
         assert torch.equal(copied(x, index, factors), want)
         if kind == "gptq":
             assert torch.equal(torch.compile(copied, backend="eager", fullgraph=True)(x, index, factors), want)
+        beyond = torch.where(index == 1, EXPERTS, index)  # an index of no expert counts as 0
+        assert torch.equal(copied(x, beyond, factors), copied(x, index, factors * (index != 1)))
         with torch.autocast("cpu", dtype=BF16):
             assert near(copied(x.float(), index, factors), want)
 
