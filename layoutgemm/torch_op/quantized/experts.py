@@ -299,6 +299,8 @@ def _on_cpu(
     factors = torch.ones(1, dtype=torch.float32) if scale_x is None else resolved(scale_x)
     factors = factors.double().reshape(-1, 1).expand(x.shape[0], 1)
     for e, (start, end) in enumerate(pairwise(offsets.tolist())):
+        if start == end:
+            continue
         wide = dense_of(call.format, x.dtype, units[e], None if scales is None else scales[e], call.size)
         dense = multiplied(call.format, wide, x.dtype).double()
         sums = resolved(x[start:end]).double() @ dense.T * factors[start:end]
