@@ -8,6 +8,7 @@
     ScaledLinear     Linear with float8 weights, scales of blocks    torch.nn.Linear's, or with weight_scale_inv
     MasterLinear     Linear in fp8 with gradients in fp8, to train   torch.nn.Linear's
     QuantizedLinear  Linear with packed weights of 4 or 8 bits       units, scales, bias
+    ExpertsMLP       gated MLPs of experts, packed or float8         of both layers: units, or codes and scales
 
 `load_checkpoint` fills a model from safetensors, packed layers included. Linear is DenseLinear, as models and reports
 print it.
@@ -23,6 +24,7 @@ replaced  0  by DenseLinear
 """
 
 from .checkpoint import Checkpoint
+from .experts import ExpertsMLP
 from .gated import GatedMLP
 from .linear import DenseLinear
 from .loading import Loaded, load_checkpoint
@@ -36,6 +38,7 @@ Linear = DenseLinear  # the name that models and reports print can be imported, 
 __all__ = [
     "Checkpoint",
     "DenseLinear",
+    "ExpertsMLP",
     "GatedMLP",
     "Linear",
     "Loaded",

@@ -11,6 +11,7 @@ import torch
 from ..arguments import shown
 from ..errors import OperandError
 from ..torch_op.bias_activation import GATES
+from ..torch_op.checks import PLAIN
 from ..torch_op.scaled_grouped import DEPTH
 from .linear import DenseLinear, check_features
 from .master import MasterLinear
@@ -62,6 +63,7 @@ class GatedMLP(torch.nn.Module):
         self.down = kind(hidden_features, in_features, bias, device, dtype)
         self.register_state_dict_post_hook(_apart)
         self.register_load_state_dict_pre_hook(_together)
+        self.register_load_state_dict_post_hook(_missing_by_name)
 
     @classmethod
     def of(
@@ -140,18 +142,34 @@ def _together(
     module: GatedMLP, state: dict[str, torch.Tensor], prefix: str, metadata: Mapping[str, object], strict: bool,
     missing: list[str], *others: object,
 ) -> None:  # fmt: skip
-    """Put gate and up side by side in a state dict that is being loaded."""
+    """Put gate and up side by side in a state dict that is being loaded; one of them alone beside the own other."""
+    absent: dict[str, list[str]] = {}
     for name in _STATE:
         *keys, down = [f"{prefix}{key}.{name}" for key in module.names]
+        lost, own = [key for key in keys if key not in state], getattr(module.gate_up, name, None)
+        if len(lost) == 1 and isinstance(own, torch.Tensor) and type(own) in PLAIN and not own.is_meta:
+            at = keys.index(lost[0])
+            state[lost[0]] = own.detach().chunk(2)[at].to(state[keys[1 - at]].device)
+            missing += lost
+        elif lost:
+            absent[f"{prefix}gate_up.{name}"] = lost
         if all(key in state for key in keys):
             if name == SCALES and module.hidden_features % DEPTH:
                 raise OperandError(
                     f"{keys[0]}: scales of {DEPTH} rows, and gate and up of {module.hidden_features} lie side by side"
                 )
             joined = torch.cat([state.pop(key) for key in keys])
-            state[f"{prefix}gate_up.{name}"] = _placed(joined, getattr(module.gate_up, name, None))
+            state[f"{prefix}gate_up.{name}"] = _placed(joined, own)
         if down in state:
             state[f"{prefix}down.{name}"] = _placed(state.pop(down), getattr(module.down, name, None))
+        absent[f"{prefix}down.{name}"] = [down]
+    module.__dict__["_absent"] = absent
+
+
+def _missing_by_name(module: GatedMLP, keys: tuple[list[str], list[str]]) -> None:
+    """Name missing tensors as a state dict has them: gate's and up's in place of those of both."""
+    missing, absent = keys[0], module.__dict__.pop("_absent", {})  # by the names of the joined ones
+    missing[:] = [name for key in missing for name in absent.get(key, [key])]
 
 
 def _placed(value: torch.Tensor, own: object) -> torch.Tensor:

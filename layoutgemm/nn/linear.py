@@ -9,6 +9,8 @@ from ..errors import OperandError
 from ..torch_op.checks import check_activation
 from ..torch_op.operator import linear
 
+torch.fx.wrap("linear")  # torch.fx.symbolic_trace records the call, and does not look inside
+
 
 def check_features(**features: object) -> None:
     """Raise OperandError for a number of features that is no integer of 0 or more."""

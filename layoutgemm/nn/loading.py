@@ -4,33 +4,45 @@ tensors of a layer      in its place                                      kinds
 ----------------------  ------------------------------------------------  ------------------------------------
 packed                  QuantizedLinear                                   of `QuantizedLinear.from_checkpoint`
 float8, blocks' scales  ScaledLinear                                      "fp8"
+experts, one by one     ExpertsMLP of packed ones; else their parameters  both; the parameters are joined
 dense                   the layer stays; its parameters are the tensors
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
 
-from ..errors import LayoutError, OperandError, TensorError
+from ..errors import OperandError, TensorError
 from .checkpoint import Checkpoint, StoredTensor, listed_names
+from .experts import ExpertsMLP
 from .gated import GatedMLP
+from .packed_layer import FLOAT8_KIND, PACKED_BY, packed_layer
 from .quantized import NEEDED, OTHERS, QuantizedLinear
-from .scaled import FLOAT8, ScaledLinear
+from .scaled import ScaledLinear
+from .stored_experts import (
+    Layers,
+    StoredExperts,
+    check_dense,
+    find_experts,
+    joined_weights,
+    packed_experts,
+    reason_against,
+)
 from .swap import Swapped, Swaps, reason_to_stay, replace_modules
 
-_FLOAT8_KIND, _FLOAT8_SCALE = "fp8", "weight_scale_inv"
-_FOREIGN_STATE = (ScaledLinear, GatedMLP, QuantizedLinear)
+_FOREIGN_STATE = (ScaledLinear, GatedMLP, QuantizedLinear, ExpertsMLP)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Swaps):
     """The linear layers of a model that `load_checkpoint` loaded, and remarks.
 
+    others   modules of experts that the checkpoint stores one by one
     untied   names that were one parameter, and are not where the checkpoint packs one of them
     ignored  tensors of the checkpoint that were left unread, as was asked
     unset    buffers that no state dict has, on the meta device still
@@ -46,14 +58,16 @@ class Loaded(Swaps):
         said = [f"untied    {' and '.join(names)}" for names in self.untied]
         said += [f"ignored   {listed_names(self.ignored)}"] * bool(self.ignored)
         said += [f"on meta   {name}: no state dict has it" for name in self.unset]
-        lines = "\n".join([*map(str, self.layers), *said])
+        lines = "\n".join([*map(str, self.layers), *map(str, self.others), *said])
         packed = f"{len(self.replaced)} of {len(self)} linear layers packed"
+        if self.others:
+            packed += f", {sum(bool(each.by) for each in self.others)} of {len(self.others)} modules of experts"
         return f"{lines}\n{packed}, of {self.files} file{'s' * (self.files != 1)}".lstrip("\n")
 
 
 def load_checkpoint(
     model: torch.nn.Module, checkpoint: Checkpoint | str | os.PathLike[str], kind: str | None = None, *,
-    ignore: Iterable[str] = (), device: torch.device | str = "cpu",
+    ignore: Iterable[str] = (), device: torch.device | str = "cpu", experts: Layers | None = None,
 ) -> Loaded:  # fmt: skip
     """Load a model from safetensors, in place: packed layers become QuantizedLinear, others stay.
 
@@ -63,6 +77,8 @@ def load_checkpoint(
                 blocks; default what config.json says
     ignore      patterns, as fnmatch has them, of tensors in the checkpoint to be left unread
     device      of the tensors that were on the meta device
+    experts     the layers of an expert whose rows a parameter (experts, n, k) has, as {"w13": ("w1", "w3"), "w2":
+                ("w2",)}; default those of transformers, if a trial of the module's forward agrees
 
     Dense tensors are cast to the model's types, as `load_state_dict` does. Tied parameters stay tied, by whichever of
     their names the checkpoint has.
@@ -88,18 +104,28 @@ def load_checkpoint(
     patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     ignored = [name for name in found.tensors if any(fnmatchcase(name, each) for each in patterns)]
     plan, on = _Plan(model, found, ignored), torch.device(device)
-    plan.pack(kind)
+    plan.pack(kind, experts)
     plan.place()
     made: dict[torch.nn.Module, torch.nn.Module] = {}
     for layer, name in plan.sources.items():
         made[layer] = _packed(name, layer, plan, on)
+    values: dict[tuple[StoredExperts, str], torch.Tensor] = {}
+    for one in plan.experts:
+        if one.packed and one.reason:  # in advance: layers may be refused
+            values |= {(one, key): joined_weights(one, key, plan.kind, plan.read) for key in one.layers}
+        elif one.packed:
+            made[one.module] = packed_experts(one, plan.kind, plan.read).to(_device_of(one.module, on))
     replace_modules(model, made)
     for names, source in plan.dense.items():
         _fill(model, names, found.tensor(source), on)
-    buffers = [name for name, x in model.named_buffers() if x.is_meta]
-    return Loaded(
-        plan.report(made), untied=plan.untied, ignored=tuple(ignored), unset=tuple(buffers), files=len(found.files)
-    )
+    for (one, key), same in plan.joined.items():
+        if one.module not in made:
+            value = values.pop((one, key), None)
+            value = joined_weights(one, key, plan.kind, plan.read) if value is None else value
+            _fill(model, same, value, on)
+    buffers = tuple([name for name, x in model.named_buffers() if x.is_meta])
+    beside = tuple(_expert_lines(plan, made))
+    return Loaded(plan.report(made), beside, plan.untied, tuple(ignored), buffers, len(found.files))
 
 
 class _Plan:
@@ -117,18 +143,22 @@ class _Plan:
         self.packed: dict[str, torch.nn.Linear] = {}  # by each name of a layer
         self.sources: dict[torch.nn.Linear, str] = {}  # the name by which a packed layer is read
         self.dense: dict[tuple[str, ...], str] = {}
+        self.experts: list[StoredExperts] = []
+        self.joined: dict[tuple[StoredExperts, str], list[str]] = {}  # with all names of a parameter
         self.untied: tuple[tuple[str, ...], ...] = ()
         self.used: set[str] = set()
 
-    def pack(self, kind: str | None) -> None:
-        """Set the layers that are packed, and their kind."""
-        keys = [*dict.fromkeys(first for first, *_ in NEEDED.values()), _FLOAT8_SCALE]
+    def pack(self, kind: str | None, experts: Layers | None) -> None:
+        """Set the layers that are packed, and their kind; and the experts that are stored one by one."""
         layers = [
             (name, module)
             for name, module in self.modules.items()
-            if isinstance(module, torch.nn.Linear) and any(f"{name}.{key}" in self.stored for key in keys)
+            if isinstance(module, torch.nn.Linear) and any(f"{name}.{key}" in self.stored for key in PACKED_BY)
         ]
-        self.kind = _kind(kind, self.found.config, [name for name, _ in layers])
+        found = find_experts(self.modules, self.stored, experts)
+        packed = [name for name, _ in layers] + [one.all_layers[0] for one in found if one.packed]
+        self.kind = _kind(kind, self.found.config, packed)
+        self.experts = [replace(one, reason=reason_against(one, self.kind)) for one in found]
         chosen = {module: name for name, module in reversed(layers)}  # a shared layer's first name
         for name, module in layers:
             _check_shared(self, chosen[module], name)
@@ -142,6 +172,10 @@ class _Plan:
         self.packed = {name: module for name, module in linear.items() if module in chosen}
         self.sources = chosen
 
+    def read(self, layer: str) -> dict[str, torch.Tensor]:
+        """The tensors of a layer, by the last words of their names."""
+        return {name.rpartition(".")[2]: self.found.tensor(name) for name in self.names(layer)}
+
     def names(self, layer: str) -> list[str]:
         """The tensors of a layer."""
         return [name for name in self.found.names(layer) if name in self.stored]
@@ -149,7 +183,17 @@ class _Plan:
     def place(self) -> None:
         """Set the source of each dense tensor, and the names that are no longer tied."""
         missing, untied = [], []
+        joined = {one.parameter(key): (one, key) for one in self.experts for key in one.layers}
+        for one in self.experts:
+            if not one.packed:
+                check_dense(one, self.stored)
+            self.used |= {
+                name for layer in one.all_layers for name in (self.names(layer) if one.packed else [f"{layer}.weight"])
+            }
         for x, names in _owners(self.modules).items():
+            if x in joined:
+                self.joined[joined[x]] = names
+                continue
             away = [name for name in names if name.rpartition(".")[0] in self.packed]
             dense = [name for name in names if name not in away]
             there = [name for name in dense if name in self.stored]
@@ -216,8 +260,8 @@ def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) ->
             kind = str(said.get("format"))
     if kind is None and layers:
         raise OperandError(f"{layers[0]} is packed, and no config.json says how: give kind=")
-    if kind is not None and kind not in NEEDED and kind != _FLOAT8_KIND:
-        known = ", ".join(map(repr, (*NEEDED, _FLOAT8_KIND)))
+    if kind is not None and kind not in NEEDED and kind != FLOAT8_KIND:
+        known = ", ".join(map(repr, (*NEEDED, FLOAT8_KIND)))
         raise OperandError(f"kind {kind!r}: {OTHERS.get(kind.lower(), '')}known are {known}")
     return kind or ""
 
@@ -257,34 +301,25 @@ def _check_tied(found: Checkpoint, one: str, two: str) -> None:
 
 def _packed(name: str, layer: torch.nn.Linear, plan: _Plan, device: torch.device) -> torch.nn.Module:
     """The module of a packed layer."""
-    tensors = {each.rpartition(".")[2]: plan.found.tensor(each) for each in plan.names(name)}
-    kind, sizes = layer.weight.dtype, (layer.out_features, layer.in_features)
-    made: QuantizedLinear | ScaledLinear
-    try:
-        if plan.kind == _FLOAT8_KIND:
-            made = _scaled(layer, tensors)
-        else:
-            made = QuantizedLinear.from_checkpoint(tensors, plan.kind, dtype=kind)
-    except LayoutError as error:
-        raise OperandError(f"{name}: {error}") from error
-    if sizes != (made.out_features, made.in_features):
-        have = f"{made.out_features}x{made.in_features}"
-        raise TensorError(f"{name} has {have} weights in the checkpoint, and {sizes[0]}x{sizes[1]} in the model")
-    moved: torch.nn.Module = made.to(device if layer.weight.is_meta else layer.weight.device)
-    return moved.train(layer.training)
+    size = layer.out_features, layer.in_features
+    made = packed_layer(name, plan.read(name), plan.kind, size, layer.weight.dtype)
+    return made.to(_device_of(layer, device)).train(layer.training)
 
 
-def _scaled(layer: torch.nn.Linear, tensors: Mapping[str, torch.Tensor]) -> ScaledLinear:
-    """A layer of float8 weights with scales of blocks."""
-    if surplus := sorted(tensors.keys() - {"weight", _FLOAT8_SCALE, "bias"}):
-        raise OperandError(f"{surplus[0]} is surplus: a layer of kind 'fp8' has weight, {_FLOAT8_SCALE} and bias alone")
-    weight = tensors.get("weight")
-    if weight is None or weight.dtype != FLOAT8 or tuple(weight.shape) != (layer.out_features, layer.in_features):
-        there = "missing" if weight is None else f"{weight.dtype} of shape {list(weight.shape)}"
-        raise OperandError(f"weight is {there}: {FLOAT8} of {[layer.out_features, layer.in_features]}")
-    made = ScaledLinear(layer.in_features, layer.out_features, "bias" in tensors, dtype=layer.weight.dtype)
-    made.load_state_dict(dict(tensors))
-    return made
+def _device_of(module: torch.nn.Module, device: torch.device) -> torch.device:
+    """The device of a module's parameters, or `device` for the meta device."""
+    own = next(module.parameters()).device
+    return device if own.type == "meta" else own
+
+
+def _expert_lines(plan: _Plan, made: Mapping[torch.nn.Module, torch.nn.Module]) -> Iterator[Swapped]:
+    """A line for each module of experts that were stored one by one."""
+    for one in plan.experts:
+        if one.module in made:
+            yield Swapped(one.name, type(made[one.module]).__name__)
+            continue
+        count = f"{one.parameter(next(iter(one.layers))).shape[0]} experts of the checkpoint are joined"
+        yield Swapped(one.name, reason=f"{count}, dequantised: {one.reason}" if one.packed else count)
 
 
 def _fill(model: torch.nn.Module, names: Iterable[str], value: torch.Tensor, device: torch.device) -> None:

@@ -53,7 +53,32 @@ OTHERS: Mapping[str, str] = {
 }
 
 
-class QuantizedLinear(torch.nn.Module):
+class PackedBuffers(torch.nn.Module):
+    """The buffers of packed weights: casts of a module leave codes and scales as they are.
+
+    units, scales, order  as `QuantizedLinear` has them; or those of several experts
+    """
+
+    units: torch.Tensor
+    scales: torch.Tensor | None
+    order: torch.Tensor | None
+
+    def __init__(self, units: torch.Tensor, scales: torch.Tensor | None, order: torch.Tensor | None) -> None:
+        super().__init__()
+        self.register_buffer("units", units)
+        self.register_buffer("scales", scales)
+        self.register_buffer("order", order)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedBuffers:
+        """Move the module; a cast does not convert codes and scales."""
+        scales = self.scales
+        super()._apply(fn, recurse)
+        if scales is not None and self.scales is not None and self.scales.dtype != scales.dtype:
+            self.scales = scales.to(self.scales.device)
+        return self
+
+
+class QuantizedLinear(PackedBuffers):
     """activation(x @ weight.T + bias) with packed weights; `from_linear` and `from_checkpoint` make one.
 
     With weights packed for float8, x is bfloat16, float16 or float32. Each call quantises it to float8_e4m3fn, with a
@@ -71,27 +96,20 @@ class QuantizedLinear(torch.nn.Module):
     [[128.0, 128.0]]
     """
 
-    units: torch.Tensor
-    scales: torch.Tensor | None
-    order: torch.Tensor | None
-
     def __init__(
         self, weight: QuantizedWeight, bias: torch.nn.Parameter | None = None, *, activation: str | None = None,
         order: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         if not isinstance(weight, QuantizedWeight):
             raise OperandError(refusal(weight, "weight of QuantizedLinear", "a QuantizedWeight"))
         check_activation(activation)
         if activation in GATES:
             raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
-        self.format, self.activations, self.activation = weight.format, weight.activations, activation
-        self.in_features, self.out_features = weight.k, weight.n
-        self.register_buffer("units", weight.units)
-        self.register_buffer("scales", weight.scales)
         if order is not None and (order.dtype != torch.int64 or tuple(order.shape) != (weight.k,)):
             raise OperandError(f"order is {order.dtype} of shape {list(order.shape)}: int64 of [{weight.k}]")
-        self.register_buffer("order", order)
+        super().__init__(weight.units, weight.scales, order)
+        self.format, self.activations, self.activation = weight.format, weight.activations, activation
+        self.in_features, self.out_features = weight.k, weight.n
         self.bias = bias
 
     @classmethod
@@ -103,9 +121,15 @@ class QuantizedLinear(torch.nn.Module):
 
         activations  the type of x: that of its weights, or torch.float8_e4m3fn
 
+        A layer on the meta device gives one there, for `load_state_dict(state, assign=True)`.
+
         Raises OperandError unless its weights are bfloat16 or float16 and groups divide its in_features.
         """
-        weight = QuantizedWeight.quantize(layer.weight, fmt, activations or layer.weight.dtype)
+        kind = activations or layer.weight.dtype
+        if layer.weight.is_meta:
+            weight = QuantizedWeight.on_meta(layer.out_features, layer.in_features, fmt, kind)
+        else:
+            weight = QuantizedWeight.quantize(layer.weight, fmt, kind)
         return cls(weight, layer.bias, activation=activation).train(layer.training)
 
     @classmethod
@@ -129,18 +153,8 @@ class QuantizedLinear(torch.nn.Module):
         Raises OperandError naming a tensor that is missing, surplus or does not fit, and with the way out for other
         kinds.
         """
-        if kind not in NEEDED:
-            known = ", ".join(map(repr, NEEDED))
-            raise OperandError(f"kind {kind!r}: {OTHERS.get(str(kind).lower(), '')}known are {known}")
-        missing = [name for name in NEEDED[kind] if name not in tensors]
-        if missing:
-            needed = ", ".join(NEEDED[kind])
-            raise OperandError(f"{missing[0]} is missing: a checkpoint of kind {kind!r} has {needed}")
-        if surplus := sorted(tensors.keys() - {*NEEDED[kind], *_OPTIONAL[kind]}):
-            known = ", ".join((*NEEDED[kind], *_OPTIONAL[kind]))
-            raise OperandError(f"{surplus[0]} is surplus: a layer of kind {kind!r} is computed from {known} alone")
+        plain, order = plain_weights(tensors, kind)
         first = tensors[NEEDED[kind][0]]
-        plain, order = _plain_of(kind, {name: _array(x) for name, x in tensors.items() if name != "bias"})
         places = None if order is None else torch.from_numpy(order).to(first.device)
         like = torch.bfloat16 if dtype.itemsize == 1 else dtype
         bias = torch.nn.Parameter(tensors["bias"].to(like)) if tensors.get("bias") is not None else None
@@ -180,18 +194,30 @@ class QuantizedLinear(torch.nn.Module):
         dense = self.weight.dense(torch.float32 if self.activations.itemsize == 1 else self.activations)
         return dense if self.order is None else dense[:, self.order.argsort()]
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedLinear:
-        """Move the module; a cast does not convert codes and scales."""
-        scales = self.scales
-        super()._apply(fn, recurse)
-        if scales is not None and self.scales is not None and self.scales.dtype != scales.dtype:
-            self.scales = scales.to(self.scales.device)
-        return self
-
     def extra_repr(self) -> str:
         """Sizes and format."""
         said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{said}, {self.format}" + ("" if self.activation is None else f", activation={self.activation!r}")
+
+
+def plain_weights(
+    tensors: Mapping[str, torch.Tensor], kind: str
+) -> tuple[QuantizedWeights, npt.NDArray[np.int64] | None]:
+    """The weights of a checkpoint's layer, and any order of their input features.
+
+    Raises OperandError as `QuantizedLinear.from_checkpoint`.
+    """
+    if kind not in NEEDED:
+        known = ", ".join(map(repr, NEEDED))
+        raise OperandError(f"kind {kind!r}: {OTHERS.get(str(kind).lower(), '')}known are {known}")
+    missing = [name for name in NEEDED[kind] if name not in tensors]
+    if missing:
+        needed = ", ".join(NEEDED[kind])
+        raise OperandError(f"{missing[0]} is missing: a checkpoint of kind {kind!r} has {needed}")
+    if surplus := sorted(tensors.keys() - {*NEEDED[kind], *_OPTIONAL[kind]}):
+        known = ", ".join((*NEEDED[kind], *_OPTIONAL[kind]))
+        raise OperandError(f"{surplus[0]} is surplus: a layer of kind {kind!r} is computed from {known} alone")
+    return _plain_of(kind, {name: _array(x) for name, x in tensors.items() if name != "bias"})
 
 
 def _array(x: torch.Tensor) -> npt.NDArray[np.generic]:

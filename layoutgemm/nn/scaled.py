@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ..arguments import shown
 from ..errors import OperandError, TensorError
 from ..torch_op.bias_activation import GATES, by_autograd
-from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated
+from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated, refuse_jit
 from ..torch_op.fp8.api import quantize
 from ..torch_op.operator import matmul
 from ..torch_op.problem import half
+from ..torch_op.quantized.weights import no_tensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .linear import check_features
@@ -71,12 +74,45 @@ class ScaledWeight:
         """The device of the values."""
         return self.values.device
 
+    def __repr__(self) -> str:
+        return f"ScaledWeight(float8_e4m3fn {[*self.shape]} of {self.dtype}, on {self.device})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_tensor(self, name)
+
     def dense(self) -> torch.Tensor:
         """The weights (N, K): values times scales, rounded to `dtype`."""
         return dequantized(self.values, self.scale, self.dtype)
 
 
-class ScaledLinear(torch.nn.Module):
+class ScaledBuffers(torch.nn.Module):
+    """The buffers of float8 weights: casts of a module leave them, and change the result's type.
+
+    codes, weight_scale  as `ScaledLinear` has them; or those of several experts
+    wide                 the type of the dense weights and of the result
+    """
+
+    codes: torch.Tensor
+    weight_scale: torch.Tensor
+
+    def __init__(self, codes: torch.Tensor, weight_scale: torch.Tensor, wide: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("codes", codes)
+        self.register_buffer("weight_scale", weight_scale)
+        self.wide = wide
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledBuffers:
+        """Move the module; a cast leaves codes and float32 scales, and changes the result's type."""
+        scale = self.weight_scale
+        kind = fn(torch.empty(0, dtype=self.wide, device=scale.device)).dtype
+        self.wide = kind if kind in (torch.bfloat16, torch.float16, torch.float32) else self.wide
+        super()._apply(fn, recurse)
+        if self.weight_scale.dtype != scale.dtype:
+            self.weight_scale = scale.to(self.weight_scale.device)
+        return self
+
+
+class ScaledLinear(ScaledBuffers):
     """activation(x @ weight.T + bias) with float8 weights: a scale for 128 x 128 weights, and for 128 of a row of x.
 
     in_features, out_features, bias, activation  as `layoutgemm.nn.Linear`, gates too
@@ -99,25 +135,21 @@ class ScaledLinear(torch.nn.Module):
     ([[128.0, 128.0]], torch.float8_e4m3fn, torch.bfloat16)
     """
 
-    codes: torch.Tensor
-    weight_scale: torch.Tensor
-
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True,
         device: torch.device | str | None = None, dtype: torch.dtype | None = torch.bfloat16, *,
         activation: str | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         if not isinstance(dtype, torch.dtype) or dtype not in (torch.bfloat16, torch.float16):
             raise OperandError(f"dtype {shown(dtype)}: bfloat16 or float16, which the product is stored as")
         check_activation(activation)
         check_features(in_features=in_features, out_features=out_features)
         if activation in GATES:
             half(2, out_features)
-        self.in_features, self.out_features, self.activation, self.wide = in_features, out_features, activation, dtype
         blocks = -(-out_features // DEPTH), -(-in_features // DEPTH)
-        self.register_buffer("codes", torch.zeros(out_features, in_features, device=device, dtype=torch.uint8))
-        self.register_buffer("weight_scale", torch.ones(blocks, device=device, dtype=torch.float32))
+        codes = torch.zeros(out_features, in_features, device=device, dtype=torch.uint8)
+        super().__init__(codes, torch.ones(blocks, device=device, dtype=torch.float32), dtype)
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         self.saves_scales = False
 
@@ -139,11 +171,13 @@ class ScaledLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        refuse_jit("ScaledLinear")
         check_input(x, self.in_features)
         rows, kind = x.reshape(-1, x.shape[-1]), autocast_type(x) or self.wide
         weight = self.codes.view(FLOAT8)
         if differentiated(x, self.bias):
-            value: torch.Tensor = _StraightThrough.apply(rows, weight, self.weight_scale, kind)
+            product = _StraightThrough if torch.compiler.is_compiling() else _Transformed
+            value: torch.Tensor = product.apply(rows, weight, self.weight_scale, kind)
             if self.bias is not None:
                 value = (value + self.bias).to(kind)
             if self.activation is not None:
@@ -159,16 +193,6 @@ class ScaledLinear(torch.nn.Module):
     def dequantized(self) -> torch.Tensor:
         """The weights (out_features, in_features) in the type of state dicts."""
         return self.weight.dense()
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledLinear:
-        """Move the module; a cast leaves codes and float32 scales, and changes the result's type."""
-        scale = self.weight_scale
-        kind = fn(torch.empty(0, dtype=self.wide, device=scale.device)).dtype
-        self.wide = kind if kind in (torch.bfloat16, torch.float16, torch.float32) else self.wide
-        super()._apply(fn, recurse)
-        if self.weight_scale.dtype != scale.dtype:
-            self.weight_scale = scale.to(self.weight_scale.device)
-        return self
 
     def _save_to_state_dict(self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -220,19 +244,36 @@ class _StraightThrough(torch.autograd.Function):
     """The product with the gradient of x: rounding x to 8 bits counts as the identity."""
 
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        scale: torch.Tensor,
-        kind: torch.dtype,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(weight, scale)
-        ctx.like = x.dtype
+    def forward(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
         eight, of_rows = quantize(x, BLOCK, power_of_two=True)
         return scaled_matmul(eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, out_dtype=kind)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, weight, scale, ctx.kind = inputs
+        ctx.save_for_backward(weight, scale)
+        ctx.save_for_forward(weight, scale)
+        ctx.like = x.dtype
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
         return matmul(grad, dequantized(weight, scale, grad.dtype)).to(ctx.like), None, None, None
+
+
+class _Transformed(_StraightThrough):
+    """The same for torch.func: compilers take no Function with rules of its own for tangents and maps."""
+
+    @staticmethod
+    def jvp(ctx: FunctionCtx, dx: torch.Tensor, *others: None) -> torch.Tensor:
+        weight, scale = ctx.saved_tensors
+        return matmul(dx.to(ctx.kind), dequantized(weight, scale, ctx.kind).mT)
+
+    @staticmethod
+    def vmap(info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
+        """Slices of x are more rows of one product."""
+        if in_dims[0] is None or in_dims[1] is not None or in_dims[2] is not None:
+            raise OperandError("float8 weights and scales are mapped by no transform: x alone is")
+        moved = x.movedim(in_dims[0], 0)
+        value = _Transformed.apply(moved.reshape(-1, moved.shape[-1]), *others)
+        return value.reshape(*moved.shape[:-1], value.shape[-1]), 0

@@ -196,8 +196,7 @@ def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
         return f"a {type(layer).__qualname__}, whose forward may be its own"
     if "forward" in layer.__dict__:
         return "its forward was replaced"
-    hooks = [name.strip("_") for name in _HOOKS if getattr(layer, name)]
-    if hooks:
+    if hooks := hooks_of(layer):
         return f"it has {', '.join(hooks)}, which would be lost"
     if type(layer.weight) is not torch.nn.Parameter:
         return f"its weight is a {type(layer.weight).__qualname__}"
@@ -206,6 +205,11 @@ def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
     except LayoutError as error:
         return str(error).replace("a and b are", "its weight is")
     return ""
+
+
+def hooks_of(module: torch.nn.Module) -> list[str]:
+    """The kinds of hooks that a module has."""
+    return [name.strip("_") for name in _HOOKS if getattr(module, name)]
 
 
 def _shared_weights(model: torch.nn.Module) -> dict[torch.Tensor, set[str]]:

@@ -272,6 +272,8 @@ def cast(x: torch.Tensor, to: torch.dtype | None) -> torch.Tensor:
 def check_input(x: torch.Tensor, features: int) -> None:
     """Raise OperandError for a module's input that is no dense tensor, TensorError for other features."""
     if not torch.compiler.is_compiling():
+        if isinstance(x, torch.fx.Proxy):
+            raise OperandError("x is a torch.fx.Proxy: make the module a leaf of the Tracer, or use torch.export")
         check_operands({"x": x})
     if x.ndim == 0 or x.shape[-1] != features:
         raise TensorError(f"x has shape {list(x.shape)}: (..., {features}), the module's in_features")
@@ -316,6 +318,12 @@ def refuse_traces(said: str) -> None:
     """
     if tracing_state() is not None:
         raise OperandError(f"{said} is a launch of its own, not under torch.jit.trace: call it beside what is traced")
+
+
+def refuse_jit(module: str) -> None:
+    """Raise OperandError, naming a module, under torch.jit.trace, which has no views of float8."""
+    if not torch.compiler.is_compiling() and tracing_state() is not None:
+        raise OperandError(f"{module} under torch.jit.trace: torch.export takes it")
 
 
 def check_own_launch(said: str, tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> bool:

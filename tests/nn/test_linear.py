@@ -141,8 +141,15 @@ def test_gated_mlp_has_llamas_state_dict_and_values() -> None:
     gate, up, down = parts
     assert near(ours(x), down(torch.nn.functional.silu(gate(x)) * up(x)), 2.0**-6)
     assert torch.equal(GatedMLP.of(gate, up, down)(x), ours(x))
-    missing = ours.load_state_dict({"up_proj.weight": up.weight}, strict=False)
-    assert "gate_up.weight" in missing.missing_keys
+    half = ours.load_state_dict({"up_proj.weight": up.weight + 1}, strict=False)
+    assert half.missing_keys == ["gate_proj.weight", "down_proj.weight"] and not half.unexpected_keys
+    assert torch.equal(ours.up_proj.weight, up.weight + 1) and torch.equal(ours.gate_proj.weight, gate.weight)
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "0.down_proj.weight"\. $'):
+        torch.nn.Sequential(ours).load_state_dict({f"0.{name}": x for name, x in state.items() if "down" not in name})
+    with pytest.raises(
+        RuntimeError, match=r'Missing .* "0.gate_proj.weight", "0.up_proj.weight", "0.down_proj.weight"'
+    ):
+        torch.nn.Sequential(ours).load_state_dict({})
 
 
 @pytest.fixture

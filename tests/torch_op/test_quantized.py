@@ -481,14 +481,32 @@ def test_groups_of_rows_are_multiplied_by_their_experts_weights(fmt: QuantizedFo
     assert quantized_grouped_matmul(x.to("meta"), weights.to("meta"), offsets.to("meta")).shape == (7, 72)
 
 
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_experts_have_the_gradient_of_x(activation: str | None) -> None:
+    weights, offsets = experts_of(QuantizedFormat("int4", 64)), torch.tensor([0, 4, 4, 7])
+    x, grad = torch.randn(7, 128).bfloat16().requires_grad_(), torch.randn(7, 72).bfloat16()
+    value = quantized_grouped_matmul(x, weights, offsets, activation=activation)
+    value.backward(grad)
+    exact = x.detach().double().requires_grad_()
+    dense = [weights.expert(e).dense(torch.bfloat16).double() for e in (0, 2)]
+    want = torch.cat([exact[:4] @ dense[0].T, exact[4:] @ dense[1].T])
+    want = want if activation is None else torch.nn.functional.silu(want)
+    want.backward(grad.double())
+    for found, right in ((value, want), (x.grad, exact.grad)):
+        assert (found - right).abs().max() <= 2.0**-7 * right.abs().max()
+
+
 def test_experts_that_do_not_fit_are_refused() -> None:
     weights, x = experts_of(QuantizedFormat("int8")), torch.randn(7, 128).bfloat16()
     with pytest.raises(LayoutError, match=r"offsets are torch\.int64 of shape"):
         quantized_grouped_matmul(x, weights, torch.tensor([0, 7]))
     with pytest.raises(LayoutError, match="none below the one before it"):
         quantized_grouped_matmul(x, weights, torch.tensor([0, 5, 4, 7]))
-    with pytest.raises(LayoutError, match="x requires grad, and this product has no gradient"):
-        quantized_grouped_matmul(x.requires_grad_(), weights, torch.tensor([0, 1, 4, 7]))
+    ends = torch.tensor([0, 1, 4, 7])
+    with pytest.raises(LayoutError, match=r"x is differentiated by torch.func, and .* by backward"):
+        torch.func.grad(lambda x: quantized_grouped_matmul(x, weights, ends).sum())(x)
+    with pytest.raises(LayoutError, match="x has a tangent, and this product has none"):
+        torch.func.jvp(lambda x: quantized_grouped_matmul(x, weights, ends), (x,), (x,))
     with pytest.raises(LayoutError, match=r"weights\[1\] is .* experts are alike"):
         QuantizedExperts.of([weights.expert(0), weight_of(QuantizedFormat("int8"))])
 

@@ -4,7 +4,7 @@
                              int group, bool zeros, int n, int k, ScalarType? out_dtype=None, str config="",
                              Tensor? scale_x=None) -> Tensor
 
-The operator has no derivative. On the CPU groups are multiplied one by one in float64.
+The gradient of x is a grouped product with dequantised weights. On the CPU groups are multiplied one by one in float64.
 """
 
 from __future__ import annotations
@@ -27,12 +27,21 @@ from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.quantized.choose import experts_config
 from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
-from ..checks import autocast_type, cast, check_device, refuse_derivatives, stored_as
+from ..checks import (
+    autocast_type,
+    cast,
+    check_device,
+    derived_by_func,
+    has_tangent,
+    refuse_derivatives,
+    stored_as,
+)
 from ..compiled.flops import count_flops
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
 from ..library import with_autograd
 from ..prepared import config_text, gpu, on_gpu
+from ..scaled_grouped.api import grouped_matmul
 from ..scaled_grouped.grouped import OFFSETS, check_values
 from ..scaled_grouped.kept import require_hopper
 from ..scaled_grouped.operators import plain_config
@@ -42,8 +51,7 @@ from .launch import QuantizedCall, arguments_of, epilogue_of, flat, in_place, re
 from .operators import Facts, check_gateless, check_rows, facts_of, format_of
 from .weights import QuantizedWeight, check_kinds_of, dense_of, multiplied, packed_for, unlike
 
-_WAY_OUT = "it is for inference; give its detach()"
-_SCALE_X = 12  # its place among the operator's arguments
+_WAY_OUT = "x of 16 bits has one; give its detach()"
 INDEX = {torch.int32: "i32", torch.int64: "i64"}
 
 
@@ -130,8 +138,8 @@ def quantized_grouped_matmul(
     out_dtype  default x's, or bfloat16 of a float8 x
     config     the kernel's configuration, of the transposed product; default a tile as wide as two usual groups
 
-    An empty group costs nothing. Works under torch.compile, FakeTensor, autocast and in CUDA graphs. There are no
-    gradients.
+    An empty group costs nothing. Works under torch.compile, FakeTensor, autocast and in CUDA graphs. x has a gradient,
+    but for a float8 x; torch then computes the activation.
 
     Raises OperandError, or TensorError for shapes, naming the operand.
 
@@ -212,13 +220,50 @@ def _(
     return x.new_empty((x.shape[0], n), dtype=call.kind)
 
 
-def _underived(*operands: object) -> torch.Tensor:
-    scale_x = operands[_SCALE_X] if len(operands) > _SCALE_X else None
-    refuse_derivatives({"x": operands[0], "scales": operands[2], "scale_x": scale_x}, _WAY_OUT)
-    raise OperandError("torch.ops.layoutgemm.quantized_grouped_matmul has no derivative")
+class _ExpertsProduct(torch.autograd.Function):
+    """x[g] @ weights[e].T with the gradient of x."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None,
+        offsets: torch.Tensor, facts: Facts, kind: torch.dtype, config: str,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(units, scales, offsets)
+        ctx.facts, ctx.like = facts, x.dtype
+        value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
+            x, units, scales, offsets, None, *facts, kind, config
+        )
+        return value
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        units, scales, offsets = ctx.saved_tensors
+        each = [None] * units.shape[0] if scales is None else scales.unbind()
+        dense = [
+            torch.ops.layoutgemm.dequantized(one, scale, ctx.like, *ctx.facts)
+            for one, scale in zip(units.unbind(), each)
+        ]
+        return grouped_matmul(grad.to(ctx.like), torch.stack(dense), offsets), *[None] * 6
 
 
-with_autograd("quantized_grouped_matmul", _underived)
+def _recorded(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
+    code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
+    scale_x: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product as autograd records it; torch computes the activation."""
+    derived = {"x": x} if x.dtype.itemsize == 1 or has_tangent(x) else {}
+    refuse_derivatives({**derived, "scales": scales, "scale_x": scale_x}, _WAY_OUT)
+    if derived_by_func():
+        raise OperandError("x is differentiated by torch.func, and quantized_grouped_matmul by backward() alone")
+    facts = code, group, zeros, n, k
+    call = checked_experts(x, units, scales, offsets, activation, facts, out_dtype, config, scale_x)
+    kind = call.kind if activation is None else torch.float32
+    value: torch.Tensor = _ExpertsProduct.apply(x, units, scales, offsets, facts, kind, config)
+    return value if activation is None else by_torch(value, None, activation, call.kind)
+
+
+with_autograd("quantized_grouped_matmul", _recorded)
 count_flops("quantized_grouped_matmul")
 
 
@@ -254,6 +299,8 @@ def _on_cpu(
     factors = torch.ones(1, dtype=torch.float32) if scale_x is None else resolved(scale_x)
     factors = factors.double().reshape(-1, 1).expand(x.shape[0], 1)
     for e, (start, end) in enumerate(pairwise(offsets.tolist())):
+        if start == end:
+            continue
         wide = dense_of(call.format, x.dtype, units[e], None if scales is None else scales[e], call.size)
         dense = multiplied(call.format, wide, x.dtype).double()
         sums = resolved(x[start:end]).double() @ dense.T * factors[start:end]

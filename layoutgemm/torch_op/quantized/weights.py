@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ...kernels.quantized.packing import (
     PackedWeights,
     QuantizedWeights,
     check_activations,
+    check_k,
     pack,
     quantize,
     units_of,
@@ -72,6 +73,12 @@ class QuantizedWeight:
             raise OperandError(f"scales are {'missing' if given is None else 'given'}, and weights are {self.format}")
         if given is not None and (given.dtype != torch.float32 or tuple(given.shape) != (self.n,)):
             raise OperandError(f"scales are {given.dtype} of shape {list(given.shape)}: float32 of [{self.n}]")
+
+    def __repr__(self) -> str:
+        return f"QuantizedWeight({self.kind}, on {self.device})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_tensor(self, name)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -136,8 +143,25 @@ class QuantizedWeight:
         units = torch.from_numpy(np.ascontiguousarray(packed.units))
         return cls(packed.format, units, scales, packed.n, packed.k, TYPES[packed.activations])
 
+    @classmethod
+    def on_meta(
+        cls, n: int, k: int, fmt: QuantizedFormat, activations: torch.dtype = torch.bfloat16
+    ) -> QuantizedWeight:
+        """Weights of a size on the meta device, without values. Raises OperandError for a k that groups do not divide.
+
+        >>> QuantizedWeight.on_meta(64, 128, QuantizedFormat("int8")).units.device.type
+        'meta'
+        """
+        check_k(fmt, k)
+        order = PackedOrder(fmt, _name_of(activations))
+        units = torch.empty(*units_of(n, k), order.unit_bytes, dtype=torch.uint8, device="meta")
+        scales = None if fmt.group else torch.empty(n, dtype=torch.float32, device="meta")
+        return cls(fmt, units, scales, n, k, activations)
+
     def to(self, device: torch.device | str) -> QuantizedWeight:
-        """The same on a device."""
+        """The same on a device. Raises OperandError for a type: packed weights are not cast."""
+        if isinstance(device, torch.dtype):
+            raise OperandError(f"to({device}): packed weights are not cast; dense({device}) gives a tensor")
         scales = None if self.scales is None else self.scales.to(device)
         return replace(self, units=self.units.to(device), scales=scales)
 
@@ -150,6 +174,12 @@ class QuantizedWeight:
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights (n, k), where the packed ones are; a product rounds those of groups to x's type."""
         return dense_of(self.format, self.activations, self.units, self.scales, (self.n, self.k)).to(dtype)
+
+
+def no_tensor(weight: object, name: str) -> AttributeError:
+    """The error for an attribute that tensors have, and packed weights have not."""
+    said = f"{type(weight).__name__!r} has no attribute {name!r}"
+    return AttributeError(f"{said}: it is no tensor, and dense() or dequantized() gives one")
 
 
 def packed_for(kind: torch.dtype) -> torch.dtype | None:

@@ -1,0 +1,196 @@
+"""Experts with packed or float8 weights, as grouped products of rows.
+
+weights (experts, out, in)  -> rows of each expert, x[g] @ weights[e].T       PackedGroups, ScaledGroups
+two such layers and a gate  -> down(gate(x @ gate_up.T)), weighted and summed  ExpertsMLP
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from ..errors import OperandError
+from ..torch_op.checks import autocast_type, cast, check_input, differentiated
+from ..torch_op.fp8.api import quantize
+from ..torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
+from ..torch_op.scaled_grouped import grouped_matmul
+from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
+from .quantized import PackedBuffers
+from .scaled import FLOAT8, ScaledBuffers, ScaledLinear, dequantized
+
+
+class PackedGroups(PackedBuffers):
+    """Rows in groups, each times packed weights of its own expert; `QuantizedExperts` has the buffers.
+
+    order  a buffer (experts, in features): the input features in the order in which weights have them; None for theirs
+
+    >>> from layoutgemm import QuantizedFormat, QuantizedWeight
+    >>> one = QuantizedExperts.of([QuantizedWeight.quantize(torch.eye(2, 128), QuantizedFormat("int8"))] * 2)
+    >>> PackedGroups(one)(torch.ones(3, 128).bfloat16(), torch.tensor([0, 1, 3])).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, weights: QuantizedExperts, order: torch.Tensor | None = None) -> None:
+        super().__init__(weights.units, weights.scales, order)
+        self.format, self.activations = weights.format, weights.activations
+        self.experts, self.in_features, self.out_features = weights.experts, weights.k, weights.n
+
+    @property
+    def weight(self) -> QuantizedExperts:
+        """The packed weights, of input features in `order`."""
+        return QuantizedExperts(
+            self.format, self.units, self.scales, self.out_features, self.in_features, self.activations
+        )
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
+        if self.order is not None:
+            rows = torch.arange(x.shape[0], device=x.device)
+            x = x.gather(1, self.order[torch.searchsorted(offsets[1:], rows, right=True)])
+        return quantized_grouped_matmul(x, self.weight, offsets)
+
+    def dequantized(self) -> torch.Tensor:
+        """The weights (experts, out features, in features) in the activations' type."""
+        dense = torch.stack([self.weight.expert(e).dense(self.activations) for e in range(self.experts)])
+        return dense if self.order is None else dense.gather(2, self.order.argsort(1)[:, None].expand_as(dense))
+
+    def extra_repr(self) -> str:
+        """Sizes and format."""
+        return f"{self.experts} x (in_features={self.in_features}, out_features={self.out_features}), {self.format}"
+
+
+class ScaledGroups(ScaledBuffers):
+    """Rows in groups, each times float8 weights of its own expert, with block scales.
+
+    layers  of all experts, alike in sizes and type, without biases and activations
+
+    The gradient of x is by the weights, as `ScaledLinear` has it.
+
+    >>> layer = ScaledLinear(128, 2, bias=False)
+    >>> ScaledGroups([layer, layer])(torch.ones(3, 128).bfloat16(), torch.tensor([0, 1, 3])).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, layers: Sequence[ScaledLinear]) -> None:
+        codes, scales = [each.codes for each in layers], [each.weight_scale for each in layers]
+        super().__init__(torch.stack(codes), torch.stack(scales), layers[0].wide)
+        self.experts, self.in_features, self.out_features = len(layers), layers[0].in_features, layers[0].out_features
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
+        given = x, self.codes, self.weight_scale, offsets, autocast_type(x) or self.wide
+        value: torch.Tensor = _StraightThroughGroups.apply(*given) if differentiated(x) else _scaled_product(*given)
+        return value
+
+    def dequantized(self) -> torch.Tensor:
+        """The weights (experts, out features, in features) in the type of the dense ones."""
+        return _dense(self.codes, self.weight_scale, self.wide)
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return f"{self.experts} x (in_features={self.in_features}, out_features={self.out_features})"
+
+
+class ExpertsMLP(torch.nn.Module):
+    """Gated MLPs of experts: each row's own experts, weighted and summed.
+
+    first  (experts, 2 * hidden, features): rows of the gate, then the other ones; without a gate (experts, hidden, ...)
+    down   (experts, features, hidden)
+    gate   from what `first` gives, (rows, 2 * hidden) or (rows, hidden), to (rows, hidden)
+
+    Raises OperandError for layers whose sizes do not meet.
+
+    >>> first, down = (ScaledGroups([ScaledLinear(128, n, bias=False)] * 3) for n in (256, 128))
+    >>> mlp = ExpertsMLP(first, down, lambda x: x[:, :128] * x[:, 128:])
+    >>> mlp(torch.ones(2, 128).bfloat16(), torch.tensor([[0, 2], [1, 0]]), torch.ones(2, 2)).shape
+    torch.Size([2, 128])
+    """
+
+    def __init__(
+        self, first: PackedGroups | ScaledGroups, down: PackedGroups | ScaledGroups,
+        gate: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:  # fmt: skip
+        sizes = [(x.experts, x.in_features, x.out_features) for x in (first, down)]
+        if sizes[0][:2] != (sizes[1][0], sizes[1][2]) or sizes[0][2] not in (sizes[1][1], 2 * sizes[1][1]):
+            raise OperandError(f"first and down have (experts, in, out) sizes {sizes}: (e, n, m or 2m) and (e, m, n)")
+        super().__init__()
+        self.first, self.down, self.gate = first, down, gate
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The sums for x (..., features), of x's shape.
+
+        index, weights  (rows of x, k): each row's experts, and their factors. An index beyond the experts counts as 0
+        """
+        check_input(x, self.first.in_features)
+        rows = cast(x.reshape(-1, x.shape[-1]), autocast_type(x))
+        experts, order = index.reshape(-1).clamp(max=self.first.experts - 1).sort(stable=True)
+        every = torch.arange(self.first.experts + 1, device=experts.device, dtype=experts.dtype)
+        offsets = torch.searchsorted(experts, every)
+        hidden = self.gate(self.first(rows[order // index.shape[-1]], offsets))
+        each = self.down(hidden, offsets)[order.argsort()].view(*index.shape, x.shape[-1])
+        factors = weights.masked_fill(index >= self.first.experts, 0).float()
+        return (each.float() * factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
+
+
+class OwnGate(torch.nn.Module):
+    """The gate of another module of experts, which is kept without its parameters.
+
+    own    a copy of the module: its `_apply_gate` of [gate | up] if it has one, else its `act_fn`
+    gated  whether rows of the gate and of the other half come side by side
+    """
+
+    def __init__(self, module: torch.nn.Module, gated: bool) -> None:
+        super().__init__()
+        self.own, self.gated = copy.copy(module), gated
+        self.own._parameters, self.own._modules = {}, dict(module._modules)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The hidden rows, from the products of the first layer."""
+        if not self.gated:
+            value: torch.Tensor = self.own.act_fn(x)
+            return value
+        if hasattr(self.own, "_apply_gate"):
+            value = self.own._apply_gate(x)
+            return value
+        gate, up = x.chunk(2, -1)
+        value = self.own.act_fn(gate) * up
+        return value
+
+
+def _scaled_product(
+    x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offsets: torch.Tensor, kind: torch.dtype
+) -> torch.Tensor:
+    eight, of_rows = quantize(x, BLOCK, power_of_two=True)
+    return grouped_matmul(
+        eight, codes.view(FLOAT8).mT, offsets, scale_a=of_rows, scale_b=scale, recipe_a=BLOCK, recipe_b=SQUARE,
+        out_dtype=kind,
+    )  # fmt: skip
+
+
+def _dense(codes: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    return torch.stack([dequantized(one, each, kind) for one, each in zip(codes.view(FLOAT8), scale)])
+
+
+class _StraightThroughGroups(torch.autograd.Function):
+    """The product with the gradient of x: rounding x to 8 bits counts as the identity."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offsets: torch.Tensor, kind: torch.dtype
+    ) -> torch.Tensor:
+        return _scaled_product(x, codes, scale, offsets, kind)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:4])
+        ctx.like = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        codes, scale, offsets = ctx.saved_tensors
+        dense = _dense(codes, scale, grad.dtype)
+        return grouped_matmul(grad, dense, offsets).to(ctx.like), None, None, None, None

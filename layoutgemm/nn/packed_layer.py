@@ -1,0 +1,56 @@
+"""Layers of packed or float8 weights from a checkpoint's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ..errors import LayoutError, OperandError, TensorError
+from .quantized import NEEDED, QuantizedLinear
+from .scaled import FLOAT8, ScaledLinear
+
+FLOAT8_KIND, FLOAT8_SCALE = "fp8", "weight_scale_inv"
+PACKED_BY = (*dict.fromkeys(first for first, *_ in NEEDED.values()), FLOAT8_SCALE)  # the tensors that dense layers lack
+
+
+def packed_layer(
+    name: str, tensors: Mapping[str, torch.Tensor], kind: str, size: tuple[int, int], dtype: torch.dtype
+) -> QuantizedLinear | ScaledLinear:
+    """The layer of a checkpoint's tensors, by the last words of their names.
+
+    size   (out features, in features) of the layer in the model
+    dtype  of its weights there
+
+    Raises OperandError or TensorError, naming the layer, for tensors that are not those of the kind or of the size.
+    """
+    made: QuantizedLinear | ScaledLinear
+    try:
+        if kind == FLOAT8_KIND:
+            made = _scaled(tensors, size, dtype)
+        else:
+            made = QuantizedLinear.from_checkpoint(tensors, kind, dtype=dtype)
+    except LayoutError as error:
+        raise OperandError(f"{name}: {error}") from error
+    check_size(name, (made.out_features, made.in_features), size)
+    return made
+
+
+def check_size(name: str, found: tuple[int, ...], size: tuple[int, ...]) -> None:
+    """Raise TensorError unless stored weights have the model's size."""
+    if found != size:
+        have, want = ("x".join(map(str, each)) for each in (found, size))
+        raise TensorError(f"{name} has {have} weights in the checkpoint, and {want} in the model")
+
+
+def _scaled(tensors: Mapping[str, torch.Tensor], size: tuple[int, int], dtype: torch.dtype) -> ScaledLinear:
+    """A layer of float8 weights with scales of blocks."""
+    if surplus := sorted(tensors.keys() - {"weight", FLOAT8_SCALE, "bias"}):
+        raise OperandError(f"{surplus[0]} is surplus: a layer of kind 'fp8' has weight, {FLOAT8_SCALE} and bias alone")
+    weight = tensors.get("weight")
+    if weight is None or weight.dtype != FLOAT8 or tuple(weight.shape) != size:
+        there = "missing" if weight is None else f"{weight.dtype} of shape {list(weight.shape)}"
+        raise OperandError(f"weight is {there}: {FLOAT8} of {list(size)}")
+    made = ScaledLinear(size[1], size[0], "bias" in tensors, dtype=dtype)
+    made.load_state_dict(dict(tensors))
+    return made

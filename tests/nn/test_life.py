@@ -1,0 +1,191 @@
+"""Layers in a model's life: saved, materialised, wrapped, transformed and traced as torch's own, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import needs
+
+torch = needs.module("torch")
+
+from torch.nn.utils import parametrizations, parametrize
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
+
+from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.nn import DenseLinear, GatedMLP, MasterLinear, QuantizedLinear, ScaledLinear, swap_linears
+
+BF16 = torch.bfloat16
+INT8 = QuantizedFormat("int8")
+
+
+def layer() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Linear(128, 128, dtype=BF16)
+
+
+def gated(weights: str) -> Any:
+    return GatedMLP.of(layer(), layer(), layer(), weights=weights)
+
+
+LAYERS: dict[str, Callable[[], Any]] = {
+    "dense": lambda: DenseLinear.of(layer()),
+    "master": lambda: MasterLinear.of(layer()),
+    "float8": lambda: ScaledLinear.of(layer()),
+    "packed": lambda: QuantizedLinear.from_linear(layer()),
+    "gated": partial(gated, "own"),
+    "gated float8": partial(gated, "fp8"),
+    "gated master": partial(gated, "master"),
+}
+X = torch.randn(4, 128, generator=torch.Generator().manual_seed(1)).to(BF16)
+EVERY = pytest.mark.parametrize("name", LAYERS)
+
+
+def cleared(module: Any) -> Any:
+    """A copy with zeros in place of all numbers."""
+    made = copy.deepcopy(module)
+    with torch.no_grad():
+        for x in (*made.parameters(), *made.buffers()):
+            x.zero_()
+    return made
+
+
+def near(got: Any, want: Any, eps: float = 2.0**-6) -> bool:
+    return got.shape == want.shape and bool((got - want).abs().max() <= eps * want.abs().max())
+
+
+@EVERY
+def test_states_are_loaded_in_place_assigned_and_on_meta(name: str, tmp_path: Path) -> None:
+    module, file = LAYERS[name](), io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    safetensors = needs.module("safetensors.torch")
+    safetensors.save_file(module.state_dict(), tmp_path / "x")
+    with torch.no_grad():
+        want = module(X)
+        for made, assign in (
+            (cleared(module), False),
+            (cleared(module), True),
+            (cleared(module).to("meta"), True),
+            (cleared(module).to("meta").to_empty(device="cpu"), False),
+        ):
+            made.load_state_dict(state, assign=assign)
+            assert torch.equal(made(X), want)
+        made.load_state_dict(safetensors.load_file(tmp_path / "x"))
+        assert torch.equal(made(X), want)
+    lost = {key: x for key, x in state.items() if key != min(state)}
+    assert min(state) in cleared(module).load_state_dict(lost, strict=False).missing_keys
+    for wrong, said in ((lost, f'Missing .*"{min(state)}"'), ({**state, "more": X}, 'Unexpected .*"more"')):
+        with pytest.raises(RuntimeError, match=said):
+            cleared(module).load_state_dict(wrong)
+
+
+@EVERY
+def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
+    one, two = LAYERS[name](), LAYERS[name]()
+    x, y = (X.clone().requires_grad_() for _ in range(2))
+    seen: list[Any] = []
+    two.register_full_backward_hook(lambda *given: seen.append(given))
+    got, want = checkpoint(one, x, use_reentrant=False), two(y)
+    got.sum().backward()
+    want.sum().backward()
+    assert torch.equal(got, want) and torch.equal(x.grad, y.grad) and len(seen) == 1
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(one.parameters(), two.parameters()))
+
+
+@pytest.mark.parametrize("name", ["dense", "float8", "packed", "gated float8"])
+def test_transforms_of_functions_give_gradients_maps_and_tangents(name: str) -> None:
+    module = LAYERS[name]()
+    own = {key: x.detach() for key, x in module.named_parameters()}
+
+    def loss(given: dict[str, Any], x: Any) -> Any:
+        return torch.func.functional_call(module, given, (x,)).float().square().sum()
+
+    x = X.clone().requires_grad_()
+    module(x).float().square().sum().backward()
+    of_own, of_x = torch.func.grad(loss, argnums=(0, 1))(own, X)
+    assert near(of_x, x.grad) and all(near(of_own[key], p.grad) for key, p in module.named_parameters())
+    assert near(torch.func.vmap(module)(torch.stack([X, 2 * X]))[1], module(2 * X))
+    _, tangent = torch.func.jvp(module, (X,), (X,))
+    (pulled,) = torch.func.vjp(module, X)[1](X)
+    assert (
+        abs((tangent.float() * X.float()).sum() - (pulled.float() * X.float()).sum())
+        <= 2.0**-5 * X.float().square().sum()
+    )
+
+
+def test_float8_layers_are_refused_by_tracers_that_cannot_hold_them() -> None:
+    module = LAYERS["float8"]().eval()
+    with pytest.raises(OperandError, match=r"ScaledLinear under torch\.jit\.trace: torch\.export takes it"):
+        torch.jit.trace(module, (X,))
+    with pytest.raises(OperandError, match=r"x is a torch\.fx\.Proxy: make the module a leaf of the Tracer, or use"):
+        torch.fx.symbolic_trace(module)
+
+
+def test_a_dense_layer_is_one_call_to_torch_fx() -> None:
+    module = torch.nn.Sequential(DenseLinear.of(layer(), activation="relu"), torch.nn.Identity())
+    traced = torch.fx.symbolic_trace(module)
+    assert [node.op for node in traced.graph.nodes].count("call_function") == 1
+    assert torch.equal(traced(X), module(X)) and "0.weight" in traced.state_dict()
+
+
+def test_exported_float8_layers_compute_without_gradients_or_refuse() -> None:
+    """An exporter traces the inside of the Function, which has no gradient of x."""
+    module = LAYERS["gated float8"]()
+    with pytest.raises(TensorError, match=r"x requires grad, and quantize has no gradient: use torch\.no_grad\(\)"):
+        torch.export.export(module, (X,)).module()(X)
+    with torch.no_grad():
+        assert torch.equal(torch.export.export(module, (X,)).run_decompositions().module()(X), module(X))
+
+
+def test_a_dense_layer_takes_parametrizations_optimizers_and_averages_as_torch_s() -> None:
+    ours, theirs = DenseLinear.of(layer()), layer()
+    for module in (ours, theirs):
+        parametrizations.weight_norm(module)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.01, foreach=True)
+        average = AveragedModel(module)
+        for _ in range(2):
+            module(X).float().square().sum().backward()
+            optimizer.step()
+            average.update_parameters(module)
+        parametrize.remove_parametrizations(module, "weight")
+    assert near(ours.weight, theirs.weight, 2.0**-5) and near(ours(X), theirs(X), 2.0**-5)
+
+
+def test_packed_layers_are_made_on_meta_for_a_state_to_come() -> None:
+    for fmt in (QuantizedFormat("int4", 64, zeros=True), INT8):
+        dense = [torch.nn.Sequential(torch.nn.Linear(128, 64, dtype=BF16)) for _ in range(2)]
+        dense[1].to("meta")
+        for model in dense:
+            assert swap_linears(model, weights=fmt).replaced
+        packed, empty = dense
+        assert all(x.is_meta for x in (*empty.parameters(), *empty.buffers()))
+        empty.load_state_dict(packed.state_dict(), assign=True)
+        assert torch.equal(empty(X), packed(X))
+    odd = torch.nn.Linear(96, 8, device="meta", dtype=BF16)
+    with pytest.raises(OperandError, match="K = 96 is 1 groups of 64 and 32 more"):
+        QuantizedLinear.from_linear(odd, QuantizedFormat("int4", 64))
+
+
+@pytest.mark.parametrize("name", ["float8", "packed"])
+def test_weights_that_are_no_tensors_say_where_one_is(name: str) -> None:
+    """As PEFT meets them, which merges an adapter into `weight.data`."""
+    weight = LAYERS[name]().weight
+    with pytest.raises(AttributeError, match=r"has no attribute 'data': .* dense\(\) or dequantized\(\) gives one"):
+        weight.data  # noqa: B018
+    assert not hasattr(weight, "requires_grad") and len(repr(weight)) < 90
+    assert copy.deepcopy(weight).shape == weight.shape
+
+
+def test_packed_weights_are_not_cast() -> None:
+    with pytest.raises(OperandError, match=r"to\(torch.float32\): packed weights are not cast"):
+        LAYERS["packed"]().weight.to(torch.float32)
