@@ -89,6 +89,32 @@ def test_a_stream_that_a_script_leaves_set_ends_with_its_session() -> None:
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
+class Halved(torch.autograd.Function):
+    """A function that saves no tensor, and notes where its gradient lies."""
+
+    seen: list[bool]
+
+    @staticmethod
+    def forward(ctx: object, x: object) -> object:
+        return x * 0.5  # type: ignore[operator]
+
+    @staticmethod
+    def backward(ctx: object, gradient: object) -> object:
+        Halved.seen.append(gradient.is_cuda)  # type: ignore[attr-defined]
+        return gradient * 0.5  # type: ignore[operator]
+
+
+def test_gradients_are_where_the_results_are_though_nothing_is_saved() -> None:
+    for device in ("cuda", "cpu"):
+        Halved.seen = []
+        Halved.apply(torch.ones(2, device=device, requires_grad=True)).sum().backward()
+        assert Halved.seen == [device == "cuda"]
+
+
+def test_a_compiled_class_stays_a_class() -> None:
+    assert torch.compile(Halved) is Halved
+
+
 def test_threads_of_a_script_see_the_gpu() -> None:
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(torch.ones(2, device="cuda").is_cuda))

@@ -115,6 +115,8 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.library.Library, "impl", implement))
         backward = torch.autograd.function.BackwardCFunction
         stack.enter_context(mock.patch.object(backward, "apply", _backward(torch, gpu_mode)))
+        forward = classmethod(_forward(torch))
+        stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", forward))
         stack.enter_context(gpu_mode())
         yield
 
@@ -158,15 +160,29 @@ def gpu_mode() -> AbstractContextManager[Any]:
     return mode
 
 
+def _forward(torch: ModuleType) -> Callable[..., object]:
+    """`apply` of autograd functions: the node of a result on the GPU is marked, since it may have saved no tensor."""
+    plain = torch.autograd.Function.apply.__func__
+
+    def apply(kind: type, *args: object, **kwargs: object) -> object:
+        done: object = plain(kind, *args, **kwargs)
+        for one in tensors_in(torch, done if isinstance(done, (list, tuple)) else [done]):
+            if on_gpu(one) and one.grad_fn is not None:
+                setattr(one.grad_fn, MARK, True)
+        return done
+
+    return apply
+
+
 def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[object]]) -> Callable[..., object]:
-    """`apply` of backward functions: the engine's gradients are on the GPU where the saved tensors are.
+    """`apply` of backward functions: the engine's gradients are on the GPU where the results or saved tensors are.
 
     `Tensor.backward` is a function of torch, so the mode that calls it is off within.
     """
     plain = torch.autograd.function.BackwardCFunction.apply
 
     def apply(self: Any, *gradients: object) -> object:
-        if any(map(on_gpu, self.saved_tensors)):
+        if getattr(self, MARK, False) or any(map(on_gpu, self.saved_tensors)):
             _marked(torch, gradients, True)
         with mode():
             done: object = plain(self, *gradients)
@@ -583,6 +599,8 @@ def _compile(torch: ModuleType, plain: Function) -> Function:
         if model is None:
             return lambda body: compiled(body, **kwargs)
         made = plain(model, **kwargs)
+        if isinstance(made, type):  # torch compiles its __call__, and hands the class back
+            return made
         if isinstance(made, torch.nn.Module):
             made.register_forward_hook(
                 lambda module, given, named, done: placed((given, named.values()), done), with_kwargs=True
