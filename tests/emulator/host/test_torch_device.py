@@ -115,6 +115,17 @@ def test_a_compiled_class_stays_a_class() -> None:
     assert torch.compile(Halved) is Halved
 
 
+def test_torch_compile_traces_a_whole_function() -> None:
+    product = torch.compile(lambda x: torch.relu(x @ x.T).cuda().to("cuda") + 1, backend="eager", fullgraph=True)
+    found = product(torch.full((2, 3), 0.5, device="cuda"))
+    assert found.is_cuda and found.tolist() == [[1.75, 1.75], [1.75, 1.75]]
+
+
+def test_tensors_that_vmap_wraps_need_no_memory() -> None:
+    found = torch.vmap(lambda x: torch.where(x > 1, x, 0))(torch.arange(4, device="cuda"))
+    assert found.is_cuda and found.tolist() == [0, 0, 2, 3]
+
+
 def test_threads_of_a_script_see_the_gpu() -> None:
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(torch.ones(2, device="cuda").is_cuda))

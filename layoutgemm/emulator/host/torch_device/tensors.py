@@ -54,6 +54,8 @@ def on_gpu(x: object) -> bool:
     """
     mark, torch = getattr(x, MARK, None), sys.modules.get("torch")
     if mark is None and torch is not None and isinstance(x, torch.Tensor):
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return on_gpu(torch._C._functorch.get_unwrapped(x))
         plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided
         mark = plain and getattr(x.untyped_storage(), MARK, False)
     return bool(mark)
@@ -154,6 +156,8 @@ def gpu_mode() -> AbstractContextManager[Any]:
         def __torch_function__(
             self, func: Function, types: object, args: Arguments = (), kwargs: Named | None = None
         ) -> Any:
+            if torch.compiler.is_dynamo_compiling():  # a constant for torch.compile, which traces this function
+                return _traced(torch, func, args, kwargs or {})
             return _called(torch, func, args, dict(kwargs or {}))
 
     mode: AbstractContextManager[Any] = CudaMode()
@@ -172,6 +176,18 @@ def _forward(torch: ModuleType) -> Callable[..., object]:
         return done
 
     return apply
+
+
+def _traced(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -> Any:
+    """A function of torch that torch.compile traces, with "cuda" read as CPU memory. Its results are marked later."""
+    if func is torch.Tensor.cuda:
+        return args[0]
+    host = [_host(torch, x) for x in args]
+    return func(*host, **{key: _host(torch, x) for key, x in kwargs.items()})
+
+
+def _host(torch: ModuleType, value: Any) -> Any:
+    return torch.device("cpu") if isinstance(value, (torch.device, str)) and "cuda" in str(value) else value
 
 
 def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[object]]) -> Callable[..., object]:
@@ -409,11 +425,14 @@ def _marked(torch: ModuleType, done: Any, gpu: bool) -> Any:
     """A result, whose tensors are marked, or not."""
     if isinstance(done, torch.Tensor):
         plain = type(done) in (torch.Tensor, torch.nn.Parameter)
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(done)  # by torch.vmap, or for gradients
         if plain and done.is_meta:  # what a fake tensor wraps; torch holds it to its device
             return done
         if gpu or on_gpu(done):
             setattr(done, MARK, gpu)
-            if gpu and plain:  # a fake tensor has no storage
+            if wrapped:
+                _marked(torch, torch._C._functorch.get_unwrapped(done), gpu)
+            elif gpu and plain:  # a fake tensor has no storage
                 _MARKED[id(done)] = done
                 if done.layout is torch.strided:
                     storage = done.untyped_storage()
