@@ -54,11 +54,19 @@ def on_gpu(x: object) -> bool:
     """
     mark, torch = getattr(x, MARK, None), sys.modules.get("torch")
     if mark is None and torch is not None and isinstance(x, torch.Tensor):
-        if torch._C._functorch.is_functorch_wrapped_tensor(x):
-            return on_gpu(torch._C._functorch.get_unwrapped(x))
+        if (inner := _unwrapped(torch, x)) is not x:
+            return on_gpu(inner)
         plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided
         mark = plain and getattr(x.untyped_storage(), MARK, False)
     return bool(mark)
+
+
+def _unwrapped(torch: ModuleType, x: Any) -> Any:
+    """The tensor whose memory a wrapper of torch.vmap or torch.func.grad stands for; else the tensor itself."""
+    wraps = torch._C._functorch
+    while wraps.is_functorch_wrapped_tensor(x):
+        x = wraps.get_unwrapped(x)
+    return x
 
 
 def tensor_at(address: int) -> Place | None:
@@ -425,13 +433,13 @@ def _marked(torch: ModuleType, done: Any, gpu: bool) -> Any:
     """A result, whose tensors are marked, or not."""
     if isinstance(done, torch.Tensor):
         plain = type(done) in (torch.Tensor, torch.nn.Parameter)
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(done)  # by torch.vmap, or for gradients
+        inner = _unwrapped(torch, done)
         if plain and done.is_meta:  # what a fake tensor wraps; torch holds it to its device
             return done
         if gpu or on_gpu(done):
             setattr(done, MARK, gpu)
-            if wrapped:
-                _marked(torch, torch._C._functorch.get_unwrapped(done), gpu)
+            if inner is not done:
+                _marked(torch, inner, gpu)
             elif gpu and plain:  # a fake tensor has no storage
                 _MARKED[id(done)] = done
                 if done.layout is torch.strided:
@@ -457,9 +465,12 @@ def _align(torch: ModuleType, x: Any, given: Sequence[object]) -> None:
     """Put a new tensor at a multiple of 512 bytes, as a GPU's allocations lie; given: what it may share memory with."""
     if type(x) is not torch.Tensor or x.device.type != "cpu" or x.layout is not torch.strided:
         return
+    if _unwrapped(torch, x) is not x:  # an allocation that another call has aligned, or a view
+        return
+    given = [_unwrapped(torch, y) for y in tensors_in(torch, given)]
     storage = x.untyped_storage()
     low, size = storage.data_ptr(), storage.nbytes()
-    if low % ALIGNMENT == 0 or not size or any(y.untyped_storage().data_ptr() == low for y in tensors_in(torch, given)):
+    if low % ALIGNMENT == 0 or not size or any(y.untyped_storage().data_ptr() == low for y in given):
         return
     room = np.empty(size + ALIGNMENT, np.uint8)
     first = -room.ctypes.data % ALIGNMENT
