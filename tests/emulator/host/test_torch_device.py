@@ -122,7 +122,7 @@ def test_torch_compile_traces_a_whole_function() -> None:
 
 
 def test_tensors_that_vmap_wraps_need_no_memory() -> None:
-    found = torch.vmap(lambda x: torch.where(x > 1, x, 0))(torch.arange(4, device="cuda"))
+    found = torch.vmap(lambda x: torch.where(x > 1, x, x.new_zeros(1)[0]))(torch.arange(4, device="cuda"))
     assert found.is_cuda and found.tolist() == [0, 0, 2, 3]
 
 

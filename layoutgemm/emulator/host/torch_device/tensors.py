@@ -467,10 +467,11 @@ def _align(torch: ModuleType, x: Any, given: Sequence[object]) -> None:
         return
     if _unwrapped(torch, x) is not x:  # an allocation that another call has aligned, or a view
         return
-    given = [_unwrapped(torch, y) for y in tensors_in(torch, given)]
     storage = x.untyped_storage()
     low, size = storage.data_ptr(), storage.nbytes()
-    if low % ALIGNMENT == 0 or not size or any(y.untyped_storage().data_ptr() == low for y in given):
+    if low % ALIGNMENT == 0 or not size:
+        return
+    if any(_unwrapped(torch, y).untyped_storage().data_ptr() == low for y in tensors_in(torch, given)):
         return
     room = np.empty(size + ALIGNMENT, np.uint8)
     first = -room.ctypes.data % ALIGNMENT
