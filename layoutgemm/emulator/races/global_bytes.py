@@ -169,7 +169,7 @@ class GlobalWatch:
                 self.observed[at][1].add(warp)
 
     def _has_observed(self, warp: Warp, at: int, size: int, stamp: Stamp) -> bool:
-        """True if a warp has read what a strong write left in the one word that it accesses now.
+        """True if a warp has read a strong write's value in the accessed word.
 
         PTX ISA, "Causality Order": a write precedes what follows the read that observes it, also a relaxed one.
         """

@@ -195,7 +195,7 @@ class AccessRecord:
         self.places |= places
 
     def first(self, common: int, check: Callable[[int], Conflict | None]) -> Conflict | None:
-        """The conflict at some of these places that `check` finds, with the first instruction that has one named."""
+        """The conflict that `check` finds at these places; it names the first instruction with one."""
         found = check(common)
         if found is None or len(self.told) < 2:
             return found
