@@ -61,7 +61,7 @@ def on_gpu(x: object) -> bool:
     return bool(mark)
 
 
-def _unwrapped(torch: ModuleType, x: Any) -> Any:
+def _unwrapped(torch: ModuleType, x: Tensor) -> Tensor:
     """The tensor whose memory a wrapper of torch.vmap or torch.func.grad stands for; else the tensor itself."""
     wraps = torch._C._functorch
     while wraps.is_functorch_wrapped_tensor(x):
@@ -186,7 +186,7 @@ def _forward(torch: ModuleType) -> Callable[..., object]:
     return apply
 
 
-def _traced(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -> Any:
+def _traced(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -> object:
     """A function of torch that torch.compile traces, with "cuda" read as CPU memory. Its results are marked later."""
     if func is torch.Tensor.cuda:
         return args[0]
@@ -194,7 +194,7 @@ def _traced(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
     return func(*host, **{key: _host(torch, x) for key, x in kwargs.items()})
 
 
-def _host(torch: ModuleType, value: Any) -> Any:
+def _host(torch: ModuleType, value: object) -> object:
     return torch.device("cpu") if isinstance(value, (torch.device, str)) and "cuda" in str(value) else value
 
 
