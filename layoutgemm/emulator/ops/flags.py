@@ -72,6 +72,8 @@ def tell(fiber: Fiber, access: FlagAccess, addresses: Addresses, in_global: bool
     flags: dict[int, Flag] = fiber.cta.cluster.scratch.setdefault(FLAGS, {})
     fenced: list[Knowledge] | None = fiber.warp.scratch.get(FENCED)
     watch = fiber.machine.global_watch if in_global and access.wide else None
+    if watch is not None:
+        watch.wrote(fiber.warp, addresses, access.atomic)
     for at in set(addresses.tolist()):
         flag = flags.get(at)
         if flag is None or (flag.warp is not fiber.warp and not access.atomic):
@@ -111,8 +113,10 @@ def learn(fiber: Fiber, access: FlagAccess, addresses: Addresses, in_global: boo
                 ledger.acquire(fiber, told)
             else:
                 waited(fiber)[0 if own else 1].merge(told)
-    watch = fiber.machine.global_watch
-    if in_global and access.wide and watch is not None and (clocks := watch.told(addresses)) is not NO_CLOCKS:
+    watch = fiber.machine.global_watch if in_global and access.wide else None
+    if watch is not None:
+        watch.observe(fiber.warp, addresses)
+    if watch is not None and (clocks := watch.told(addresses)) is not NO_CLOCKS:
         knows = fiber.knows
         known = knows.clocks.merged(clocks) if access.acquires else knows.clocks.after_relaxed(clocks, access.practice)
         knows.clocks = known

@@ -343,10 +343,29 @@ def _read_global(
     _touch_global(fiber, ins, addresses, size, lanes, "reads", bool(form.strong))
 
 
+class SaidAccess:
+    """The description of an instruction and its warp; descriptions of the same two are equal."""
+
+    __slots__ = ("fiber", "ins")
+
+    def __init__(self, fiber: Fiber, ins: PtxInstruction) -> None:
+        self.fiber, self.ins = fiber, ins
+
+    def __call__(self) -> str:
+        """The opcode, its place and its warp."""
+        return f"{self.ins.opcode} at {self.ins.where} by {self.fiber.describe()}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SaidAccess) and self.ins is other.ins and self.fiber is other.fiber
+
+    def __hash__(self) -> int:
+        return self.ins.pc
+
+
 def said(fiber: Fiber, ins: PtxInstruction | None) -> Callable[[], str]:
     """A function that describes this instruction and its warp, for the race checker's reports."""
     assert ins is not None
-    return lambda: f"{ins.opcode} at {ins.where} by {fiber.describe()}"
+    return SaidAccess(fiber, ins)
 
 
 def _touch_global(

@@ -434,6 +434,23 @@ def types_last(words: tuple[str, ...]) -> tuple[str, ...]:
     return (*[word for word in words if word not in types], *types)
 
 
+# Inline assembly may have blanks before a modifier, and none before the first operand.
+_OPCODE = re.compile(r"[\w.:]+(?: +\.[\w.:]+)*")
+
+
+def _opcode_and_rest(text: str) -> tuple[str, str]:
+    """The opcode without blanks, and the operands.
+
+    >>> _opcode_and_rest("ld.param .u64 %d, [a]"), _opcode_and_rest("ld.v2.b32{%r0, %r1},[%d]")
+    (('ld.param.u64', '%d, [a]'), ('ld.v2.b32', '{%r0, %r1},[%d]'))
+    """
+    found = _OPCODE.match(text)
+    if found is None:
+        opcode, _, rest = text.partition(" ")
+        return opcode, rest
+    return found[0].replace(" ", ""), text[found.end() :].strip()
+
+
 def _instruction(kernel: PtxKernel, statement: Statement) -> PtxInstruction:
     _, text, scopes, line, source = statement
     rest, predicate, negated = text, None, False
@@ -443,10 +460,7 @@ def _instruction(kernel: PtxKernel, statement: Statement) -> PtxInstruction:
         if (kind := kernel.registers.get(predicate)) != "pred":
             known = "is not declared" if kind is None else f"is a register of type .{kind}, not .pred"
             raise PtxError(f"PTX line {line}: {text}: the guard {predicate} {known}")
-    opcode, _, arguments = rest.partition(" ")
-    while arguments.startswith("."):  # blanks may stand before a modifier: strings of inline assembly were joined
-        more, _, arguments = arguments.partition(" ")
-        opcode += more
+    opcode, arguments = _opcode_and_rest(rest)
     if len(scopes) > 2:
         arguments = NAME.sub(lambda m: resolved(m.group(0), scopes), arguments)
     try:

@@ -130,6 +130,9 @@ class GlobalWatch:
         self.coarse: dict[int, WatchedPage] = {}  # of copies of whole units
         # A word's address -> what its releases hand on, and the warp that stored it last, if any.
         self.flags: dict[int, tuple[Clocks, object]] = {}
+        # A word's address -> the turns of its latest strong store and of the atomic operations since, and the warps
+        # that have read it strongly since the last of them.
+        self.observed: dict[int, tuple[set[Stamp], set[object]]] = {}
         self.sources: dict[object, int] = {}  # an mbarrier, or a warp's engine and lanes -> source
         self.turns: dict[int, int] = {}  # of the sources beside warps
 
@@ -149,6 +152,31 @@ class GlobalWatch:
             if stored is not None and by is not stored:
                 before, by = NO_CLOCKS, stored
             self.flags[at] = before.merged(clocks), by
+
+    def wrote(self, warp: Warp, addresses: Addresses, atomic: bool) -> None:
+        """Note strong writes of words, of this warp's turn; an atomic one follows those before it."""
+        for at in set(addresses.tolist()):
+            turns, readers = self.observed.setdefault(at, (set(), set()))
+            if not atomic:
+                turns.clear()
+            turns.add((warp.source, warp.turn))
+            readers.clear()
+
+    def observe(self, warp: Warp, addresses: Addresses) -> None:
+        """Note that a warp reads words strongly."""
+        for at in set(addresses.tolist()):
+            if at in self.observed:
+                self.observed[at][1].add(warp)
+
+    def _has_observed(self, warp: Warp, at: int, size: int, stamp: Stamp) -> bool:
+        """True if a warp has read a strong write's value in the accessed word.
+
+        PTX ISA, "Causality Order": a write precedes what follows the read that observes it, also a relaxed one.
+        """
+        if size > 4 and (size > 8 or at + 4 in self.observed):
+            return False
+        turns, readers = self.observed.get(at, ((), ()))
+        return stamp in turns and warp in readers
 
     def told(self, addresses: Addresses) -> Clocks:
         """Return the clocks that were handed on at these words."""
@@ -302,6 +330,8 @@ class GlobalWatch:
             inside = int((numbers == number).argmax())
             unit = where.start + inside if isinstance(where, slice) else int(where[inside])
             at = (page << PAGE_BITS) + (unit << shift)
+            if wrote and self._has_observed(fiber.warp, at, len(numbers), earlier.stamp):
+                continue
             buffer, offset = fiber.machine.launch.memory.find(at)
             both = f"both touch byte {offset} of {buffer.name}"
             message = f"{what()} and, before it, {earlier.what}, which {'wrote' if wrote else 'read'} it, {both}"

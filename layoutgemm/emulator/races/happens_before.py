@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -75,7 +75,6 @@ class MemoryEvent:
     pieces    the same of global memory: (bytes of a piece, whether it was written, whether strongly) -> number -> lanes
     near      the latest events of the warp with such
     joint     whether its lanes do it as one
-    several   whether several instructions' operations complete together as this one
     wrote     whether it wrote through the generic proxy
     stamp     the turn of its accesses to global memory (`clocks.py`), or None
     divided   the events that have some of its lanes' accesses since those lanes waited alone
@@ -85,7 +84,7 @@ class MemoryEvent:
 
     __slots__ = (
         "asynchronous", "describe", "divided", "engine", "fellows", "id", "issued", "joint", "lanes", "near", "pieces",
-        "several", "stamp", "time", "told", "touches", "wrote",
+        "stamp", "time", "told", "touches", "wrote",
     )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: object = None) -> None:
@@ -93,7 +92,7 @@ class MemoryEvent:
         self.time = 0
         self.issued: Knowledge | None = None
         self.stamp: Stamp | None = None
-        self.lanes, self.joint, self.several, self.wrote, self.told = 0, False, False, False, False
+        self.lanes, self.joint, self.wrote, self.told = 0, False, False, False
         self.touches: list[tuple[ShadowMemory, bool, LaneAccess]] = []
         self.pieces: dict[tuple[int, bool, bool], dict[int, int]] = {}
         self.near: deque[MemoryEvent] | None = None
@@ -162,7 +161,7 @@ class AccessRecord:
     spans  its accesses' first and last pages -> the number of the first access with them
     lists  the keys of the shadow's `pages` that list it
     seen   the latest access that examined it
-    told   (places, what) of each instruction of an event of several
+    told   what each of the event's instructions is -> its places, in their order
     """
 
     __slots__ = ("event", "lists", "parts", "places", "seen", "spans", "told", "what", "write")
@@ -174,7 +173,7 @@ class AccessRecord:
         self.spans: dict[tuple[int, int], int] = {}
         self.lists: set[int] = set()
         self.seen = 0
-        self.told: list[tuple[int, Callable[[], str]]] = []
+        self.told: dict[Callable[[], str], int] = {}
 
     def meets(self, first: int, last: int) -> tuple[int, bool, int]:
         """(The first page that it shares with an access, whether it writes, its number there)."""
@@ -195,19 +194,18 @@ class AccessRecord:
             self.parts = {place: mask for place, mask in self.parts.items() if not whole >> place & 1 and mask != WHOLE}
         self.places |= places
 
-    def tell(self, places: int, what: Callable[[], str]) -> None:
-        """Note an instruction's places, of an event of several."""
-        if self.told and self.told[-1][1] is what:
-            places |= self.told.pop()[0]
-        self.told.append((places, what))
-
-    def narrow(self, common: int) -> int:
-        """Name the first instruction that touched some of these places; returns those."""
-        for places, what in self.told:
+    def first(self, common: int, check: Callable[[int], Conflict | None]) -> Conflict | None:
+        """The conflict that `check` finds at these places; it names the first instruction with one."""
+        found = check(common)
+        if found is None or len(self.told) < 2:
+            return found
+        for what, places in self.told.items():
             if places & common:
                 self.what = what
-                return places & common
-        return common
+                one = check(places & common)
+                if one is not None:
+                    return one
+        return found
 
     def common(self, places: int, parts: Parts) -> int:
         """The places where the record and an access touch the same bytes."""
@@ -659,17 +657,16 @@ class ShadowMemory:
                 self._drop(key)
         race: Conflict | None = None
         for _, record, common, crossed, bytes_of in sorted(found, key=itemgetter(0)):
-            common = record.narrow(common)
             if crossed:
                 if race is None or race.lint:
-                    doubt = (
-                        self._crossed(record, common, what) if crossed == PROXY else self._narrow(record, common, what)
-                    )
-                    race = doubt if race is None or not doubt.lint else race
+                    says = self._crossed if crossed == PROXY else self._narrow
+                    doubt = record.first(common, partial(says, record, what))
+                    race = doubt if race is None or (doubt is not None and not doubt.lint) else race
             elif race is None or race.lint:
-                new = self._conflict(
-                    record, (common, bytes_of), knows, asynchronous, what, event, own, lanes, touch, write
+                check = partial(
+                    self._conflict, record, bytes_of, knows, asynchronous, what, event, own, lanes, touch, write
                 )
+                new = record.first(common, check)
                 if new is not None and record.write and not record.event.asynchronous and same is not None and same():
                     new = replace(new, message=f"{new.message}; {SAME}", lint=True)
                 race = new or race
@@ -681,8 +678,7 @@ class ShadowMemory:
         if mine is None:
             mine = self.records[event.id, write] = AccessRecord(write, event, what)
         mine.add(places, parts)
-        if event.several:
-            mine.tell(places, what)
+        mine.told[what] = mine.told.get(what, 0) | places
         if (first, last) not in mine.spans:
             self._list(mine, first, last)
         return race
@@ -709,7 +705,7 @@ class ShadowMemory:
     def _conflict(
         self,
         record: AccessRecord,
-        at: tuple[int, Parts],
+        parts: Parts,
         knows: Knowledge,
         asynchronous: bool,
         what: Callable[[], str],
@@ -718,8 +714,9 @@ class ShadowMemory:
         lanes: int,
         touch: LaneAccess | None,
         writes: bool,
+        common: int,
     ) -> Conflict | None:
-        earlier, ledger, (common, parts) = record.event, self.ledger, at
+        earlier, ledger = record.event, self.ledger
         if never_race(earlier.engine, event.engine):
             return None
         known = ledger.knows(knows, earlier)
@@ -745,7 +742,7 @@ class ShadowMemory:
             visible = alone is None
         if known and visible:
             doubtful = asynchronous and self._doubtful(earlier, record.write, writes, knows)
-            return self._crossed(record, common, what) if doubtful else None
+            return self._crossed(record, what, common) if doubtful else None
         if known and alone is not None:
             missing = (
                 f"lane {alone[0]} wrote it and fenced that (fence.proxy.async), lane {alone[1]} has it accessed by an "
@@ -772,11 +769,11 @@ class ShadowMemory:
             return not (knows.proxied | knows.fenced) >> at & 1
         return writes and not (knows.crossed | knows.fenced) >> at & 1
 
-    def _narrow(self, record: AccessRecord, common: int, what: Callable[[], str]) -> Conflict:
+    def _narrow(self, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
         """Describe a pair that an mbarrier of too small a scope orders in practice alone."""
         return Conflict(f"{self._both(record, common, what)}; {NARROW}", CLUSTER_SCOPE, lint=not self.ledger.scopes)
 
-    def _crossed(self, record: AccessRecord, common: int, what: Callable[[], str]) -> Conflict:
+    def _crossed(self, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
         """Describe a doubtful pair: the proxy fence of practice or that of PTX is missing."""
         both = self._both(record, common, what)
         if record.write:

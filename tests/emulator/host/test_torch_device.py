@@ -89,6 +89,43 @@ def test_a_stream_that_a_script_leaves_set_ends_with_its_session() -> None:
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
+class Halved(torch.autograd.Function):
+    """A function that saves no tensor, and notes where its gradient lies."""
+
+    seen: list[bool]
+
+    @staticmethod
+    def forward(ctx: object, x: object) -> object:
+        return x * 0.5  # type: ignore[operator]
+
+    @staticmethod
+    def backward(ctx: object, gradient: object) -> object:
+        Halved.seen.append(gradient.is_cuda)  # type: ignore[attr-defined]
+        return gradient * 0.5  # type: ignore[operator]
+
+
+def test_gradients_are_where_the_results_are_though_nothing_is_saved() -> None:
+    for device in ("cuda", "cpu"):
+        Halved.seen = []
+        Halved.apply(torch.ones(2, device=device, requires_grad=True)).sum().backward()
+        assert Halved.seen == [device == "cuda"]
+
+
+def test_a_compiled_class_stays_a_class() -> None:
+    assert torch.compile(Halved) is Halved
+
+
+def test_torch_compile_traces_a_whole_function() -> None:
+    product = torch.compile(lambda x: torch.relu(x @ x.T).cuda().to("cuda") + 1, backend="eager", fullgraph=True)
+    found = product(torch.full((2, 3), 0.5, device="cuda"))
+    assert found.is_cuda and found.tolist() == [[1.75, 1.75], [1.75, 1.75]]
+
+
+def test_tensors_that_vmap_wraps_need_no_memory() -> None:
+    found = torch.vmap(lambda x: torch.where(x > 1, x, x.new_zeros(1)[0]))(torch.arange(4, device="cuda"))
+    assert found.is_cuda and found.tolist() == [0, 0, 2, 3]
+
+
 def test_threads_of_a_script_see_the_gpu() -> None:
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(torch.ones(2, device="cuda").is_cuda))

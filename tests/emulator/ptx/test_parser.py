@@ -47,6 +47,16 @@ def test_blanks_before_a_modifier_of_an_opcode():
     assert [operand.kind for operand in kernel.instructions[0].operands] == ["reg", "address"]
 
 
+def test_no_blank_before_the_first_operand():
+    """CUTLASS writes tcgen05.ld and tcgen05.st so; ptxas takes it of every instruction."""
+    for statement, kinds in (
+        ("ld.global.v2.b32{%r0, %r1},[%rd0];", ["vector", "address"]),
+        ("st.global.v2.b32[%rd0],{%r0, %r1};", ["address", "vector"]),
+        ("@%p0 ld.global.b32%r0,[%rd0];", ["reg", "address"]),
+    ):
+        assert [operand.kind for operand in operands(statement)] == kinds
+
+
 def test_components_of_vector_registers_are_registers():
     """`.reg .v4 .b32 a` declares a.x to a.w. `a` alone is all of them."""
     body = """.reg .v4 .b32 all; .reg .b32 %r<2>; .reg .b64 %rd<1>;

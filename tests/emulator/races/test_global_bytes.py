@@ -59,6 +59,17 @@ def exchange(write=WRITE, read=READ, tell=RELEASE, ask=ACQUIRE, **more):
     return found(BLOCKS.format(tid=LANE, write=write, read=read, tell=tell, ask=ask), block=64, grid=2, **more)
 
 
+RESET = "@%p2 st.global.b32 [%flag], 0;"
+
+
+def test_a_word_is_reset_by_the_thread_that_read_what_was_added():
+    """As a lock is for the next launch. The additions may be relaxed: the thread has observed them."""
+    for tell in (RELAXED, FENCE + RELAXED, RELAXED.replace("add.u32", "or.b32") + RELAXED):
+        assert not exchange(write="", read=RESET, tell=tell)
+    (race,) = exchange(write="", read=RESET, tell=FENCE + RELAXED, ask="mov.u32 %r3, 1;")
+    assert "red.relaxed.gpu.global.add.u32" in race.message and "st.global.b32" in race.message
+
+
 def test_each_step_between_the_flag_and_a_blocks_threads_counts():
     text = BLOCKS.format(tid=LANE, write=WRITE, read=READ, tell=RELEASE, ask=ACQUIRE)
     for barrier in ("bar.sync 0; @!%p2 bra END;", "READY: bar.sync 0;"):

@@ -89,6 +89,13 @@ def test_lanes_by_themselves() -> None:
     assert not go(same, STRICT).findings
 
 
+def test_a_race_names_the_instruction_that_touched_the_place() -> None:
+    """Not the first one since the last barrier."""
+    first = "st.shared.b32 [%r1+1024], %r0; st.shared.u32 [%r1], %r0;"
+    (race,) = go(f"{first} xor.b32 %r20, %r1, 16; ld.shared.b32 %r4, [%r20];").findings
+    assert race.kind == "race" and "before it, st.shared.u32 at" in race.message, race
+
+
 def test_one_store_to_one_place() -> None:
     found = go("st.shared.b32 [%r3], %r0;")
     assert found.kinds == ["race"] and "different values to address 0x400" in found.findings[0].message

@@ -102,7 +102,6 @@ def test_wide_and_narrow_accesses_meet_where_their_bytes_do() -> None:
 def test_an_event_of_several_instructions_names_the_one_that_conflicts() -> None:
     two = Two()
     group, fiber = two.ledger.event(True, lambda: "group"), two.fibers[0]
-    group.several = True
     for name, places in (("first", 0b0011), ("second", 0b1100)):
         what: Callable[[], str] = lambda name=name: name  # noqa: E731
         for part in (places & 0b0101, places & 0b1010):

@@ -54,9 +54,19 @@ def on_gpu(x: object) -> bool:
     """
     mark, torch = getattr(x, MARK, None), sys.modules.get("torch")
     if mark is None and torch is not None and isinstance(x, torch.Tensor):
+        if (inner := _unwrapped(torch, x)) is not x:
+            return on_gpu(inner)
         plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided
         mark = plain and getattr(x.untyped_storage(), MARK, False)
     return bool(mark)
+
+
+def _unwrapped(torch: ModuleType, x: Tensor) -> Tensor:
+    """The tensor whose memory a wrapper of torch.vmap or torch.func.grad stands for; else the tensor itself."""
+    wraps = torch._C._functorch
+    while wraps.is_functorch_wrapped_tensor(x):
+        x = wraps.get_unwrapped(x)
+    return x
 
 
 def tensor_at(address: int) -> Place | None:
@@ -115,6 +125,8 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.library.Library, "impl", implement))
         backward = torch.autograd.function.BackwardCFunction
         stack.enter_context(mock.patch.object(backward, "apply", _backward(torch, gpu_mode)))
+        forward = classmethod(_forward(torch))
+        stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", forward))
         stack.enter_context(gpu_mode())
         yield
 
@@ -152,21 +164,49 @@ def gpu_mode() -> AbstractContextManager[Any]:
         def __torch_function__(
             self, func: Function, types: object, args: Arguments = (), kwargs: Named | None = None
         ) -> Any:
+            if torch.compiler.is_dynamo_compiling():  # a constant for torch.compile, which traces this function
+                return _traced(torch, func, args, kwargs or {})
             return _called(torch, func, args, dict(kwargs or {}))
 
     mode: AbstractContextManager[Any] = CudaMode()
     return mode
 
 
+def _forward(torch: ModuleType) -> Callable[..., object]:
+    """`apply` of autograd functions: the node of a result on the GPU is marked, since it may have saved no tensor."""
+    plain = torch.autograd.Function.apply.__func__
+
+    def apply(kind: type, *args: object, **kwargs: object) -> object:
+        done: object = plain(kind, *args, **kwargs)
+        for one in tensors_in(torch, done if isinstance(done, (list, tuple)) else [done]):
+            if on_gpu(one) and one.grad_fn is not None:
+                setattr(one.grad_fn, MARK, True)
+        return done
+
+    return apply
+
+
+def _traced(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -> object:
+    """A function of torch that torch.compile traces, with "cuda" read as CPU memory. Its results are marked later."""
+    if func is torch.Tensor.cuda:
+        return args[0]
+    host = [_host(torch, x) for x in args]
+    return func(*host, **{key: _host(torch, x) for key, x in kwargs.items()})
+
+
+def _host(torch: ModuleType, value: object) -> object:
+    return torch.device("cpu") if isinstance(value, (torch.device, str)) and "cuda" in str(value) else value
+
+
 def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[object]]) -> Callable[..., object]:
-    """`apply` of backward functions: the engine's gradients are on the GPU where the saved tensors are.
+    """`apply` of backward functions: the engine's gradients are on the GPU where the results or saved tensors are.
 
     `Tensor.backward` is a function of torch, so the mode that calls it is off within.
     """
     plain = torch.autograd.function.BackwardCFunction.apply
 
     def apply(self: Any, *gradients: object) -> object:
-        if any(map(on_gpu, self.saved_tensors)):
+        if getattr(self, MARK, False) or any(map(on_gpu, self.saved_tensors)):
             _marked(torch, gradients, True)
         with mode():
             done: object = plain(self, *gradients)
@@ -393,11 +433,14 @@ def _marked(torch: ModuleType, done: Any, gpu: bool) -> Any:
     """A result, whose tensors are marked, or not."""
     if isinstance(done, torch.Tensor):
         plain = type(done) in (torch.Tensor, torch.nn.Parameter)
+        inner = _unwrapped(torch, done)
         if plain and done.is_meta:  # what a fake tensor wraps; torch holds it to its device
             return done
         if gpu or on_gpu(done):
             setattr(done, MARK, gpu)
-            if gpu and plain:  # a fake tensor has no storage
+            if inner is not done:
+                _marked(torch, inner, gpu)
+            elif gpu and plain:  # a fake tensor has no storage
                 _MARKED[id(done)] = done
                 if done.layout is torch.strided:
                     storage = done.untyped_storage()
@@ -422,9 +465,13 @@ def _align(torch: ModuleType, x: Any, given: Sequence[object]) -> None:
     """Put a new tensor at a multiple of 512 bytes, as a GPU's allocations lie; given: what it may share memory with."""
     if type(x) is not torch.Tensor or x.device.type != "cpu" or x.layout is not torch.strided:
         return
+    if _unwrapped(torch, x) is not x:  # an allocation that another call has aligned, or a view
+        return
     storage = x.untyped_storage()
     low, size = storage.data_ptr(), storage.nbytes()
-    if low % ALIGNMENT == 0 or not size or any(y.untyped_storage().data_ptr() == low for y in tensors_in(torch, given)):
+    if low % ALIGNMENT == 0 or not size:
+        return
+    if any(_unwrapped(torch, y).untyped_storage().data_ptr() == low for y in tensors_in(torch, given)):
         return
     room = np.empty(size + ALIGNMENT, np.uint8)
     first = -room.ctypes.data % ALIGNMENT
@@ -583,6 +630,8 @@ def _compile(torch: ModuleType, plain: Function) -> Function:
         if model is None:
             return lambda body: compiled(body, **kwargs)
         made = plain(model, **kwargs)
+        if isinstance(made, type):  # torch compiles its __call__, and hands the class back
+            return made
         if isinstance(made, torch.nn.Module):
             made.register_forward_hook(
                 lambda module, given, named, done: placed((given, named.values()), done), with_kwargs=True

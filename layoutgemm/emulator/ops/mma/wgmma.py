@@ -496,9 +496,7 @@ def _issued(
 
 def _event(fiber: Fiber, ins: PtxInstruction, warp: int) -> MemoryEvent:
     """A warp's reads by a product and by those that complete with it."""
-    event = fiber.cta.cluster.ledger.event(True, partial(_event_text, ins, warp))
-    event.several = True
-    return event
+    return fiber.cta.cluster.ledger.event(True, partial(_event_text, ins, warp))
 
 
 def _event_text(ins: PtxInstruction, warp: int) -> str:

@@ -158,8 +158,9 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.mma: D = A*B + D, or A*B, into tensor memory, issued by one thread for its block or a pair.
 
     Operands: [D], A's descriptor or [A], B's descriptor, the instruction descriptor; with block scales [A's], [B's];
-    otherwise optionally the disabled lanes; enable-input-d; optionally scale-input-d. `.collector` words have no
-    effect; .ashift moves A's rows afterwards (`emulator/ops/tcgen05/shift.py`); .sp and a zero-column mask are refused.
+    otherwise optionally the disabled lanes; enable-input-d; optionally scale-input-d, or for .ws a zero-column mask.
+    `.collector` words have no effect; .ashift moves A's rows afterwards (`emulator/ops/tcgen05/shift.py`); .sp and a
+    mask that zeroes or shifts columns are refused.
     """
     kind, ws, vector, shifts = _words(ins)
     size = group_size(ins)
@@ -174,7 +175,8 @@ def product(program: Program, ins: PtxInstruction) -> Run:
         if scale_at or ws or len(disable) != LANES // 32 * size:
             raise ValueError(f"disable-output-lane is a vector of {LANES // 32 * size}, and of the plain form alone")
     adds = program.value(rest.pop(0), "pred")
-    factor = _factor(rest.pop(0), kind, ws) if rest else 1.0
+    mask = program.value(rest.pop(0), "b64") if ws and rest else None
+    factor = _factor(rest.pop(0), kind) if rest and not ws else 1.0
     if rest:
         raise ValueError("operands after the last one that is known")
     d_at, b_word, says = program.address(target), program.value(second, "b64"), program.value(word)
@@ -182,6 +184,8 @@ def product(program: Program, ins: PtxInstruction) -> Run:
 
     def go(fiber: Fiber) -> None:
         one_thread(fiber)
+        if mask is not None:
+            _hold_no_mask(fiber.one(mask(fiber)))
         machine, blocks = fiber.machine, group_of(fiber, size)
 
         def report(which: str, message: str) -> None:
@@ -254,9 +258,20 @@ def _words(ins: PtxInstruction) -> tuple[str, bool, str, bool]:
     return kind, ws, vectors[0] if vectors else "", shifts
 
 
-def _factor(operand: PtxOperand, kind: str, ws: bool) -> float:
+# Of a zero-column mask descriptor: bit 39 has the mask generated, bits 56 to 61 shift columns. PTX ISA, "Zero-Column
+# Mask Descriptor". Without the two, no column of B is zeroed.
+MASK_BITS = 1 << 39 | 0x3F << 56
+
+
+def _hold_no_mask(word: int) -> None:
+    """Raise EmulatorError for a zero-column mask that changes the product."""
+    if word & MASK_BITS:
+        raise EmulatorError(f"the zero-column mask {word:#x} zeroes or shifts columns of B, which is not emulated")
+
+
+def _factor(operand: PtxOperand, kind: str) -> float:
     """scale-input-d s: the accumulator is multiplied by 2**-s."""
-    if operand.kind != "number" or ws or kind not in ("f16", "tf32"):
+    if operand.kind != "number" or kind not in ("f16", "tf32"):
         raise ValueError("after enable-input-d comes scale-input-d, a number, of kind::f16 and kind::tf32 alone")
     shift = int(operand.text, 0)
     if not 0 <= shift <= 15:

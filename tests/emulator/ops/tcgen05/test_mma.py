@@ -10,7 +10,7 @@ import pytest
 from layoutgemm.atoms.mma.tcgen05 import KINDS, tcgen05_mma
 from layoutgemm.atoms.smem.tile import SPANS
 from layoutgemm.emulator.ops.tcgen05.tmem import TmemCoordinates
-from layoutgemm.errors import LayoutError
+from layoutgemm.errors import EmulatorError, LayoutError
 from tests.emulator.ops.tcgen05.case import EARLY, Case, only
 
 
@@ -65,6 +65,16 @@ def test_every_width(group, n):
 @pytest.mark.parametrize("m,n", ((32, 64), (64, 64), (128, 128)))
 def test_weight_stationary(m, n):
     Case(tcgen05_mma("f16", m, n, ws=True), swizzle="32B").check()
+
+
+def test_a_zero_column_mask_without_columns():
+    """PTX ISA, "Zero-Column Mask Descriptor": bit 39 makes a mask, the bits from 56 shift. CUTLASS passes 0."""
+    case = Case(tcgen05_mma("f16", 64, 64, ws=True), swizzle="32B")
+    for mask in (0, 0xFF << 40):
+        assert np.array_equal(case.result(case.run(case.text.replace("%add;", f"%add, {mask};"))), case.exact)
+    for mask in (1 << 39, 1 << 56):
+        with pytest.raises(EmulatorError, match=f"the zero-column mask {mask:#x} zeroes or shifts columns of B"):
+            case.run(case.text.replace("%add;", f"%add, {mask};"))
 
 
 @pytest.mark.parametrize("kind,ids", (("mxf8f6f4", (3, 1)), ("mxf4", (2, 2)), ("mxf4", (0, 2))))
