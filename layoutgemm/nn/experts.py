@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -175,6 +174,9 @@ def _dense(codes: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch
     return torch.stack([dequantized(one, each, kind) for one, each in zip(codes.view(FLOAT8), scale)])
 
 
+_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype]
+
+
 class _StraightThroughGroups(torch.autograd.Function):
     """The product with the gradient of x: rounding x to 8 bits counts as the identity."""
 
@@ -185,7 +187,7 @@ class _StraightThroughGroups(torch.autograd.Function):
         return _scaled_product(x, codes, scale, offsets, kind)
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: _Inputs, output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs[1:4])
         ctx.like = inputs[0].dtype
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -240,6 +240,9 @@ def dequantized(weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) ->
     return (weight.float() * spread(scale, *weight.shape)).to(kind)
 
 
+_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype]
+
+
 class _StraightThrough(torch.autograd.Function):
     """The product with the gradient of x: rounding x to 8 bits counts as the identity."""
 
@@ -249,7 +252,7 @@ class _StraightThrough(torch.autograd.Function):
         return scaled_matmul(eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, out_dtype=kind)
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: _Inputs, output: torch.Tensor) -> None:
         x, weight, scale, ctx.kind = inputs
         ctx.save_for_backward(weight, scale)
         ctx.save_for_forward(weight, scale)
@@ -270,7 +273,9 @@ class _Transformed(_StraightThrough):
         return matmul(dx.to(ctx.kind), dequantized(weight, scale, ctx.kind).mT)
 
     @staticmethod
-    def vmap(info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
+    def vmap(
+        info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, *others: torch.Tensor | torch.dtype
+    ) -> tuple[torch.Tensor, int]:
         """Slices of x are more rows of one product."""
         if in_dims[0] is None or in_dims[1] is not None or in_dims[2] is not None:
             raise OperandError("float8 weights and scales are mapped by no transform: x alone is")
