@@ -93,7 +93,7 @@ def product(a: Any, b: Any, given: dict[str, Any]) -> Any:
 
 
 def in_groups(a: Any, b: Any, given: dict[str, Any]) -> Any:
-    return grouped_matmul(a, b, offs=ENDS, activation="swiglu", epilogue=STEPS, given=given)
+    return grouped_matmul(a, b, offs=ENDS.to(a.device), activation="swiglu", epilogue=STEPS, given=given)
 
 
 @pytest.mark.parametrize("call", [product, in_groups])

@@ -24,7 +24,7 @@ from ...errors import PlanError
 from ..plan import GemmPlan
 from ..verbs import named
 from . import cache as object_cache
-from .launcher import Launcher, bind, error_name, link, load, runtime_library
+from .launcher import Launcher, allowed_in_capture, bind, error_name, link, load, runtime_library
 from .sass import Resources, Sass, disassemble
 from .sass import resources as resources_of
 
@@ -124,7 +124,7 @@ def compile_plan(plan: Plan, *, keep: str | os.PathLike[str] | bool = False) -> 
     compiled = plan.__dict__.get(_MEMO)
     if compiled is None:
         require_dsl()
-        with _LOCK:
+        with _LOCK, allowed_in_capture():  # Python frees objects meanwhile, and some free memory of the GPU
             compiled = _compile(plan)
         plan.__dict__[_MEMO] = compiled
     if keep:

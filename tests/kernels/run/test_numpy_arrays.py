@@ -16,7 +16,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm.torch_op.scaled_grouped.tunable import OperandSet, tunable
+from layoutgemm.torch_op.tunable.scaled_grouped import OperandSet, tunable
 
 
 def arrays(m=8, n=16, k=24, kind=np.float32):

@@ -209,10 +209,12 @@ def of_shares(name: str, device: str) -> None:
         given |= {"a2": -drawn(m, share), "b2": drawn(share, n)}
         parts, more = [(rstd, slice(k))], given["a2"].astype(np.float64) @ given["b2"]
     got = np.asarray(made.run(a, b, given=given, device=device).c).reshape(len(parts), m, n)
+    # A GPU's quotient differs in its last bits, so that some elements round to the next bf16.
+    room = 1e-6 if device == "emulator" else 2.0**-11
     for found, (numbers, of) in zip(got, parts, strict=True):
         computed = like.decode(like.encode(DIVIDED.reference(a, {"rstd": numbers, "w": w}))).astype(np.float64)
         want = computed[:, of] @ b[of].astype(np.float64) + more
-        assert np.abs(found - want).max() <= 1e-6 * max(1, np.abs(want).max())
+        assert np.abs(found - want).max() <= room * max(1, np.abs(want).max())
 
 
 @pytest.mark.parametrize("name", SHARES)
