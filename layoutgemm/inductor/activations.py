@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..torch_op.bias_activation import ACTIVATIONS
 
-_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 _MOST_NODES = 16  # that read a product and are compared with a pattern's last node
 
 
@@ -68,7 +68,7 @@ def following(product: Node, kind: torch.dtype, rank: int) -> Match | None:
     kind, rank  of the result
     """
     view = next(iter(product.users), None)
-    if view is not None and len(product.users) == 1 and view.target in _VIEWS and "val" in view.meta:
+    if view is not None and len(product.users) == 1 and view.target in VIEWS and "val" in view.meta:
         found = following(view, kind, view.meta["val"].ndim)
         return None if found is None or found.view is not None else found._replace(view=view)
     ends = _descendants(product)

@@ -3,6 +3,7 @@
     node of the graph                  becomes torch.ops.layoutgemm.
     ---------------------------------  ------------------------------------------------------
     mm(a, b), bmm(a, b)                matmul, or finished where an activation follows
+    act(mm(a, b)) * mm(a, c)           combined_matmul, one kernel of both: see `gates`
     addmm(bias, a, b)                  finished(a, b, bias, activation)
     _scaled_mm(a, b, scale_a, scale_b) scaled_matmul(a, scale_a, b, scale_b, bias, activation)
     _grouped_mm(a, b, offs)            grouped_matmul(a, b, offs, "offs")
@@ -13,7 +14,7 @@ the reason in the report.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,7 @@ from torch.fx import Graph, Node
 from ..errors import LayoutError, OperandError
 from ..torch_op.prepared import target
 from .activations import Match, following
+from .gates import gated_pair, join
 
 _aten, _ours = torch.ops.aten, torch.ops.layoutgemm
 _MISSING = object()
@@ -88,13 +90,28 @@ def rewrite_graph(graph: Graph, products: frozenset[str], devices: frozenset[str
     products  names of PRODUCTS; "mm" rewrites those that no activation follows, too
     devices   "cuda", and "cpu" for tests: there the operators compute a float64 reference
     """
-    found = []
-    for node in list(graph.nodes):
-        name = NAMES.get(node.target) if node.op == "call_function" else None
-        if name is not None:
-            found.append(_rewritten(graph, node, name, products, devices))
+    nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in NAMES]
+    found = _joined(graph, nodes, devices)
+    for node in nodes:
+        if node not in found:
+            found[node] = _rewritten(graph, node, NAMES[node.target], products, devices)
     graph.lint()
-    return GraphReport(tuple(found))
+    return GraphReport(tuple([found[node] for node in nodes]))
+
+
+def _joined(graph: Graph, nodes: Sequence[Node], devices: frozenset[str]) -> dict[Node, Rewrite]:
+    """The products of gated pairs, which one operator takes the place of."""
+    found: dict[Node, Rewrite] = {}
+    for node in nodes:
+        value = node.meta.get("val")
+        asked = isinstance(value, torch.Tensor) and value.device.type in devices
+        pair = gated_pair(node) if asked and NAMES[node.target] == "mm" and node not in found else None
+        if pair is None or pair.up in found or join(graph, pair):
+            continue
+        by = str(_ours.combined_matmul.default).removesuffix(".default")
+        found[node] = Rewrite(node.name, "mm", by, (pair.match.name, f"the product {pair.up.name}"))
+        found[pair.up] = Rewrite(pair.up.name, "mm", by, (f"the gate {node.name}",))
+    return found
 
 
 def _rewritten(graph: Graph, node: Node, name: str, products: frozenset[str], devices: frozenset[str]) -> Rewrite:

@@ -57,6 +57,48 @@ def test_addmm_with_its_activation_is_one_operator(act: str) -> None:
     assert near(got, want)
 
 
+GATED = (normal(2, 5, 16), normal(16, 24), normal(16, 24))
+
+
+@pytest.mark.parametrize("act", list(ACTS))
+@pytest.mark.parametrize("up_first", [False, True])
+def test_a_gated_pair_is_one_operator(act: str, up_first: bool) -> None:
+    """Each product views x by itself, as a linear layer of three dimensions does."""
+
+    def model(x: Any, gate: Any, up: Any) -> Any:
+        if up_first:
+            return (x @ up) * ACTS[act](x @ gate)
+        return ACTS[act](x @ gate) * (x @ up)
+
+    graph, report, got, want = rewritten(model, *GATED, products=())
+    targets = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+    assert targets.count(torch.ops.layoutgemm.combined_matmul.default) == 1
+    assert not {torch.ops.aten.mm.default, torch.ops.aten.mul.Tensor} & set(targets)
+    assert [each.by for each in report.products] == ["layoutgemm.combined_matmul"] * 2
+    assert {x for each in report.products for x in each.fused} >= {act, "the gate mm_1" if up_first else "the gate mm"}
+    assert near(got, want)
+
+
+OTHER_PAIRS: dict[str, Any] = {
+    "another x": lambda x, gate, up: torch.relu(x @ gate) * (x.flip(1) @ up),
+    "the product is read": lambda x, gate, up: (torch.relu(x @ gate) * (y := x @ up), y),
+    "the gate is read": lambda x, gate, up: (torch.relu(y := x @ gate) * (x @ up), y),
+    "a sum": lambda x, gate, up: torch.relu(x @ gate) + x @ up,
+    "one product": lambda x, gate, up: torch.relu(y := x @ gate) * y,
+    "another shape": lambda x, gate, up: torch.relu(x @ gate) * (x @ up[:, :1]),
+    "another type": lambda x, gate, up: torch.relu(x @ gate) * (x @ up).float(),
+}
+
+
+@pytest.mark.parametrize("which", OTHER_PAIRS)
+def test_other_pairs_stay_apart(which: str) -> None:
+    graph, _, got, want = rewritten(OTHER_PAIRS[which], *GATED, products=())
+    targets = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+    assert torch.ops.layoutgemm.combined_matmul.default not in targets
+    pairs = zip(got, want) if isinstance(got, tuple) else [(got, want)]
+    assert all(near(x, y) for x, y in pairs)
+
+
 def test_an_activation_whose_input_is_read_twice_stays() -> None:
     def model(a: Any, b: Any) -> Any:
         c = a @ b

@@ -372,5 +372,5 @@ def test_ptx_has_to_be_kept(small: Any) -> None:
 
 
 def test_other_objects_than_compiled_functions_are_refused() -> None:
-    with pytest.raises(EmulatorError, match="no PTX"):
+    with pytest.raises(EmulatorError, match=r"the emulator takes what cute\.compile returned, not object"):
         CompiledFunction.of(object())
