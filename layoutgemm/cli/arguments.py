@@ -99,9 +99,29 @@ def layout_text(word: str) -> str:
     return text.strip("\n")
 
 
+LINES = 30  # that are printed without --full
+
+
 def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], Mapping[str, object]]) -> None:
     """Print for people, or with --json for programs."""
     print(json.dumps(data()) if args.json else text())
+
+
+def add_full(parser: argparse.ArgumentParser) -> None:
+    """The option that prints more than `LINES` lines."""
+    parser.add_argument("--full", action="store_true", help=f"every line, not the first {LINES}")
+
+
+def head_of_lines(text: str, full: bool) -> str:
+    """A text of at most `LINES` lines, the last of which says how to print the others.
+
+    >>> head_of_lines("a\\nb", False), head_of_lines("a\\n" * LINES + "b", False).splitlines()[-1]
+    ('a\\nb', '29 of 31 lines; --full prints the rest')
+    """
+    lines = text.splitlines()
+    if full or len(lines) <= LINES:
+        return text
+    return "\n".join([*lines[: LINES - 1], f"{LINES - 1} of {len(lines)} lines; --full prints the rest"])
 
 
 def add_picture(parser: argparse.ArgumentParser, what: str) -> None:

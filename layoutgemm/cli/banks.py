@@ -17,7 +17,7 @@ from ..layouts.notation import stated_element
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
 from ..view import access_svg, swizzle_pair_svg
-from .arguments import FROM_INPUT, add, add_picture, answer, drawn, layout_text
+from .arguments import FROM_INPUT, add, add_full, add_picture, answer, drawn, head_of_lines, layout_text
 from .commands import Commands
 from .texts import LAYOUT_HELP, layout_of, tile_in_memory
 
@@ -83,6 +83,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--tv", metavar="LAYOUT", help="with --vector: (thread, value) -> flat index of the tile, instead of --threads"
     )
     parser.add_argument("--store", action="store_true", help="with --threads or --tv: stores, not loads")
+    add_full(parser)
 
 
 def swizzle(args: argparse.Namespace) -> int:
@@ -112,7 +113,7 @@ def swizzle(args: argparse.Namespace) -> int:
 
     def text() -> str:
         counted = f"\ncounted in elements: {found.on_elements(element)}" if found else ""
-        return found.explain() + counted
+        return head_of_lines(found.explain() + counted, args.full)
 
     answer(args, text, data)
     return 0 if found else 1
@@ -127,7 +128,7 @@ def banks(args: argparse.Namespace) -> int:
         if drawn(args, lambda: access_svg(tile, accesses, element)):
             return 0 if report else 1
     head = {"layout": args.layout, "element": element.name}
-    answer(args, report.explain, lambda: head | report_data(report))
+    answer(args, lambda: head_of_lines(report.explain(), args.full), lambda: head | report_data(report))
     return 0 if report else 1
 
 

@@ -15,7 +15,7 @@ from ..kernels.planner import plan as planned
 from ..kernels.sm90.choose.rules import choose
 from ..kernels.sm90.types import operands
 from ..report import Report
-from .arguments import add, add_picture, answer, drawn
+from .arguments import LINES, add, add_picture, answer, drawn
 from .commands import Commands
 
 EXAMPLES = (
@@ -27,7 +27,6 @@ EXAMPLES = (
     "layoutgemm plan 512 4096 4096 -b bf16:col --matmul",
     "layoutgemm plan 200 136 72 -b bf16:col --teaching --stages 2",
 )
-LINES = 30  # that are printed without --full
 # TeachingConfig's names of the choices.
 CHOICES = ("tile_n", "tile_k", "stages")
 

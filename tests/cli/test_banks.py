@@ -137,3 +137,18 @@ def test_a_long_argument_is_not_repeated_whole(capsys):
         f"box {'a' * 5000}",
     ):
         assert len(refusal(capsys, command)) < 1200
+
+
+def test_long_tables_print_their_head(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["(128,64):(64,1)", "--element", "bf16", "--access", "rows", "--access", "columns"]
+    for command in ("swizzle", "banks"):
+        texts = []
+        for more in ([], ["--full"]):
+            main([command, *asked, *more])
+            texts.append(capsys.readouterr().out.splitlines())
+        short, whole = texts
+        if command == "swizzle":
+            assert len(short) == 30 and short[-1] == f"29 of {len(whole)} lines; --full prints the rest"
+            assert short[:29] == whole[:29] and whole[-1].split()[0] == "31"
+        else:
+            assert short == whole and len(whole) <= 30
