@@ -113,7 +113,7 @@ def add_full(parser: argparse.ArgumentParser) -> None:
 
 
 def head_of_lines(text: str, full: bool) -> str:
-    """A text of at most `LINES` lines, the last of which says how to print the others.
+    """The first lines of a text, and how to print the others.
 
     >>> head_of_lines("a\\nb", False), head_of_lines("a\\n" * LINES + "b", False).splitlines()[-1]
     ('a\\nb', '29 of 31 lines; --full prints the rest')
