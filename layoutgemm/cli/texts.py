@@ -9,6 +9,7 @@ from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, ParseError
 from ..layouts import ComposedLayout, CoordinateTensor, Layout, LinearLayout, Swizzle, parse
+from ..layouts.basis import ScaledBasis
 from ..layouts.listing import Listing
 from ..layouts.notation import Parsed, stated_extents
 from ..layouts.symbols.facts import Facts
@@ -85,6 +86,8 @@ def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> AnyLayout:
         raise LayoutError(
             f"a listing of {', '.join(found)}: paste the line of one layout, as in LayoutA_TV: (4,2):(1,4)"
         )
+    if isinstance(found, ScaledBasis):
+        raise LayoutError(f"{text} is a stride alone, without extent: write '(4,8):(E<0>,E<1>)'")
     if isinstance(found, LinearLayout):
         return layout_of_bases(found)
     if not isinstance(found, Layout | ComposedLayout | CoordinateTensor):

@@ -179,7 +179,10 @@ _WIDTH = regex(r"[A-Za-z0-9_]+\s*\Z")
 
 
 # HasPicture: an atom or a tiled product
-Parsed: TypeAlias = "Layout | ComposedLayout | CoordinateTensor | Swizzle | LinearLayout | Listing | HasPicture"
+_BASIS_ALONE = regex(r"\s*(_?\d+\s*\*\s*)?E<[\d, ]+>\s*$|\s*_?\d+(@\d+)+\s*$")
+Parsed: TypeAlias = (
+    "Layout | ComposedLayout | CoordinateTensor | Swizzle | LinearLayout | Listing | HasPicture | ScaledBasis"
+)
 
 
 @registries.parsed.register(object)
@@ -188,7 +191,8 @@ def parse(text: str, given: object = ()) -> Parsed:
 
     A listing of a tiled MMA, a tiled copy or an atom gives a Listing, with a value for each name. A linear layout of
     Triton gives a LinearLayout (register, lane, ...) -> flat index of the tensor. Coordinates that begin elsewhere than
-    at 0 give a CoordinateTensor. The name of an atom in CUTLASS gives the MmaAtom, CopyAtom or TiledMma.
+    at 0 give a CoordinateTensor. The name of an atom in CUTLASS gives the MmaAtom, CopyAtom or TiledMma. A basis
+    element alone, as E<0>, gives a ScaledBasis.
 
     Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
     `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out. One of CuTe's after a
@@ -232,6 +236,9 @@ def read(text: str, symbol: Symbols) -> Parsed:
 def _read(text: str, symbol: Symbols) -> Parsed:
     """`read` of a text with a layout and the words around it."""
     text = without_pins(text)
+    if _BASIS_ALONE.match(text) is not None:  # a stride of a mode of one element
+        alone = _read(f"1:{text}", symbol)
+        return alone.stride if isinstance(alone, Layout) and isinstance(alone.stride, ScaledBasis) else alone
     refuse_others(bare(text))
     called = _ATOM_NAME.match(text)
     if called is not None or may_name_atom(text):

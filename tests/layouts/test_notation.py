@@ -318,3 +318,18 @@ def test_repr_is_read_back(value: Any) -> None:
 def test_a_damaged_repr_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("E<0>", E(0)), (" 3*E<1>", 3 * E(1)), ("2@0", 2 * E(0)), ("E<1,0>", E(1, 0)), ("_5@1@0", 5 * E(0, 1))],
+)
+def test_a_basis_element_alone(text, wanted):
+    """As CuTe prints it; with an extent it is a stride."""
+    assert parse(text) == wanted and parse(f"4:{text.strip()}") == Layout(4, wanted)
+
+
+@pytest.mark.parametrize("text", ["E<>", "E<0", "@0", "2@", "E<0>:1", "E<a>"])
+def test_no_basis_element(text):
+    with pytest.raises(ParseError):
+        parse(text)
