@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,3 +244,26 @@ def test_every_operator_has_a_lowering() -> None:
 
     for name in ("matmul", "finished", "gated", *(x for x in (*CALLS, *SEVERAL) if " " not in x)):
         assert getattr(torch.ops.layoutgemm, name).default in lowerings
+
+
+def test_sites_differ_where_launches_do() -> None:
+    """In one graph on two GPUs, too: a kept launch is of one."""
+
+    class Stand:
+        def __init__(self, device: str = "cuda:0", size: tuple[int, ...] = (8, 16), kind: Any = BF16) -> None:
+            self.device, self.size, self.kind = torch.device(device), size, kind
+
+        get_device = lambda self: self.device  # noqa: E731
+        get_size = lambda self: self.size  # noqa: E731
+        get_dtype = lambda self: self.kind  # noqa: E731
+        get_stride = lambda self: (self.size[1], 1)  # noqa: E731
+        get_layout = lambda self: SimpleNamespace(offset=0)  # noqa: E731
+
+    def name(*tensors: Stand) -> str:
+        found = lowering._site("layoutgemm_direct.matmul", {"config": ""}, tensors)
+        assert found is not None
+        return found[0]
+
+    same = name(Stand(), Stand())
+    others = [name(x, x) for x in (Stand("cuda:1"), Stand(size=(8, 32)), Stand(kind=torch.float16))]
+    assert name(Stand(), Stand()) == same and len({same, *others}) == 4

@@ -125,9 +125,10 @@ def _calls() -> tuple[Any, Any]:
 def _site(function: str, options: Mapping[str, object], tensors: Sequence[Any]) -> tuple[str, str] | None:
     """The name of a call site, and what makes it.
 
-    None where sizes are symbols, and of float32: whether that is multiplied as tf32 is asked at each call.
+    None where sizes are symbols, and of float32: whether that is multiplied as tf32 is asked at each call. Calls that
+    differ in sizes, strides, types or GPU have sites of their own: a launch is of one GPU.
     """
-    forms = [(x.get_dtype(), *x.get_size(), "by", *x.get_stride()) for x in tensors]
+    forms = [(x.get_dtype(), *x.get_size(), "by", *x.get_stride(), x.get_device()) for x in tensors]
     offsets = [x.get_layout().offset for x in tensors]
     symbols = any(getattr(size, "free_symbols", ()) for form in (*forms, offsets) for size in form)
     if symbols or forms[0][0] is torch.float32:
