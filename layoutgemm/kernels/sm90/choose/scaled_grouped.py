@@ -27,6 +27,8 @@ from .stages import stages, warpgroups
 
 MODEL = cost_model("promoted", "h100")
 KINDS = {"one": 0, "few": 1, "full": 2}  # of kernels, and their places in the model's `start` and `memory`
+_FULL_WAVE, _FULL_WAVE_GAIN = 0.95, 1.05  # one wave of whole tiles on this share of the places or more: rate of memory
+_AHEAD = 2  # K tiles that go to L2 while the kernel before ends, of CTAs that compute one tile
 _MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
 _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
 _FEW_ROWS = 128  # up to which "full" kernels were not timed
@@ -205,7 +207,10 @@ def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, conf
     end = getattr(model, f"{kind}_end")[tile] - _AT_ONCE_GAIN * config.tuning.store_at_once
     products = waves * (steps * getattr(model, f"{kind}_step")[tile] + end)
     loads = tiles * along_m * along_n * k * (tile[0] / along_n + tile[1] / along_m) / model.l2
-    memory = max(batch * (m * k + n * k + 2 * m * n) / model.memory[KINDS[kind]], loads)
+    rate = model.memory[KINDS[kind]]
+    if kind == "one" and parts == 1 and _FULL_WAVE * resident <= tiles <= resident:
+        rate *= _FULL_WAVE_GAIN
+    memory = max(batch * (m * k + n * k + 2 * m * n) / rate, loads)
     overlapped = (products**model.power + memory**model.power) ** (1 / model.power)
     return float(model.start[KINDS[kind]] + overlapped + model.exchange[parts])
 
@@ -235,7 +240,13 @@ def _kernels(
             yield (
                 "one",
                 alone(
-                    tile, consumers=consumers, loaded_a_rows=of_rows, one_tile_per_cluster=True, split=parts, buffers=1
+                    tile,
+                    consumers=consumers,
+                    loaded_a_rows=of_rows,
+                    one_tile_per_cluster=True,
+                    split=parts,
+                    buffers=1,
+                    prefetch=_AHEAD,
                 ),
             )
     for tile in MODEL.few_step:
@@ -393,7 +404,10 @@ def grouped_scaled_config(
         many = -(-columns // _MANY_WIDTH) * groups > _MANY_ROUNDS * MODEL.multiprocessors
         evenly = _MANY_WIDTH if many else _evenly(_FEW_ROWS_SCALED_WIDTHS, columns, groups)
         width = _EACH_COLUMN if each_column else evenly
-        return Sm90Config((_ONE_TILE, width), consumers=1, loader="warp", chunks=1, buffers=1 if each_column else 2)
+        buffers = 1 if each_column else 2
+        return Sm90Config(
+            (_ONE_TILE, width), consumers=1, loader="warp", chunks=1, buffers=buffers, l2_promotion="256B"
+        )
     if rows <= 128 or each_column:
         return Sm90Config((128, _EACH_COLUMN if each_column else 128), loader="warpgroup", chunks=1, buffers=1)
     if rows <= 192:
