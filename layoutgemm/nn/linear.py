@@ -19,7 +19,7 @@ def check_features(**features: object) -> None:
 
 
 def sizes_text(layer: ActivatedLayer) -> str:
-    """Sizes of a layer as torch.nn.Linear prints them, of one with an activation too."""
+    """Sizes of a layer as torch.nn.Linear prints them, with an activation too."""
     return f"in_features={layer.in_features}, out_features={layer.weight_rows}, bias={layer.bias is not None}"
 
 

@@ -214,7 +214,10 @@ def hooks_of(module: torch.nn.Module) -> list[str]:
 
 
 def _bypassed(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """Layers whose parent multiplies their weights itself in eval mode, and does not call them, with the reason."""
+    """Layers that their parent does not call in eval mode, with the reason.
+
+    It multiplies by their weights itself.
+    """
     found: dict[torch.nn.Module, str] = {}
     for name, module in model.named_modules():
         fast = isinstance(module, torch.nn.TransformerEncoderLayer) and module.activation_relu_or_gelu
