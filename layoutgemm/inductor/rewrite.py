@@ -108,7 +108,7 @@ def rewrite_graph(graph: Graph, products: frozenset[str], devices: frozenset[str
 def _joined(
     graph: Graph, nodes: Sequence[Node], devices: frozenset[str]
 ) -> tuple[dict[Node, Rewrite], dict[Node, str]]:
-    """The products of gated pairs that one operator computes, and the reasons of pairs that none does."""
+    """The products of gated pairs that are one product now; and of others, why not."""
     found: dict[Node, Rewrite] = {}
     apart: dict[Node, str] = {}
     for node in nodes:

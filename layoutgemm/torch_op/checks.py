@@ -178,7 +178,7 @@ def check_device(a: torch.Tensor) -> None:
         raise OperandError(f"a is on {a.device}; this library runs on CUDA GPUs, and on the CPU as their reference")
 
 
-def tf32_allowed(allow: bool | None) -> bool:
+def tf32_allowed(allow: object) -> bool:
     """True if float32 may be rounded to tf32: as the caller says, or as torch is set.
 
     Raises OperandError for anything but True, False and None.
