@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -83,6 +84,7 @@ class Registration:
         register_lowerings()
         self._before = list(config.external_matmul), config.post_grad_custom_post_pass
         if self.autotune:
+            _define_choice()
             setattr(config, HOOKS[0], [*self._before[0], layoutgemm_matmul])
         if self.products:
             setattr(config, HOOKS[1], _pass_of(self, self._before[1]))
@@ -168,6 +170,40 @@ def config_with_hooks() -> ModuleType:
     return config
 
 
+def _define_choice() -> None:
+    """Define the autotuned function by its name in generated code, and the operator that it is in C++.
+
+    Inductor defines it where a graph is tuned, and not where a later process has the tuned graph in its cache.
+    """
+    from torch._inductor import ir
+    from torch._inductor.kernel.mm import lazy_register_extern_choice
+    from torch._inductor.virtualized import V
+
+    choice = lazy_register_extern_choice(layoutgemm_matmul)
+
+    def node(a: ir.IRNode, b: ir.IRNode) -> object:
+        if V.graph.cpp_wrapper:
+            return ir.FallbackKernel.create(torch.ops.layoutgemm.matmul.default, a, b, a.get_dtype())
+        layout = ir.FixedLayout(a.get_device(), a.get_dtype(), [a.get_size()[0], b.get_size()[1]])
+        return ir.ExternKernelOut(layout, [a, b], python_kernel_name=choice.call_name())
+
+    choice.kernel_creator = node
+
+
+@functools.cache
+def package_hash() -> str:
+    """A hash of the package: graphs that another version of it wrote are not this one's."""
+    root = Path(__file__).parent.parent
+    texts = [f"{path.relative_to(root)}\0{path.read_text()}" for path in sorted(root.rglob("*.py"))]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def visible_gpus() -> list[str]:
+    """The name and architecture of each GPU: Inductor's key has the current one's alone."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [f"{x.name} {x.major}.{x.minor}" for x in map(torch.cuda.get_device_properties, range(count))]
+
+
 def _part_being_compiled() -> str:
     """The part of a model that is being compiled, or ""."""
     from torch._functorch.aot_autograd import get_graph_being_compiled
@@ -197,8 +233,8 @@ def _pass_of(registration: Registration, before: object) -> object:
             ids = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in earlier]
             if any(x is None for x in ids):
                 return None
-            texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
-            said = [*texts, repr(ids), repr(sorted(registration.products)), repr(sorted(registration.devices))]
+            asked = sorted(registration.products), sorted(registration.devices)
+            said = [package_hash(), *map(repr, (ids, *asked, visible_gpus()))]
             return hashlib.sha256("\0".join(said).encode()).hexdigest()
 
     return LayoutgemmPass()
