@@ -171,7 +171,7 @@ def config_with_hooks() -> ModuleType:
 
 
 def _define_choice() -> None:
-    """Define the autotuned function by its name in generated code, and the operator that it is in C++.
+    """Define the autotuned function by its name in generated code, and its operator in C++.
 
     Inductor defines it where a graph is tuned, and not where a later process has the tuned graph in its cache.
     """

@@ -39,7 +39,7 @@ def test_a_later_process_has_the_function_that_cached_graphs_call(monkeypatch: p
 
 @pytest.mark.parametrize("cpp", [False, True])
 def test_a_tuned_product_is_the_operator_where_inductor_writes_cpp(cpp: bool) -> None:
-    """It had no name in C++, and torch's AOTInductor ended with an AssertionError without a text."""
+    """It had no name in C++: AOTInductor ended with an AssertionError."""
     a, b = torch.ones(8, 64).bfloat16(), torch.ones(64, 16).bfloat16()
     with FakeTensorMode() as mode:
         inputs = [mode.from_tensor(x) for x in (a, b)]
@@ -60,7 +60,7 @@ def test_a_tuned_product_is_the_operator_where_inductor_writes_cpp(cpp: bool) ->
 
 
 def test_cached_graphs_are_of_one_version_and_of_the_same_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a product becomes depends on its GPU, and Inductor's key names the current one alone."""
+    """A product depends on its GPU, and Inductor knows the current one alone."""
 
     def key(products: Any = ("addmm",)) -> str:
         with inductor.register(products, autotune=False):
