@@ -92,7 +92,7 @@ def _recipes(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, sca
 
 
 def check_alike(name: str, group: dist.ProcessGroup, facts: tuple[object, ...]) -> None:
-    """Raise OperandError, with both ranks, unless all ranks of a group call the product with the same facts."""
+    """Raise OperandError, with both ranks, unless all ranks of a group have these facts."""
     own = (name, *facts)
     every: list[tuple[object, ...]] = [()] * group.size()
     dist.all_gather_object(every, own, group=group)
