@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
+import torch._functorch.config as functorch_config
 import torch._inductor.config as config
 from torch._inductor import ir, select_algorithm
 from torch._inductor.graph import GraphLowering
@@ -21,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import layoutgemm.inductor.registration as module
 from layoutgemm import inductor
+from layoutgemm.errors import OperandError
 
 NAME = "layoutgemm_matmul"
 
@@ -74,3 +77,36 @@ def test_cached_graphs_are_of_one_version_and_of_the_same_cards(monkeypatch: pyt
         assert key() != first
     monkeypatch.setattr(module, "package_hash", lambda: "another")
     assert key() != first
+
+
+def in_another_thread(call: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def test_backward_graphs_are_compiled_in_the_thread_of_the_hooks() -> None:
+    """autograd's threads have none of its hooks: they compiled backward graphs without them."""
+    assert not functorch_config.force_non_lazy_backward_lowering
+    with inductor.register(), inductor.register(["mm"]):
+        assert functorch_config.force_non_lazy_backward_lowering
+        assert in_another_thread(lambda: config.post_grad_custom_post_pass) is None
+    assert not functorch_config.force_non_lazy_backward_lowering
+
+
+def test_hooks_are_of_a_thread_and_removed_there() -> None:
+    a, b, out = torch.ones(4, 16).bfloat16(), torch.ones(16, 8).bfloat16(), torch.empty(4, 8).bfloat16()
+    with inductor.register() as registered:
+        with pytest.raises(
+            OperandError, match=r"register\(\) was called in MainThread, and torch's hooks are a thread's"
+        ):
+            in_another_thread(registered.remove)
+        with pytest.raises(OperandError, match=r"without a register.* in this thread; there is one in MainThread"):
+            in_another_thread(inductor.unregister)
+        in_another_thread(lambda: inductor.register(["bmm"]).remove())
+        in_another_thread(lambda: module.layoutgemm_matmul(a, b, out=out))  # a compiled graph that runs
+        assert torch.equal(out, a @ b)
+        with ThreadPoolExecutor(1) as pool:  # a later one of another thread is no obstacle
+            other = pool.submit(inductor.register, ["bmm"]).result()
+            registered.remove()
+            pool.submit(other.remove).result()
+    assert config.post_grad_custom_post_pass is None
