@@ -91,6 +91,16 @@ def _recipes(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, sca
     return Recipes(*found)
 
 
+def check_alike(name: str, group: dist.ProcessGroup, facts: tuple[object, ...]) -> None:
+    """Raise OperandError, with both ranks, unless all ranks of a group have these facts."""
+    own = (name, *facts)
+    every: list[tuple[object, ...]] = [()] * group.size()
+    dist.all_gather_object(every, own, group=group)
+    for rank, other in enumerate(every):
+        if other != own:
+            raise OperandError(f"{name}: rank {group.rank()} has {own}, rank {rank} has {other}: all call alike")
+
+
 def check_lines(name: str, x: torch.Tensor, strides: Sequence[int], shape: Sequence[int]) -> None:
     """Raise OperandError for lines that a tensor map does not take: (pitch, 1), both address and pitch of 16 bytes."""
     if x.device.type == "cpu":

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import RankError
+from .checks import check_alike
 
 
 def gathered_reference(
@@ -17,7 +18,8 @@ def gathered_reference(
     scale_b: torch.Tensor | None, kind: torch.dtype, timeout: float,
 ) -> torch.Tensor:  # fmt: skip
     """C of all ranks' rows, summed in f32 and rounded once."""
-    with _named("all_gather_matmul", group, timeout):
+    facts = *a_shard.shape, str(a_shard.dtype)
+    with _named("all_gather_matmul", group, timeout, facts):
         sums = torch.cat(_every(a_shard, group)).float() @ b.float()
         if scale_a is not None:
             factors = torch.cat(_every(scale_a.reshape(-1, 1).expand(a_shard.shape[0], 1), group))
@@ -34,7 +36,7 @@ def scattered_reference(
     if scale_a is not None:
         own = _scaled(own, scale_a.reshape(-1, 1), scale_b)
     mine, ranks = slice(rank * rows, (rank + 1) * rows), group.size()
-    with _named("matmul_reduce_scatter", group, timeout):
+    with _named("matmul_reduce_scatter", group, timeout, (*own.shape, str(a.dtype))):
         every = _every(own, group)
     total = every[(rank - 1) % ranks][mine].to(kind)
     for distance in range(2, ranks + 1):
@@ -48,11 +50,12 @@ def _scaled(sums: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | N
 
 
 @contextmanager
-def _named(name: str, group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Raise RankError, naming the product, where a rank has ended or is late."""
+def _named(name: str, group: dist.ProcessGroup, timeout: float, facts: tuple[object, ...]) -> Iterator[None]:
+    """Raise RankError, naming the product, where a rank has ended or is late; OperandError for other facts on one."""
     try:
         if dist.get_backend(group) == "gloo":  # says which ranks are missing; a collective alone does not
             dist.monitored_barrier(group, timedelta(seconds=timeout), wait_all_ranks=True)
+        check_alike(name, group, facts)  # gloo ends the process for another number of bytes
         yield
     except RuntimeError as error:
         raise RankError(f"{name}: rank {group.rank()} of {group.size()} waited up to {timeout:g} s: {error}") from error

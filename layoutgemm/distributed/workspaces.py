@@ -35,6 +35,7 @@ from ..kernels.run.stream_memory import (
     write,
 )
 from ..kernels.sm90.shards import MAX_RANKS, RECORD_WORDS
+from .checks import check_alike
 
 POLLS_PER_SECOND = 1_300_000  # loads of a flag in a second: one takes about 0.75 us on an H100
 MAX_GRAPHS, MAX_SEEN = 256, 65536  # addresses of own rows: beyond, sends are put on the stream one by one
@@ -245,11 +246,7 @@ def _made(
     ranks = group.size()
     if not 2 <= ranks <= MAX_RANKS:
         raise OperandError(f"{name}: a group of {ranks} rank(s); kernels are for 2 to {MAX_RANKS} GPUs of one host")
-    every: list[Any] = [None] * ranks
-    dist.all_gather_object(every, facts, group=group)
-    for rank, other in enumerate(every):
-        if other != facts:
-            raise OperandError(f"{name}: rank {group.rank()} has {facts}, rank {rank} has {other}: all call alike")
+    check_alike(name, group, facts)
     try:
         import torch.distributed._symmetric_memory as symmetric
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch._functorch.config as functorch_config
 
 from ..arguments import as_bool, refusal
 from ..errors import LayoutError, OperandError
@@ -23,7 +26,8 @@ _PARTS = ("forward", "backward", "inference")
 
 HOOKS = ("external_matmul", "post_grad_custom_post_pass")
 DEFAULT = tuple(name for name in PRODUCTS if name != "mm")
-_active: list[Registration] = []
+_NOT_LAZY = "force_non_lazy_backward_lowering"
+_active: list[Registration] = []  # of all threads
 _MAX_SITES = 4096  # shapes that autotuning or generated code has asked for; beyond, all begin anew
 _sites: dict[tuple[object, ...], CallSite] = {}
 
@@ -52,14 +56,15 @@ def _product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
 
 def _first_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """The product, or the refusals of `layoutgemm_matmul`."""
-    if _active and a.device.type not in _active[-1].devices:
-        raise RuntimeError(f"layoutgemm does not compute on {a.device}: register(devices=) has {_active[-1].on}")
+    own = _of_thread()
+    if own and a.device.type not in own[-1].devices:
+        raise RuntimeError(f"layoutgemm does not compute on {a.device}: register(devices=) has {own[-1].on}")
     try:
         _product(a, b, out=out)
     except LayoutError as problem:
         said = f"mm of {list(a.shape)} and {list(b.shape)}: {problem}"
-        if _active:
-            _active[-1].refused.setdefault(said)
+        if own:
+            own[-1].refused.setdefault(said)
         raise RuntimeError(f"layoutgemm does not compute {said}") from problem
 
 
@@ -76,6 +81,7 @@ class Registration:
         self.graphs: list[GraphReport] = []
         self.refused: dict[str, None] = {}
         self._before: tuple[list[Callable[..., None]], object] | None = None
+        self.thread, self._lazy_before = threading.current_thread(), False
 
     def enter(self) -> Registration:
         """Set the hooks. Raises OperandError, naming the hook, for a torch without one."""
@@ -83,9 +89,14 @@ class Registration:
         register_lowerings()
         self._before = list(config.external_matmul), config.post_grad_custom_post_pass
         if self.autotune:
+            _define_choice()
             setattr(config, HOOKS[0], [*self._before[0], layoutgemm_matmul])
         if self.products:
             setattr(config, HOOKS[1], _pass_of(self, self._before[1]))
+        # Autograd's threads have a configuration of their own: backward graphs are compiled here, beside the forward.
+        self._lazy_before = getattr(functorch_config, _NOT_LAZY, False)
+        if hasattr(functorch_config, _NOT_LAZY):
+            setattr(functorch_config, _NOT_LAZY, True)
         _active.append(self)
         _sites.clear()  # which devices may be asked is decided at the first product
         return self
@@ -94,13 +105,19 @@ class Registration:
         """Put back the configuration that register() found. Graphs that were compiled stay as they are."""
         if self._before is None:
             return
-        if _active[-1] is not self:
+        if self.thread is not threading.current_thread():
+            raise OperandError(
+                f"register() was called in {self.thread.name}, and torch's hooks are a thread's: remove them there"
+            )
+        if _of_thread()[-1] is not self:
             raise OperandError("a later register() is active: unregister that first")
         config = config_with_hooks()
         for name, value in zip(HOOKS, self._before):
             setattr(config, name, value)
+        if hasattr(functorch_config, _NOT_LAZY):
+            setattr(functorch_config, _NOT_LAZY, self._lazy_before)
         self._before = None
-        _active.pop()
+        _active.remove(self)
 
     def __enter__(self) -> Registration:
         return self
@@ -117,7 +134,10 @@ class Registration:
 def register(
     products: Iterable[str] = DEFAULT, *, autotune: bool = True, devices: Iterable[str] = ("cuda",)
 ) -> Registration:
-    """Let Inductor use layoutgemm in all that it compiles from here on, until `unregister()`.
+    """Let Inductor use layoutgemm in all that this thread compiles from here on, until `unregister()`.
+
+    torch's configuration is a thread's. Backward graphs, which autograd's threads would compile, are compiled beside
+    the forward.
 
     products  what the pass rewrites: addmm, bmm, _scaled_mm, _grouped_mm; "mm" too if named. A mm whose result goes
               into an activation is rewritten always. () for no pass
@@ -152,10 +172,20 @@ def _texts(given: object, what: str, known: Iterable[str]) -> frozenset[str]:
 
 
 def unregister() -> None:
-    """Remove the hooks of the last register(). Raises OperandError without one."""
-    if not _active:
-        raise OperandError("unregister() without a register()")
-    _active[-1].remove()
+    """Remove the hooks of this thread's last register(). Raises OperandError without one."""
+    own = _of_thread()
+    if not own:
+        others = ", ".join(sorted({each.thread.name for each in _active}))
+        raise OperandError(
+            "unregister() without a register()" + f" in this thread; there is one in {others}" * bool(others)
+        )
+    own[-1].remove()
+
+
+def _of_thread() -> list[Registration]:
+    """The registrations of the current thread, the latest last."""
+    here = threading.current_thread()
+    return [each for each in _active if each.thread is here]
 
 
 def config_with_hooks() -> ModuleType:
@@ -166,6 +196,40 @@ def config_with_hooks() -> ModuleType:
         if not hasattr(config, name):
             raise OperandError(f"torch {torch.__version__} has no torch._inductor.config.{name}: 2.11 and later have")
     return config
+
+
+def _define_choice() -> None:
+    """Define the autotuned function by its name in generated code, and its operator in C++.
+
+    Inductor defines it where a graph is tuned, and not where a later process has the tuned graph in its cache.
+    """
+    from torch._inductor import ir
+    from torch._inductor.kernel.mm import lazy_register_extern_choice
+    from torch._inductor.virtualized import V
+
+    choice = lazy_register_extern_choice(layoutgemm_matmul)
+
+    def node(a: ir.IRNode, b: ir.IRNode) -> object:
+        if V.graph.cpp_wrapper:
+            return ir.FallbackKernel.create(torch.ops.layoutgemm.matmul.default, a, b, a.get_dtype())
+        layout = ir.FixedLayout(a.get_device(), a.get_dtype(), [a.get_size()[0], b.get_size()[1]])
+        return ir.ExternKernelOut(layout, [a, b], python_kernel_name=choice.call_name())
+
+    choice.kernel_creator = node
+
+
+@functools.cache
+def package_hash() -> str:
+    """A hash of the package: graphs that another version of it wrote are not this one's."""
+    root = Path(__file__).parent.parent
+    texts = [f"{path.relative_to(root)}\0{path.read_text()}" for path in sorted(root.rglob("*.py"))]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def visible_gpus() -> list[str]:
+    """The name and architecture of each GPU: Inductor's key has the current one's alone."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [f"{x.name} {x.major}.{x.minor}" for x in map(torch.cuda.get_device_properties, range(count))]
 
 
 def _part_being_compiled() -> str:
@@ -197,8 +261,8 @@ def _pass_of(registration: Registration, before: object) -> object:
             ids = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in earlier]
             if any(x is None for x in ids):
                 return None
-            texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
-            said = [*texts, repr(ids), repr(sorted(registration.products)), repr(sorted(registration.devices))]
+            asked = sorted(registration.products), sorted(registration.devices)
+            said = [package_hash(), *map(repr, (ids, *asked, visible_gpus()))]
             return hashlib.sha256("\0".join(said).encode()).hexdigest()
 
     return LayoutgemmPass()

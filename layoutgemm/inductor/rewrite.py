@@ -15,7 +15,7 @@ the reason in the report.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.fx import Graph, Node
@@ -31,19 +31,24 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One product of a graph: the node, and either its operator and what was fused, or why it was left."""
+    """One product of a graph: the node, and either its operator and what was fused, or why it was left.
+
+    apart  of a product of a gated pair that stays two products: the other one, and why; "" otherwise
+    """
 
     node: str
     product: str
     by: str = ""
     fused: tuple[str, ...] = ()
     reason: str = ""
+    apart: str = ""
 
     def __str__(self) -> str:
+        apart = f"; not one product with {self.apart}" * bool(self.apart)
         if not self.by:
-            return f"left       {self.node} ({self.product}): {self.reason}"
+            return f"left       {self.node} ({self.product}): {self.reason}{apart}"
         more = f" with {' and '.join(self.fused)}" if self.fused else ""
-        return f"rewritten  {self.node} ({self.product}) to {self.by}{more}"
+        return f"rewritten  {self.node} ({self.product}) to {self.by}{more}{apart}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +96,34 @@ def rewrite_graph(graph: Graph, products: frozenset[str], devices: frozenset[str
     devices   "cuda", and "cpu" for tests: there the operators compute a float64 reference
     """
     nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in NAMES]
-    found = _joined(graph, nodes, devices)
+    found, apart = _joined(graph, nodes, devices)
     for node in nodes:
         if node not in found:
-            found[node] = _rewritten(graph, node, NAMES[node.target], products, devices)
+            made = _rewritten(graph, node, NAMES[node.target], products, devices)
+            found[node] = replace(made, apart=apart.get(node, ""))
     graph.lint()
     return GraphReport(tuple([found[node] for node in nodes]))
 
 
-def _joined(graph: Graph, nodes: Sequence[Node], devices: frozenset[str]) -> dict[Node, Rewrite]:
-    """The products of gated pairs, which one operator takes the place of."""
+def _joined(
+    graph: Graph, nodes: Sequence[Node], devices: frozenset[str]
+) -> tuple[dict[Node, Rewrite], dict[Node, str]]:
+    """The products of gated pairs that are one product now; and of others, why not."""
     found: dict[Node, Rewrite] = {}
+    apart: dict[Node, str] = {}
     for node in nodes:
         value = node.meta.get("val")
         asked = isinstance(value, torch.Tensor) and value.device.type in devices
         pair = gated_pair(node) if asked and NAMES[node.target] == "mm" and node not in found else None
-        if pair is None or pair.up in found or join(graph, pair):
+        if pair is None or pair.up in found:
+            continue
+        if reason := join(graph, pair):
+            apart |= {one: f"{other.name}: {reason}" for one, other in ((node, pair.up), (pair.up, node))}
             continue
         by = str(_ours.combined_matmul.default).removesuffix(".default")
         found[node] = Rewrite(node.name, "mm", by, (pair.match.name, f"the product {pair.up.name}"))
         found[pair.up] = Rewrite(pair.up.name, "mm", by, (f"the gate {node.name}",))
-    return found
+    return found, apart
 
 
 def _rewritten(graph: Graph, node: Node, name: str, products: frozenset[str], devices: frozenset[str]) -> Rewrite:

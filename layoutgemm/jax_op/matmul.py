@@ -46,8 +46,8 @@ def matmul(
     allow_tf32   whether float32 may be multiplied as tf32
     epilogue     in place of bias and activation: any `kernels.epilogue.chain.Epilogue` that writes C alone, for two
                  matrices or two batches of as many. given has the arrays and numbers that it reads, by name
-    prologue     a function of a's elements before they are multiplied, a `kernels.Prologue`: of bfloat16 and float16,
-                 on 9.0. It goes with an epilogue, or with bias and activation; given has its vectors, too
+    prologue     a function of a's elements before they are multiplied, a `kernels.Prologue`: of bfloat16, float16 and
+                 float8, on 9.0. It goes with an epilogue, or with bias and activation; given has its vectors, too
 
     Sums are float32, of integers int32. On the CPU jax computes the product in float32 and rounds it once. Works under
     jit, grad (reverse mode, any number of times) and vmap, and on meshes: rows, columns, K and batch may be sharded.

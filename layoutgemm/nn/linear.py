@@ -18,7 +18,53 @@ def check_features(**features: object) -> None:
         as_int(count, name, OperandError, least=0)
 
 
-class DenseLinear(torch.nn.Linear):
+def sizes_text(layer: ActivatedLayer) -> str:
+    """Sizes of a layer as torch.nn.Linear prints them, with an activation too."""
+    return f"in_features={layer.in_features}, out_features={layer.weight_rows}, bias={layer.bias is not None}"
+
+
+class ActivatedLayer:
+    """`out_features` of a layer whose kernel may compute an activation: refused where it does.
+
+    Adapters beside a linear layer, batch norms folded into it and layers put in its place read `out_features`. They
+    take the layer for x @ weight.T + bias, and would be silently wrong about one with an activation.
+
+    activation   of the layer, or None
+    weight_rows  rows of its weight, with an activation too
+
+    Raises OperandError where `out_features` of a layer with an activation is read.
+
+    >>> DenseLinear(2, 3).out_features, DenseLinear(2, 3, activation="relu").weight_rows
+    (3, 3)
+    """
+
+    activation: str | None = None
+    weight_rows: int
+    in_features: int
+    __constants__ = ("in_features",)  # torch.jit reads them
+    bias: torch.nn.Parameter | None
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the weight, of a layer without an activation."""
+        if self.activation is None:
+            return self.weight_rows
+        said = f"out_features of a {type(self).__name__} with activation={self.activation!r}"
+        raise OperandError(
+            f"{said}: adapters, folds and replacements take a layer that has them for x @ weight.T + bias; "
+            f"weight_rows is {self.weight_rows}"
+        )
+
+    @out_features.setter
+    def out_features(self, rows: int) -> None:
+        self.weight_rows = rows
+
+    def __dir__(self) -> list[str]:
+        """Attributes that can be read: tracers read each of them."""
+        return [name for name in super().__dir__() if name != "out_features" or self.activation is None]
+
+
+class DenseLinear(ActivatedLayer, torch.nn.Linear):
     """activation(x @ weight.T + bias): torch.nn.Linear in one kernel.
 
     in_features, out_features, bias, device, dtype  as torch.nn.Linear has them; x is (..., in_features)
@@ -68,5 +114,5 @@ class DenseLinear(torch.nn.Linear):
 
     def extra_repr(self) -> str:
         """Sizes, and options that differ from torch.nn.Linear's defaults."""
-        said = super().extra_repr()
+        said = sizes_text(self)
         return said if self.activation is None else f"{said}, activation={self.activation!r}"

@@ -12,10 +12,10 @@ from ..torch_op.problem import half
 from ..torch_op.scaled_grouped import scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, FAMILIES, SQUARE, recipe_text
 from ..torch_op.scaled_grouped.training import fp8_matmul
-from .linear import check_features
+from .linear import ActivatedLayer, check_features, sizes_text
 
 
-class MasterLinear(torch.nn.Linear):
+class MasterLinear(ActivatedLayer, torch.nn.Linear):
     """activation(x @ weight.T + bias) in fp8, with gradients in fp8: torch.nn.Linear by `layoutgemm.fp8_matmul`.
 
     in_features, out_features, bias, device, dtype  as torch.nn.Linear has them: bfloat16, float16 or float32
@@ -95,5 +95,5 @@ class MasterLinear(torch.nn.Linear):
 
     def extra_repr(self) -> str:
         """Sizes, recipes, and options that differ from torch.nn.Linear's defaults."""
-        said = f"{super().extra_repr()}, recipes={self.recipe_a} x {self.recipe_b}"
+        said = f"{sizes_text(self)}, recipes={self.recipe_a} x {self.recipe_b}"
         return said if self.activation is None else f"{said}, activation={self.activation!r}"

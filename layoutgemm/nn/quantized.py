@@ -24,6 +24,7 @@ from ..torch_op.checks import autocast_type, check_activation, check_input
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
 from ..torch_op.scaled_grouped.recipes import ROW
+from .linear import ActivatedLayer, sizes_text
 
 INT4 = QuantizedFormat("int4", 128)
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -78,7 +79,7 @@ class PackedBuffers(torch.nn.Module):
         return self
 
 
-class QuantizedLinear(PackedBuffers):
+class QuantizedLinear(ActivatedLayer, PackedBuffers):
     """activation(x @ weight.T + bias) with packed weights; `from_linear` and `from_checkpoint` make one.
 
     With weights packed for float8, x is bfloat16, float16 or float32. Each call quantises it to float8_e4m3fn, with a
@@ -125,9 +126,9 @@ class QuantizedLinear(PackedBuffers):
 
         Raises OperandError unless its weights are bfloat16 or float16 and groups divide its in_features.
         """
-        kind = activations or layer.weight.dtype
+        size, kind = (layer.out_features, layer.in_features), activations or layer.weight.dtype
         if layer.weight.is_meta:
-            weight = QuantizedWeight.on_meta(layer.out_features, layer.in_features, fmt, kind)
+            weight = QuantizedWeight.on_meta(*size, fmt, kind)
         else:
             weight = QuantizedWeight.quantize(layer.weight, fmt, kind)
         return cls(weight, layer.bias, activation=activation).train(layer.training)
@@ -166,7 +167,7 @@ class QuantizedLinear(PackedBuffers):
         """The packed weights, of input features in `order`; checked once for the same tensors."""
         made = self.__dict__.get("_weight")
         if made is None or made.units is not self.units or made.scales is not self.scales:
-            size = self.out_features, self.in_features
+            size = self.weight_rows, self.in_features
             made = QuantizedWeight(self.format, self.units, self.scales, *size, self.activations)
             if not torch.compiler.is_compiling():
                 self.__dict__["_weight"] = made
@@ -187,7 +188,7 @@ class QuantizedLinear(PackedBuffers):
             values, self.weight, scale_x=scale, bias=self.bias, activation=self.activation,
             out_dtype=autocast_type(x) or x.dtype,
         )  # fmt: skip
-        return made.reshape(*x.shape[:-1], self.out_features)
+        return made.reshape(*x.shape[:-1], self.weight_rows)
 
     def dequantized(self) -> torch.Tensor:
         """The weights (out_features, in_features) in the activations' type; those for float8 in float32."""
@@ -196,8 +197,8 @@ class QuantizedLinear(PackedBuffers):
 
     def extra_repr(self) -> str:
         """Sizes and format."""
-        said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        return f"{said}, {self.format}" + ("" if self.activation is None else f", activation={self.activation!r}")
+        said = f"{sizes_text(self)}, {self.format}"
+        return said if self.activation is None else f"{said}, activation={self.activation!r}"
 
 
 def plain_weights(

@@ -26,7 +26,7 @@ from ..torch_op.problem import half
 from ..torch_op.quantized.weights import no_tensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
-from .linear import check_features
+from .linear import ActivatedLayer, check_features, sizes_text
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -112,7 +112,7 @@ class ScaledBuffers(torch.nn.Module):
         return self
 
 
-class ScaledLinear(ScaledBuffers):
+class ScaledLinear(ActivatedLayer, ScaledBuffers):
     """activation(x @ weight.T + bias) with float8 weights: a scale for 128 x 128 weights, and for 128 of a row of x.
 
     in_features, out_features, bias, activation  as `layoutgemm.nn.Linear`, gates too
@@ -220,7 +220,7 @@ class ScaledLinear(ScaledBuffers):
 
     def _check_stored(self, prefix: str, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
         """Raise unless a state dict's weight and scales are the layer's."""
-        key, size = f"{prefix}weight_scale_inv", (self.out_features, self.in_features)
+        key, size = f"{prefix}weight_scale_inv", (self.weight_rows, self.in_features)
         if (weight.dtype == FLOAT8) != (scale is not None):
             there = "without" if scale is None else "with"
             raise OperandError(f"{prefix}weight is {weight.dtype} {there} {key}: float8 weights have it, others not")
@@ -231,7 +231,7 @@ class ScaledLinear(ScaledBuffers):
 
     def extra_repr(self) -> str:
         """Sizes, and options that differ from torch.nn.Linear's defaults."""
-        said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        said = sizes_text(self)
         return said if self.activation is None else f"{said}, activation={self.activation!r}"
 
 

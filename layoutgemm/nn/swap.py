@@ -126,11 +126,12 @@ def swap_linears(
     asked = _asked(where)
     shared = _shared_weights(model)
     made: dict[torch.nn.Module, torch.nn.Module] = {}
+    bypassed = _bypassed(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, DenseLinear | MasterLinear) or not isinstance(layer, torch.nn.Linear):
             continue
         # float32 layers are rounded to 8 bits by the caller's word, and those that are stored so are refused by `of`
-        reason = asked(name, layer) or reason_to_stay(layer, allow_tf32 or weights != "own")
+        reason = asked(name, layer) or bypassed.get(layer) or reason_to_stay(layer, allow_tf32 or weights != "own")
         if not reason and weights not in ("own", "master") and (others := shared.get(layer.weight)):
             reason = f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
         if not reason:
@@ -210,6 +211,24 @@ def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
 def hooks_of(module: torch.nn.Module) -> list[str]:
     """The kinds of hooks that a module has."""
     return [name.strip("_") for name in _HOOKS if getattr(module, name)]
+
+
+def _bypassed(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """Layers that their parent does not call in eval mode, with the reason.
+
+    It multiplies by their weights itself.
+    """
+    found: dict[torch.nn.Module, str] = {}
+    for name, module in model.named_modules():
+        fast = isinstance(module, torch.nn.TransformerEncoderLayer) and module.activation_relu_or_gelu
+        if fast and torch.backends.mha.get_fastpath_enabled():
+            said = (
+                f"in eval mode {name or 'the model'}, a TransformerEncoderLayer, reads its weight and does not call it"
+            )
+            found |= dict.fromkeys(
+                (module.linear1, module.linear2), f"{said}: torch.backends.mha.set_fastpath_enabled(False) first"
+            )
+    return found
 
 
 def _shared_weights(model: torch.nn.Module) -> dict[torch.Tensor, set[str]]:

@@ -118,7 +118,8 @@ def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> No
         raise OperandError(
             f"a and b are {a.dtype}; this library multiplies {listed(NAMES)}. torch.matmul takes {a.dtype}"
         )
-    if a.dtype == torch.float32 and not tf32_allowed(allow_tf32):
+    asked = allow_tf32 is not None or a.dtype == torch.float32
+    if asked and not tf32_allowed(allow_tf32) and a.dtype == torch.float32:
         raise OperandError(
             "a and b are float32, and the tensor cores would round them to tf32 (11 bits of significand): say "
             "allow_tf32=True, set torch.backends.cuda.matmul.allow_tf32 = True, convert them to bfloat16 or float16, "
@@ -177,7 +178,7 @@ def check_device(a: torch.Tensor) -> None:
         raise OperandError(f"a is on {a.device}; this library runs on CUDA GPUs, and on the CPU as their reference")
 
 
-def tf32_allowed(allow: bool | None) -> bool:
+def tf32_allowed(allow: object) -> bool:
     """True if float32 may be rounded to tf32: as the caller says, or as torch is set.
 
     Raises OperandError for anything but True, False and None.

@@ -136,6 +136,21 @@ def near(found: torch.Tensor, want: torch.Tensor) -> None:
     assert (found.double() - want).abs().max() <= 2.0**-6 * want.abs().max()
 
 
+def others(
+    shards: list[torch.Tensor], weights: list[torch.Tensor], wide: list[torch.Tensor], rank: int, world: int
+) -> None:  # fmt: skip
+    """The last rank has fewer rows, or calls the other product: gloo ended a process, and another had garbage."""
+    last = rank == world - 1
+    rows = shards[rank][:11] if last else shards[rank]
+    seen = world - 1 if not last else 0
+    own, theirs = ((11, 12) if last else (12, 11)), weights[rank].t()
+    said = f"rank {rank} has ('all_gather_matmul', {own[0]}, 40, 'torch.bfloat16'), rank {seen} has"
+    refused(f"{said} ('all_gather_matmul', {own[1]}, 40, 'torch.bfloat16'): all call alike", all_gather_matmul, rows,
+            theirs)  # fmt: skip
+    function, a = (matmul_reduce_scatter, wide[rank]) if last else (all_gather_matmul, shards[rank])
+    refused(f"'{'all_gather_matmul' if last else 'matmul_reduce_scatter'}', ", function, a, theirs)
+
+
 def one_leaves(rank: int, world: int) -> None:
     """The last rank does not call: the first names it, within the timeout, and no rank hangs."""
     if rank == world - 1:
@@ -175,6 +190,7 @@ def run(rank: int, world: int, store: str) -> None:
     refused("out is", all_gather_matmul, shards[rank], weights[rank].t(), out=out)
     refused("a matrix", all_gather_matmul, shards[rank][None], weights[rank].t())
     refused("group is", all_gather_matmul, shards[rank], weights[rank].t(), "world")
+    others(shards, weights, wide, rank, world)
     eight_bits(rank, world)
     one_leaves(rank, world)
     dist.destroy_process_group()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from layoutgemm import grouped_matmul, matmul, quantize, quantized_matmul, scaled_matmul
@@ -290,6 +290,21 @@ def traced(mesh: Any) -> None:
         raise AssertionError("nothing was refused")
 
 
+def two_dimensions() -> None:
+    """Operands placed along both dimensions of a mesh: data parallel and tensor parallel."""
+    mesh, a, b = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), normal(6, 10), normal(10, 9)
+    whole, rows, columns = Replicate(), Shard(0), Shard(1)
+    of_b = (whole, columns), (rows, columns), (whole, rows), (columns, columns)
+    for x, y in itertools.product(((rows, whole), (rows, columns), (columns, columns)), of_b):
+        left, right = (distribute_tensor(t, mesh, places).requires_grad_() for t, places in ((a, x), (b, y)))
+        value = matmul(left, right, activation="relu")
+        near(value, (a.double() @ b.double()).relu(), (x, y))
+        value.sum().backward()
+        one = (a.double() @ b.double() > 0).double()
+        near(left.grad, one @ b.double().mT, ("dA", x, y))
+        near(right.grad, a.double().mT @ one, ("dB", x, y))
+
+
 def main() -> None:
     rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
@@ -307,6 +322,8 @@ def main() -> None:
         plans(mesh, sequence)
     if world == 2:
         traced(mesh)
+    if world == 4:
+        two_dimensions()
     print("right", flush=True)
     dist.destroy_process_group()
 

@@ -11,11 +11,13 @@ from tests import needs
 torch = needs.module("torch")
 
 import torch._inductor.config as config
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import layoutgemm.inductor.registration as module
 from layoutgemm import inductor
 from layoutgemm.errors import OperandError
+from layoutgemm.inductor import gates, rewrite
 from layoutgemm.inductor.rewrite import PRODUCTS, rewrite_graph
 
 BF16 = torch.bfloat16
@@ -97,6 +99,22 @@ def test_other_pairs_stay_apart(which: str) -> None:
     assert torch.ops.layoutgemm.combined_matmul.default not in targets
     pairs = zip(got, want) if isinstance(got, tuple) else [(got, want)]
     assert all(near(x, y) for x, y in pairs)
+
+
+def test_a_report_says_why_a_gated_pair_stays_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU of 8.x; its graph is made of tensors without data."""
+    for each in (gates, rewrite):
+        monkeypatch.setattr(each, "target", lambda index: ("sm_80", 0))
+    with FakeTensorMode():
+        x, gate, up = (torch.empty(shape, dtype=BF16, device="cuda") for shape in ((4, 16), (16, 24), (16, 24)))
+        graph = make_fx(lambda x, gate, up: torch.relu(x @ gate) * (x @ up))(x, gate, up).graph
+        report = rewrite_graph(graph, frozenset(), frozenset({"cuda"}))
+    said = "cuda:0 runs sm_80: several products in one kernel need sm_90a"
+    assert [each.apart for each in report.products] == [f"mm_1: {said}", f"mm: {said}"]
+    assert [each.by for each in report.products] == ["layoutgemm.finished", ""]
+    first, second, _ = str(report).splitlines()
+    assert first.endswith(f"layoutgemm.finished with relu; not one product with mm_1: {said}")
+    assert second.startswith("left       mm_1 (mm): mm is not asked for") and second.endswith(f"with mm: {said}")
 
 
 def test_an_activation_whose_input_is_read_twice_stays() -> None:

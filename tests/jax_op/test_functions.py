@@ -86,6 +86,28 @@ def test_values_are_those_of_numpy() -> None:
     assert found.dtype == "bfloat16" and found.shape == (M, N)
 
 
+@pytest.mark.parametrize("kinds", [("float8_e4m3fn", "float8_e4m3fn"), ("float8_e5m2", "float8_e4m3fn")])
+def test_a_prologue_of_float8_is_rounded_once_and_ends_at_the_largest(kinds: tuple[str, str]) -> None:
+    """A conversion beyond the range gives NaN or infinity; a kernel's gives the end of the range."""
+    a, b = normal(M, K, kind=kinds[0]), normal(K, N, kind=kinds[1], seed=1)
+    largest = float(jnp.finfo(kinds[0]).max)
+    given = {"rstd": jnp.full(M, 1.37).at[0].set(largest * 8), "w": ARRAYS["w"]}
+    found = matmul(a, b, prologue=NORM, given=given, out_dtype="float32")
+    x = NORM.reference(np.asarray(a, np.float32), {name: np.asarray(given[name], np.float32) for name in NORM.names})
+    assert np.abs(x[0]).max() > 2 * largest
+    rounded = np.clip(x, -largest, largest).astype(jnp.dtype(kinds[0])).astype(np.float64)
+    np.testing.assert_allclose(np.asarray(found), rounded @ np.asarray(b, np.float64), rtol=1e-5, atol=1e-5)
+    turned = matmul(
+        a.T, b.T, prologue=NORM, given=given, out_dtype="float32", transpose_a=True, transpose_b=True
+    )  # fmt: skip
+    np.testing.assert_array_equal(np.asarray(turned), np.asarray(found))
+    own = FunctionProduct(a.T.shape, b.shape, (*kinds, "bfloat16"), (True, False), None, NORM, ((M,), (K,)))
+    assert own.k_contiguous.sizes == own.sizes and own.k_contiguous.turned == (False, True)
+    assert gpu.plan_of(own.k_contiguous, Target()).check()
+    with pytest.raises(OperandError, match="products of 8-bit types have no derivative"):
+        jax.grad(lambda a: matmul(a, b, prologue=NORM, given=given).astype("float32").sum())(a)
+
+
 def test_the_operations_are_numpys() -> None:
     names = {name for name in vars(Math) if not name.startswith("_")}
     assert names <= {*vars(JaxMath)}
@@ -230,6 +252,18 @@ def test_words_of_a_launch(batch: tuple[int, ...]) -> None:
     assert steps is not None and len(solution.launches) == 1
     found = dict(zip(steps.words, gpu.words_for(steps.words, plain, steps, places)))
     assert found == {name: want[name] for name in steps.words}
+
+
+@pytest.mark.dsl
+def test_xla_turns_arrays_of_8_bits_in_front_of_a_prologue() -> None:
+    def product(a: Any, b: Any, rstd: Any, w: Any) -> Any:
+        return matmul(a, b, transpose_a=True, prologue=NORM, given={"rstd": rstd, "w": w})
+
+    shapes = (((128, 64), "float8_e4m3fn"), ((128, 32), "float8_e4m3fn"), ((64,), "float32"), ((128,), "bfloat16"))
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(kind)) for shape, kind in shapes]
+    text = jax.jit(product).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    assert (text.count("stablehlo.custom_call"), text.count("stablehlo.transpose")) == (1, 2)
+    assert "stablehlo.convert" not in text and "stablehlo.dot_general" not in text
 
 
 @pytest.mark.dsl

@@ -3,6 +3,7 @@ CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from layoutgemm.errors import OperandError
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
 
 BF16, F32 = torch.bfloat16, torch.float32
+SCALED = Epilogue(Scale())
 OP = torch.ops.layoutgemm.matmul
 SHAPES = [
     ((5, 8), (8, 6)), ((3, 5, 8), (8, 6)), ((5, 8), (3, 8, 6)), ((3, 5, 8), (3, 8, 6)), ((2, 1, 5, 8), (3, 8, 6)),
@@ -209,6 +211,26 @@ def test_torch_func_inside_of_a_compiled_function_is_refused_by_name() -> None:
     inside = torch.compile(lambda x: torch.func.grad(lambda y: matmul(y, b).sum())(x), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match=r"layoutgemm\.matmul has it, outside of torch\.compile"):
         inside(a)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"), [("no", r"'no' \(str\)"), (1, r"1 \(int\)"), (torch.tensor(True), "a Tensor")]
+)
+def test_a_flag_that_is_no_bool_is_refused_as_outside_of_the_compiler(flag: Any, said: str) -> None:
+    """bool("no") allowed tf32."""
+    a, b = normal(4, 4).to(BF16), normal(4, 4).to(BF16)
+    forms: list[Callable[[Any], Any]] = [
+        lambda flag: matmul(a, b, allow_tf32=flag),
+        lambda flag: gemm(1.0, a, b, allow_tf32=flag),
+        lambda flag: matmul(a, [b, b], combine="silu", allow_tf32=flag),
+        lambda flag: matmul(a, b, epilogue=SCALED, given={"alpha": 2.0}, allow_tf32=flag),
+    ]
+    for form in forms:
+        with pytest.raises(OperandError, match="allow_tf32 must be True or False, not "):
+            form(flag)
+        with pytest.raises(Exception, match=f"allow_tf32 must be True or False, not {said}"):
+            torch.compile(form, backend="eager", fullgraph=True)(flag)
     torch._dynamo.reset()
 
 

@@ -24,7 +24,7 @@ from ...kernels.sm90.plan import Sm90Plan
 from ...torch_op.problem import Problem, Solution, arguments, stores_fused, workers
 from ...torch_op.solver import solve
 from ..gpu import Target, called, copied, lines_of, operand_of, target
-from ..product import C_NAMES, NAMES
+from ..product import C_NAMES, NAMES, bytes_of
 from .product import FunctionProduct, in_rows, known_by_row
 from .reference import computed
 
@@ -70,7 +70,14 @@ def plan_of(product: FunctionProduct, on: Target) -> Sm90Plan:
 
 
 def _with_prologue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Target) -> jax.Array:
-    """One launch of the kernel with a prologue."""
+    """One launch of the kernel with a prologue. Of 8 bits XLA turns the arrays that have K in their rows.
+
+    wgmma reads those with K contiguous alone.
+    """
+    if bytes_of(product.types[0]) == 1:
+        turned = product.turned[0], not product.turned[1]
+        arrays = [*[jnp.swapaxes(x, -1, -2) if y else x for x, y in zip(arrays, turned)], *arrays[2:]]
+        product = product.k_contiguous
     plan = plan_of(product, on)
     (m, n, k), batch = product.sizes, plan.batch
     a, b = lines_of(arrays[0], plan.a.dtype), lines_of(arrays[1], plan.b.dtype)

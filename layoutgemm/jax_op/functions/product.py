@@ -8,18 +8,19 @@ A batch has vectors and matrices of its own, or, of an epilogue, one for all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Custom, Dropout, Epilogue, EpilogueOperand
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import ordered
+from ...kernels.sm90.operands.prologue import TYPES as ROUNDED
 from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
 from ...torch_op.problem import Ints
 from ..product import C_NAMES, TYPES, check_shapes
 
-FUNCTION_TYPES = ("bfloat16", "float16")  # of an A with a prologue
+FUNCTION_TYPES = tuple([TYPES[name] for name in ROUNDED])  # of an A with a prologue
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class FunctionProduct:
     def result(self) -> Ints:
         """The result's shape."""
         return (*self.batch, *self.sizes[:2])
+
+    @property
+    def k_contiguous(self) -> FunctionProduct:
+        """The product of arrays that are turned so that K is contiguous."""
+        m, n, k = self.sizes
+        return replace(self, a=(*self.batch, m, k), b=(*self.batch, n, k), turned=(False, True))
 
     @cached_property
     def operands(self) -> tuple[PrologueOperand | EpilogueOperand, ...]:
@@ -120,7 +127,7 @@ def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]])
     if product.types[2] == "int32":
         raise OperandError("the product is int32, and functions compute in float32: say out_dtype='float32'")
     if product.prologue is not None and product.types[0] not in FUNCTION_TYPES:
-        raise OperandError(f"a is {product.types[0]}: a prologue is of bfloat16 or float16 arrays")
+        raise OperandError(f"a is {product.types[0]}: a prologue is of {', '.join(FUNCTION_TYPES)}")
     for operand, (shape, kind) in zip(product.operands, arrays, strict=True):
         check_operand(operand, product.wanted(operand), shape, kind)
 

@@ -86,7 +86,8 @@ def applied(prologue: Prologue, a: jax.Array, operands: Mapping[str, jax.Array])
         for operand in prologue.operands
     }
     place = PrologueElement(rows[:, None], columns[None, :], values, JaxMath)
-    return jnp.broadcast_to(prologue.apply(a.astype(jnp.float32), place), a.shape).astype(a.dtype)
+    found = jnp.asarray(prologue.apply(a.astype(jnp.float32), place), jnp.float32)
+    return finish(jnp.broadcast_to(found, a.shape), None, None, str(a.dtype))
 
 
 def sums_of(product: FunctionProduct, a_type: str) -> Product:

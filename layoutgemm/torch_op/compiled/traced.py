@@ -34,6 +34,7 @@ from ..checks import (
     product_shape,
     scalar_of,
     stored_as,
+    tf32_allowed,
 )
 from ..prepared import choice_of
 from ..types import NAMES
@@ -160,7 +161,7 @@ def check_compiled(
     if out is not None and differentiated(a, b, bias, out):  # which an operator's kernel does not see
         refuse(NOT_RECORDED)
     a, b = autocast(a, b)  # an operator's kernel does not see the region either
-    _CHECK(a, b, out, bias, activation, out_dtype, None if allow_tf32 is None else bool(allow_tf32))
+    _CHECK(a, b, out, bias, activation, out_dtype, traced_flag(allow_tf32))
 
 
 def refuse_finish(activation: object, a: Any, out_dtype: object) -> None:
@@ -187,7 +188,7 @@ def check_compiled_gemm(
     if out is not None and differentiated(a, b, c, out, *scales):
         refuse(NOT_RECORDED)
     a, b = autocast(a, b)
-    _CHECK_GEMM(a, b, c, out, *numbers, scales, None if allow_tf32 is None else bool(allow_tf32))
+    _CHECK_GEMM(a, b, c, out, *numbers, scales, traced_flag(allow_tf32))
 
 
 def check_kinds(read: dict[str, object], written: dict[str, object]) -> None:
@@ -204,6 +205,15 @@ def refuse(text: str) -> None:
     if text:
         _REFUSE(text)
         raise OperandError(text)
+
+
+def traced_flag(allow_tf32: object) -> bool | None:
+    """`allow_tf32` of a call that is being traced; refuses anything but True, False and None."""
+    if allow_tf32 is None or isinstance(allow_tf32, bool):
+        return allow_tf32
+    refuse(refusal("kind of flag", type(allow_tf32)) if isinstance(allow_tf32, torch.Tensor) else "")
+    refuse(refusal("flag", allow_tf32))
+    return bool(allow_tf32)
 
 
 def check_number(name: str, x: object, whole: bool) -> None:
@@ -230,13 +240,16 @@ def refusal(check: str, *plain: object) -> str:
 
 def _stand_in(kind: type) -> object:
     """Something of a class of that name."""
-    return type(kind.__name__, (), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})()
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (), {**names, "__repr__": lambda self: f"a {kind.__name__}"})()
 
 
 CHECKS: dict[str, Callable[..., object]] = {
     "activation": check_activation,
     "config": choice_of,
     "out_dtype": lambda multiplied, asked: multiplied in NAMES and stored_as(multiplied, asked),
+    "flag": tf32_allowed,
+    "kind of flag": lambda kind: tf32_allowed(_stand_in(kind)),
     "read": lambda name, kind: check_operands({name: _stand_in(kind)}),
     "written": lambda name, kind: check_operands({}, {name: _stand_in(kind)}),
     "number": lambda name, value, whole: host_number(name, value, whole),

@@ -25,7 +25,7 @@ from ..checks import (
     refuse_traces,
 )
 from ..compiled.kept_launches import Extras, again_or
-from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
+from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..prepared import Config, config_text
 from .operators import CHECK_COMBINED, CombinedCall, derivable, dispatched, recorded, text_of
 from .several import NO_DICT, Combine, checked_call, computed, refusal_of_matrices
@@ -107,7 +107,7 @@ def _traced(
         refuse(NOT_RECORDED)
     left = autocast(a, b[0])[0]
     matrices = [autocast(a, x)[1] for x in b]
-    allowed = None if allow_tf32 is None else bool(allow_tf32)
+    allowed = traced_flag(allow_tf32)
     CHECK_COMBINED(left, matrices, numbers, text, out, out_dtype, allowed)
     value: torch.Tensor = torch.ops.layoutgemm.combined_matmul(
         left, matrices, numbers, text, out_dtype, config_text(config), allowed

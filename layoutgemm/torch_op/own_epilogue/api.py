@@ -25,7 +25,7 @@ from ..checks import (
     refuse_traces,
 )
 from ..compiled.kept_launches import epilogue_again_or
-from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
+from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import (
     NO_DERIVATIVE,
     GivenOperands,
@@ -110,7 +110,7 @@ def _traced(
     refuse(refusal("config", config))
     refuse_finish(None, a, out_dtype)
     a, b = autocast(a, b)
-    allowed = None if allow_tf32 is None else bool(allow_tf32)
+    allowed = traced_flag(allow_tf32)
     CHECK_EPILOGUE(a, b, *lists, text, out, out_dtype, allowed, activation)
     value: torch.Tensor = torch.ops.layoutgemm.epilogue_matmul(
         a, b, *lists, text, out_dtype, config_text(config), allowed, activation

@@ -1,0 +1,94 @@
+"""Layers with an activation refuse tools that take them for x @ weight.T + bias; others give right results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests import needs
+
+torch = needs.module("torch")
+
+from torch.nn.utils.fusion import fuse_linear_bn_eval
+
+from layoutgemm.errors import LayoutError, OperandError
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.nn import DenseLinear, GatedMLP, MasterLinear, QuantizedLinear, ScaledLinear, swap_linears
+
+BF16 = torch.bfloat16
+LAYERS: dict[str, Callable[..., Any]] = {
+    "dense": DenseLinear.of,
+    "master": MasterLinear.of,
+    "float8": ScaledLinear.of,
+    "packed": QuantizedLinear.from_linear,
+}
+EVERY = pytest.mark.parametrize("name", LAYERS)
+
+
+def layer() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Linear(128, 128, dtype=BF16)
+
+
+def batch_norm() -> Any:
+    norm = torch.nn.BatchNorm1d(128, dtype=BF16).eval()
+    norm.running_mean.normal_()
+    norm.weight.data.uniform_(0.5, 2)
+    return norm
+
+
+@EVERY
+def test_a_layer_with_an_activation_has_no_out_features(name: str) -> None:
+    """PEFT's adapters and bitsandbytes' layers read them, and leave the activation in front or out."""
+    made = LAYERS[name](layer(), activation="relu")
+    with pytest.raises(OperandError, match=r"out_features of a \w+ with activation='relu': adapters, folds and repl"):
+        made.out_features  # noqa: B018
+    assert made.weight_rows == 128 and "out_features=128, bias=True" in repr(made)
+    assert LAYERS[name](layer()).out_features == 128
+
+
+@EVERY
+def test_a_batch_norm_is_folded_in_front_of_no_activation(name: str) -> None:
+    norm, x = batch_norm(), torch.randn(4, 128).to(BF16)
+    with pytest.raises(OperandError, match="activation='gelu'"):
+        fuse_linear_bn_eval(LAYERS[name](layer(), activation="gelu").eval(), norm)
+    plain = LAYERS[name](layer()).eval()
+    if name in ("float8", "packed"):
+        with pytest.raises(TypeError, match="Weight' and 'Tensor'"):
+            fuse_linear_bn_eval(plain, norm)
+        return
+    with torch.no_grad():
+        got, want = fuse_linear_bn_eval(plain, norm)(x), norm(plain(x))
+    assert float((got - want).abs().max()) <= 0.05 * float(want.abs().max())
+
+
+@pytest.mark.parametrize("make", [*LAYERS.values(), lambda x: GatedMLP.of(x, layer(), layer())])
+def test_layers_are_made_of_layers_without_an_activation(make: Callable[..., Any]) -> None:
+    """The activation of the layer before was dropped."""
+    with pytest.raises(OperandError, match="activation='silu'"):
+        make(DenseLinear.of(layer(), activation="silu"))
+
+
+@pytest.mark.parametrize("weights", ["own", "fp8", QuantizedFormat("int8")], ids=str)
+def test_encoder_layers_that_read_weights_themselves_keep_them(weights: Any, monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.TransformerEncoderLayer(128, 2, 128, batch_first=True, dtype=BF16)).eval()
+    x = torch.randn(1, 3, 128).to(BF16)
+    with torch.no_grad():
+        want = model(x)
+        swaps = swap_linears(model, weights=weights)
+        said = {each.name: each.reason for each in swaps}
+        assert "in eval mode 0, a TransformerEncoderLayer, reads its weight" in said["0.linear1"] and said["0.linear2"]
+        assert torch.equal(model(x), want)
+        calls: list[Any] = []
+        monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
+        assert [each.name for each in swap_linears(model, weights=weights).replaced] == ["0.linear1", "0.linear2"]
+        model[0].linear1.register_forward_hook(lambda *given: calls.append(given))
+        assert float((model(x) - want).abs().max()) <= 0.1 and len(calls) == 1
+
+
+def test_refusals_are_the_package_s_own_errors() -> None:
+    with pytest.raises(LayoutError):
+        getattr(MasterLinear(128, 128, activation="relu"), "out_features", None)
