@@ -3,7 +3,7 @@
 A *fiber* is a warp, or those of its lanes that took one side of a branch. Where lanes disagree, the fiber stops and two
 children run, each with its own copy of the registers. They run until both reach the branch's reconvergence point, the
 nearest pc on every path to the exit. So within a fiber all lanes are active, a uniform value stays uniform, and nothing
-is masked. Lanes on different ways meet for an instruction that needs them all (`gathering.py`). Lanes that wait for
+is masked. Lanes of different branches execute an instruction that needs them all together (`gathering.py`). Lanes that wait for
 polling lanes of their warp go on to the next instruction that needs the whole warp: one releases a lock that others ask
 for.
 
@@ -172,7 +172,7 @@ class Fiber:
         return out
 
     def together(self, needed: int, *form: object) -> int:
-        """Wait for lanes on other ways to come to this instruction, or to one of this form; returns those missing."""
+        """Wait for missing lanes to come to an instruction of this form; returns those still missing."""
         missing = needed & self.warp.alive & ~self.lanes
         if missing and not self.alone:
             assert self.ins is not None
@@ -763,7 +763,7 @@ class PtxMachine:
         return GONE
 
     def _wait_apart(self, cluster: Cluster, fiber: Fiber, found: Apart) -> None:
-        """Let a fiber wait for lanes on other ways, or go on with them if they are all there."""
+        """Let a fiber wait for lanes on other ways, unless all of them are there."""
         fiber.apart = found
         cluster.apart.append(fiber)
         there = [
@@ -791,7 +791,7 @@ class PtxMachine:
         cluster.ready.append(together)
 
     def _go_on_apart(self, cluster: Cluster, together: Fiber) -> None:
-        """Let the fibers that have executed an instruction together go on, each on its own way."""
+        """Let fibers that executed an instruction together go on, each on its own way."""
         assert together.gathering is not None
         cluster.ledger.renew(together)
         together.gathering.give_back(together)
@@ -799,13 +799,13 @@ class PtxMachine:
             cluster.start(fiber, together)
 
     def _look_apart(self, cluster: Cluster, warp: Warp) -> None:
-        """Let fibers of a warp go on alone if each of its lanes waits for others."""
+        """Let fibers of a warp go on alone if all its lanes wait."""
         mine = [fiber for fiber in cluster.fibers if fiber.warp is warp]
         if mine and all(fiber.apart is not None for fiber in mine):
             self._go_alone(cluster, mine)
 
     def _go_alone(self, cluster: Cluster, fibers: list[Fiber], alone: bool = True) -> None:
-        """Let fibers execute the instruction at which they wait for others, or look again if they lack some."""
+        """Let fibers that wait for lanes execute their instruction; alone: without those lanes."""
         for fiber in fibers:
             fiber.apart, fiber.alone = None, alone
             cluster.apart.remove(fiber)

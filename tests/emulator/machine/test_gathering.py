@@ -1,4 +1,4 @@
-"""Lanes that took different ways and execute one instruction together, and those that never come to it."""
+"""Lanes that took different ways execute one instruction together, or are reported."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_products_of_lanes_on_different_ways():
 
 
 def test_a_lane_that_waits_comes_later():
-    """Lane 0 waits for another warp before it comes to the shuffle at which the other lanes wait."""
+    """Lane 0 waits for another warp, and the other lanes wait for lane 0."""
     late = (
         "setp.gt.u32 %p3, %r30, 31; @%p3 bra W; @!%p0 bra S; barrier.sync 1, 32; @!%p0 bra END; S: "
         "shfl.sync.idx.b32 %r0, %r30, 3, 31, -1; bra END; "
