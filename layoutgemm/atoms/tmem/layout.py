@@ -249,12 +249,12 @@ def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1, ws:
     """The tensor memory of one CTA's rows of A, for tcgen05.mma with A there.
 
     Elements along K are packed into words, lowest bits first, in containers of `container_bits`. The rows lie in the
-    lanes of the accumulator's data path. Where that stacks parts of N, the multipliers of each part read a copy of A in
-    their own lanes: two copies 64 lanes apart (M = 128 over two blocks, M = 64 of .ws), or four (M = 32 of .ws).
+    lanes of the accumulator's data path. Where that stacks parts of N, each part reads a copy of A in its own lanes.
+    There are two copies, 64 lanes apart, for M = 128 over two blocks and for M = 64 of .ws, and four for M = 32 of .ws.
 
-    Raises AtomError where k elements do not fill whole words. Source: PTX ISA, "Packing formats"; the copies:
-    cute/atom/mma_traits_sm100_frag.hpp, TmemAllocMode::Duplicated; of .ws: FlashMLA, csrc/kerutils, gemm.cuh, whose
-    kernels store other columns of A in the second copy, as a product of two halves of K at once.
+    Raises AtomError where k elements do not fill whole words. Source: PTX ISA, "Packing formats". The copies are those
+    of cute/atom/mma_traits_sm100_frag.hpp, TmemAllocMode::Duplicated. FlashMLA (csrc/kerutils, gemm.cuh) has them for
+    .ws. Its kernels store another half of K as the second copy, so that one product adds both halves.
 
     >>> print(operand_a(128, 16, "bf16", "f16"))
     operand A, layout D: (128,(2,8),1):(1@0,(16@2,1@1),0)

@@ -3,9 +3,9 @@
 A *fiber* is a warp, or those of its lanes that took one side of a branch. Where lanes disagree, the fiber stops and two
 children run, each with its own copy of the registers. They run until both reach the branch's reconvergence point, the
 nearest pc on every path to the exit. So within a fiber all lanes are active, a uniform value stays uniform, and nothing
-is masked. Lanes of different branches execute an instruction that needs them all together (`gathering.py`). Lanes that wait for
-polling lanes of their warp go on to the next instruction that needs the whole warp: one releases a lock that others ask
-for.
+is masked. Lanes of different branches execute an instruction that needs them all together (`gathering.py`). Lanes that
+wait for polling lanes of their warp go on to the next instruction that needs the whole warp: one releases a lock that
+others ask for.
 
 Operations are functions of the fiber (`ops`), and return
 
