@@ -47,7 +47,7 @@ def test_kernels_find_the_tensors_that_a_launch_lends() -> None:
 
 
 def test_flex_attention_takes_the_lowering_of_gpus() -> None:
-    """A GPU is the answer to the first question for the device, the node's own to later ones."""
+    """The first question for the device has a GPU as answer, later ones the node's."""
 
     class Node(SimpleNamespace):
         def get_device(self) -> object:
