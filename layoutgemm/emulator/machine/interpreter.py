@@ -190,6 +190,8 @@ class Fiber:
         if outside := self.lanes & ~mask:
             message = f"{ins.opcode} is executed by lanes {outside:#x}, which its mask does not have"
             self.machine.problem("divergence", message, self)
+        elif self.cta.cluster.ledger.lanes and not self.cta.cluster.ledger.reads:
+            self.knows.met = self.knows.own
         return mask & self.lanes & self.warp.alive
 
     def whole(self) -> None:
