@@ -53,7 +53,7 @@ def test_lanes_follow_pointers_of_their_own() -> None:
 
 
 def test_generic_loads_follow_pointers_anywhere_in_the_process() -> None:
-    """A large array lies where the system maps memory, near 2**47, and not in shared or local memory."""
+    """A large array, mapped near 2**47, is in neither shared nor local memory."""
     large = np.arange(1 << 20, dtype=np.uint32)
     body = "isspacep.shared %p0, %d2; isspacep.local %p1, %d2; or.pred %p0, %p0, %p1; "
     body += "ld.u32 %r1, [%d2]; @%p0 mov.u32 %r1, 1;"
