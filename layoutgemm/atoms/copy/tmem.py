@@ -182,7 +182,7 @@ _SOURCE = 'PTX ISA, "Data Movement Shape" and "{}"; cute/atom/copy_traits_sm100.
 REDUCING_SHAPES = ("32x32b", HALVED)
 REDUCING_ARCHS = ("sm_103a", "sm_110a")
 REDUCTIONS: dict[str, tuple[str, ...]] = {
-    "f32": ("min", "max", "min.abs", "max.abs"),
+    "f32": ("min", "max", "min.abs", "max.abs", "min.NaN", "max.NaN", "min.abs.NaN", "max.abs.NaN"),
     "i32": ("min", "max"),
     "u32": ("min", "max"),
 }
@@ -217,7 +217,7 @@ def tcgen05_ld(
     pack     .pack::16b: a register takes the low 16 bits of two columns side by side, so twice the columns are read
     split    16x32bx2: columns from the first half's address to the second's (default: side by side)
     element  what the maps count; with `pack` a 16-bit type
-    reduce   tcgen05.ld.red of sm_103a: "min", "max", "min.abs" or "max.abs", into one more register
+    reduce   tcgen05.ld.red of sm_103a: "min", "max", of f32 also with .abs, .NaN, .abs.NaN, into one more register
 
     The reference tile counts elements along a lane, then lanes: element = columns * lane + column for 32-bit ones.
     The warp reads the lanes of its own quarter; the address's lane is 32*(warp % 4), or 16 more for the shapes of 16

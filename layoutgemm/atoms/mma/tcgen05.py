@@ -130,9 +130,9 @@ class Tcgen05Atom(MmaAtom):
         m, _, k = self.shape_mnk
         if self.a_source != "tmem":
             raise AtomError(f"{self} reads A from shared memory")
-        if self.ws or self.sparse:
-            raise AtomError(f"{self}: no layout of A in tensor memory is known here for the .ws and .sp forms")
-        return operand_a(m, k, self.a_dtype, self.kind, self.threads)
+        if self.sparse:
+            raise AtomError(f"{self}: no layout of a sparse A in tensor memory is known here")
+        return operand_a(m, k, self.a_dtype, self.kind, self.threads, self.ws)
 
     @checked(AtomError)
     def scale_layout(self, operand: str, instructions: int = 1) -> TmemLayout:

@@ -245,22 +245,25 @@ def container_bits(a: DType | str, kind: str) -> int:
 
 
 @checked(AtomError)
-def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1) -> TmemLayout:
+def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1, ws: bool = False) -> TmemLayout:
     """The tensor memory of one CTA's rows of A, for tcgen05.mma with A there.
 
     Elements along K are packed into words, lowest bits first, in containers of `container_bits`. The rows lie in the
-    lanes of the accumulator's data path. Where that stacks two halves of N (M = 128 over two blocks) the multipliers of
-    both halves read A, so it is stored twice, 64 lanes apart.
+    lanes of the accumulator's data path. Where that stacks parts of N, each part reads a copy of A in its own lanes.
+    There are two copies, 64 lanes apart, for M = 128 over two blocks and for M = 64 of .ws, and four for M = 32 of .ws.
 
-    Raises AtomError where k elements do not fill whole words. Source: PTX ISA, "Packing formats"; the doubling:
-    cute/atom/mma_traits_sm100_frag.hpp, TmemAllocMode::Duplicated.
+    Raises AtomError where k elements do not fill whole words. Source: PTX ISA, "Packing formats". The copies are those
+    of cute/atom/mma_traits_sm100_frag.hpp, TmemAllocMode::Duplicated. FlashMLA (csrc/kerutils, gemm.cuh) has them for
+    .ws. Its kernels store another half of K as the second copy, so that one product adds both halves.
 
     >>> print(operand_a(128, 16, "bf16", "f16"))
     operand A, layout D: (128,(2,8),1):(1@0,(16@2,1@1),0)
     >>> print(operand_a(128, 32, "e2m1", "f8f6f4", cta_group=2).layout)
     (64,(4,8),2):(1@0,(8@2,1@1),64@0)
+    >>> print(operand_a(32, 16, "bf16", "f16", ws=True))
+    operand A, layout G: (32,(2,8),4):(1@0,(16@2,1@1),32@0)
     """
-    path, bits = datapath(m, cta_group), container_bits(a, kind)
+    path, bits = datapath(m, cta_group, ws), container_bits(a, kind)
     per_word = WORD_BITS // bits
     if k < 1 or k % per_word:
         raise AtomError(f"{k} elements in containers of {bits} bits do not fill words of {WORD_BITS} bits")

@@ -52,12 +52,19 @@ class EmulatedGpu:
     device  which GPU the code was told about
     runs    one for each call that launched kernels, in order
     fatal   errors of kernels that could not go on, which were raised as well
+    notes   what was not checked
     """
 
     def __init__(self, device: GpuModel):
         self.device = device
         self.runs: list[Emulation] = []
         self.fatal: list[EmulatorError] = []
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Note what is not checked, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     @property
     def findings(self) -> list[Finding]:
@@ -70,7 +77,7 @@ class EmulatedGpu:
         return not self.fatal and all(run.ok for run in self.runs)
 
     def report(self) -> str:
-        """The number of launches, and each line's findings once, with how often they came."""
+        """The number of launches, each line's findings with their count, and what was not checked."""
         launches = sum(len(run.launches) for run in self.runs)
         alike: dict[tuple[str, str, str], list[Finding]] = {}
         for finding in self.findings:
@@ -80,7 +87,7 @@ class EmulatedGpu:
         more = [f"and {len(lines) - KEPT} more findings"] if len(lines) > KEPT else []
         found = f"{len(lines)} finding(s)" if lines else "nothing found"
         head = f"emulated {self.device.name} ({self.device.arch.name}): {launches} launch(es), {found}"
-        return "\n".join([head, *lines[:KEPT], *more])
+        return "\n".join([head, *lines[:KEPT], *more, *[f"note: {text}" for text in self.notes]])
 
     def as_json(self) -> dict[str, Any]:
         """All runs for JSON: `Emulation.as_json` of each call, joined."""
@@ -88,6 +95,7 @@ class EmulatedGpu:
         return {
             "device": self.device.name, "arch": self.device.arch.name, "ok": self.ok,
             "fatal": [f"{type(error).__name__}: {error}" for error in self.fatal],
+            "notes": self.notes,
             "launches": [launch for run in runs for launch in run["launches"]],
             "findings": [finding for run in runs for finding in run["findings"]],
         }  # fmt: skip
@@ -151,7 +159,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         # Caches of compiled functions in the temporary folder hold machine code, from GPUs and for them.
         stack.enter_context(mock.patch.object(tempfile, "tempdir", folder))
         if _importable("torch"):
-            stack.enter_context(cuda_device(gpu.device))
+            stack.enter_context(cuda_device(gpu.device, gpu.note))
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
             stack.enter_context(jax_calls(launch))

@@ -57,6 +57,7 @@ class TritonKernel(Protocol):
     name: str
     asm: dict[str, str]
     metadata: TritonKernelFacts
+    module: object
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ class DriverModule:
         self._device, self._launch = device, launch
         self._loading: OwnStack[TritonKernel] = OwnStack()  # compiled kernels whose handles are made now
         self._kernels: dict[int, PtxKernel] = {}
+        self._loaded: list[TritonKernel] = []  # kept, so that no other gets the number of one
 
     @contextmanager
     def loading(self, compiled: TritonKernel) -> Iterator[None]:
@@ -167,10 +169,17 @@ class DriverModule:
         loading = self._loading.items
         if not loading or "ptx" not in loading[-1].asm:
             raise EmulatorError(f"Triton loads {name} without its PTX: the emulator runs PTX")
+        self._loaded.append(loading[-1])
         return self, loading[-1], 0, 0, self._device.arch.threads_per_block
 
     def unload_module(self, module: object) -> None:
         """Nothing is kept."""
+
+    def unload(self) -> None:
+        """Take the handles from the kernels, which would ask the driver to unload them."""
+        for kernel in self._loaded:
+            kernel.module = None
+        self._loaded.clear()
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         """Properties of the emulated GPU. Its clocks are unknown, and 0."""
@@ -338,6 +347,7 @@ def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
         try:
             yield
         finally:
+            module.unload()
             for kind, own, active, *_ in plain:
                 kind._init_handles = own
                 active._active = active._default = None

@@ -3,8 +3,9 @@
 A *fiber* is a warp, or those of its lanes that took one side of a branch. Where lanes disagree, the fiber stops and two
 children run, each with its own copy of the registers. They run until both reach the branch's reconvergence point, the
 nearest pc on every path to the exit. So within a fiber all lanes are active, a uniform value stays uniform, and nothing
-is masked. Lanes that wait for polling lanes of their warp go on to the next instruction that needs the whole warp: one
-releases a lock that others ask for.
+is masked. Lanes of different branches execute an instruction that needs them all together (`gathering.py`). Lanes that
+wait for polling lanes of their warp go on to the next instruction that needs the whole warp: one releases a lock that
+others ask for.
 
 Operations are functions of the fiber (`ops`), and return
 
@@ -44,6 +45,7 @@ from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Par
 from ..races.lanes import LaneAccess, fork, join
 from .bank_counts import BankCounter
 from .deadlocks import POLLS_ANYWHERE, WAITING, stuck
+from .gathering import Apart, Gathering, form_of, merged_register
 from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import WORKSPACE, WORKSPACE_BYTES, Progress, Triple, Watch, special_registers
 from .launch import Launch as Launch
@@ -51,7 +53,7 @@ from .launch import Policy as Policy
 from .memory import RANK_SHIFT, CtaSharedMemory
 from .roles import role_from
 from .timeline import Recorder
-from .uninitialized import compute_doubtful, failed_at, merged, merged_doubtful, run_doubtful
+from .uninitialized import compute_doubtful, failed_at, run_doubtful
 
 if TYPE_CHECKING:
     from ..mutation.trace import AccessTrace
@@ -115,8 +117,8 @@ class Fiber:
     """Some lanes of a warp that execute together."""
 
     __slots__ = (
-        "active", "children", "cta", "dirty", "done", "epoch", "home", "ins", "joint", "knows", "lanes", "machine",
-        "meet", "parent", "pc", "registers", "scratch", "spin", "stack", "warp", "written",
+        "active", "alone", "apart", "children", "cta", "dirty", "done", "epoch", "gathering", "home", "ins", "joint",
+        "knows", "lanes", "machine", "meet", "parent", "pc", "registers", "scratch", "spin", "stack", "warp", "written",
     )  # fmt: skip
 
     def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
@@ -137,6 +139,9 @@ class Fiber:
         self.knows: Knowledge
         self.epoch: MemoryEvent
         self.joint: MemoryEvent | None = None  # of what its lanes do together, in this epoch
+        self.apart: Apart | None = None  # it waits for lanes on other ways, which may still come
+        self.alone = False  # they will not come to its instruction
+        self.gathering: Gathering | None = None  # of the fibers that it stands for, for one instruction
 
     def describe(self) -> str:
         """The fiber in words, for reports."""
@@ -166,11 +171,35 @@ class Fiber:
         out[self.active] = values
         return out
 
+    def together(self, needed: int, *form: object) -> int:
+        """Wait for missing lanes to come to an instruction of this form; returns those still missing."""
+        missing = needed & self.warp.alive & ~self.lanes
+        if missing and not self.alone:
+            assert self.ins is not None
+            raise Apart(needed, form or (self.ins.pc,))
+        self.alone = False
+        return missing
+
+    def members(self, mask: int) -> int:
+        """The live lanes of a member mask, waited for; missing lanes and lanes that the mask lacks are reported."""
+        ins = self.ins
+        assert ins is not None
+        if mask & self.warp.alive & ~self.lanes:
+            missing = self.together(mask, mask, *form_of(self.machine.program, ins))
+            self.machine.problem("divergence", f"{ins.opcode} waits for lanes {missing:#x}, on another way", self)
+        if outside := self.lanes & ~mask:
+            message = f"{ins.opcode} is executed by lanes {outside:#x}, which its mask does not have"
+            self.machine.problem("divergence", message, self)
+        elif self.cta.cluster.ledger.lanes and not self.cta.cluster.ledger.reads:
+            self.knows.met = self.knows.own
+        return mask & self.lanes & self.warp.alive
+
     def whole(self) -> None:
-        """Refuse an .aligned instruction of a diverged warp; threads that have ended may be missing at a barrier."""
+        """Gather the warp for an .aligned instruction; threads that have ended may be missing at a barrier."""
         assert self.ins is not None
         needed = self.warp.alive if self.ins.words[0] in ("bar", "barrier") else self.warp.present
         if self.lanes != needed:
+            self.together(needed)
             self.machine.problem(
                 "divergence",
                 f"{self.ins.opcode} has to be executed by the whole warp, and is by lanes {self.lanes:#x} of "
@@ -208,6 +237,7 @@ class Cluster:
         policy = machine.policy
         self.ledger = Ledger(policy.fences == "writers", policy.races, policy.lanes, policy.strict, policy.strict)
         self.fibers: list[Fiber] = []
+        self.apart: list[Fiber] = []  # of these, those that wait for lanes on other ways
         self.ready: deque[Fiber] = deque()
         self.pending: list[Callable[[], None]] = []
         self.running = 0
@@ -241,7 +271,7 @@ class Cluster:
             fiber.knows = ledger.knowledge()
             if fiber.cta.began is not None:
                 ledger.learn(fiber.knows, fiber.cta.began)
-        fiber.epoch = ledger.event(False, fiber.describe)
+        fiber.epoch, fiber.joint = ledger.event(False, fiber.describe), None
         self.fibers.append(fiber)
         self.ready.append(fiber)
 
@@ -558,6 +588,9 @@ class PtxMachine:
                     continue
                 if cluster.running == 0:
                     break
+                if cluster.apart:
+                    self._go_alone(cluster, list(cluster.apart))
+                    continue
                 raise DeadlockError(stuck(cluster))
             if self.policy.pick == "random":
                 at = self.random.randrange(len(cluster.ready))
@@ -668,6 +701,10 @@ class PtxMachine:
                     fiber.pc = step.end
                     if recorder is not None:
                         fiber.knows.time += step.end - step.start
+        except Apart as found:
+            assert fiber.ins is not None
+            counts[fiber.ins.opcode] -= 1
+            self._wait_apart(cluster, fiber, found)
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             located = self._located(fiber, error)
             if located is error:
@@ -727,6 +764,55 @@ class PtxMachine:
             self.exit(child)
         return GONE
 
+    def _wait_apart(self, cluster: Cluster, fiber: Fiber, found: Apart) -> None:
+        """Let a fiber wait for lanes on other ways, unless all of them are there."""
+        fiber.apart = found
+        cluster.apart.append(fiber)
+        there = [
+            one for one in cluster.apart
+            if one.warp is fiber.warp and one.stack is fiber.stack and one.apart is not None
+            and (one.apart.needed, one.apart.form) == (found.needed, found.form)
+        ]  # fmt: skip
+        if found.needed & fiber.warp.alive & ~sum(one.lanes for one in there):
+            self._look_apart(cluster, fiber.warp)
+            return
+        together = Fiber(fiber.warp, [], there[0].pc, sum(one.lanes for one in there), None, there[0].pc + 1)
+        together.gathering = Gathering(self.program, there)
+        together.registers = together.gathering.registers
+        together.stack = together.home = fiber.stack
+        together.knows = cluster.ledger.knowledge()
+        for one in there:
+            cluster.ledger.renew(one)
+            cluster.apart.remove(one)
+            cluster.fibers.remove(one)
+            one.apart = None
+            together.dirty |= one.dirty
+        self._learn(cluster, together, [(one, False) for one in there])
+        together.epoch = cluster.ledger.event(False, together.describe)
+        cluster.fibers.append(together)
+        cluster.ready.append(together)
+
+    def _go_on_apart(self, cluster: Cluster, together: Fiber) -> None:
+        """Let fibers that executed an instruction together go on, each on its own way."""
+        assert together.gathering is not None
+        cluster.ledger.renew(together)
+        together.gathering.give_back(together)
+        for fiber in together.gathering.members:
+            cluster.start(fiber, together)
+
+    def _look_apart(self, cluster: Cluster, warp: Warp) -> None:
+        """Let fibers of a warp go on alone if all its lanes wait."""
+        mine = [fiber for fiber in cluster.fibers if fiber.warp is warp]
+        if mine and all(fiber.apart is not None for fiber in mine):
+            self._go_alone(cluster, mine)
+
+    def _go_alone(self, cluster: Cluster, fibers: list[Fiber], alone: bool = True) -> None:
+        """Let fibers that wait for lanes execute their instruction; alone: without those lanes."""
+        for fiber in fibers:
+            fiber.apart, fiber.alone = None, alone
+            cluster.apart.remove(fiber)
+            cluster.ready.append(fiber)
+
     def _part(self, cluster: Cluster) -> bool:
         """Let lanes go on that wait for lanes of their warp, which only poll. False if no lanes wait so.
 
@@ -768,12 +854,17 @@ class PtxMachine:
                 check()
         for notice in cluster.scratch.get("on exit", ()):
             notice(fiber, count)
+        if cluster.apart:  # the lanes that they wait for may have ended
+            self._go_alone(cluster, [one for one in cluster.apart if one.warp is fiber.warp], False)
         self._finish(cluster, fiber, True)
         return GONE
 
     def _finish(self, cluster: Cluster, fiber: Fiber, exited: bool) -> None:
         """End a fiber at its reconvergence point or at its exit."""
         cluster.fibers.remove(fiber)
+        if fiber.gathering is not None:
+            self._go_on_apart(cluster, fiber)
+            return
         parent = fiber.parent
         if parent is None:
             cluster.running -= 1
@@ -782,16 +873,13 @@ class PtxMachine:
         parent.done.append((fiber, exited))
         parent.children -= 1
         if parent.children:
+            if cluster.apart:
+                self._look_apart(cluster, fiber.warp)
             return
         rest = [child for child, gone in parent.done if not gone]
         for child, _ in parent.done:
             parent.dirty |= child.dirty
-            if not cluster.ledger.lanes:
-                parent.knows.merge(child.knows)
-                parent.knows.own |= child.knows.own
-        if cluster.ledger.lanes and rest:
-            ended = [child.knows for child, gone in parent.done if gone]
-            join(cluster.ledger, parent.knows, [(child.lanes, child.knows) for child in rest], ended)
+        self._learn(cluster, parent, parent.done)
         if not rest:
             cluster.fibers.append(parent)
             self._finish(cluster, parent, True)
@@ -801,6 +889,16 @@ class PtxMachine:
         parent.epoch, parent.joint = cluster.ledger.event(False, parent.describe), None
         cluster.fibers.append(parent)
         cluster.ready.append(parent)
+
+    @staticmethod
+    def _learn(cluster: Cluster, fiber: Fiber, parts: list[tuple[Fiber, bool]]) -> None:
+        """Give a fiber the knowledge of its parts, (fiber, whether its lanes have ended)."""
+        if not cluster.ledger.lanes:
+            for one, _ in parts:
+                fiber.knows.merge(one.knows)
+                fiber.knows.own |= one.knows.own
+        elif rest := [(one.lanes, one.knows) for one, gone in parts if not gone]:
+            join(cluster.ledger, fiber.knows, rest, [one.knows for one, gone in parts if gone])
 
     def _join(self, parent: Fiber, children: list[Fiber]) -> None:
         """Merge the children's live written registers into the parent, lane by lane."""
@@ -821,25 +919,20 @@ class PtxMachine:
             wanted &= wanted - 1
             value = first.registers[register]
             for child in others:
-                other = child.registers[register]
-                if value is other or (isinstance(value, int) and isinstance(other, int) and value == other):
-                    continue
                 wide = bool(self.program.wide >> register & 1)
-                if type(value) is Undefined or type(other) is Undefined:
-                    value = merged_doubtful(value, other, child.lanes, lanes, wide)
-                else:
-                    value = merged(value, other, child.lanes, wide)
+                value = merged_register(value, child.registers[register], child.lanes, lanes, wide)
             parent.registers[register] = value
 
 
 def _children(cluster: Cluster, parent: Fiber) -> set[Fiber]:
     """The children of a stopped fiber that run, or that have stopped for their own."""
     found = set()
-    for fiber in cluster.fibers:
-        while fiber.parent is not None:
-            if fiber.parent is parent:
-                found.add(fiber)
-            fiber = fiber.parent
+    for running in cluster.fibers:
+        for fiber in (running,) if running.gathering is None else running.gathering.members:
+            while fiber.parent is not None:
+                if fiber.parent is parent:
+                    found.add(fiber)
+                fiber = fiber.parent
     return found
 
 

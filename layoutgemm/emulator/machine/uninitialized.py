@@ -278,7 +278,12 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
                 raise EmulatorError(_said(fiber, at))
         kept[at] = value
         registers[at] = _filled(value, machine.policy.fill, program.widths[at])
-    result = step.run(fiber)
+    try:
+        result = step.run(fiber)
+    except Exception:  # it may be executed again, with other lanes
+        for at, value in kept.items():
+            registers[at] = value
+        raise
     for at, value in kept.items():
         if not step.writes >> at & 1:
             registers[at] = value

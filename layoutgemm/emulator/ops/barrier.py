@@ -226,13 +226,8 @@ def warp_barrier(program: Program, ins: PtxInstruction) -> Run:
     mask = program.value(ins.operands[0])
 
     def go(fiber: Fiber) -> None:
-        members = fiber.one(mask(fiber))
-        if missing := members & fiber.warp.alive & ~fiber.lanes:
-            fiber.machine.problem("divergence", f"bar.warp.sync waits for lanes {missing:#x}, on another way", fiber)
-        if outside := fiber.lanes & ~members:
-            message = f"bar.warp.sync is executed by lanes {outside:#x}, which its mask does not have"
-            fiber.machine.problem("divergence", message, fiber)
-        elif fiber.cta.cluster.ledger.lanes:
+        members = fiber.members(fiber.one(mask(fiber)))
+        if members == fiber.lanes and fiber.cta.cluster.ledger.lanes:
             synchronise(fiber.cta.cluster.ledger, fiber)
 
     return by_mask(ins, mask, go)

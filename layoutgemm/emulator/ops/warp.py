@@ -24,19 +24,6 @@ from .registry import by_mask, constant, known, operation
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 
 
-def _members(fiber: Fiber, mask: Value) -> int:
-    """The live lanes of a member mask; other lanes, and lanes that their own mask lacks, are reported."""
-    assert fiber.ins is not None
-    named = fiber.one(mask)
-    wanted = named & fiber.warp.alive
-    if missing := wanted & ~fiber.lanes:
-        fiber.machine.problem("divergence", f"{fiber.ins.opcode} waits for lanes {missing:#x}, on another way", fiber)
-    if outside := fiber.lanes & ~named:
-        message = f"{fiber.ins.opcode} is executed by lanes {outside:#x}, which its mask does not have"
-        fiber.machine.problem("divergence", message, fiber)
-    return wanted & fiber.lanes
-
-
 def _pair(program: Program, operand: PtxOperand) -> tuple[int | None, int | None]:
     """(value, predicate) registers of `d|p`, or of `d` alone."""
     parts = operand.parts if operand.kind == "pair" else (operand,)
@@ -53,7 +40,7 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
     value, other, bound, mask = (program.value(operand) for operand in ins.operands[1:5])
 
     def go(fiber: Fiber) -> None:
-        members = _members(fiber, mask(fiber))
+        members = fiber.members(fiber.one(mask(fiber)))
         x, b, c = value(fiber), other(fiber), bound(fiber)
         if is_uniform(x) and inside is None:
             if target is not None:
@@ -94,7 +81,7 @@ def elect(program: Program, ins: PtxInstruction) -> Run:
     mask = program.value(ins.operands[1])
 
     def go(fiber: Fiber) -> None:
-        members = _members(fiber, mask(fiber))
+        members = fiber.members(fiber.one(mask(fiber)))
         lane = (members & -members if fiber.machine.policy.elect == "lowest" else members).bit_length() - 1
         if leader is not None:
             fiber.registers[leader] = lane
@@ -113,7 +100,7 @@ def vote(program: Program, ins: PtxInstruction) -> Run:
     predicate, mask = program.value(ins.operands[1], "pred"), program.value(ins.operands[2])
 
     def go(fiber: Fiber) -> None:
-        members = _members(fiber, mask(fiber))
+        members = fiber.members(fiber.one(mask(fiber)))
         yes = mask_of(predicate(fiber), members)
         results = {"all": yes == members, "any": yes != 0, "uni": yes in (0, members), "ballot": yes}
         fiber.registers[target] = results[kind]
@@ -141,7 +128,7 @@ def match(program: Program, ins: PtxInstruction) -> Run:
     value, mask = program.value(ins.operands[1], ins.words[-1]), program.value(ins.operands[2])
 
     def go(fiber: Fiber) -> None:
-        members = _members(fiber, mask(fiber))
+        members = fiber.members(fiber.one(mask(fiber)))
         values = lanes_of(value(fiber))
         inside = bool_of(members)
         if every:
@@ -178,7 +165,7 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
             return int(binary32(way, a, b))
 
     def go(fiber: Fiber) -> None:
-        members = _members(fiber, mask(fiber))
+        members = fiber.members(fiber.one(mask(fiber)))
         values = lanes_of(value(fiber))[bool_of(members)].tolist()
         if kind == "s32":
             values = [s32(x) for x in values]

@@ -25,10 +25,11 @@ from .parser import PtxInstruction, PtxKernel, PtxOperand
 # Exceptions from reading an instruction whose words or operands fit no form.
 UNREADABLE = (ValueError, LookupError, TypeError, StopIteration)
 _GENERIC = re.compile(r"generic\(\s*([\w$@.]+)\s*\)")
-# The start of parameter space, and of shared memory among generic addresses.
+# The start of parameter space, and of shared memory among generic addresses: no process has memory from 2**51 on, so
+# that a pointer to it that a kernel follows means no window.
 PARAMETER_BASE = 0x10000
-SHARED_WINDOW = 0x7F0000000000
-LOCAL_WINDOW, LOCAL_BYTES = 0x6F0000000000, 1 << 20  # of each thread's own memory
+SHARED_WINDOW = 1 << 52
+LOCAL_WINDOW, LOCAL_BYTES = 1 << 51, 1 << 20  # of each thread's own memory
 MASKS = {8: "255", 16: "65535", 32: "M32", 64: "M64"}
 HALVES = {"f16": "f16", "bf16": "bf16", "f16x2": "f16", "bf16x2": "bf16"}
 NAMES: dict[str, object] = {

@@ -110,6 +110,7 @@ class Knowledge:
              not know that it did
     inits    events whose initialisations of mbarriers are seen (fence.mbarrier_init)
     own      epochs of the fiber itself, and its own asynchronous generic writes
+    met      of those, events before an instruction for which these lanes waited for each other: their reads are made
     narrow   events among the seen that an mbarrier of too small a scope told of: PTX does not order them
     open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
              so that a proxy fence of any that does counts
@@ -122,13 +123,13 @@ class Knowledge:
     """
 
     __slots__ = (
-        "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "mine", "narrow", "open", "own", "past",
-        "proxied", "seen", "time",
+        "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "met", "mine", "narrow", "open", "own",
+        "past", "proxied", "seen", "time",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.crossed = self.inits = self.own = self.open = self.past = self.time = 0
-        self.fenced = self.narrow = 0
+        self.fenced = self.narrow = self.met = 0
         self.clocks = NO_CLOCKS
         self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
@@ -287,7 +288,7 @@ class Ledger:
         out = Knowledge()
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
-            out.crossed, out.time = of.crossed, of.time
+            out.crossed, out.time, out.met = of.crossed, of.time, of.met
             out.past, out.fenced, out.clocks, out.narrow = of.past, of.fenced, of.clocks, of.narrow
         self._knowledges.append(ref(out))
         if len(self._knowledges) > self._sweep:
@@ -458,6 +459,7 @@ class Ledger:
                 knowledge.crossed >>= shift
                 knowledge.inits >>= shift
                 knowledge.own >>= shift
+                knowledge.met >>= shift
                 knowledge.open >>= shift
                 knowledge.past >>= shift
                 knowledge.fenced >>= shift

@@ -11,7 +11,9 @@ without ordering memory. CUDA's guide says so of its intrinsics: they "do not im
 Practice relies on one thing more: after a warp executes a load together, all its lanes have read when one lane goes on.
 CUTLASS's pipelines release a buffer by one lane's arrive for a warp whose lanes have all read it (the
 `is_signalling_thread` of PipelineTmaAsync). So "converged", the default, takes reads as made by all lanes that execute
-them. Writes, and the waits of some lanes, follow PTX's definition.
+them. Reads of some lanes are made when all have waited for each other in shfl, vote, match, redux or elect. A sum over
+a block depends on it: some lanes read a word of each warp, all lanes shuffle them, and then write over them. Writes,
+and the waits of some lanes, follow PTX's definition.
 
 A bulk or tensor store reads shared memory for the lane that issues it. Each other lane must fence its own writes
 (fence.proxy.async), and a barrier must order them before the store. Only the lane that waits for the store's group
@@ -211,6 +213,8 @@ def unknown(
     if not lanes:
         return None
     if not mine:
+        if not ways[0] and knows.met & ledger.bit(earlier):
+            return None
         late = meeting(touch, lanes, places, parts)
         if not late:
             return None
@@ -293,7 +297,9 @@ def join(
         knows.past |= gone.seen | gone.past
     common = arrived[0][1]
     seen, proxied, inits, opened, crossed = common.seen, common.proxied, common.inits, common.open, common.crossed
+    met = common.met
     for _, one in arrived[1:]:
+        met &= one.met
         seen &= one.seen
         proxied &= one.proxied
         crossed &= one.crossed
@@ -314,6 +320,7 @@ def join(
         for some, more in one.apart:
             _add(ledger, knows, some, more)
     knows.seen, knows.proxied, knows.inits, knows.open, knows.crossed = seen, proxied, inits, opened, crossed
+    knows.met = met
     if len(knows.apart) > MANY:
         _by_lane(ledger, knows)
 

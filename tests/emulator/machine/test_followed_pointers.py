@@ -52,6 +52,16 @@ def test_lanes_follow_pointers_of_their_own() -> None:
         follow([address(a), address(b)], 1 << 20)
 
 
+def test_generic_loads_follow_pointers_anywhere_in_the_process() -> None:
+    """A large array, mapped near 2**47, is in neither shared nor local memory."""
+    large = np.arange(1 << 20, dtype=np.uint32)
+    body = "isspacep.shared %p0, %d2; isspacep.local %p1, %d2; or.pred %p0, %p0, %p1; "
+    body += "ld.u32 %r1, [%d2]; @%p0 mov.u32 %r1, 1;"
+    for offset in (0, 4 * 77, 4 * 999999):
+        assert follow([address(large)], offset, body) == [offset // 4]
+    assert address(large) > 1 << 40
+
+
 def test_arrays_of_lists_and_objects() -> None:
     held = Holder(np.array([5], np.uint32))
     assert follow([address(held.arrays[0])]) == [5]

@@ -163,6 +163,24 @@ def test_an_elected_lane_does_not_act_for_the_others() -> None:
     assert not go(sides.replace("B: ", f"B: {SYNC}") + "ld.shared.b32 %r4, [%r3]; C:").findings
 
 
+SHUFFLE = "shfl.sync.bfly.b32 %r6, %r4, 1, 31, -1;"
+
+
+def test_lanes_that_waited_for_each_other_have_read() -> None:
+    """A block's sum: lanes 0 to 15 read a word each, all shuffle them, and all write one of the words."""
+    body = f"{FILL} mov.u32 %r4, 0; @!%p2 bra A; ld.shared.b32 %r4, [%r1]; A: {SHUFFLE} st.shared.b32 [%r3+4], %r5;"
+    assert not go(body).findings
+    assert not go(body.replace("st.shared.b32 [%r3+4]", "@!%p2 st.shared.b32 [%r3+4]")).findings
+    assert go(body, STRICT).kinds == ["race"]
+    # Nothing else makes the other lanes wait, nor a shuffle before the read or among the lanes that read.
+    assert go(body.replace(SHUFFLE, "")).kinds == ["race"]
+    assert go(body.replace(SHUFFLE, "").replace("@!%p2 bra", f"{SHUFFLE} @!%p2 bra")).kinds == ["race"]
+    some = SHUFFLE.replace("-1;", "0xFFFF;")
+    assert go(body.replace(SHUFFLE, "").replace("A:", f"{some} A:")).kinds == ["race"]
+    # What they wrote is not handed on.
+    assert go(body.replace("ld.shared.b32 %r4, [%r1]", "st.shared.b32 [%r1], %r0")).kinds == ["race"]
+
+
 def test_some_lanes_synchronise() -> None:
     """A barrier of one half orders nothing for the other."""
     half = "@!%p2 bra A; st.shared.b32 [%r1], %r0; bar.warp.sync 0xffff; ld.shared.b32 %r4, [%r3+{at}]; A:"

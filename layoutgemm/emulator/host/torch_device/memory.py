@@ -11,12 +11,23 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import Place, bytes_at
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 512  # bytes: of what cudaMalloc and torch allocate on a GPU
 _OTHER_SEED = 0x9E3779B97F4A7C15  # a seed gives the GPU other numbers than the host, as on hardware
 SEEDS = (1 << 64) - 1
+
+
+def place_of(x: Tensor, address: int) -> Place | None:
+    """The storage of a tensor if it holds an address, else None."""
+    storage = x.untyped_storage()
+    low, size = storage.data_ptr(), storage.nbytes()
+    if not low <= address < low + size:
+        return None
+    return f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}", low, bytes_at(low, size, storage)
 
 
 class DeviceUse:

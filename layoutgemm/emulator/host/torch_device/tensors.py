@@ -26,7 +26,8 @@ from ...turns import OwnStack
 from ..arguments import Place, bytes_at
 from ..devices import CUDA
 from .answers import accelerator_answers, cuda_answers, existing, profiler_answers
-from .memory import ALIGNMENT, DeviceNumbers, DeviceUse
+from .inductor import UNCHECKED, compile_by_triton, has_triton
+from .memory import ALIGNMENT, DeviceNumbers, DeviceUse, place_of
 from .products import PRODUCTS, product, tensors_in
 from .streams import HostGraph, own_streams
 
@@ -72,11 +73,8 @@ def _unwrapped(torch: ModuleType, x: Tensor) -> Tensor:
 def tensor_at(address: int) -> Place | None:
     """The storage of a tensor on the GPU that holds an address, or None."""
     for x in list(_MARKED.values()):
-        storage = x.untyped_storage()
-        low, size = storage.data_ptr(), storage.nbytes()
-        if low <= address < low + size:
-            name = f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}"
-            return name, low, bytes_at(low, size, storage)
+        if (place := place_of(x, address)) is not None:
+            return place
     for storage in list(_USE.storages.values()):
         low, size = storage.data_ptr(), storage.nbytes()
         if low <= address < low + size:
@@ -85,8 +83,8 @@ def tensor_at(address: int) -> Place | None:
 
 
 @contextmanager
-def cuda_device(device: GpuModel) -> Iterator[None]:
-    """Within it torch has one CUDA device, of that kind."""
+def cuda_device(device: GpuModel, note: Callable[[str], None]) -> Iterator[None]:
+    """Within it torch has one CUDA device, of that kind; `note` is told what was left unchecked."""
     from unittest import mock  # loads asyncio, which no other command needs
 
     import torch
@@ -104,7 +102,11 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(owner, name, value, create=True))
         stack.enter_context(mock.patch.object(torch, "get_device_module", _device_module(torch)))
         stack.enter_context(mock.patch.object(torch, "load", _load(torch)))
-        stack.enter_context(mock.patch.object(torch, "compile", _compile(torch, torch.compile)))
+        stack.enter_context(mock.patch.object(torch, "compile", _compile(torch, stack, device, note)))
+        # Asked by torch.compile, mode="reduce-overhead", where torch is built for the CPU.
+        stack.enter_context(
+            mock.patch.object(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True, create=True)
+        )
         for name, value in _autocast(torch.autocast).items():
             stack.enter_context(mock.patch.object(torch.autocast, name, value))
         stack.enter_context(mock.patch.object(threading.Thread, "start", _start(threading.Thread.start)))
@@ -623,12 +625,20 @@ def _load(torch: ModuleType) -> Function:
     return load
 
 
-def _compile(torch: ModuleType, plain: Function) -> Function:
+def _compile(torch: ModuleType, session: ExitStack, device: GpuModel, note: Callable[[str], None]) -> Function:
     """torch.compile; what its functions compute of tensors on the GPU is on the GPU."""
+    plain, ready = torch.compile, False
 
     def compiled(model: Any = None, **kwargs: object) -> Any:
+        nonlocal ready
         if model is None:
             return lambda body: compiled(body, **kwargs)
+        if kwargs.get("backend", "inductor") == "inductor":
+            if not has_triton():
+                note(UNCHECKED)
+            elif not ready:  # Inductor takes seconds to load
+                ready = True
+                compile_by_triton(session, device)
         made = plain(model, **kwargs)
         if isinstance(made, type):  # torch compiles its __call__, and hands the class back
             return made

@@ -275,7 +275,7 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
     def go(fiber: Fiber) -> int | None:
         if fiber.lanes != fiber.warp.present:
             fiber.whole()
-        if joins:
+        if joins and fiber.gathering is None:
             if not together:
                 together.append(_run_from(program, ins, atom))
             if together[0] is not None:

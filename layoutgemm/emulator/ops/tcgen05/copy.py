@@ -27,7 +27,7 @@ from ....atoms.tmem.layout import WARP_LANES, WORD_BITS, warp_lanes
 from ....dtypes import DType, dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...ptx.floats import f32
+from ...ptx.floats import chosen32
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import Lanes, Value, any_of
@@ -70,7 +70,7 @@ def _atom(ins: PtxInstruction, stores: bool, split: int | None) -> TmemCopyAtom:
     else:
         reduce = ""
         if "red" in ins.words:
-            reduce = ".".join(word for word in ("min", "max", "abs") if word in ins.words)
+            reduce = ".".join(word for word in ("min", "max", "abs", "NaN") if word in ins.words)
             element = _TYPES[ins.words[-1]]
         found = tcgen05_ld(shape, repeat, packs, split, element, reduce)
     spelled(ins, found.ptx)
@@ -166,13 +166,12 @@ def _put(fiber: Fiber, targets: list[int | None], values: Sequence[Lanes], ins: 
 
 
 def _reduced(words: npt.NDArray[np.int64], atom: TmemCopyAtom) -> Lanes:
-    """The minimum or maximum of each thread's values, as bits; for f32 with .abs, by magnitude."""
+    """The minimum or maximum of each thread's values, as bits."""
     least = "min" in atom.reduction
     if atom.element.kind == "float":
-        values = f32(words)
-        values = np.abs(values) if "abs" in atom.reduction else values
-        found = (np.fmin if least else np.fmax).reduce(values, axis=0)
-        return found.view(np.uint32).astype(np.int64)
+        name, *more = atom.reduction.split(".")
+        found = chosen32(f"{name}.NaN" if "NaN" in more else name, "abs" if "abs" in more else "", False, *words)
+        return np.asarray(found, dtype=np.int64)
     values = atom.element.decode(words)
     return (values.min(axis=0) if least else values.max(axis=0)).astype(np.int64) & 0xFFFFFFFF
 

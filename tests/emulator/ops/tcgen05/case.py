@@ -43,9 +43,10 @@ def a_places(atom, row, k):
     if atom.kind in ("f8f6f4", "mxf8f6f4"):
         bits = max(bits, 8)
     block, row = divmod(row, m // atom.cta_group)
-    lane = 32 * (row // 16) + row % 16 if m == 64 else row
+    lane = 32 * (row // 16) + row % 16 if m == 64 and not atom.ws else row
     low = 2 if atom.a_dtype.bits == 4 and bits == 8 else 0
-    lanes = (lane, lane + 64) if (m, atom.cta_group) == (128, 2) else (lane,)
+    copies = {(128, 2): 2, (64, 1): 2 if atom.ws else 1, (32, 1): 4}.get((m, atom.cta_group), 1)
+    lanes = [lane + 128 // copies * copy for copy in range(copies)]
     return [(block, at, k * bits // 32, k * bits % 32 + low) for at in lanes]
 
 

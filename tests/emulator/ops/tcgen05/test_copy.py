@@ -102,6 +102,20 @@ def test_reducing_loads(how, kind):
     assert np.array_equal(got, best)
 
 
+@pytest.mark.parametrize("how", ("min", "max.NaN", "max.abs", "min.abs.NaN"))
+def test_reducing_loads_of_nans(how):
+    """PTX ISA, tcgen05.ld.red: .NaN gives the canonical NaN if any value is one; without it a number wins."""
+    image = np.full((128, 32), -2.0, np.float32)
+    image[:, 1] = 1.0
+    image[5, 2], image[6, :4] = np.nan, np.nan
+    line = f"tcgen05.ld.red.sync.aligned.32x32b.x4.{how}.f32 {{%v0, %v1, %v2, %v3}}, %v4, [%ta];"
+    _, out = moved(line, 32, 5, image.view(np.uint32).copy())
+    number = {"min": -2.0, "max.NaN": 1.0, "max.abs": 2.0, "min.abs.NaN": 1.0}[how]
+    got = out[:, 4].view(np.float32)
+    assert (np.delete(got, [5, 6]) == number).all() and out[6, 4] == 0x7FFFFFFF
+    assert out[5, 4] == 0x7FFFFFFF if "NaN" in how else got[5] == number
+
+
 # ------------------------------------------------------------ tcgen05.cp
 
 

@@ -67,6 +67,25 @@ def test_weight_stationary(m, n):
     Case(tcgen05_mma("f16", m, n, ws=True), swizzle="32B").check()
 
 
+@pytest.mark.parametrize("kind,a", (("f16", "bf16"), ("tf32", "tf32"), ("f8f6f4", "e2m1"), ("i8", "u8")))
+@pytest.mark.parametrize("m", (32, 64, 128))
+def test_weight_stationary_with_a_in_tensor_memory(kind, a, m):
+    Case(tcgen05_mma(kind, m, 64, a, a_source="tmem", ws=True), swizzle="32B").check()
+
+
+def test_weight_stationary_parts_of_n_read_their_copies_of_a():
+    """FlashMLA stores two halves of K as the copies of A: one product adds two products of half the columns."""
+    for m, parts in ((64, 2), (32, 4)):
+        case = Case(tcgen05_mma("f16", m, 64, "bf16", a_source="tmem", ws=True))
+        before, columns = case.exact, slice(case.at["A"], case.at["A"] + 8)
+        case.image[:, m : 2 * m, columns] = 0
+        got, width = case.result(case.run()), 64 // parts
+        kept = np.ones(64, bool)
+        kept[width : 2 * width] = False
+        assert np.array_equal(got[:, kept], before[:, kept]), m
+        assert np.array_equal(got[:, ~kept], case.m["C"][:, ~kept]), m
+
+
 def test_a_zero_column_mask_without_columns():
     """PTX ISA, "Zero-Column Mask Descriptor": bit 39 makes a mask, the bits from 56 shift. CUTLASS passes 0."""
     case = Case(tcgen05_mma("f16", 64, 64, ws=True), swizzle="32B")
