@@ -74,6 +74,7 @@ def quantized_product(
     """
     n, rows = call.size[0], x.shape[0]
     if not on_gpu(x.get_device()):
+        check_given(call, rows, x.dtype, bias)
         dense = dense_of(call.format, x.dtype, units, scales, call.size)
         if rounds_weights(call, rows, x.dtype):
             dense = multiplied(call.format, dense, x.dtype)
@@ -104,6 +105,15 @@ def rounds_weights(call: QuantizedCall, rows: int, x: torch.dtype) -> bool:
         return isinstance(call.config, Sm90Config)
     n, k = call.size
     return streamed_config(call.format, n, rows, k, SMS, arch(HOPPER), NAMES[x]) is None
+
+
+def check_given(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.Tensor | None) -> None:
+    """Raise PlanError for a configuration that a GPU would refuse: a product on the CPU is that of an H200."""
+    if call.config is None or rows == 0:
+        return
+    types, on = (NAMES[x], None if bias is None else C_NAMES[bias.dtype]), arch(HOPPER)
+    if streamed_plan_of(call, rows, *types, SMS, on.name, on.smem_per_block) is None:
+        plan_of(call, rows, *types, SMS)
 
 
 def check_target(call: QuantizedCall, x: torch.Tensor) -> None:

@@ -63,6 +63,7 @@ class QuantizedWeight:
         settle(self, OperandError)
         name = _name_of(self.activations)
         check_activations(self.format, name)
+        check_k(self.format, self.k)
         order = PackedOrder(self.format, name)
         want = (*units_of(self.n, self.k), order.unit_bytes)
         if self.units.dtype != torch.uint8 or tuple(self.units.shape) != want or not self.units.is_contiguous():
@@ -73,6 +74,8 @@ class QuantizedWeight:
             raise OperandError(f"scales are {'missing' if given is None else 'given'}, and weights are {self.format}")
         if given is not None and (given.dtype != torch.float32 or tuple(given.shape) != (self.n,)):
             raise OperandError(f"scales are {given.dtype} of shape {list(given.shape)}: float32 of [{self.n}]")
+        if given is not None and given.device != self.units.device:
+            raise OperandError(f"scales are on {given.device}, and units on {self.units.device}: one device")
 
     def __repr__(self) -> str:
         return f"QuantizedWeight({self.kind}, on {self.device})"
@@ -118,6 +121,9 @@ class QuantizedWeight:
         not hold.
         """
         name = _name_of(activations)
+        check_operands({"weight": weight})
+        if not weight.is_floating_point():
+            raise OperandError(f"weight is {weight.dtype}: floating-point numbers are rounded")
         if weight.ndim != 2 or 0 in weight.shape:
             raise OperandError(f"weight has shape {list(weight.shape)}: (n, k), neither of them 0")
         if not addressed(weight):
