@@ -203,9 +203,11 @@ def _groups(plan: StreamedPlan) -> Check:
     """When a unit is loaded, its own group is complete: there is one for each unit, in order."""
     witness, slots = "", plan.stages
     for number in range(2 * slots + 3):
-        committed, pending = slots + number, slots - 1
-        if committed - pending < 1 + number:
-            witness = witness or f"unit {number}: of {committed} groups {committed - pending} are complete"
+        committed, pending = slots + plan.groups_of_x + number, slots - 1
+        own = number + (plan.groups_of_x if number >= slots else 0)
+        complete = max(committed - pending, (slots + plan.groups_of_x) * (plan.groups_of_x > 0))
+        if complete < 1 + own:
+            witness = witness or f"unit {number}: of {committed} groups {complete} are complete"
     reused = all((number + slots) % slots == number % slots for number in range(slots))
     witness = witness or ("" if reused else "a unit is copied over one that is not the one just loaded")
     statement = (

@@ -47,6 +47,9 @@ FORMS: dict[str, tuple[QuantizedFormat, str, tuple[int, int, int], StreamedConfi
         "sm_90a",
     ),
     "bands": (QuantizedFormat("int4", 64), "bf16", (70, 3, 704), StreamedConfig(4, 2, 4, band=4), "bf16", "sm_80"),
+    "constant weights": (
+        INT4, "bf16", (100, 3, 1152), StreamedConfig(4, 3, 2, overlap=True, constant_weights=True), "bf16", "sm_90a",
+    ),
     "narrow scales": (MXFP8, "f16", (33, 4, 256), StreamedConfig(2, 3, 4), "f16", "sm_90a"),
 }  # fmt: skip
 FORMATS = [
@@ -87,7 +90,7 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", ["one row", "odd features", "groups of 16", "fused multiply-adds", *[
+@pytest.mark.parametrize("form", ["one row", "odd features", "constant weights", "groups of 16", *[
     pytest.param(form, marks=pytest.mark.slow)
     for form in ("eight rows", "many turns", "scales of columns", "narrow scales")
 ]])  # fmt: skip

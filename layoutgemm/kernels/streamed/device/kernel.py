@@ -110,10 +110,14 @@ class StreamedKernel(FusedEntry):
         if const_expr(plan.config.overlap):
             bridge.allow_next_kernel()
             stream.prefetch(band)
-            bridge.wait_for_previous_kernel()
+            if const_expr(not plan.config.constant_weights):
+                bridge.wait_for_previous_kernel()
         for number in cutlass.range_constexpr(plan.config.slots):
             further, turn = plan.item(number)
-            stream.fill(band + further, turn, Int32(number), further == 0)
+            stream.fill(band + further, turn, Int32(number), further == 0 and not plan.config.constant_weights)
+        if const_expr(plan.config.constant_weights):
+            bridge.wait_for_previous_kernel()
+            stream.fill_x(band)
         slot, buffer, before = Int32(0), Int32(0), Int32(0)
         sums = cute.make_rmem_tensor(plan.band_registers, Float32)
         at_once = plan.config.strips // plan.config.band
@@ -318,6 +322,13 @@ class WarpStream(ampere.LoopCarried):
                     ampere.copy_bytes(destination, address, VECTOR_BYTES, valid)
                 else:
                     ampere.copy_chunk(destination, address, valid, chunk < b.unit_chunks)
+
+    def fill_x(self, band: Int32) -> None:
+        """Copy the columns of x of the first slots, and wait for these and the slots."""
+        for number in range(min(self.plan.config.slots, self.plan.turns)):
+            self.copy_x(band, number)
+        bridge.commit_copies()
+        bridge.wait_copies(0)
 
     @cute.jit
     def prefetch(self, band: Int32) -> None:
