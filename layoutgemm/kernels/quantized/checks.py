@@ -88,8 +88,9 @@ def conversion_check(order: PackedOrder, pairs: type[NumpyPairs] = NumpyPairs, n
         values = (plain if zero is None else codes - float(zero)).astype(np.float32)
         for others in (0, 0xFFFFFFFF, 0xA5C36987):
             for place in range(order.codes_of_word):
-                mask = np.uint32(count - 1 << place * fmt.bits)
-                words = np.uint32(others) & ~mask | codes << np.uint32(place * fmt.bits)
+                words = np.full(codes.shape, others, np.uint32)
+                for bit, at in enumerate(order.bits_of(place)):
+                    words = words & ~np.uint32(1 << at) | (codes >> np.uint32(bit) & np.uint32(1)) << np.uint32(at)
                 found = _converted(order, words, zero, ops)[:, int(order.word_values(place))] * np.float32(order.factor)
                 if (found != values).any():
                     at = int(np.nonzero(found != values)[0][0])

@@ -285,7 +285,15 @@ def _packed_codes(order: PackedOrder, codes: npt.NDArray[np.uint8]) -> npt.NDArr
     lined = by_unit[..., np.asarray(order.codes.offsets())]
     if order.format.bits == 8:
         return lined
+    if order.signs is not None:
+        lined = _with_signs(lined, np.argsort(np.asarray(order.signs.offsets())))
     return np.asarray(lined[..., ::2] | lined[..., 1::2] << 4)
+
+
+def _with_signs(digits: npt.NDArray[np.uint8], places: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
+    """Digits of words whose highest bits are those of the digits at `places`."""
+    words = digits.reshape(-1, len(places))
+    return np.asarray(words & 7 | words[:, places] & 8).reshape(digits.shape)
 
 
 def _scale_bits(kind: DType, scales: Floats) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.float64]]:
@@ -344,6 +352,8 @@ def unpack(packed: PackedWeights) -> QuantizedWeights:
     codes = packed.units[..., : order.code_bytes]
     if order.format.bits == 4:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(rows, units, -1)
+    if order.signs is not None:
+        codes = _with_signs(codes, np.asarray(order.signs.offsets()))
     plain = np.empty_like(codes)
     plain[..., np.asarray(order.codes.offsets())] = codes
     plain = plain.reshape(rows, units, UNIT_K, UNIT_ROWS).transpose(0, 3, 1, 2).reshape(rows * UNIT_ROWS, -1)
