@@ -12,6 +12,7 @@ not streamed: on an H100 a sliced kernel takes 0.86 to 0.99 of the time (`benchm
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 from ...arch import Arch
@@ -30,6 +31,13 @@ _MOST_TURNS = 8
 _WARPS = {True: 16, False: 8}  # for a few rows and for more; from three quarters to twice as many
 _SLOTS, _AHEAD = (4, 3, 2), 2
 _STRIPS = (16, 8, 4, 2)  # whose sums wait: powers of two, so that sizes share kernels
+
+
+@dataclass(frozen=True)
+class StreamedChoice:
+    """The streamed kernel in a configuration, among those that were measured for a product."""
+
+    config: StreamedConfig
 
 
 @cache
@@ -96,6 +104,19 @@ def _candidates(
                         warps_for(units, _WARPS[few]), slots, strips, overlap=early, prefetch=_AHEAD if early else 0,
                         band=band, split=split,
                     )  # fmt: skip
+
+
+def streamed_candidates(rows: int) -> Iterator[StreamedConfig]:
+    """Configurations that could be the fastest for a few rows of x, where the early launch exists.
+
+    >>> len({*streamed_candidates(1)}), [*streamed_candidates(9)]
+    (24, [])
+    """
+    for split in (1, 2) if rows <= MOST_ROWS else ():
+        for warps in (16, 8, 32):
+            for slots in (*_SLOTS, 6):
+                band = 1 if rows <= _FEW else 2
+                yield StreamedConfig(warps, slots, 4, overlap=True, prefetch=_AHEAD, band=band, split=split)
 
 
 def warps_for(units: int, about: int) -> int:
