@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +13,10 @@ from layoutgemm.atoms import wgmma
 from layoutgemm.checks import bank_conflicts
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.quantized import conversions
-from layoutgemm.kernels.quantized.checks import conversion_check
+from layoutgemm.kernels.quantized.blocks import PackedBlocks, PackedTile
+from layoutgemm.kernels.quantized.checks import conversion_check, fragments_check, probe
 from layoutgemm.kernels.quantized.conversions import TARGETS, FusedPairs, NumpyPairs
-from layoutgemm.kernels.quantized.formats import CODES, MXFP4, NVFP4, QuantizedFormat
+from layoutgemm.kernels.quantized.formats import CODES, GROUPS, MXFP4, NVFP4, UNIT_K, QuantizedFormat
 from layoutgemm.kernels.quantized.fragments import block_values
 from layoutgemm.kernels.quantized.order import PackedOrder
 from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack, quantize, unpack
@@ -70,6 +73,17 @@ def test_threads_make_the_instructions_fragments_of_their_own_vectors(fmt: Quant
     packed = pack(weights, "f16")
     dense = weights.dense() if fmt.group else fmt.facts.values()[weights.codes]
     assert np.array_equal(block_values(packed.order, packed.units[0, 0]), dense.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("activations", ["bf16", "f16", "e4m3"])
+def test_probes_of_every_format_are_numbers_of_their_type(activations: str) -> None:
+    """An infinity would be equal to that of another weight, and the proof of fragments blind to it."""
+    for code, group in itertools.product(CODES, GROUPS):
+        with contextlib.suppress(PlanError):  # formats that are not multiplied as e4m3
+            order = PackedOrder(QuantizedFormat(code, group), activations)
+            operand = PackedBlocks(order, PackedTile((64, UNIT_K), order.unit_bytes), order.target.dtype)
+            assert fragments_check(operand), (code, group)
+            assert np.isfinite(unpack(pack(probe(order), activations)).dense()).all()
 
 
 def test_the_order_is_that_of_the_registers_of_wgmma() -> None:
