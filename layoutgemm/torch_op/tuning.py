@@ -140,13 +140,7 @@ def tune(
         "recipe_a": recipe_a, "recipe_b": recipe_b, "groups": groups, "activation": activation, "form": form,
         "use_fast_accum": use_fast_accum,
     }  # fmt: skip
-    variant: Variant
-    if weights is None:
-        variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, epilogue, others)
-    else:
-        orders = {"a_major": None if a_major == "k" else a_major, "b_major": None if b_major == "k" else b_major}
-        more = {**others, **orders, "prologue": prologue, "epilogue": epilogue}
-        variant = tunable_packed((m, n, k), dtype, weights, more)
+    variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, epilogue, others, weights)
     gpu_name = _tunable_gpu()
     good, failed = _derivable(variant.candidates(), cast("Callable[[tuned.Choice], object]", variant.plan))
     good = good[:most]
@@ -181,9 +175,14 @@ def _check_sizes(sizes: tuple[int, int, int]) -> None:
 
 def _variant_of(
     sizes: tuple[int, int, int], dtype: str, majors: tuple[str, str], prologue: Prologue | None,
-    epilogue: Epilogue | None, others: dict[str, Any],
+    epilogue: Epilogue | None, others: dict[str, Any], weights: object = None,
 ) -> Variant:  # fmt: skip
     """The product that is to be tuned. Raises OperandError for arguments that mean nothing."""
+    if weights is not None:
+        orders = {f"{name}_major": None if major == "k" else major for name, major in zip("ab", majors)}
+        return tunable_packed(
+            sizes, dtype, weights, {**others, **orders, "prologue": prologue, "epilogue": epilogue}
+        )  # fmt: skip
     if prologue is None and epilogue is None:
         found = tunable(*sizes, dtype, *majors, **others)
         if found is not None:

@@ -50,8 +50,8 @@ def streamed_config(
 
     >>> from layoutgemm.arch import arch
     >>> int4 = QuantizedFormat("int4", 128)
-    >>> streamed_config(int4, 8192, 1, 8192, 132, arch("sm_90a"))
-    StreamedConfig(warps=16, slots=4, strips=4, blocks_per_sm=1, overlap=True, prefetch=2, band=1, split=1)
+    >>> streamed_config(int4, 8192, 1, 8192, 132, arch("sm_90a")) == StreamedConfig(overlap=True, prefetch=2)
+    True
     >>> streamed_config(int4, 8192, 16, 8192, 132, arch("sm_90a")) is None
     True
     """

@@ -108,17 +108,7 @@ class StreamedKernel(FusedEntry):
         stream = WarpStream(
             plan, shared, (matrices[0], matrices[1], pitches[0], sizes[1]), (lane, warp, part), (band, last)
         )
-        if const_expr(plan.config.overlap):
-            bridge.allow_next_kernel()
-            stream.prefetch(band)
-            if const_expr(not plan.config.constant_weights):
-                bridge.wait_for_previous_kernel()
-        for number in cutlass.range_constexpr(plan.config.slots):
-            further, turn = plan.item(number)
-            stream.fill(band + further, turn, Int32(number), further == 0 and not plan.config.constant_weights)
-        if const_expr(plan.config.constant_weights):
-            bridge.wait_for_previous_kernel()
-            stream.fill_x(band)
+        stream.begin(band)
         slot, buffer, before = Int32(0), Int32(0), Int32(0)
         sums = cute.make_rmem_tensor(plan.band_registers, Float32)
         at_once = plan.config.strips // plan.config.band
@@ -326,6 +316,22 @@ class WarpStream(ampere.LoopCarried):
                     ampere.copy_bytes(destination, address, VECTOR_BYTES, valid)
                 else:
                     ampere.copy_chunk(destination, address, valid, chunk < b.unit_chunks)
+
+    @cute.jit
+    def begin(self, band: Int32) -> None:
+        """Fill the slots behind the kernel before; of constant weights while it ends, and x behind it."""
+        config = self.plan.config
+        if const_expr(config.overlap):
+            bridge.allow_next_kernel()
+            self.prefetch(band)
+        if const_expr(config.overlap and not config.constant_weights):
+            bridge.wait_for_previous_kernel()
+        for number in cutlass.range_constexpr(config.slots):
+            further, turn = self.plan.item(number)
+            self.fill(band + further, turn, Int32(number), further == 0 and not config.constant_weights)
+        if const_expr(config.constant_weights):
+            bridge.wait_for_previous_kernel()
+            self.fill_x(band)
 
     def fill_x(self, band: Int32) -> None:
         """Copy the columns of x of the first slots, and wait for these and the slots."""
