@@ -80,7 +80,7 @@ def lookup_any(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str
 
 
 def packed_types(x: str, weights: str) -> tuple[str, str, str]:
-    """The types by which a product with packed weights is kept, whatever its result's type is.
+    """The types by which a product with packed weights is kept, for any result.
 
     x, weights  the type of x, and the format of the weights
 

@@ -107,7 +107,7 @@ def _candidates(
 
 
 def streamed_candidates(rows: int) -> Iterator[StreamedConfig]:
-    """Configurations that could be the fastest for a few rows of x, where the early launch exists.
+    """Configurations that could be the fastest for a few rows of x, from sm_90 on.
 
     >>> len({*streamed_candidates(1)}), [*streamed_candidates(9)]
     (24, [])

@@ -85,7 +85,7 @@ class StreamedWeights(PackedBlocks):
         return self.band * self.strip_bytes
 
     def copies(self, lane: W, quarter: W) -> list[tuple[W, W, int]]:
-        """(byte of the unit, byte of the slot, lanes that copy) of a lane's 16-byte copies.
+        """(byte of the unit, byte of the slot, copying lanes) of a lane's 16-byte copies.
 
         Ints, arrays or traced integers. Of fewer lanes than a warp's the first ones copy.
 

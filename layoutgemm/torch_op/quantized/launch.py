@@ -171,7 +171,7 @@ def _pitch(x: torch.Tensor) -> int:
 
 
 def as_measured(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.dtype | None, device: int) -> QuantizedCall:
-    """The call in the configuration that `layoutgemm.tune` measured fastest, if it did and that has a plan."""
+    """The call in the configuration that `layoutgemm.tune` measured fastest, if that has a plan."""
     places, name = gpu(device)
     if call.config is not None or target(device)[0] != HOPPER:
         return call

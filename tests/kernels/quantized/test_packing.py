@@ -77,7 +77,7 @@ def test_threads_make_the_instructions_fragments_of_their_own_vectors(fmt: Quant
 
 @pytest.mark.parametrize("activations", ["bf16", "f16", "e4m3"])
 def test_probes_of_every_format_are_numbers_of_their_type(activations: str) -> None:
-    """An infinity would be equal to that of another weight, and the proof of fragments blind to it."""
+    """One infinity equals that of another weight, and hides a wrong fragment."""
     for code, group in itertools.product(CODES, GROUPS):
         with contextlib.suppress(PlanError):  # formats that are not multiplied as e4m3
             order = PackedOrder(QuantizedFormat(code, group), activations)

@@ -334,7 +334,7 @@ class WarpStream(ampere.LoopCarried):
             self.fill_x(band)
 
     def fill_x(self, band: Int32) -> None:
-        """Copy the columns of x of the first slots, and wait for these and the slots."""
+        """Copy x's columns of the first slots, and wait for them and the slots."""
         for number in range(min(self.plan.config.slots, self.plan.turns)):
             self.copy_x(band, number)
         bridge.commit_copies()
