@@ -252,8 +252,8 @@ def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
     Scales of groups are rounded to the activations' type, or to bf16 for float8. N is filled up to whole blocks of 64
     rows, K to whole units of 128, with codes of 0.
 
-    Raises OperandError for a scale that the type holds as 0 or not at all, and for codes that it does not hold. A weight
-    beyond the type in which it is multiplied is refused, too.
+    Raises OperandError for a scale that the type holds as 0 or not at all, and for codes that it does not hold. It
+    refuses a weight beyond the type in which it is multiplied, too.
 
     >>> packed = pack(quantize(np.eye(100, 256) * 7, QuantizedFormat("int4", 128)))
     >>> packed.units.shape, bool((unpack(packed).dense() == np.eye(100, 256) * 7).all())

@@ -85,7 +85,7 @@ class Sm90Loads:
     def load_only(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...]
     ) -> tuple[Int32, ...]:
-        """Load the K tiles of the block's only tile, or of a slice, by one thread. Only a loader's warp calls it.
+        """Load the K tiles of the only tile, or of a slice, by one thread. Only a loader's warp calls it.
 
         The tile's place is the same in each turn, so what hangs on it is computed once. In `load_next` that is half of
         the 75 instructions of a K tile, and their time is that of the memory for 8 KB.

@@ -181,7 +181,7 @@ def _few(n: int, rows: int, k: int, sms: int) -> Sm90Config:
 
 
 def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int) -> Sm90Config:
-    """The kernel of few rows with a tile of `tile` features, in `split` parts of K."""
+    """The kernel of few rows with tiles of `tile` features, K in `split` parts."""
     width, sliced = -(-rows // (8 * split)) * (8 * split), consumers > tile // UNIT_ROWS
     return Sm90Config(
         (tile, width), consumers=consumers, split=split, one_tile_per_cluster=sliced or split > 1, store="direct",
