@@ -90,7 +90,7 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", ["one row", "odd features", "constant weights", "groups of 16", *[
+@pytest.mark.parametrize("form", ["odd features", "constant weights", "groups of 16", *[
     pytest.param(form, marks=pytest.mark.slow)
     for form in ("eight rows", "many turns", "scales of columns", "narrow scales")
 ]])  # fmt: skip
