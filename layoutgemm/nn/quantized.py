@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..arguments import refusal
+from ..arguments import refusal, shown
 from ..errors import OperandError
 from ..kernels.quantized.checkpoints import (
     from_awq,
@@ -19,10 +19,13 @@ from ..kernels.quantized.checkpoints import (
 )
 from ..kernels.quantized.formats import QuantizedFormat
 from ..kernels.quantized.packing import QuantizedWeights
+from ..kernels.run.operand_checks import addressed, check_operands
 from ..torch_op.bias_activation import GATES
 from ..torch_op.checks import autocast_type, check_activation, check_input
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
+from ..torch_op.quantized.launch import check_bias
+from ..torch_op.quantized.weights import packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from .linear import ActivatedLayer, sizes_text
 
@@ -58,17 +61,51 @@ class PackedBuffers(torch.nn.Module):
     """The buffers of packed weights: casts of a module leave codes and scales as they are.
 
     units, scales, order  as `QuantizedLinear` has them; or those of several experts
+
+    A state dict says the format, the sizes and the type of x, since units of others have as many bytes. Raises
+    OperandError for a state of another layer.
     """
 
     units: torch.Tensor
     scales: torch.Tensor | None
     order: torch.Tensor | None
+    format: QuantizedFormat
+    activations: torch.dtype
+    in_features: int
+    out_features: int
 
     def __init__(self, units: torch.Tensor, scales: torch.Tensor | None, order: torch.Tensor | None) -> None:
         super().__init__()
         self.register_buffer("units", units)
         self.register_buffer("scales", scales)
         self.register_buffer("order", order)
+
+    @property
+    def packed_as(self) -> str:
+        """The format, the sizes and the type of x: what the order of `units` depends on.
+
+        >>> weight = QuantizedWeight.on_meta(64, 128, QuantizedFormat("int8"))
+        >>> QuantizedLinear(weight).packed_as
+        'int8 with a scale a column, 64x128, torch.bfloat16'
+        """
+        return f"{self.format}, {self.out_features}x{self.in_features}, {self.activations}"
+
+    def get_extra_state(self) -> torch.Tensor:
+        """`packed_as` in bytes, as files of tensors alone hold it."""
+        return torch.tensor([*self.packed_as.encode()], dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Raise OperandError for a state of weights that are packed in another way."""
+        if not isinstance(state, torch.Tensor) or state.dtype != torch.uint8 or state.ndim != 1:
+            raise OperandError(refusal(state, "_extra_state", "the bytes of packed_as"))
+        if addressed(state) and (found := bytes(state.tolist()).decode(errors="replace")) != self.packed_as:
+            raise OperandError(f"the state is of weights packed as {found}, and the layer's are {self.packed_as}")
+
+    def _load_from_state_dict(self, state: dict[str, torch.Tensor], prefix: str, *others: object) -> None:
+        """Refuse another layer's state before anything is copied."""
+        if (said := state.get(f"{prefix}_extra_state")) is not None:
+            self.set_extra_state(said)
+        super()._load_from_state_dict(state, prefix, *others)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedBuffers:
         """Move the module; a cast does not convert codes and scales."""
@@ -108,6 +145,9 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
             raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
         if order is not None and (order.dtype != torch.int64 or tuple(order.shape) != (weight.k,)):
             raise OperandError(f"order is {order.dtype} of shape {list(order.shape)}: int64 of [{weight.k}]")
+        if bias is not None:
+            check_operands({"units": weight.units, "bias": bias})
+            check_bias(bias, weight.n)
         super().__init__(weight.units, weight.scales, order)
         self.format, self.activations, self.activation = weight.format, weight.activations, activation
         self.in_features, self.out_features = weight.k, weight.n
@@ -154,11 +194,16 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         Raises OperandError naming a tensor that is missing, surplus or does not fit, and with the way out for other
         kinds.
         """
+        if packed_for(dtype) != dtype:
+            raise OperandError(f"dtype is {shown(dtype)}: bfloat16, float16, or float8_e4m3fn")
         plain, order = plain_weights(tensors, kind)
         first = tensors[NEEDED[kind][0]]
         places = None if order is None else torch.from_numpy(order).to(first.device)
         like = torch.bfloat16 if dtype.itemsize == 1 else dtype
-        bias = torch.nn.Parameter(tensors["bias"].to(like)) if tensors.get("bias") is not None else None
+        bias = tensors.get("bias")
+        if bias is not None:
+            check_bias(bias, plain.n)
+            bias = torch.nn.Parameter(bias.to(first.device, like))
         weight = QuantizedWeight.pack(plain, dtype).to(first.device)
         return cls(weight, bias, activation=activation, order=places)
 
@@ -218,7 +263,12 @@ def plain_weights(
     if surplus := sorted(tensors.keys() - {*NEEDED[kind], *_OPTIONAL[kind]}):
         known = ", ".join((*NEEDED[kind], *_OPTIONAL[kind]))
         raise OperandError(f"{surplus[0]} is surplus: a layer of kind {kind!r} is computed from {known} alone")
-    return _plain_of(kind, {name: _array(x) for name, x in tensors.items() if name != "bias"})
+    given = {name: x for name, x in tensors.items() if x is not None or name not in _OPTIONAL[kind]}
+    for name, x in given.items():
+        check_operands({name: x})
+        if not addressed(x):
+            raise OperandError(f"{name} has no values: it is traced, mapped, fake or on the meta device")
+    return _plain_of(kind, {name: _array(x) for name, x in given.items() if name != "bias"})
 
 
 def _array(x: torch.Tensor) -> npt.NDArray[np.generic]:

@@ -79,7 +79,7 @@ def configured(text: str) -> Sm90Choice | None:
         found = tuned.choice_of(json.loads(text))
     except (ValueError, RecursionError):
         found = None
-    if found is None:
+    if not isinstance(found, Sm90Choice):
         raise OperandError(f"config {text[:200]!r} is no configuration")
     return found
 

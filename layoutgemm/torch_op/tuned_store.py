@@ -20,7 +20,10 @@ from ..kernels.compile import cache as object_cache
 from ..kernels.compile import worker as compile_apart
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.streamed.choose import StreamedChoice
 
+MEASURED = "measured by layoutgemm.tune"  # the reason for a choice
+Choice = Sm90Choice | StreamedChoice
 Sizes = tuple[int, int, int, int]
 _READ: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
@@ -64,13 +67,30 @@ def file_of(gpu: str) -> Path | None:
 
 
 def lookup(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> Sm90Choice | None:
-    """The configuration that was measured fastest, or None."""
+    """The configuration of the Hopper kernel that was measured fastest, or None."""
+    found = lookup_any(gpu, sizes, types, orders)
+    return found if isinstance(found, Sm90Choice) else None
+
+
+def lookup_any(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> Choice | None:
+    """The configuration that was measured fastest, of any kernel, or None."""
     path = file_of(gpu)
     entry = _content(path).get(key_of(sizes, types, orders)) if path is not None else None
     return choice_of(entry) if entry is not None else None
 
 
-def store(gpu: str, key: str, choice: Sm90Choice, facts: Mapping[str, object]) -> Path | None:
+def packed_types(x: str, weights: str) -> tuple[str, str, str]:
+    """The types by which a product with packed weights is kept, for any result.
+
+    x, weights  the type of x, and the format of the weights
+
+    >>> packed_types("bf16", "int4 in groups of 128")
+    ('bf16', 'int4 in groups of 128', 'any')
+    """
+    return x, weights, "any"
+
+
+def store(gpu: str, key: str, choice: Choice, facts: Mapping[str, object]) -> Path | None:
     """Keep a result beside the others; `facts` are numbers and texts that describe it.
 
     Gives the file, or None where the cache is off. None with a warning where the file cannot be written, or another
@@ -86,7 +106,7 @@ def store(gpu: str, key: str, choice: Sm90Choice, facts: Mapping[str, object]) -
     return kept
 
 
-def _kept(path: Path, key: str, choice: Sm90Choice, facts: Mapping[str, object]) -> Path | None:
+def _kept(path: Path, key: str, choice: Choice, facts: Mapping[str, object]) -> Path | None:
     with object_cache.locked(path) as alone:
         if not alone:
             return None
@@ -95,7 +115,7 @@ def _kept(path: Path, key: str, choice: Sm90Choice, facts: Mapping[str, object])
         return object_cache.place(path, lambda stream: stream.write(text.encode()))
 
 
-def choice_of(entry: object) -> Sm90Choice | None:
+def choice_of(entry: object) -> Choice | None:
     """The configuration of an entry, or None where it does not hold one.
 
     >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
@@ -107,10 +127,10 @@ def choice_of(entry: object) -> Sm90Choice | None:
         choice = compile_apart.choice_of(entry)
     except (LayoutError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return choice if isinstance(choice, Sm90Choice) else None
+    return choice if isinstance(choice, Choice) else None
 
 
-def _entry(choice: Sm90Choice, facts: Mapping[str, object]) -> dict[str, Any]:
+def _entry(choice: Choice, facts: Mapping[str, object]) -> dict[str, Any]:
     plain = {name: value for name, value in facts.items() if isinstance(value, (str, int, float))}
     return {**plain, **compile_apart.entry_of_choice(choice)}
 

@@ -16,9 +16,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -27,15 +27,21 @@ from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.quantized.formats import QuantizedFormat
 from ..kernels.sm90.choose.candidates import candidates
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.plan import Sm90Config
+from ..kernels.streamed.choose import StreamedChoice
+from ..kernels.streamed.plan import StreamedConfig
 from . import tuned_store as tuned
 from .compiled.kept_launches import KEPT
 from .prepared import forget, gpu, target
+from .quantized.kept import READY as PACKED_READY
+from .quantized.launch import forget as forget_packed
 from .scaled_grouped.kept import PLANS, READY
 from .tunable.epilogue import TunableEpilogue, tunable_epilogue
+from .tunable.packed import TunablePacked, tunable_packed
 from .tunable.product import TunableMatmul
 from .tunable.prologue import TunablePrologue, tunable_prologue
 from .tunable.scaled_grouped import Tunable, tunable
@@ -43,7 +49,8 @@ from .tunable.scaled_grouped import Tunable, tunable
 __all__ = ["Tuning", "candidates", "name_of", "tune"]
 
 Progress = Callable[[str], object]
-Variant = TunableMatmul | Tunable | TunablePrologue | TunableEpilogue
+Variant = TunableMatmul | Tunable | TunablePrologue | TunableEpilogue | TunablePacked
+Call = Callable[[Any, tuned.Choice], object]
 _MAJORS = ("k", "mn")
 
 
@@ -59,12 +66,12 @@ class Tuning:
     kept        the file that holds the result, or None where the cache is off
     """
 
-    choice: Sm90Choice
+    choice: tuned.Choice
     seconds: float
     chosen: float
     torch: float
-    measured: tuple[tuple[Sm90Choice, float], ...]
-    failed: tuple[tuple[Sm90Choice, str], ...]
+    measured: tuple[tuple[tuned.Choice, float], ...]
+    failed: tuple[tuple[tuned.Choice, str], ...]
     kept: Path | None
 
     def __str__(self) -> str:
@@ -99,11 +106,13 @@ def tune(
     use_fast_accum: bool = True,
     prologue: Prologue | None = None,
     epilogue: Epilogue | None = None,
+    weights: QuantizedFormat | None = None,
 ) -> Tuning:
     """Measure configurations for one product on the current GPU, and keep the fastest.
 
     The product is C[m, n] = A[m, k] @ B[k, n], with the recipes that of `scaled_matmul`, and with groups that of
-    `grouped_matmul`. With a gate's activation B is [gate | up], of 2n columns.
+    `grouped_matmul`. With a gate's activation B is [gate | up], of 2n columns. With a format of weights it is that of
+    `quantized_matmul`.
 
     most     configurations that are measured
     dtype    of A, B and C: "bf16" or "f16"; with scales, and of groups, A and B "e4m3" or "e5m2", and C bfloat16
@@ -120,6 +129,7 @@ def tune(
     activation  "swiglu" or "geglu", of each of these products; B's columns are contiguous
     prologue  of `matmul`: the result is kept for this function, bfloat16 or float16
     epilogue  of `matmul`: the result is kept for these steps, whose matrices have contiguous rows
+    weights  the format of B, of `quantized_matmul`: the result is kept for bfloat16 or float16 x and any epilogue
     progress called with a line of text now and then; default writes to stderr
 
     Raises PlanError without a GPU of compute capability 9.0, OperandError for arguments that mean nothing.
@@ -130,29 +140,29 @@ def tune(
         "recipe_a": recipe_a, "recipe_b": recipe_b, "groups": groups, "activation": activation, "form": form,
         "use_fast_accum": use_fast_accum,
     }  # fmt: skip
-    variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, epilogue, others)
+    variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, epilogue, others, weights)
     gpu_name = _tunable_gpu()
-    good, failed = _derivable(variant.candidates(), variant.plan)
+    good, failed = _derivable(variant.candidates(), cast("Callable[[tuned.Choice], object]", variant.plan))
     good = good[:most]
     # Others are compiled by this process, when called.
     if object_cache.cache_dir() is not None and isinstance(variant, TunableMatmul | TunableEpilogue):
-        kernels = [Kernel(choice, variant.operand_specs, epilogue=variant.steps) for choice in good]
+        own = [choice for choice in good if isinstance(choice, Sm90Choice)]
+        kernels = [Kernel(choice, variant.operand_specs, epilogue=variant.steps) for choice in own]
         answers = build(kernels, jobs, say)
         failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
     lost = {choice for choice, _ in failed}
-    contest = _Contest(variant.operands, variant.call, variant.by_torch(), variant.off)
-    measured, more, of_torch = _measure(
-        BenchProblem(m, n, k), contest, [c for c in good if c not in lost], rounds, budget, say
-    )
-    failed += more
+    contest = _Contest(variant.operands, cast(Call, variant.call), variant.by_torch(), variant.off)
+    problem = BenchProblem(m, n, variant.bytes_as_k if isinstance(variant, TunablePacked) else k)
+    measured, wrong, of_torch = _measure(problem, contest, [c for c in good if c not in lost], rounds, budget, say)
+    failed += wrong
     if not measured:
         raise PlanError(f"no configuration could be measured: {failed[0][1] if failed else 'there was none'}")
     ranked = tuple(sorted(measured.items(), key=lambda item: item[1]))
     best, seconds = ranked[0]
-    own = measured.get(good[0], seconds)
+    default = measured.get(good[0], seconds)
     key = tuned.key_of(variant.sizes, *variant.name)
-    kept = _keep(gpu_name, key, best, (seconds, of_torch, own)) if store else None
-    tuning = Tuning(best, seconds, own, of_torch, ranked, tuple(failed), kept)
+    kept = _keep(gpu_name, key, best, (seconds, of_torch, default)) if store else None
+    tuning = Tuning(best, seconds, default, of_torch, ranked, tuple(failed), kept)
     say(str(tuning))
     return tuning
 
@@ -165,9 +175,14 @@ def _check_sizes(sizes: tuple[int, int, int]) -> None:
 
 def _variant_of(
     sizes: tuple[int, int, int], dtype: str, majors: tuple[str, str], prologue: Prologue | None,
-    epilogue: Epilogue | None, others: dict[str, Any],
+    epilogue: Epilogue | None, others: dict[str, Any], weights: object = None,
 ) -> Variant:  # fmt: skip
     """The product that is to be tuned. Raises OperandError for arguments that mean nothing."""
+    if weights is not None:
+        orders = {f"{name}_major": None if major == "k" else major for name, major in zip("ab", majors)}
+        return tunable_packed(
+            sizes, dtype, weights, {**others, **orders, "prologue": prologue, "epilogue": epilogue}
+        )  # fmt: skip
     if prologue is None and epilogue is None:
         found = tunable(*sizes, dtype, *majors, **others)
         if found is not None:
@@ -196,10 +211,11 @@ def _tunable_gpu() -> str:
 
 
 def _derivable(
-    found: Iterable[Sm90Choice], plan: Callable[[Sm90Choice], object]
-) -> tuple[list[Sm90Choice], list[tuple[Sm90Choice, str]]]:
+    found: Iterable[tuned.Choice], plan: Callable[[tuned.Choice], object]
+) -> tuple[list[tuned.Choice], list[tuple[tuned.Choice, str]]]:
     """Configurations of which a plan can be derived, and the others with the reason."""
-    good, failed = [], []
+    good: list[tuned.Choice] = []
+    failed: list[tuple[tuned.Choice, str]] = []
     for choice in found:
         try:
             plan(choice)
@@ -209,7 +225,7 @@ def _derivable(
     return good, failed
 
 
-def _keep(gpu_name: str, key: str, best: Sm90Choice, seconds: tuple[float, float, float]) -> Path | None:
+def _keep(gpu_name: str, key: str, best: tuned.Choice, seconds: tuple[float, float, float]) -> Path | None:
     """Store a choice for the product, and forget what was prepared.
 
     seconds  its own, torch's and the heuristic's
@@ -217,18 +233,26 @@ def _keep(gpu_name: str, key: str, best: Sm90Choice, seconds: tuple[float, float
     times = dict(zip(("us", "torch_us", "heuristic_us"), seconds, strict=True))
     kept = tuned.store(gpu_name, key, best, {name: round(value * 1e6, 3) for name, value in times.items()})
     forget()
+    forget_packed()
+    PACKED_READY.clear()
     READY.clear()
     KEPT.clear()
     PLANS.clear()
     return kept
 
 
-def name_of(choice: Sm90Choice) -> str:
+def name_of(choice: tuned.Choice) -> str:
     """A configuration in a word or two: what differs from the defaults.
+
+    >>> name_of(StreamedChoice(StreamedConfig(8, split=2)))
+    'streamed warps=8 split=2'
 
     >>> name_of(Sm90Choice(Sm90Config((256, 128), cluster=(2, 1)), swapped=True))
     '256x128 swapped cluster=2x1'
     """
+    if isinstance(choice, StreamedChoice):
+        own, usual = asdict(choice.config), asdict(StreamedConfig())
+        return " ".join(["streamed", *[f"{name}={value}" for name, value in own.items() if value != usual[name]]])
     defaults = Sm90Config().settings
     parts = ["x".join(map(str, choice.config.tile))] + ["swapped"] * choice.swapped
     for name, value in choice.config.settings.items():
@@ -250,14 +274,14 @@ class _Contest(NamedTuple):
     """
 
     operands: Callable[[], Any]
-    call: Callable[[Any, Sm90Choice], object]
+    call: Call
     by_torch: Callable[[Any], object] | None
     off: Callable[[Any], float]
 
 
 def _measure(
-    problem: BenchProblem, contest: _Contest, choices: Sequence[Sm90Choice], rounds: int, budget: float, say: Progress
-) -> tuple[dict[Sm90Choice, float], list[tuple[Sm90Choice, str]], float]:
+    problem: BenchProblem, contest: _Contest, choices: Sequence[tuned.Choice], rounds: int, budget: float, say: Progress
+) -> tuple[dict[tuned.Choice, float], list[tuple[tuned.Choice, str]], float]:
     """Seconds of each configuration, the failed ones, and seconds of torch's product or NaN."""
     start = time.monotonic()
     before = torch.cuda.current_stream()
@@ -265,7 +289,7 @@ def _measure(
     try:
         sets = [contest.operands() for _ in range(problem.sets)]
         repeats = max(1, problem.launches // len(sets))
-        failed: list[tuple[Sm90Choice, str]] = []
+        failed: list[tuple[tuned.Choice, str]] = []
         replays, names = {}, {}
 
         def record(run: Callable[[Any], object]) -> Any:

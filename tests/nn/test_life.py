@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -159,6 +160,25 @@ def test_a_dense_layer_takes_parametrizations_optimizers_and_averages_as_torch_s
             average.update_parameters(module)
         parametrize.remove_parametrizations(module, "weight")
     assert near(ours.weight, theirs.weight, 2.0**-5) and near(ours(X), theirs(X), 2.0**-5)
+
+
+@pytest.mark.parametrize(("fmt", "k", "kind"), [
+    (QuantizedFormat("e2m1", 32), 128, BF16),
+    (QuantizedFormat("int4", 32), 128, torch.float16),
+    (QuantizedFormat("int4", 64, zeros=True), 128, BF16),
+    (QuantizedFormat("int4", 32), 96, BF16),
+], ids=str)  # fmt: skip
+def test_states_of_other_packed_layers_are_refused_before_they_are_copied(
+    fmt: QuantizedFormat, k: int, kind: torch.dtype
+) -> None:
+    """Their units have as many bytes, in another order or of other codes."""
+    made = QuantizedLinear.from_linear(torch.nn.Linear(128, 64, dtype=BF16), QuantizedFormat("int4", 32))
+    other = QuantizedLinear.from_linear(torch.nn.Linear(k, 64, dtype=kind), fmt)
+    before, want = made.dequantized(), f"packed as {fmt}, 64x{k}, {kind}, and the layer's are int4 in groups of 32, 64"
+    assert other.units.shape == made.units.shape
+    with pytest.raises(OperandError, match=re.escape(want)):
+        made.load_state_dict(other.state_dict())
+    assert torch.equal(made.dequantized(), before)
 
 
 def test_packed_layers_are_made_on_meta_for_a_state_to_come() -> None:

@@ -139,7 +139,7 @@ def alone(path: Path, kind: str, layer: str) -> Any:
     return one.dequantized()
 
 
-BUFFERS = {"gptq": ("units",), "fp8": ("codes", "weight_scale")}
+BUFFERS = {"gptq": ("units", "_extra_state"), "fp8": ("codes", "weight_scale")}
 
 
 def rows_for(*, large: float = 1.0) -> tuple[Any, Any, Any]:

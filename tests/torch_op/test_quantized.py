@@ -417,6 +417,11 @@ def test_a_gpu_of_compute_capability_8_refuses_float8_and_a_configuration_by_nam
     assert not ampere
 
 
+def checkpoint_of(**other: object) -> QuantizedLinear:
+    zeros = {"qweight": torch.zeros(48, 64).int(), "qzeros": torch.zeros(3, 8).int(), "scales": torch.ones(3, 64)}
+    return QuantizedLinear.from_checkpoint({**zeros, **other}, "gptq")
+
+
 REFUSED = {
     "type": (lambda w: quantized_matmul(torch.randn(2, 384), w), "x is torch.float32, and the weights are packed for"),
     "shape": (lambda w: quantized_matmul(torch.randn(2, 100).bfloat16(), w), "x has shape [2, 100]: (..., 384)"),
@@ -431,6 +436,37 @@ REFUSED = {
     ),
     "values": (lambda w: QuantizedWeight.quantize(torch.ones(64, 128, device="meta"), w.format), "no values to round"),
     "units": (lambda w: QuantizedWeight(w.format, w.units[:1], None, 100, 384), "contiguous uint8 of [2, 3, 4224]"),
+    "no tensor": (lambda w: QuantizedWeight.quantize([[1.0]], w.format), "weight is a builtins.list, not a torch"),
+    "integers": (lambda w: QuantizedWeight.quantize(torch.ones(64, 128).long(), w.format), "weight is torch.int64"),
+    "complex": (lambda w: QuantizedWeight.quantize(torch.ones(64, 128) * 1j, w.format), "weight is torch.complex64"),
+    "sparse": (lambda w: QuantizedWeight.quantize(torch.eye(64).to_sparse(), w.format), "weight is torch.sparse_coo"),
+    "K of units": (lambda w: QuantizedWeight(w.format, w.units, None, 100, 380), "K = 380 is 2 groups of 128"),
+    "scales elsewhere": (
+        lambda w: dataclasses.replace(weight_of(FORMATS[2]), scales=torch.ones(100, device="meta")),
+        "scales are on meta, and units on cpu",
+    ),
+    "rows of a configuration": (
+        lambda w: quantized_matmul(torch.ones(9, 384).bfloat16(), w, config=StreamedConfig()),
+        "n = 9: a streamed product has 1 to 8 rows of x",
+    ),
+    "configuration of experts": (
+        lambda w: quantized_grouped_matmul(
+            torch.ones(2, 384).bfloat16(),
+            QuantizedExperts.of([w]),
+            torch.tensor([0, 2]),
+            config=Sm90Config((128, 64)),
+        ),
+        "store = 'tma': a product of several experts",
+    ),
+    "dtype of a checkpoint": (lambda w: QuantizedLinear.from_checkpoint({}, "gptq", dtype="f16"), "dtype is 'f16'"),
+    "arrays of a checkpoint": (lambda w: checkpoint_of(qweight=np.ones((48, 64))), "qweight is a numpy.ndarray"),
+    "values of a checkpoint": (
+        lambda w: checkpoint_of(qzeros=torch.zeros(3, 8, device="meta")),
+        "qzeros has no values: it is traced",
+    ),
+    "bias of a checkpoint": (lambda w: checkpoint_of(bias=torch.zeros(63)), "bias is torch.float32 of shape [63]"),
+    "integer bias": (lambda w: checkpoint_of(bias=torch.zeros(64).int()), "bias is torch.int32 of shape [64]"),
+    "bias of a layer": (lambda w: QuantizedLinear(w, torch.nn.Parameter(torch.zeros(99))), "bias is torch.float32 of"),
     "kind": (
         lambda w: QuantizedLinear.from_checkpoint({}, "gguf"),
         "kind 'gguf': its blocks hold scales between their codes",
@@ -606,8 +642,8 @@ def test_few_rows_round_no_weight_and_many_do() -> None:
     few, many = (quantized_matmul(x[:rows], weight, out_dtype=torch.float32).double() for rows in (4, 5))
     assert torch.allclose(few, x[:4].double() @ exact.T, rtol=1e-6, atol=1e-6)
     assert torch.allclose(many, x[:5].double() @ rounded.T, rtol=1e-6, atol=1e-6)
-    asked = quantized_matmul(x, weight, out_dtype=torch.float32, config=StreamedConfig()).double()
-    assert torch.allclose(asked, x.double() @ exact.T, rtol=1e-6, atol=1e-6)
+    asked = quantized_matmul(x[:8], weight, out_dtype=torch.float32, config=StreamedConfig()).double()
+    assert torch.allclose(asked, x[:8].double() @ exact.T, rtol=1e-6, atol=1e-6)
 
 
 def test_a_streamed_configuration_passes_through_the_operator() -> None:

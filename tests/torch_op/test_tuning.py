@@ -19,7 +19,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import explain_matmul
+from layoutgemm import QuantizedFormat, explain_matmul
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
@@ -29,12 +29,15 @@ from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.operands.prologue import Prologue
 from layoutgemm.kernels.sm90.plan import Sm90Config
+from layoutgemm.kernels.streamed.choose import StreamedChoice
+from layoutgemm.kernels.streamed.plan import StreamedConfig
 from layoutgemm.torch_op import choose as choosing
 from layoutgemm.torch_op import tuned_store as tuned
 from layoutgemm.torch_op import tuning
 from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.tunable.epilogue import TunableEpilogue
+from layoutgemm.torch_op.tunable.packed import TunablePacked
 from layoutgemm.torch_op.tunable.prologue import TunablePrologue
 from layoutgemm.torch_op.tunable.scaled_grouped import tunable
 from layoutgemm.torch_op.tuning import candidates, name_of, tune
@@ -691,3 +694,72 @@ def test_epilogues_that_are_not_tuned() -> None:
     ):
         with pytest.raises(OperandError, match=message):
             tune(64, 64, 64, **more)
+
+
+# ----------------------------------------------------------------------------------------------------- packed weights
+
+
+INT4 = QuantizedFormat("int4", 128)
+FEW_ROWS = TunablePacked(2, 128, 2048, "bf16", INT4)
+
+
+@pytest.mark.parametrize(("rows", "least"), [(1, 50), (16, 30), (256, 8), (4096, 8)])
+def test_packed_weights_have_candidates_with_plans(rows: int, least: int) -> None:
+    variant = TunablePacked(rows, 8192, 8192, "bf16", INT4)
+    found, failed = tuning._derivable(variant.candidates(), variant.plan)
+    assert variant.plan(found[0]).config == variant.plan(None).config
+    assert len({name_of(choice) for choice in found}) == len(found) >= least and len(failed) <= len(found) // 4
+
+
+@pytest.mark.usefixtures("on_cpu", "an_h200")
+def test_a_product_with_packed_weights_is_called_judged_and_taken() -> None:
+    on = FEW_ROWS.operands()
+    FEW_ROWS.call(on, None)
+    assert FEW_ROWS.off(on) <= 1
+    FEW_ROWS.call(on._replace(x=on.x.roll(1, 1)), None)
+    assert FEW_ROWS.off(on) > 1
+    on.out[-1].fill_(float("nan"))
+    assert not FEW_ROWS.off(on) <= 1
+
+    def explained(x: Any = on.x, **others: Any) -> tuple[str, bool]:
+        told = explain_matmul(x, on.weight, **others)
+        return told.kernel, told.why == tuned.MEASURED
+
+    before = explained()
+    key = tuned.key_of(FEW_ROWS.sizes, *FEW_ROWS.name)
+    config = StreamedConfig(8, 3, 2, split=2)
+    assert tuned.store(GPU, key, StreamedChoice(config), {}) is not None
+    kernel, measured = explained(bias=torch.ones(128), activation="silu")
+    assert measured and "8 warps of 3 slots" in kernel and "K in 2 parts" in kernel and not before[1]
+    assert not explained(on.x[:1])[1] and not explained(config=StreamedConfig())[1]
+    tuned.store(GPU, key, Sm90Choice(Sm90Config((64, 8), consumers=1, store="direct")), {})
+    assert "tile 64x8" in explained()[0] and tuned.lookup(GPU, FEW_ROWS.sizes, *FEW_ROWS.name) is not None
+    tuned.store(GPU, key, StreamedChoice(StreamedConfig(slots=200)), {})
+    assert explained() == before
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_tune_measures_packed_weights_and_keeps_the_fastest(an_h200: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_tunable_gpu", lambda: GPU)
+    monkeypatch.setattr(
+        tuning,
+        "_measure",
+        lambda problem, contest, choices, *rest: ({c: 9 - i for i, c in enumerate(choices)}, [], 1.0),
+    )
+    found = tune(2, 128, 2048, weights=INT4, most=3, progress=lambda line: None)
+    assert len(found.measured) == 3 and name_of(found.choice).startswith("streamed")
+    assert tuned.lookup_any(GPU, FEW_ROWS.sizes, *FEW_ROWS.name) == found.choice
+    assert tuned.lookup(GPU, FEW_ROWS.sizes, *FEW_ROWS.name) is None, "no other product takes it"
+
+
+def test_packed_weights_that_are_not_tuned() -> None:
+    for more, message in (
+        ({"weights": "int4"}, "weights is 'int4': a QuantizedFormat"),
+        ({"weights": INT4, "groups": 4}, "groups and weights"),
+        ({"weights": INT4, "b_major": "mn"}, "b_major and weights"),
+        ({"weights": INT4, "epilogue": FINISHED}, "epilogue and weights"),
+        ({"weights": INT4, "dtype": "e4m3"}, "dtype 'e4m3': packed weights are tuned for x of"),
+        ({"weights": INT4, "k": 100}, "K = 100 is 0 groups of 128"),
+    ):
+        with pytest.raises(OperandError, match=message):
+            tune(64, 64, **{"k": 128, **more})

@@ -35,6 +35,8 @@ from ..sm90.config import Sm90Config, with_current_names
 from ..sm90.gated import Gated
 from ..sm90.operands.combined import Combined
 from ..sm90.operands.pair import SecondPair
+from ..streamed.choose import StreamedChoice
+from ..streamed.plan import StreamedConfig
 from . import cache as object_cache
 from . import compiler as compiling
 from .compiler import kernel_facts
@@ -334,10 +336,10 @@ def kernel_of(entry: Any) -> Kernel:
     if "steps" in entry:
         lie = {name: entry[name] for name in ("pairs", "stores_c", "sums", "lines") if name in entry}
         epilogue = Epilogue(*steps_of(entry["steps"]), **lie)
-    gated = _gate_of(entry.get("gated"))
-    return Kernel(
-        choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue, gated, "paired" in entry
-    )
+    gated, choice = _gate_of(entry.get("gated")), choice_of(entry)
+    if isinstance(choice, StreamedChoice):
+        raise TypeError("a streamed kernel multiplies packed weights, and an entry names dense operands")
+    return Kernel(choice, tuple(entry["operands"]), bool(entry["batched"]), epilogue, gated, "paired" in entry)
 
 
 def _entry_of_gate(gated: Combined | str) -> object:
@@ -355,19 +357,21 @@ def _gate_of(entry: Any) -> Combined | str | None:
     return Combined(tuples(expression), matrices, tuple(numbers))
 
 
-def entry_of_choice(choice: Sm90Choice | Sm80Choice) -> dict[str, object]:
+def entry_of_choice(choice: Sm90Choice | Sm80Choice | StreamedChoice) -> dict[str, object]:
     """A configuration as JSON has it: every setting by name, knobs beside fields.
 
     >>> choice = Sm90Choice(Sm90Config(overlap=True), swapped=True)
     >>> entry_of_choice(choice)["config"]["overlap"], choice_of(entry_of_choice(choice)) == choice
     (True, True)
     """
+    if isinstance(choice, StreamedChoice):
+        return {"swapped": False, "config": asdict(choice.config), "streamed": True}
     if isinstance(choice, Sm80Choice):
         return {"swapped": choice.swapped, "config": asdict(choice.config), "mma.sync": choice.arch}
     return {"swapped": choice.swapped, "config": choice.config.settings}
 
 
-def choice_of(entry: Any) -> Sm90Choice | Sm80Choice:
+def choice_of(entry: Any) -> Sm90Choice | Sm80Choice | StreamedChoice:
     """A configuration from JSON. Raises LayoutError, TypeError or KeyError for any other entry.
 
     >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
@@ -375,6 +379,8 @@ def choice_of(entry: Any) -> Sm90Choice | Sm80Choice:
     """
     if not isinstance(entry["swapped"], bool):
         raise TypeError(f"swapped = {entry['swapped']!r}: true or false")
+    if "streamed" in entry:
+        return StreamedChoice(StreamedConfig(**entry["config"]))
     if "mma.sync" in entry:
         return Sm80Choice(Sm80Config(**entry["config"]), entry["mma.sync"], entry["swapped"])
     return Sm90Choice(Sm90Config(**with_current_names(entry["config"])), entry["swapped"])

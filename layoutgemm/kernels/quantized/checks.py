@@ -88,8 +88,9 @@ def conversion_check(order: PackedOrder, pairs: type[NumpyPairs] = NumpyPairs, n
         values = (plain if zero is None else codes - float(zero)).astype(np.float32)
         for others in (0, 0xFFFFFFFF, 0xA5C36987):
             for place in range(order.codes_of_word):
-                mask = np.uint32(count - 1 << place * fmt.bits)
-                words = np.uint32(others) & ~mask | codes << np.uint32(place * fmt.bits)
+                words = np.full(codes.shape, others, np.uint32)
+                for bit, at in enumerate(order.bits_of(place)):
+                    words = words & ~np.uint32(1 << at) | (codes >> np.uint32(bit) & np.uint32(1)) << np.uint32(at)
                 found = _converted(order, words, zero, ops)[:, int(order.word_values(place))] * np.float32(order.factor)
                 if (found != values).any():
                     at = int(np.nonzero(found != values)[0][0])
@@ -123,7 +124,7 @@ def fragments_check(
     of      the fragments in words
     """
     order, depth = operand.packing, operand.smem.extent[1]
-    weights, witness = _probe(order), ""
+    weights, witness = probe(order), ""
     units = pack(weights, order.activations).units.reshape(-1)
     wanted, factors = _multiplied(order, weights, operand.scales_sums)
     again = unpack(pack(weights, order.activations))
@@ -169,7 +170,7 @@ def _multiplied(
     return np.asarray(kind.decode(kind.encode(dense)), np.float32), factors
 
 
-def _probe(order: PackedOrder) -> QuantizedWeights:
+def probe(order: PackedOrder) -> QuantizedWeights:
     """Weights of a unit in which neighbours, rows and groups differ."""
     fmt = order.format
     finite = np.nonzero(np.isfinite(fmt.facts.values()))[0]
@@ -178,7 +179,10 @@ def _probe(order: PackedOrder) -> QuantizedWeights:
     if fmt.group is None:
         return QuantizedWeights(fmt, codes, np.ones(UNIT_ROWS, np.float32))
     row, group = np.indices((UNIT_ROWS, fmt.groups))
-    scales = (64 + row) * 2.0 ** -(group + 6)
+    # Below 2; below 1 for e5m2 as f16, which holds no twice 57344: one infinity is equal to another weight's.
+    kind = order.target.dtype
+    small = order.scales_sums or np.isfinite(kind.decode(kind.encode(np.array([2 * fmt.facts.largest])))[0])
+    scales = (64 + row) * 2.0 ** -(group + (6 if small else 7))
     return QuantizedWeights(fmt, codes, scales, (row * 3 + group) % 17 if fmt.zeros else None)
 
 

@@ -3,19 +3,23 @@
 The same functions run in a kernel and in NumPy. Those to e4m3 are in `float8`.
 
 `pairs_of` takes one word, 8 codes of 4 bits or 4 of 8 bits, and gives a register for each pair. Pair i of a word has
-code i in its low half, and in its high half the code 16 bits further on: `pair_values`. A kernel spends, for a word:
+code i in its low half, and in its high half the code 16 bits further on; of e2m1 codes 2 i and 2 i + 1: `pair_values`.
+A kernel spends, for a word:
 
-    code    target    shifts    lop3    sub or mul    how
-    ----    ------    ------    ----    ----------    ----------------------------------------------------------------
-    int4    both      3         4       4             the code becomes mantissa bits of a power of two, which is then
-                                                      subtracted together with the excess or the zero point
-    int8    bf16      1         4       2             the low 7 bits likewise; the sign bit is the exponent's lowest:
-                                                      128 + low - (128 or 256)
-    int8    f16       1         4       2             the same with a sign at bit 7 of the mantissa: 1024 + low - (1024
-                                                      or 1152)
-    e2m1    both      7         8       4             sign and the other bits move to their places; a product with a
-    e4m3    both      5         6       2             power of two moves the exponent's bias, subnormals too
-    e5m2    both      5         6       2             (e5m2 to f16 is a shift alone)
+    code    target    shifts    lop3    prmt    sub or mul    how
+    ----    ------    ------    ----    ----    ----------    --------------------------------------------------------
+    int4    both      3         4       0       4             the code becomes mantissa bits of a power of two, which is
+                                                              then subtracted together with the excess or zero point
+    int8    bf16      1         4       0       2             the low 7 bits likewise; the sign bit is the exponent's
+                                                              lowest: 128 + low - (128 or 256)
+    int8    f16       1         4       0       2             the same with a sign at bit 7 of the mantissa: 1024 + low
+                                                              - (1024 or 1152)
+    e2m1    bf16      2         3       8       0             tables of the 8 magnitudes: prmt looks up four high bytes
+    e2m1    f16       2         3       6       0             and four low ones, which are 0 of f16. Signs lie where one
+                                                              lop3 puts four into the high bytes: `sign_digits`
+    e4m3    both      5         6       0       2             sign and the other bits move to their places; a product
+    e5m2    both      5         6       0       2             with a power of two moves the exponent's bias, subnormals
+                                                              too (e5m2 to f16 is a shift alone)
 
 Before sm_90, bf16 has fma alone. `FusedPairs` computes x - y as fma(y, -1, x). Its x * y is fma(x, y, -0), which keeps
 the sign of a product that is 0. Source: PTX ISA, "sub" and "mul", Target ISA Notes.
@@ -40,7 +44,10 @@ from .formats import CODES
 
 WORD = 32
 HALF = 16
-
+LOOKED_UP = "e2m1"  # the codes that become two bytes from tables
+_BYTES = 4  # of a word
+_MAGNITUDES, _TOPS = 0x77777777, 0x80808080  # three bits of each digit; the highest of each byte
+_PAIRS = (0x5140, 0x7362)  # prmt's digits: bytes 0 and 1 of the low word and of the high one in turn, then 2 and 3
 
 Word: TypeAlias = Any  # 32 bits: an integer, a NumPy array of them, or a traced Int32
 
@@ -81,15 +88,27 @@ def both(half: int) -> int:
     return half << HALF | half
 
 
-def pair_values(bits: int) -> Layout:
+def pair_values(code: str) -> Layout:
     """Place of a code in its word -> value of the word's registers.
 
-    Code i + pairs * high is half `high` of pair i.
+    Code i + pairs * high is half `high` of pair i; of e2m1 code 2 i + high.
 
-    >>> [int(pair_values(4)(place)) for place in range(8)]
+    >>> [int(pair_values("int4")(place)) for place in range(8)]
     [0, 2, 4, 6, 1, 3, 5, 7]
     """
-    return Layout((HALF // bits, 2), (2, 1))
+    pairs = HALF // CODES[code].bits
+    return Layout(2 * pairs) if code == LOOKED_UP else Layout((pairs, 2), (2, 1))
+
+
+def sign_digits(code: str) -> Layout | None:
+    """Place of a code in its word -> the digit whose highest bit is its sign; None: its own.
+
+    A sign is the highest bit of a byte for the last four codes, and four bits below for the first four.
+
+    >>> [int(sign_digits("e2m1")(place)) for place in range(8)]
+    [0, 2, 4, 6, 1, 3, 5, 7]
+    """
+    return Layout((_BYTES, 2), (2, 1)) if code == LOOKED_UP else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +151,7 @@ TARGETS = {
     name: TargetFormat(dtype(name), exponent, mantissa, dtype(scales))
     for name, (exponent, mantissa, scales) in _PARTS.items()
 }
-_FLOATS = {"e2m1": (2, 1, 1), "e4m3": (4, 3, 7), "e5m2": (5, 2, 15)}  # exponent, mantissa, bias
+_FLOATS = {"e4m3": (4, 3, 7), "e5m2": (5, 2, 15)}  # exponent, mantissa, bias
 
 
 NEGATIVE_ZERO = both(1 << HALF - 1)  # of 16-bit types
@@ -175,7 +194,7 @@ def pairs_of(code: str, target: TargetFormat, word: Word, ops: PairMath, zeros: 
         return [ops.sub(_magic(target, ops, word, -4 * i, 0x000F), zero) for i, zero in enumerate(taken)]
     if code == "int8":
         return [_integer(target, ops, word, i) for i in range(2)]
-    return _floats(code, target, word, ops)
+    return _looked_up(target, word, ops) if code == LOOKED_UP else _floats(code, target, word, ops)
 
 
 def _magic(target: TargetFormat, ops: PairMath, word: Word, left: int, mask: int) -> Word:
@@ -187,6 +206,35 @@ def _magic(target: TargetFormat, ops: PairMath, word: Word, left: int, mask: int
 def _integer(target: TargetFormat, ops: PairMath, word: Word, i: int) -> Word:
     moved = ops.shifted(word, -8 * i) if i else word
     return ops.sub(_magic(target, ops, moved, 0, 0x7F), _magic(target, ops, moved, 0, 0x80))
+
+
+def _tables(target: TargetFormat) -> list[tuple[int, int]]:
+    """The low and the high bytes of the 8 magnitudes of e2m1, as two words each.
+
+    >>> [[hex(word) for word in table] for table in _tables(TARGETS["bf16"])]
+    [['0xc0800000', '0xc0804000'], ['0x3f3f3f00', '0x40404040']]
+    """
+    values = CODES[LOOKED_UP].values()[: 2 * _BYTES]
+    bits = np.asarray(target.dtype.encode(values), "<u2").view(np.uint8)
+    return [(int(low), int(high)) for low, high in (bits[byte::2].copy().view("<u4") for byte in range(2))]
+
+
+_LOOK_UP = {name: _tables(target) for name, target in TARGETS.items() if target.values == 2}  # a trace runs no NumPy
+
+
+def _looked_up(target: TargetFormat, word: Word, ops: PairMath) -> list[Word]:
+    """The pairs of eight e2m1: bytes of their magnitudes from tables, then their signs."""
+    found: list[Word] = []
+    digits = ops.select(word, _MAGNITUDES, ops.constant(0))
+    for half in range(2):
+        chosen = ops.shifted(digits, -HALF) if half else digits
+        low, high = (
+            ops.permute(ops.constant(first), ops.constant(last), chosen) if first or last else ops.constant(0)
+            for first, last in _LOOK_UP[target.dtype.name]
+        )
+        high = ops.select(word if half else ops.shifted(word, _BYTES), _TOPS, high)
+        found += [ops.permute(low, high, ops.constant(pair)) for pair in _PAIRS]
+    return found
 
 
 def _floats(code: str, target: TargetFormat, word: Word, ops: PairMath) -> list[Word]:

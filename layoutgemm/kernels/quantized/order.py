@@ -1,7 +1,8 @@
 """The order of packed weights: wgmma's register order of A, so that no code is shuffled.
 
     unit             64 output features x 128 of K: the codes of both, then the scales of its groups
-    codes            each thread of a warpgroup has whole 16-byte vectors: (code in a word, word, thread, vector)
+    codes            each thread of a warpgroup has whole 16-byte vectors: (code in a word, word, thread, vector). The
+                     signs of e2m1 lie in other digits of the word, where the conversion takes them: `signs`
     scales           16-bit numbers, side by side those of a thread's two rows: (row of a fragment, lane's row, warp,
                      group); with zero points, twice as many: the two rows' scales, then their magic zeros
     packed weights   (row block, K unit) -> unit, K units next to each other
@@ -19,7 +20,7 @@ from ...atoms import MmaAtom, wgmma
 from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import PlanError
 from ...layouts import Layout
-from .conversions import TARGETS, WORD, TargetFormat, pair_values
+from .conversions import TARGETS, WORD, TargetFormat, pair_values, sign_digits
 from .float8 import ZERO_FACTOR, refusal, word_values
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 
@@ -99,7 +100,22 @@ class PackedOrder:
     @property
     def word_values(self) -> Layout:
         """Place of a code in its word -> value of the word's registers."""
-        return word_values(self.format) if self.scales_sums else pair_values(self.format.bits)
+        return word_values(self.format) if self.scales_sums else pair_values(self.format.code)
+
+    @property
+    def signs(self) -> Layout | None:
+        """Place of a code in its word -> the digit whose highest bit is its sign; None: its own."""
+        return None if self.scales_sums else sign_digits(self.format.code)
+
+    def bits_of(self, place: int) -> tuple[int, ...]:
+        """The bits of a word that hold a code's bits, lowest first.
+
+        >>> PackedOrder(QuantizedFormat("e2m1", 32), "bf16").bits_of(1)
+        (4, 5, 6, 11)
+        """
+        bits = self.format.bits
+        digits = [place] * bits if self.signs is None else [*[place] * (bits - 1), int(self.signs(place))]
+        return tuple([digit * bits + bit for bit, digit in enumerate(digits)])
 
     @cached_property
     def codes(self) -> Layout:

@@ -9,20 +9,23 @@ Weights are (out features, in features), as torch.nn.Linear has them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked
+from ...arguments import check_range, checked, settle
+from ...dtypes import DType, dtype
 from ...errors import OperandError
+from ..plan import MAX_COORDINATE
 from .conversions import TARGETS, zero_bits, zeros_of
 from .float8 import refusal
 from .formats import ACTIVATIONS, MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
 from .order import PackedOrder
 
 Floats = npt.NDArray[np.floating[Any]]
+_COLUMN_SCALES = dtype("f32")
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,11 @@ class QuantizedWeights:
         if len(wrong):
             row, column = (int(x) for x in wrong[0])
             raise OperandError(f"code {int(codes[row, column])} at ({row}, {column}): {fmt.code} has no such weight")
-        wrong = np.argwhere(~np.isfinite(np.asarray(self.scales, np.float64)))
+        wrong = np.argwhere(~np.isfinite(_real("scales", self.scales)))
         if len(wrong):
             raise OperandError(f"scale {tuple(int(x) for x in wrong[0])} is not finite")
         if self.zeros is not None:
-            zeros = np.asarray(self.zeros, np.float64)
+            zeros = _real("zeros", self.zeros)
             wrong = np.argwhere((zeros != np.round(zeros)) | (zeros < 0) | (zeros > MOST_ZERO))
             if len(wrong):
                 at = tuple(int(x) for x in wrong[0])
@@ -95,6 +98,14 @@ class QuantizedWeights:
         return np.asarray(value * (scales[:, None] if group is None else np.repeat(scales, group, axis=1)))
 
 
+def _real(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Numbers in float64. Raises OperandError for values that are no real numbers, or that float64 rounds."""
+    array = np.asarray(given)
+    if array.dtype.kind not in "fiu" or array.dtype.itemsize > 8:
+        raise OperandError(f"{name} are {array.dtype} of shape {array.shape}: real numbers")
+    return array.astype(np.float64)
+
+
 @dataclass(frozen=True)
 class PackedWeights:
     """Weights in the order that `quantized_matmul` reads.
@@ -103,6 +114,8 @@ class PackedWeights:
     scales  float32, (N,): of whole columns; None where groups have scales, which are in the units
     n, k    output and input features
     activations  "bf16" or "f16": the type that codes become, and of the scales in the units; "e4m3", with bf16 scales
+
+    Raises OperandError for units and scales that are not those of the format and the sizes.
     """
 
     format: QuantizedFormat
@@ -111,6 +124,19 @@ class PackedWeights:
     k: int
     units: npt.NDArray[np.uint8]
     scales: npt.NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        settle(self, OperandError)
+        check_activations(self.format, self.activations)
+        check_k(self.format, self.k)
+        check_range(OperandError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", n=self.n, k=self.k)
+        want, scales = (*units_of(self.n, self.k), self.order.unit_bytes), self.scales
+        if self.units.dtype != np.uint8 or self.units.shape != want:
+            raise OperandError(f"units are {self.units.dtype} of {self.units.shape}: uint8 of {want}")
+        if (scales is None) != (self.format.group is not None):
+            raise OperandError(f"scales are {'missing' if scales is None else 'given'}, and weights are {self.format}")
+        if scales is not None and (scales.dtype != np.float32 or scales.shape != (self.n,)):
+            raise OperandError(f"scales are {scales.dtype} of shape {scales.shape}: float32 of ({self.n},)")
 
     @property
     def order(self) -> PackedOrder:
@@ -199,12 +225,19 @@ def _with_zeros(
 
 
 def _rounded(scales: npt.NDArray[np.float64], fmt: QuantizedFormat, activations: str | None) -> Floats:
-    if fmt.group is None:
-        return scales.astype(np.float32)
-    if activations is None:
+    """Scales as `pack` stores them: where the nearest one is 0, and weights are not, the smallest above 0."""
+    if fmt.group is not None and activations is None:
         return scales
-    kind = TARGETS[activations].scales
-    return np.asarray(kind.decode(kind.encode(scales)), np.float64)
+    kind = _scale_type(fmt, activations or "bf16")
+    found = np.asarray(kind.decode(kind.encode(scales)), np.float64)
+    least = float(kind.decode(np.array([1]))[0])
+    found = np.where((found == 0) & (scales > 0), least, found)
+    return found.astype(np.float32) if fmt.group is None else found
+
+
+def _scale_type(fmt: QuantizedFormat, activations: str) -> DType:
+    """The type of scales in packed weights: float32 of columns."""
+    return _COLUMN_SCALES if fmt.group is None else TARGETS[activations].scales
 
 
 # -------------------------------------------------------------------------------------------------------------- packing
@@ -219,7 +252,8 @@ def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
     Scales of groups are rounded to the activations' type, or to bf16 for float8. N is filled up to whole blocks of 64
     rows, K to whole units of 128, with codes of 0.
 
-    Raises OperandError for a scale that the type holds as 0 or not at all, and for codes that it does not hold.
+    Raises OperandError for a scale that the type holds as 0 or not at all, and for codes that it does not hold. It
+    refuses a weight beyond the type in which it is multiplied, too.
 
     >>> packed = pack(quantize(np.eye(100, 256) * 7, QuantizedFormat("int4", 128)))
     >>> packed.units.shape, bool((unpack(packed).dense() == np.eye(100, 256) * 7).all())
@@ -229,11 +263,11 @@ def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
     order, (rows, units) = PackedOrder(weights.format, activations), units_of(weights.n, weights.k)
     packed = np.zeros((rows, units, order.unit_bytes), np.uint8)
     packed[..., : order.code_bytes] = _packed_codes(order, _filled(weights.codes, rows * UNIT_ROWS, units * UNIT_K))
+    bits, scales = _scale_bits(_scale_type(weights.format, activations), weights.scales)
+    _check_range(weights, scales, _COLUMN_SCALES if order.scales_sums or not order.format.group else order.target.dtype)
     if weights.format.group is None:
-        return PackedWeights(
-            weights.format, activations, weights.n, weights.k, packed, np.asarray(weights.scales, np.float32)
-        )
-    numbers = [_scale_bits(order, weights.scales)]
+        return PackedWeights(weights.format, activations, weights.n, weights.k, packed, scales.astype(np.float32))
+    numbers = [bits.astype(np.uint16)]
     if weights.zeros is not None:
         numbers.append(zero_bits(order.target, weights.zeros))
     packed[..., order.code_bytes :] = _packed_numbers(order, numbers, (rows, units))
@@ -251,18 +285,49 @@ def _packed_codes(order: PackedOrder, codes: npt.NDArray[np.uint8]) -> npt.NDArr
     lined = by_unit[..., np.asarray(order.codes.offsets())]
     if order.format.bits == 8:
         return lined
+    if order.signs is not None:
+        lined = _with_signs(lined, np.argsort(np.asarray(order.signs.offsets())))
     return np.asarray(lined[..., ::2] | lined[..., 1::2] << 4)
 
 
-def _scale_bits(order: PackedOrder, scales: Floats) -> npt.NDArray[np.uint16]:
-    kind, wide = order.target.scales, np.asarray(scales, np.float64)
+def _with_signs(digits: npt.NDArray[np.uint8], places: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
+    """Digits of words whose highest bits are those of the digits at `places`."""
+    words = digits.reshape(-1, len(places))
+    return np.asarray(words & 7 | words[:, places] & 8).reshape(digits.shape)
+
+
+def _scale_bits(kind: DType, scales: Floats) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.float64]]:
+    """The bits of scales, and their values as they are stored."""
+    wide = np.asarray(scales, np.float64)
     bits = kind.encode(wide)
     back = np.asarray(kind.decode(bits), np.float64)
     wrong = np.argwhere(~np.isfinite(back) | ((back == 0) & (wide != 0)))
     if len(wrong):
         at = tuple(int(x) for x in wrong[0])
         raise OperandError(f"scale {wide[at]} at {at} is {back[at]} as {kind}, the type of scales")
-    return np.asarray(bits, np.uint16)
+    return bits, back
+
+
+def _check_range(weights: QuantizedWeights, scales: npt.NDArray[np.float64], kind: DType) -> None:
+    """Raise OperandError for a weight beyond the type in which it is multiplied."""
+    most = MOST_ZERO if weights.format.zeros else float(np.nanmax(np.abs(_finite(weights.format))))
+    if np.isfinite(kind.decode(kind.encode(np.array([float(np.abs(scales).max()) * most]))))[0]:
+        return  # whatever the codes are
+    wide = replace(weights, scales=scales).dense()
+    wrong = np.argwhere(~np.isfinite(np.asarray(kind.decode(kind.encode(wide)), np.float64)))
+    if len(wrong):
+        row, column = (int(x) for x in wrong[0])
+        scale = scales[row] if weights.format.group is None else scales[row, column // weights.format.group]
+        raise OperandError(
+            f"weight {wide[row, column]:g} at ({row}, {column}), of scale {scale:g}, is no number of {kind}, the type "
+            "in which it is multiplied"
+        )
+
+
+def _finite(fmt: QuantizedFormat) -> npt.NDArray[np.float64]:
+    """The values of codes that are weights."""
+    values = fmt.facts.values()
+    return values[np.isfinite(values)]
 
 
 def _packed_numbers(
@@ -284,21 +349,17 @@ def _packed_numbers(
 def unpack(packed: PackedWeights) -> QuantizedWeights:
     """The inverse of `pack`: plain codes, scales and zero points; scales as they were rounded."""
     order, (rows, units) = packed.order, units_of(packed.n, packed.k)
-    want = (rows, units, order.unit_bytes)
-    if packed.units.shape != want or packed.units.dtype != np.uint8:
-        raise OperandError(f"units are {packed.units.dtype} of {packed.units.shape}: uint8 of {want}")
     codes = packed.units[..., : order.code_bytes]
     if order.format.bits == 4:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(rows, units, -1)
+    if order.signs is not None:
+        codes = _with_signs(codes, np.asarray(order.signs.offsets()))
     plain = np.empty_like(codes)
     plain[..., np.asarray(order.codes.offsets())] = codes
     plain = plain.reshape(rows, units, UNIT_K, UNIT_ROWS).transpose(0, 3, 1, 2).reshape(rows * UNIT_ROWS, -1)
     plain = np.ascontiguousarray(plain[: packed.n, : packed.k])
-    if packed.format.group is None:
-        scales = packed.scales
-        if scales is None:
-            raise OperandError(f"scales are missing: {packed.format} takes ({packed.n},)")
-        return QuantizedWeights(packed.format, plain, scales)
+    if packed.scales is not None:
+        return QuantizedWeights(packed.format, plain, packed.scales)
     bits = np.ascontiguousarray(packed.units[..., order.code_bytes :]).view("<u2")
     kinds = bits.reshape(rows, units, -1, order.scale_words, 2)
     found = [_plain_numbers(order, kinds[..., kind, :], packed) for kind in range(order.scale_words)]

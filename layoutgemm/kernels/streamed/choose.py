@@ -12,6 +12,7 @@ not streamed: on an H100 a sliced kernel takes 0.86 to 0.99 of the time (`benchm
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 from ...arch import Arch
@@ -32,6 +33,13 @@ _SLOTS, _AHEAD = (4, 3, 2), 2
 _STRIPS = (16, 8, 4, 2)  # whose sums wait: powers of two, so that sizes share kernels
 
 
+@dataclass(frozen=True)
+class StreamedChoice:
+    """The streamed kernel in a configuration, among those that were measured for a product."""
+
+    config: StreamedConfig
+
+
 @cache
 def streamed_config(
     fmt: QuantizedFormat, n: int, rows: int, k: int, sms: int, arch: Arch, become: str = "bf16", shared: int = 0
@@ -42,8 +50,8 @@ def streamed_config(
 
     >>> from layoutgemm.arch import arch
     >>> int4 = QuantizedFormat("int4", 128)
-    >>> streamed_config(int4, 8192, 1, 8192, 132, arch("sm_90a"))
-    StreamedConfig(warps=16, slots=4, strips=4, blocks_per_sm=1, overlap=True, prefetch=2, band=1, split=1)
+    >>> streamed_config(int4, 8192, 1, 8192, 132, arch("sm_90a")) == StreamedConfig(overlap=True, prefetch=2)
+    True
     >>> streamed_config(int4, 8192, 16, 8192, 132, arch("sm_90a")) is None
     True
     """
@@ -96,6 +104,19 @@ def _candidates(
                         warps_for(units, _WARPS[few]), slots, strips, overlap=early, prefetch=_AHEAD if early else 0,
                         band=band, split=split,
                     )  # fmt: skip
+
+
+def streamed_candidates(rows: int) -> Iterator[StreamedConfig]:
+    """Configurations that could be the fastest for a few rows of x, from sm_90 on.
+
+    >>> len({*streamed_candidates(1)}), [*streamed_candidates(9)]
+    (24, [])
+    """
+    for split in (1, 2) if rows <= MOST_ROWS else ():
+        for warps in (16, 8, 32):
+            for slots in (*_SLOTS, 6):
+                band = 1 if rows <= _FEW else 2
+                yield StreamedConfig(warps, slots, 4, overlap=True, prefetch=_AHEAD, band=band, split=split)
 
 
 def warps_for(units: int, about: int) -> int:

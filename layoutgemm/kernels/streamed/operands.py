@@ -6,8 +6,9 @@
     x         all rows and the block's part of K, zeros beyond; a line is 16 bytes longer, so that eight lines lie in
               other banks
 
-A lane copies into a slot what it will load from there, and nothing else, and the lanes of a warp the columns of x that
-the warp multiplies. So no warp waits for another one's copies.
+A lane copies into a slot the codes that it will load from there. The scales of a strip come in 16-byte vectors of the
+first lanes: a copy of 4 bytes is an instruction like one of 16. The lanes of a warp copy the columns of x that the warp
+multiplies. So no warp waits for another one's copies.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StreamedWeights(PackedBlocks):
 
     @property
     def number_bytes(self) -> int:
-        """Bytes that a lane copies of a group: the scales of its two rows, and their zeros."""
+        """Bytes that a lane loads of a group: the scales of its two rows, and their zeros."""
         return WORD_BYTES * self.packing.scale_words
 
     @cached_property
@@ -58,8 +59,15 @@ class StreamedWeights(PackedBlocks):
 
     @cached_property
     def numbers(self) -> Layout:
-        """(lane, group) -> byte of a strip in a slot, behind the codes."""
-        return Layout((WARP, max(1, self.groups)), (self.number_bytes, self.number_bytes * WARP))
+        """(lane, group) -> byte of a strip in a slot, behind the codes: four lanes load the same, as in the unit."""
+        lanes = WARP // (self.group_bytes // self.number_bytes)
+        rows = WARP // lanes
+        return Layout(((lanes, rows), max(1, self.groups)), ((0, self.number_bytes), self.group_bytes))
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a strip's scales of one group, with their zeros."""
+        return self.packing.group_bytes // QUARTERS
 
     @property
     def strip_codes(self) -> int:
@@ -69,7 +77,7 @@ class StreamedWeights(PackedBlocks):
     @property
     def strip_bytes(self) -> int:
         """Bytes of a strip in a slot."""
-        return self.strip_codes + self.groups * self.number_bytes * WARP
+        return self.strip_codes + self.groups * self.group_bytes
 
     @property
     def slot_bytes(self) -> int:
@@ -77,18 +85,21 @@ class StreamedWeights(PackedBlocks):
         return self.band * self.strip_bytes
 
     def copies(self, lane: W, quarter: W) -> list[tuple[W, W, int]]:
-        """(byte of the unit, byte of the slot, bytes) of a lane's copies; ints, arrays or traced integers.
+        """(byte of the unit, byte of the slot, copying lanes) of a lane's 16-byte copies.
+
+        Ints, arrays or traced integers. Of fewer lanes than a warp's the first ones copy.
 
         quarter  of the band's first strip
         """
         order, copies = self.packing, []
+        each, scales = self.group_bytes // VECTOR_BYTES, self.groups * self.group_bytes // VECTOR_BYTES
         for strip in range(self.band):
-            thread, at = lane + WARP * (quarter + strip), strip * self.strip_bytes
+            first, at = WARP * (quarter + strip), strip * self.strip_bytes
             for v in range(self.vectors):
-                copies.append((order.vector_bytes(thread, v), at + self.codes(lane, v), VECTOR_BYTES))
-            for group in range(self.groups):
-                source, target = order.scale_bytes(thread, group), self.numbers(lane, group)
-                copies.append((order.code_bytes + source, at + self.strip_codes + target, self.number_bytes))
+                copies.append((order.vector_bytes(first + lane, v), at + self.codes(lane, v), WARP))
+            if scales:
+                source = order.scale_bytes(first, lane // each) + lane % each * VECTOR_BYTES
+                copies.append((order.code_bytes + source, at + self.strip_codes + lane * VECTOR_BYTES, scales))
         return copies
 
     def runs(self, quarter: W) -> list[tuple[W, int]]:

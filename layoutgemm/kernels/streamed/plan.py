@@ -68,6 +68,8 @@ class StreamedConfig:
     prefetch       units of a warp that it then brings to L2; needs `overlap`
     band           strips that a warp multiplies with the same registers of x: 1, 2 or 4
     split          blocks of a cluster, which share K and each copy a part of x; a divisor of `strips`
+    constant_weights  no kernel in flight writes the weights: their first units are copied before the kernel before has
+                   ended, and only x waits for it. The caller's word, which nothing checks; needs `overlap`
     """
 
     warps: int = 16
@@ -78,6 +80,7 @@ class StreamedConfig:
     prefetch: int = 0
     band: int = 1
     split: int = 1
+    constant_weights: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, slots=2, prefetch=0)
@@ -90,6 +93,11 @@ class StreamedConfig:
                 )
         if self.prefetch and not self.overlap:
             raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
+        if self.constant_weights and (self.prefetch or not self.overlap):
+            raise PlanError(
+                f"constant_weights with prefetch = {self.prefetch}, overlap = {self.overlap}: slots are filled before "
+                "the kernel before has ended, with overlap=True and prefetch=0 alone"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +277,11 @@ class StreamedPlan(GemmPlan):
     def unit_of(self, warp: W, turn: W, part: W) -> W:
         """The unit along K of a warp's turn, in that block of the cluster."""
         return self.place_of(warp, turn) * self.config.split + part
+
+    @property
+    def groups_of_x(self) -> int:
+        """Groups of copies of x alone, behind those of the first slots; 0 where x comes with the weights."""
+        return int(self.config.constant_weights)
 
     def item(self, number: W) -> tuple[W, W]:
         """(bands further on, turn) of a warp's unit with that number."""

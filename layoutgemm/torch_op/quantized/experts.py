@@ -277,6 +277,8 @@ def experts_product(
     """activation(scale_x[g] * x[g] @ weights[e].T) of x (rows, k): a checked call."""
     rows, n = x.shape[0], call.size[0]
     if not on_gpu(x.get_device()):
+        if call.config is not None and rows:
+            experts_plan(call, units.shape[0], rows, NAMES[x.dtype], INDEX[offsets.dtype])  # refused as on an H200
         return _on_cpu(call, x, units, scales, offsets, scale_x)
     require_hopper(x.get_device(), "quantized_grouped_matmul")
     c = torch.empty((rows, n), dtype=call.kind, device=x.device)

@@ -14,12 +14,14 @@ from ...kernels.streamed.plan import StreamedPlan
 from ..explanation import Explanation
 from ..prepared import gpu, target
 from ..scaled_grouped.kept import require_hopper
+from ..tuned_store import MEASURED
 from ..types import C_NAMES, NAMES
 from .configs import PackedConfig, packed_text
 from .experts import INDEX, QuantizedExperts, check_experts, checked_experts, experts_plan
 from .launch import (
     HOPPER,
     QuantizedCall,
+    as_measured,
     check_target,
     flat,
     mma_plan_of,
@@ -60,11 +62,13 @@ def explain_quantized(
         return Explanation("no kernel: an empty result", "x has no rows", 0, (), 0)
     check_target(call, lines)
     plan = _plan(call, rows, lines, bias)
+    measured = as_measured(call, rows, lines.dtype, None if bias is None else bias.dtype, lines.get_device())
     copies = [
         (rule, size) for rule, size in (unreadable(lines), spaced("scale_x", factors), spaced("bias", bias)) if rule
     ]
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
-    return Explanation(str(plan), _why(plan, rows, config), 1, said, sum(size for _, size in copies))
+    why = MEASURED if measured is not call else _why(plan, rows, config)
+    return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
 
 
 def explain_experts(
@@ -116,6 +120,7 @@ def refuse_untaken(untaken: Mapping[str, object] | None, what: str) -> None:
 def _plan(call: QuantizedCall, rows: int, x: torch.Tensor, bias: torch.Tensor | None) -> GemmPlan:
     """The plan that the launch has."""
     index = x.get_device()
+    call = as_measured(call, rows, x.dtype, None if bias is None else bias.dtype, index)
     places, on = gpu(index)[0], target(index)
     types = NAMES[x.dtype], None if bias is None else C_NAMES[bias.dtype]
     streamed = streamed_plan_of(call, rows, *types, places.multiprocessors, *on)

@@ -19,7 +19,7 @@ import torch
 
 from ...arch import arch
 from ...dtypes import dtype
-from ...errors import OperandError, TensorError
+from ...errors import OperandError, PlanError, TensorError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
@@ -33,6 +33,7 @@ from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import SMS, packed_config
 from ...kernels.streamed.choose import streamed_config
 from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
+from .. import tuned_store
 from ..bias_activation import by_torch
 from ..launch import DirectLaunch, raw_stream
 from ..prepared import alignment_of, gpu, on_gpu, target
@@ -45,6 +46,7 @@ from .weights import dense_of, multiplied
 
 SCALE_X = "scale_x"  # the epilogue's operand
 HOPPER = "sm_90a"
+ORDERS = ("row", "col", "row")  # of x, the weights and the result, by which a tuned product is kept
 _VECTOR = 16  # bytes: alignment of lines that TMA reads, and of vectors that cp.async copies
 
 
@@ -74,6 +76,7 @@ def quantized_product(
     """
     n, rows = call.size[0], x.shape[0]
     if not on_gpu(x.get_device()):
+        check_given(call, rows, x.dtype, bias)
         dense = dense_of(call.format, x.dtype, units, scales, call.size)
         if rounds_weights(call, rows, x.dtype):
             dense = multiplied(call.format, dense, x.dtype)
@@ -104,6 +107,15 @@ def rounds_weights(call: QuantizedCall, rows: int, x: torch.dtype) -> bool:
         return isinstance(call.config, Sm90Config)
     n, k = call.size
     return streamed_config(call.format, n, rows, k, SMS, arch(HOPPER), NAMES[x]) is None
+
+
+def check_given(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.Tensor | None) -> None:
+    """Raise PlanError for a configuration that a GPU would refuse: a product on the CPU is that of an H200."""
+    if call.config is None or rows == 0:
+        return
+    types, on = (NAMES[x], None if bias is None else C_NAMES[bias.dtype]), arch(HOPPER)
+    if streamed_plan_of(call, rows, *types, SMS, on.name, on.smem_per_block) is None:
+        plan_of(call, rows, *types, SMS)
 
 
 def check_target(call: QuantizedCall, x: torch.Tensor) -> None:
@@ -158,6 +170,24 @@ def _pitch(x: torch.Tensor) -> int:
     return padded_leading(dtype(NAMES[x.dtype]), x.shape[1])
 
 
+def as_measured(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.dtype | None, device: int) -> QuantizedCall:
+    """The call in the configuration that `layoutgemm.tune` measured fastest, if that has a plan."""
+    places, name = gpu(device)
+    if call.config is not None or target(device)[0] != HOPPER:
+        return call
+    sizes, types = (rows, *call.size, 1), tuned_store.packed_types(NAMES[x], str(call.format))
+    found = tuned_store.lookup_any(name, sizes, types, ORDERS)
+    if found is None:
+        return call
+    measured, kinds = replace(call, config=found.config), (NAMES[x], None if bias is None else C_NAMES[bias])
+    try:
+        if streamed_plan_of(measured, rows, *kinds, places.multiprocessors, *target(device)) is None:
+            plan_of(measured, rows, *kinds, places.multiprocessors)
+    except PlanError:  # beside this epilogue, or with this result
+        return call
+    return measured
+
+
 @lru_cache(maxsize=4096)
 def _prepared(
     call: QuantizedCall, rows: int, stride: int, x: torch.dtype, bias: torch.dtype | None, device: int
@@ -167,6 +197,7 @@ def _prepared(
     It takes addresses: weights, x, C, the scales of columns, of x, the bias.
     """
     k, places, on = call.size[1], gpu(device)[0], target(device)
+    call = as_measured(call, rows, x, bias, device)
     types = NAMES[x], None if bias is None else C_NAMES[bias]
     pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), k)
     streamed = streamed_plan_of(call, rows, *types, places.multiprocessors, *on)

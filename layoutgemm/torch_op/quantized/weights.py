@@ -63,6 +63,7 @@ class QuantizedWeight:
         settle(self, OperandError)
         name = _name_of(self.activations)
         check_activations(self.format, name)
+        check_k(self.format, self.k)
         order = PackedOrder(self.format, name)
         want = (*units_of(self.n, self.k), order.unit_bytes)
         if self.units.dtype != torch.uint8 or tuple(self.units.shape) != want or not self.units.is_contiguous():
@@ -73,6 +74,8 @@ class QuantizedWeight:
             raise OperandError(f"scales are {'missing' if given is None else 'given'}, and weights are {self.format}")
         if given is not None and (given.dtype != torch.float32 or tuple(given.shape) != (self.n,)):
             raise OperandError(f"scales are {given.dtype} of shape {list(given.shape)}: float32 of [{self.n}]")
+        if given is not None and given.device != self.units.device:
+            raise OperandError(f"scales are on {given.device}, and units on {self.units.device}: one device")
 
     def __repr__(self) -> str:
         return f"QuantizedWeight({self.kind}, on {self.device})"
@@ -118,6 +121,9 @@ class QuantizedWeight:
         not hold.
         """
         name = _name_of(activations)
+        check_operands({"weight": weight})
+        if not weight.is_floating_point():
+            raise OperandError(f"weight is {weight.dtype}: floating-point numbers are rounded")
         if weight.ndim != 2 or 0 in weight.shape:
             raise OperandError(f"weight has shape {list(weight.shape)}: (n, k), neither of them 0")
         if not addressed(weight):
@@ -209,6 +215,9 @@ def dense_of(
     codes = units[..., : order.code_bytes]
     if fmt.bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+    if tables.signs is not None:
+        words = codes.unflatten(-1, (-1, len(tables.signs)))
+        codes = (words & 7 | words[..., tables.signs] & 8).flatten(-2)
     plain = codes[..., tables.codes].reshape(rows, along_k, UNIT_K, UNIT_ROWS).permute(0, 3, 1, 2)
     plain = plain.reshape(rows * UNIT_ROWS, along_k * UNIT_K)[: shape[0], : shape[1]].long()
     if scales is not None:
@@ -249,12 +258,14 @@ class _Tables(NamedTuple):
     codes, scales  the place of each element of a unit among its codes, and among its scales
     values         the value of each code
     zeros          zero points of their 16 bits, or None
+    signs          the digit of a word that has the sign of each of its codes, or None
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     values: torch.Tensor
     zeros: torch.Tensor | None
+    signs: torch.Tensor | None
 
 
 def _tables_of(order: PackedOrder, device: torch.device) -> _Tables:
@@ -274,11 +285,13 @@ def _tables(order: PackedOrder, device: torch.device) -> _Tables:
     places = [np.argsort(np.asarray(layout.offsets())) for layout in (order.codes, order.scales)]
     values = np.nan_to_num(order.format.facts.values(), nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)
     codes, scales, table = (torch.from_numpy(x).to(device) for x in (*places, values))
+    if order.signs is not None:
+        return _Tables(codes, scales, table, None, torch.from_numpy(np.asarray(order.signs.offsets())).to(device))
     if not order.format.zeros:
-        return _Tables(codes, scales, table, None)
+        return _Tables(codes, scales, table, None, None)
     zeros, points = np.full(1 << 16, -1, np.float32), np.arange(MOST_ZERO + 1)
     zeros[zero_bits(order.target, points)] = points
-    return _Tables(codes, scales, table, torch.from_numpy(zeros).to(device))
+    return _Tables(codes, scales, table, torch.from_numpy(zeros).to(device), None)
 
 
 def unlike(kind: torch.dtype, packed: torch.dtype) -> str:

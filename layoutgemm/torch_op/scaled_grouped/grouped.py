@@ -58,7 +58,6 @@ from .kept import NOT_KEPT, KeptKey, find, launch, require_hopper
 from .recipes import SQUARE, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
-    MEASURED,
     NO_FINISH,
     BiasActivation,
     ScaledCall,
@@ -533,7 +532,7 @@ def _plan_along_k(
     why = "given by the caller"
     found = tuned_store.lookup(gpu(a.get_device())[1], sizes, *ragged_name(types, None, None, ALONG_K))
     if config is None and found is not None and found.config.tile[1] % epilogue.columns == 0:
-        config, why = found.config, MEASURED
+        config, why = found.config, tuned_store.MEASURED
     if config is None:
         config = along_k_config(*sizes, wide=dtype(types[2]).bits == 32, columns=epilogue.columns)
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
@@ -564,7 +563,7 @@ def chosen(
         return config, "given by the caller"
     found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate, MASKED if masked else ROWS))
     if found is not None and found.config.tile[1] // sums % columns == 0:
-        return found.config, MEASURED
+        return found.config, tuned_store.MEASURED
     if masked:
         rows = masked_rows(sizes[0])
         config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums, columns)

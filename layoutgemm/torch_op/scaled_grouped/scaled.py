@@ -54,7 +54,6 @@ from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT_BYTES = 4
-MEASURED = "measured by layoutgemm.tune"
 LEAST_SEGMENT = 16  # columns that share a scale at least, of tiles of 256: a thread has registers for its scales then
 
 
@@ -367,7 +366,9 @@ def gated_choice(
     if config is not None:
         return config, "given by the caller"
     found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, None, gate))
-    return (found.config, MEASURED) if found is not None else gated_config(sizes, types, gate, gpu(index)[0])
+    return (
+        (found.config, tuned_store.MEASURED) if found is not None else gated_config(sizes, types, gate, gpu(index)[0])
+    )
 
 
 def chosen(
@@ -384,7 +385,7 @@ def chosen(
     sums = 1 if gate is None else HALVES
     found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate))
     if found is not None and found.config.tile[1] // found.config.split // sums % columns == 0:
-        return found.config, MEASURED
+        return found.config, tuned_store.MEASURED
     m, n, k, batch = sizes
     each = read_each_column(groups, n, sums)
     config = scaled_config(m, n, k, batch=batch, each_column=each, columns=columns, c=types[2], sums=sums)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +13,10 @@ from layoutgemm.atoms import wgmma
 from layoutgemm.checks import bank_conflicts
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.quantized import conversions
-from layoutgemm.kernels.quantized.checks import conversion_check
+from layoutgemm.kernels.quantized.blocks import PackedBlocks, PackedTile
+from layoutgemm.kernels.quantized.checks import conversion_check, fragments_check, probe
 from layoutgemm.kernels.quantized.conversions import TARGETS, FusedPairs, NumpyPairs
-from layoutgemm.kernels.quantized.formats import CODES, MXFP4, NVFP4, QuantizedFormat
+from layoutgemm.kernels.quantized.formats import CODES, GROUPS, MXFP4, NVFP4, UNIT_K, QuantizedFormat
 from layoutgemm.kernels.quantized.fragments import block_values
 from layoutgemm.kernels.quantized.order import PackedOrder
 from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack, quantize, unpack
@@ -72,6 +75,17 @@ def test_threads_make_the_instructions_fragments_of_their_own_vectors(fmt: Quant
     assert np.array_equal(block_values(packed.order, packed.units[0, 0]), dense.astype(np.float16).astype(np.float32))
 
 
+@pytest.mark.parametrize("activations", ["bf16", "f16", "e4m3"])
+def test_probes_of_every_format_are_numbers_of_their_type(activations: str) -> None:
+    """One infinity equals that of another weight, and hides a wrong fragment."""
+    for code, group in itertools.product(CODES, GROUPS):
+        with contextlib.suppress(PlanError):  # formats that are not multiplied as e4m3
+            order = PackedOrder(QuantizedFormat(code, group), activations)
+            operand = PackedBlocks(order, PackedTile((64, UNIT_K), order.unit_bytes), order.target.dtype)
+            assert fragments_check(operand), (code, group)
+            assert np.isfinite(unpack(pack(probe(order), activations)).dense()).all()
+
+
 def test_the_order_is_that_of_the_registers_of_wgmma() -> None:
     order = PackedOrder(QuantizedFormat("int4", 128), "bf16")
     assert str(order.codes) == "(((2,2),2),4,(4,8,4),2):(((8,512),64),1024,(128,1,16),4096)"
@@ -126,6 +140,31 @@ REFUSED = {
         ),
         "zero point 17.0 at (0, 0): an integer from 0 to 16",
     ),
+    "complex scales": (lambda: _weights(scales=np.full((2, 1), 1j)), "scales are complex128 of shape (2, 1): real"),
+    "scales of a text": (lambda: _weights(scales=np.full((2, 1), "a")), "scales are <U1 of shape (2, 1): real numbers"),
+    "a column's scale beyond float32": (lambda: pack(_column(1e300)), "scale 1e+300 at (0,) is inf as f32"),
+    "a column's scale below float32": (lambda: pack(_column(1e-60)), "scale 1e-60 at (0,) is 0.0 as f32"),
+    "a column's weight beyond float32": (
+        lambda: pack(_column(1e38)), "weight -8e+38 at (0, 0), of scale 1e+38, is no number of f32",
+    ),
+    "a weight beyond f16": (
+        lambda: pack(_weights(scales=np.array([[1.0], [3e4]])), "f16"),
+        "weight -240000 at (1, 0), of scale 30000, is no number of f16, the type in which it is multiplied",
+    ),
+    "units of another format": (
+        lambda: replace(pack(_weights()), format=QuantizedFormat("int8", 128)),
+        "units are uint8 of (1, 1, 4224): uint8 of (1, 1, 8320)",
+    ),
+    "units of another type": (
+        lambda: replace(pack(_weights()), units=np.zeros((1, 1, 4224), np.int8)), "units are int8 of (1, 1, 4224)",
+    ),
+    "scales of groups": (
+        lambda: replace(pack(_weights()), scales=np.ones(2, np.float32)), "scales are given, and weights are int4 in",
+    ),
+    "scales of fewer columns": (
+        lambda: replace(pack(_column(1.0)), scales=np.ones(3, np.float32)), "scales are float32 of shape (3,): float32",
+    ),
+    "K of packed weights": (lambda: replace(pack(_weights()), k=100), "K = 100 is 0 groups of 128 and 100 more"),
     "format": (lambda: QuantizedFormat("int3"), "code = 'int3': known are int4, e2m1, int8, e4m3, e5m2"),
     "zeros of floats": (lambda: QuantizedFormat("e4m3", 128, True), "zero points are of int4 in groups"),
     "type": (lambda: pack(_weights(), "f32"), "activations = 'f32': known are bf16, f16"),
@@ -135,6 +174,24 @@ REFUSED = {
 def _weights(**other: object) -> QuantizedWeights:
     usual = {"codes": np.zeros((2, 128), np.uint8), "scales": np.ones((2, 1))}
     return QuantizedWeights(QuantizedFormat("int4", 128), **{**usual, **other})
+
+
+def _column(scale: float) -> QuantizedWeights:
+    return QuantizedWeights(QuantizedFormat("int4"), np.zeros((2, 128), np.uint8), np.full(2, scale))
+
+
+def test_weights_within_their_type_are_packed_at_any_scale() -> None:
+    """Codes of small values: no other weight of the scale has to be a number of the type."""
+    weights = QuantizedWeights(QuantizedFormat("int4", 128), np.full((2, 128), 9, np.uint8), np.full((2, 1), 3e4))
+    assert (unpack(pack(weights, "f16")).dense() == 3e4).all()
+
+
+@pytest.mark.parametrize("fmt", [QuantizedFormat("int4", 128), QuantizedFormat("int4", 128, True)], ids=str)
+def test_scales_that_would_round_to_zero_are_the_smallest_number(fmt: QuantizedFormat) -> None:
+    """The smallest f16 is 2**-24: weights of two, one and a third of it are two, one and none."""
+    weights = np.repeat(2.0**-24 * np.array([[2, 1, 1 / 3, 0]]), 32, axis=1)
+    found = unpack(pack(quantize(weights, fmt, "f16"), "f16"))
+    assert (found.dense()[0, ::32] == 2.0**-24 * np.array([2, 1, 0, 0])).all()
 
 
 @pytest.mark.parametrize("what", REFUSED)

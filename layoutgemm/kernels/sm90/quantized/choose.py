@@ -19,7 +19,8 @@ multiply few rows, too. The estimates of more than 64 rows were fitted to the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 
 from ...quantized.formats import UNIT_K, UNIT_ROWS
@@ -122,6 +123,27 @@ def packed_config(n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16
     return _few(n, rows, k, sms) if rows <= _FEW else _many(n, rows, k, sms, float8)
 
 
+def packed_candidates(n: int, rows: int, k: int, become: str = "bf16") -> Iterator[Sm90Config]:
+    """Configurations that could be the fastest, in no order: all kinds of tiles, splits and slices.
+
+    >>> [config.tile for config in packed_candidates(8192, 256, 8192)][:3]
+    [(64, 128), (64, 128), (128, 128)]
+    """
+    store = "tma" if n % 8 == 0 else "direct"
+    if rows > _FEW:
+        yield from (kind.config(rows, store) for kind in (_MANY_FLOAT8 if become == "e4m3" else _MANY))
+        return
+    k_tiles = -(-k // UNIT_K)
+    for tile, parts in {**_PARTS, 192: (1, 2), 448: (1, 2)}.items():
+        blocks = tile // UNIT_ROWS
+        for split in (split for split in parts if split <= k_tiles):
+            for consumers in (consumers for consumers in (1, 2, 3) if blocks % consumers == 0):
+                yield _few_config(tile, rows, split, consumers, k_tiles)
+            for consumers in (consumers for consumers in (2, 3, 4) if consumers > blocks and consumers % blocks == 0):
+                sliced = _few_config(tile, rows, split, consumers, k_tiles)
+                yield from (sliced, replace(sliced, loader="warps"))
+
+
 def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
     """The configuration for groups of rows, each times its expert's weights: tiles of half as many again as usual.
 
@@ -155,8 +177,12 @@ def _few(n: int, rows: int, k: int, sms: int) -> Sm90Config:
                 each = -(-k_tiles // split) * time + once + (_EXCHANGE if split > 1 else 0)
                 found.append((rounds * each, split, tile))
     _, split, tile = min(found)
-    width, consumers = -(-rows // (8 * split)) * (8 * split), _consumers(tile, rows)
-    sliced = consumers > tile // UNIT_ROWS
+    return _few_config(tile, rows, split, _consumers(tile, rows), k_tiles)
+
+
+def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int) -> Sm90Config:
+    """The kernel of few rows with tiles of `tile` features, K in `split` parts."""
+    width, sliced = -(-rows // (8 * split)) * (8 * split), consumers > tile // UNIT_ROWS
     return Sm90Config(
         (tile, width), consumers=consumers, split=split, one_tile_per_cluster=sliced or split > 1, store="direct",
         loader="warp", schedule="sliced" if sliced else "cooperative", overlap=True, prefetch=min(_AHEAD, k_tiles),

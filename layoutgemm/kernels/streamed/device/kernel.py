@@ -12,12 +12,13 @@
     barrier    kind              completed by                          waited for by
     -------    --------------    ----------------------------------    --------------------------------------------
     group      cp.async group    a lane's copies of one unit           the same lane, until slots - 1 are pending
-    warp       bar.warp.sync     a warp's 32 lanes                     the same, in the first band: x is there for all
+    warp       bar.warp.sync     a warp's 32 lanes                     the same: behind a group, for the unit's scales,
+                                                                       in the first band for x; before a refill
     block      bar.sync          all threads                           the same, around step 3
     cluster    barrier.cluster   all threads, at the start and when    the same, before they send and before they add
                                  they have sent                        what was sent
 
-A lane reads from a slot only what it copied there itself, and copies again only behind that. A column of x is one
+A lane reads codes that it copied itself, and scales that lanes of its warp copied. A column of x is one
 warp's alone, as its unit is. So x comes unit by unit beside the weights, and no warp waits for all of it.
 Sums are sent to two buffers in turn. A block that sends to one has waited for a barrier at which the receiver arrived
 behind its last reads from there.
@@ -107,13 +108,7 @@ class StreamedKernel(FusedEntry):
         stream = WarpStream(
             plan, shared, (matrices[0], matrices[1], pitches[0], sizes[1]), (lane, warp, part), (band, last)
         )
-        if const_expr(plan.config.overlap):
-            bridge.allow_next_kernel()
-            stream.prefetch(band)
-            bridge.wait_for_previous_kernel()
-        for number in cutlass.range_constexpr(plan.config.slots):
-            further, turn = plan.item(number)
-            stream.fill(band + further, turn, Int32(number), further == 0)
+        stream.begin(band)
         slot, buffer, before = Int32(0), Int32(0), Int32(0)
         sums = cute.make_rmem_tensor(plan.band_registers, Float32)
         at_once = plan.config.strips // plan.config.band
@@ -294,9 +289,12 @@ class WarpStream(ampere.LoopCarried):
         plan, (shared, _, _, _, _, lane, warp, *_) = self.plan, self.values
         _, quarter = plan.a.unit(band)
         there, source, base = self.there(band, turn), self.address(band, turn), shared + plan.slot(warp, slot)
-        for unit_byte, slot_byte, size in plan.a.copies(lane, quarter):
-            valid = cutlass.select_(there, Int32(size), Int32(0))
-            ampere.copy_bytes(base + slot_byte, source + Int64(unit_byte), size, valid)
+        valid = cutlass.select_(there, Int32(VECTOR_BYTES), Int32(0))
+        for unit_byte, slot_byte, lanes in plan.a.copies(lane, quarter):
+            if lanes == WARP:
+                ampere.copy_bytes(base + slot_byte, source + Int64(unit_byte), VECTOR_BYTES, valid)
+            else:
+                ampere.copy_chunk(base + slot_byte, source + Int64(unit_byte), valid, lane < lanes)
         if brings_x:
             self.copy_x(band, turn)
         bridge.commit_copies()
@@ -320,6 +318,29 @@ class WarpStream(ampere.LoopCarried):
                     ampere.copy_chunk(destination, address, valid, chunk < b.unit_chunks)
 
     @cute.jit
+    def begin(self, band: Int32) -> None:
+        """Fill the slots behind the kernel before; of constant weights while it ends, and x behind it."""
+        config = self.plan.config
+        if const_expr(config.overlap):
+            bridge.allow_next_kernel()
+            self.prefetch(band)
+        if const_expr(config.overlap and not config.constant_weights):
+            bridge.wait_for_previous_kernel()
+        for number in cutlass.range_constexpr(config.slots):
+            further, turn = self.plan.item(number)
+            self.fill(band + further, turn, Int32(number), further == 0 and not config.constant_weights)
+        if const_expr(config.constant_weights):
+            bridge.wait_for_previous_kernel()
+            self.fill_x(band)
+
+    def fill_x(self, band: Int32) -> None:
+        """Copy x's columns of the first slots, and wait for them and the slots."""
+        for number in range(min(self.plan.config.slots, self.plan.turns)):
+            self.copy_x(band, number)
+        bridge.commit_copies()
+        bridge.wait_copies(0)
+
+    @cute.jit
     def prefetch(self, band: Int32) -> None:
         """Bring the warp's first units to L2: what its lanes copy of each is contiguous for each vector and group."""
         plan, lane = self.plan, self.values[5]
@@ -336,11 +357,15 @@ class WarpStream(ampere.LoopCarried):
         """Multiply the oldest unit, refill its slot, and give the number of the next one."""
         plan, (shared, _, _, _, _, lane, warp, _, first, _, lines) = self.plan, self.values
         bridge.wait_copies(plan.config.slots - 1)
-        if band == first:
+        if const_expr(plan.a.groups > 0):
+            bridge.warp_sync()
+        elif band == first:
             bridge.warp_sync()
         base = shared + plan.slot(warp, slot)
         x = shared + (lines + plan.place_of(warp, turn) * plan.b.unit_step)
         self.multiply_band(sums, base, lane, x)
+        if const_expr(plan.a.groups > 0):
+            bridge.warp_sync()  # no lane refills scales that another one has still to load
         further, next_turn = plan.item(turn + plan.config.slots)
         later = plan.turns <= UNROLLED and turn + plan.config.slots >= plan.turns  # of a later band, as is known here
         self.fill(band + further, next_turn, slot, not later)
