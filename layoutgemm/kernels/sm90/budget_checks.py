@@ -74,7 +74,7 @@ def _shared_memory(plan: Sm90Plan) -> Check:
 
 def _threads(plan: Sm90Plan) -> Check:
     """Whole warpgroups of consumers first, then the loader's warps; the warp that loads is one of the block's."""
-    loader = loader_threads(plan.config, plan.numbers_warp is not None)
+    loader = loader_threads(plan.config.loader, plan.numbers_warp is not None)
     consumers = WARPGROUP * plan.config.consumers
     witness = ""
     if plan.threads != consumers + loader:

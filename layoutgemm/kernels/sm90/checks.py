@@ -157,7 +157,6 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         pingpong=config.schedule == "pingpong",
         slices=config.slices,
         loader=plan.threads // 32 - WARPS_OF_GROUP * config.consumers,
-        loaders=config.loaders,
         store=ring,
         one_tile_per_cluster=config.one_tile_per_cluster,
         staged_epilogue_k_tiles=config.staged_epilogue_k_tiles,
@@ -366,7 +365,7 @@ def _barriers(plan: Sm90Plan) -> Check:
     elif plan.full_arrivals != 1 + copied + gathered:
         witness = f"{plan.full_arrivals} arrivals: one thread arms the stage, and {copied} lanes copy numbers"
         witness += f", {gathered} threads rows" * bool(gathered)
-    elif gathered and (gathered, plan.config.loader) != (loader_threads(plan.config, False), "warpgroup"):
+    elif gathered and (gathered, plan.config.loader) != (loader_threads("warpgroup", False), "warpgroup"):
         witness = f"{gathered} threads gather rows, and the loader is a {plan.config.loader}"
     elif plan.empty_arrivals != warps * reach:
         witness = f"{warps * reach} arrive"

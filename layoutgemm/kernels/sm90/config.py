@@ -19,7 +19,7 @@ from ..plan import MAX_TILES, check_fields
 from ..store import ROWS, WARP_ROWS
 
 SCHEDULES = ("cooperative", "pingpong", "sliced")
-LOADERS = ("self", "warp", "warpgroup", "warps")
+LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
@@ -151,8 +151,7 @@ class Sm90Config:
                packed weights: each 64 rows have as many warpgroups as `slices` says, which take K tiles in turn. The
                first one adds the others' sums (CUTLASS calls this sliced-K)
     loader     "self": a consumer warp issues the TMA loads, between its products; all registers are the consumers'.
-               "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away. "warps": a warp for
-               each slice loads its K tiles, since the copies of one K tile are a chain of instructions on one thread
+               "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
     loaded_a_rows   of A's tile, a multiple of 8 and M or more; the rest of the tile is zeros, written once. For
                M below the instruction's 64: out-of-bounds rows cost load time, these cost none
     one_tile_per_cluster   the grid is as large as the problem, and the store's buffers lie over the stages
@@ -282,8 +281,6 @@ class Sm90Config:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
         if self.schedule == "sliced":
             self._check_sliced()
-        elif self.loader == "warps":
-            raise PlanError(f"loader = 'warps': a warp for each slice, and {self.schedule!r} has none; take 'warp'")
         each = self.tile[0] // self.warpgroups_of_tile
         if each < ROWS or each % ROWS or self.tile[0] % self.warpgroups_of_tile:
             raise PlanError(
@@ -313,11 +310,6 @@ class Sm90Config:
         2
         """
         return self.consumers // (self.tile[0] // ROWS) if self.schedule == "sliced" else 1
-
-    @property
-    def loaders(self) -> int:
-        """Warps that load K tiles in turn: one for each slice, or a single one."""
-        return self.slices if self.loader == "warps" else 1
 
     @property
     def warpgroups_of_tile(self) -> int:
@@ -367,14 +359,13 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
         raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
 
 
-def loader_threads(config: Sm90Config, numbers: bool) -> int:
+def loader_threads(loader: str, numbers: bool) -> int:
     """Threads of a loader: those of a warp that copies a main loop's numbers are beside the one that loads tiles.
 
-    >>> [loader_threads(Sm90Config(loader=loader), numbers=True) for loader in LOADERS[:3]]
+    >>> [loader_threads(loader, numbers=True) for loader in LOADERS]
     [0, 64, 128]
     """
-    warps = config.loaders + numbers
-    return {"self": 0, "warp": WARP * warps, "warps": WARP * warps, "warpgroup": WARPGROUP}[config.loader]
+    return {"self": 0, "warp": WARP * (1 + numbers), "warpgroup": WARPGROUP}[loader]
 
 
 def registers_of(

@@ -36,8 +36,7 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
         actions = list(walk(role.program))
         loads = any(isinstance(action, TmaLoad) for action in actions)
         if loads:
-            number = int(role.name.removeprefix("loader") or 0) if plan.config.loaders > 1 else 0
-            which = f"warp {plan.loader_warp + number}"
+            which = f"warp {plan.loader_warp}"
             issues = f"issues {sum(boxes)} boxes, {plan.config.order_of_loads[0]}'s first"
             if plan.weights is not None:
                 copies = plan.a.row_blocks * len(plan.a.block_copies(0, 0, 1))
@@ -46,8 +45,7 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
                 which = f"warps {plan.loader_warp} to {plan.loader_warp + 3}"
                 issues = f"issues {sum(boxes)} boxes of B; each thread copies its rows of A, and arrives at full[s]"
             does = f"waits for empty[s], arms full[s] with {plan.full_bytes} bytes, {issues}"
-            does += f"; k tiles {number} modulo {plan.config.loaders}" if plan.config.loaders > 1 else ""
-            rows.append(RoleRow(role.name if plan.config.loaders > 1 else "loader", which, does))
+            rows.append(RoleRow("loader", which, does))
         if any(isinstance(action, Mma) for action in actions):
             number = int(role.name.removeprefix("math"))
             of, slices = plan.place_of_consumer(number)[1], plan.config.slices

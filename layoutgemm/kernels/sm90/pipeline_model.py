@@ -66,7 +66,6 @@ class HopperPipeline:
     pingpong          each tile is one consumer's, in turn, instead of all consumers'
     slices            consumers that take k tiles in turn; the others' sums come to the first of each such set
     loader            warps of a loader; 0 for the last consumer's first warp
-    loaders           of these warps, those that load k tiles in turn; each is a role of its own
     store             None: each thread stores its own values
     one_tile_per_cluster   one output tile a cluster; buffers of C lie over the stages
     staged_epilogue_k_tiles   last k tiles, which every tile has, that are multiplied accumulator by accumulator,
@@ -101,7 +100,6 @@ class HopperPipeline:
     pingpong: bool = False
     slices: int = 1
     loader: int = 0
-    loaders: int = 1
     store: StoreRing | None = None
     one_tile_per_cluster: bool = False
     staged_epilogue_k_tiles: int = 0
@@ -176,10 +174,7 @@ class HopperPipeline:
             cursors, registers = (Cursor("load", self.stages),), self._count(0)
             if self.numbers:
                 roles.insert(0, Role("numbers", 1, self._feeder(), cursors, registers))
-            each = self.loader - self.numbers if self.loaders == 1 else 1
-            for number in reversed(range(self.loaders)):
-                name = f"loader{number}" if self.loaders > 1 else "loader"
-                roles.insert(0, Role(name, each, self._loader(number), cursors, registers))
+            roles.insert(0, Role("loader", self.loader - self.numbers, self._loader(), cursors, registers))
         full = (
             self.full_bytes
             if self.full_bytes is not None
@@ -221,7 +216,6 @@ class HopperPipeline:
     def _name(self) -> str:
         kind = "pingpong" if self.pingpong else f"{self.consumers} consumer{'s' * (self.consumers > 1)}"
         loads = f"loader of {self.loader} warp{'s' * (self.loader > 1)}" if self.loader else "self-loading"
-        loads += ", each for a slice" * (self.loaders > 1)
         more = [f"cluster {self.cluster[0]}x{self.cluster[1]}"] if self.sharing > 1 else []
         more += [f"K in {self.split} parts"] if self.split > 1 else []
         more += [f"k tiles in turn by {self.slices} consumers"] if self.slices > 1 else []
@@ -314,12 +308,8 @@ class HopperPipeline:
             tile = whole if self.one_tile_per_cluster else (If(TileIs(2, 0), whole, tile),)
         return (*self._start(False), *self._tiles(*tile))
 
-    def _loader(self, number: int) -> Program:
-        """A loader's k tiles: all, or those of its slice."""
-        load = self._load
-        if self.loaders > 1:
-            load = (If(KIs(self.loaders, number), load, (Advance("load"),)),)
-        return (*self._start(False), *self._tiles(ForK(load)), *self._drain)
+    def _loader(self) -> Program:
+        return (*self._start(False), *self._tiles(ForK(self._load)), *self._drain)
 
     def _ahead(self, distance: int) -> Ahead | Onward:
         return Ahead(distance) if self.one_tile_per_cluster else Onward(distance)

@@ -163,7 +163,7 @@ class Sm90Request(ProductParts, Asked):
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return WARPGROUP * self.config.consumers + loader_threads(self.config, bool(self.numbers.parts))
+        return WARPGROUP * self.config.consumers + loader_threads(self.config.loader, bool(self.numbers.parts))
 
     def check_early(self, stages: int, tile_k: int) -> None:
         """Raise PlanError for more early k tiles than stages, or than K has."""

@@ -139,11 +139,13 @@ def _slots(plan: StreamedPlan) -> Check:
     for quarter in range(0, QUARTERS, a.band):
         source, owner = np.full(a.slot_bytes, -1), np.full(a.slot_bytes, -1)
         times = np.zeros(a.slot_bytes, np.int64)
-        for unit_byte, slot_byte, count in a.copies(lanes, quarter):
+        for unit_byte, slot_byte, size, count in a.copies(lanes, quarter):
             first, target = np.asarray(unit_byte)[:count], np.asarray(slot_byte)[:count]
-            if not 0 < count <= WARP or (first % VECTOR_BYTES).any() or (target % VECTOR_BYTES).any():
-                witness = witness or f"{count} lanes' copies from {first[0]} to {target[0]} are not aligned"
-            for byte in range(VECTOR_BYTES):
+            if not 0 < count <= WARP or size not in (4, 8, 16) or (first % size).any() or (target % size).any():
+                witness = (
+                    witness or f"{count} lanes' copies of {size} bytes from {first[0]} to {target[0]}: not aligned"
+                )
+            for byte in range(size):
                 source[target + byte], owner[target + byte] = first + byte, lanes[:count]
                 np.add.at(times, target + byte, 1)
         for strip in range(a.band):
@@ -158,12 +160,12 @@ def _slots(plan: StreamedPlan) -> Check:
             for first, wanted, size, what in loads:
                 at = first[:, None] + np.arange(size)
                 bad = (source[at] != wanted[:, None] + np.arange(size)) | (times[at] != 1)
-                bad |= (owner[at] != lanes[:, None]) & what.startswith("vector")
+                bad |= (owner[at] != lanes[:, None]) & (what.startswith("vector") or not a.shares_scales)
                 if bad.any():
                     lane, of = int(np.argwhere(bad)[0][0]), f"quarter {quarter + strip}"
                     witness = witness or f"{of}, lane {lane}, {what}: not its own, not copied once, or not by it"
     vectors, scales = f"{a.vectors} vector(s) of {a.band} strip(s) that it copied", f"{a.groups} scale(s) of its rows"
-    statement = f"each lane loads {vectors}, and {scales} that its warp copied"
+    statement = f"each lane loads {vectors}, and {scales} that {'its warp' if a.shares_scales else 'it'} copied"
     return Check("slots", statement, not witness, f"exhaustion ({QUARTERS}x{WARP} lanes)", witness)
 
 
@@ -171,8 +173,8 @@ def _ahead(plan: StreamedPlan) -> Check:
     """The bytes that are brought to L2 ahead are those that lanes copy."""
     witness, lanes = "", np.arange(WARP)
     for quarter in range(0, QUARTERS, plan.a.band):
-        run = np.arange(VECTOR_BYTES)
-        copied = [np.asarray(at)[:count, None] + run for at, _, count in plan.a.copies(lanes, quarter)]
+        copies = plan.a.copies(lanes, quarter)
+        copied = [np.asarray(at)[:count, None] + np.arange(size) for at, _, size, count in copies]
         wanted = np.unique(np.concatenate([each.reshape(-1) for each in copied]))
         runs = [int(first) + np.arange(size) for first, size in plan.a.runs(quarter)]
         found = np.sort(np.concatenate(runs))

@@ -6,9 +6,9 @@
     x         all rows and the block's part of K, zeros beyond; a line is 16 bytes longer, so that eight lines lie in
               other banks
 
-A lane copies into a slot the codes that it will load from there. The scales of a strip come in 16-byte vectors of the
-first lanes: a copy of 4 bytes is an instruction like one of 16. The lanes of a warp copy the columns of x that the warp
-multiplies. So no warp waits for another one's copies.
+A lane copies into a slot the codes that it will load from there, and of a single group its scales. The scales of more
+groups come in 16-byte vectors of the first lanes: a copy of 4 bytes is an instruction like one of 16. The lanes of a
+warp copy the columns of x that the warp multiplies. So no warp waits for another one's copies.
 """
 
 from __future__ import annotations
@@ -57,16 +57,21 @@ class StreamedWeights(PackedBlocks):
         """(lane, vector) -> byte of a strip in a slot."""
         return Layout((WARP, self.vectors), (VECTOR_BYTES, VECTOR_BYTES * WARP))
 
+    @property
+    def shares_scales(self) -> bool:
+        """True if lanes load scales that other lanes copied: a lane's own copies would be several."""
+        return self.groups > 1
+
     @cached_property
     def numbers(self) -> Layout:
-        """(lane, group) -> byte of a strip in a slot, behind the codes: four lanes load the same, as in the unit."""
+        """(lane, group) -> byte of a strip in a slot, behind the codes; of shared ones four lanes load the same."""
         lanes = WARP // (self.group_bytes // self.number_bytes)
-        rows = WARP // lanes
-        return Layout(((lanes, rows), max(1, self.groups)), ((0, self.number_bytes), self.group_bytes))
+        each = (0, self.number_bytes) if self.shares_scales else (self.number_bytes, lanes * self.number_bytes)
+        return Layout(((lanes, WARP // lanes), max(1, self.groups)), (each, self.group_bytes))
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of a strip's scales of one group, with their zeros."""
+        """Bytes of a strip's scales of one group, with their zeros, as in the unit."""
         return self.packing.group_bytes // QUARTERS
 
     @property
@@ -77,15 +82,15 @@ class StreamedWeights(PackedBlocks):
     @property
     def strip_bytes(self) -> int:
         """Bytes of a strip in a slot."""
-        return self.strip_codes + self.groups * self.group_bytes
+        return self.strip_codes + self.groups * (self.group_bytes if self.shares_scales else WARP * self.number_bytes)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
         return self.band * self.strip_bytes
 
-    def copies(self, lane: W, quarter: W) -> list[tuple[W, W, int]]:
-        """(byte of the unit, byte of the slot, copying lanes) of a lane's 16-byte copies.
+    def copies(self, lane: W, quarter: W) -> list[tuple[W, W, int, int]]:
+        """(byte of the unit, byte of the slot, bytes, copying lanes) of a lane's copies.
 
         Ints, arrays or traced integers. Of fewer lanes than a warp's the first ones copy.
 
@@ -96,10 +101,14 @@ class StreamedWeights(PackedBlocks):
         for strip in range(self.band):
             first, at = WARP * (quarter + strip), strip * self.strip_bytes
             for v in range(self.vectors):
-                copies.append((order.vector_bytes(first + lane, v), at + self.codes(lane, v), WARP))
-            if scales:
+                copies.append((order.vector_bytes(first + lane, v), at + self.codes(lane, v), VECTOR_BYTES, WARP))
+            if self.shares_scales:
                 source = order.scale_bytes(first, lane // each) + lane % each * VECTOR_BYTES
-                copies.append((order.code_bytes + source, at + self.strip_codes + lane * VECTOR_BYTES, scales))
+                target = at + self.strip_codes + lane * VECTOR_BYTES
+                copies.append((order.code_bytes + source, target, VECTOR_BYTES, scales))
+            elif self.groups:
+                source, target = order.scale_bytes(first + lane, 0), at + self.strip_codes + self.numbers(lane, 0)
+                copies.append((order.code_bytes + source, target, self.number_bytes, WARP))
         return copies
 
     def runs(self, quarter: W) -> list[tuple[W, int]]:

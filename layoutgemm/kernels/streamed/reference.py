@@ -114,8 +114,8 @@ def _band(plan: StreamedPlan, units: Bytes, memory: Bytes, band: int, who: tuple
 def filled_slot(plan: StreamedPlan, units: Bytes, first: int, quarter: int) -> Bytes:
     """A slot after its lanes' copies of a unit that begins at a byte: 0xFF where none of them wrote."""
     slot, lanes = np.full(plan.a.slot_bytes, 0xFF, np.uint8), np.arange(WARP)
-    run = np.arange(VECTOR_BYTES)
-    for source, target, count in plan.a.copies(lanes, quarter):
+    for source, target, size, count in plan.a.copies(lanes, quarter):
+        run = np.arange(size)
         slot[np.asarray(target)[:count, None] + run] = units[first + np.asarray(source)[:count, None] + run]
     return slot
 

@@ -180,7 +180,7 @@ SHARED = ((64, 3, 2048), (8192, 4, 2048), (64, 2, 2048), (64, 4, 2176))
 
 def test_pictures_and_pages_say_what_there_is() -> None:
     plan = problem("one row")[0]
-    assert "3 slots of 1056 bytes for each warp" in plan_table(plan, "smem") and plan.svg(of="smem").startswith("<svg")
+    assert "3 slots of 1152 bytes for each warp" in plan_table(plan, "smem") and plan.svg(of="smem").startswith("<svg")
     assert plan.svg(of="a").startswith("<svg") and plan.svg(of="fragment").startswith("<svg")
     with pytest.raises(LayoutError, match="a streamed product has no picture of it"):
         plan.svg(of="order")
@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "order of x": ({"b": "bf16:row"}, "a streamed product takes K contiguous, a 'row' and a 'col'"),
     "order of C": ({"c": "bf16"}, "a streamed product stores bf16, f16 or f32, 'col'"),
     "architecture": ({"arch": "sm_80", "config": StreamedConfig(overlap=True)}, "overlap=True needs griddepcontrol"),
-    "memory": ({"n": 8, "k": 32768}, "of 16896 bytes for 16 warps beside x 524416 and sums 40960: 0 fit"),
+    "memory": ({"n": 8, "k": 32768}, "of 18432 bytes for 16 warps beside x 524416 and sums 40960: 0 fit"),
     "warps": ({"config": StreamedConfig(34)}, "34 warps are 1088 threads; a block has 1024"),
     "column scale": ({"epilogue": QuantizedFormat("int4").epilogue()}, "the epilogue has weight_scale, and weights"),
     "reductions": ({"epilogue": Epilogue(RowReduce("sum"))}, "RowReduce reduces C, and a streamed product"),

@@ -328,8 +328,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 if const_expr(plan.gathers):
                     self.gather_tiles(job, maps, first, thread % WARPGROUP)
                 else:
-                    loads = warp == plan.loader_warp if plan.config.loaders == 1 else warp >= plan.loader_warp
-                    if loads and job.k_tiles > 0:
+                    if warp == plan.loader_warp and job.k_tiles > 0:
                         if const_expr(plan.loads_once):
                             ahead = self.load_only(job, maps, ahead)
                         else:

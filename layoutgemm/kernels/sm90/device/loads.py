@@ -85,23 +85,20 @@ class Sm90Loads:
     def load_only(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...]
     ) -> tuple[Int32, ...]:
-        """Load the K tiles of the only tile, or of a slice, by one thread. Only a loader's warp calls it.
+        """Load all K tiles of the block's only tile, by one thread. Only the loader's warp calls it.
 
         The tile's place is the same in each turn, so what hangs on it is computed once. In `load_next` that is half of
         the 75 instructions of a K tile, and their time is that of the memory for 8 KB.
         """
         plan = self.plan
         tile, m0, n0, matrix, _, stage, parity, backwards, share = ahead
-        count, loaders = self.count_k_tiles(job, share), plan.config.loaders
-        number = job.warp - plan.loader_warp if const_expr(loaders > 1) else 0
+        count = self.count_k_tiles(job, share)
         if tile < job.tiles:
             if bridge.elect():
-                stage += number
-                for turn in cutlass.range(plan.slice_of_k(count, number) if loaders > 1 else count, unroll=1):
+                for k_tile in cutlass.range(count, unroll=1):
                     bridge.barrier_wait(job.shared.empty(stage), parity)
-                    along_k = self.place_of_k(job, share, number + turn * loaders)
-                    self.issue_loads(job, maps, m0, n0, matrix, along_k, stage)
-                    stage, parity = bridge.next_in_ring(stage, parity, plan.stages, loaders)
+                    self.issue_loads(job, maps, m0, n0, matrix, self.place_of_k(job, share, k_tile), stage)
+                    stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
             stage, parity = count % plan.stages, 1 - count // plan.stages % 2
         return tile + job.workers, m0, n0, matrix, Int32(0), stage, parity, backwards, share
 

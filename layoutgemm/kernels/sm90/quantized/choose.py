@@ -20,7 +20,7 @@ multiply few rows, too. The estimates of more than 64 rows were fitted to the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from ...quantized.formats import UNIT_K, UNIT_ROWS
@@ -140,8 +140,7 @@ def packed_candidates(n: int, rows: int, k: int, become: str = "bf16") -> Iterat
             for consumers in (consumers for consumers in (1, 2, 3) if blocks % consumers == 0):
                 yield _few_config(tile, rows, split, consumers, k_tiles)
             for consumers in (consumers for consumers in (2, 3, 4) if consumers > blocks and consumers % blocks == 0):
-                sliced = _few_config(tile, rows, split, consumers, k_tiles)
-                yield from (sliced, replace(sliced, loader="warps"))
+                yield _few_config(tile, rows, split, consumers, k_tiles)
 
 
 def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:

@@ -12,14 +12,14 @@
     barrier    kind              completed by                          waited for by
     -------    --------------    ----------------------------------    --------------------------------------------
     group      cp.async group    a lane's copies of one unit           the same lane, until slots - 1 are pending
-    warp       bar.warp.sync     a warp's 32 lanes                     the same: behind a group, for the unit's scales,
-                                                                       in the first band for x; before a refill
+    warp       bar.warp.sync     a warp's 32 lanes                     the same: in the first band for x; of shared
+                                                                       scales behind a group and before a refill
     block      bar.sync          all threads                           the same, around step 3
     cluster    barrier.cluster   all threads, at the start and when    the same, before they send and before they add
                                  they have sent                        what was sent
 
-A lane reads codes that it copied itself, and scales that lanes of its warp copied. A column of x is one
-warp's alone, as its unit is. So x comes unit by unit beside the weights, and no warp waits for all of it.
+A lane reads what it copied itself, but for scales of several groups, which lanes of its warp copied. A column of x is
+one warp's alone, as its unit is. So x comes unit by unit beside the weights, and no warp waits for all of it.
 Sums are sent to two buffers in turn. A block that sends to one has waited for a barrier at which the receiver arrived
 behind its last reads from there.
 """
@@ -289,10 +289,10 @@ class WarpStream(ampere.LoopCarried):
         plan, (shared, _, _, _, _, lane, warp, *_) = self.plan, self.values
         _, quarter = plan.a.unit(band)
         there, source, base = self.there(band, turn), self.address(band, turn), shared + plan.slot(warp, slot)
-        valid = cutlass.select_(there, Int32(VECTOR_BYTES), Int32(0))
-        for unit_byte, slot_byte, lanes in plan.a.copies(lane, quarter):
+        for unit_byte, slot_byte, size, lanes in plan.a.copies(lane, quarter):
+            valid = cutlass.select_(there, Int32(size), Int32(0))
             if lanes == WARP:
-                ampere.copy_bytes(base + slot_byte, source + Int64(unit_byte), VECTOR_BYTES, valid)
+                ampere.copy_bytes(base + slot_byte, source + Int64(unit_byte), size, valid)
             else:
                 ampere.copy_chunk(base + slot_byte, source + Int64(unit_byte), valid, lane < lanes)
         if brings_x:
@@ -357,14 +357,14 @@ class WarpStream(ampere.LoopCarried):
         """Multiply the oldest unit, refill its slot, and give the number of the next one."""
         plan, (shared, _, _, _, _, lane, warp, _, first, _, lines) = self.plan, self.values
         bridge.wait_copies(plan.config.slots - 1)
-        if const_expr(plan.a.groups > 0):
+        if const_expr(plan.a.shares_scales):
             bridge.warp_sync()
         elif band == first:
             bridge.warp_sync()
         base = shared + plan.slot(warp, slot)
         x = shared + (lines + plan.place_of(warp, turn) * plan.b.unit_step)
         self.multiply_band(sums, base, lane, x)
-        if const_expr(plan.a.groups > 0):
+        if const_expr(plan.a.shares_scales):
             bridge.warp_sync()  # no lane refills scales that another one has still to load
         further, next_turn = plan.item(turn + plan.config.slots)
         later = plan.turns <= UNROLLED and turn + plan.config.slots >= plan.turns  # of a later band, as is known here

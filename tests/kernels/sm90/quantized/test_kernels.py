@@ -62,9 +62,6 @@ FORMS = {
     "sliced, warps": (
         INT4, "bf16", (136, 13, 640), Sm90Config((64, 16), consumers=3, products="warp", stages=6, **SLICED),
     ),
-    "sliced, loaded by slices": (
-        INT4, "bf16", (100, 13, 1152), Sm90Config((64, 16), consumers=4, stages=8, **{**SLICED, "loader": "warps"}),
-    ),
     "sliced, by tensor stores": (
         INT4, "bf16", (136, 24, 640), Sm90Config((64, 32), consumers=2, stages=4, **{**SLICED, "store": "tma"}),
     ),
