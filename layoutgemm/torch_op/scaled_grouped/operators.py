@@ -27,7 +27,7 @@ from ..autograd.products import dense
 from ..checks import check_device, check_out, derived_by_func, differentiated, refuse_derivatives
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator, named
-from ..fp8.launch import AS_QUANTIZE, shapes_of
+from ..fp8.launch import AS_QUANTIZE, empty_results, shapes_of
 from ..library import (
     Places,
     VmapInfo,
@@ -88,9 +88,11 @@ def _quantized(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
-    scales = scales_of_c(call.shape, a)
+    asked = AS_QUANTIZE._replace(dtype=call.kind)
+    made = shapes_of(call.shape, asked)
+    scales = torch.empty_strided(*made.scales, dtype=torch.float32, device=a.device)
     c = scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config), None, (), scales)
-    return c.contiguous(), scales
+    return c if c.stride() == made.values[1] else empty_results(a, call.shape, asked)[0].copy_(c), scales
 
 
 @_quantized.register_fake
@@ -102,12 +104,7 @@ def _(
     finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
     plain_config(config)
-    return a.new_empty(call.shape, dtype=call.kind), scales_of_c(call.shape, a)
-
-
-def scales_of_c(shape: tuple[int, ...], beside: torch.Tensor) -> torch.Tensor:
-    """Memory for the scales of a quantised result, as `layoutgemm.quantize` lays them out."""
-    return torch.empty_strided(*shapes_of(shape, AS_QUANTIZE).scales, dtype=torch.float32, device=beside.device)
+    return empty_results(a, call.shape, AS_QUANTIZE._replace(dtype=call.kind))
 
 
 def checked_scaled(
