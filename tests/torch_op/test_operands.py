@@ -236,6 +236,19 @@ COMPILED = (
 )  # fmt: skip
 
 
+def test_the_tensor_on_another_device_and_the_one_with_a_gradient_are_named() -> None:
+    a, scale, out = ones(4, 4, kind=E4M3), torch.ones(4, 1), ones(4, 4)
+    refused(lambda: scaled_matmul(a.to("meta"), scale, a, scale), "scale_a is on cpu, a is on meta")
+    refused(lambda: scaled_matmul(a, scale.to("meta"), a, scale), "scale_a is on meta, a and b are on cpu")
+    refused(lambda: matmul(out, out.to("meta")), "b is on meta, a is on cpu")
+    leaf, groups = ones(4, 4).requires_grad_(), torch.tensor([0, 4])
+    refused(lambda: matmul(ones(4, 4), leaf, out=out), "or has a tangent: b")
+    scales = {"scale_a": scale.requires_grad_(), "scale_b": torch.ones(1, 1, 4)}
+    refused(lambda: grouped_matmul(a, a[None], groups, out=out, **scales), "or has a tangent: scale_a")
+    refused(lambda: grouped_matmul(leaf, ones(1, 4, 4), groups, out=out), "or has a tangent: a")
+    assert bool((out == 1).all())
+
+
 @pytest.mark.parametrize("function, text", COMPILED, ids=[text for _, text in COMPILED])
 def test_refusals_keep_their_text_under_the_compiler(function: Any, text: str) -> None:
     """A fake kernel raises them: traced Python that raised would leave the text to the compiler, which may drop it."""

@@ -171,7 +171,7 @@ def _by_kernel(x: torch.Tensor, asked: QuantizeOptions) -> bool:
 def empty_results(
     beside: torch.Tensor, shape: tuple[int, ...], asked: QuantizeOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results of a tensor of that shape with nothing in them, on the device of `beside`."""
+    """Empty results of a tensor of that shape, on the device of `beside`."""
     made = shapes_of(shape, asked)
     values = beside.new_empty(made.values[0], dtype=asked.dtype)
     scales = torch.empty_strided(*made.scales, dtype=torch.float32, device=beside.device)
