@@ -52,10 +52,10 @@ def explain_matmul(
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
-    The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, or scales and a bias
-    of each matrix; and else `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the tuple
-    that `matmul` takes, and `given` its numbers; two pairs are tuples. `epilogue` is that of any of the three, and
-    `given` its operands. `prologue` is `matmul`'s, with `given`; the explanation says how often its function is
+    The product is `matmul`'s. It is `grouped_matmul`'s where one of offsets, offs and counts is given, or scales and a
+    bias of each matrix. Else it is `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the
+    tuple that `matmul` takes, and `given` its numbers; two pairs are tuples. `epilogue` is that of any of the three,
+    and `given` its operands. `prologue` is `matmul`'s, with `given`; the explanation says how often its function is
     computed.
     With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s,
     with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
