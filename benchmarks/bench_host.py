@@ -96,10 +96,13 @@ def recorded() -> dict[str, Callable[[], object]]:
     x, weight, grad = (torch.randn(SIZE, SIZE).bfloat16() for _ in range(3))
     bias = torch.randn(SIZE).bfloat16().requires_grad_()
     operands = x.requires_grad_(), weight.requires_grad_()
+    experts = weight.detach().expand(4, SIZE, SIZE).clone().requires_grad_()
+    offsets = torch.arange(5, dtype=torch.int32) * (SIZE // 4)
     return {
         "matmul, recorded": lambda: matmul(x, weight),
         "matmul with a bias, recorded": lambda: matmul(x, weight, bias=bias),
         "linear with a bias, recorded": lambda: linear(x, weight, bias),
+        "grouped_matmul, recorded": lambda: grouped_matmul(x, experts, offsets),
         "matmul, both passes": lambda: torch.autograd.grad(matmul(x, weight), operands, grad),
         "torch's engine alone": lambda: torch.autograd.grad(x.view(x.shape), x, grad),
     }

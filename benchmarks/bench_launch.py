@@ -38,6 +38,8 @@ COMPARED = (
     ("layoutgemm.matmul, a linear layer's step", "torch.mm, a linear layer's step"),
     ("layoutgemm.nn, a layer's step with a bias", "torch linear, a layer's step with a bias"),
     ("layoutgemm.matmul, a step of a sum", "torch.mm, a step of a sum"),
+    ("layoutgemm.grouped_matmul, recorded", "torch._grouped_mm, recorded"),
+    ("layoutgemm.grouped_matmul, a step", "torch._grouped_mm, a step"),
     ("layoutgemm.gemm", "torch.addmm, scalars"),
 )
 
@@ -169,6 +171,29 @@ def both(n: int) -> dict[str, Callable[[], object]]:
     }
 
 
+def experts(n: int) -> dict[str, Callable[[], object]]:
+    """Groups of rows with gradients, n rows in four groups: the forward pass, and both passes."""
+    import torch
+
+    from layoutgemm import grouped_matmul
+
+    a, b, _, grad = leaves(n)
+    weights = b.detach().expand(4, n, n).clone().requires_grad_()
+    ends = torch.arange(1, 5, device="cuda", dtype=torch.int32) * (n // 4)
+
+    def train(c: torch.Tensor) -> None:
+        """The backward pass: new gradients in `.grad`."""
+        c.backward(grad)
+        a.grad = weights.grad = None
+
+    return {
+        "torch._grouped_mm, recorded": lambda: torch._grouped_mm(a, weights, offs=ends),
+        "layoutgemm.grouped_matmul, recorded": lambda: grouped_matmul(a, weights, offs=ends),
+        "torch._grouped_mm, a step": lambda: train(torch._grouped_mm(a, weights, offs=ends)),
+        "layoutgemm.grouped_matmul, a step": lambda: train(grouped_matmul(a, weights, offs=ends)),
+    }
+
+
 def variants(n: int) -> dict[str, Callable[[], object]]:
     """Products with scales and of groups, of sizes in whole blocks of 128."""
     import torch
@@ -227,7 +252,10 @@ def more_operands(n: int) -> dict[str, Callable[[], object]]:
     }
 
 
-PARTS = {"products": products, "forward": forward, "both": both, "variants": variants, "operands": more_operands}
+PARTS = {
+    "products": products, "forward": forward, "both": both, "experts": experts, "variants": variants,
+    "operands": more_operands,
+}  # fmt: skip
 
 
 def parts(text: str) -> list[str]:

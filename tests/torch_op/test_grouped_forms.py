@@ -13,6 +13,8 @@ torch = needs.module("torch")
 
 from layoutgemm import grouped_matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.torch_op.scaled_grouped import api, kept
+from tests.torch_op.host_launches import bare_launches
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 OP = torch.ops.layoutgemm
@@ -321,6 +323,56 @@ def test_only_what_is_asked_for_is_derived() -> None:
     with torch.no_grad():
         assert not grouped_matmul(x, b, OFFSETS).requires_grad
     assert grouped_matmul(x, b, OFFSETS).requires_grad and not grouped_matmul(a, b, OFFSETS).requires_grad
+    # an operand is kept for the other's gradient alone
+    assert [t is None for t in grouped_matmul(x, b, OFFSETS).grad_fn.saved_tensors] == [True, False, False]
+    y = b.clone().requires_grad_()
+    c = grouped_matmul(a, y, OFFSETS)
+    assert [t is None for t in c.grad_fn.saved_tensors] == [False, True, False]
+    (got,) = torch.autograd.grad(c.sum(), y)
+    whole = grouped_matmul(x, y, OFFSETS)
+    assert torch.equal(got, torch.autograd.grad(whole.sum(), y)[0])
+
+
+@pytest.mark.parametrize("said", ["offsets", "offs"])
+def test_a_repeated_recorded_call_is_a_guard_and_a_launch(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = normal(64, 64, grad=True), normal(4, 64, 64, grad=True)
+    offsets = torch.arange(5, dtype=torch.int32) * 16
+    groups = {said: offsets if said == "offsets" else offsets[1:].clone()}
+    with bare_launches(monkeypatch) as noted:
+        with torch.no_grad():  # kept where nothing is recorded
+            for _ in range(3):
+                plain = grouped_matmul(x, w, **groups)
+        for module, name in ((kept, "_by_facts"), (api, "_recorded_alone")):
+            monkeypatch.setattr(module, name, None)  # the long ways are shut
+        made = len(noted.arguments)
+        c = grouped_matmul(x, w, **groups)
+        assert type(c.grad_fn).__name__ == "_RecordedGroupsBackward" and len(noted.arguments) == made + 1
+        assert c.requires_grad and not plain.requires_grad and c.stride() == plain.stride()
+        first, last = noted.arguments[made - 1 :]
+        assert first[:2] == last[:2] == [x.data_ptr(), w.data_ptr()] and first[3:-2] == last[3:-2]
+
+
+def test_guards_leave_batches_and_finished_groups_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that were kept where nothing is recorded, whose derivatives are no node of groups."""
+    x, w, bias = normal(4, 16, 64, grad=True), normal(4, 64, 64, grad=True), normal(64, grad=True)
+    rows, offsets = normal(64, 64, grad=True), torch.arange(5, dtype=torch.int32) * 16
+    counts = offsets[:4].clone() // 3
+    calls = (
+        lambda: grouped_matmul(x, w, counts=counts), lambda: grouped_matmul(rows, w, offsets, bias=bias),
+        lambda: grouped_matmul(rows, w, offsets, activation="relu"),
+    )  # fmt: skip
+    with bare_launches(monkeypatch):
+        for call in calls:
+            with torch.no_grad():
+                for _ in range(3):
+                    assert call().grad_fn is None
+            assert type(call().grad_fn).__name__ not in ("_RecordedGroupsBackward", "NoneType")
+        out = torch.empty(64, 64, dtype=rows.dtype)
+        with torch.no_grad():
+            for _ in range(3):
+                assert grouped_matmul(rows, w, offsets, out=out) is out
+        with pytest.raises(TensorError, match="don't support automatic differentiation"):
+            grouped_matmul(rows, w, offsets, out=out)
 
 
 @pytest.mark.parametrize("form", SHAPES)

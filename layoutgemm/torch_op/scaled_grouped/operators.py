@@ -223,8 +223,10 @@ class _GroupedProduct(torch.autograd.Function):
         ctx.said, ctx.kind = inputs[3], output.dtype
 
     @staticmethod
-    def backward(ctx: object, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return (*grouped_gradients(ctx, grad, differentiable), None, None, None, None)
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        a, b, groups = ctx.saved_tensors
+        found = grouped_gradients(a, b, groups, ctx.said, ctx.needs_input_grad, grad, differentiable)
+        return (*found, None, None, None, None)
 
     @staticmethod
     def jvp(ctx: FunctionCtx, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
@@ -240,16 +242,18 @@ class _GroupedProduct(torch.autograd.Function):
 
 
 def grouped_gradients(
-    ctx: FunctionCtx, grad: torch.Tensor | None, multiply: Multiply
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of A and B, where wanted, by grouped products: dC @ B^T and A^T @ dC."""
-    a, b, groups = ctx.saved_tensors
-    wants_a, wants_b = ctx.needs_input_grad[:2]
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, wanted: Sequence[bool],
+    grad: torch.Tensor | None, multiply: Multiply,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """The gradients of A and B, where wanted, by grouped products: dC @ B^T and A^T @ dC.
+
+    a, b  of the one whose gradient alone is wanted, only shape, strides and type are read
+    """
     if grad is None:
         return None, None
     grad = dense(grad.to(a.dtype))
-    left = _laid(grad, b.mT, a, groups, ctx.said, multiply) if wants_a else None
-    right = _laid(a.mT, grad, b, groups, ctx.said, multiply) if wants_b else None
+    left = _laid(grad, b.mT, a, groups, said, multiply) if wanted[0] else None
+    right = _laid(a.mT, grad, b, groups, said, multiply) if wanted[1] else None
     return left, right
 
 
