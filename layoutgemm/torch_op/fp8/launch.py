@@ -156,6 +156,14 @@ def computed_into(
     return values
 
 
+def pitched(values: torch.Tensor) -> torch.Tensor:
+    """Quantised values with the row pitch that `quantize` gives: the tensor itself, or a copy."""
+    asked = AS_QUANTIZE._replace(dtype=values.dtype)
+    if values.stride() == kept_shapes(tuple(values.shape), asked).values[1]:
+        return values
+    return empty_results(values, tuple(values.shape), asked)[0].copy_(values)
+
+
 def writes_in_place(values: torch.Tensor, asked: QuantizeOptions) -> bool:
     """True if the kernel can write these values where they lie."""
     strides = kept_shapes(tuple(values.shape), asked).values[1]

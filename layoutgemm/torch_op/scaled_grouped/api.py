@@ -35,10 +35,22 @@ from ..indexed.product import IndexedOperands
 from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
 from ..prepared import config_text
 from ..prologue.grouped_api import grouped_prologue_product
-from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
+from .grouped import (
+    COLUMNS,
+    COUNTS,
+    ENDS,
+    OFFSETS,
+    GroupedCall,
+    check_expected,
+    expected_config,
+    finished,
+    groups_of,
+    in_groups,
+)
 from .grouped import grouped_product as computed_grouped
 from .grouped_epilogue import grouped_call, grouped_with_epilogue
 from .kept import KeptKey, find, memory_beside
+from .kept_gradients import gradients_again
 from .operators import (
     CHECK_GROUPED,
     CHECK_SCALED,
@@ -389,10 +401,7 @@ def grouped_matmul(
             return _record(a, b, groups, said, [found]) if recorded else found
     check_expected(expected_rows, counts, config)
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
-        assert groups is not None
-        with torch.no_grad():
-            c = _said_product(a, b, groups, said, out_dtype, config)
-        return _record(a, b, groups, said, [c])
+        return _first_recorded(a, b, groups, said, out_dtype, config)
     finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
@@ -405,17 +414,25 @@ def grouped_matmul(
     check_derivable(a, b, scale_a, scale_b, bias)
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
         return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, KeptKey(key))
-    text = config_text(config)
-    if scale_a is None and bias is None and activation is None:
-        value = differentiable(a, b, groups, said, call.kind, text)
-    elif scale_a is None and transforms():
-        wide = differentiable(a, b, groups, said, recorded_type(call, finish, a, b), text)
-        value = finished(call, wide, groups, finish)
-    else:
-        value = torch.ops.layoutgemm.grouped_matmul(
-            a, b, groups, said, scale_a, scale_b, call.kind, *names, text, *finish
-        )
+    value = _dispatched(call, a, b, groups, said, (scale_a, scale_b), names, config_text(config), finish)
     return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
+
+
+def _dispatched(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], names: tuple[str, str], config: str,
+    finish: BiasActivation,
+) -> torch.Tensor:  # fmt: skip
+    """The checked product where torch's dispatcher has to see it."""
+    if scales[0] is None and finish.bias is None and finish.activation is None:
+        return differentiable(a, b, groups, said, call.kind, config)
+    if scales[0] is None and transforms():
+        wide = differentiable(a, b, groups, said, recorded_type(call, finish, a, b), config)
+        return finished(call, wide, groups, finish)
+    value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(
+        a, b, groups, said, *scales, call.kind, *names, config, *finish
+    )
+    return value
 
 
 def _with_more(
@@ -503,11 +520,25 @@ class _RecordedGroups(torch.autograd.Function):
         said, stand_ins = ctx.facts
         if stand_ins is not None:
             a, b = [x if x is not None else other for x, other in zip((a, b), stand_ins)]
+        if grad is not None and not _grad_enabled():
+            again = gradients_again(a, b, groups, said, ctx.needs_input_grad[:2], grad)
+            if again is not None:
+                return (*again, None, None, None)
         found = grouped_gradients(a, b, groups, said, ctx.needs_input_grad, grad, _said_product)
         return (*found, None, None, None)
 
 
 _record = recorder(_RecordedGroups)
+
+
+def _first_recorded(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, kind: torch.dtype | None,
+    config: Sm90Config | None,
+) -> torch.Tensor:  # fmt: skip
+    assert groups is not None
+    with torch.no_grad():
+        c = _said_product(a, b, groups, said, kind, config)
+    return _record(a, b, groups, said, [c])
 
 
 def _said_product(

@@ -136,15 +136,15 @@ def find(
                 break
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
         return (), None
-    if kept is not None and (found := _again(kept, given, a, b, out)) is not None:
+    if kept is not None and (found := again(kept, given, a, b, out)) is not None:
         return (), found
-    key, found = _by_facts(a, b, third, fourth, others, out, options)
+    key, found = by_facts(a, b, third, fourth, others, out, options)
     if found is not None and kept is not READY[key]:
         guarded(SEEN, short, tensors, READY[key], MAX_READY)
     return key, found
 
 
-def _again(
+def again(
     launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:  # fmt: skip
@@ -170,7 +170,7 @@ def _again(
     return c
 
 
-def _by_facts(
+def by_facts(
     a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None, others: Others,
     out: torch.Tensor | None, options: Key,
 ) -> tuple[Key, torch.Tensor | None]:  # fmt: skip

@@ -27,7 +27,7 @@ from ..autograd.products import dense
 from ..checks import check_device, check_out, derived_by_func, differentiated, refuse_derivatives
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator, named
-from ..fp8.launch import AS_QUANTIZE, empty_results, shapes_of
+from ..fp8.launch import AS_QUANTIZE, empty_results, pitched, shapes_of
 from ..library import (
     Places,
     VmapInfo,
@@ -88,11 +88,9 @@ def _quantized(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
-    asked = AS_QUANTIZE._replace(dtype=call.kind)
-    made = shapes_of(call.shape, asked)
-    scales = torch.empty_strided(*made.scales, dtype=torch.float32, device=a.device)
+    scales = torch.empty_strided(*shapes_of(call.shape, AS_QUANTIZE).scales, dtype=torch.float32, device=a.device)
     c = scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config), None, (), scales)
-    return c if c.stride() == made.values[1] else empty_results(a, call.shape, asked)[0].copy_(c), scales
+    return pitched(c), scales
 
 
 @_quantized.register_fake
@@ -261,9 +259,18 @@ def _laid(
     left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, groups: torch.Tensor, said: str, multiply: Multiply
 ) -> torch.Tensor:
     """left @ right as `like`, of its type; matrices of contiguous columns have a gradient of contiguous columns."""
-    if like.ndim == 3 and like.stride(-2) == 1 and like.stride(-1) != 1:
+    if lies_in_columns(like):
         return multiply(right.mT, left.mT, groups, said, like.dtype).mT
     return multiply(left, right, groups, said, like.dtype)
+
+
+def lies_in_columns(like: torch.Tensor) -> bool:
+    """True for matrices of contiguous columns.
+
+    >>> lies_in_columns(torch.ones(2, 3, 4).mT), lies_in_columns(torch.ones(2, 3, 4))
+    (True, False)
+    """
+    return like.ndim == 3 and like.stride(-2) == 1 and like.stride(-1) != 1
 
 
 def differentiable(
