@@ -353,7 +353,7 @@ def test_a_repeated_recorded_call_is_a_guard_and_a_launch(said: str, monkeypatch
 
 
 def backward_launches(c: Any, noted: Any, grad: Any, leaves: Any) -> tuple[list[list[int]], Any]:
-    """The launches of a backward pass, without the address of what each writes, and the gradients."""
+    """The launches of a backward pass, without addresses of results, and the gradients."""
     noted.arguments.clear()
     found = torch.autograd.grad(c, leaves, grad)
     return [[*each[:2], *each[3:-2]] for each in noted.arguments], found

@@ -473,7 +473,7 @@ def _recorded_alone(a: torch.Tensor, b: torch.Tensor, groups: object, *others: o
 
 
 def _is_recorded(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True for plain operands with a gradient, if their product is a node of its own."""
+    """True for plain operands with a gradient whose product is its own node."""
     return (
         type(a) in PLAIN
         and type(b) in PLAIN
