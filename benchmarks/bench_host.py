@@ -35,6 +35,7 @@ from layoutgemm.inductor.registration import layoutgemm_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op.compiled import direct
+from layoutgemm.torch_op.operator import linear
 from tests.torch_op.host_launches import bare_launches
 
 SIZE = 128
@@ -64,6 +65,7 @@ def calls() -> dict[str, Callable[[], object]]:
     with_bias = direct.site(direct.finished, activation=None, tensors=("bias",), **options)
     return {
         "matmul": lambda: matmul(x, y),
+        "matmul with a bias": lambda: matmul(x, y, bias=bias),
         "matmul in Inductor's code": lambda: site(x, y, out=into),
         "the same with a bias": lambda: with_bias(x, y, bias, out=into),
         "matmul as Inductor's choice": lambda: layoutgemm_matmul(x, y, out=into),
@@ -86,6 +88,23 @@ def calls() -> dict[str, Callable[[], object]]:
         "quantized_matmul": lambda: quantized_matmul(x, weight),
         "QuantizedLinear": lambda: layer(x),
         "QuantizedLinear, both passes": lambda: passes(layer, leaf, y),
+    }
+
+
+def recorded() -> dict[str, Callable[[], object]]:
+    """Calls with derivatives, by name: forward, then both passes with a dense gradient."""
+    x, weight, grad = (torch.randn(SIZE, SIZE).bfloat16() for _ in range(3))
+    bias = torch.randn(SIZE).bfloat16().requires_grad_()
+    operands = x.requires_grad_(), weight.requires_grad_()
+    experts = weight.detach().expand(4, SIZE, SIZE).clone().requires_grad_()
+    offsets = torch.arange(5, dtype=torch.int32) * (SIZE // 4)
+    return {
+        "matmul, recorded": lambda: matmul(x, weight),
+        "matmul with a bias, recorded": lambda: matmul(x, weight, bias=bias),
+        "linear with a bias, recorded": lambda: linear(x, weight, bias),
+        "grouped_matmul, recorded": lambda: grouped_matmul(x, experts, offsets),
+        "matmul, both passes": lambda: torch.autograd.grad(matmul(x, weight), operands, grad),
+        "torch's engine alone": lambda: torch.autograd.grad(x.view(x.shape), x, grad),
     }
 
 
@@ -120,6 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             noted.arguments = Discarded()
             for name, run in calls().items():
                 print(f"{name:36s} {least(run, options.rounds):7.2f} us", flush=True)
+            with torch.enable_grad():
+                for name, run in recorded().items():
+                    print(f"{name:36s} {least(run, options.rounds):7.2f} us", flush=True)
     finally:
         patch.undo()
     return 0

@@ -27,8 +27,8 @@ from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, listed, usual_typ
 _PAIRS = frozenset([(a, b) for a in NAMES for b in NAMES if multiply_together(dtype(NAMES[a]), dtype(NAMES[b]))])
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NOT_RECORDED = (
-    "matmul(): functions with out=... arguments don't support automatic differentiation, but one of the arguments "
-    "requires grad, or has a tangent"
+    "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad, "
+    "or has a tangent"
 )
 # Cheap checks whether autograd, a mode or a transform must see this call: each a call into C of some ten nanoseconds.
 modes_of_functions = getattr(torch._C, "_is_torch_function_mode_enabled", torch._C._len_torch_function_stack)
@@ -229,7 +229,10 @@ def check_out(
         raise TensorError(f"out has shape {list(out.shape)}, the product {list(shape)}: it is not resized")
     if out.dtype != kind:
         raise TensorError(f"Expected out tensor to have dtype {kind}, but got {out.dtype} instead; out_dtype chooses")
-    if differentiated(out, *operands.values(), *scales):
+    for name, x in {**operands, "out": out}.items():
+        if differentiated(x):
+            raise TensorError(f"{NOT_RECORDED}: {name}")
+    if differentiated(*scales):
         raise TensorError(NOT_RECORDED)
 
 

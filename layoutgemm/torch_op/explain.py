@@ -52,10 +52,11 @@ def explain_matmul(
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
-    The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
-    `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the tuple that `matmul` takes, and
-    `given` its numbers; two pairs are tuples. `epilogue` is that of any of the three, and `given` its operands.
-    `prologue` is `matmul`'s, with `given`; the explanation says how often its function is computed.
+    The product is `matmul`'s. It is `grouped_matmul`'s where one of offsets, offs and counts is given, or scales and a
+    bias of each matrix. Else it is `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the
+    tuple that `matmul` takes, and `given` its numbers; two pairs are tuples. `epilogue` is that of any of the three,
+    and `given` its operands. `prologue` is `matmul`'s, with `given`; the explanation says how often its function is
+    computed.
     With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s,
     with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
 
@@ -120,7 +121,7 @@ def explain_matmul(
         return _with_epilogue(a, b, out, epilogue, given, config, out_dtype, (bias, activation))
     check_expected(expected_rows, counts, config)
     recipes, after = (recipe_a, recipe_b), BiasActivation(bias, activation, use_fast_accum)
-    if groups is not None:
+    if groups is not None or (scale_a is not None and out_recipe is None and _is_of_each(a, b, bias)):
         return explain_grouped(
             a, b, groups, said, scale_a, scale_b, after, out, out_dtype, recipes, config, expected_rows
         )
@@ -140,6 +141,11 @@ def _check_unscaled(given: Options) -> None:
 def _in_groups(given: Options) -> bool:
     """True if an argument says groups."""
     return any(given[name] is not None for name in ("offsets", "offs", "counts"))
+
+
+def _is_of_each(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """True if each matrix of a batch has a bias: `grouped_matmul` takes them, `scaled_matmul` does not."""
+    return isinstance(bias, torch.Tensor) and a.ndim == b.ndim == 3 and bias.ndim == 2
 
 
 def _copied_rows(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Options) -> Explanation:

@@ -66,7 +66,6 @@ from .prologue.product import ALONE
 
 __getattr__ = old_names(__name__)
 
-_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _C = torch._C
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
@@ -166,7 +165,9 @@ def matmul(
             [ 7.8180]])
     """
     if TYPE_CHECKING:
-        assert isinstance(a, _Tensor) and isinstance(b, _Tensor)  # two tuples are told apart behind the fast path
+        assert isinstance(a, torch.Tensor) and isinstance(
+            b, torch.Tensor
+        )  # two tuples are told apart behind the fast path
     if prologue is not None:
         alone = {"epilogue": epilogue, "combine": combine, "order": order, "out_rows": out_rows}
         others = {**alone, "row_weights": row_weights, "copy_rows": copy_rows if rows is None else None}
@@ -193,75 +194,128 @@ def matmul(
         )  # fmt: skip
     if _is_traced():
         return _compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
-    # The fast path: plain tensors of known shapes and strides, that torch's dispatcher need not see.
-    plain = ((kind := type(a)) is _Tensor or kind is _Parameter) and (
-        (kind := type(b)) is _Tensor or kind is _Parameter
-    )
-    recorded = _grad_enabled() and plain and (a.requires_grad or b.requires_grad or _records(bias))
-    if recorded:
-        plain = out is None and (activation is None or activation == "relu") and a.ndim > 1 < b.ndim
-    ready = None
-    key: tuple[object, ...] = ()
-    if plain:
-        index = a.get_device()
-        try:
-            key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, out_dtype, config)
-            if out is not None or bias is not None or activation is not None:
-                key = _longer(key, out, bias, activation, index)
-            ready = PREPARED[key]
-        except (KeyError, TypeError, RuntimeError):  # new, or a config without a hash, or sparse
-            pass
-        if (
-            ready is not None
-            and ready.simple
-            and b.get_device() == index == _current_device()
-            and not (modes_of_functions() or modes_of_dispatch() or _autocast() or transforms())
-            and not (a.is_neg() or b.is_neg())
-            and _forward._current_level < 0
-            and tracing_state() is None
-            and not (ready.tf32 and not tf32_allowed(allow_tf32))
-        ):
-            try:
-                at_a, at_b = a.data_ptr(), b.data_ptr()
-                low = at_a | at_b
-                words: tuple[int, ...] = ()
-                if bias is not None:
-                    words = (bias.data_ptr(),)
-                    low |= words[0]
-                if out is None:
-                    c = empty_on_gpu(ready.shape, ready.strides, ready.kind)  # on the current device
-                    at_c = c.data_ptr()
-                else:
-                    c, at_c = out, out.data_ptr()
-                    low |= at_c
-                    end = at_c + ready.spans[2]
-                    if (
-                        not (end <= at_a or at_a + ready.spans[0] <= at_c)
-                        or not (end <= at_b or at_b + ready.spans[1] <= at_c)
-                        or (bias is not None and not (end <= words[0] or words[0] + bias.nbytes <= at_c))
-                    ):
-                        low = 1  # views of the same lines, or an error: `_checked` tells
-            except RuntimeError:  # sparse tensors have no address
-                pass
-            else:
-                if not low & 15:
-                    if out is not None:
-                        mark_written((out,))
-                    ready.launch(at_a, at_b, at_c, raw_stream(index), words)
-                    return _record(a, b, bias, (c, ready, activation, False)) if recorded else c
-    if recorded and not plain and _finished_by_torch(a, b, out, bias, activation, out_dtype):
-        value = matmul(a, b, bias=bias, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32)
-        return by_autograd(value, str(activation))
-    if recorded and plain and _seen_by_autograd_alone(bias):
-        with torch.no_grad():
-            c = matmul(
-                a, b, bias=bias, activation=activation, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32
-            )
-        first: torch.Tensor = _RecordedProduct.apply(a, b, bias, (c, PREPARED.get(key), activation, False))
-        return first
+    found = _repeated(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+    if found is not None:
+        return found
+    if _recorded(a, b, bias) and _seen_by_autograd_alone(bias):
+        if _is_one_node(a, b, out, activation):
+            with torch.no_grad():
+                c = matmul(
+                    a, b, bias=bias, activation=activation, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32
+                )
+            ready = _prepared(a, b, out, bias, activation, config, out_dtype)
+            first: torch.Tensor = _RecordedProduct.apply(a, b, bias, (c, ready, activation, False))
+            return first
+        if _finished_by_torch(a, b, out, activation, out_dtype):
+            value = matmul(a, b, bias=bias, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32)
+            return by_autograd(value, str(activation))
     if type(a) is tuple:
         return _with_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+
+
+def _repeated(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> torch.Tensor | None:  # fmt: skip
+    """The product by a kept launch, recorded if it has derivatives; None where checks have to see the call.
+
+    A guard finds a call that was made twice before. Else a key of all facts of the tensors does: 1 us more, and a third
+    tensor takes half as much again.
+    """
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None:
+        return None
+    given: tuple[torch.Tensor, ...] = (a, b) if bias is None else (a, b, bias)
+    if out is not None:
+        given = (*given, out)
+    try:
+        short = a.shape, b.shape, a.dtype, a is b, len(given), out is None, activation, config, out_dtype
+        for guard in PREPARED.seen.get(short, ()):
+            if guard.check(*given):
+                recorded, ready = guard.records and _grad_enabled(), guard.kept
+                break
+        else:
+            if _autocast() or transforms():
+                return None
+            recorded, found = _recorded(a, b, bias), _prepared(a, b, out, bias, activation, config, out_dtype)
+            if found is None or not found.simple or b.get_device() != found.device or a.is_neg() or b.is_neg():
+                return None
+            ready = found
+            guarded(PREPARED.seen, short, given, ready, MAX_READY)
+    except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
+        return None
+    if (recorded and not _is_one_node(a, b, out, activation)) or (ready.tf32 and not tf32_allowed(allow_tf32)):
+        return None
+    return _launched_again(ready, a, b, bias, out, activation, recorded, False)
+
+
+def _launched_again(
+    ready: PreparedProblem, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
+    activation: str | None, recorded: bool, turned: bool,
+) -> torch.Tensor | None:  # fmt: skip
+    """A kept launch's product of tensors that it fits; None for addresses that no kernel reads, and what overlaps.
+
+    turned  whether b holds the transpose of what is multiplied
+    """
+    index = ready.device
+    if index != _current_device():
+        return None
+    words: tuple[int, ...] = ()
+    try:
+        at_a, at_b = a.data_ptr(), b.data_ptr()
+        low = at_a | at_b
+        if bias is not None:
+            words = (bias.data_ptr(),)
+            low |= words[0]
+    except RuntimeError:  # a wrapper without memory
+        return None
+    if out is None:
+        if low & ALIGNED:
+            return None
+        c = empty_on_gpu(ready.shape, ready.strides, ready.kind)  # on the current device
+        ready.launch(at_a, at_b, c.data_ptr(), raw_stream(index), words)
+        return _record(a, b, bias, (c, ready, activation, turned)) if recorded else c
+    at_c = out.data_ptr()
+    end = at_c + ready.spans[2]
+    if (
+        (low | at_c) & ALIGNED
+        or not (end <= at_a or at_a + ready.spans[0] <= at_c)
+        or not (end <= at_b or at_b + ready.spans[1] <= at_c)
+        or (bias is not None and not (end <= words[0] or words[0] + bias.nbytes <= at_c))
+    ):
+        return None  # views of the same lines, or an error: `_checked` tells
+    mark_written((out,))
+    ready.launch(at_a, at_b, at_c, raw_stream(index), words)
+    return out
+
+
+def _prepared(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    config: Config | None, out_dtype: torch.dtype | None,
+) -> PreparedProblem | None:  # fmt: skip
+    """The kept product of plain tensors of such shapes, strides and types, if any."""
+    if type(a) not in PLAIN or type(b) not in PLAIN:
+        return None
+    index = a.get_device()
+    try:
+        key: tuple[object, ...] = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, out_dtype, config)
+        if out is not None or bias is not None or activation is not None:
+            key = _longer(key, out, bias, activation, index)
+        return PREPARED.get(key)
+    except (TypeError, RuntimeError):  # a configuration without a hash, or sparse
+        return None
+
+
+def _recorded(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """True if a derivative of plain tensors is recorded."""
+    if not _grad_enabled() or type(a) not in PLAIN or type(b) not in PLAIN:
+        return False
+    return a.requires_grad or b.requires_grad or _records(bias)
+
+
+def _is_one_node(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, activation: str | None) -> bool:
+    """True if a recorded product is a node of its own: of no vectors, with what its gradient can be had of."""
+    return out is None and (activation is None or activation == "relu") and a.ndim > 1 < b.ndim
 
 
 def linear(
@@ -287,13 +341,13 @@ def linear(
         and (found := _linear_again(x, weight, bias, activation)) is not None
     ):
         return found
-    matrix = weight.mT if isinstance(weight, _Tensor) and weight.ndim > 1 else _not_linear(weight)
+    matrix = weight.mT if isinstance(weight, torch.Tensor) and weight.ndim > 1 else _not_linear(weight)
     return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
 
 
 def _not_linear(weight: object) -> torch.Tensor:
     """Refuse a linear layer's weight that is no matrix, nor a batch of them."""
-    if not isinstance(weight, _Tensor):
+    if not isinstance(weight, torch.Tensor):
         refuse(f"weight is a {type(weight).__qualname__}, not a torch tensor")
     raise OperandError(f"weight has shape {list(weight.shape)}: (N, K), or a batch of them")  # type: ignore[attr-defined]
 
@@ -316,14 +370,7 @@ def _linear_again(
         if ready is None:
             return None
         guarded(PREPARED.seen, short, given, ready, MAX_READY)
-    if ready.device != _current_device():
-        return None
-    at_x, at_weight, words = x.data_ptr(), weight.data_ptr(), () if bias is None else (bias.data_ptr(),)
-    if (at_x | at_weight | sum(words)) & ALIGNED:
-        return None
-    c = empty_on_gpu(ready.shape, ready.strides, ready.kind)
-    ready.launch(at_x, at_weight, c.data_ptr(), raw_stream(ready.device), words)
-    return _record(x, weight, bias, (c, ready, activation, True))
+    return _launched_again(ready, x, weight, bias, None, activation, True, True)
 
 
 def _linear_prepared(
@@ -353,16 +400,14 @@ def _records(bias: torch.Tensor | None) -> bool:
 
 
 def _finished_by_torch(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
-    kind: torch.dtype | None,
-) -> bool:  # fmt: skip
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, activation: str | None, kind: torch.dtype | None
+) -> bool:
     """True if torch's operators finish a product whose derivatives are recorded: they compute in its type."""
     return (
         out is None and a.ndim > 1 < b.ndim and a.dtype == b.dtype and a.dtype.itemsize > 1
         and (kind is None or getattr(kind, "itemsize", 0) > 1)  # of 8-bit floats torch has no activations
         and isinstance(activation, str)
         and (activation in ACTIVATIONS or (activation in GATES and b.shape[-1] % 2 == 0))
-        and _seen_by_autograd_alone(bias)
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import Sm90Config, explain_matmul
+from layoutgemm import Sm90Config, explain_matmul, grouped_matmul
 from layoutgemm.errors import OperandError, TensorError
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -93,6 +93,18 @@ def test_groups_with_scales_say_their_kernel() -> None:
     assert "masked rows in 3 group(s)" in batch.kernel and (batch.launches, batch.workspace) == (1, 0)
     zeros = explain_matmul(a[:0], b, offsets=torch.zeros(4, dtype=torch.int32))
     assert zeros.kernel == "no kernel: zeros"
+
+
+def test_a_bias_of_each_matrix_is_that_of_the_grouped_product() -> None:
+    a, b, bias = eight(3, 64, 256), eight(3, 128, 256).mT, torch.ones(3, 128)
+    scales = {"scale_a": torch.ones(3, 64, 2), "scale_b": torch.ones(3, 1, 2)}
+    how = explain_matmul(a, b, bias=bias, **scales)
+    assert how.kernel == explain_matmul(a, b, bias=bias[0], **scales).kernel and how.workspace == 0
+    assert grouped_matmul(a, b, bias=bias, **scales).shape == (3, 64, 128)
+    with pytest.raises(TensorError, match=r"bias has shape \[2, 128\]: \[128\] or \[3, 128\]"):
+        explain_matmul(a, b, bias=bias[:2], **scales)
+    with pytest.raises(TensorError, match=r"bias has shape \[3, 128\]: \[128\]$"):
+        explain_matmul(a[0], b[0], bias=bias, scale_a=torch.ones(64, 2))
 
 
 def test_refusals_are_the_products() -> None:

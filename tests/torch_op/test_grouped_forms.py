@@ -13,6 +13,8 @@ torch = needs.module("torch")
 
 from layoutgemm import grouped_matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.torch_op.scaled_grouped import api, kept, kept_gradients
+from tests.torch_op.host_launches import bare_launches
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 OP = torch.ops.layoutgemm
@@ -321,6 +323,94 @@ def test_only_what_is_asked_for_is_derived() -> None:
     with torch.no_grad():
         assert not grouped_matmul(x, b, OFFSETS).requires_grad
     assert grouped_matmul(x, b, OFFSETS).requires_grad and not grouped_matmul(a, b, OFFSETS).requires_grad
+    # an operand is kept for the other's gradient alone
+    assert [t is None for t in grouped_matmul(x, b, OFFSETS).grad_fn.saved_tensors] == [True, False, False]
+    y = b.clone().requires_grad_()
+    c = grouped_matmul(a, y, OFFSETS)
+    assert [t is None for t in c.grad_fn.saved_tensors] == [False, True, False]
+    (got,) = torch.autograd.grad(c.sum(), y)
+    whole = grouped_matmul(x, y, OFFSETS)
+    assert torch.equal(got, torch.autograd.grad(whole.sum(), y)[0])
+
+
+@pytest.mark.parametrize("said", ["offsets", "offs"])
+def test_a_repeated_recorded_call_is_a_guard_and_a_launch(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = normal(64, 64, grad=True), normal(4, 64, 64, grad=True)
+    offsets = torch.arange(5, dtype=torch.int32) * 16
+    groups = {said: offsets if said == "offsets" else offsets[1:].clone()}
+    with bare_launches(monkeypatch) as noted:
+        with torch.no_grad():  # kept where nothing is recorded
+            for _ in range(3):
+                plain = grouped_matmul(x, w, **groups)
+        for module, name in ((kept, "by_facts"), (api, "_recorded_alone")):
+            monkeypatch.setattr(module, name, None)  # the long ways are shut
+        made = len(noted.arguments)
+        c = grouped_matmul(x, w, **groups)
+        assert type(c.grad_fn).__name__ == "_RecordedGroupsBackward" and len(noted.arguments) == made + 1
+        assert c.requires_grad and not plain.requires_grad and c.stride() == plain.stride()
+        first, last = noted.arguments[made - 1 :]
+        assert first[:2] == last[:2] == [x.data_ptr(), w.data_ptr()] and first[3:-2] == last[3:-2]
+
+
+def backward_launches(c: Any, noted: Any, grad: Any, leaves: Any) -> tuple[list[list[int]], Any]:
+    """The launches of a backward pass, without addresses of results, and the gradients."""
+    noted.arguments.clear()
+    found = torch.autograd.grad(c, leaves, grad)
+    return [[*each[:2], *each[3:-2]] for each in noted.arguments], found
+
+
+@pytest.mark.parametrize("said", ["offsets", "offs"])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("wants", [(True, True), (True, False), (False, True)])
+def test_a_repeated_backward_pass_is_a_guard_and_its_launches(
+    said: str, columns: bool, wants: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the arguments of the first one's, and the results lie as those do; columns: of the weights' rows."""
+    values = normal(64, 64), normal(4, 64, 32), normal(64, 32)
+    x, w, grad = (t.mT.contiguous().mT if columns and t.ndim == 3 else t for t in values)
+    x, w = (t.detach().requires_grad_(want) for t, want in zip((x, w), wants))
+    leaves = [t for t in (x, w) if t.requires_grad]
+    offsets = torch.arange(5, dtype=torch.int32) * 16
+    groups = {said: offsets if said == "offsets" else offsets[1:].clone()}
+    with bare_launches(monkeypatch) as noted:
+        first, wanted = backward_launches(grouped_matmul(x, w, **groups), noted, grad, leaves)
+        assert len(first) == len(leaves)
+        for again in range(3):
+            if again == 2:
+                for module, name in ((kept, "by_facts"), (kept_gradients, "by_facts"), (api, "grouped_gradients")):
+                    monkeypatch.setattr(module, name, None)  # the long ways are shut
+            made, found = backward_launches(grouped_matmul(x, w, **groups), noted, grad, leaves)
+            assert made == first
+            assert [(t.shape, t.stride(), t.dtype) for t in found] == [(t.shape, t.stride(), t.dtype) for t in wanted]
+            assert [t.data_ptr() for t in found] == [each[2] for each in noted.arguments]
+        for other in (grad.t().contiguous().t(), grad[:1].expand(64, 32)):
+            with pytest.raises(TypeError):  # no guard's: the long way is taken, and it is shut
+                backward_launches(grouped_matmul(x, w, **groups), noted, other, leaves)
+        kept.READY.clear()
+        assert not kept_gradients.BACKWARD.seen
+
+
+def test_guards_leave_batches_and_finished_groups_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that were kept where nothing is recorded, whose derivatives are no node of groups."""
+    x, w, bias = normal(4, 16, 64, grad=True), normal(4, 64, 64, grad=True), normal(64, grad=True)
+    rows, offsets = normal(64, 64, grad=True), torch.arange(5, dtype=torch.int32) * 16
+    counts = offsets[:4].clone() // 3
+    calls = (
+        lambda: grouped_matmul(x, w, counts=counts), lambda: grouped_matmul(rows, w, offsets, bias=bias),
+        lambda: grouped_matmul(rows, w, offsets, activation="relu"),
+    )  # fmt: skip
+    with bare_launches(monkeypatch):
+        for call in calls:
+            with torch.no_grad():
+                for _ in range(3):
+                    assert call().grad_fn is None
+            assert type(call().grad_fn).__name__ not in ("_RecordedGroupsBackward", "NoneType")
+        out = torch.empty(64, 64, dtype=rows.dtype)
+        with torch.no_grad():
+            for _ in range(3):
+                assert grouped_matmul(rows, w, offsets, out=out) is out
+        with pytest.raises(TensorError, match="don't support automatic differentiation"):
+            grouped_matmul(rows, w, offsets, out=out)
 
 
 @pytest.mark.parametrize("form", SHAPES)

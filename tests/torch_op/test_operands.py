@@ -13,7 +13,9 @@ from tests import needs
 torch = needs.module("torch")
 
 import torch.autograd.forward_ad as forward
-from torch.func import hessian, jacfwd, jacrev, jvp, vmap
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize, hessian, jacfwd, jacrev, jvp, vmap
+from torch.overrides import TorchFunctionMode
 
 import layoutgemm
 from layoutgemm import Sm80Plan, gemm, grouped_matmul, matmul, scaled_matmul
@@ -23,6 +25,7 @@ from layoutgemm.kernels import TeachingPlan
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.run.operand_checks import overlaps_itself, share_memory
 from layoutgemm.torch_op import operator as torch_op
+from layoutgemm.torch_op.compiled.guards import KeptCalls
 from layoutgemm.torch_op.reference import rounded
 from tests.torch_op.operand_fuzz import faults
 
@@ -233,6 +236,19 @@ COMPILED = (
 )  # fmt: skip
 
 
+def test_the_tensor_on_another_device_and_the_one_with_a_gradient_are_named() -> None:
+    a, scale, out = ones(4, 4, kind=E4M3), torch.ones(4, 1), ones(4, 4)
+    refused(lambda: scaled_matmul(a.to("meta"), scale, a, scale), "scale_a is on cpu, a is on meta")
+    refused(lambda: scaled_matmul(a, scale.to("meta"), a, scale), "scale_a is on meta, a and b are on cpu")
+    refused(lambda: matmul(out, out.to("meta")), "b is on meta, a is on cpu")
+    leaf, groups = ones(4, 4).requires_grad_(), torch.tensor([0, 4])
+    refused(lambda: matmul(ones(4, 4), leaf, out=out), "or has a tangent: b")
+    scales = {"scale_a": scale.requires_grad_(), "scale_b": torch.ones(1, 1, 4)}
+    refused(lambda: grouped_matmul(a, a[None], groups, out=out, **scales), "or has a tangent: scale_a")
+    refused(lambda: grouped_matmul(leaf, ones(1, 4, 4), groups, out=out), "or has a tangent: a")
+    assert bool((out == 1).all())
+
+
 @pytest.mark.parametrize("function, text", COMPILED, ids=[text for _, text in COMPILED])
 def test_refusals_keep_their_text_under_the_compiler(function: Any, text: str) -> None:
     """A fake kernel raises them: traced Python that raised would leave the text to the compiler, which may drop it."""
@@ -297,15 +313,13 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
     """CPU tensors take the fast path, whose launches are noted."""
     launches: list[tuple[Any, ...]] = []
     ready = SimpleNamespace(
-        simple=True, tf32=False, shape=(16, 16), strides=(16, 1), kind=BF16, spans=(512, 512, 512),
+        simple=True, tf32=False, shape=(16, 16), strides=(16, 1), kind=BF16, spans=(512, 512, 512), device=-1,
         launch=lambda *arguments: launches.append(arguments),
     )  # fmt: skip
 
-    class Always(dict[Any, Any]):
-        def __missing__(self, key: Any) -> Any:
-            if not key:
-                raise KeyError(key)
-            return ready
+    class Always(KeptCalls[Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            return ready if key else default
 
     monkeypatch.setattr(torch_op, "PREPARED", Always())
     monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
@@ -314,11 +328,24 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
     return launches
 
 
+class Noted(TorchFunctionMode):
+    """Notes the functions that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list[object] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 def test_the_fast_path_leaves_to_the_long_way_what_it_would_get_wrong(short_way: list[Any]) -> None:
     a, b, bias, out = (torch.randn(shape).bfloat16() for shape in ((16, 16), (16, 16), (16,), (16, 16)))
-    matmul(a, b)
-    matmul(a, b, bias=bias, out=out)
-    assert len(short_way) == 2  # it is taken at all
+    for again in (1, 2):  # by the facts of the tensors, then by a guard
+        matmul(a, b)
+        matmul(a, b, bias=bias, out=out)
+        assert len(short_way) == 2 * again  # it is taken at all
     neg, want = torch._neg_view, (a.double() @ b.double()).bfloat16()
     assert torch.equal(matmul(neg(a), b), -want) and torch.equal(matmul(a, neg(b)), -want)
     assert torch.equal(matmul(neg(a), neg(b)), want)
@@ -331,7 +358,20 @@ def test_the_fast_path_leaves_to_the_long_way_what_it_would_get_wrong(short_way:
     with forward.dual_level():
         tangent = forward.unpack_dual(matmul(forward.make_dual(a, a), b)).tangent
         assert torch.equal(tangent, want)
-    assert len(short_way) == 2
+    wide = torch.empty(16 * 16 + 8, dtype=BF16)
+    refused(lambda: matmul(wide[: 16 * 16].view(16, 16), b, out=wide[8:].view(16, 16)), "out", "shares memory with a")
+    odd = torch.empty(16 * 16 + 1, dtype=BF16)[1:].view(16, 16).copy_(a)  # off 16 bytes
+    assert torch.equal(matmul(odd, b), want)
+    with torch.autocast("cpu", torch.float16):
+        assert matmul(a, b).dtype == torch.float16
+    assert torch.equal(vmap(matmul, (0, None))(a.expand(2, 16, 16).clone(), b), want.expand(2, 16, 16))
+    assert functionalize(matmul)(a, b).equal(want)
+    with FakeTensorMode() as mode:
+        assert matmul(mode.from_tensor(a), mode.from_tensor(b)).shape == (16, 16)
+    with Noted() as noted:
+        matmul(a, b)
+    assert noted.functions
+    assert len(short_way) == 4
     z = torch.complex(torch.randn(4, 4), torch.randn(4, 4))
     assert z.conj().imag.is_neg()
     got = gemm(1.0, z.conj().imag, torch.eye(4), 1.0, z.conj().imag, allow_tf32=True)

@@ -10,6 +10,8 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from layoutgemm import Sm90Config, quantize, scaled_matmul
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.sm90.choose.scaled_grouped import scaled_config
@@ -120,3 +122,24 @@ def test_compiled_mapped_and_of_nothing() -> None:
     assert torch.equal(c[1].float(), want[0].float()) and torch.equal(scales[1], 2 * want[1])
     empty = {**given, "a": given["a"][:0], "scale_a": given["scale_a"][:0]}
     assert [x.shape for x in scaled_matmul(**empty, **options)] == [(0, N), (0, 2)]
+
+
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+def test_rows_of_every_way_have_the_pitch_that_quantize_gives(activation: Any) -> None:
+    """A multiple of 16 bytes, as the next product's TMA needs: eager, traced without memory, and by the operator."""
+    given, _ = scaled_case("1x128, 128x128", n=N)
+    options = {"out_dtype": E4M3, "out_recipe": BLOCK, "activation": activation}
+    pitch = -(-(N // (1 if activation is None else 2)) // 16) * 16
+
+    def call(x: dict[str, Any]) -> Any:
+        return scaled_matmul(**x, **options)
+
+    with FakeTensorMode() as mode:
+        traced = call({name: mode.from_tensor(x) for name, x in given.items()})
+    operator, named = torch.ops.layoutgemm.scaled_matmul_quantized, {"out_dtype": E4M3, "activation": activation}
+    ways = [call(given), traced, operator(**given, **named)]
+    assert [[x.stride() for x in found] for found in ways] == [[(pitch, 1), ways[0][1].stride()]] * 3
+    # torch's check of the schema multiplies results, which it does not with float8
+    torch.library.opcheck(
+        operator, (), {**given, **named}, test_utils=("test_faketensor", "test_autograd_registration")
+    )

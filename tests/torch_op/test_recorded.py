@@ -461,3 +461,23 @@ def test_guards_of_layers_tell_other_tensors_and_go_with_their_launches(launches
     assert len(launches.made) == before + 1
     prepared.forget()
     assert not prepared.PREPARED.seen
+
+
+def test_guards_of_products_leave_to_torch_what_is_no_node(launches: HostLaunches) -> None:
+    """Calls that were kept where no derivative is recorded, then with one: of a vector, and into a tensor."""
+    x, weight, bias = leaf(integers(16)), leaf(integers(16, 32)), leaf(integers(32))
+    out, activated = torch.empty(16, 32, dtype=BF16), {"bias": bias, "activation": "gelu"}
+    rows = leaf(integers(16, 16))
+    with torch.no_grad():
+        for _ in range(3):
+            matmul(x, weight), matmul(rows, weight, out=out), matmul(rows, weight, **activated)
+    assert len(prepared.PREPARED.seen) == 3
+    made = len(launches.made)
+    grads = torch.autograd.grad(matmul(x, weight).sum(), (x, weight))
+    assert torch.equal(grads[0], weight.detach().sum(1)) and torch.equal(grads[1], x.detach()[:, None].expand(16, 32))
+    with pytest.raises(TensorError, match="out"):
+        matmul(rows, weight, out=out)
+    c = matmul(rows, weight, **activated)
+    assert type(c.grad_fn).__name__ == "GeluBackward0" and len(launches.made) > made
+    again = [matmul(rows, weight, bias=bias) for _ in range(3)][-1]
+    assert torch.equal(torch.autograd.grad(again.sum(), bias)[0], torch.full((32,), 16.0, dtype=BF16))

@@ -39,7 +39,8 @@ def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch
     first = next(iter(tensors))
     for name, x in tensors.items():
         if x.device != tensors[first].device:
-            others = "a and b are" if first == "a" and "b" in tensors and name != "b" else f"{first} is"
+            b = tensors.get("b") if first == "a" else None
+            others = "a and b are" if b is not None and b.device == tensors[first].device else f"{first} is"
             raise TensorError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 f"{tensors[first].device} and {x.device}: {name} is on {x.device}, {others} on {tensors[first].device}"

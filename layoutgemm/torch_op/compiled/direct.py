@@ -13,6 +13,7 @@ import torch
 
 from .. import operator as _matmul
 from ..fp8 import api as _fp8
+from ..fp8.launch import pitched
 from ..library import configured
 from ..operands.api import matmul_combined
 from ..operands.operators import function_of_text
@@ -130,4 +131,4 @@ def scaled_matmul_quantized(
         out_recipe=BLOCK, recipe_a=recipe_a or None, recipe_b=recipe_b or None, use_fast_accum=use_fast_accum,
         config=plain_config(config),
     )  # fmt: skip
-    return c.contiguous(), scales
+    return pitched(c), scales

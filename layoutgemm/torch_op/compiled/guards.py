@@ -42,16 +42,22 @@ class Guard(NamedTuple, Generic[T]):
 
 
 class KeptCalls(dict[Key, T]):
-    """Kept calls by their keys; `seen` has guards of repeated calls, by shorter keys."""
+    """Kept calls by their keys; `seen` has guards of repeated calls, by shorter keys.
+
+    on_clear  called when all are dropped: what is made of these calls goes with them
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: dict[Key, list[Guard[T]]] = {}
+        self.on_clear: list[Callable[[], None]] = []
 
     def clear(self) -> None:
         """Drop all, guards too."""
         super().clear()
         self.seen.clear()
+        for also in self.on_clear:
+            also()
 
 
 class LaunchesByAddress(dict[tuple[int, ...], T]):

@@ -156,6 +156,14 @@ def computed_into(
     return values
 
 
+def pitched(values: torch.Tensor) -> torch.Tensor:
+    """Quantised values with the row pitch that `quantize` gives: the tensor itself, or a copy."""
+    asked = AS_QUANTIZE._replace(dtype=values.dtype)
+    if values.stride() == kept_shapes(tuple(values.shape), asked).values[1]:
+        return values
+    return empty_results(values, tuple(values.shape), asked)[0].copy_(values)
+
+
 def writes_in_place(values: torch.Tensor, asked: QuantizeOptions) -> bool:
     """True if the kernel can write these values where they lie."""
     strides = kept_shapes(tuple(values.shape), asked).values[1]
@@ -168,17 +176,19 @@ def _by_kernel(x: torch.Tensor, asked: QuantizeOptions) -> bool:
     return bool(x.numel()) and asked.recipe in _GROUPS and on_gpu(index) and target(index)[0] == "sm_90a"
 
 
-def empty_results(x: torch.Tensor, asked: QuantizeOptions) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results with nothing in them, on x's device."""
-    made = shapes_of(tuple(x.shape), asked)
-    values = x.new_empty(made.values[0], dtype=asked.dtype)
-    scales = torch.empty_strided(*made.scales, dtype=torch.float32, device=x.device)
+def empty_results(
+    beside: torch.Tensor, shape: tuple[int, ...], asked: QuantizeOptions
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Empty results of a tensor of that shape, on the device of `beside`."""
+    made = shapes_of(shape, asked)
+    values = beside.new_empty(made.values[0], dtype=asked.dtype)
+    scales = torch.empty_strided(*made.scales, dtype=torch.float32, device=beside.device)
     return values.narrow(-1, 0, made.columns) if made.columns else values, scales
 
 
 def _by_torch(x: torch.Tensor, asked: QuantizeOptions) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference's results, with the kernel's strides."""
-    values, scales = empty_results(x, asked)
+    values, scales = empty_results(x, tuple(x.shape), asked)
     of_values, of_scales = quantized(x.detach(), *asked[:3])
     return values.copy_(of_values), scales.copy_(of_scales)
 

@@ -76,7 +76,7 @@ def _(
 ) -> Pair:  # fmt: skip
     asked = options_of(recipe, dtype, power_of_two, scale_major)
     check_quantized(x)
-    return empty_results(x, asked)
+    return empty_results(x, tuple(x.shape), asked)
 
 
 def _underived(x: torch.Tensor, *others: object) -> Pair:

@@ -15,6 +15,7 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.operands.prologue import Prologue
 from ..autograd.kept import recorder
+from ..autograd.products import stand_in
 from ..checks import (
     NOT_RECORDED,
     PLAIN,
@@ -34,10 +35,22 @@ from ..indexed.product import IndexedOperands
 from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
 from ..prepared import config_text
 from ..prologue.grouped_api import grouped_prologue_product
-from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
+from .grouped import (
+    COLUMNS,
+    COUNTS,
+    ENDS,
+    OFFSETS,
+    GroupedCall,
+    check_expected,
+    expected_config,
+    finished,
+    groups_of,
+    in_groups,
+)
 from .grouped import grouped_product as computed_grouped
 from .grouped_epilogue import grouped_call, grouped_with_epilogue
 from .kept import KeptKey, find, memory_beside
+from .kept_gradients import gradients_again
 from .operators import (
     CHECK_GROUPED,
     CHECK_SCALED,
@@ -54,6 +67,7 @@ from .recipes import fast_accum, recipe_text
 from .scaled import APART, BiasActivation, check_config, scaled_product
 
 _is_traced = torch.compiler.is_dynamo_compiling
+_grad_enabled = torch.is_grad_enabled
 _DERIVED = (torch.bfloat16, torch.float16)
 _NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configuration is given by config="
 
@@ -380,12 +394,14 @@ def grouped_matmul(
     if groups is not None:
         options = said, out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum, expected_rows
         others = () if scale_b is None and bias is None else (scale_b, bias)
-        key, found = find(a, b, groups, scale_a, others, out, options)
+        alone = scale_a is None and activation is None and not others and out is None
+        recorded = alone and _grad_enabled() and _is_recorded(a, b)
+        key, found = find(a, b, groups, scale_a, others, out, options, recorded)
         if found is not None:
-            return found
+            return _record(a, b, groups, said, [found]) if recorded else found
     check_expected(expected_rows, counts, config)
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
-        return _record(a, b, groups, said, out_dtype, config)
+        return _first_recorded(a, b, groups, said, out_dtype, config)
     finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
@@ -398,17 +414,25 @@ def grouped_matmul(
     check_derivable(a, b, scale_a, scale_b, bias)
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
         return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, KeptKey(key))
-    text = config_text(config)
-    if scale_a is None and bias is None and activation is None:
-        value = differentiable(a, b, groups, said, call.kind, text)
-    elif scale_a is None and transforms():
-        wide = differentiable(a, b, groups, said, recorded_type(call, finish, a, b), text)
-        value = finished(call, wide, groups, finish)
-    else:
-        value = torch.ops.layoutgemm.grouped_matmul(
-            a, b, groups, said, scale_a, scale_b, call.kind, *names, text, *finish
-        )
+    value = _dispatched(call, a, b, groups, said, (scale_a, scale_b), names, config_text(config), finish)
     return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
+
+
+def _dispatched(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], names: tuple[str, str], config: str,
+    finish: BiasActivation,
+) -> torch.Tensor:  # fmt: skip
+    """The checked product where torch's dispatcher has to see it."""
+    if scales[0] is None and finish.bias is None and finish.activation is None:
+        return differentiable(a, b, groups, said, call.kind, config)
+    if scales[0] is None and transforms():
+        wide = differentiable(a, b, groups, said, recorded_type(call, finish, a, b), config)
+        return finished(call, wide, groups, finish)
+    value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(
+        a, b, groups, said, *scales, call.kind, *names, config, *finish
+    )
+    return value
 
 
 def _with_more(
@@ -439,16 +463,23 @@ def _recorded_alone(a: torch.Tensor, b: torch.Tensor, groups: object, *others: o
     others  arguments that the recorded call does not have
     """
     return (
-        type(a) in PLAIN
-        and type(b) in PLAIN
-        and type(groups) in PLAIN
-        and (a.requires_grad or b.requires_grad)
-        and torch.is_grad_enabled()
+        type(groups) in PLAIN
+        and _grad_enabled()
         and all(x is None for x in others)
-        and a.dtype in _DERIVED
-        and not a.ndim == b.ndim == 3
+        and _is_recorded(a, b)
         and a.device.type != "meta"
         and seen_by_autograd_alone()
+    )
+
+
+def _is_recorded(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True for plain operands with a gradient whose product is its own node."""
+    return (
+        type(a) in PLAIN
+        and type(b) in PLAIN
+        and (a.requires_grad or b.requires_grad)
+        and a.dtype in _DERIVED
+        and not a.ndim == b.ndim == 3
     )
 
 
@@ -467,7 +498,7 @@ def _placed(
 
 
 class _RecordedGroups(torch.autograd.Function):
-    """The product with gradients in eager mode: kept launches forward and backward.
+    """A product that was computed, with its gradients in eager mode: kept launches.
 
     `operators.differentiable` serves torch.func, forward mode and compilers. Where the backward pass is recorded too,
     `grouped_matmul` records its products.
@@ -475,25 +506,46 @@ class _RecordedGroups(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str,
-        out_dtype: torch.dtype | None, config: Sm90Config | None,
-    ) -> torch.Tensor:  # fmt: skip
-        ctx.save_for_backward(a, b, groups)
-        ctx.said = said
-        return grouped_matmul(a, b, **{said: groups}, out_dtype=out_dtype, config=config)
+        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, made: list[torch.Tensor]
+    ) -> torch.Tensor:
+        # Each operand is kept for the other's gradient alone, as by `matmul`.
+        keeps_a, keeps_b = b.requires_grad, a.requires_grad
+        ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None, groups)
+        ctx.facts = said, None if keeps_a and keeps_b else (stand_in(a), stand_in(b))
+        return made[0]
 
     @staticmethod
-    def backward(ctx: object, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return (*grouped_gradients(ctx, grad, _derived), None, None, None, None)
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        a, b, groups = ctx.saved_tensors
+        said, stand_ins = ctx.facts
+        if stand_ins is not None:
+            a, b = [x if x is not None else other for x, other in zip((a, b), stand_ins)]
+        if grad is not None and not _grad_enabled():
+            again = gradients_again(a, b, groups, said, ctx.needs_input_grad[:2], grad)
+            if again is not None:
+                return (*again, None, None, None)
+        found = grouped_gradients(a, b, groups, said, ctx.needs_input_grad, grad, _said_product)
+        return (*found, None, None, None)
 
 
 _record = recorder(_RecordedGroups)
 
 
-def _derived(
-    left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, said: str, kind: torch.dtype
-) -> torch.Tensor:
-    return grouped_matmul(left, right, **{said: groups}, out_dtype=kind)
+def _first_recorded(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, kind: torch.dtype | None,
+    config: Sm90Config | None,
+) -> torch.Tensor:  # fmt: skip
+    assert groups is not None
+    with torch.no_grad():
+        c = _said_product(a, b, groups, said, kind, config)
+    return _record(a, b, groups, said, [c])
+
+
+def _said_product(
+    left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, said: str, kind: torch.dtype | None,
+    config: Sm90Config | None = None,
+) -> torch.Tensor:  # fmt: skip
+    return grouped_matmul(left, right, **{said: groups}, out_dtype=kind, config=config)
 
 
 def _traced_grouped(

@@ -103,13 +103,14 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.
 
 def find(
     a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None, others: Others,
-    out: torch.Tensor | None, options: Key,
+    out: torch.Tensor | None, options: Key, recorded: bool = False,
 ) -> tuple[Key, torch.Tensor | None]:  # fmt: skip
     """(key, the result of a kept launch or None); the key () stands for a call that cannot be kept.
 
     third, fourth  scales, or the groups and any scales of A
     others         whatever else is read, with None for what is not; () for nothing
     options        whatever else of the call decides on the kernel
+    recorded       whether the caller records the derivative of what a guard finds
 
     A guard finds a call that was made twice before. Else one expression reads each tensor's facts: a loop over four
     tensors takes twice the time.
@@ -130,20 +131,20 @@ def find(
     try:
         short: Key = (options, a.shape, b.shape, form)
         for guard in SEEN.get(short, ()):
-            if guard.holds(tensors):
+            if guard.check(*tensors) and (recorded or not (guard.records and _grad_enabled())):
                 kept = guard.kept
                 break
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
         return (), None
-    if kept is not None and (found := _again(kept, given, a, b, out)) is not None:
+    if kept is not None and (found := again(kept, given, a, b, out)) is not None:
         return (), found
-    key, found = _by_facts(a, b, third, fourth, others, out, options)
+    key, found = by_facts(a, b, third, fourth, others, out, options)
     if found is not None and kept is not READY[key]:
         guarded(SEEN, short, tensors, READY[key], MAX_READY)
     return key, found
 
 
-def _again(
+def again(
     launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:  # fmt: skip
@@ -159,7 +160,7 @@ def _again(
         addresses, low = tuple([x.data_ptr() for x in given]), 0
         for at in addresses:
             low |= at
-    kept = launches.at(addresses, low)
+    kept = launches.at(addresses, low) if low & ALIGNED else launches.get(())
     if kept is None or _current_device() != (index := kept.direct.device):
         return None
     if out is not None or kept.special:
@@ -169,7 +170,7 @@ def _again(
     return c
 
 
-def _by_facts(
+def by_facts(
     a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None, others: Others,
     out: torch.Tensor | None, options: Key,
 ) -> tuple[Key, torch.Tensor | None]:  # fmt: skip

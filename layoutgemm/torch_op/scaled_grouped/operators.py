@@ -27,7 +27,7 @@ from ..autograd.products import dense
 from ..checks import check_device, check_out, derived_by_func, differentiated, refuse_derivatives
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator, named
-from ..fp8.launch import AS_QUANTIZE, shapes_of
+from ..fp8.launch import AS_QUANTIZE, empty_results, pitched, shapes_of
 from ..library import (
     Places,
     VmapInfo,
@@ -88,9 +88,9 @@ def _quantized(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
-    scales = scales_of_c(call.shape, a)
+    scales = torch.empty_strided(*shapes_of(call.shape, AS_QUANTIZE).scales, dtype=torch.float32, device=a.device)
     c = scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config), None, (), scales)
-    return c.contiguous(), scales
+    return pitched(c), scales
 
 
 @_quantized.register_fake
@@ -102,12 +102,7 @@ def _(
     finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
     plain_config(config)
-    return a.new_empty(call.shape, dtype=call.kind), scales_of_c(call.shape, a)
-
-
-def scales_of_c(shape: tuple[int, ...], beside: torch.Tensor) -> torch.Tensor:
-    """Memory for the scales of a quantised result, as `layoutgemm.quantize` lays them out."""
-    return torch.empty_strided(*shapes_of(shape, AS_QUANTIZE).scales, dtype=torch.float32, device=beside.device)
+    return empty_results(a, call.shape, AS_QUANTIZE._replace(dtype=call.kind))
 
 
 def checked_scaled(
@@ -226,8 +221,10 @@ class _GroupedProduct(torch.autograd.Function):
         ctx.said, ctx.kind = inputs[3], output.dtype
 
     @staticmethod
-    def backward(ctx: object, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return (*grouped_gradients(ctx, grad, differentiable), None, None, None, None)
+    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        a, b, groups = ctx.saved_tensors
+        found = grouped_gradients(a, b, groups, ctx.said, ctx.needs_input_grad, grad, differentiable)
+        return (*found, None, None, None, None)
 
     @staticmethod
     def jvp(ctx: FunctionCtx, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
@@ -243,16 +240,18 @@ class _GroupedProduct(torch.autograd.Function):
 
 
 def grouped_gradients(
-    ctx: FunctionCtx, grad: torch.Tensor | None, multiply: Multiply
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of A and B, where wanted, by grouped products: dC @ B^T and A^T @ dC."""
-    a, b, groups = ctx.saved_tensors
-    wants_a, wants_b = ctx.needs_input_grad[:2]
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, wanted: Sequence[bool],
+    grad: torch.Tensor | None, multiply: Multiply,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """The gradients of A and B, where wanted, by grouped products: dC @ B^T and A^T @ dC.
+
+    a, b  of the one whose gradient alone is wanted, only shape, strides and type are read
+    """
     if grad is None:
         return None, None
     grad = dense(grad.to(a.dtype))
-    left = _laid(grad, b.mT, a, groups, ctx.said, multiply) if wants_a else None
-    right = _laid(a.mT, grad, b, groups, ctx.said, multiply) if wants_b else None
+    left = _laid(grad, b.mT, a, groups, said, multiply) if wanted[0] else None
+    right = _laid(a.mT, grad, b, groups, said, multiply) if wanted[1] else None
     return left, right
 
 
@@ -260,9 +259,18 @@ def _laid(
     left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, groups: torch.Tensor, said: str, multiply: Multiply
 ) -> torch.Tensor:
     """left @ right as `like`, of its type; matrices of contiguous columns have a gradient of contiguous columns."""
-    if like.ndim == 3 and like.stride(-2) == 1 and like.stride(-1) != 1:
+    if lies_in_columns(like):
         return multiply(right.mT, left.mT, groups, said, like.dtype).mT
     return multiply(left, right, groups, said, like.dtype)
+
+
+def lies_in_columns(like: torch.Tensor) -> bool:
+    """True for matrices of contiguous columns.
+
+    >>> lies_in_columns(torch.ones(2, 3, 4).mT), lies_in_columns(torch.ones(2, 3, 4))
+    (True, False)
+    """
+    return like.ndim == 3 and like.stride(-2) == 1 and like.stride(-1) != 1
 
 
 def differentiable(
