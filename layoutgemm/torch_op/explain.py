@@ -9,17 +9,20 @@ import torch
 
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
+from .composed.api import ComposedOptions
+from .composed.explain import explain_composed
+from .composed.parts import AskedParts, composes
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, with_steps
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
-from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
@@ -49,12 +52,14 @@ def explain_matmul(
     combine: Combine | None = None, given: Mapping[str, object] | None = None, rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
     out_recipe: object = None, epilogue: Epilogue | None = None, prologue: Prologue | None = None,
+    order: Order | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
     The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
     `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the tuple that `matmul` takes, and
-    `given` its numbers; two pairs are tuples. `epilogue` is that of any of the three, and `given` its operands.
+    `given` its numbers; two pairs are tuples. With an `order`, or parts
+    together, `given` has the operands of all. `epilogue` is that of any of the three, and `given` its operands.
     `prologue` is `matmul`'s, with `given`; the explanation says how often its function is computed.
     With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s,
     with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
@@ -94,6 +99,14 @@ def explain_matmul(
         "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
+    asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows)
+    if (
+        not _in_groups(more)
+        and scale_a is None
+        and composes(a, asked, {"bias": bias, "out_rows": out_rows, "rows": rows, "row_weights": row_weights})
+    ):
+        own = {"bias": bias, "rows": rows, "out_rows": out_rows, "row_weights": row_weights}
+        return explain_composed(a, b, asked, own, given, ComposedOptions(out, config, out_dtype, None))
     if prologue is not None:
         others = {"combine": combine, "epilogue": epilogue, "rows": rows, "out_recipe": out_recipe, **more}
         return explain_prologue(a, b, prologue, given, others)
@@ -106,8 +119,6 @@ def explain_matmul(
         untaken |= {"combine": combine, "given": given, "epilogue": epilogue}
         operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
-    if isinstance(a, tuple):
-        return explain_pairs(a, b, out, activation, config, out_dtype)
     if combine is not None:
         return explain_combined(a, b, combine, given, out, config, out_dtype)
     if TYPE_CHECKING:

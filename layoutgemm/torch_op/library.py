@@ -35,7 +35,8 @@ from . import tuned_store as tuned
 from .autograd.products import check_derivable, gradients
 from .bias_activation import GATES, by_autograd, by_torch, gate_by_torch
 from .checks import (
-    autocast,
+    autocast_type,
+    cast,
     check_activation,
     check_finish,
     check_gated_type,
@@ -257,15 +258,17 @@ with_autograd("matmul", _recorded)
 
 
 def with_autocast(library: torch.library.Library, name: str) -> None:
-    """Let an operator take a and b in the type of an autocast region.
+    """Let an operator take a and b, tensors or lists of them, in the type of an autocast region.
 
     torch.matmul does the same. The functions of layoutgemm have cast already where they were called; this is for
     operators called by name.
     """
 
     def under(key: torch._C.DispatchKey) -> Any:
-        def run(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
-            a, b = autocast(a, b)
+        def run(*arguments: object) -> Any:
+            a, b, *others = arguments
+            to = autocast_type(_tensors([a])[0])
+            a, b = ([cast(y, to) for y in x] if isinstance(x, (list, tuple)) else cast(x, to) for x in (a, b))
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
                 return getattr(torch.ops.layoutgemm, name)(a, b, *others)
 

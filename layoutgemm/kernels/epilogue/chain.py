@@ -374,6 +374,22 @@ class Epilogue:
         """
         return self._evaluated(_matrix_of(accumulator), gate, given)
 
+    def reference_of_tiles(
+        self, accumulator: np.ndarray, visited: np.ndarray, gate: Gate | None = None, /, **given: object
+    ) -> Outputs:
+        """The same where an order leaves tiles out: reductions combine the visited elements of (M, N) alone.
+
+        gate  as `reference_of_sums` has it, or None
+
+        What is not visited means nothing in C, and in matrices that are written.
+
+        >>> sums, lower = np.ones((2, 2), np.float32), np.tri(2, dtype=bool)
+        >>> Epilogue(RowReduce("sum")).reference_of_tiles(sums, lower).written["row_sum"].tolist()
+        [1.0, 2.0]
+        """
+        sums = _matrix_of(accumulator)
+        return self._outputs(sums, gate, EpilogueMatrix(self, _result(sums, gate), given, visited))
+
     def _evaluated(self, sums: np.ndarray, gate: Gate | None, given: Mapping[str, object]) -> Outputs:
         return self._outputs(sums, gate, EpilogueMatrix(self, _result(sums, gate), given))
 

@@ -6,8 +6,10 @@ operations, and what follows the sums is not counted. Sizes alone are known: of 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
@@ -57,6 +59,18 @@ def _of_several(a: Shape, b: Sequence[Shape], *others: object, **named: object) 
     return sum(of_product(a, each) for each in b)
 
 
+def _of_parts(a: Sequence[Shape], b: Sequence[Shape], *others: Any, **named: object) -> int:
+    """The parts' text, the first among the others, names what is read: a row of the product for each of `rows`."""
+    read = next(each for each in others if isinstance(each, (list, tuple)))
+    names = json.loads(next(text for text in others if isinstance(text, str)))["read"]
+    pairs = [(a[min(i, len(a) - 1)], each) for i, each in enumerate(b)]
+    if "rows" in names:
+        rows = read[names.index("rows")]
+        pairs[0] = ((*rows, a[0][-1]), pairs[0][1])
+        pairs = [(pairs[0][0] if len(a) == 1 else left, each) for left, each in pairs]
+    return sum(of_product(left, each) for left, each in pairs)
+
+
 def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:
     """N is the seventh argument behind the weights, of one product and of groups."""
     return 2 * prod(x) * named.get("n", others[_N])
@@ -68,6 +82,7 @@ _FORMULAS: Mapping[str, Callable[..., int]] = {
     "scaled_matmul_quantized": _of_scaled,
     "scaled_epilogue_matmul": _of_scaled, "grouped_epilogue_matmul": _of_groups_of_rows,
     "grouped_matmul": of_groups, "prologue_grouped_matmul": of_groups,
+    "composed_matmul": _of_parts, "composed_matmul_writing": _of_parts,
     "indexed_matmul": _of_rows, "quantized_matmul": _of_packed, "quantized_grouped_matmul": _of_packed,
 }  # fmt: skip
 

@@ -23,8 +23,7 @@ from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store as tuned
 from ..bias_activation import GATES, by_torch
 from ..checks import check_call, check_finish, check_out, product_shape
-from ..operands.several import TorchMath
-from ..ordered import order_of
+from ..operands.several import TorchMath, order_of
 from ..prepared import Config, choice_of, gpu, on_gpu, start, target
 from ..problem import bias_epilogue
 from ..reference import exact
