@@ -69,10 +69,8 @@ def order_for(order: Order | None, usual: Linear | Grouped, tile: tuple[int, int
     if order is None:
         return usual
     if isinstance(order, str):
-        known = _named(usual)
-        if order not in known:
-            raise PlanError(f"order = {order!r}: known are {', '.join(known)}")
-        order = known[order]
+        check_name(order)
+        order = _named(usual)[order]
     elif isinstance(order, Layout):
         order = LayoutOrder(layout=order)
     elif not isinstance(order, Schedule):
@@ -97,6 +95,12 @@ def _named(usual: Linear | Grouped) -> dict[str, Schedule]:
         "symmetric": Triangular("lower", mirror=True),
         "list": TileList(),
     }
+
+
+def check_name(order: str) -> None:
+    """Raise PlanError for a name that no order has."""
+    if order not in (known := _named(Grouped())):
+        raise PlanError(f"order = {order!r}: known are {', '.join(known)}")
 
 
 def schedule_of(plan: Any) -> Schedule:

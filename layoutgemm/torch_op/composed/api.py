@@ -28,6 +28,7 @@ from ..checks import (
     needs_dispatcher,
     refuse_traces,
 )
+from ..compiled import kept_launches
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
 from ..indexed.torch_rows import gathered, scattered
@@ -98,13 +99,16 @@ def composed_product(
         if TILES in parts.read and left[0].device.type == "cpu":
             every[TILES] = tiles_of_host(every[TILES])
         call = checked(left, right, parts, every, out, out_dtype, allow_tf32)
-        records = differentiated(*call.tensors)
-        if (records or differentiated(out)) and out is not None:
+        tensors = call.tensors
+        records = differentiated(*tensors)
+        if out is not None and (records or differentiated(out)):
             raise TensorError(NOT_RECORDED)
         with torch.no_grad():
-            sees = needs_dispatcher(*call.tensors, out)
+            sees = needs_dispatcher(*tensors, out)
+            if not (sees or records):
+                return computed(call, config, out)
         if sees:
-            derives = derived_by_transform() or any(has_tangent(x) for x in call.tensors)
+            derives = derived_by_transform() or any(has_tangent(x) for x in tensors)
             shown = derivable if derives and not parts.written else dispatched
             if out is None:
                 return shown(call, config)
@@ -113,10 +117,7 @@ def composed_product(
             in_order = checked(left, right, parts_of_text(text), {**every, **vectors}, None, out_dtype, allow_tf32)
             inside = visited_part(torch.ones_like(out), in_order, config) != 0 if asked.order is not None else None
             return _into(shown(in_order, config), inside, there.get(OUT_ROWS), out)
-        if records:
-            return recorded(call, config)
-        with torch.no_grad():
-            return computed(call, config, out)
+        return recorded(call, config)
 
     return _again(make, left, right, asked, there, values, options)
 
@@ -142,6 +143,8 @@ def _again(
 ) -> torch.Tensor:  # fmt: skip
     """The kept launch of such a call, or what `make` computes."""
     out, config, out_dtype, _ = options
+    if a and isinstance(a[0], torch.Tensor) and a[0].get_device() < kept_launches.FIRST_GPU:
+        return make()  # type: ignore[no-any-return]  # of tensors of the CPU nothing is launched
     epilogue = asked.epilogue if isinstance(asked.epilogue, Epilogue) else None
     if len(a) > 1 and out is not None and not any((asked.order, asked.epilogue, asked.prologue)):
         return make()  # type: ignore[no-any-return]  # into `out` two pairs' product is copied

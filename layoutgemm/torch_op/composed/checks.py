@@ -27,7 +27,7 @@ from ...kernels.sm90.gated import combination
 from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS, IndexedRows, RowIndices, check_distinct, check_inside
 from ...kernels.sm90.operands.combinations import Asked, check_parts
 from ...kernels.sm90.operands.pair import SecondPair
-from ..checks import autocast, check_call, check_finish, check_out, product_shape, refuse_derivatives, tracing_state
+from ..checks import check_call, check_finish, check_out, product_shape, refuse_derivatives, tracing_state
 from ..epilogue import NO_DERIVATIVE, check_epilogue, check_result
 from ..operands.several import refusal_of_matrices
 from ..problem import bias_epilogue, half
@@ -102,13 +102,15 @@ def checked(
     shape = _shape(left, right, parts, m)
     rows = out.shape[0] if out is not None and OUT_ROWS in parts.own and out.ndim == 2 else shape[-2]
     call = ComposedCall(left, right, parts, dict(values), kind, shape, rows)
-    check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
+    if not call.plain_pairs or parts.gate is not None:  # which have a kernel together
+        check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
     _check_finish(call, out)
     if out is not None:
         if not parts.stores_c:
             raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
         check_out(out, call.result, kind, named)
-    _check_vectors(call)
+    if parts.own or parts.prologue is not None:
+        _check_vectors(call)
     if parts.epilogue is not None:
         refuse_derivatives({**named, **read, **written, **into}, NO_DERIVATIVE)
     return call
@@ -173,27 +175,25 @@ def _multiplied(
     a: Tensors, b: Tensors, parts: Parts, out_dtype: torch.dtype | None, allow_tf32: bool | None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.dtype]:
     """The matrices as they are multiplied, and the result's type."""
-    pairs = [(a[min(i, len(a) - 1)], x) for i, x in enumerate(b)]
-    made = [autocast(x, y) for x, y in pairs]
-    kind: torch.dtype = made[0][0].dtype
-    for i, (x, y) in enumerate(made):
-        if x.dtype != made[0][0].dtype or y.dtype != made[0][1].dtype:
+    last = len(a) - 1
+    made = [check_call(a[min(i, last)], x, None, out_dtype, True if i else allow_tf32) for i, x in enumerate(b)]
+    of_a, of_b, kind = made[0]
+    for i, (x, y, _) in enumerate(made):
+        if x.dtype != of_a.dtype or y.dtype != of_b.dtype:
             one = f"a[{i}] is {x.dtype} and b[{i}]" if len(a) > 1 else f"b[{i}] is"
-            raise TensorError(f"{one} {y.dtype}: matrices of one type are multiplied, b[0] is {made[0][1].dtype}")
-        _, _, kind = check_call(x, y, None, out_dtype, True if i else allow_tf32)
+            raise TensorError(f"{one} {y.dtype}: matrices of one type are multiplied, b[0] is {of_b.dtype}")
     if not kind.is_floating_point and (len(b) > 1 or parts.epilogue is not None or parts.gate is not None):
         raise OperandError(f"the product is {kind}, and sums are computed on in float32: say out_dtype=torch.float32")
     if parts.prologue is not None:
-        check_type(made[0][0])
+        check_type(of_a)
         if not kind.is_floating_point:
             raise OperandError(f"the product is {kind}: a prologue's sums are float32")
-    return [x for x, _ in made[: len(a)]], [y for _, y in made], kind
+    return [x for x, _, _ in made[: len(a)]], [y for _, y, _ in made], kind
 
 
 def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
     """The product's shape. Raises TensorError for matrices that do not meet, OperandError for other ranks."""
     several = len(b) > 1
-    names = named_operands(a, b)
     wide = len(a) > 1 and parts.order is None and parts.prologue is None and parts.epilogue is None
     indexed = {ROWS, OUT_ROWS} & set(parts.own)
     for i, y in enumerate(b):
@@ -201,10 +201,11 @@ def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
         fits = x.ndim == y.ndim == 2 or (wide and not indexed and x.ndim > 1 and y.ndim == 2)
         fits = fits or (not several and not indexed and x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0])
         if not fits:
-            shapes = ", ".join(f"{name} of {list(z.shape)}" for name, z in names.items())
+            shapes = ", ".join(f"{name} of {list(z.shape)}" for name, z in named_operands(a, b).items())
             of = "two matrices" if several or indexed else "two matrices, or two batches of as many"
             raise OperandError(f"{shapes}: a product with several parts is of {of}; expand() makes a batch")
-        product_shape(x, y)
+        if x.shape[-1] != y.shape[-2]:
+            product_shape(x, y)  # raises in torch's words
         same = y.shape == b[0].shape if parts.how is not None else y.shape[-1] == b[0].shape[-1]
         rows = m if indexed and i else x.shape[-2]
         if not same or (i and len(a) > 1 and (*x.shape[:-2], rows) != (*a[0].shape[:-2], m)):
@@ -222,7 +223,7 @@ def _check_finish(call: ComposedCall, out: torch.Tensor | None) -> None:
     if parts.gate is not None and bias is not None:
         raise OperandError("bias and a gate: Bias() in an epilogue's first `sums` steps comes before it")
     check_finish(bias, None if parts.gate is not None else parts.activation, call.shape, kind)
-    if bias is not None and not call.plain_pairs and bias.dtype not in READ:
+    if bias is not None and bias.dtype not in READ and not call.plain_pairs:
         raise OperandError(f"bias is {bias.dtype}: beside an order, rows, a prologue or combine= it is a float")
     if parts.epilogue is not None:
         check_result(parts.epilogue, call.values, kind, call.shape, out)
@@ -240,7 +241,8 @@ def _check_vectors(call: ComposedCall) -> None:
             of = f"{x.dtype} of shape {list(x.shape)}"
             raise OperandError(f"{name} is {of}: int32 or int64 of {[m]}, a row for each row of the product")
         if addressed(x) and x.device.type == "cpu" and tracing_state() is None:
-            found = resolved(x.detach()).numpy()
+            with torch._C._DisableFuncTorch():  # a transform of the other operands hides the memory
+                found = resolved(x).numpy()
             rows, of = (call.a[0].shape[-2], "a") if name == ROWS else (call.rows, "the result")
             check_inside(name, found, rows, of)
             if name == OUT_ROWS:

@@ -17,7 +17,7 @@ import torch
 from ...errors import OperandError, PlanError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
-from ...kernels.orders import Order, names_in_given
+from ...kernels.orders import Order, check_name, names_in_given
 from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
@@ -126,8 +126,18 @@ def parts_text(asked: AskedParts, matrices: int, own: Sequence[str], given: Sequ
     >>> parts_of_text(parts_text(AskedParts("lower", activation="relu"), 1, ("bias",), ())).read
     ('bias',)
     """
+    try:
+        return _kept_text(asked, matrices, tuple(own), tuple(given))
+    except TypeError as error:
+        raise OperandError(f"a part of the product is of no kind that a kernel has: {error}") from error
+
+
+@lru_cache(256)
+def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tuple[str, ...]) -> str:
     check_activation(asked.activation)
     check_copy_rows(asked.copy_rows, own)
+    if isinstance(asked.order, str):
+        check_name(asked.order)
     prologue = prologue_of(asked.prologue) if isinstance(asked.prologue, str) else asked.prologue
     epilogue = epilogue_of_text(asked.epilogue) if isinstance(asked.epilogue, str) else asked.epilogue
     beside = arguments_beside(BIAS if BIAS in own else None, asked.activation)

@@ -20,7 +20,7 @@ from ...errors import LayoutError, OperandError
 from ...kernels import plan as plan_of
 from ...kernels.compile.compiler import CompiledGemm, compile_plan
 from ...kernels.epilogue.chain import Epilogue
-from ...kernels.orders import Order, clusters_of_plan, order_values, schedule_of, spread_to_elements, visited_elements
+from ...kernels.orders import Order, clusters_of_plan, order_values, spread_to_elements, visited_elements
 from ...kernels.sm80.choose import by_lines, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm90.config import Sm90Config
@@ -29,7 +29,6 @@ from ...kernels.sm90.indexed.rows import ROWS, IndexedRows
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
-from ...schedule.listed import TileList
 from ..operands.several import order_of
 from ..prepared import Config, choice_of, target
 from ..types import C_NAMES, NAMES
@@ -50,6 +49,11 @@ class ReadyPlan:
     def compiled(self) -> CompiledGemm:
         """The kernel."""
         return compile_plan(self.plan)
+
+    @cached_property
+    def visited(self) -> torch.Tensor | None:
+        """True for each element (row, column) in a tile of the plan's own order; None for all."""
+        return _mask(visited_elements(self.plan, {}))
 
 
 class PlanKey(NamedTuple):
@@ -157,22 +161,29 @@ def check_mirror(plan: Plan, a: torch.Tensor, b: torch.Tensor) -> None:
         raise OperandError("order = 'symmetric': b is a's own transpose, as in matmul(a, a.mT, order='symmetric')")
 
 
-def plan_of_call(call: ComposedCall, config: Config | None) -> Plan:
+def plan_of_call(call: ComposedCall, config: Config | None) -> ReadyPlan:
     """The plan by which a call's visited elements are known, on any device."""
-    return ready_plan(call, config, epilogue_of(call)).plan
+    return ready_plan(call, config, epilogue_of(call))
 
 
-def visited(call: ComposedCall, plan: Plan) -> torch.Tensor | None:
+def visited(call: ComposedCall, ready: ReadyPlan) -> torch.Tensor | None:
     """True for each element (row, column) in a tile of the order, on the call's device; None for all."""
-    schedule, device = schedule_of(plan), call.a[0].device
-    if isinstance(schedule, TileList) and schedule.schedule is None and device.type != "cpu":
-        grid = clusters_of_plan(plan)  # the list is known on the device alone
-        tiles = call.values[TILES].long()
-        places = torch.zeros(grid[0] * grid[1], dtype=torch.bool, device=device)
-        places[tiles % _BASE * grid[1] + tiles // _BASE] = True
-        return spread_to_elements(plan, places.reshape(grid), torch.repeat_interleave)
-    found = visited_elements(plan, order_values(plan, host_values(call)))
-    return None if found is None else torch.from_numpy(np.ascontiguousarray(found)).to(device)
+    plan, device = ready.plan, call.a[0].device
+    if TILES not in call.parts.order_names:
+        if call.parts.order_names:
+            order_values(plan, host_values(call))  # refuses a number that is none, or out of range
+        return None if ready.visited is None else ready.visited.to(device)
+    if device.type == "cpu":
+        return _mask(visited_elements(plan, order_values(plan, host_values(call))))
+    grid = clusters_of_plan(plan)  # the list is known on the device alone
+    tiles = call.values[TILES].long()
+    places = torch.zeros(grid[0] * grid[1], dtype=torch.bool, device=device)
+    places[tiles % _BASE * grid[1] + tiles // _BASE] = True
+    return spread_to_elements(plan, places.reshape(grid), torch.repeat_interleave)
+
+
+def _mask(found: npt.NDArray[np.bool_] | None) -> torch.Tensor | None:
+    return None if found is None else torch.from_numpy(np.ascontiguousarray(found))
 
 
 def host_values(call: ComposedCall) -> dict[str, Any]:

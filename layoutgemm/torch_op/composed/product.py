@@ -107,7 +107,7 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
     if parts.order is not None:
         check_mirror(ready.plan, call.a[0], call.b[0])
     if not on_gpu(call.a[0].get_device()):
-        return _by_reference(call, ready.plan, out)
+        return _by_reference(call, ready, out)
     return _launched(call, ready, finish.words if finish is not None else (), out)
 
 
@@ -137,9 +137,9 @@ def _resolved(call: ComposedCall) -> ComposedCall:
     return call._replace(a=a, b=b, values=values)
 
 
-def _by_reference(call: ComposedCall, plan: Plan, out: torch.Tensor | None) -> torch.Tensor:
+def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None) -> torch.Tensor:
     """The float64 product where the plan stores it."""
-    parts, inside = call.parts, visited(call, plan)
+    parts, inside = call.parts, visited(call, ready)
     sums = [exact(a, b) for a, b in factors(call)]
     value = together(call, [x.double() for x in sums] if len(sums) > 1 else sums)
     if parts.epilogue is None:
