@@ -73,5 +73,5 @@ def test_other_orders_have_no_text() -> None:
 
     with pytest.raises(PlanError, match="an order of class Own has no text"):
         order_text(Own())
-    with pytest.raises(PlanError, match="order = 3: a Schedule, a name"):
+    with pytest.raises(PlanError, match="order of order_text must be a Schedule"):
         order_text(3)  # type: ignore[arg-type]

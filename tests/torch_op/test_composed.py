@@ -119,6 +119,11 @@ CASES = {
         lambda a, b, rows, bias: matmul(a, b, rows=rows, epilogue=FINISH, given={"bias": bias}),
         lambda a, b, rows, bias: gelu(a[rows] @ b + bias), (A, B, ROWS, BIAS),
     ),
+    "an order of rows placed in an output": Case(
+        lambda a, b, to, out: matmul(a, b, out_rows=to, order="lower", config=TILE, out=out.clone()),
+        lambda a, b, to, out: out.index_copy(0, to, torch.where(LOWER, a @ b, out[to].to(a.dtype)).to(out.dtype)),
+        (A, B, torch.arange(136).flip(0), torch.full((140, 72), 7.0).to(BF16)),
+    ),
     "rows placed in an output": Case(
         lambda a, b, rows, to, bias, out: matmul(
             a, b, rows=rows, out_rows=to, epilogue=FINISH, given={"bias": bias}, out=out.clone()

@@ -73,6 +73,12 @@ def test_batches_types_and_symmetric_products() -> None:
     [
         ({"order": "symmetric"}, PlanError, "C is square, not 200x264"),
         ({"order": "spiral"}, PlanError, "known are"),
+        (
+            {"order": lambda t, rows, columns: (t % rows, 0)},
+            PlanError,
+            r"tile \(0, 0\) is visited as number 0 and again",
+        ),
+        ({"order": lambda t, rows, columns: (t % rows + 1, t // rows)}, PlanError, "tile"),
         ({"order": RANKS}, OperandError, "rank is missing"),
         ({"order": RANKS, "given": {"rank": 4}}, OperandError, "of 4 ranks"),
         ({"order": "lower", "given": {"rank": 0}}, OperandError, "rank is no operand of it"),

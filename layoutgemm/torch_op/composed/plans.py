@@ -16,11 +16,19 @@ import torch
 
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import dtype
-from ...errors import LayoutError, OperandError
+from ...errors import LayoutError, OperandError, PlanError
 from ...kernels import plan as plan_of
 from ...kernels.compile.compiler import CompiledGemm, compile_plan
 from ...kernels.epilogue.chain import Epilogue
-from ...kernels.orders import Order, clusters_of_plan, order_values, spread_to_elements, visited_elements
+from ...kernels.orders import (
+    Order,
+    clusters_of_plan,
+    order_check,
+    order_values,
+    schedule_of,
+    spread_to_elements,
+    visited_elements,
+)
 from ...kernels.sm80.choose import by_lines, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm90.config import Sm90Config
@@ -115,6 +123,16 @@ def _copies(call: ComposedCall, config: Sm90Config | None) -> bool:
 
 @lru_cache(maxsize=1024)
 def _ready(key: PlanKey) -> ReadyPlan:
+    made = ReadyPlan(_derived(key))
+    if key.order is not None:
+        check = order_check(schedule_of(made.plan), clusters_of_plan(made.plan))
+        if not check:
+            raise PlanError(f"order: not so that {check.statement}: {check.witness}")
+    return made
+
+
+def _derived(key: PlanKey) -> Plan:
+    """The plan of a key; its order may still visit a tile twice."""
     m, n, k, batch, second = key.sizes
     if key.on[0] != "sm_90a":
         for name, part in (("gate or combine=", key.gated), ("prologue", key.prologue), ("rows", key.indexed)):
@@ -122,14 +140,14 @@ def _ready(key: PlanKey) -> ReadyPlan:
                 raise OperandError(f"{name}: {key.on[0]}'s kernel has none; compute capability 9.0 has")
         if second:
             raise OperandError(f"two pairs in one kernel need wgmma, compute capability 9.0, not {key.on[0]}")
-        return ReadyPlan(_by_mma_sync(key))
+        return _by_mma_sync(key)
     a, b, c = key.names
     found = plan_of(
         m, n, k, batch=batch, arch="sm_90a", config=key.config, a=a, b=b, c=c, epilogue=key.epilogue, gated=key.gated,
         order=key.order, prologue=key.prologue, pair=second or None, indexed=key.indexed,
     )  # fmt: skip
     assert isinstance(found, Sm90Plan)
-    return ReadyPlan(found)
+    return found
 
 
 def _by_mma_sync(key: PlanKey) -> Sm80Plan:
