@@ -320,8 +320,8 @@ def visited_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[n
 def spread_to_elements(plan: GemmPlan, tiles: T, repeat: Callable[[T, int, int], T]) -> T:
     """The values (row, column) of tiles at each element of C; `repeat` is NumPy's, or torch's."""
     high, wide = cluster_tile(plan)
-    found: Any = repeat(repeat(tiles, high, 0), wide, 1)
-    return found[: plan.m, : plan.n]  # type: ignore[no-any-return]
+    found = repeat(repeat(tiles, high, 0), wide, 1)
+    return found[: plan.m, : plan.n]  # type: ignore[index, no-any-return]  # arrays, or tensors
 
 
 def cluster_tile(plan: Any) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..arguments import checked
 from ..errors import LayoutError, PlanError
@@ -80,8 +80,7 @@ def _schedule(entry: object) -> Schedule:
     if not isinstance(entry, list) or len(entry) != 2:
         raise PlanError(f"no order's text: {str(entry)[:200]}")
     kind = _KINDS[entry[0]]
-    values: dict[str, Any] = {name: _field(name, value) for name, value in entry[1].items()}
-    made = kind(**values)
+    made = kind(**{name: _field(name, value) for name, value in entry[1].items()})  # type: ignore[arg-type]  # checked there
     for name in ("row", "column", "tiles", "visits") if isinstance(made, Formula) else ():
         if getattr(made, name) is not None:
             _check_expression(getattr(made, name))

@@ -363,7 +363,7 @@ def reference_of(
     try:
         together = None if gate is None else partial(Gated(gate).apply, math=Math)
         if visited is not None:
-            found = epilogue.reference_of_tiles(sums.numpy(), visited.numpy(), together, **values)
+            found = epilogue.reference_of_sums(sums.numpy(), together, visited.numpy(), **values)
         elif groups is not None:
             found = epilogue.reference_of_groups(sums.numpy(), groups, together, **values)
         elif together is not None:

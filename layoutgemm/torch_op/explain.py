@@ -17,7 +17,7 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
-from .composed.parts import AskedParts, composes
+from .composed.parts import OWN, AskedParts, composes
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, with_steps
 from .indexed.explain import explain_indexed
@@ -88,7 +88,7 @@ def explain_matmul(
         untaken = {
             "out": out, "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "offs": offs, "counts": counts,
             "expected_rows": expected_rows, "combine": combine, "given": given, "rows": rows, "out_rows": out_rows,
-            "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue,
+            "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue, "order": order,
         }  # fmt: skip
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
     if isinstance(config, StreamedConfig):
@@ -99,14 +99,8 @@ def explain_matmul(
         "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
-    asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows)
-    if (
-        not _in_groups(more)
-        and scale_a is None
-        and composes(a, asked, {"bias": bias, "out_rows": out_rows, "rows": rows, "row_weights": row_weights})
-    ):
-        own = {"bias": bias, "rows": rows, "out_rows": out_rows, "row_weights": row_weights}
-        return explain_composed(a, b, asked, own, given, ComposedOptions(out, config, out_dtype, None))
+    if (found := _together(a, b, (order, prologue, combine, epilogue), given, {**more, "rows": rows})) is not None:
+        return found
     if prologue is not None:
         others = {"combine": combine, "epilogue": epilogue, "rows": rows, "out_recipe": out_recipe, **more}
         return explain_prologue(a, b, prologue, given, others)
@@ -119,8 +113,6 @@ def explain_matmul(
         untaken |= {"combine": combine, "given": given, "epilogue": epilogue}
         operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
-    if combine is not None:
-        return explain_combined(a, b, combine, given, out, config, out_dtype)
     if TYPE_CHECKING:
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     groups, said = groups_of(offsets, offs, counts)
@@ -139,6 +131,22 @@ def explain_matmul(
         return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config, out_recipe)
     _check_unscaled({**more, "out_recipe": out_recipe})
     return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _together(
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor],
+    parts: tuple[Order | None, Prologue | None, Combine | None, Epilogue | None],
+    given: Mapping[str, object] | None, options: Options,
+) -> Explanation | None:  # fmt: skip
+    """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
+    asked = AskedParts(*parts, options["activation"], options["copy_rows"])
+    own = {name: options[name] for name in OWN}
+    if _in_groups(options) or options["scale_a"] is not None or not composes(a, asked, own):
+        if parts[2] is None:
+            return None
+        return explain_combined(a, b, parts[2], given, options["out"], options["config"], options["out_dtype"])
+    result = ComposedOptions(options["out"], options["config"], options["out_dtype"], None)
+    return explain_composed(a, b, asked, own, given, result)
 
 
 def _check_unscaled(given: Options) -> None:

@@ -126,8 +126,7 @@ def matmul(
                 see `torch_op.operands.pairs`
     order       the order of tiles of C, of all or some of them: "lower", "symmetric", a Schedule, a function, ...; see
                 `kernels.orders`. Tiles left out are not computed: `out` keeps its values there, and without an `out`
-                they are zeros. `given` has what the order reads, such as a rank. No bias, activation, epilogue or
-                gradients
+                they are zeros. `given` has what the order reads, such as a rank. Refused if a tile is visited twice
     rows        int32 or int64: row i of the product reads row rows[i] of a, a matrix. A kernel of compute capability
                 9.0 gathers the rows, or copies them to a workspace first. Of (batch, M) with a 3-D b: row i of matrix l
                 reads row rows[l, i] of a[l], or of a matrix a. See `torch_op.indexed.product`
@@ -136,8 +135,9 @@ def matmul(
                 have more rows, and keeps those that no index names. An index may not repeat
     row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
-                that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. With bias, activation
-                and `rows`, which are copied first; no epilogue or order. See `torch_op.prologue`
+                that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. Torch copies chosen `rows`
+                first. See `torch_op.prologue`
+                These parts go together, but for those of docs/combinations.md: see `torch_op.composed`
                 On the CPU an index outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,

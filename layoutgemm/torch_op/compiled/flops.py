@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
@@ -59,16 +58,11 @@ def _of_several(a: Shape, b: Sequence[Shape], *others: object, **named: object) 
     return sum(of_product(a, each) for each in b)
 
 
-def _of_parts(a: Sequence[Shape], b: Sequence[Shape], *others: Any, **named: object) -> int:
+def _of_parts(a: Sequence[Shape], b: Sequence[Shape], read: Sequence[Shape], *others: object, **named: object) -> int:
     """The parts' text, the first among the others, names what is read: a row of the product for each of `rows`."""
-    read = next(each for each in others if isinstance(each, (list, tuple)))
-    names = json.loads(next(text for text in others if isinstance(text, str)))["read"]
-    pairs = [(a[min(i, len(a) - 1)], each) for i, each in enumerate(b)]
-    if "rows" in names:
-        rows = read[names.index("rows")]
-        pairs[0] = ((*rows, a[0][-1]), pairs[0][1])
-        pairs = [(pairs[0][0] if len(a) == 1 else left, each) for left, each in pairs]
-    return sum(of_product(left, each) for left, each in pairs)
+    own = json.loads(next(text for text in others if isinstance(text, str)))["own"]
+    first = (*read[own.index("rows")], a[0][-1]) if "rows" in own else a[0]
+    return sum(of_product([first, *a[1:]][min(i, len(a) - 1)], each) for i, each in enumerate(b))
 
 
 def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:

@@ -5,8 +5,8 @@ Compilers, torch.func, modes, fake tensors and subclasses see the operator `comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from ..checks import (
 from ..compiled import kept_launches
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
+from ..epilogue import Tensors
 from ..indexed.torch_rows import gathered, scattered
 from ..operands.several import NO_DICT, refusal_of_matrices
 from ..prepared import Config, choice_of, config_text
@@ -62,7 +63,7 @@ class ComposedOptions(NamedTuple):
 
 def composed_product(
     a: Operands, b: Operands, asked: AskedParts, own: Mapping[str, torch.Tensor | None],
-    given: Mapping[str, Any] | None, options: ComposedOptions,
+    given: Mapping[str, object] | None, options: ComposedOptions,
 ) -> torch.Tensor:  # fmt: skip
     """The product with its parts: see `torch_op.matmul`.
 
@@ -78,7 +79,7 @@ def composed_product(
     """
     there = {name: own[name] for name in OWN if own.get(name) is not None}
     refuse_or_raise(refusal_of_kinds(asked, given))
-    values = dict(given or {})
+    values: Tensors = dict(given or {})
     if asked.prologue is not None and ROWS in there and isinstance(a, torch.Tensor):
         assert isinstance(asked.prologue, Prologue)
         a, values = of_chosen_rows(a, present_rows(there.pop(ROWS)), asked.prologue, values, asked.copy_rows)
@@ -122,7 +123,7 @@ def composed_product(
     return _again(make, left, right, asked, there, values, options)
 
 
-def tiles_of_host(tiles: Any) -> Any:
+def tiles_of_host(tiles: object) -> object:
     """A list of tiles in NumPy's integers as a tensor; anything else as it is."""
     if isinstance(tiles, torch.Tensor):
         return tiles
@@ -138,18 +139,18 @@ def as_several(name: str, x: Operands) -> list[torch.Tensor]:
 
 
 def _again(
-    make: Any, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], asked: AskedParts,
-    own: Mapping[str, Any], given: dict[str, Any], options: ComposedOptions,
+    make: Callable[[], torch.Tensor], a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], asked: AskedParts,
+    own: Mapping[str, torch.Tensor | None], given: Tensors, options: ComposedOptions,
 ) -> torch.Tensor:  # fmt: skip
     """The kept launch of such a call, or what `make` computes."""
     out, config, out_dtype, _ = options
     if a and isinstance(a[0], torch.Tensor) and a[0].get_device() < kept_launches.FIRST_GPU:
-        return make()  # type: ignore[no-any-return]  # of tensors of the CPU nothing is launched
+        return make()  # of tensors of the CPU nothing is launched
     epilogue = asked.epilogue if isinstance(asked.epilogue, Epilogue) else None
     if len(a) > 1 and out is not None and not any((asked.order, asked.epilogue, asked.prologue)):
-        return make()  # type: ignore[no-any-return]  # into `out` two pairs' product is copied
+        return make()  # into `out` two pairs' product is copied
     if not a or getattr(a[0], "dtype", None) is torch.float32:
-        return make()  # type: ignore[no-any-return]  # whether float32 may be multiplied as tf32 is asked each time
+        return make()  # whether float32 may be multiplied as tf32 is asked each time
     read = {"a": a[0], "b": b[0], **({"a2": a[1], "b2": b[1]} if len(a) == len(b) == 2 else {})}
     if len(a) == 1:
         read |= {f"b{i}": x for i, x in enumerate(b[1:], 1)}
@@ -160,9 +161,9 @@ def _again(
     combined = () if asked.combine is None else tuple(name for name in numbers if name not in mine)
     fixed = tuple([(name, x) for name, x in numbers.items() if name not in mine and name not in combined])
     if any(type(x) is not int for _, x in fixed) or not all(name in given for name in written):
-        return make()  # type: ignore[no-any-return]  # a list on the host is the caller's own
+        return make()  # a list on the host is the caller's own
     if any(not name.isidentifier() for name in combined):
-        return make()  # type: ignore[no-any-return]
+        return make()
     operands = [mine[name] if name in mine else EpilogueOperand(name, "", f32, host=True) for name in numbers
                 if name in mine or name in combined]  # fmt: skip
     extras = Extras(
@@ -227,7 +228,7 @@ def _into(
 
 
 def _traced(
-    a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], asked: AskedParts, values: dict[str, Any],
+    a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], asked: AskedParts, values: Tensors,
     own: tuple[str, ...], options: ComposedOptions,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
@@ -282,9 +283,9 @@ def _traced(
 
 
 def _lists(
-    values: Mapping[str, Any], reads: Sequence[str], writes: Sequence[str], numbers: Sequence[str],
+    values: Tensors, reads: Sequence[str], writes: Sequence[str], numbers: Sequence[str],
     wholes: Sequence[str],
-) -> tuple[list[Any], ...]:  # fmt: skip
+) -> tuple[Sequence[object], ...]:  # fmt: skip
     """The operator's four lists, under the compiler."""
     tensors = [values[name] for name in reads], [values[name] for name in writes]
     return *tensors, [float(values[name]) for name in numbers], [values[name] for name in wholes]

@@ -14,8 +14,8 @@ Two pairs with a bias and an activation alone take any number of dimensions befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -26,9 +26,11 @@ from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.gated import combination
 from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS, IndexedRows, RowIndices, check_distinct, check_inside
 from ...kernels.sm90.operands.combinations import Asked, check_parts
+from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.pair import SecondPair
 from ..checks import check_call, check_finish, check_out, product_shape, refuse_derivatives, tracing_state
 from ..epilogue import NO_DERIVATIVE, check_epilogue, check_result
+from ..epilogue import Tensors as Operands
 from ..operands.several import refusal_of_matrices
 from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
@@ -52,7 +54,7 @@ class ComposedCall(NamedTuple):
     a: list[torch.Tensor]
     b: list[torch.Tensor]
     parts: Parts
-    values: dict[str, Any]
+    values: Operands
     kind: torch.dtype
     shape: tuple[int, ...]
     rows: int
@@ -84,7 +86,7 @@ def named_operands(a: Tensors, b: Tensors) -> dict[str, torch.Tensor]:
 
 
 def checked(
-    a: Tensors, b: Tensors, parts: Parts, values: Mapping[str, Any], out: torch.Tensor | None,
+    a: Tensors, b: Tensors, parts: Parts, values: Operands, out: torch.Tensor | None,
     out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> ComposedCall:  # fmt: skip
     """The call of these operands. Raises OperandError, TensorError or PlanError for those that do not fit."""
@@ -128,7 +130,7 @@ def check_numbers_of(a: Tensors, b: Tensors, parts: Parts) -> None:
 
 
 def asked_parts(call: ComposedCall) -> Asked:
-    """What a plan of the call is asked for."""
+    """The parts that a plan of the call has."""
     parts = call.parts
     return Asked(
         gated=gated_of(parts),
@@ -142,7 +144,7 @@ def asked_parts(call: ComposedCall) -> Asked:
 
 
 def epilogue_of(call: ComposedCall) -> Epilogue | None:
-    """What a kernel does to the sums: the caller's epilogue, or the steps of bias, activation and weights of rows."""
+    """The kernel's epilogue: the caller's, or the steps of bias, activation and weights of rows."""
     parts = call.parts
     if parts.epilogue is not None:
         return parts.epilogue
@@ -156,8 +158,8 @@ def epilogue_of(call: ComposedCall) -> Epilogue | None:
     return Epilogue(*steps) if steps else None
 
 
-def gated_of(parts: Parts) -> Any:
-    """What combines several sums: a function, a gate, or None."""
+def gated_of(parts: Parts) -> Combined | None:
+    """The function of several sums, a gate, or None."""
     return parts.how if parts.how is not None else combination(parts.gate)
 
 
@@ -230,7 +232,7 @@ def _check_finish(call: ComposedCall, out: torch.Tensor | None) -> None:
 
 
 def _check_vectors(call: ComposedCall) -> None:
-    """Raise OperandError for vectors of indices, of weights, or of a prologue, of other shapes or types."""
+    """Raise OperandError for vectors of other shapes or types: indices, weights, a prologue's."""
     parts, values, m = call.parts, call.values, call.shape[-2]
     if parts.prologue is not None:
         a = call.a[0]

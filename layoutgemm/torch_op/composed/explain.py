@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from .plans import ready_plan
 
 def explain_composed(
     a: Operands, b: Operands, asked: AskedParts, own: Mapping[str, torch.Tensor | None],
-    given: Mapping[str, Any] | None, options: ComposedOptions,
+    given: Mapping[str, object] | None, options: ComposedOptions,
 ) -> Explanation:  # fmt: skip
     """Which kernel the product takes, why, and what it copies; raises as `composed_product` does.
 

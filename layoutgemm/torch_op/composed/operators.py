@@ -13,14 +13,14 @@ rows of two pairs, and calls all others one after another.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
 
-from ...errors import OperandError, TensorError
+from ...errors import LayoutError, OperandError, TensorError
+from ...kernels.orders import Order
 from ..autograd.products import gradients
-from ..checks import derived_by_func, needs_dispatcher
+from ..checks import needs_dispatcher
 from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
@@ -37,6 +37,7 @@ from ..library import (
     with_autocast,
     with_autograd,
 )
+from ..operands.several import Combine
 from ..own_epilogue.operators import check_mapped
 from ..prepared import Config, config_text
 from .checks import ComposedCall, checked
@@ -131,15 +132,17 @@ def _(
 
 
 @_visited_part.register_vmap
-def _(info: VmapInfo, in_dims: Places, x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
-    """What is visited does not depend on values: one slice of the operands decides for all."""
+def _(
+    info: VmapInfo, in_dims: Places, x: torch.Tensor, a: Tensors, b: Tensors, *others: object
+) -> tuple[torch.Tensor, int]:
+    """One slice of the operands decides for all: values do not matter."""
     if any(at is not None for at in in_dims[3]):
         raise OperandError("tiles is mapped by torch.func.vmap, and a launch has one list")
     a, b = (
         [y if at is None else y.select(at, 0) for y, at in zip(several, places, strict=True)]
-        for several, places in zip(others[:2], in_dims[1:3])
+        for several, places in zip((a, b), in_dims[1:3])
     )
-    return torch.ops.layoutgemm.visited_part(in_front(x, in_dims[0], info.batch_size), a, b, *others[2:]), 0
+    return torch.ops.layoutgemm.visited_part(in_front(x, in_dims[0], info.batch_size), a, b, *others), 0
 
 
 class _VisitedPart(torch.autograd.Function):
@@ -158,7 +161,7 @@ class _VisitedPart(torch.autograd.Function):
         return value
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Places, output: torch.Tensor) -> None:
         _, call, config, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
@@ -170,7 +173,7 @@ class _VisitedPart(torch.autograd.Function):
         return (_VisitedPart.apply(grad, *ctx.facts, *tensors), None, None, *[None] * len(tensors))
 
     @staticmethod
-    def jvp(ctx: FunctionCtx, tangent: torch.Tensor, *others: Any) -> torch.Tensor:
+    def jvp(ctx: FunctionCtx, tangent: torch.Tensor, *others: None) -> torch.Tensor:
         value: torch.Tensor = _VisitedPart.apply(tangent, *ctx.facts, *ctx.saved_tensors)
         return value
 
@@ -295,18 +298,21 @@ def _recorded(
     return recorded(call, configured(config))
 
 
-def _recorded_writing(*arguments: Any) -> torch.Tensor:
-    a, b, read, written, numbers, wholes, parts, *others = arguments
-    call_of(a, b, read, written, numbers, wholes, parts, None, others[0] if others else None, True)  # names the tensor
+def _recorded_writing(
+    a: Tensors, b: Tensors, read: Tensors, written: Tensors, numbers: Sequence[float], wholes: Sequence[int],
+    parts: str, out_dtype: torch.dtype | None = None, *others: object,
+) -> torch.Tensor:  # fmt: skip
+    call_of(a, b, read, written, numbers, wholes, parts, None, out_dtype, True)  # names the tensor
     raise OperandError("torch.ops.layoutgemm.composed_matmul_writing has no derivative")
 
 
-def _recorded_part(*arguments: Any) -> torch.Tensor:
-    x, a, b, read, numbers, wholes, parts, kind, *config = arguments
-    if derived_by_func():
-        raise OperandError("torch.ops.layoutgemm.visited_part is differentiated by torch.func: layoutgemm.matmul is")
-    call = call_of(a, b, read, (), numbers, wholes, parts, None, kind, True)
-    return visited_part(x, call, configured(*config) if config else None)
+def _recorded_part(
+    x: torch.Tensor, a: Tensors, b: Tensors, read: Tensors, numbers: Sequence[float], wholes: Sequence[int],
+    parts: str, out_dtype: torch.dtype, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    refuse_under_functorch("visited_part")
+    call = call_of(a, b, read, (), numbers, wholes, parts, None, out_dtype, True)
+    return visited_part(x, call, configured(config))
 
 
 for _name, _rule in (("composed_matmul", _recorded), ("composed_matmul_writing", _recorded_writing),
@@ -318,9 +324,12 @@ count_flops("composed_matmul", "composed_matmul_writing")
 
 
 @_operator.register_vmap
-def _(info: VmapInfo, in_dims: Places, a: Tensors, b: Tensors, *others: Any) -> tuple[torch.Tensor, int]:
+def _(
+    info: VmapInfo, in_dims: Places, a: Tensors, b: Tensors, read: Tensors, numbers: Sequence[float],
+    wholes: Sequence[int], text: str, *others: object,
+) -> tuple[torch.Tensor, int]:  # fmt: skip
     """Two pairs with mapped rows are one product of all rows; all others are calls one after another."""
-    parts = parts_of_text(others[3])
+    parts, others = parts_of_text(text), (read, numbers, wholes, text, *others)
     unmapped = all(at is None for places in (in_dims[1], in_dims[2]) for at in places)
     sums = len(a) > 1 and parts.order is None and parts.prologue is None and parts.epilogue is None
     if unmapped and sums and set(parts.read) <= {BIAS}:
@@ -330,8 +339,8 @@ def _(info: VmapInfo, in_dims: Places, a: Tensors, b: Tensors, *others: Any) -> 
 
 
 @_writing.register_vmap
-def _(info: VmapInfo, in_dims: Places, *arguments: Any) -> tuple[torch.Tensor, int]:
-    parts = parts_of_text(arguments[6])
+def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+    parts = parts_of_text(str(arguments[6]))
     for name, at in zip(parts.written, in_dims[3], strict=True):
         assert parts.epilogue is not None
         check_mapped(parts.epilogue.named_given(name), at)
@@ -340,17 +349,22 @@ def _(info: VmapInfo, in_dims: Places, *arguments: Any) -> tuple[torch.Tensor, i
 
 
 @constant_in_graphs
-def text_of_parts(*arguments: Any) -> str:
+def text_of_parts(
+    order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
+    copy_rows: bool | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
+) -> str:  # fmt: skip
     """The text of a call's parts; "" for parts that do not fit: `refusal` says why."""
     try:
-        return _text(*arguments)
-    except (OperandError, ValueError):
+        return _text(order, prologue, combine, epilogue, activation, copy_rows, matrices, own, given)
+    except LayoutError:
         return ""
 
 
-def _text(*arguments: Any) -> str:
-    *asked, matrices, own, given = arguments
-    return parts_text(AskedParts(*asked), matrices, own, given)
+def _text(
+    order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
+    copy_rows: bool | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
+) -> str:  # fmt: skip
+    return parts_text(AskedParts(order, prologue, combine, epilogue, activation, copy_rows), matrices, own, given)
 
 
 @constant_in_graphs

@@ -51,7 +51,7 @@ class AskedParts(NamedTuple):
 
 
 def composes(a: object, asked: AskedParts, own: Mapping[str, object]) -> bool:
-    """True if a call has two pairs, an order, or parts of which each alone has an operator of its own.
+    """True if a call's parts have no operator of their own.
 
     >>> composes(None, AskedParts(epilogue="text"), {}), composes(None, AskedParts(epilogue="text"), {"rows": 1})
     (False, True)
@@ -178,7 +178,7 @@ def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tu
 
 
 def check_copy_rows(copy_rows: object, own: Sequence[str]) -> None:
-    """Raise OperandError for `copy_rows` without rows, or that is no bool, and for weights of rows in order."""
+    """Raise OperandError for `copy_rows` without rows, and for weights of rows in order."""
     if copy_rows is not None and (ROWS not in own or not isinstance(copy_rows, bool)):
         raise OperandError("copy_rows: True or False, of a product with rows=")
     if ROW_WEIGHTS in own and not {ROWS, OUT_ROWS} & set(own):

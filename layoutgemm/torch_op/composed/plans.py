@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from ...kernels.sm90.indexed.rows import ROWS, IndexedRows
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
+from ..epilogue import Tensors as Operands
 from ..operands.several import order_of
 from ..prepared import Config, choice_of, target
 from ..types import C_NAMES, NAMES
@@ -65,7 +66,7 @@ class ReadyPlan:
 
 
 class PlanKey(NamedTuple):
-    """What decides on a plan.
+    """The facts of a call that decide on its plan.
 
     sizes  M, N, K, matrices, and K of a second pair or 0
     names  types of A, B and C, with orders
@@ -185,11 +186,11 @@ def plan_of_call(call: ComposedCall, config: Config | None) -> ReadyPlan:
 
 
 def visited(call: ComposedCall, ready: ReadyPlan) -> torch.Tensor | None:
-    """True for each element (row, column) in a tile of the order, on the call's device; None for all."""
+    """A mask of the elements (row, column) in the order's tiles; None for all."""
     plan, device = ready.plan, call.a[0].device
     if TILES not in call.parts.order_names:
         if call.parts.order_names:
-            order_values(plan, host_values(call))  # refuses a number that is none, or out of range
+            order_values(plan, host_values(call))  # refuses anything but a number in range
         return None if ready.visited is None else ready.visited.to(device)
     if device.type == "cpu":
         return _mask(visited_elements(plan, order_values(plan, host_values(call))))
@@ -204,7 +205,7 @@ def _mask(found: npt.NDArray[np.bool_] | None) -> torch.Tensor | None:
     return None if found is None else torch.from_numpy(np.ascontiguousarray(found))
 
 
-def host_values(call: ComposedCall) -> dict[str, Any]:
+def host_values(call: ComposedCall) -> Operands:
     """The order's operands by name as the host reads them: a list of tiles as rows and columns."""
     values = {name: call.values[name] for name in call.parts.order_names}
     if TILES in values:
@@ -212,7 +213,7 @@ def host_values(call: ComposedCall) -> dict[str, Any]:
     return values
 
 
-def tiles_on_host(tiles: Any) -> npt.NDArray[np.int64]:
+def tiles_on_host(tiles: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """A list of tiles as an array of (row, column); a vector of int32 is as a kernel reads it.
 
     >>> tiles_on_host(torch.tensor([1 + 2 * 65536], dtype=torch.int32)).tolist(), tiles_on_host([[1, 2]]).tolist()

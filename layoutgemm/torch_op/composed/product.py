@@ -9,8 +9,6 @@ On the CPU the plan is derived too: what no kernel computes is refused there as 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...errors import OperandError
@@ -38,7 +36,7 @@ from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
 
 def factors(call: ComposedCall) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What is multiplied: A's chosen rows, or the function of A, by each B."""
+    """The matrices that are multiplied: A's chosen rows, or the function of A, by each B."""
     parts, a = call.parts, list(call.a)
     if ROWS in parts.own:
         a[0] = gathered(a[0], call.values[ROWS])
@@ -112,7 +110,7 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
 
 
 def _of_one(call: ComposedCall) -> ComposedCall:
-    """A batch of one as a product of two matrices, with the epilogue's and prologue's operands of that one."""
+    """A batch of one as a product of two matrices, with its operands."""
     values, parts = dict(call.values), call.parts
     for operand in epilogue.given if (epilogue := parts.epilogue) is not None else ():
         if operand.axes and values[operand.name].ndim > len(operand.axes):
@@ -125,14 +123,12 @@ def _of_one(call: ComposedCall) -> ComposedCall:
 def _resolved(call: ComposedCall) -> ComposedCall:
     """The call with its tensors' values in memory, vectors of indices one after the other."""
 
-    def settled(name: str, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
+    def settled(name: str, x: torch.Tensor) -> torch.Tensor:
         x = x.resolve_neg()
         own = (BIAS, ROWS, OUT_ROWS, ROW_WEIGHTS, *(call.parts.prologue.names if call.parts.prologue else ()))
         return x.contiguous() if name in own else x
 
-    values = {name: settled(name, x) for name, x in call.values.items()}
+    values = {name: settled(name, x) if isinstance(x, torch.Tensor) else x for name, x in call.values.items()}
     a, b = ([x.detach().resolve_neg() for x in several] for several in (call.a, call.b))
     return call._replace(a=a, b=b, values=values)
 

@@ -227,8 +227,16 @@ def test_some_tiles_are_combined_in_memory(arch: str) -> None:
     assert np.array_equal(found["row_max"], np.where(stored, product, -np.inf).max(1))
     assert np.array_equal(found["column_sum"], np.where(stored, product, 0).sum(0))
     assert np.array_equal(found["best_index"], np.where(stored, product, -np.inf).argmax(0))
-    want = epilogue.reference_of_tiles(product, stored).written
+    want = epilogue.reference_of_sums(product, None, stored).written
     assert all(np.array_equal(found[name], value) for name, value in want.items())
+
+
+def test_the_reference_reduces_visited_elements_alone() -> None:
+    sums, lower = np.array([[1.0, 9.0, 9.0], [2.0, 5.0, 9.0]], np.float32), np.tri(2, 3, dtype=bool)
+    steps = Epilogue(RowReduce("sum"), ColumnReduce("max"), RowReduce("max", "each", each=2), Amax())
+    found = steps.reference_of_sums(sums, None, lower).written
+    assert found["row_sum"].tolist() == [1.0, 7.0] and found["column_max"].tolist() == [2.0, 5.0, -np.inf]
+    assert found["each"].tolist() == [[1.0, -np.inf], [5.0, -np.inf]] and found["amax"] == 5.0
 
 
 def test_kernels_with_reductions_go_to_other_processes() -> None:
