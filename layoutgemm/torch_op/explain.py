@@ -141,7 +141,7 @@ def _together(
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
     asked = AskedParts(*parts, options["activation"], options["copy_rows"])
     own = {name: options[name] for name in OWN}
-    if _in_groups(options) or options["scale_a"] is not None or not composes(a, asked, own):
+    if _in_groups(options) or options["scale_a"] is not None or not composes(type(a) is tuple, asked, own):
         if parts[2] is None:
             return None
         return explain_combined(a, b, parts[2], given, options["out"], options["config"], options["out_dtype"])

@@ -166,17 +166,18 @@ def matmul(
     """
     if TYPE_CHECKING:
         assert isinstance(a, _Tensor) and isinstance(b, _Tensor)  # two tuples are told apart behind the fast path
-    if order is not None or combine is not None or prologue is not None or epilogue is not None:
+    indexed = rows is not None or out_rows is not None or row_weights is not None
+    if order is not None or combine is not None or prologue is not None or (indexed and epilogue is not None):
         asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows)
         own = {"bias": bias, "rows": rows, "out_rows": out_rows, "row_weights": row_weights}
-        if composes(a, asked, own):
+        if composes(type(a) is tuple, asked, own):
             options = ComposedOptions(out, config, out_dtype, allow_tf32)
             return composed_product(a, b, asked, own, given, options)
     if prologue is not None:
         others = {"row_weights": row_weights, "copy_rows": copy_rows if rows is None else None}
         finish = bias, activation
         return _with_prologue(a, b, prologue, given, others, finish, out, config, out_dtype, rows, copy_rows)
-    if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
+    if indexed or copy_rows is not None:
         if bias is not None or type(a) is tuple:
             asked, options = (
                 AskedParts(activation=activation, copy_rows=copy_rows),
@@ -190,7 +191,7 @@ def matmul(
         return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)
     if epilogue is not None or given is not None:
         if type(a) is tuple:
-            return _with_pairs(a, b, out, bias, activation, given, config, out_dtype, allow_tf32)
+            return _with_pairs(a, b, out, bias, activation, (epilogue, given), config, out_dtype, allow_tf32)
         return epilogue_matmul(
             a, b, epilogue, given, bias=bias, activation=activation, out=out, config=config, out_dtype=out_dtype,
             allow_tf32=allow_tf32,
@@ -264,7 +265,7 @@ def matmul(
         first: torch.Tensor = _RecordedProduct.apply(a, b, bias, (c, PREPARED.get(key), activation, False))
         return first
     if type(a) is tuple:
-        return _with_pairs(a, b, out, bias, activation, given, config, out_dtype, allow_tf32)
+        return _with_pairs(a, b, out, bias, activation, (None, None), config, out_dtype, allow_tf32)
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
 
 
@@ -567,7 +568,7 @@ def _compiled(
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     if type(a) is tuple:
-        return _with_pairs(a, b, out, bias, activation, None, config, out_dtype, allow_tf32)
+        return _with_pairs(a, b, out, bias, activation, (None, None), config, out_dtype, allow_tf32)
     check_compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     a, b = autocast(a, b)
     return recorded_product(a, b, out, bias, activation, output_type(a, b, out_dtype), config)
@@ -575,11 +576,13 @@ def _compiled(
 
 def _with_pairs(
     a: Any, b: Any, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
-    given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+    steps: tuple[Epilogue | None, Mapping[str, object] | None], config: Config | None, out_dtype: torch.dtype | None,
+    allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The sum of the products of two pairs."""
-    options = ComposedOptions(out, config, out_dtype, allow_tf32)
-    return composed_product(a, b, AskedParts(activation=activation), {"bias": bias}, given, options)
+    """The sum of the products of two pairs; `steps`: an epilogue, and its operands."""
+    options, (epilogue, given) = ComposedOptions(out, config, out_dtype, allow_tf32), steps
+    asked = AskedParts(epilogue=epilogue, activation=activation)
+    return composed_product(a, b, asked, {"bias": bias}, given, options)
 
 
 def _with_rows(

@@ -30,7 +30,7 @@ def explain_composed(
 
     >>> x, nothing = torch.empty(4096, 4096).bfloat16(), ComposedOptions(None, None, None, None)
     >>> explain_composed(x, x.mT, AskedParts("lower"), {}, None, nothing).why
-    '72 of 128 tiles, 56.2% of the grid'
+    '528 of 1024 tiles, 51.6% of the grid'
     """
     left, right = as_several("a", a), as_several("b", b)
     there = {name: own[name] for name in OWN if own.get(name) is not None}

@@ -50,14 +50,16 @@ class AskedParts(NamedTuple):
     copy_rows: bool | None = None
 
 
-def composes(a: object, asked: AskedParts, own: Mapping[str, object]) -> bool:
+def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
     """True if a call's parts have no operator of their own.
 
-    >>> composes(None, AskedParts(epilogue="text"), {}), composes(None, AskedParts(epilogue="text"), {"rows": 1})
+    pairs  whether a and b are two tensors each
+
+    >>> composes(False, AskedParts(epilogue="text"), {}), composes(False, AskedParts(epilogue="text"), {"rows": 1})
     (False, True)
     """
     indexed = any(own.get(name) is not None for name in (ROWS, OUT_ROWS, ROW_WEIGHTS))
-    if type(a) is tuple or asked.order is not None:
+    if pairs or asked.order is not None:
         return True
     if asked.combine is not None:
         more = asked.prologue, asked.epilogue, asked.activation, own.get(BIAS)

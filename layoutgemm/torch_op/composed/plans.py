@@ -128,7 +128,7 @@ def _ready(key: PlanKey) -> ReadyPlan:
     if key.order is not None:
         check = order_check(schedule_of(made.plan), clusters_of_plan(made.plan))
         if not check:
-            raise PlanError(f"order: not so that {check.statement}: {check.witness}")
+            raise PlanError(f"order: {check.witness}")
     return made
 
 
