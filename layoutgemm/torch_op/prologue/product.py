@@ -31,7 +31,7 @@ from ..scaled_grouped.kept import NOT_KEPT, launch
 from ..types import C_NAMES, NAMES, READ, TYPES
 
 # Why other arguments are refused beside a prologue.
-ALONE = "a product of a function of A has none; VectorScale('m') of an epilogue weighs rows, grouped_matmul has groups"
+ALONE = "a product with a prologue takes none; VectorScale('m') of an epilogue weighs rows"
 KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
