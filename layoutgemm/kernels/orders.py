@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import lcm
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,7 @@ from ..schedule.listed import OnHost, listed
 if TYPE_CHECKING:
     from .plan import GemmPlan
 
+T = TypeVar("T")
 Order: TypeAlias = Schedule | Layout | str | Callable[..., Any]
 MOST_LOOKED_AT = 1 << 22  # tiles of a grid that a check goes through one by one
 
@@ -68,10 +69,8 @@ def order_for(order: Order | None, usual: Linear | Grouped, tile: tuple[int, int
     if order is None:
         return usual
     if isinstance(order, str):
-        known = _named(usual)
-        if order not in known:
-            raise PlanError(f"order = {order!r}: known are {', '.join(known)}")
-        order = known[order]
+        check_name(order)
+        order = _named(usual)[order]
     elif isinstance(order, Layout):
         order = LayoutOrder(layout=order)
     elif not isinstance(order, Schedule):
@@ -96,6 +95,12 @@ def _named(usual: Linear | Grouped) -> dict[str, Schedule]:
         "symmetric": Triangular("lower", mirror=True),
         "list": TileList(),
     }
+
+
+def check_name(order: str) -> None:
+    """Raise PlanError for a name that no order has."""
+    if order not in (known := _named(Grouped())):
+        raise PlanError(f"order = {order!r}: known are {', '.join(known)}")
 
 
 def schedule_of(plan: Any) -> Schedule:
@@ -256,10 +261,20 @@ def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
 
 def given_names(plan: GemmPlan) -> tuple[str, ...]:
     """The names in `given` that the plan's order reads: those a caller gives, and no others."""
-    schedule = schedule_of(plan)
-    if isinstance(schedule, TileList):
-        return ("tiles",) if schedule.schedule is None else ()
-    return schedule.words
+    return names_in_given(schedule_of(plan))
+
+
+def names_in_given(order: Order) -> tuple[str, ...]:
+    """The names in `given` that an order reads, as a caller asks for it.
+
+    >>> names_in_given("list"), names_in_given("lower"), names_in_given(Rotated(Linear("N"), ranks=2))
+    (('tiles',), (), ('rank',))
+    """
+    if isinstance(order, TileList) or order == "list":
+        return ("tiles",) if not isinstance(order, TileList) or order.schedule is None else ()
+    if not isinstance(order, Schedule):
+        return Formula.of(order).words if callable(order) and not isinstance(order, Layout) else ()
+    return order.words
 
 
 def reads_on_host(schedule: Schedule, values: Mapping[str, object]) -> OnHost | None:
@@ -278,7 +293,7 @@ def stored_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np
 
     values  of the order's words, as `order_values` gives them
     """
-    visited = _visited_elements(plan, values)
+    visited = visited_elements(plan, values)
     if (rows := plan.stored_rows(values)) is None:
         return visited
     found = np.zeros((plan.rows_of_c, plan.n), dtype=bool)
@@ -286,7 +301,7 @@ def stored_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np
     return found
 
 
-def _visited_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
+def visited_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
     """True for each element (row, column) in a tile of the order; None for all."""
     schedule = schedule_of(plan)
     if schedule.is_full or (isinstance(schedule, Triangular) and schedule.mirror):
@@ -299,8 +314,14 @@ def _visited_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[
             visited[row, column] = True
     else:
         visited = schedule.visited(grid)
+    return spread_to_elements(plan, visited, np.repeat)
+
+
+def spread_to_elements(plan: GemmPlan, tiles: T, repeat: Callable[[T, int, int], T]) -> T:
+    """The values (row, column) of tiles at each element of C; `repeat` is NumPy's, or torch's."""
     high, wide = cluster_tile(plan)
-    return np.repeat(np.repeat(visited, high, axis=0), wide, axis=1)[: plan.m, : plan.n]
+    found = repeat(repeat(tiles, high, 0), wide, 1)
+    return found[: plan.m, : plan.n]  # type: ignore[index, no-any-return]  # arrays, or tensors
 
 
 def cluster_tile(plan: Any) -> tuple[int, int]:

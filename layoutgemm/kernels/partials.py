@@ -29,6 +29,7 @@ from ..schedule import Schedule
 from .epilogue.chain import Epilogue
 from .epilogue.reduce import ReductionStep
 from .numbers import W
+from .orders import schedule_of
 from .plan import tile_count
 from .store import WARP_ROWS
 
@@ -80,6 +81,28 @@ class ReducingPlan:
         16384
         """
         return words_of_matrix(self.partials, self.m, self.n, self.batch) * self.matrices_of_c * WORD_BYTES
+
+    @property
+    def first_partials(self) -> tuple[tuple[int, np.generic], ...]:
+        """Runs of equal words that partial results hold before a launch: (words, value); none where all are written.
+
+        >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
+        >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+        >>> tile, most = Sm90Config((64, 64), consumers=1), Epilogue(RowReduce("argmax"))
+        >>> Sm90Plan.derive(128, 128, 64, config=tile, epilogue=most, order="lower").first_partials
+        ((256, np.float32(-inf)), (256, np.int32(2147483647)))
+        >>> Sm90Plan.derive(128, 128, 64, config=tile, epilogue=most).first_partials
+        ()
+        """
+        if not reads_tiles_left_out(self.epilogue, schedule_of(self)):
+            return ()
+        runs: list[tuple[int, np.generic]] = []
+        for partial in self.partials:
+            lines, places = partial.extents(self.m, self.n, 1)
+            reduction = partial.step.reduction
+            for kind, value in zip(reduction.kinds, reduction.identity, strict=True):
+                runs.append((lines * places, np.int32(value) if kind == "int" else np.float32(value)))
+        return tuple(runs) * self.matrices_of_c
 
     @property
     def workspace(self) -> int:
@@ -204,25 +227,17 @@ def check_reductions(epilogue: Epilogue, columns: int, c: str, lane_columns: int
         raise PlanError(f"{quantize.name}: Quantize gives {quantize.dtype}, and c is {c}")
 
 
-def check_tiles_reduced(epilogue: Epilogue, order: Schedule) -> None:
-    """Raise PlanError for partial results of tiles that an order leaves out.
+def reads_tiles_left_out(epilogue: Epilogue, order: Schedule) -> bool:
+    """True if the second launch reads partial results of tiles that an order leaves out.
 
-    A second launch would read them, and nothing has written them.
+    No tile writes these: their memory holds the identities before the first launch, `ReducingPlan.first_partials`.
 
     >>> from layoutgemm.kernels.epilogue.chain import RowReduce
     >>> from layoutgemm.schedule import Triangular
-    >>> check_tiles_reduced(Epilogue(RowReduce("max", ordered=False)), Triangular("lower"))
-    >>> check_tiles_reduced(Epilogue(RowReduce("max")), Triangular("lower"))
-    Traceback (most recent call last):
-        ...
-    layoutgemm.errors.PlanError: row_max: partial results of every tile are combined, and the order leaves tiles out; \
-ordered=False combines those that are computed
+    >>> [reads_tiles_left_out(Epilogue(RowReduce("max", ordered=kept)), Triangular("lower")) for kept in (True, False)]
+    [True, False]
     """
-    if epilogue.partials and not order.is_full:
-        raise PlanError(
-            f"{epilogue.partials[0].name}: partial results of every tile are combined, and the order leaves tiles out; "
-            "ordered=False combines those that are computed"
-        )
+    return bool(epilogue.partials) and not order.is_full
 
 
 def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:

@@ -6,11 +6,11 @@ elsewhere. The teaching kernel is asked for by its name, `TeachingPlan.derive`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
@@ -27,7 +27,10 @@ from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place
 from .sm90.gated import combination
+from .sm90.indexed.choose import indexed_config
+from .sm90.indexed.rows import IndexedRows
 from .sm90.operands.combined import Combined
+from .sm90.operands.pair import SecondPair, pair_of
 from .sm90.operands.prologue import Prologue
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
@@ -53,6 +56,8 @@ def plan(
     gated: Combined | str | None = None,
     order: Order | None = None,
     prologue: Prologue | None = None,
+    pair: SecondPair | int | None = None,
+    indexed: IndexedRows | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -67,6 +72,8 @@ def plan(
     order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
               columns as that share of the tiles has
     prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
+    pair      K of a second pair of matrices, likewise
+    indexed   rows of A and C by index, likewise; m is the product's rows
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -85,9 +92,11 @@ def plan(
     chosen: Any = config  # of the kernel's own kind
     gates = combination(gated)
     if kind is Sm90Config:
-        return _for_hopper(
-            (m, n, k), batch, (a, b, c), chosen, epilogue=epilogue, gated=gates, order=order, prologue=prologue
-        )
+        parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair), indexed)
+        return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
+    for name, part in (("pair", pair), ("indexed", indexed)):
+        if part is not None:
+            raise PlanError(f"{name}: the kernel of {target.name} has none; that of sm_90a has")
     if prologue is not None:
         raise PlanError(f"prologue: the kernel of {target.name} multiplies A as it is; sm_90a has a prologue")
     if gates is not None:
@@ -117,36 +126,68 @@ def _for_ampere(
     return replace(found, persistent=found.persistent and batch == 1, stmatrix=found.stmatrix and narrow)
 
 
+class HopperParts(NamedTuple):
+    """Parts of a Hopper product beyond A @ B, as `Sm90Plan.derive` takes them."""
+
+    epilogue: Epilogue | None
+    gated: Combined | None
+    order: Order | None
+    prologue: Prologue | None
+    pair: SecondPair | None
+    indexed: IndexedRows | None
+
+
 def _for_hopper(
     sizes: tuple[int, int, int], batch: int, given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
-    config: Sm90Config | None, *, epilogue: Epilogue | None, gated: Combined | None, order: Order | None,
-    prologue: Prologue | None,
+    config: Sm90Config | None, parts: HopperParts,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a caller's configuration, or of the rule's first that has one. Raises the first refusal."""
     (m, n, k), (a, b, c) = sizes, given
-    columns = n if order is None else columns_of_order(order, m, n)
-    first, second, _ = operands(a, b, c)
-    major = "K" if second.order == "col" else "MN"
-    choices = in_place(m, columns, k, batch=batch, a=first, b_major=major, gated=gated, epilogue=epilogue)
-    rule: Iterator[Sm90Config] = (choice.config for choice, _ in choices)
-    if prologue is not None:
-        rule = chain([prologue_config(m, columns, k, batch)], SPARE)
-    if order is not None:
-        rule = _for_order(order, rule, (m, n, columns))
-        triangle = _triangle(order)
-        if triangle is not None and batch == 1 and gated is None:
-            rule = chain(_by_rounds(triangle, sizes, given), rule)
+    order = parts.order
+    if config is not None:
+        kernels: Iterable[Callable[..., Sm90Plan]] = [partial(Sm90Plan.derive, config=config)]
+    else:
+        kernels = [Sm90Choice(each).plan for each in _rule(sizes, batch, given, parts)]
+        if order is not None and (triangle := _listed(order, batch, parts)) is not None:
             order = TileList(schedule=triangle)  # faster than the formula
-    kernels = [partial(Sm90Plan.derive, config=config)] if config else (Sm90Choice(each).plan for each in rule)
     refused: LayoutError | None = None
     for derive in kernels:
         try:
-            return derive(
-                m, n, k, batch=batch, a=a, b=b, c=c, epilogue=epilogue, gated=gated, order=order, prologue=prologue
-            )
+            return derive(m, n, k, batch=batch, a=a, b=b, c=c, **parts._replace(order=order)._asdict())
         except LayoutError as error:
             refused = refused or error
     raise present(refused)
+
+
+def _rule(
+    sizes: tuple[int, int, int], batch: int, given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
+    parts: HopperParts,
+) -> Iterator[Sm90Config]:  # fmt: skip
+    """The configurations of the rule, the best first."""
+    (m, n, k), (a, b, c) = sizes, given
+    order, indexed = parts.order, parts.indexed
+    columns = n if order is None else columns_of_order(order, m, n)
+    k += 0 if parts.pair is None else parts.pair.k
+    first, second, stored = operands(a, b, c)
+    major = "K" if second.order == "col" else "MN"
+    choices = in_place(m, columns, k, batch=batch, a=first, b_major=major, gated=parts.gated, epilogue=parts.epilogue)
+    rule: Iterator[Sm90Config] = (choice.config for choice, _ in choices)
+    if indexed is not None and (not indexed.copies or indexed.scatter is not None):
+        wide = stored.dtype.bits == 32
+        rule = chain([indexed_config((m, columns, k, 1), not indexed.copies, False, wide)], SPARE)
+    if parts.prologue is not None:
+        rule = chain([prologue_config(m, columns, k, batch)], SPARE)
+    if order is not None:
+        rule = _for_order(order, rule, (m, n, columns))
+        if (triangle := _listed(order, batch, parts)) is not None:
+            rule = chain(_by_rounds(triangle, sizes, given), rule)
+    return rule
+
+
+def _listed(order: Order, batch: int, parts: HopperParts) -> Triangular | None:
+    """The triangle that a kernel reads as a list, or None for other products."""
+    alone = batch == 1 and parts.gated is None and parts.indexed is None
+    return _triangle(order) if alone else None
 
 
 def _triangle(order: Order) -> Triangular | None:

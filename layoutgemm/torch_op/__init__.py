@@ -16,6 +16,7 @@ A tensor handed to `matmul` passes through these files, in this order, and retur
 Where autograd alone has to see the call, `operator` records the result of that path, and `autograd` keeps the launches
 of the backward pass. Functorch, modes and other derivatives take a tensor from `checks` to `library`, whose operators
 begin at the second line again.
+`composed` has orders of tiles, two pairs, and several parts together.
 Under torch.compile, `compiled` calls the checks, and `library` follows.
 """
 

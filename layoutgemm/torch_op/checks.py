@@ -330,29 +330,6 @@ def refuse_jit(module: str) -> None:
         raise OperandError(f"{module} under torch.jit.trace: torch.export takes it")
 
 
-def check_own_launch(said: str, tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> bool:
-    """True if gradients of a launch of its own, which no dispatcher sees, are recorded.
-
-    said     the argument that asks for the launch
-    tensors  those that are read, and `out` the one that is written
-
-    Raises TensorError for tangents, and for an `out` of a recorded product. Raises OperandError where torch's
-    dispatcher has to see the call.
-    """
-    recorded = differentiated(*tensors)
-    if any(has_tangent(x) for x in tensors):
-        raise TensorError(f"{said} has no forward derivatives: give unpack_dual(x).primal of each tensor")
-    if recorded and out is not None:
-        raise TensorError(NOT_RECORDED)
-    with torch.no_grad():
-        if needs_dispatcher(*tensors, out):
-            raise OperandError(
-                f"{said} is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors "
-                "or tensor subclasses"
-            )
-    return recorded
-
-
 def copied(value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     """The value, in `out` if there is one. Raises OperandError for an `out` that vmap does not map as the value."""
     if out is None:

@@ -343,12 +343,13 @@ def by_reference(
 
 def reference_of(
     sums: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, groups: Groups = None,
-    gate: str | None = None,
+    gate: str | None = None, visited: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The same of float32 sums.
 
     gate    the function of a gate, whose sums are of twice the columns, or None
     groups  of rows, as `Epilogue.reference_of_groups` has them: rows of no group are not written
+    visited True for the elements (row, column) of an order's tiles: no others are reduced or written; None for all
     """
 
     def array(x: torch.Tensor, shape: Sequence[int]) -> Any:
@@ -361,7 +362,9 @@ def reference_of(
             values[operand.name] = x if operand.host else array(x, () if not operand.axes else x.shape)
     try:
         together = None if gate is None else partial(Gated(gate).apply, math=Math)
-        if groups is not None:
+        if visited is not None:
+            found = epilogue.reference_of_sums(sums.numpy(), together, visited.numpy(), **values)
+        elif groups is not None:
             found = epilogue.reference_of_groups(sums.numpy(), groups, together, **values)
         elif together is not None:
             found = epilogue.reference_of_sums(sums.numpy(), together, **values)
@@ -377,6 +380,8 @@ def reference_of(
         target, value = given[operand.name], torch.from_numpy(np.array(found.written[operand.name]))
         if operand.name in combined:  # the caller may go on from earlier results
             value = combined[operand.name](value, target)
+        if visited is not None and operand.axes == "mn":  # of units: their first columns
+            value = torch.where(visited[:, :: operand.unit[1]], value.to(target.dtype), target)
         for part in parts if parts is not None and "m" in operand.axes else [...]:
             target[part] = value[part].to(target.dtype)
     return rounded(torch.from_numpy(found.c.copy()), kind)

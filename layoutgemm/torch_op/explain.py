@@ -9,17 +9,20 @@ import torch
 
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
+from .composed.api import ComposedOptions
+from .composed.explain import explain_composed
+from .composed.parts import OWN, AskedParts, composes
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, with_steps
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
-from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
@@ -49,14 +52,15 @@ def explain_matmul(
     combine: Combine | None = None, given: Mapping[str, object] | None = None, rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
     out_recipe: object = None, epilogue: Epilogue | None = None, prologue: Prologue | None = None,
+    order: Order | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
     The product is `matmul`'s. It is `grouped_matmul`'s where one of offsets, offs and counts is given, or scales and a
     bias of each matrix. Else it is `scaled_matmul`'s where scale_a is, with its `out_recipe`. With `combine`, b is the
-    tuple that `matmul` takes, and `given` its numbers; two pairs are tuples. `epilogue` is that of any of the three,
-    and `given` its operands. `prologue` is `matmul`'s, with `given`; the explanation says how often its function is
-    computed.
+    tuple that `matmul` takes, and `given` its numbers; two pairs are tuples. With an `order`, or parts together,
+    `given` has the operands of all. `epilogue` is that of any of the three, and `given` its operands. `prologue` is
+    `matmul`'s, with `given`; the explanation says how often its function is computed.
     With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s,
     with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
 
@@ -84,7 +88,7 @@ def explain_matmul(
         untaken = {
             "out": out, "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "offs": offs, "counts": counts,
             "expected_rows": expected_rows, "combine": combine, "given": given, "rows": rows, "out_rows": out_rows,
-            "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue,
+            "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue, "order": order,
         }  # fmt: skip
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
     if isinstance(config, StreamedConfig):
@@ -95,6 +99,8 @@ def explain_matmul(
         "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
+    if (found := _together(a, b, (order, prologue, combine, epilogue), given, {**more, "rows": rows})) is not None:
+        return found
     if prologue is not None:
         others = {"combine": combine, "epilogue": epilogue, "rows": rows, "out_recipe": out_recipe, **more}
         return explain_prologue(a, b, prologue, given, others)
@@ -107,10 +113,6 @@ def explain_matmul(
         untaken |= {"combine": combine, "given": given, "epilogue": epilogue}
         operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
-    if isinstance(a, tuple):
-        return explain_pairs(a, b, out, activation, config, out_dtype)
-    if combine is not None:
-        return explain_combined(a, b, combine, given, out, config, out_dtype)
     if TYPE_CHECKING:
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     groups, said = groups_of(offsets, offs, counts)
@@ -129,6 +131,22 @@ def explain_matmul(
         return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config, out_recipe)
     _check_unscaled({**more, "out_recipe": out_recipe})
     return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _together(
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor],
+    parts: tuple[Order | None, Prologue | None, Combine | None, Epilogue | None],
+    given: Mapping[str, object] | None, options: Options,
+) -> Explanation | None:  # fmt: skip
+    """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
+    asked = AskedParts(*parts, options["activation"], options["copy_rows"])
+    own = {name: options[name] for name in OWN}
+    if _in_groups(options) or options["scale_a"] is not None or not composes(type(a) is tuple, asked, own):
+        if parts[2] is None:
+            return None
+        return explain_combined(a, b, parts[2], given, options["out"], options["config"], options["out_dtype"])
+    result = ComposedOptions(options["out"], options["config"], options["out_dtype"], None)
+    return explain_composed(a, b, asked, own, given, result)
 
 
 def _check_unscaled(given: Options) -> None:

@@ -35,7 +35,8 @@ from . import tuned_store as tuned
 from .autograd.products import check_derivable, gradients
 from .bias_activation import GATES, by_autograd, by_torch, gate_by_torch
 from .checks import (
-    autocast,
+    autocast_type,
+    cast,
     check_activation,
     check_finish,
     check_gated_type,
@@ -256,16 +257,26 @@ def _recorded(
 with_autograd("matmul", _recorded)
 
 
+def _cast(x: object, to: torch.dtype | None) -> object:
+    """A tensor, or those of a list, in the type of an autocast region."""
+    if isinstance(x, (list, tuple)):
+        return [_cast(each, to) for each in x]
+    return cast(x, to) if isinstance(x, torch.Tensor) else x
+
+
 def with_autocast(library: torch.library.Library, name: str) -> None:
     """Let an operator take a and b in the type of an autocast region.
+
+    They are tensors, or lists of them.
 
     torch.matmul does the same. The functions of layoutgemm have cast already where they were called; this is for
     operators called by name.
     """
 
     def under(key: torch._C.DispatchKey) -> Any:
-        def run(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
-            a, b = autocast(a, b)
+        def run(a: object, b: object, *others: object) -> object:
+            to = autocast_type(_tensors([a])[0])
+            a, b = (_cast(x, to) for x in (a, b))
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
                 return getattr(torch.ops.layoutgemm, name)(a, b, *others)
 

@@ -49,16 +49,15 @@ from .checks import (
 from .compiled.guards import ALIGNED, MAX_READY, guarded
 from .compiled.kept_launches import Extras, again_or
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
+from .composed.api import ComposedOptions, composed_product
+from .composed.parts import AskedParts, composes
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .indexed.api import indexed_matmul
-from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
 from .launch import PreparedProblem, empty_on_gpu, raw_stream
 from .library import bias_gradient, dispatched, recorded_product
 from .operands.api import matmul_combined
-from .operands.pairs import matmul_pairs
 from .operands.several import Combine
-from .ordered import ordered_product
 from .own_epilogue.api import epilogue_matmul
 from .prepared import PREPARED, Config, choice_of, mark_written
 from .prologue.api import prologue_product
@@ -126,8 +125,7 @@ def matmul(
                 see `torch_op.operands.pairs`
     order       the order of tiles of C, of all or some of them: "lower", "symmetric", a Schedule, a function, ...; see
                 `kernels.orders`. Tiles left out are not computed: `out` keeps its values there, and without an `out`
-                they are zeros. `given` has what the order reads, such as a rank. No bias, activation, epilogue or
-                gradients
+                they are zeros. `given` has what the order reads, such as a rank. Refused if a tile is visited twice
     rows        int32 or int64: row i of the product reads row rows[i] of a, a matrix. A kernel of compute capability
                 9.0 gathers the rows, or copies them to a workspace first. Of (batch, M) with a 3-D b: row i of matrix l
                 reads row rows[l, i] of a[l], or of a matrix a. See `torch_op.indexed.product`
@@ -136,8 +134,9 @@ def matmul(
                 have more rows, and keeps those that no index names. An index may not repeat
     row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
-                that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. With bias, activation
-                and `rows`, which are copied first; no epilogue or order. See `torch_op.prologue`
+                that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. Torch copies chosen `rows`
+                first. See `torch_op.prologue`
+                These parts go together, but for those of docs/combinations.md: see `torch_op.composed`
                 On the CPU an index outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
@@ -165,29 +164,34 @@ def matmul(
             [ 7.8180]])
     """
     if TYPE_CHECKING:
-        assert isinstance(a, torch.Tensor) and isinstance(
-            b, torch.Tensor
-        )  # two tuples are told apart behind the fast path
+        # two tuples are told apart behind the fast path
+        assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    indexed = rows is not None or out_rows is not None or row_weights is not None
+    if order is not None or combine is not None or prologue is not None or (indexed and epilogue is not None):
+        asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows)
+        own = {"bias": bias, "rows": rows, "out_rows": out_rows, "row_weights": row_weights}
+        if composes(type(a) is tuple, asked, own):
+            options = ComposedOptions(out, config, out_dtype, allow_tf32)
+            return composed_product(a, b, asked, own, given, options)
     if prologue is not None:
-        alone = {"epilogue": epilogue, "combine": combine, "order": order, "out_rows": out_rows}
-        others = {**alone, "row_weights": row_weights, "copy_rows": copy_rows if rows is None else None}
+        others = {"row_weights": row_weights, "copy_rows": copy_rows if rows is None else None}
         finish = bias, activation
         return _with_prologue(a, b, prologue, given, others, finish, out, config, out_dtype, rows, copy_rows)
-    if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
-        if combine is not None and isinstance(b, (tuple, list)) and rows is not None:
-            alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
-            beside = {**alone, "out_rows": out_rows, "row_weights": row_weights}
-            return _with_combined_rows(a, b, rows, combine, beside, given, out, config, out_dtype, copy_rows)
-        others = {"bias": bias, "epilogue": epilogue, "given": given, "order": order, "combine": combine}
+    if indexed or copy_rows is not None:
+        if bias is not None or type(a) is tuple:
+            asked, options = (
+                AskedParts(activation=activation, copy_rows=copy_rows),
+                ComposedOptions(out, config, out_dtype, allow_tf32),
+            )
+            own = {"bias": bias, "rows": rows, "out_rows": out_rows, "row_weights": row_weights}
+            return composed_product(a, b, asked, own, given, options)
+        others = {"given": given}
         return _with_rows(a, b, (rows, out_rows, row_weights), others, activation, out, config, out_dtype, copy_rows)
     if combine is not None:
-        alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
-        return _with_combine(a, b, combine, alone, given, out, config, out_dtype, allow_tf32)
-    if order is not None:
-        return _with_order(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32, order)
+        return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)
     if epilogue is not None or given is not None:
         if type(a) is tuple:
-            raise OperandError(_OF_PAIRS)
+            return _with_pairs(a, b, out, bias, activation, (epilogue, given), config, out_dtype, allow_tf32)
         return epilogue_matmul(
             a, b, epilogue, given, bias=bias, activation=activation, out=out, config=config, out_dtype=out_dtype,
             allow_tf32=allow_tf32,
@@ -210,7 +214,7 @@ def matmul(
             value = matmul(a, b, bias=bias, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32)
             return by_autograd(value, str(activation))
     if type(a) is tuple:
-        return _with_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+        return _with_pairs(a, b, out, bias, activation, (None, None), config, out_dtype, allow_tf32)
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
 
 
@@ -608,36 +612,21 @@ def _compiled(
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     if type(a) is tuple:
-        return _with_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+        return _with_pairs(a, b, out, bias, activation, (None, None), config, out_dtype, allow_tf32)
     check_compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     a, b = autocast(a, b)
     return recorded_product(a, b, out, bias, activation, output_type(a, b, out_dtype), config)
 
 
-_OF_PAIRS = "two pairs, a tuple each: bias= and activation= follow their sum, combine=, epilogue= and order= do not"
-
-
 def _with_pairs(
-    a: Any, b: Any, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None, config: Config | None,
-    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+    a: Any, b: Any, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    steps: tuple[Epilogue | None, Mapping[str, object] | None], config: Config | None, out_dtype: torch.dtype | None,
+    allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The sum of the products of two pairs."""
-    if _is_compiling():
-        refuse("two pairs are a launch of their own, not under torch.compile")
-    return matmul_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
-
-
-def _with_combine(
-    a: Any, b: Any, combine: Combine, alone: Mapping[str, object], given: Mapping[str, Any] | None,
-    out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
-) -> torch.Tensor:  # fmt: skip
-    """A function of several products; `alone`: arguments that have no meaning beside it."""
-    if type(a) is tuple:
-        raise OperandError(_OF_PAIRS)
-    for name, x in alone.items():
-        if x is not None:
-            refuse(f"{name} and combine: the function of the products is all that follows them")
-    return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)
+    """The sum of the products of two pairs; `steps`: an epilogue, and its operands."""
+    options, (epilogue, given) = ComposedOptions(out, config, out_dtype, allow_tf32), steps
+    asked = AskedParts(epilogue=epilogue, activation=activation)
+    return composed_product(a, b, asked, {"bias": bias}, given, options)
 
 
 def _with_rows(
@@ -652,22 +641,6 @@ def _with_rows(
     )  # fmt: skip
 
 
-def _with_combined_rows(
-    a: torch.Tensor, b: Sequence[torch.Tensor], rows: torch.Tensor, combine: Combine, others: dict[str, Any],
-    given: Mapping[str, object] | None, out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
-    copy_rows: bool | None,
-) -> torch.Tensor:  # fmt: skip
-    """A product of rows by index with several matrices."""
-    if _is_compiling():
-        refuse("combine= is a launch of its own, not under torch.compile")
-    for name, value in others.items():
-        if value is not None:
-            raise OperandError(f"{name}: a product of rows= with several matrices takes none")
-    if copy_rows is not None and not copy_rows:
-        raise OperandError("copy_rows=False: of several matrices, A's rows are copied first")
-    return combined_rows(a, b, rows, combine, given, out, config, out_dtype)
-
-
 def _with_prologue(
     a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, object] | None,
     others: Mapping[str, object], finish: tuple[torch.Tensor | None, str | None], out: torch.Tensor | None,
@@ -680,22 +653,4 @@ def _with_prologue(
     return prologue_product(
         a, b, prologue, {} if given is None else given, bias=finish[0], activation=finish[1], out=out, config=config,
         out_dtype=out_dtype, rows=rows, copy_rows=copy_rows,
-    )  # fmt: skip
-
-
-def _with_order(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
-    epilogue: Epilogue | None, given: Mapping[str, object] | None, config: Config | None, out_dtype: torch.dtype | None,
-    allow_tf32: bool | None, order: Order,
-) -> torch.Tensor:  # fmt: skip
-    """The product in an order of tiles of its own."""
-    if type(a) is tuple:
-        raise OperandError(_OF_PAIRS)
-    if _is_compiling():
-        refuse("order= is a launch of its own, not under torch.compile")
-    for name, value in (("bias", bias), ("activation", activation), ("epilogue", epilogue)):
-        if value is not None:
-            raise OperandError(f"{name} and order: an order is of the plain product; plan(..., epilogue=, order=)")
-    return ordered_product(
-        a, b, order, out=out, given=given, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32
     )  # fmt: skip

@@ -18,8 +18,10 @@ import torch
 from layoutgemm.inductor import registration
 from layoutgemm.kernels.epilogue.chain import Activation, Bias
 from layoutgemm.kernels.run import tensor_maps
-from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, operator, ordered, prepared
+from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, operator, prepared
 from layoutgemm.torch_op.compiled import call_sites, kept_launches
+from layoutgemm.torch_op.composed import plans
+from layoutgemm.torch_op.composed import product as composed
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.operands import pairs, several
 from layoutgemm.torch_op.prologue import grouped as prologue_groups
@@ -159,8 +161,8 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(launch, "kernel", lambda solution: made(launch.plan_of(solution)))
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     patch.setattr(kept, "compile_plan", made)
-    patch.setattr(ordered, "compile_plan", made)
-    patch.setattr(ordered, "raw_stream", lambda index: 77)
+    patch.setattr(plans, "compile_plan", made)
+    patch.setattr(composed, "raw_stream", lambda index: 77)
     patch.setattr(kept, "FIRST_GPU", -1)
     patch.setattr(kept_launches, "FIRST_GPU", -1)
     patch.setattr(call_sites, "FIRST_GPU", -1)
@@ -179,14 +181,14 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     for module in (indexed, own_epilogue, grouped_epilogue):
         patch.setattr(module, "require_hopper", lambda index, what: None)
     groups = (scaled, own_epilogue, grouped, grouped_epilogue)
-    for module in (compute, epilogue, *groups, quantized, indexed, several, pairs, ordered, prologue, prologue_groups):
+    for module in (compute, epilogue, *groups, quantized, indexed, several, pairs, composed, prologue, prologue_groups):
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
     keeping = kept.READY, kept_launches.KEPT, quantized_kept.READY
     prepared.forget()
     quantized.forget()
-    ordered._plan.cache_clear()
+    plans._ready.cache_clear()
     for ready in keeping:
         ready.clear()
     try:
@@ -194,6 +196,6 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     finally:
         prepared.forget()
         quantized.forget()
-        ordered._plan.cache_clear()
+        plans._ready.cache_clear()
         for ready in keeping:
             ready.clear()

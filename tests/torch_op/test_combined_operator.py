@@ -88,7 +88,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("s is a number", lambda a, x: matmul(a, (x, x), combine=weighted, given={"s": x})),
     (r"b\[1\] is torch.bfloat16 of shape \[64, 8\]", lambda a, x: matmul(a, (x, x[:, :8]), combine="silu")),
     (r"b\[1\] is a builtins.int", lambda a, x: matmul(a, (x, 1), combine="silu")),
-    ("bias and combine", lambda a, x: matmul(a, (x, x), combine="silu", bias=x[0])),
+    ("activation and combine", lambda a, x: matmul(a, (x, x), combine="silu", activation="geglu")),
 ]
 
 

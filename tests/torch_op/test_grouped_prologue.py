@@ -175,7 +175,7 @@ def test_rows_by_index_are_copied_first() -> None:
         ({"rows": CHOSEN.float()}, "rows is torch.float32 of 1 dimensions"),
         ({"rows": torch.tensor([20])}, "rows[0] = 20"),
         ({"rows": CHOSEN[:3], "given": {"rstd": torch.ones(3)}}, "rstd has shape [3]: [20], one for each row of a"),
-        ({"out_rows": CHOSEN}, "out_rows and prologue"),
+        ({"out_rows": CHOSEN}, "out_rows[3] = 19: the result has 5 rows"),
         ({"given": None}, "the prologue reads rstd, w: rstd is missing"),
     ],
 )  # fmt: skip
@@ -195,7 +195,7 @@ def test_refusals_of_rows(more: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"scale_a": torch.ones(ROWS, 1)}, "scale_a and prologue: a prologue goes with bias, activation and rows"),
+        ({"scale_a": torch.ones(ROWS, 1)}, "scale_a and prologue: a product with a prologue takes none"),
         ({"epilogue": 3}, "epilogue and prologue"),
         ({"offs": ENDS}, "offsets and offs: groups are said by one of"),
         ({"given": {"rstd": torch.ones(ROWS)}}, "w is missing"),

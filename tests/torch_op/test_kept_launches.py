@@ -18,6 +18,7 @@ torch = needs.module("torch")
 
 from layoutgemm import gemm, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.kernels import Prologue
 from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, ColumnReduce, Epilogue, Residual, RowReduce, Scale
 from layoutgemm.kernels.plan import WORKSPACE
 from layoutgemm.kernels.sm90.indexed.row_copy import COPIED
@@ -142,8 +143,31 @@ def lower() -> Call:
     return lambda: matmul(a, b, order="lower")
 
 
+def pairs_with_steps() -> Call:
+    """Two pairs, an order and an epilogue that writes."""
+    a, b, a2, b2 = normal(M, K), normal(N, K).mT, normal(M, 16), normal(N, 16).mT
+    steps, given = Epilogue(Scale("half"), RowReduce("sum", "sums")), {"half": 0.5, "sums": torch.zeros(M)}
+    return lambda: matmul((a, a2), (b, b2), order="hilbert", epilogue=steps, given=given)
+
+
+def rows_of_several() -> Call:
+    """Chosen rows and several matrices, with a number."""
+    a, b, c, given = normal(M, K), normal(N, K).mT, normal(N, K).mT, {"s": 3.0}
+    rows = torch.randint(0, M, (M,), dtype=torch.int32)
+    return lambda: matmul(a, (b, c), rows=rows, combine=_combined, given=given)
+
+
+def function_of_a() -> Call:
+    """A prologue, an epilogue and rows of the result by index."""
+    a, b, rows = normal(M, K), normal(N, K).mT, torch.randperm(M)
+    given = {"s": torch.rand(M), "bias": normal(N)}
+    return lambda: matmul(a, b, prologue=OF_ROWS, epilogue=OF_BIAS, given=given, out_rows=rows)
+
+
+OF_ROWS, OF_BIAS = Prologue.of(lambda x, i, k, ops, s: x * s, s="m"), Epilogue(Bias("n", "bf16"))
 OF_STEPS = (dense, into, transposed, nothing_stored, scaled, scaled_rows, groups, chosen_rows, masked)
-CALLS = (*OF_STEPS, scalars, alone, combined, pairs, in_order, triangle, lower)
+TOGETHER = (pairs_with_steps, rows_of_several, function_of_a)
+CALLS = (*OF_STEPS, scalars, alone, combined, pairs, in_order, triangle, lower, *TOGETHER)
 
 
 @contextlib.contextmanager

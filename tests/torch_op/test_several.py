@@ -12,7 +12,7 @@ from tests import needs
 torch = needs.module("torch")
 
 import layoutgemm
-from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.torch_op.explain import explain_matmul
 from layoutgemm.torch_op.operands.several import as_lines, finish_of, function_of
 from layoutgemm.torch_op.prepared import LaunchEpilogue, problem_at
@@ -94,9 +94,8 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (OperandError, r"b\[1\] is a builtins.int", {"b": (X, 1)}),
     (TensorError, "K is 32 in a and 64 in b", {"a": A[:, :32]}),
     (TensorError, "a is a vector", {"a": A[0]}),
-    (OperandError, "bias and combine", {"bias": X[0]}),
-    (OperandError, "activation and combine", {"activation": "relu"}),
-    (OperandError, "order and combine", {"order": "lower"}),
+    (OperandError, "activation and combine: the function of the products has the gate", {"activation": "swiglu"}),
+    (PlanError, "several matrices B and a symmetric order", {"order": "symmetric"}),
     (OperandError, "sums are combined in float32", {"a": A.char(), "b": (X.char(), Y.char())}),
     (TensorError, "out, which is written to, shares memory with b", {"out": X[:8]}),
     (TensorError, "products of 8 bits have no gradient", {"a": A.to(torch.float8_e4m3fn),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ class Arrays:
            of a batch; values are rounded to the operand's type
 
     workspace  bytes of the plan's partial results: an array of them is a word of the launch
+    first      what these hold before the launch, `ReducingPlan.first_partials`
     groups     of C's rows, each with vectors along N of its own where one is given for each, and where they are written
 
     Raises OperandError for an operand that is missing, is not the epilogue's, or has another shape.
@@ -35,7 +36,7 @@ class Arrays:
 
     def __init__(
         self, epilogue: Epilogue, shape: tuple[int, ...], given: Mapping[str, object], workspace: int = 0,
-        groups: int = 0,
+        groups: int = 0, first: Sequence[tuple[int, np.generic]] = (),
     ):  # fmt: skip
         if results := [operand.name for operand in epilogue.given if operand.written and operand.name in given]:
             raise OperandError(f"{results[0]} is a result: of NumPy arrays, `written` of the run's result holds it")
@@ -67,6 +68,10 @@ class Arrays:
             placed[operand.name] = PlacedOperand(bits, leading, int(np.prod(lines.shape[1:])) if own else 0)
         unknown = {name: value for name, value in given.items() if name not in placed}
         partial = np.full(max(1, workspace // 4), np.nan, np.float32)
+        words, at = partial.view(np.uint32), 0
+        for count, start in first:
+            words[at : at + count] = start.view(np.uint32)
+            at += count
         self.words: tuple[Any, ...] = words_of(epilogue, {**placed, **unknown}, partial)
 
     def _host(self, name: str) -> bool:

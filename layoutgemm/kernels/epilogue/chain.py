@@ -361,10 +361,13 @@ class Epilogue:
         sums = _matrix_of(accumulator)
         return self._outputs(sums, gate, GroupedMatrix(self, _result(sums, gate), given, parts_of(sums.shape, groups)))
 
-    def reference_of_sums(self, accumulator: np.ndarray, gate: Gate, **given: object) -> Outputs:
+    def reference_of_sums(
+        self, accumulator: np.ndarray, gate: Gate | None, visited: np.ndarray | None = None, /, **given: object
+    ) -> Outputs:
         """The same for a gated product: accumulator (M, 2N), or (batch, M, 2N), the gate's columns first.
 
-        gate  both sums -> what is gated
+        gate     both sums -> what is gated; None for no gate, and N columns
+        visited  of an order of some tiles, the elements (M, N) that reductions combine; the rest of C means nothing
 
         >>> sums = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
         >>> Epilogue(Bias(), Scale(), sums=1).reference_of_sums(
@@ -372,10 +375,12 @@ class Epilogue:
         ... ).c.tolist()
         [[6.0, 30.0]]
         """
-        return self._evaluated(_matrix_of(accumulator), gate, given)
+        return self._evaluated(_matrix_of(accumulator), gate, given, visited)
 
-    def _evaluated(self, sums: np.ndarray, gate: Gate | None, given: Mapping[str, object]) -> Outputs:
-        return self._outputs(sums, gate, EpilogueMatrix(self, _result(sums, gate), given))
+    def _evaluated(
+        self, sums: np.ndarray, gate: Gate | None, given: Mapping[str, object], visited: np.ndarray | None = None
+    ) -> Outputs:
+        return self._outputs(sums, gate, EpilogueMatrix(self, _result(sums, gate), given, visited))
 
     def _outputs(self, sums: np.ndarray, gate: Gate | None, at: EpilogueMatrix) -> Outputs:
         """C and what is written, of sums at a place."""

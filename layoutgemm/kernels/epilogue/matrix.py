@@ -39,7 +39,11 @@ class EpilogueMatrix:
 
     math = Math
 
-    def __init__(self, epilogue: Epilogue, accumulator: Array, given: Mapping[str, object]):
+    def __init__(
+        self, epilogue: Epilogue, accumulator: Array, given: Mapping[str, object], visited: Array | None = None
+    ):
+        """`visited`: True for the elements (row, column) in tiles of an order; reductions combine no others."""
+        self.visited = visited
         names = {operand.name for operand in epilogue.given if not operand.written}
         if set(given) != names:
             missing, more = sorted(names - set(given)), sorted(set(given) - names)
@@ -81,7 +85,7 @@ class EpilogueMatrix:
         x = np.broadcast_to(x, self.accumulator.shape).astype(np.float32)
         axis = {"m": -1, "n": -2, "": None}[step.axes]
         if step.each is None:
-            found = step.reduction.reduce(x, axis)
+            found = step.reduction.reduce(x, axis, inside=self.visited)
         else:
             found = self._of_groups(step.reduction, x, step.each)
         self.keep(step, found)
@@ -93,8 +97,11 @@ class EpilogueMatrix:
 
     def _of_groups(self, reduction: Reduction, x: Array, each: int) -> list[Array]:
         """The results of every `each` columns."""
-        parts = [x[..., first : first + each] for first in range(0, x.shape[-1], each)]
-        found = [reduction.reduce(part, -1, first * each) for first, part in enumerate(parts)]
+        found = []
+        for first in range(0, x.shape[-1], each):
+            part = slice(first, first + each)
+            inside = None if self.visited is None else self.visited[:, part]
+            found.append(reduction.reduce(x[..., part], -1, first, inside=inside))
         return [np.stack(values, -1) for values in zip(*found, strict=True)]
 
     def quantized(self, step: Quantize, x: Array) -> Array:

@@ -175,10 +175,13 @@ class Reduction:
         at = _Tuples(math, {"a": a})
         return [tracing.evaluate(expression, None, at) for expression in self.finish]
 
-    def reduce(self, x: np.ndarray, axis: int | None, column: int = 0, row: int = 0) -> list[np.ndarray]:
+    def reduce(
+        self, x: np.ndarray, axis: int | None, column: int = 0, row: int = 0, inside: np.ndarray | None = None
+    ) -> list[np.ndarray]:
         """The results over an axis of (..., M, N), or over all of it, in NumPy; of no element, those of the identity.
 
         column, row  the number of the first one
+        inside       True for the elements that are combined; None for all
         """
         rows, columns = x.shape[-2:]
         i, j = np.arange(rows, dtype=np.int32)[:, None], np.arange(columns, dtype=np.int32)[None, :]
@@ -189,6 +192,9 @@ class Reduction:
                 np.broadcast_to(np.asarray(value, kind), x.shape)
                 for value, kind in zip(self.lifted(x, at), kinds, strict=True)
             ]
+            if inside is not None:
+                neutral = [kind(value) for kind, value in zip(kinds, self.identity, strict=True)]
+                lifted = [np.where(inside, value, none) for value, none in zip(lifted, neutral, strict=True)]
             if axis is None:
                 lifted, axis = [value.reshape(-1) for value in lifted], 0
             found = self.folded([np.moveaxis(value, axis, 0) for value in lifted])

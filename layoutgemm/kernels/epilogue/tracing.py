@@ -103,13 +103,13 @@ class Symbol:
         return _integers("mod", self, other)
 
     def __and__(self, other: object) -> Symbol:
-        return _integers("and_", self, other)
+        return _bits("and_", self, other)
 
     def __or__(self, other: object) -> Symbol:
-        return _integers("or_", self, other)
+        return _bits("or_", self, other)
 
     def __xor__(self, other: object) -> Symbol:
-        return _integers("xor", self, other)
+        return _bits("xor", self, other)
 
     def __lt__(self, other: object) -> Symbol:
         return _compare("lt", self, other)
@@ -388,6 +388,13 @@ def _arithmetic(name: str, x: object, y: object) -> Symbol:
 
 def _compare(name: str, x: object, y: object) -> Symbol:
     return _apply(name, "bool", *_same(x, y))
+
+
+def _bits(name: str, x: object, y: object) -> Symbol:
+    """An operation on bits: of two comparisons, a condition."""
+    if isinstance(x, Symbol) and isinstance(y, Symbol) and x.kind == y.kind == "bool":
+        return _apply(name, "bool", x, y)
+    return _integers(name, x, y)
 
 
 def _integers(name: str, x: object, y: object) -> Symbol:

@@ -56,7 +56,8 @@ def run_fused(
     more = {name: given[name] for name in _beside(plan) if name in given}
     rest = {name: value for name, value in given.items() if name not in more}
     groups = plan.batch if isinstance(plan, Sm90Plan) and plan.joined_rows else 0
-    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups)
+    first = plan.first_partials
+    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups, first)
     words, own = besides.words, len(plan.epilogue.words)
     if len(plan.words) > own:
         words = (*words[:own], *_behind(plan, more))[:MAX_WORDS]

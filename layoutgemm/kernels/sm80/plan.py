@@ -22,7 +22,7 @@ from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, unmirrored
-from ..partials import PartialResults, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
+from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
@@ -398,7 +398,6 @@ def _schedule(order: Order | None, config: Sm80Config, sizes: tuple[int, int], e
     if (tiles := across[0] * across[1]) > MAX_COORDINATE:
         raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
     found = unmirrored(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
-    check_tiles_reduced(epilogue, found)
     return found
 
 

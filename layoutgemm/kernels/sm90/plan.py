@@ -22,7 +22,7 @@ from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
 from ..numbers import W
 from ..orders import Order, is_symmetric
-from ..partials import PartialResults, ReducingPlan, check_reductions, check_tiles_reduced, partials_of
+from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, tile_count
 from ..quantized.formats import QuantizedFormat
 from ..store import ROWS, WARPS_OF_GROUP, StorePlan
@@ -239,7 +239,6 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         plan = cls._of(kernel, order)
         check_words(plan.words)
         check_reductions(plan.epilogue, plan.columns_at_a_time, plan.c.dtype.name)
-        check_tiles_reduced(plan.epilogue, plan.order.schedule)
         return plan
 
     @classmethod

@@ -6,6 +6,7 @@ operations, and what follows the sums is not counted. Sizes alone are known: of 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
@@ -57,6 +58,13 @@ def _of_several(a: Shape, b: Sequence[Shape], *others: object, **named: object) 
     return sum(of_product(a, each) for each in b)
 
 
+def _of_parts(a: Sequence[Shape], b: Sequence[Shape], read: Sequence[Shape], *others: object, **named: object) -> int:
+    """The parts' text, the first among the others, names what is read: a row of the product for each of `rows`."""
+    own = json.loads(next(text for text in others if isinstance(text, str)))["own"]
+    first = (*read[own.index("rows")], a[0][-1]) if "rows" in own else a[0]
+    return sum(of_product([first, *a[1:]][min(i, len(a) - 1)], each) for i, each in enumerate(b))
+
+
 def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:
     """N is the seventh argument behind the weights, of one product and of groups."""
     return 2 * prod(x) * named.get("n", others[_N])
@@ -68,6 +76,7 @@ _FORMULAS: Mapping[str, Callable[..., int]] = {
     "scaled_matmul_quantized": _of_scaled,
     "scaled_epilogue_matmul": _of_scaled, "grouped_epilogue_matmul": _of_groups_of_rows,
     "grouped_matmul": of_groups, "prologue_grouped_matmul": of_groups,
+    "composed_matmul": _of_parts, "composed_matmul_writing": _of_parts,
     "indexed_matmul": _of_rows, "quantized_matmul": _of_packed, "quantized_grouped_matmul": _of_packed,
 }  # fmt: skip
 

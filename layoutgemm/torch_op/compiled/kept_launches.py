@@ -247,4 +247,4 @@ def _span(x: torch.Tensor) -> int:
     return span(StridedOperand(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size()
 
 
-__all__ = ["KEPT", "Extras", "KeptCall", "again_or", "epilogue_again_or"]
+__all__ = ["FIRST_GPU", "KEPT", "Extras", "KeptCall", "again_or", "epilogue_again_or"]

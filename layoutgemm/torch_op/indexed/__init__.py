@@ -2,7 +2,6 @@
 
 product     a call, checked; by a Hopper kernel, or in float64 on the CPU
 plans       its plan: the configuration, and whether A's rows are copied first
-combined    rows by index of a product with several matrices
 explain     the same in words
 operators   torch.ops.layoutgemm.indexed_matmul, as compilers and autograd see it
 api         what `matmul` and `grouped_matmul` call

@@ -197,6 +197,15 @@ def _orders(b: torch.Tensor, name: str, k_major: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def order_of(x: torch.Tensor, k_major: str) -> str:
+    """The order in which a kernel reads an operand: 8-bit types and tf32 with K contiguous alone."""
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return k_major
+    along = {"row": x.stride(-1), "col": x.stride(-2)}
+    other = "col" if k_major == "row" else "row"
+    return other if along[other] == 1 and along[k_major] != 1 else k_major
+
+
 def explain_combined(
     a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,

@@ -23,8 +23,7 @@ from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store as tuned
 from ..bias_activation import GATES, by_torch
 from ..checks import check_call, check_finish, check_out, product_shape
-from ..operands.several import TorchMath
-from ..ordered import order_of
+from ..operands.several import TorchMath, order_of
 from ..prepared import Config, choice_of, gpu, on_gpu, start, target
 from ..problem import bias_epilogue
 from ..reference import exact
@@ -32,7 +31,7 @@ from ..scaled_grouped.kept import NOT_KEPT, launch
 from ..types import C_NAMES, NAMES, READ, TYPES
 
 # Why other arguments are refused beside a prologue.
-ALONE = "a prologue goes with bias, activation and rows alone; Sm90Plan.derive(prologue=) has it with more"
+ALONE = "a product with a prologue takes none; VectorScale('m') of an epilogue weighs rows"
 KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 

@@ -199,12 +199,14 @@ PLANS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("arch", PLANS)
-def test_partial_results_are_of_every_tile(arch: str) -> None:
+def test_partial_results_of_tiles_left_out_are_identities(arch: str) -> None:
     kind, config = PLANS[arch]
     for step in (RowReduce("sum"), ColumnReduce("argmax")):
-        with pytest.raises(PlanError, match=f"{step.name}.*: partial results of every tile .* leaves tiles out"):
-            kind.derive(260, 260, 64, b="bf16:col", config=config, order="lower", epilogue=Epilogue(step))
-        assert kind.derive(260, 260, 64, b="bf16:col", config=config, order="rows", epilogue=Epilogue(step)).partials
+        found = kind.derive(260, 260, 64, b="bf16:col", config=config, order="lower", epilogue=Epilogue(step))
+        assert [value for _, value in found.first_partials] == list(step.reduction.identity)
+        assert 4 * sum(count for count, _ in found.first_partials) == found.partial_bytes
+        whole = kind.derive(260, 260, 64, b="bf16:col", config=config, order="rows", epilogue=Epilogue(step))
+        assert whole.partials and whole.first_partials == ()
     some = Epilogue(RowReduce("max", ordered=False), ColumnReduce("sum", ordered=False), Amax())
     assert kind.derive(260, 260, 64, b="bf16:col", config=config, order="lower", epilogue=some).check()
 
@@ -214,7 +216,9 @@ def test_partial_results_are_of_every_tile(arch: str) -> None:
 @pytest.mark.parametrize("arch", [pytest.param(a, marks=[pytest.mark.slow] * (a == "sm_90a")) for a in PLANS])
 def test_some_tiles_are_combined_in_memory(arch: str) -> None:
     kind, config = PLANS[arch]
-    epilogue = Epilogue(RowReduce("max", ordered=False), ColumnReduce("sum", ordered=False))
+    epilogue = Epilogue(
+        RowReduce("max", ordered=False), ColumnReduce("sum", ordered=False), ColumnReduce("argmax", "best")
+    )
     plan = kind.derive(200, 200, 64, b="bf16:col", c="f32", config=config, order="lower", epilogue=epilogue)
     a, b = numbers((200, 64), 1), numbers((64, 200), 2)
     product, stored = a @ b, stored_elements(plan, {})
@@ -222,6 +226,17 @@ def test_some_tiles_are_combined_in_memory(arch: str) -> None:
     found = plan.run(a, b, device="emulator").written
     assert np.array_equal(found["row_max"], np.where(stored, product, -np.inf).max(1))
     assert np.array_equal(found["column_sum"], np.where(stored, product, 0).sum(0))
+    assert np.array_equal(found["best_index"], np.where(stored, product, -np.inf).argmax(0))
+    want = epilogue.reference_of_sums(product, None, stored).written
+    assert all(np.array_equal(found[name], value) for name, value in want.items())
+
+
+def test_the_reference_reduces_visited_elements_alone() -> None:
+    sums, lower = np.array([[1.0, 9.0, 9.0], [2.0, 5.0, 9.0]], np.float32), np.tri(2, 3, dtype=bool)
+    steps = Epilogue(RowReduce("sum"), ColumnReduce("max"), RowReduce("max", "each", each=2), Amax())
+    found = steps.reference_of_sums(sums, None, lower).written
+    assert found["row_sum"].tolist() == [1.0, 7.0] and found["column_max"].tolist() == [2.0, 5.0, -np.inf]
+    assert found["each"].tolist() == [[1.0, -np.inf], [5.0, -np.inf]] and found["amax"] == 5.0
 
 
 def test_kernels_with_reductions_go_to_other_processes() -> None:

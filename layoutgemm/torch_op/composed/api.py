@@ -1,0 +1,291 @@
+"""Calls of matmul with several parts: a kept launch, or all checks, then a kernel or torch's dispatcher.
+
+Compilers, torch.func, modes, fake tensors and subclasses see the operator `composed_matmul`: one node of a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from ...dtypes import f32
+from ...errors import OperandError, TensorError
+from ...kernels.epilogue.chain import Epilogue
+from ...kernels.epilogue.parameters import host_number
+from ...kernels.epilogue.steps import EpilogueOperand
+from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.sm90.operands.prologue import Prologue
+from ..checks import (
+    NOT_RECORDED,
+    autocast,
+    copied,
+    derived_by_transform,
+    differentiated,
+    has_tangent,
+    needs_dispatcher,
+    refuse_traces,
+)
+from ..compiled import kept_launches
+from ..compiled.kept_launches import Extras, again_or
+from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
+from ..epilogue import Tensors
+from ..indexed.torch_rows import gathered, scattered
+from ..operands.several import NO_DICT, refusal_of_matrices
+from ..prepared import Config, choice_of, config_text
+from ..prologue.rows import of_chosen_rows
+from .checks import checked, named_operands
+from .operators import (
+    CHECK_COMPOSED,
+    derivable,
+    dispatched,
+    names_of_text,
+    recorded,
+    text_of_parts,
+    visited_part,
+)
+from .parts import OWN, TILES, AskedParts, parts_of_text, parts_text
+from .product import computed
+
+Operands: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+
+
+class ComposedOptions(NamedTuple):
+    """Arguments of `matmul` for the result."""
+
+    out: torch.Tensor | None
+    config: Config | None
+    out_dtype: torch.dtype | None
+    allow_tf32: bool | None
+
+
+def composed_product(
+    a: Operands, b: Operands, asked: AskedParts, own: Mapping[str, torch.Tensor | None],
+    given: Mapping[str, object] | None, options: ComposedOptions,
+) -> torch.Tensor:  # fmt: skip
+    """The product with its parts: see `torch_op.matmul`.
+
+    own    bias and vectors of rows, by the names of `parts.OWN`; None for those that are not given
+    given  what the parts read and write, by name
+
+    Raises OperandError, PlanError, or TensorError in torch's words, naming the operand or the part.
+
+    >>> x, row = torch.eye(2).bfloat16(), torch.ones(2, 1).bfloat16()
+    >>> nothing = ComposedOptions(None, None, None, None)
+    >>> composed_product((x, row), (x, row.mT), AskedParts(activation="relu"), {}, None, nothing).tolist()
+    [[2.0, 1.0], [1.0, 2.0]]
+    """
+    there = {name: own[name] for name in OWN if own.get(name) is not None}
+    refuse_or_raise(refusal_of_kinds(asked, given))
+    values: Tensors = dict(given or {})
+    if asked.prologue is not None and ROWS in there and isinstance(a, torch.Tensor):
+        assert isinstance(asked.prologue, Prologue)
+        a, values = of_chosen_rows(a, present_rows(there.pop(ROWS)), asked.prologue, values, asked.copy_rows)
+        asked = asked._replace(copy_rows=None)
+    refuse_or_raise(refusal_of_matrices(b) if asked.combine is not None else "")
+    left, right = as_several("a", a), as_several("b", b)
+    if torch.compiler.is_dynamo_compiling():
+        return _traced(left, right, asked, {**there, **values}, tuple(there), options)
+    out, config, out_dtype, allow_tf32 = options
+
+    def make() -> torch.Tensor:
+        refuse_traces(said_of(asked, len(left)))
+        choice_of(config)
+        text = parts_text(asked, len(right), tuple(there), tuple(values))
+        parts, every = parts_of_text(text), {**there, **values}
+        for name in parts.numbers:
+            every[name] = host_number(name, every[name])
+        if TILES in parts.read and left[0].device.type == "cpu":
+            every[TILES] = tiles_of_host(every[TILES])
+        call = checked(left, right, parts, every, out, out_dtype, allow_tf32)
+        tensors = call.tensors
+        records = differentiated(*tensors)
+        if out is not None and (records or differentiated(out)):
+            raise TensorError(NOT_RECORDED)
+        with torch.no_grad():
+            sees = needs_dispatcher(*tensors, out)
+            if not (sees or records):
+                return computed(call, config, out)
+        if sees:
+            derives = derived_by_transform() or any(has_tangent(x) for x in tensors)
+            shown = derivable if derives and not parts.written else dispatched
+            if out is None:
+                return shown(call, config)
+            vectors = rows_in_order(there, left)
+            text = parts_text(asked, len(right), tuple(vectors), tuple(values))
+            in_order = checked(left, right, parts_of_text(text), {**every, **vectors}, None, out_dtype, allow_tf32)
+            inside = visited_part(torch.ones_like(out), in_order, config) != 0 if asked.order is not None else None
+            return _into(shown(in_order, config), inside, there.get(OUT_ROWS), out)
+        return recorded(call, config)
+
+    return _again(make, left, right, asked, there, values, options)
+
+
+def tiles_of_host(tiles: object) -> object:
+    """A list of tiles in NumPy's integers as a tensor; anything else as it is."""
+    if isinstance(tiles, torch.Tensor):
+        return tiles
+    found = np.asarray(tiles)
+    return torch.from_numpy(found.astype(np.int64)) if found.dtype.kind in "iu" else tiles
+
+
+def as_several(name: str, x: Operands) -> list[torch.Tensor]:
+    """An operand as a list of matrices. Raises OperandError for anything but a tensor or a tuple of them."""
+    if not isinstance(x, (torch.Tensor, tuple, list)):
+        refuse_or_raise(f"{name} is a {type(x).__qualname__}: a tensor, or a tuple of them")
+    return [x] if isinstance(x, torch.Tensor) else list(x)
+
+
+def _again(
+    make: Callable[[], torch.Tensor], a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], asked: AskedParts,
+    own: Mapping[str, torch.Tensor | None], given: Tensors, options: ComposedOptions,
+) -> torch.Tensor:  # fmt: skip
+    """The kept launch of such a call, or what `make` computes."""
+    out, config, out_dtype, _ = options
+    if a and isinstance(a[0], torch.Tensor) and a[0].get_device() < kept_launches.FIRST_GPU:
+        return make()  # of tensors of the CPU nothing is launched
+    epilogue = asked.epilogue if isinstance(asked.epilogue, Epilogue) else None
+    if len(a) > 1 and out is not None and not any((asked.order, asked.epilogue, asked.prologue)):
+        return make()  # into `out` two pairs' product is copied
+    if not a or getattr(a[0], "dtype", None) is torch.float32:
+        return make()  # whether float32 may be multiplied as tf32 is asked each time
+    read = {"a": a[0], "b": b[0], **({"a2": a[1], "b2": b[1]} if len(a) == len(b) == 2 else {})}
+    if len(a) == 1:
+        read |= {f"b{i}": x for i, x in enumerate(b[1:], 1)}
+    written = dict.fromkeys(() if epilogue is None else epilogue.writes)
+    tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and name not in written}
+    numbers = {name: x for name, x in given.items() if not isinstance(x, torch.Tensor)}
+    mine = {} if epilogue is None else {operand.name: operand for operand in epilogue.numbers}
+    combined = () if asked.combine is None else tuple(name for name in numbers if name not in mine)
+    fixed = tuple([(name, x) for name, x in numbers.items() if name not in mine and name not in combined])
+    if any(type(x) is not int for _, x in fixed) or not all(name in given for name in written):
+        return make()  # a list on the host is the caller's own
+    if any(not name.isidentifier() for name in combined):
+        return make()
+    operands = [mine[name] if name in mine else EpilogueOperand(name, "", f32, host=True) for name in numbers
+                if name in mine or name in combined]  # fmt: skip
+    extras = Extras(
+        {name: given[name] for name in written}, tuple(operands), given, epilogue is None or epilogue.stores_c
+    )
+    key = ("matmul, composed", asked, tuple(own), fixed, combined, config, out_dtype)
+    return again_or(make, key, {**read, **own, **tensors}, out, extras)
+
+
+def said_of(asked: AskedParts, matrices_of_a: int) -> str:
+    """The argument that asks for a composed product, in a refusal."""
+    for name in ("order", "prologue", "combine", "epilogue"):
+        if getattr(asked, name) is not None:
+            return f"{name}="
+    return "a product of two pairs" if matrices_of_a > 1 else "rows="
+
+
+def refusal_of_kinds(asked: AskedParts, given: object) -> str:
+    """Why a part is of another class, or the operands are in no dict; or ""."""
+    if asked.prologue is not None and not isinstance(asked.prologue, Prologue):
+        return f"prologue is a {type(asked.prologue).__qualname__}: a Prologue, made by Prologue.of"
+    if asked.epilogue is not None and not isinstance(asked.epilogue, Epilogue):
+        return f"epilogue is a {type(asked.epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue"
+    if given is not None and not isinstance(given, Mapping):
+        what = "the order's parameters by name" if asked.order is not None else "the parts' operands by name"
+        return NO_DICT.partition(";")[0].format(type(given).__qualname__) + f"; it is a dict, {what}"
+    return ""
+
+
+def refuse_or_raise(text: str) -> None:
+    """Raise OperandError with a text that is not empty, so that a compiler keeps it."""
+    if text and torch.compiler.is_dynamo_compiling():
+        refuse(text)
+    if text:
+        raise OperandError(text)
+
+
+def present_rows(rows: torch.Tensor | None) -> torch.Tensor:
+    """Row indices that are given."""
+    assert rows is not None
+    return rows
+
+
+def rows_in_order(own: Mapping[str, torch.Tensor], a: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The vectors of the same product with its rows in order: `out` takes them by `out_rows` afterwards."""
+    if OUT_ROWS not in own:
+        return dict(own)
+    found = {name: x for name, x in own.items() if name != OUT_ROWS}
+    found.setdefault(ROWS, torch.arange(a[0].shape[0], device=a[0].device))
+    return {name: found[name] for name in OWN if name in found}
+
+
+def _into(
+    value: torch.Tensor, inside: torch.Tensor | None, rows: torch.Tensor | None, out: torch.Tensor
+) -> torch.Tensor:
+    """A product with its rows in order, in `out`: the visited elements, in the rows that the indices name."""
+    if rows is None:
+        return copied(value if inside is None else torch.where(inside, value, out), out)
+    if inside is not None:
+        value = torch.where(inside, value, gathered(out, rows))
+    return scattered(out, rows, value)
+
+
+def _traced(
+    a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], asked: AskedParts, values: Tensors,
+    own: tuple[str, ...], options: ComposedOptions,
+) -> torch.Tensor:  # fmt: skip
+    """The same under torch.compile, whose tracer meets no exception of ours."""
+    out, config, out_dtype, allow_tf32 = options
+    given = tuple([name for name in values if name not in own])
+    parts = (
+        asked.order, None if asked.prologue is None else asked.prologue.json, asked.combine,  # type: ignore[union-attr]
+        None if asked.epilogue is None else asked.epilogue.json, asked.activation, asked.copy_rows,  # type: ignore[union-attr]
+    )  # fmt: skip
+    text = text_of_parts(*parts, len(b), own, given)
+    if not text:
+        refuse(refusal("parts", *parts, len(b), own, given))
+    reads, writes, numbers, wholes = names_of_text(text)
+    named_tensors = {**named_operands(a, b), **{name: values[name] for name in reads}}
+    check_kinds(named_tensors, {**{name: values[name] for name in writes}, **named(out=out)})
+    for name in (*numbers, *wholes):
+        check_number(name, values[name], name in wholes)
+    refuse(refusal("config", config))
+    refuse_finish(asked.activation, a[0], out_dtype)
+    tensors = [*a, *b, *[values[name] for name in (*reads, *writes)]]
+    if out is not None and differentiated(*tensors, out):
+        refuse(NOT_RECORDED)
+    left = [autocast(x, b[min(i, len(b) - 1)])[0] for i, x in enumerate(a)]
+    right = [autocast(a[0], x)[1] for x in b]
+    allowed = None if allow_tf32 is None else bool(allow_tf32)
+    lists = _lists(values, reads, writes, numbers, wholes)
+    CHECK_COMPOSED(left, right, *lists, text, out, out_dtype, allowed)
+    if out is not None and OUT_ROWS in own:
+        vectors = rows_in_order({name: values[name] for name in own}, left)
+        own = tuple(vectors)
+        values = {**values, **vectors}
+        text = text_of_parts(*parts[:-1], None if ROWS not in own else asked.copy_rows, len(b), own, given)
+        lists = _lists(values, *names_of_text(text))
+    read, written, floats, ints = lists
+    if written:
+        value: torch.Tensor = torch.ops.layoutgemm.composed_matmul_writing(
+            left, right, read, written, floats, ints, text, out_dtype, config_text(config), allowed
+        )
+    else:
+        value = torch.ops.layoutgemm.composed_matmul(
+            left, right, read, floats, ints, text, out_dtype, config_text(config), allowed
+        )
+    if out is None:
+        return value
+    inside = None
+    if asked.order is not None:
+        inside = torch.ops.layoutgemm.visited_part(
+            torch.ones_like(value, dtype=torch.bool), left, right, read, floats, ints, text, value.dtype,
+            config_text(config),
+        )  # fmt: skip
+    return _into(value, inside, values.get(OUT_ROWS), out)
+
+
+def _lists(
+    values: Tensors, reads: Sequence[str], writes: Sequence[str], numbers: Sequence[str],
+    wholes: Sequence[str],
+) -> tuple[Sequence[object], ...]:  # fmt: skip
+    """The operator's four lists, under the compiler."""
+    tensors = [values[name] for name in reads], [values[name] for name in writes]
+    return *tensors, [float(values[name]) for name in numbers], [values[name] for name in wholes]

@@ -1,0 +1,256 @@
+"""A composed product's operands, checked against its parts.
+
+    part             a                     b                        result
+    -------------    ------------------    ---------------------    ----------------------------------------------
+    none of below    (M, K)                (K, N)                   (M, N); a batch of both is one of the result
+    two pairs        (M, K), (M, K2)       (K, N), (K2, N)          (M, N)
+    combine          (M, K)                2 to 4 of (K, N)         (M, N)
+    a gate           (M, K)                (K, 2 N)                 (M, N)
+    rows             (rows of A, K)        as above                 a row for each index
+    out_rows         as above              as above                 as many rows as `out`, or as the product
+
+Two pairs with a bias and an activation alone take any number of dimensions before M, as one matrix of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.epilogue.chain import Epilogue, Step, VectorScale
+from ...kernels.orders import is_symmetric
+from ...kernels.run.operand_checks import addressed, check_operands, resolved
+from ...kernels.sm90.gated import combination
+from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS, IndexedRows, RowIndices, check_distinct, check_inside
+from ...kernels.sm90.operands.combinations import Asked, check_parts
+from ...kernels.sm90.operands.combined import Combined
+from ...kernels.sm90.operands.pair import SecondPair
+from ..checks import check_call, check_finish, check_out, product_shape, refuse_derivatives, tracing_state
+from ..epilogue import NO_DERIVATIVE, check_epilogue, check_result
+from ..epilogue import Tensors as Operands
+from ..operands.several import refusal_of_matrices
+from ..problem import bias_epilogue, half
+from ..prologue.product import check_type, check_vectors
+from ..scaled_grouped.grouped import INTS
+from ..types import C_NAMES, READ
+from .parts import BIAS, ROW_WEIGHTS, Parts
+
+Tensors = Sequence[torch.Tensor]
+
+
+class ComposedCall(NamedTuple):
+    """A checked call.
+
+    a, b    one or two of a, one to four of b
+    values  the operands of its parts by name
+    kind    the result's type
+    shape   the product's, (M, N) behind the dimensions of a batch; sizes may be symbols
+    rows    of the result, which `out_rows` may make more than the product's
+    """
+
+    a: list[torch.Tensor]
+    b: list[torch.Tensor]
+    parts: Parts
+    values: Operands
+    kind: torch.dtype
+    shape: tuple[int, ...]
+    rows: int
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The result's shape; of an epilogue without a C it has no elements."""
+        return (*self.shape[:-2], self.rows, self.shape[-1]) if self.parts.stores_c else (0,)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors of the call, in the order of the operator's arguments."""
+        return [*self.a, *self.b, *[self.values[name] for name in (*self.parts.read, *self.parts.written)]]
+
+    @property
+    def plain_pairs(self) -> bool:
+        """True for two pairs with a bias and an activation at most."""
+        parts = self.parts
+        alone = parts.order is None and parts.prologue is None and parts.epilogue is None
+        return len(self.a) > 1 and alone and not {ROWS, OUT_ROWS} & set(parts.own)
+
+
+def named_operands(a: Tensors, b: Tensors) -> dict[str, torch.Tensor]:
+    """A and B by the names of a call's arguments."""
+    found: dict[str, torch.Tensor] = {}
+    for name, several in (("a", a), ("b", b)):
+        found |= {name: several[0]} if len(several) == 1 else {f"{name}[{i}]": x for i, x in enumerate(several)}
+    return found
+
+
+def checked(
+    a: Tensors, b: Tensors, parts: Parts, values: Operands, out: torch.Tensor | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> ComposedCall:  # fmt: skip
+    """The call of these operands. Raises OperandError, TensorError or PlanError for those that do not fit."""
+    check_numbers_of(a, b, parts)
+    read = {name: values[name] for name in parts.read}
+    written = {name: values[name] for name in parts.written}
+    if parts.epilogue is not None:
+        kinds = {operand.name: type(values[operand.name]) for operand in parts.epilogue.given}
+        check_epilogue(parts.epilogue, kinds, parts.gate is not None)
+    into = {} if out is None else {"out": out}
+    named = named_operands(a, b)
+    check_operands({**named, **read}, {**written, **into})
+    left, right, kind = _multiplied(a, b, parts, out_dtype, allow_tf32)
+    m = values[ROWS].shape[0] if ROWS in parts.own and values[ROWS].ndim == 1 else left[0].shape[-2]
+    shape = _shape(left, right, parts, m)
+    rows = out.shape[0] if out is not None and OUT_ROWS in parts.own and out.ndim == 2 else shape[-2]
+    call = ComposedCall(left, right, parts, dict(values), kind, shape, rows)
+    if not call.plain_pairs or parts.gate is not None:  # which have a kernel together
+        check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
+    _check_finish(call, out)
+    if out is not None:
+        if not parts.stores_c:
+            raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
+        check_out(out, call.result, kind, named)
+    if parts.own or parts.prologue is not None:
+        _check_vectors(call)
+    if parts.epilogue is not None:
+        refuse_derivatives({**named, **read, **written, **into}, NO_DERIVATIVE)
+    return call
+
+
+def check_numbers_of(a: Tensors, b: Tensors, parts: Parts) -> None:
+    """Raise OperandError for numbers of matrices that the parts do not have."""
+    if parts.how is not None:
+        if text := refusal_of_matrices(list(b)):
+            raise OperandError(text)
+        if len(a) > 1:
+            raise OperandError("a is 2 tensors: combine= is of one a and several b, or two pairs are summed")
+    elif len(a) != len(b) or len(a) not in (1, 2):
+        raise OperandError(f"a is {len(a)} tensors and b {len(b)}: one of each, or two pairs")
+
+
+def asked_parts(call: ComposedCall) -> Asked:
+    """The parts that a plan of the call has."""
+    parts = call.parts
+    return Asked(
+        gated=gated_of(parts),
+        pair=SecondPair() if len(call.a) > 1 else None,
+        indexed=indexed_rows(call, bool(parts.copy_rows)),
+        prologue=parts.prologue,
+        epilogue=epilogue_of(call),
+        batch=call.shape[0] if len(call.shape) > 2 and not call.plain_pairs else 1,
+        symmetric=is_symmetric(parts.order),
+    )
+
+
+def epilogue_of(call: ComposedCall) -> Epilogue | None:
+    """The kernel's epilogue: the caller's, or the steps of bias, activation and weights of rows."""
+    parts = call.parts
+    if parts.epilogue is not None:
+        return parts.epilogue
+    of_bias = C_NAMES.get(call.values[BIAS].dtype) if BIAS in parts.own else None
+    activation = None if parts.gate is not None else parts.activation
+    steps: list[Step] = []
+    if of_bias is not None or activation is not None:
+        steps += bias_epilogue(of_bias, activation, False).steps
+    if ROW_WEIGHTS in parts.own:
+        steps.append(VectorScale("m", "f32", ROW_WEIGHTS))
+    return Epilogue(*steps) if steps else None
+
+
+def gated_of(parts: Parts) -> Combined | None:
+    """The function of several sums, a gate, or None."""
+    return parts.how if parts.how is not None else combination(parts.gate)
+
+
+def indexed_rows(call: ComposedCall, copies: bool) -> IndexedRows | None:
+    """The rows of A and of C by index; None for rows in order."""
+    kinds = {name: INTS.get(call.values[name].dtype, "i64") for name in (ROWS, OUT_ROWS) if name in call.parts.own}
+    if not kinds:
+        return None
+    gather = RowIndices(max(1, call.a[0].shape[-2]), kinds[ROWS]) if ROWS in kinds else None
+    scatter = RowIndices(max(1, call.rows), kinds[OUT_ROWS]) if OUT_ROWS in kinds else None
+    return IndexedRows(gather, scatter, copies and gather is not None)
+
+
+def _multiplied(
+    a: Tensors, b: Tensors, parts: Parts, out_dtype: torch.dtype | None, allow_tf32: bool | None
+) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.dtype]:
+    """The matrices as they are multiplied, and the result's type."""
+    last = len(a) - 1
+    made = [check_call(a[min(i, last)], x, None, out_dtype, True if i else allow_tf32) for i, x in enumerate(b)]
+    of_a, of_b, kind = made[0]
+    for i, (x, y, _) in enumerate(made):
+        if x.dtype != of_a.dtype or y.dtype != of_b.dtype:
+            one = f"a[{i}] is {x.dtype} and b[{i}]" if len(a) > 1 else f"b[{i}] is"
+            raise TensorError(f"{one} {y.dtype}: matrices of one type are multiplied, b[0] is {of_b.dtype}")
+    if not kind.is_floating_point and (len(b) > 1 or parts.epilogue is not None or parts.gate is not None):
+        raise OperandError(f"the product is {kind}, and sums are computed on in float32: say out_dtype=torch.float32")
+    if parts.prologue is not None:
+        check_type(of_a)
+        if not kind.is_floating_point:
+            raise OperandError(f"the product is {kind}: a prologue's sums are float32")
+    return [x for x, _, _ in made[: len(a)]], [y for _, y, _ in made], kind
+
+
+def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
+    """The product's shape. Raises TensorError for matrices that do not meet, OperandError for other ranks."""
+    several = len(b) > 1
+    wide = len(a) > 1 and parts.order is None and parts.prologue is None and parts.epilogue is None
+    indexed = {ROWS, OUT_ROWS} & set(parts.own)
+    for i, y in enumerate(b):
+        x = a[min(i, len(a) - 1)]
+        fits = x.ndim == y.ndim == 2 or (wide and not indexed and x.ndim > 1 and y.ndim == 2)
+        fits = fits or (not several and not indexed and x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0])
+        if not fits:
+            shapes = ", ".join(f"{name} of {list(z.shape)}" for name, z in named_operands(a, b).items())
+            of = "two matrices" if several or indexed else "two matrices, or two batches of as many"
+            raise OperandError(f"{shapes}: a product with several parts is of {of}; expand() makes a batch")
+        if x.shape[-1] != y.shape[-2]:
+            product_shape(x, y)  # raises in torch's words
+        same = y.shape == b[0].shape if parts.how is not None else y.shape[-1] == b[0].shape[-1]
+        rows = m if indexed and i else x.shape[-2]
+        if not same or (i and len(a) > 1 and (*x.shape[:-2], rows) != (*a[0].shape[:-2], m)):
+            of = f"a[{i}] of {list(x.shape)} and " * (len(a) > 1) + f"b[{i}] of {list(y.shape)}"
+            want = f"{m} rows" if len(a) > 1 else f"the shape {list(b[0].shape)}"
+            raise TensorError(f"{of}: {want} and {b[0].shape[-1]} columns, as the first has")
+    n = b[0].shape[-1] if parts.gate is None else half(b[0].ndim, b[0].shape[-1])
+    return (*a[0].shape[:-2], m, n)
+
+
+def _check_finish(call: ComposedCall, out: torch.Tensor | None) -> None:
+    """Raise unless bias, activation and epilogue fit the product."""
+    parts, kind = call.parts, call.kind
+    bias = call.values.get(BIAS) if BIAS in parts.own else None
+    if parts.gate is not None and bias is not None:
+        raise OperandError("bias and a gate: Bias() in an epilogue's first `sums` steps comes before it")
+    check_finish(bias, None if parts.gate is not None else parts.activation, call.shape, kind)
+    if bias is not None and bias.dtype not in READ and not call.plain_pairs:
+        raise OperandError(f"bias is {bias.dtype}: beside an order, rows, a prologue or combine= it is a float")
+    if parts.epilogue is not None:
+        check_result(parts.epilogue, call.values, kind, call.shape, out)
+
+
+def _check_vectors(call: ComposedCall) -> None:
+    """Raise OperandError for vectors of other shapes or types: indices, weights, a prologue's."""
+    parts, values, m = call.parts, call.values, call.shape[-2]
+    if parts.prologue is not None:
+        a = call.a[0]
+        check_vectors(parts.prologue, values, {"m": [a.shape[:-1]], "k": [(*a.shape[:-2], a.shape[-1])]})
+    for name in [name for name in (ROWS, OUT_ROWS) if name in parts.own]:
+        x = values[name]
+        if x.dtype not in INTS or x.ndim != 1 or x.shape[0] != m:
+            of = f"{x.dtype} of shape {list(x.shape)}"
+            raise OperandError(f"{name} is {of}: int32 or int64 of {[m]}, a row for each row of the product")
+        if addressed(x) and x.device.type == "cpu" and tracing_state() is None:
+            with torch._C._DisableFuncTorch():  # a transform of the other operands hides the memory
+                found = resolved(x).numpy()
+            rows, of = (call.a[0].shape[-2], "a") if name == ROWS else (call.rows, "the result")
+            check_inside(name, found, rows, of)
+            if name == OUT_ROWS:
+                check_distinct(name, found)
+    if ROW_WEIGHTS in parts.own:
+        x = values[ROW_WEIGHTS]
+        if x.dtype != torch.float32 or tuple(x.shape) != (m,):
+            of = f"{x.dtype} of shape {list(x.shape)}"
+            raise OperandError(f"row_weights is {of}: float32 of {[m]}, a factor for each row of the product")

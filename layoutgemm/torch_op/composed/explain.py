@@ -1,0 +1,76 @@
+"""The kernel, copies and workspace of a composed product, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from ...kernels.orders import clusters_of_plan, described_order, schedule_of
+from ...kernels.sm90.operands.pair import SecondPair
+from ...kernels.sm90.plan import Sm90Plan
+from ..epilogue import finish_of, readable_gate
+from ..explanation import Explanation, of_plan, partial_text
+from ..launch import plan_of
+from ..operands.pairs import finish_of_pairs, placed_pairs
+from ..prepared import NO_FINISH, Config, problem_at
+from ..solver import solve
+from .api import ComposedOptions, Operands, as_several
+from .checks import ComposedCall, checked, epilogue_of
+from .parts import OWN, AskedParts, parts_of_text, parts_text
+from .plans import ready_plan
+
+
+def explain_composed(
+    a: Operands, b: Operands, asked: AskedParts, own: Mapping[str, torch.Tensor | None],
+    given: Mapping[str, object] | None, options: ComposedOptions,
+) -> Explanation:  # fmt: skip
+    """Which kernel the product takes, why, and what it copies; raises as `composed_product` does.
+
+    >>> x, nothing = torch.empty(4096, 4096).bfloat16(), ComposedOptions(None, None, None, None)
+    >>> explain_composed(x, x.mT, AskedParts("lower"), {}, None, nothing).why
+    '528 of 1024 tiles, 51.6% of the grid'
+    """
+    left, right = as_several("a", a), as_several("b", b)
+    there = {name: own[name] for name in OWN if own.get(name) is not None}
+    values = {**there, **(given or {})}
+    parts = parts_of_text(parts_text(asked, len(right), tuple(there), tuple(given or {})))
+    call = checked(left, right, parts, values, options.out, options.out_dtype, True)
+    if call.plain_pairs:
+        return _of_pairs(call, options.config)
+    steps = epilogue_of(call)
+    finish = None if steps is None else finish_of(steps, {x.name: values[x.name] for x in steps.given}, call.shape)
+    plan = ready_plan(call, options.config, None if finish is None else finish.epilogue).plan
+    if not isinstance(plan, Sm90Plan):
+        return Explanation(str(plan), "the mma.sync kernel", 1, (), plan.partial_bytes)
+    why = "parts of one kernel" if parts.order is None else _described(plan)
+    told = of_plan(plan, *_of_one(call, plan), options.out, why, [])
+    if plan.partial_bytes:
+        told = replace(told, copies=(*told.copies, partial_text(plan.partial_bytes)))
+    return replace(told, workspace=told.workspace + plan.workspace)
+
+
+def _described(plan: Sm90Plan) -> str:
+    return described_order(schedule_of(plan), clusters_of_plan(plan))
+
+
+def _of_one(call: ComposedCall, plan: Sm90Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B as the plan reads them: of a batch of one, matrices."""
+    a, b = call.a[0], call.b[0]
+    if call.parts.gate is not None and b.stride(-2) != 1:
+        b = readable_gate(b.to("meta"))
+    return (a[0], b[0]) if a.ndim > 2 and plan.batch == 1 else (a, b)
+
+
+def _of_pairs(call: ComposedCall, config: Config | None) -> Explanation:
+    """Two pairs, whose copies are those of each matrix."""
+    left, right = call.a, call.b
+    if 0 in (*left[0].shape, *right[0].shape, *left[1].shape):
+        return Explanation("one product, or none", "a size is 0", 0, (), 0)
+    rows, columns, copied = placed_pairs(left, right)
+    found = solve(problem_at(rows[0], columns[0], call.kind, config, None, finish_of_pairs(rows, columns, NO_FINISH)))
+    made = [x for x, y in zip((*rows, *columns), (*left, *right)) if x.data_ptr() != y.data_ptr()]
+    memory = sum(x.untyped_storage().nbytes() for x in made)
+    plan = replace(plan_of(found), pair=SecondPair(rows[1].shape[1]))
+    return Explanation(str(plan), found.why, 1, tuple(copied), memory)

@@ -1,0 +1,243 @@
+"""The parts of a composed product as text, which an operator's schema can hold.
+
+The text has the order, prologue, function of several sums, epilogue and activation. It has the names of the operands
+too, in the four lists of `operators`: tensors that are read, tensors that are written, numbers, and whole numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from ...errors import OperandError, PlanError
+from ...kernels.epilogue.chain import Epilogue
+from ...kernels.epilogue.parameters import check_names
+from ...kernels.orders import Order, check_name, names_in_given
+from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.sm90.operands.combined import Combined
+from ...kernels.sm90.operands.prologue import Prologue
+from ...schedule import Schedule
+from ...schedule.text import order_of_text, order_text
+from ..bias_activation import GATES
+from ..checks import check_activation
+from ..epilogue import arguments_beside, refusal_of_epilogue
+from ..operands.operators import function_of_text
+from ..operands.several import Combine, function_of
+from ..own_epilogue.names import OperandNames
+from ..own_epilogue.operators import epilogue_of_text
+from ..prologue.operators import prologue_of
+
+ROW_WEIGHTS, BIAS, TILES = "row_weights", "bias", "tiles"
+OWN = (BIAS, ROWS, OUT_ROWS, ROW_WEIGHTS)  # arguments of `matmul` that are tensors by name
+
+
+class AskedParts(NamedTuple):
+    """Arguments of `matmul` that ask for more than a product; those that are tensors are in `own`, by name.
+
+    prologue, epilogue  objects, or their texts
+    """
+
+    order: Order | None = None
+    prologue: Prologue | str | None = None
+    combine: Combine | None = None
+    epilogue: Epilogue | str | None = None
+    activation: str | None = None
+    copy_rows: bool | None = None
+
+
+def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
+    """True if a call's parts have no operator of their own.
+
+    pairs  whether a and b are two tensors each
+
+    >>> composes(False, AskedParts(epilogue="text"), {}), composes(False, AskedParts(epilogue="text"), {"rows": 1})
+    (False, True)
+    """
+    indexed = any(own.get(name) is not None for name in (ROWS, OUT_ROWS, ROW_WEIGHTS))
+    if pairs or asked.order is not None:
+        return True
+    if asked.combine is not None:
+        more = asked.prologue, asked.epilogue, asked.activation, own.get(BIAS)
+        return indexed or any(x is not None for x in more)
+    if asked.prologue is not None:
+        gated = isinstance(asked.activation, str) and asked.activation in GATES
+        return asked.epilogue is not None or gated or own.get(OUT_ROWS) is not None
+    return indexed and (asked.epilogue is not None or own.get(BIAS) is not None)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a product, and the names of its operands in the operator's lists.
+
+    order       None: the kernel's own
+    how         the function of several sums, or None
+    activation  behind the sums; a gate's comes before an epilogue
+    own         names of `OWN` that are given: the first of those that are read
+    text        of all of these
+    """
+
+    order: Schedule | str | None
+    prologue: Prologue | None
+    how: Combined | None
+    epilogue: Epilogue | None
+    activation: str | None
+    copy_rows: bool | None
+    own: tuple[str, ...]
+    read: tuple[str, ...]
+    written: tuple[str, ...]
+    numbers: tuple[str, ...]
+    wholes: tuple[str, ...]
+    text: str
+
+    @property
+    def gate(self) -> str | None:
+        """The function of a gate, or None."""
+        return None if self.activation is None else GATES.get(self.activation)
+
+    @property
+    def stores_c(self) -> bool:
+        """True if the product has a C."""
+        return self.epilogue is None or self.epilogue.stores_c
+
+    @property
+    def order_names(self) -> tuple[str, ...]:
+        """Names of what the order reads."""
+        return () if self.order is None else names_in_given(self.order)
+
+    @property
+    def linear(self) -> bool:
+        """True if C is linear in each operand: a sum of products, at most with a bias."""
+        alone = self.prologue is None and self.how is None and self.epilogue is None and self.activation is None
+        return alone and not {ROWS, OUT_ROWS, ROW_WEIGHTS} & set(self.own)
+
+
+def parts_text(asked: AskedParts, matrices: int, own: Sequence[str], given: Sequence[str]) -> str:
+    """The text of a call's parts.
+
+    matrices  of b
+    own       names of `OWN` that are given
+    given     names of the operands in `given`
+
+    Raises OperandError or PlanError, naming the part, for parts without a text and for other operands.
+
+    >>> parts_of_text(parts_text(AskedParts("lower", activation="relu"), 1, ("bias",), ())).read
+    ('bias',)
+    """
+    try:
+        return _kept_text(asked, matrices, tuple(own), tuple(given))
+    except TypeError as error:
+        raise OperandError(f"a part of the product is of no kind that a kernel has: {error}") from error
+
+
+@lru_cache(256)
+def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tuple[str, ...]) -> str:
+    check_activation(asked.activation)
+    check_copy_rows(asked.copy_rows, own)
+    if isinstance(asked.order, str):
+        check_name(asked.order)
+    prologue = prologue_of(asked.prologue) if isinstance(asked.prologue, str) else asked.prologue
+    epilogue = epilogue_of_text(asked.epilogue) if isinstance(asked.epilogue, str) else asked.epilogue
+    beside = arguments_beside(BIAS if BIAS in own else None, asked.activation)
+    gated = asked.activation in GATES
+    if epilogue is not None:
+        beside += [ROW_WEIGHTS] * (ROW_WEIGHTS in own)
+        if text := refusal_of_epilogue(epilogue, None, beside, gated):
+            raise OperandError(text)
+    names = OperandNames((), (), (), ()) if epilogue is None else OperandNames.of(epilogue)
+    order = () if asked.order is None else names_in_given(asked.order)
+    of_a = () if prologue is None else prologue.names
+    claimed = [*own, *names.read, *names.written, *names.numbers, *names.wholes, *of_a, *order]
+    if twice := [name for i, name in enumerate(claimed) if name in claimed[:i]]:
+        raise OperandError(f"two operands of the product are named {twice[0]}: give one of them another name")
+    left = tuple([name for name in given if name not in claimed])
+    how = None
+    if asked.combine is not None:
+        if gated:
+            raise OperandError("activation and combine: the function of the products has the gate")
+        how = function_of(asked.combine, matrices, left)
+    wanted = [name for name in claimed if name not in own]
+    check_names([*wanted, *left] if how is not None else wanted, given, "the product's parts read")
+    tiles = tuple([name for name in order if name == TILES])
+    entry = {
+        "order": None if asked.order is None else order_text(asked.order),
+        "prologue": None if prologue is None else prologue.json,
+        "combine": None if how is None else how.json,
+        "epilogue": None if epilogue is None else epilogue.json,
+        "activation": asked.activation,
+        "copy_rows": asked.copy_rows,
+        "own": list(own),
+        "read": [*own, *names.read, *of_a, *tiles],
+        "written": list(names.written),
+        "numbers": [*names.numbers, *(() if how is None else how.numbers)],
+        "wholes": [*names.wholes, *[name for name in order if name != TILES]],
+    }
+    return json.dumps(entry)
+
+
+def check_copy_rows(copy_rows: object, own: Sequence[str]) -> None:
+    """Raise OperandError for `copy_rows` without rows, and for weights of rows in order."""
+    if copy_rows is not None and (ROWS not in own or not isinstance(copy_rows, bool)):
+        raise OperandError("copy_rows: True or False, of a product with rows=")
+    if ROW_WEIGHTS in own and not {ROWS, OUT_ROWS} & set(own):
+        raise OperandError("row_weights: the rows of a product with rows= or out_rows= have weights")
+
+
+@lru_cache(256)
+def parts_of_text(text: str) -> Parts:
+    """The parts that `parts_text` wrote. Raises OperandError for another text."""
+    try:
+        found = json.loads(text)
+        own, read, written, numbers, wholes = (
+            tuple(map(str, found[name])) for name in ("own", "read", "written", "numbers", "wholes")
+        )
+        order, prologue, combine, epilogue = (found[name] for name in ("order", "prologue", "combine", "epilogue"))
+        parts = Parts(
+            None if order is None else order_of_text(order),
+            None if prologue is None else prologue_of(prologue),
+            None if combine is None else function_of_text(combine),
+            None if epilogue is None else epilogue_of_text(epilogue),
+            found["activation"], found["copy_rows"], own, read, written, numbers, wholes, text,
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, OperandError):
+            raise
+        raise OperandError(str(error) if isinstance(error, PlanError) else f"no parts' text: {text[:200]}") from error
+    _check_again(parts, text)
+    return parts
+
+
+def _check_again(parts: Parts, text: str) -> None:
+    """Raise OperandError unless the parts have that text."""
+    given = [name for name in (*parts.read, *parts.written, *parts.numbers, *parts.wholes) if name not in parts.own]
+    asked = AskedParts(parts.order, parts.prologue, parts.how, parts.epilogue, parts.activation, parts.copy_rows)
+    matrices = 1 if parts.how is None else parts.how.matrices
+    again = parts_text(asked, matrices, parts.own, given)
+    if again != text:
+        raise OperandError(f"the parts' text is {text[:200]}, and theirs is {again[:200]}")
+
+
+def lists_of(parts: Parts, values: Mapping[str, object]) -> tuple[list[object], ...]:
+    """A call's operands by name, in the operator's four lists."""
+    read, written, numbers, wholes = (
+        [values[name] for name in names] for names in (parts.read, parts.written, parts.numbers, parts.wholes)
+    )
+    return read, written, [float(x) for x in numbers], wholes  # type: ignore[arg-type]  # numbers, by the checks
+
+
+def named_lists(
+    parts: Parts, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float],
+    wholes: Sequence[int],
+) -> dict[str, object]:  # fmt: skip
+    """The operands by name. Raises OperandError for other numbers of them."""
+    values: dict[str, object] = {}
+    for said, given in (("read", read), ("written", written), ("numbers", numbers), ("wholes", wholes)):
+        names = getattr(parts, said)
+        if len(names) != len(given):
+            raise OperandError(f"{said} has {len(given)} operands, and the parts have {', '.join(names) or 'none'}")
+        values |= zip(names, given)
+    return values

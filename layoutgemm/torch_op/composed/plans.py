@@ -1,0 +1,225 @@
+"""The kernel's plan of a composed product, and the elements of C that it visits.
+
+A plan is kept for the sizes, types and orders of a call. On a GPU without wgmma the mma.sync kernel takes an order of
+tiles with an epilogue; other parts are refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...atoms.tma.rules import STRIDE_UNIT
+from ...dtypes import dtype
+from ...errors import LayoutError, OperandError, PlanError
+from ...kernels import plan as plan_of
+from ...kernels.compile.compiler import CompiledGemm, compile_plan
+from ...kernels.epilogue.chain import Epilogue
+from ...kernels.orders import (
+    Order,
+    clusters_of_plan,
+    order_check,
+    order_values,
+    schedule_of,
+    spread_to_elements,
+    visited_elements,
+)
+from ...kernels.sm80.choose import by_lines, holding_groups
+from ...kernels.sm80.plan import Sm80Plan
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.indexed.choose import copies_first
+from ...kernels.sm90.indexed.rows import ROWS, IndexedRows
+from ...kernels.sm90.operands.combined import Combined
+from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.sm90.plan import Sm90Plan
+from ..epilogue import Tensors as Operands
+from ..operands.several import order_of
+from ..prepared import Config, choice_of, target
+from ..types import C_NAMES, NAMES
+from .checks import ComposedCall, epilogue_of, gated_of, indexed_rows
+from .parts import TILES
+
+Plan = Sm90Plan | Sm80Plan
+_BASE = 1 << 16  # a listed tile is row + 2**16 * column
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyPlan:
+    """A plan, compiled when it is first launched."""
+
+    plan: Plan
+
+    @cached_property
+    def compiled(self) -> CompiledGemm:
+        """The kernel."""
+        return compile_plan(self.plan)
+
+    @cached_property
+    def visited(self) -> torch.Tensor | None:
+        """True for each element (row, column) in a tile of the plan's own order; None for all."""
+        return _mask(visited_elements(self.plan, {}))
+
+
+class PlanKey(NamedTuple):
+    """The facts of a call that decide on its plan.
+
+    sizes  M, N, K, matrices, and K of a second pair or 0
+    names  types of A, B and C, with orders
+    on     the GPU's code, and bytes of shared memory
+    """
+
+    sizes: tuple[int, int, int, int, int]
+    names: tuple[str, str, str]
+    order: Order | None
+    epilogue: Epilogue | None
+    gated: Combined | None
+    prologue: Prologue | None
+    indexed: IndexedRows | None
+    config: Sm90Config | None
+    on: tuple[str, int]
+
+
+def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | None) -> ReadyPlan:
+    """The plan of a call; that of an H200 for CPU tensors.
+
+    epilogue  as the kernel takes it
+
+    Raises OperandError or PlanError for a product that no kernel computes.
+    """
+    a, b, parts = call.a[0], call.b[0], call.parts
+    choice, on = choice_of(config), target(a.get_device())
+    if choice is not None and on[0] != "sm_90a":
+        raise OperandError(f"config is one of sm_90a's kernel, and {a.device} runs {on[0]}")
+    if choice is not None and choice.swapped:
+        raise OperandError("config is of the transposed product (swapped), and the parts are of A, B and C themselves")
+    of_b = "col" if parts.gate is not None else order_of(b, "col")
+    names = f"{NAMES[a.dtype]}:{order_of(a, 'row')}", f"{NAMES[b.dtype]}:{of_b}", C_NAMES[call.kind]
+    m, n = call.shape[-2:]
+    second = call.a[1].shape[-1] if len(call.a) > 1 else 0
+    sizes = int(m), int(n), int(a.shape[-1]), int(call.shape[0]) if len(call.shape) > 2 else 1, int(second)
+    found = None if choice is None else choice.config
+    indexed = indexed_rows(call, _copies(call, found))
+    return _ready(PlanKey(sizes, names, parts.order, epilogue, gated_of(parts), parts.prologue, indexed, found, on))
+
+
+def _copies(call: ComposedCall, config: Sm90Config | None) -> bool:
+    """True if A's rows are copied first: as the caller says, the only way, or the one estimated faster."""
+    parts = call.parts
+    if ROWS not in parts.own:
+        return False
+    if parts.copy_rows is not None:
+        return parts.copy_rows
+    if len(call.a) > 1 or parts.how is not None or parts.gate is not None:
+        return True
+    if config is not None:
+        return config.loader != "warpgroup" or config.cluster[1] > 1
+    m, n = call.shape[-2:]
+    return copies_first((m, n, call.a[0].shape[-1], 1), call.a[0].element_size(), False)[0]
+
+
+@lru_cache(maxsize=1024)
+def _ready(key: PlanKey) -> ReadyPlan:
+    made = ReadyPlan(_derived(key))
+    if key.order is not None:
+        check = order_check(schedule_of(made.plan), clusters_of_plan(made.plan))
+        if not check:
+            raise PlanError(f"order: {check.witness}")
+    return made
+
+
+def _derived(key: PlanKey) -> Plan:
+    """The plan of a key; its order may still visit a tile twice."""
+    m, n, k, batch, second = key.sizes
+    if key.on[0] != "sm_90a":
+        for name, part in (("gate or combine=", key.gated), ("prologue", key.prologue), ("rows", key.indexed)):
+            if part is not None:
+                raise OperandError(f"{name}: {key.on[0]}'s kernel has none; compute capability 9.0 has")
+        if second:
+            raise OperandError(f"two pairs in one kernel need wgmma, compute capability 9.0, not {key.on[0]}")
+        return _by_mma_sync(key)
+    a, b, c = key.names
+    found = plan_of(
+        m, n, k, batch=batch, arch="sm_90a", config=key.config, a=a, b=b, c=c, epilogue=key.epilogue, gated=key.gated,
+        order=key.order, prologue=key.prologue, pair=second or None, indexed=key.indexed,
+    )  # fmt: skip
+    assert isinstance(found, Sm90Plan)
+    return found
+
+
+def _by_mma_sync(key: PlanKey) -> Sm80Plan:
+    """The first plan of the mma.sync kernel that fits the GPU. Raises the first refusal where none does."""
+    (m, n, k, batch, _), (a, b, c), (code, most) = key.sizes, key.names, key.on
+    refused: LayoutError = OperandError(f"a batch of {batch} is more than one launch of {code}'s kernel has")
+    each = dtype(a.partition(":")[0]).bytes
+    for number, (config, _) in enumerate(by_lines(m, n, k, (STRIDE_UNIT,) * 3, each, batch=batch, arch=code)):
+        try:
+            found = Sm80Plan.derive(
+                m, n, k, arch=code, a=a, b=b, c=c, batch=batch, config=holding_groups(config, key.epilogue),
+                order=key.order, epilogue=key.epilogue,
+            )  # fmt: skip
+        except LayoutError as error:
+            refused = error if number == 0 else refused
+            continue
+        if found.smem.total <= most:
+            return found
+        refused = OperandError(f"{found.smem.total} bytes of shared memory, and a block of {code} has up to {most}")
+    raise refused
+
+
+def check_mirror(plan: Plan, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise OperandError unless b is a's transpose, of a symmetric product."""
+    if not isinstance(plan, Sm90Plan) or plan.mirror is None:
+        return
+    same = a.data_ptr() == b.data_ptr() and a.stride() == b.mT.stride() and a.shape == b.mT.shape
+    if not same or a.dtype != b.dtype:
+        raise OperandError("order = 'symmetric': b is a's own transpose, as in matmul(a, a.mT, order='symmetric')")
+
+
+def plan_of_call(call: ComposedCall, config: Config | None) -> ReadyPlan:
+    """The plan by which a call's visited elements are known, on any device."""
+    return ready_plan(call, config, epilogue_of(call))
+
+
+def visited(call: ComposedCall, ready: ReadyPlan) -> torch.Tensor | None:
+    """A mask of the elements (row, column) in the order's tiles; None for all."""
+    plan, device = ready.plan, call.a[0].device
+    if TILES not in call.parts.order_names:
+        if call.parts.order_names:
+            order_values(plan, host_values(call))  # refuses anything but a number in range
+        return None if ready.visited is None else ready.visited.to(device)
+    if device.type == "cpu":
+        return _mask(visited_elements(plan, order_values(plan, host_values(call))))
+    grid = clusters_of_plan(plan)  # the list is known on the device alone
+    tiles = call.values[TILES].long()
+    places = torch.zeros(grid[0] * grid[1], dtype=torch.bool, device=device)
+    places[tiles % _BASE * grid[1] + tiles // _BASE] = True
+    return spread_to_elements(plan, places.reshape(grid), torch.repeat_interleave)
+
+
+def _mask(found: npt.NDArray[np.bool_] | None) -> torch.Tensor | None:
+    return None if found is None else torch.from_numpy(np.ascontiguousarray(found))
+
+
+def host_values(call: ComposedCall) -> Operands:
+    """The order's operands by name as the host reads them: a list of tiles as rows and columns."""
+    values = {name: call.values[name] for name in call.parts.order_names}
+    if TILES in values:
+        values[TILES] = tiles_on_host(values[TILES])
+    return values
+
+
+def tiles_on_host(tiles: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """A list of tiles as an array of (row, column); a vector of int32 is as a kernel reads it.
+
+    >>> tiles_on_host(torch.tensor([1 + 2 * 65536], dtype=torch.int32)).tolist(), tiles_on_host([[1, 2]]).tolist()
+    ([[1, 2]], [[1, 2]])
+    """
+    found = np.asarray(tiles)
+    if found.ndim == 1 and found.dtype == np.int32:
+        found = np.stack([found % _BASE, found // _BASE], 1).astype(np.int64)
+    return found

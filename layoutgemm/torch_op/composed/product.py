@@ -1,0 +1,223 @@
+"""A checked call of a composed product, computed now: by one kernel, or in float64 on the CPU.
+
+    sums       each A by its B, in float64; two pairs are added, and several sums combined
+    epilogue   in float32, as `Epilogue.reference`; bias and activation in float64
+    stores     the tiles of the order, in the rows that the indices name; `out` keeps all others
+
+On the CPU the plan is derived too: what no kernel computes is refused there as on a GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.orders import clusters_of_plan, schedule_of
+from ...kernels.plan import MAX_WORDS, present
+from ...kernels.run.epilogue_operands import kept_list, order_words, rows_memory, words_of_tensors
+from ...kernels.run.partial import is_partial
+from ...kernels.run.tensor_maps import lines_of
+from ...kernels.run.torch_tensors import launch_of
+from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.sm90.plan import Sm90Plan
+from ...schedule.listed import TileList
+from ..bias_activation import GATES, by_torch
+from ..epilogue import finish_of, readable_gate, reference_of
+from ..indexed.torch_rows import gathered, scattered
+from ..launch import DirectLaunch, note_list, note_target, note_workspace, raw_stream
+from ..operands.pairs import computed_pairs
+from ..operands.several import TorchMath
+from ..prepared import Config, mark_written, on_gpu
+from ..prologue.product import function_of
+from ..reference import exact, rounded
+from .checks import ComposedCall, epilogue_of
+from .parts import BIAS, ROW_WEIGHTS
+from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
+
+
+def factors(call: ComposedCall) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The matrices that are multiplied: A's chosen rows, or the function of A, by each B."""
+    parts, a = call.parts, list(call.a)
+    if ROWS in parts.own:
+        a[0] = gathered(a[0], call.values[ROWS])
+    if parts.prologue is not None:
+        a[0] = function_of(a[0], parts.prologue, {name: call.values[name] for name in parts.prologue.names})
+    return [(a[min(i, len(a) - 1)], b) for i, b in enumerate(call.b)]
+
+
+def together(call: ComposedCall, sums: list[torch.Tensor]) -> torch.Tensor:
+    """One matrix of the products: two pairs added, several sums combined; before a gate."""
+    how = call.parts.how
+    if how is not None:
+        return how.apply(sums, TorchMath(sums[0]), {name: call.values[name] for name in how.numbers})  # type: ignore[no-any-return]
+    return sums[0] if len(sums) == 1 else sums[0] + sums[1]
+
+
+def finished(call: ComposedCall, value: torch.Tensor) -> torch.Tensor:
+    """Bias, activation or gate, and weights of rows by torch, in the sums' type; rounded once."""
+    parts, values = call.parts, call.values
+    if parts.gate is not None:
+        gate, up = value.chunk(2, -1)
+        value = by_torch(gate, None, GATES[str(parts.activation)], value.dtype) * up
+    elif BIAS in parts.own or parts.activation is not None:
+        kind = value.dtype if value.dtype.is_floating_point else call.kind
+        value = by_torch(value, values[BIAS] if BIAS in parts.own else None, parts.activation, kind)
+    if ROW_WEIGHTS in parts.own:
+        value = value * values[ROW_WEIGHTS][:, None]
+    return rounded(value, call.kind)
+
+
+def placed(
+    call: ComposedCall, value: torch.Tensor, inside: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    """The product's elements in the result: the visited ones, in the rows that the indices name."""
+    nothing = torch.zeros((), dtype=value.dtype, device=value.device)
+    if OUT_ROWS not in call.parts.own:
+        if inside is not None:
+            value = torch.where(inside, value, nothing if out is None else out)
+        return value if out is None else out.copy_(value)
+    into = value.new_zeros(call.result) if out is None else out
+    rows = call.values[OUT_ROWS]
+    if inside is not None:
+        value = torch.where(inside, value, gathered(into, rows))
+    return scattered(into, rows, value)
+
+
+def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None) -> torch.Tensor:
+    """The product of a checked call; no derivative is recorded.
+
+    Raises OperandError or PlanError for a product without a kernel, before anything is written.
+    """
+    parts = call.parts
+    if call.plain_pairs:
+        bias = call.values[BIAS] if BIAS in parts.own else None
+        return computed_pairs(call.a, call.b, bias, parts.activation, call.kind, config, out)
+    if 0 in (*call.shape, call.rows, *[x.shape[-1] for x in call.a], *call.a[0].shape):
+        sizes = f"shape {list(call.shape)} over K = {', '.join(str(x.shape[-1]) for x in call.a)}"
+        raise OperandError(f"a product with several parts, of {sizes}: no size may be 0")
+    if len(call.shape) > 2 and call.shape[0] == 1:
+        one = computed(_of_one(call), config, None if out is None else out[0])
+        return (one[None] if parts.stores_c else one) if out is None else out
+    call = _resolved(call)
+    own = epilogue_of(call)
+    finish = None if own is None else finish_of(own, {x.name: call.values[x.name] for x in own.given}, call.shape)
+    ready = ready_plan(call, config, None if finish is None else finish.epilogue)
+    if parts.order is not None:
+        check_mirror(ready.plan, call.a[0], call.b[0])
+    if not on_gpu(call.a[0].get_device()):
+        return _by_reference(call, ready, out)
+    return _launched(call, ready, finish.words if finish is not None else (), out)
+
+
+def _of_one(call: ComposedCall) -> ComposedCall:
+    """A batch of one as a product of two matrices, with its operands."""
+    values, parts = dict(call.values), call.parts
+    for operand in epilogue.given if (epilogue := parts.epilogue) is not None else ():
+        if operand.axes and values[operand.name].ndim > len(operand.axes):
+            values[operand.name] = values[operand.name][0]
+    for name in parts.prologue.names if parts.prologue is not None else ():
+        values[name] = values[name][0]
+    return call._replace(a=[call.a[0][0]], b=[call.b[0][0]], values=values, shape=call.shape[1:])
+
+
+def _resolved(call: ComposedCall) -> ComposedCall:
+    """The call with its tensors' values in memory, vectors of indices one after the other."""
+
+    def settled(name: str, x: torch.Tensor) -> torch.Tensor:
+        x = x.resolve_neg()
+        own = (BIAS, ROWS, OUT_ROWS, ROW_WEIGHTS, *(call.parts.prologue.names if call.parts.prologue else ()))
+        return x.contiguous() if name in own else x
+
+    values = {name: settled(name, x) if isinstance(x, torch.Tensor) else x for name, x in call.values.items()}
+    a, b = ([x.detach().resolve_neg() for x in several] for several in (call.a, call.b))
+    return call._replace(a=a, b=b, values=values)
+
+
+def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None) -> torch.Tensor:
+    """The float64 product where the plan stores it."""
+    parts, inside = call.parts, visited(call, ready)
+    sums = [exact(a, b) for a, b in factors(call)]
+    value = together(call, [x.double() for x in sums] if len(sums) > 1 else sums)
+    if parts.epilogue is None:
+        return placed(call, finished(call, value), inside, out)
+    given = {operand.name: call.values[operand.name] for operand in parts.epilogue.given}
+    value = reference_of(value.float(), call.kind, parts.epilogue, given, None, parts.gate, inside)
+    return placed(call, value, inside, out) if parts.stores_c else value.new_empty(0)
+
+
+# --------------------------------------------------------------------------------------------------------- on a GPU
+
+
+def _launched(
+    call: ComposedCall, ready: ReadyPlan, words: tuple[int, ...], out: torch.Tensor | None
+) -> torch.Tensor:  # fmt: skip
+    """One launch on the current stream of the operands' device; `words`: the epilogue's."""
+    plan, parts = ready.plan, call.parts
+    a, b = call.a[0], call.b[0] if parts.gate is None else readable_gate(call.b[0])
+    c, device = out, a.device
+    if c is None and not parts.stores_c:
+        c = torch.empty(call.shape, dtype=call.kind, device="meta")
+    with torch.cuda.device(device):
+        workspace, rows = _partials(plan, device), rows_memory(plan, device) if isinstance(plan, Sm90Plan) else None
+        note_workspace(rows)
+        held: list[torch.Tensor] = []  # copies of further matrices, which live until the launch
+        found = _words(call, plan, words, workspace, rows, held)
+        made = launch_of(plan, a, b, c, True, found)
+        schedule = schedule_of(plan)
+        if isinstance(schedule, TileList) and schedule.schedule is not None:
+            note_list(kept_list(schedule, clusters_of_plan(plan), device))
+        mark_written([*[call.values[name] for name in parts.written], *([] if out is None else [out])])
+        if parts.stores_c:
+            note_target(made.c, cleared=out is None and is_partial(plan))
+        index = a.get_device()
+        DirectLaunch(ready.compiled, made.arguments, (), index, plan).launch((), raw_stream(index))
+        if made.late and parts.stores_c:
+            present(out).copy_(made.c)
+    if not parts.stores_c:
+        return a.new_empty(0, dtype=call.kind)
+    result: torch.Tensor = made.c if out is None else out
+    return result
+
+
+def _partials(plan: Plan, device: torch.device) -> torch.Tensor | None:
+    """Memory of a launch's partial results, or None; of tiles left out it holds what a reduction begins with."""
+    if not plan.epilogue.partials:
+        return None
+    made = torch.empty(max(16, plan.partial_bytes), dtype=torch.uint8, device=device)
+    if not (runs := plan.first_partials):
+        note_workspace(made)
+        return made
+    at = 0
+    for count, value in runs:  # a kept call would not write them
+        kind = torch.float32 if value.dtype.kind == "f" else torch.int32
+        made[4 * at : 4 * (at + count)].view(kind).fill_(value.item())
+        at += count
+    return made
+
+
+def _words(
+    call: ComposedCall, plan: Plan, epilogue: tuple[int, ...], workspace: torch.Tensor | None,
+    rows: torch.Tensor | None, held: list[torch.Tensor],
+) -> tuple[int, ...]:  # fmt: skip
+    """The sixteen words of a launch: the epilogue's, then those of the other parts."""
+    own = list(epilogue[: len(plan.epilogue.words)])
+    if workspace is not None:
+        own[-1] = workspace.data_ptr()
+    parts, device = call.parts, call.a[0].device
+    order = {name: call.values[name] for name in parts.order_names}
+    if not isinstance(plan, Sm90Plan):
+        own += order_words(plan, order, device)
+        return (*own, *[0] * (MAX_WORDS - len(own))) if plan.takes_words else ()
+    if not plan.takes_extra_params:
+        return ()
+    names = [*(parts.prologue.names if parts.prologue is not None else ()), *(parts.how.numbers if parts.how else ())]
+    names += [name for name in (ROWS, OUT_ROWS) if name in parts.own]
+    given = {**order, **{name: call.values[name] for name in names}}
+    placed: dict[str, tuple[torch.Tensor, int]] = {}
+    further = [call.a[1], call.b[1]] if len(call.a) > 1 else call.b[1:]
+    for (name, (operand, _)), x in zip(plan.further.items(), further, strict=True):
+        given[name] = x
+        placed[name] = lines_of(plan, operand.name, x, [], True)[:2]
+        held.append(placed[name][0])
+    found = words_of_tensors(plan, given, device, placed, rows)
+    return (*own, *found[: MAX_WORDS - len(own)])

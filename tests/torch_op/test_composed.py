@@ -1,0 +1,305 @@
+"""matmul with several parts: against torch's formulas, under compilers and transforms, derived, refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests import needs
+
+torch = needs.module("torch")
+
+from torch.nn.functional import gelu, silu
+from torch.utils.flop_counter import FlopCounterMode
+
+from layoutgemm import Sm90Config, explain_matmul, matmul
+from layoutgemm.errors import OperandError, PlanError, TensorError
+from layoutgemm.kernels import Prologue
+from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Custom, Epilogue, RowReduce
+from layoutgemm.schedule import Linear, Rotated, Triangular
+from layoutgemm.torch_op.composed.parts import AskedParts, parts_text
+
+BF16 = torch.bfloat16
+TILE = Sm90Config((64, 64), consumers=1, loader="warp")
+RANKS = Rotated(Linear("N"), ranks=4)
+SCALED = Prologue.of(lambda x, i, k, ops, s: x * s, s="m")
+FINISH = Epilogue(Bias("n", "bf16"), Activation("gelu"))
+KEPT = Epilogue(Bias("n", "bf16"), Aux("bf16"), Activation("relu"))
+NAMED = Epilogue(Bias("m", "f32", "s"))
+CAUSAL = Custom.of(lambda x, i, j, ops: ops.where(j <= i, x, -1e30))
+STATISTICS = Epilogue(CAUSAL, RowReduce("softmax", "row"), stores_c=False)
+random = torch.Generator().manual_seed(0)
+
+
+def drawn(*shape: int) -> Any:
+    return (torch.randint(-8, 9, shape, generator=random).float() / 8).to(BF16)
+
+
+A, B, A2, B2, UP, BIAS = drawn(136, 64), drawn(64, 72), drawn(136, 16), drawn(16, 72), drawn(64, 72), drawn(72)
+SCALE, ROWS, TO = torch.rand(136, generator=random), torch.tensor([5, 0, 7, 130]), torch.tensor([3, 8, 0, 2])
+OUT, LISTED = torch.full((9, 72), 7.0).to(BF16), torch.tensor([1 + 65536, 0], dtype=torch.int32)
+TILES = torch.arange(136)[:, None] // 64, torch.arange(72) // 64
+LOWER = TILES[0] >= TILES[1]
+
+
+def weighted(p: Any, q: Any, ops: Any, w: Any) -> Any:
+    return w * p + q
+
+
+def with_aux(a: Any, a2: Any, b: Any, b2: Any, bias: Any) -> Any:
+    aux = torch.zeros(136, 72, dtype=BF16)
+    c = matmul((a, a2), (b, b2), epilogue=KEPT, given={"bias": bias, "aux": aux}, order="lower", config=TILE)
+    return torch.cat([c, aux])
+
+
+def scaled(a: Any, s: Any) -> Any:
+    return (a.float() * s.float()[:, None]).to(BF16).to(a.dtype) if a.dtype is BF16 else a * s[:, None]
+
+
+class Case(NamedTuple):
+    """A call, its formula of the same operands, and how many of these have gradients."""
+
+    call: Callable[..., Any]
+    formula: Callable[..., Any]
+    operands: tuple[Any, ...]
+    derived: int = 0
+
+
+CASES = {
+    "an order": Case(
+        lambda a, b: matmul(a, b, order=Triangular("lower"), config=TILE),
+        lambda a, b: torch.where(LOWER, a @ b, 0.0), (A, B), 2,
+    ),
+    "an order's rank": Case(lambda a, b: matmul(a, b, order=RANKS, given={"rank": 2}), torch.matmul, (A, B), 2),
+    "an order's function": Case(
+        lambda a, b: matmul(a, b, order=lambda t, rows, columns: (t % rows, t // rows)), torch.matmul, (A, B)
+    ),
+    "a list of tiles": Case(
+        lambda a, b, t: matmul(a, b, order="list", given={"tiles": t}, config=TILE),
+        lambda a, b, t: torch.where((TILES[0] == TILES[1]) & (TILES[0] < 2), a @ b, 0.0), (A, B, LISTED), 2,
+    ),
+    "an order, bias and activation": Case(
+        lambda a, b, bias: matmul(a, b, order="lower", bias=bias, activation="silu", config=TILE),
+        lambda a, b, bias: torch.where(LOWER, silu(a @ b + bias), 0.0), (A, B, BIAS), 3,
+    ),
+    "two pairs": Case(
+        lambda a, a2, b, b2, bias: matmul((a, a2), (b, b2), bias=bias, activation="gelu"),
+        lambda a, a2, b, b2, bias: gelu(a @ b + a2 @ b2 + bias), (A, A2, B, B2, BIAS), 5,
+    ),
+    "two pairs, their epilogue and an order": Case(
+        with_aux,
+        lambda a, a2, b, b2, bias: torch.cat(
+            [torch.where(LOWER, x, 0.0) for x in ((a @ b + a2 @ b2 + bias).relu(), a @ b + a2 @ b2 + bias)]
+        ),
+        (A, A2, B, B2, BIAS),
+    ),
+    "several matrices and an epilogue": Case(
+        lambda a, b, up, bias: matmul(a, (b, up), combine="silu", epilogue=FINISH, given={"bias": bias}),
+        lambda a, b, up, bias: gelu(silu(a @ b) * (a @ up) + bias), (A, B, UP, BIAS),
+    ),
+    "several matrices of chosen rows": Case(
+        lambda a, b, up, rows: matmul(a, (b, up), rows=rows, combine=weighted, given={"w": 0.5}),
+        lambda a, b, up, rows: 0.5 * (a[rows] @ b) + a[rows] @ up, (A, B, UP, ROWS), 3,
+    ),
+    "a prologue and an epilogue": Case(
+        lambda a, b, s, bias: matmul(a, b, prologue=SCALED, epilogue=FINISH, given={"s": s, "bias": bias}),
+        lambda a, b, s, bias: gelu(scaled(a, s) @ b + bias), (A, B, SCALE, BIAS),
+    ),
+    "a prologue and a gate": Case(
+        lambda a, b, s: matmul(a, b, prologue=SCALED, activation="swiglu", given={"s": s}),
+        lambda a, b, s: silu(scaled(a, s) @ b[:, :36]) * (scaled(a, s) @ b[:, 36:]), (A, B, SCALE), 3,
+    ),
+    "a prologue and an order": Case(
+        lambda a, b, s: matmul(a, b, prologue=SCALED, order="lower", given={"s": s}, config=TILE),
+        lambda a, b, s: torch.where(LOWER, scaled(a, s) @ b, 0.0), (A, B, SCALE), 3,
+    ),
+    "chosen rows and an epilogue": Case(
+        lambda a, b, rows, bias: matmul(a, b, rows=rows, epilogue=FINISH, given={"bias": bias}),
+        lambda a, b, rows, bias: gelu(a[rows] @ b + bias), (A, B, ROWS, BIAS),
+    ),
+    "an order of rows placed in an output": Case(
+        lambda a, b, to, out: matmul(a, b, out_rows=to, order="lower", config=TILE, out=out.clone()),
+        lambda a, b, to, out: out.index_copy(0, to, torch.where(LOWER, a @ b, out[to].to(a.dtype)).to(out.dtype)),
+        (A, B, torch.arange(136).flip(0), torch.full((140, 72), 7.0).to(BF16)),
+    ),
+    "rows placed in an output": Case(
+        lambda a, b, rows, to, bias, out: matmul(
+            a, b, rows=rows, out_rows=to, epilogue=FINISH, given={"bias": bias}, out=out.clone()
+        ),
+        lambda a, b, rows, to, bias, out: out.index_copy(0, to, gelu(a[rows] @ b + bias)),
+        (A, B, ROWS, TO, BIAS, OUT),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_formula_is_computed_and_compiled_as_one_operator(name: str) -> None:
+    call, formula, operands, _ = CASES[name]
+    found = call(*operands)
+    want = formula(*[x.double() if x.dtype is BF16 and "prologue" not in name else x for x in operands])
+    torch.testing.assert_close(found.double(), want.double(), rtol=2**-6, atol=2**-5)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(*operands), found)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.derived])
+def test_gradients_are_those_of_the_formula(name: str) -> None:
+    """By autograd in eager mode, and by torch.func."""
+    call, formula, operands, count = CASES[name]
+    leaves = [x.detach().clone().requires_grad_() for x in operands[:count]]
+    value = call(*leaves, *operands[count:])
+    slope = drawn(*value.shape)
+    found = torch.autograd.grad(value, leaves, slope)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    want = torch.autograd.grad(formula(*wide, *operands[count:]), wide, slope.double())
+    mapped = torch.func.grad(lambda *x: (call(*x, *operands[count:]) * slope).float().sum(), tuple(range(count)))
+    for got, by_func, right in zip(found, mapped(*operands[:count]), want, strict=True):
+        for each in (got, by_func):
+            assert float((each.double() - right).abs().max() / right.abs().max()) < 2**-6
+
+
+@pytest.mark.parametrize("name", ["an order, bias and activation", "two pairs"])
+def test_compiled_gradients_with_other_sizes(name: str) -> None:
+    call, _, operands, _ = CASES[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (136, 72):
+        some = [x[:rows] if x.shape[0] == 136 else x for x in operands]
+        found, want = [], []
+        for function, into in ((call, want), (compiled, found)):
+            leaves = [x.detach().clone().requires_grad_() for x in some]
+            value = function(*leaves) if rows == 136 else function(*leaves)[:rows]
+            into += torch.autograd.grad(value.float().sum(), leaves)
+        for got, right in zip(found, want, strict=True):
+            torch.testing.assert_close(got, right, rtol=2**-6, atol=2**-4)
+
+
+def causal(a: Any, b: Any) -> Any:
+    most, total = torch.zeros(136), torch.zeros(136)
+    given = {"row_max": most, "row_log_sum_exp": total}
+    assert matmul(a, b, order="lower", epilogue=STATISTICS, given=given, config=TILE).shape == (0,)
+    return torch.stack([most, total])
+
+
+def test_causal_scores_have_their_softmax_statistics() -> None:
+    """Tiles above the diagonal are not computed, and count as nothing."""
+    keys = drawn(64, 136)
+    scores = (A.double() @ keys.double()).masked_fill(torch.ones(136, 136).triu(1).bool(), -torch.inf)
+    want = torch.stack([scores.amax(1), scores.logsumexp(1)])
+    torch.testing.assert_close(causal(A, keys).double(), want, rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(causal, fullgraph=True, backend="aot_eager")(A, keys), causal(A, keys))
+
+
+def test_other_callers_see_one_operator() -> None:
+    """vmap, second derivatives, forward mode, meta tensors, autocast, export, and torch's own checks of operators."""
+    several, lower = torch.stack([A, -A]), CASES["an order"].call
+    assert torch.equal(torch.vmap(lambda a: lower(a, B))(several), torch.stack([lower(a, B) for a in several]))
+    want = torch.stack([matmul((a, A2), (B, B2), bias=BIAS) for a in several])
+    assert torch.equal(torch.vmap(lambda a: matmul((a, A2), (B, B2), bias=BIAS))(several), want)
+    aux = torch.zeros(2, 136, 72, dtype=BF16)
+    made = torch.vmap(lambda a, x: matmul((a, A2), (B, B2), epilogue=KEPT, given={"bias": BIAS, "aux": x}))(
+        several, aux
+    )
+    assert torch.equal(made, aux.relu()) and bool(aux.any())
+
+    def square(f: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.func.grad(lambda a: torch.func.grad(lambda x: f(x).square().sum())(a).sum())
+
+    ours = square(lambda x: matmul(x.to(BF16), B, order="lower", config=TILE, out_dtype=torch.float32))(A.float())
+    right = square(lambda x: torch.where(LOWER, x @ B.float(), 0.0))(A.float())
+    torch.testing.assert_close(ours, right, rtol=2**-6, atol=2**-6)
+    tangent = torch.func.jvp(lambda a: lower(a, B), (A,), (A2.repeat(1, 4),))[1]
+    torch.testing.assert_close(tangent, lower(A2.repeat(1, 4), B))
+    assert matmul(A.to("meta"), B.to("meta"), order="lower").shape == (136, 72)
+    with torch.autocast("cpu", BF16):
+        assert torch.equal(lower(A.float(), B.float()), lower(A, B))
+        named = parts_text(AskedParts(), 2, (), ())
+        found = torch.ops.layoutgemm.composed_matmul([A.float(), A2.float()], [B, B2], [], [], [], named)
+        assert torch.equal(found, matmul((A, A2), (B, B2)))
+
+    class Sum(torch.nn.Module):
+        def forward(self, a: Any, b: Any, a2: Any, b2: Any) -> Any:
+            return lower(a, b) + matmul((a, a2), (b, b2))
+
+    exported = torch.export.export(Sum(), (A, B, A2, B2)).run_decompositions()
+    assert torch.equal(exported.module()(A, B, A2, B2), Sum()(A, B, A2, B2))
+    targets = [str(node.target) for node in exported.graph.nodes if "layoutgemm" in str(node.target)]
+    assert targets == ["layoutgemm.composed_matmul.default"] * 2
+
+
+def test_operators_pass_torchs_checks() -> None:
+    checked = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    a, b, bias = [x.clone().requires_grad_() for x in (A, B, BIAS)]
+    text = parts_text(AskedParts("lower", activation="relu"), 1, ("bias",), ())
+    of_ours = torch.ops.layoutgemm
+    torch.library.opcheck(of_ours.composed_matmul.default, ([a], [b], [bias], [], [], text), test_utils=checked)
+    part = torch.ones(136, 72, requires_grad=True), [A], [B], [BIAS], [], [], text, BF16
+    torch.library.opcheck(of_ours.visited_part.default, part, test_utils=checked)
+    text = parts_text(AskedParts(epilogue=KEPT), 2, (), ("bias", "aux"))
+    aux = torch.zeros(136, 72, dtype=BF16)
+    pairs = [A, A2], [B, B2], [BIAS], [aux], [], [], text
+    torch.library.opcheck(of_ours.composed_matmul_writing.default, pairs, test_utils=checked)
+    text = parts_text(AskedParts(combine=weighted), 2, ("rows",), ("w",))
+    with FlopCounterMode(display=False) as counted:
+        of_ours.composed_matmul([A], [B, UP], [ROWS], [0.5], [], text)
+    assert counted.get_total_flops() == 2 * 2 * len(ROWS) * 64 * 72
+    for changed, message in (("nothing", "no parts' text"), (text + " ", "the parts' text is")):
+        with pytest.raises(OperandError, match=message):
+            of_ours.composed_matmul([A], [B, UP], [ROWS], [0.5], [], changed)
+    with pytest.raises(OperandError, match="read has 0 operands, and the parts have rows"):
+        of_ours.composed_matmul([A], [B, UP], [], [0.5], [], text)
+
+
+REFUSED: list[tuple[str, Callable[..., Any]]] = [
+    ("order = 'spiral': known are", lambda a, b: matmul(a, b, order="spiral")),
+    ("rank is missing", lambda a, b: matmul(a, b, order=RANKS)),
+    ("an epilogue and a symmetric order", lambda a, b: matmul(a, b, order="symmetric", activation="relu")),
+    ("two operands of the product are named s", lambda a, b: matmul(
+        a, b, prologue=SCALED, epilogue=NAMED, given={"s": SCALE})),
+    ("a gate and a second pair", lambda a, b: matmul((a, a), (b, b), activation="swiglu")),
+    ("bias and epilogue: one or the other", lambda a, b: matmul((a, a), (b, b), bias=BIAS, epilogue=FINISH)),
+    (r"b\[1\] of \[64, 36\]", lambda a, b: matmul((a, a), (b, b[:, :36]))),
+    ("rows is torch.float32 of shape", lambda a, b: matmul(a, b, rows=SCALE, bias=BIAS)),
+    ("a tensor, or a tuple of them", lambda a, b: matmul(a, 3, order="lower")),
+    ("a product with several parts is of two matrices", lambda a, b: matmul(a[None], b, order="lower")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_refusals_are_those_of_the_compiler_too(number: int) -> None:
+    message, call = REFUSED[number]
+    with pytest.raises((OperandError, PlanError, TensorError), match=message):
+        call(A, B)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=message):
+        torch.compile(call, fullgraph=True, backend="eager")(A, B)
+
+
+def test_other_refusals_name_the_operand() -> None:
+    leaf = A.clone().requires_grad_()
+    with pytest.raises(TensorError, match="a requires grad, and this product has no gradient"):
+        matmul(leaf, B, order="lower", epilogue=FINISH, given={"bias": BIAS})
+    with pytest.raises(TensorError, match="don't support automatic differentiation"):
+        matmul(leaf, B, order="lower", out=torch.zeros(136, 72, dtype=BF16))
+    again = matmul(leaf, B, order="lower")
+    with pytest.raises(TensorError, match="first derivatives alone"):
+        torch.autograd.grad(again.sum(), leaf, create_graph=True)
+    eight = A.to(torch.float8_e4m3fn)
+    with pytest.raises(TensorError, match="products of 8 bits have no gradient"):
+        matmul(eight, B.T.contiguous().T.to(torch.float8_e4m3fn).requires_grad_(), order="lower")
+    with pytest.raises(OperandError, match=r"rows\[3\] = 130: a has 100 rows"):
+        matmul(A[:100], B, rows=ROWS, epilogue=FINISH, given={"bias": BIAS})
+    with pytest.raises(OperandError, match="rows and prologue: the function reads i"):
+        matmul(A, B, rows=ROWS, prologue=Prologue.of(lambda x, i, k, ops: x * i), epilogue=FINISH, given={"bias": BIAS})
+
+
+def test_parts_are_explained() -> None:
+    how = explain_matmul(A, B, order="lower", config=TILE)
+    assert how.why == "5 of 6 tiles, 83.3% of the grid" and how.copies == () and how.workspace == 0
+    given = {"row_max": torch.zeros(136), "row_log_sum_exp": torch.zeros(136)}
+    how = explain_matmul(A, drawn(64, 136), order="lower", epilogue=STATISTICS, given=given, config=TILE)
+    assert how.workspace == 3 * 136 * 2 * 4 and how.copies[-1].startswith("reductions: partial results")
+    assert explain_matmul((A, A2), (B, B2), activation="relu").kernel.endswith("and a second pair of K = 16")

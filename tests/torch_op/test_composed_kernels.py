@@ -1,0 +1,116 @@
+"""matmul with several parts as on a GPU: the launches' arguments, run by the emulator on the CPU tensors' memory."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import needs
+
+torch = needs.module("torch")
+
+from layoutgemm import matmul
+from layoutgemm.errors import OperandError
+from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, RowReduce
+from layoutgemm.kernels.run import tensor_maps
+from layoutgemm.kernels.run.emulated import emulate_launch
+from layoutgemm.torch_op import emulated
+from layoutgemm.torch_op.composed import plans
+from layoutgemm.torch_op.composed import product as composed
+from tests.torch_op.test_composed import CASES, CAUSAL, TILE, A, drawn
+
+# A kernel for each, which takes a second: what other cases launch differs in names of words alone.
+LAUNCHED = ["two pairs, their epilogue and an order", "several matrices and an epilogue", "rows placed in an output"]
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls of CPU tensors run as on an H200; the plans that were launched."""
+    kept: list[Any] = []
+    made: list[Any] = []
+    real = torch.Tensor.data_ptr
+
+    def seen(self: Any) -> int:
+        if self.device.type != "meta":
+            kept.append(self)
+        return real(self)
+
+    def memory(address: int) -> Any:
+        return emulated.memory_at(address, kept) if address else None  # a C that is not stored
+
+    def direct(compiled: Any, arguments: tuple[int, ...], places: Any, index: int, plan: Any) -> Any:
+        def launch(addresses: Any, stream: int) -> None:
+            a, b, c = [memory(address) for address in arguments[:3]]
+            words = [memory(word) if word > 1 << 32 else word for word in arguments[14:]]
+            given = (a, b, a[:0] if c is None else c, *arguments[3:14], *words)
+            assert len(given) == len(plan.parameters)
+            made.append(plan)
+            emulate_launch(plan, given, progress=False).raise_for_findings()
+
+        return SimpleNamespace(launch=launch)
+
+    monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
+    monkeypatch.setattr(plans, "compile_plan", lambda plan: None)
+    monkeypatch.setattr(composed, "DirectLaunch", direct)
+    monkeypatch.setattr(composed, "raw_stream", lambda index: 88)
+    monkeypatch.setattr(composed, "on_gpu", lambda index: True)
+    monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
+    monkeypatch.setattr("layoutgemm.kernels.run.ampere.resident", lambda index, blocks: 2)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    return made
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_the_kernel_computes_the_reference(name: str, hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    call, _, operands, _ = CASES[name]
+    found = call(*operands)
+    assert len(hopper) == 1
+    monkeypatch.undo()
+    torch.testing.assert_close(found, call(*operands), rtol=2**-7, atol=2**-7)
+
+
+def statistics(keys: Any) -> Any:
+    given = {"row_max": torch.zeros(136), "row_log_sum_exp": torch.zeros(136), "best_value": torch.zeros(136)}
+    given["best_index"] = torch.zeros(136, dtype=torch.int32)
+    steps = Epilogue(CAUSAL, RowReduce("softmax", "row"), ColumnReduce("argmax", "best"), stores_c=False)
+    matmul(A, keys, order="lower", epilogue=steps, given=given)
+    return given
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.parametrize("code", ["sm_90a", "sm_80"])
+def test_tiles_left_out_count_as_nothing(code: str, hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Causal scores: the memory of partial results holds identities where no tile writes it."""
+    monkeypatch.setattr(plans, "target", lambda index: (code, 227 << 10))
+    keys = drawn(64, 136)
+    found = statistics(keys)
+    scores = (A.double() @ keys.double()).masked_fill(torch.ones(136, 136).triu(1).bool(), -torch.inf)
+    assert hopper[0].first_partials and len(hopper) == 1
+    torch.testing.assert_close(found["row_log_sum_exp"].double(), scores.logsumexp(1), rtol=1e-5, atol=1e-5)
+    assert torch.equal(found["row_max"].double(), scores.amax(1))
+    assert torch.equal(found["best_value"].double(), scores.amax(0))
+    assert torch.equal(found["best_index"].long(), scores.argmax(0))
+
+
+def test_the_mma_sync_kernel_refuses_other_parts(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "target", lambda index: ("sm_80", 99 << 10))
+    for name, message in (
+        ("several matrices and an epilogue", "gate or combine=: sm_80's kernel has none"),
+        ("a prologue and an epilogue", "prologue: sm_80's kernel has none"),
+        ("rows placed in an output", "rows: sm_80's kernel has none"),
+    ):
+        with pytest.raises(OperandError, match=message):
+            CASES[name].call(*CASES[name].operands)
+    with pytest.raises(OperandError, match="two pairs in one kernel need wgmma"):
+        matmul((A, A), (A.T, A.T), order="lower")
+    with pytest.raises(OperandError, match="config is one of sm_90a's kernel"):
+        matmul(A, A.T, order="lower", bias=drawn(136), config=TILE)
+    assert not hopper
