@@ -36,7 +36,8 @@ class PackedGroups(PackedBuffers):
     def __init__(self, weights: QuantizedExperts, order: torch.Tensor | None = None) -> None:
         super().__init__(weights.units, weights.scales, order)
         self.format, self.activations = weights.format, weights.activations
-        self.experts, self.in_features, self.out_features = weights.experts, weights.k, weights.n
+        self.experts, self.in_features = weights.experts, weights.k
+        self.out_features = self.weight_rows = weights.n
 
     @property
     def weight(self) -> QuantizedExperts:

@@ -72,7 +72,7 @@ class PackedBuffers(torch.nn.Module):
     format: QuantizedFormat
     activations: torch.dtype
     in_features: int
-    out_features: int
+    weight_rows: int
 
     def __init__(self, units: torch.Tensor, scales: torch.Tensor | None, order: torch.Tensor | None) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class PackedBuffers(torch.nn.Module):
         >>> QuantizedLinear(weight).packed_as
         'int8 with a scale a column, 64x128, torch.bfloat16'
         """
-        return f"{self.format}, {self.out_features}x{self.in_features}, {self.activations}"
+        return f"{self.format}, {self.weight_rows}x{self.in_features}, {self.activations}"
 
     def get_extra_state(self) -> torch.Tensor:
         """`packed_as` in bytes, as files of tensors alone hold it."""

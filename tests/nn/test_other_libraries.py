@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,8 @@ def test_a_layer_with_an_activation_has_no_out_features(name: str) -> None:
         made.out_features  # noqa: B018
     assert made.weight_rows == 128 and "out_features=128, bias=True" in repr(made)
     assert LAYERS[name](layer()).out_features == 128
+    assert len(inspect.getmembers(made)) > 10  # of every other attribute
+    LAYERS[name](layer(), activation="relu").load_state_dict(made.state_dict())
 
 
 @EVERY
