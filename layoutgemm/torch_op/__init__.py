@@ -13,6 +13,7 @@ A tensor handed to `matmul` passes through these files, in this order, and retur
     prepared                      tensors as a Problem, solved by `solver` and kept for the next call
     launch                        copies, addresses, and the compiled host function
 
+The second call of a kind ends in `compiled.guards`, which finds the third one; both begin in `operator`.
 Where autograd alone has to see the call, `operator` records the result of that path, and `autograd` keeps the launches
 of the backward pass. Functorch, modes and other derivatives take a tensor from `checks` to `library`, whose operators
 begin at the second line again.

@@ -236,7 +236,7 @@ def _repeated(
         short = a.shape, b.shape, a.dtype, a is b, len(given), out is None, activation, config, out_dtype
         for guard in PREPARED.seen.get(short, ()):
             if guard.check(*given):
-                recorded, ready = guard.records and _grad_enabled(), guard.kept
+                is_new, recorded, ready = False, guard.records and _grad_enabled(), guard.kept
                 break
         else:
             if _autocast() or transforms():
@@ -244,13 +244,15 @@ def _repeated(
             recorded, found = _recorded(a, b, bias), _prepared(a, b, out, bias, activation, config, out_dtype)
             if found is None or not found.simple or b.get_device() != found.device or a.is_neg() or b.is_neg():
                 return None
-            ready = found
-            guarded(PREPARED.seen, short, given, ready, MAX_READY)
+            is_new, ready = True, found
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
         return None
     if (recorded and not _is_one_node(a, b, out, activation)) or (ready.tf32 and not tf32_allowed(allow_tf32)):
         return None
-    return _launched_again(ready, a, b, bias, out, activation, recorded, False)
+    c = _launched_again(ready, a, b, bias, out, activation, recorded, False)
+    if is_new and c is not None:
+        guarded(PREPARED.seen, short, given, ready, MAX_READY)
+    return c
 
 
 def _launched_again(
