@@ -303,18 +303,26 @@ def stored_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np
 
 def visited_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
     """True for each element (row, column) in a tile of the order; None for all."""
+    visited = visited_tiles(plan, values)
+    return None if visited is None else spread_to_elements(plan, visited, np.repeat)
+
+
+def visited_tiles(plan: GemmPlan, values: Mapping[str, object]) -> npt.NDArray[np.bool_] | None:
+    """True for each tile (row, column) of the order's grid that a launch visits; None for all.
+
+    values  of the order's words, as `order_values` gives them
+    """
     schedule = schedule_of(plan)
     if schedule.is_full or (isinstance(schedule, Triangular) and schedule.mirror):
         return None
     grid = clusters_of_plan(plan)
-    if isinstance(schedule, TileList) and schedule.schedule is None:
-        visited = np.zeros(grid, dtype=bool)
-        for number in range(len(values["tiles"])):
-            row, column = schedule.tile(number, grid, reads=OnHost(values))
-            visited[row, column] = True
-    else:
-        visited = schedule.visited(grid)
-    return spread_to_elements(plan, visited, np.repeat)
+    if not isinstance(schedule, TileList) or schedule.schedule is not None:
+        return schedule.visited(grid)
+    visited, of = np.zeros(grid, dtype=bool), OnHost(values)
+    for number in range(int(of.word("tile_count"))):
+        row, column = schedule.tile(number, grid, reads=of)
+        visited[row, column] = True
+    return visited
 
 
 def spread_to_elements(plan: GemmPlan, tiles: T, repeat: Callable[[T, int, int], T]) -> T:

@@ -27,7 +27,7 @@ from ...kernels.orders import (
     order_values,
     schedule_of,
     spread_to_elements,
-    visited_elements,
+    visited_tiles,
 )
 from ...kernels.sm80.choose import by_lines, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
@@ -61,8 +61,8 @@ class ReadyPlan:
 
     @cached_property
     def visited(self) -> torch.Tensor | None:
-        """True for each element (row, column) in a tile of the plan's own order; None for all."""
-        return _mask(visited_elements(self.plan, {}))
+        """True for each tile (row, column) of the plan's own order; None for all."""
+        return _mask(visited_tiles(self.plan, {}))
 
 
 class PlanKey(NamedTuple):
@@ -186,19 +186,20 @@ def plan_of_call(call: ComposedCall, config: Config | None) -> ReadyPlan:
 
 
 def visited(call: ComposedCall, ready: ReadyPlan) -> torch.Tensor | None:
-    """A mask of the elements (row, column) in the order's tiles; None for all."""
+    """A mask of the elements (row, column) in the order's tiles, on the call's device; None for all."""
     plan, device = ready.plan, call.a[0].device
     if TILES not in call.parts.order_names:
         if call.parts.order_names:
             order_values(plan, host_values(call))  # refuses anything but a number in range
-        return None if ready.visited is None else ready.visited.to(device)
-    if device.type == "cpu":
-        return _mask(visited_elements(plan, order_values(plan, host_values(call))))
-    grid = clusters_of_plan(plan)  # the list is known on the device alone
-    tiles = call.values[TILES].long()
-    places = torch.zeros(grid[0] * grid[1], dtype=torch.bool, device=device)
-    places[tiles % _BASE * grid[1] + tiles // _BASE] = True
-    return spread_to_elements(plan, places.reshape(grid), torch.repeat_interleave)
+        tiles = ready.visited
+    elif device.type == "cpu":
+        tiles = _mask(visited_tiles(plan, order_values(plan, host_values(call))))
+    else:
+        grid, listed = clusters_of_plan(plan), call.values[TILES].long()  # the list is known on the device alone
+        tiles = torch.zeros(grid[0] * grid[1], dtype=torch.bool, device=device)
+        tiles[listed % _BASE * grid[1] + listed // _BASE] = True
+        tiles = tiles.reshape(grid)
+    return None if tiles is None else spread_to_elements(plan, tiles.to(device), torch.repeat_interleave)
 
 
 def _mask(found: npt.NDArray[np.bool_] | None) -> torch.Tensor | None:
