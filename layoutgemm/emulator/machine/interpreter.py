@@ -597,7 +597,11 @@ class PtxMachine:
                 cluster.ready.rotate(-at)
                 if cluster.pending and self.random.random() < 0.05:
                     self._land(cluster)
-            self._run_fiber(cluster, cluster.ready.popleft())
+            fiber = cluster.ready.popleft()
+            try:
+                self._run_fiber(cluster, fiber)
+            except Apart as found:
+                self._wait_apart(cluster, fiber, found)
         self._after(cluster)
         if self.recorder is not None:
             self.recorder.end(cluster)
@@ -701,10 +705,6 @@ class PtxMachine:
                     fiber.pc = step.end
                     if recorder is not None:
                         fiber.knows.time += step.end - step.start
-        except Apart as found:
-            assert fiber.ins is not None
-            counts[fiber.ins.opcode] -= 1
-            self._wait_apart(cluster, fiber, found)
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             located = self._located(fiber, error)
             if located is error:
@@ -766,6 +766,8 @@ class PtxMachine:
 
     def _wait_apart(self, cluster: Cluster, fiber: Fiber, found: Apart) -> None:
         """Let a fiber wait for lanes on other ways, unless all of them are there."""
+        assert fiber.ins is not None
+        self.counts.instructions[fiber.ins.opcode] -= 1  # it is executed when the lanes are there
         fiber.apart = found
         cluster.apart.append(fiber)
         there = [

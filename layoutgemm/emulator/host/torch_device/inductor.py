@@ -2,8 +2,8 @@
 
 Tensors of the GPU lie in CPU memory, so Inductor sees a graph of CPU tensors. Its setting `cpu_backend="triton"` writes
 Triton kernels for such a graph. Here Inductor is told that "cpu" has the properties of the emulated GPU, and Triton
-compiles for that one. A benchmark is one call, so that each configuration runs once. Source: torch/_inductor of torch
-2.13, `config.py`, `runtime/hints.py`, `runtime/benchmarking.py`; torch/_dynamo/device_interface.py.
+compiles for that one. A benchmark is one call, so that each configuration runs once. Source: torch 2.13, the settings,
+device properties and benchmarks of its Inductor, and the device interfaces of its Dynamo.
 """
 
 from __future__ import annotations
@@ -75,14 +75,15 @@ def compile_by_triton(stack: ExitStack, device: GpuModel) -> None:
     cuda = torch.cuda
     facts, (major, minor) = cuda.get_device_properties(0), device.capability
 
-    class Interface(interfaces.CpuInterface):
+    class CompilingProcess:
+        """The device as a process that compiles sees it."""
+
+        get_device_properties = staticmethod(lambda device=None: facts)
+
+    class EmulatedInterface(interfaces.CpuInterface):
         """The emulated GPU, as the device of tensors in CPU memory."""
 
-        class Worker:
-            """The device as a process that compiles sees it."""
-
-            get_device_properties = staticmethod(lambda device=None: facts)
-
+        Worker = CompilingProcess
         Event, device, stream, current_stream = cuda.Event, cuda.device, cuda.stream, cuda.current_stream
         get_device_properties = staticmethod(lambda device=None: facts)
         get_compute_capability = staticmethod(lambda device=None: 10 * major + minor)
@@ -98,7 +99,9 @@ def compile_by_triton(stack: ExitStack, device: GpuModel) -> None:
     for forget in (torch._dynamo.reset, found.has_triton.cache_clear):  # what was compiled for the CPU
         forget()
         stack.callback(forget)
-    stack.enter_context(mock.patch.dict(interfaces.device_interfaces, {"cpu": Interface, "cuda": Interface}))
+    stack.enter_context(
+        mock.patch.dict(interfaces.device_interfaces, {"cpu": EmulatedInterface, "cuda": EmulatedInterface})
+    )
     for owner, name, value in (
         (hints.DeviceProperties, "create", lambda device: properties),
         (helpers, "set_driver_to_cpu", lambda: None), (flex, "lower_cpu", _lowered(flex.flex_attention)),
