@@ -387,7 +387,7 @@ def tcgen05_copies() -> Iterator[TmemCopyAtom]:
     """Every tcgen05.ld, .ld.red, .st and .cp: all shapes, repetitions, packings, reductions, multicasts and formats.
 
     >>> sum(1 for _ in tcgen05_copies())
-    296
+    352
     """
     for make in (tcgen05_ld, tcgen05_st):
         for shape in FRAGMENTS:
