@@ -48,7 +48,7 @@ from .checks import (
 )
 from .compiled.guards import ALIGNED, MAX_READY, guarded
 from .compiled.kept_launches import Extras, again_or
-from .compiled.traced import check_compiled, check_compiled_gemm, refuse
+from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes
 from .compute import finished_product, gated_product, scaled_product, wide_type
@@ -166,6 +166,8 @@ def matmul(
     if TYPE_CHECKING:
         # two tuples are told apart behind the fast path
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if allow_tf32 is not None and not isinstance(allow_tf32, bool):
+        allow_tf32 = traced_flag(allow_tf32)
     indexed = rows is not None or out_rows is not None or row_weights is not None
     if order is not None or combine is not None or prologue is not None or (indexed and epilogue is not None):
         asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows)

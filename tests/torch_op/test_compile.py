@@ -224,6 +224,7 @@ def test_a_flag_that_is_no_bool_is_refused_as_outside_of_the_compiler(flag: Any,
         lambda flag: matmul(a, b, allow_tf32=flag),
         lambda flag: gemm(1.0, a, b, allow_tf32=flag),
         lambda flag: matmul(a, [b, b], combine="silu", allow_tf32=flag),
+        lambda flag: matmul(a, b, rows=torch.arange(4), allow_tf32=flag),
         lambda flag: matmul(a, b, epilogue=SCALED, given={"alpha": 2.0}, allow_tf32=flag),
     ]
     for form in forms:
