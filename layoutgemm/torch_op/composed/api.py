@@ -30,7 +30,7 @@ from ..checks import (
 )
 from ..compiled import kept_launches
 from ..compiled.kept_launches import Extras, again_or
-from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
+from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import Tensors
 from ..indexed.torch_rows import gathered, scattered
 from ..operands.several import NO_DICT, refusal_of_matrices
@@ -253,7 +253,7 @@ def _traced(
         refuse(NOT_RECORDED)
     left = [autocast(x, b[min(i, len(b) - 1)])[0] for i, x in enumerate(a)]
     right = [autocast(a[0], x)[1] for x in b]
-    allowed = None if allow_tf32 is None else bool(allow_tf32)
+    allowed = traced_flag(allow_tf32)
     lists = _lists(values, reads, writes, numbers, wholes)
     CHECK_COMPOSED(left, right, *lists, text, out, out_dtype, allowed)
     if out is not None and OUT_ROWS in own:
