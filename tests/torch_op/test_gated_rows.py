@@ -11,7 +11,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import Sm90Config, explain_matmul, grouped_matmul, matmul
+from layoutgemm import Sm90Config, explain_matmul, grouped_matmul
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.test_gated import ACTS, close
@@ -184,8 +184,6 @@ def test_refusals_name_the_operand() -> None:
         full = {"a": a, "b": b, "offsets": OFFSETS, "rows": rows, "activation": "swiglu", **given, **more}
         with pytest.raises(error, match=text):
             grouped_matmul(**full)
-    with pytest.raises(OperandError, match="bias: a product with row indices takes none"):
-        matmul(a, b[0], rows=rows, bias=torch.ones(2 * H))
 
 
 # ------------------------------------------------------------------------------------------------------------- on a GPU

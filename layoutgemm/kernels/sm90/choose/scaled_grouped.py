@@ -46,6 +46,7 @@ _QUANTIZED_COLUMNS = 128  # of C that share a scale, and that a CTA of one kerne
 _QUANTIZE_BYTES = 9  # an element of float32, written and read, and its 8 bits
 _QUANTIZED_GATE_START = 3e-6  # seconds, and of a K block of 128 and 256 columns of B, by rows of the tile:
 _LARGEST = (128, 256)  # tile of full kernels
+_PAIR = 2  # CTAs of a cluster
 _ALONG_N = ((128, 192), _LARGEST)  # tiles of which bands along N were faster
 _AT_ONCE_K = range(512, 2049)  # where a store at once is faster: it takes the memory of a stage
 _AT_ONCE_GAIN = 0.28e-6  # seconds a tile
@@ -55,7 +56,7 @@ _QUANTIZED_GATE_STEP = {64: 0.44e-6, 128: 0.755e-6}
 @lru_cache(4096)
 def scaled_config(
     m: int, n: int, k: int, *, batch: int = 1, each_column: bool = False, columns: int = 1, c: str = "bf16",
-    sums: int = 1,
+    sums: int = 1, places: ClusterOccupancy | None = None,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a scaled product that is estimated fastest.
 
@@ -63,6 +64,8 @@ def scaled_config(
     columns      a CTA stores a multiple of this many columns of C, unless there is no such tile
     c            the result's type: a CTA stores whole 16 bytes of a row
     sums         of an element of C: 2 of a gated product, which is estimated as one of twice the columns
+    places       of the GPU, or None for an H100's. Clusters of several waves of the largest tile take tiles as the GPU
+                 deals clusters out to its GPCs
 
     >>> scaled_config(64, 2112, 7168).tile, scaled_config(64, 2112, 7168).split
     ((64, 32), 2)
@@ -75,7 +78,14 @@ def scaled_config(
     >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 2048, 7168, sums=2).split
     ((128, 256), 2)
     """
-    return _fastest((m, n, k, batch), each_column, MODEL.multiprocessors, columns, c, sums)[0]
+    config, _ = _fastest((m, n, k, batch), each_column, MODEL.multiprocessors, columns, c, sums)
+    places = places or ClusterOccupancy()
+    rounds = places.gpc_rounds(_PAIR) if config.cluster[0] * config.cluster[1] == _PAIR else ()
+    several = _tiles((m, n, k, batch), config.tile, config.cluster) > places.resident(_PAIR)
+    if rounds and several and config.tile == _LARGEST and sums == batch == 1:
+        tuning = replace(config.tuning, overlap=False, gpc_order=rounds)  # only an idle GPU deals as it is known to
+        return replace(config, tuning=tuning)
+    return config
 
 
 def plan_with_scales(
