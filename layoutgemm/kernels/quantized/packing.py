@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...errors import OperandError
 from .conversions import TARGETS, zero_bits, zeros_of
 from .float8 import refusal
@@ -126,7 +126,7 @@ class PackedWeights:
 def check_activations(fmt: QuantizedFormat, activations: str) -> None:
     """Raise OperandError for activations that weights of a format are not multiplied by."""
     if activations not in ACTIVATIONS:
-        raise OperandError(f"activations = {activations!r}: known are {', '.join(ACTIVATIONS)}")
+        raise OperandError(f"activations = {shown(activations)}: known are {', '.join(ACTIVATIONS)}")
     if activations == "e4m3" and (reason := refusal(fmt)):
         raise OperandError(f"weights are {fmt}, for float8 activations: {reason}")
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch.autograd.function import FunctionCtx
 
+from ...arguments import shown
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
@@ -80,7 +81,9 @@ def checked_pairs(
     check_operands(named, {} if out is None else {"out": out})
     choice_of(config)
     if activation in GATES:
-        raise OperandError(f"activation {activation!r} of two pairs: a gated product is of one; combine= takes others")
+        raise OperandError(
+            f"activation {shown(activation)} of two pairs: a gated product is of one; combine= takes others"
+        )
     left: list[torch.Tensor] = []
     right: list[torch.Tensor] = []
     kind: torch.dtype = a[0].dtype
