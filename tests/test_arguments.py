@@ -55,6 +55,7 @@ from layoutgemm.errors import AtomError, LayoutError, PlanError
 from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
 from layoutgemm.kernels.teaching.plan import TeachingConfig, TeachingPlan
 from layoutgemm.layouts import Layout
+from layoutgemm.schedule.text import order_text
 from layoutgemm.view import copy_svg, fragment_svg, schedule_svg, tiled_mma_svg, tv_svg
 
 TILE = smem_tile((128, 64), "bf16", "K")
@@ -205,6 +206,22 @@ def test_other_values_than_integers_are_refused(call: Callable[..., Any], argume
                 assert str(error) and len(str(error)) < 4000
             else:
                 raise AssertionError(f"argument {i} = {shown(bad)} gives {shown(answer)}")
+
+
+LONG: dict[str, Callable[[], object]] = {
+    "an order": lambda: Sm90Plan.derive(128, 128, 64, order="x" * 100_000),
+    "an order's class": lambda: order_text([0] * 100_000),  # type: ignore[arg-type]
+    "a type": lambda: dtype("x" * 100_000),
+    "a tile": lambda: Sm90Config((64,) * 100_000),  # type: ignore[arg-type]
+    "an arch": lambda: arch("sm_" + "9" * 4_000),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_messages_are_short_for_long_values(what: str) -> None:
+    with pytest.raises(LayoutError) as raised:
+        LONG[what]()
+    assert len(str(raised.value)) < 1_000, str(raised.value)[:200]
 
 
 def test_the_common_message() -> None:

@@ -47,7 +47,7 @@ def atoms(arch: str | Arch | None = None, family: str | None = None) -> Iterator
     if name is not None and (not isinstance(name, str) or name not in TARGETS):
         raise AtomError(f"no target {shown(name)}; known: {', '.join(TARGETS)}")
     if family is not None and family not in FAMILIES:
-        raise AtomError(f"no family {family!r}; known: {', '.join(FAMILIES)}")
+        raise AtomError(f"no family {shown(family)}; known: {', '.join(FAMILIES)}")
     chosen = FAMILIES if family is None else {family: FAMILIES[family]}
     # A generator of its own, so that bad arguments are refused here and not at the first atom.
     return (atom for make in chosen.values() for atom in make() if name is None or name in atom.archs)

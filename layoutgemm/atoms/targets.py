@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ..arch import Arch
+from ..arguments import shown
 from ..errors import AtomError
 
 # Targets of the PTX ISA that atoms name, oldest first; those that end in "a" also have instructions of their own.
@@ -22,7 +23,7 @@ def since(target: str) -> tuple[str, ...]:
     ('sm_103', 'sm_103a', 'sm_110', 'sm_110a', 'sm_120', 'sm_120a', 'sm_121', 'sm_121a')
     """
     if target not in TARGETS:
-        raise AtomError(f"no target {target!r}; known: {', '.join(TARGETS)}")
+        raise AtomError(f"no target {shown(target)}; known: {', '.join(TARGETS)}")
     return TARGETS[TARGETS.index(target) :]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..arguments import checked
+from ..arguments import checked, shown
 from ..dtypes import DType
 from ..errors import AtomError
 from ..lazy_numpy import np
@@ -185,7 +185,7 @@ def sectors(
     5
     """
     if alignment < 1 or alignment & (alignment - 1):
-        raise AtomError(f"the base's alignment is a power of two of bytes, not {alignment!r}")
+        raise AtomError(f"the base's alignment is a power of two of bytes, not {shown(alignment)}")
     if kind is not None and not isinstance(what, LAYOUTS):
         _global_only(kind)
     asked, subject = requests_of(what, how, kind, element, "ld.global", "layout", LAYOUTS)

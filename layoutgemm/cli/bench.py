@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from ..arguments import shown
 from ..bench.method import BenchProblem
 from ..bench.outcome import DETAILS, HEAD, details, line, record
 from ..errors import LayoutError, OperandError
@@ -36,7 +37,7 @@ def shape(text: str) -> Shape:
     ((512, 6144, 4096), (4096, 4096, 4096))
     """
     if not re.fullmatch(r"\d+(x\d+x\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form MxNxK")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not of the form MxNxK")
     sizes = [int(part) for part in text.split("x")]
     return (sizes[0], sizes[-1] if len(sizes) == 1 else sizes[1], sizes[-1])
 
@@ -67,7 +68,7 @@ def shapes_of(words: Sequence[str]) -> list[Shape]:
 def rounds(text: str) -> int:
     """A count of at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rounds, 1 or more")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number of rounds, 1 or more")
     return int(text)
 
 

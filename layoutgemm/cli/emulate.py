@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import shown
 from ..dtypes import dtype
 from ..emulator.api import LaunchResult, TensorMapOf, emulate, emulate_ptx
 from ..emulator.distributed import run_ranks
@@ -127,14 +128,16 @@ def run(args: argparse.Namespace) -> int:
 def _policy(text: str) -> Policy:
     """The order of events that --order names."""
     if text not in POLICIES and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: write late, early, or a number from 0, the seed of a random order")
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)}: write late, early, or a number from 0, the seed of a random order"
+        )
     return POLICIES.get(text) or Policy(pick="random", seed=int(text))
 
 
 def _count(text: str) -> int:
     """A number of ranks or mutants."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: write a number from 1")
+        raise argparse.ArgumentTypeError(f"{shown(text)}: write a number from 1")
     return int(text)
 
 
@@ -142,7 +145,7 @@ def _saved(text: str) -> tuple[int, str]:
     """`0=FILE.npy` as the argument's number and the file."""
     number, _, path = text.partition("=")
     if not number.isdecimal() or not path:
-        raise argparse.ArgumentTypeError(f"{text!r}: write N=FILE.npy, as 0=out.npy for the first argument")
+        raise argparse.ArgumentTypeError(f"{shown(text)}: write N=FILE.npy, as 0=out.npy for the first argument")
     return int(number), path
 
 
@@ -218,12 +221,12 @@ def argument(text: str, rng: np.random.Generator) -> Argument:
     if text.startswith("map:"):
         parts = text.split(":")
         if len(parts) not in (4, 5):
-            raise EmulatorError(f"{text!r}: map:TYPE:SHAPE:BOX[:SWIZZLE]")
+            raise EmulatorError(f"{shown(text)}: map:TYPE:SHAPE:BOX[:SWIZZLE]")
         values = _array(parts[1], _shape(parts[2]), "random", rng)
         return TensorMapOf(values, _shape(parts[3]), parts[4] if len(parts) == 5 else "none", parts[1])
     found = re.fullmatch(r"(\w+)(?::([\dx]+))?(?:=(.*))?", text)
     if found is None or (found[2] is None and found[3] is None):
-        raise EmulatorError(f"{text!r} is not an argument: TYPE:SHAPE[=CONTENT], TYPE=NUMBER, FILE.npy or map:...")
+        raise EmulatorError(f"{shown(text)} is not an argument: TYPE:SHAPE[=CONTENT], TYPE=NUMBER, FILE.npy or map:...")
     kind, shape, content = found.groups()
     if shape is not None:
         return _array(kind, _shape(shape), content or "random", rng)
@@ -244,7 +247,7 @@ def _array(
             whole = np.arange(whole.size).reshape(shape) % (1 << form.bits)
         return PackedArray.of(whole + (content == "nan") * ((1 << form.bits) - 1), kind)
     if content not in ("random", "zeros", "nan", "range"):
-        raise EmulatorError(f"an array of {content!r}: random, zeros, nan or range")
+        raise EmulatorError(f"an array of {shown(content)}: random, zeros, nan or range")
     if content == "nan":
         return (
             np.frombuffer(np.full(int(np.prod(shape)) * form.bytes, 0xFF, np.uint8), _native(kind))
@@ -279,4 +282,4 @@ def _sizes(text: str) -> tuple[int, ...]:
     try:
         return tuple([int(part) for part in text.split(",")])
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 4 or 4,2,1, x first") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a size: write 4 or 4,2,1, x first") from None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from .. import atoms, schedule
+from ..arguments import shown
 from ..atoms.mma.tcgen05 import KINDS
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
@@ -76,7 +77,7 @@ def atom_of(text: str) -> tuple[MmaAtom, str]:
     if is_product(atom):
         return atom, operand.upper()
     if not 1 <= len(rest) <= 3:
-        raise LayoutError(f"{text!r}: {WRITTEN}")
+        raise LayoutError(f"{shown(text)}: {WRITTEN}")
     a, _, b = (rest[1] if len(rest) > 1 else "bf16").partition("x")
     kind = rest[2] if len(rest) > 2 else None
     return FAMILIES[family](rest[0], a, b or a, operand.upper(), kind), operand.upper()
@@ -132,7 +133,7 @@ def whole_atom(text: str) -> MmaAtom:
         return atom
     family, *rest = text.split(":")
     if family not in FAMILIES or not 1 <= len(rest) <= 3 or has_operand(text):
-        raise LayoutError(f"{text!r}: {WRITTEN}")
+        raise LayoutError(f"{shown(text)}: {WRITTEN}")
     a, _, b = (rest[1] if len(rest) > 1 else "bf16").partition("x")
     return FAMILIES[family](rest[0], a, b or a, "", rest[2] if len(rest) > 2 else None)
 
@@ -161,9 +162,9 @@ def object_of(text: str) -> tuple[HasPicture, dict[str, object], dict[str, Any]]
         counts, _, name = rest.partition(":")
         sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", counts)
         if sizes is None:
-            raise LayoutError(f"{text!r}: {TILED}")
+            raise LayoutError(f"{shown(text)}: {TILED}")
         if not name:
-            raise LayoutError(f"{text!r}: {TILED}")
+            raise LayoutError(f"{shown(text)}: {TILED}")
         tiled = atoms.TiledMma(whole_atom(name), (int(sizes[1]), int(sizes[2]), int(sizes[3])))
         return tiled, object_data(tiled), {}
     if is_atom(text):

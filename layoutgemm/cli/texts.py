@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from ..arguments import shown
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, ParseError
@@ -46,7 +47,9 @@ def parts_of_tile(text: str) -> tuple[tuple[int, int], DType, str, str | None]:
     """
     parts = text.split(":")
     if parts[0] != "smem" or not 3 <= len(parts) <= 5:
-        raise LayoutError(f"{text!r}: a tile is written smem:MNxK:TYPE[:MAJOR[:SWIZZLE]], as in smem:64x64:bf16:K:128B")
+        raise LayoutError(
+            f"{shown(text)}: a tile is written smem:MNxK:TYPE[:MAJOR[:SWIZZLE]], as in smem:64x64:bf16:K:128B"
+        )
     extent = size_pair(parts[1], "a tile's extent is written MNxK, as in smem:64x64:bf16")
     return extent, dtype(parts[2]), parts[3] if len(parts) > 3 else "K", parts[4] if len(parts) > 4 else None
 

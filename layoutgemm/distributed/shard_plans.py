@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..arguments import shown
 from ..atoms.copy.base import VECTOR_BYTES
 from ..dtypes import dtype as dtype_named
 from ..errors import PlanError
@@ -98,7 +99,7 @@ class Transfer:
 
     def __post_init__(self) -> None:
         if self.by not in (None, "stores", "copies"):
-            raise PlanError(f"by = {self.by!r}: known are 'stores', 'copies' and None")
+            raise PlanError(f"by = {shown(self.by)}: known are 'stores', 'copies' and None")
 
 
 @dataclass(frozen=True)

@@ -506,7 +506,7 @@ def _variable(name: str, value: object) -> npt.NDArray[np.uint8]:
     """The bytes of an array that replaces a module's variable."""
     array = np.asarray(value)
     if not array.flags.c_contiguous or array.dtype == object:
-        raise EmulatorError(f"variables[{name!r}] is not a contiguous array of numbers")
+        raise EmulatorError(f"variables[{shown(name)}] is not a contiguous array of numbers")
     return array.reshape(-1).view(np.uint8)
 
 
@@ -589,4 +589,4 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
     try:
         return (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     except (TypeError, ValueError):
-        raise EmulatorError(f"{parameter.name}: {value!r} is not an array, number, bytes or TensorMapOf") from None
+        raise EmulatorError(f"{parameter.name}: {shown(value)} is not an array, number, bytes or TensorMapOf") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..arguments import refusal
+from ..arguments import refusal, shown
 from ..atoms import CopyAtom, MmaAtom, TiledCopy, TiledMma
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, OperandError
@@ -150,7 +150,7 @@ def _of_dsl(x: Any, bases: set[str], names: Any, element: Any, unit: Any, spaces
         symbols.check_used(out)
         return out
     if "cutlass.cute.typing.ComposedLayout" in bases:
-        raise LayoutError(f"{x} begins with {x.inner!r}, a Python function: no layout says what that does")
+        raise LayoutError(f"{x} begins with {shown(x.inner)}, a Python function: no layout says what that does")
     for name, read in _ATOMS.items():
         if f"cutlass.cute.atom.{name}" in bases:
             return read(x, spaces)
@@ -179,7 +179,9 @@ def _composed(x: Any, first: Any, last: Any, element: Any, unit: Any) -> Any:
         return ComposedLayout(first, x.offset, last)
     if isinstance(first, Layout) and x.offset == 0 and isinstance(last, (Layout, ComposedLayout)):
         return first.compose(last)
-    raise LayoutError(f"{x!r}: what is composed with {last} at the offset {x.offset} is {first}, and no layout says it")
+    raise LayoutError(
+        f"{shown(x)}: what is composed with {last} at the offset {x.offset} is {first}, and no layout says it"
+    )
 
 
 def _is_array(bases: set[str]) -> bool:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..arguments import refusal
+from ..arguments import refusal, shown
 from ..errors import OperandError, TensorError
 
 
@@ -57,4 +57,4 @@ def type_name(asked: object) -> str | None:
     try:
         return str(jnp.dtype(asked).name)  # type: ignore[call-overload]
     except TypeError:
-        raise OperandError(f"out_dtype is {asked!r}; it is a type, as jnp.float32") from None
+        raise OperandError(f"out_dtype is {shown(asked)}; it is a type, as jnp.float32") from None

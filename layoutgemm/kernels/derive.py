@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..arch import ARCHES
-from ..arguments import checked, settle
+from ..arguments import checked, settle, shown
 from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile
 from ..atoms.smem.descriptor import derive as derive_descriptor
 from ..atoms.tma.derive import STRIDE_UNIT
@@ -145,7 +145,7 @@ class Operand:
     def __post_init__(self) -> None:
         settle(self, PlanError)
         if self.order not in ORDERS:
-            raise PlanError(f"the order of a matrix is 'row' or 'col', not {self.order!r}")
+            raise PlanError(f"the order of a matrix is 'row' or 'col', not {shown(self.order)}")
 
     @classmethod
     @checked(PlanError)
@@ -155,7 +155,7 @@ class Operand:
             return spec
         name, _, order = spec.partition(":") if isinstance(spec, str) else (spec, "", "")
         if order not in ("", *ORDERS):
-            raise PlanError(f"{spec!r}: the order is 'row' or 'col', not {order!r}")
+            raise PlanError(f"{shown(spec)}: the order is 'row' or 'col', not {shown(order)}")
         return cls(dtype(name), order or "row")
 
     def __str__(self) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import shown
 from ..errors import OperandError, PlanError
 from ..layouts import Layout
 from ..layouts.proofs.verdicts import Answer
@@ -75,7 +76,7 @@ def order_for(order: Order | None, usual: Linear | Grouped, tile: tuple[int, int
         order = LayoutOrder(layout=order)
     elif not isinstance(order, Schedule):
         if not callable(order):
-            raise PlanError(f"order = {order!r}: a Schedule, a name, a Layout, or a function of the tile's number")
+            raise PlanError(f"order = {shown(order)}: a Schedule, a name, a Layout, or a function of the tile's number")
         order = Formula.of(order)
     if isinstance(order, LayoutOrder):
         order.check_grid(grid)
@@ -100,7 +101,7 @@ def _named(usual: Linear | Grouped) -> dict[str, Schedule]:
 def check_name(order: str) -> None:
     """Raise PlanError for a name that no order has."""
     if order not in (known := _named(Grouped())):
-        raise PlanError(f"order = {order!r}: known are {', '.join(known)}")
+        raise PlanError(f"order = {shown(order)}: known are {', '.join(known)}")
 
 
 def schedule_of(plan: Any) -> Schedule:
@@ -252,7 +253,7 @@ def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
     for name in schedule.words:
         value = given.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= int(value) < 1 << 31:
-            raise OperandError(f"{name} is an integer from 0 on that the order of tiles reads, not {value!r}")
+            raise OperandError(f"{name} is an integer from 0 on that the order of tiles reads, not {shown(value)}")
         if isinstance(schedule, Rotated) and name == schedule.name and value >= schedule.ranks:
             raise OperandError(f"{name} = {value}: the order is of {schedule.ranks} ranks, from 0 on")
         values[name] = int(value)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import shown
 from ..atoms import MmaAtom
 from ..atoms.copy.base import WARP
 from ..errors import PlanError
@@ -51,7 +52,7 @@ def plan_figure(plan: GemmPlan) -> Figure:
         return product_figure(plan.mma, plan.a.smem, plan.b.smem, title=str(plan))
     if isinstance(plan, Sm100Plan):
         return product_figure(plan.mma, plan.a.smem, plan.b.smem, title=str(plan))
-    raise PlanError(f"{plan!r} has no page: a TeachingPlan, an Sm80Plan, an Sm90Plan or an Sm100Plan has")
+    raise PlanError(f"{shown(plan)} has no page: a TeachingPlan, an Sm80Plan, an Sm90Plan or an Sm100Plan has")
 
 
 @paged.page.register(GemmPlan)

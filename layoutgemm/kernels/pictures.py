@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import view
+from ..arguments import shown
 from ..atoms.tmem.layout import WARP_LANES
 from ..errors import PlanError
 from ..layouts import Layout
@@ -85,10 +86,10 @@ def check_name(of: str, plan: GemmPlan | None = None) -> None:
     """Raises PlanError for a picture that no plan has, or that this one lacks."""
     if of not in PICTURES:
         known = ", ".join(f"{name!r} ({what})" for name, what in PICTURES.items())
-        raise PlanError(f"of={of!r}: a plan shows {known}")
+        raise PlanError(f"of={shown(of)}: a plan shows {known}")
     if isinstance(plan, StreamedPlan) and of in ("order", "b"):
         why = "its blocks take runs of strips" if of == "order" else "x lies there in plain lines"
-        raise PlanError(f"of={of!r}: a streamed product has no picture of it, since {why}")
+        raise PlanError(f"of={shown(of)}: a streamed product has no picture of it, since {why}")
 
 
 def fragment_of(plan: GemmPlan, **options: Any) -> str:

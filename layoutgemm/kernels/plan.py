@@ -93,7 +93,7 @@ def stage_depth(asked: int | None, span: int, kind: DType, atom: MmaAtom) -> int
     depth = atom.shape_mnk[2]
     found = span * 8 // kind.bits if asked is None else asked
     if found < depth or found % depth:
-        raise PlanError(f"tile_k = {found!r}: a positive multiple of the instruction's K = {depth}")
+        raise PlanError(f"tile_k = {shown(found)}: a positive multiple of the instruction's K = {depth}")
     return found
 
 
@@ -126,7 +126,7 @@ def fitting_stages(
             if blocks_per_sm > 1
             else f"into {arch.smem_per_block} bytes of shared memory"
         )
-        raise PlanError(f"{found!r} stage(s), and at least {least}, of {taken}: {fits} fit {room}")
+        raise PlanError(f"{shown(found)} stage(s), and at least {least}, of {taken}: {fits} fit {room}")
     return found
 
 
@@ -176,7 +176,7 @@ def check_settings(config: object, what: str, /, **wanted: object) -> None:
     """
     for name, value in wanted.items():
         if (found := getattr(config, name)) != value:
-            raise PlanError(f"{name} = {found!r}: {what} {value!r}")
+            raise PlanError(f"{name} = {shown(found)}: {what} {shown(value)}")
 
 
 def check_epilogue(epilogue: Epilogue, c: Operand) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..arguments import shown
 from ..errors import LayoutError
 from .int_tuple import show
 from .layout import Layout
@@ -60,7 +61,7 @@ class Listing(Mapping[str, Field]):
         for key, value in self.fields:
             if key == name:
                 return value
-        raise NoField(f"no {name!r} among {', '.join(self)}")
+        raise NoField(f"no {shown(name)} among {', '.join(self)}")
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self.fields)

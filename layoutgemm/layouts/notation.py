@@ -37,7 +37,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from ..arguments import DEPTH, refusal
+from ..arguments import DEPTH, refusal, shown
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, ParseError
 from ..regex import regex
@@ -895,7 +895,9 @@ class _LayoutReader(TextReader):
         unread = _UNREAD.search(_ALIGNED.sub("", left, count=1))
         if unread is not None:
             raise ParseError(
-                f"expected an element type, a memory space, align<16> or S<3,4,3>, not {unread[0]!r}", self.text, start
+                f"expected an element type, a memory space, align<16> or S<3,4,3>, not {shown(unread[0])}",
+                self.text,
+                start,
             )
         given = named[1] if named is not None else None
         aligned = _ALIGNED.search(inside)

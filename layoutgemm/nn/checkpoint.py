@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..arguments import as_path
+from ..arguments import as_path, shown
 from ..errors import OperandError
 
 INDEX = "model.safetensors.index.json"
@@ -112,7 +112,7 @@ def _renamed(tensors: Mapping[str, StoredTensor], rename: Callable[[str], str]) 
     for name, of in tensors.items():
         other = rename(name)
         if not isinstance(other, str) or not other:
-            raise OperandError(f"rename({name!r}) is {other!r}: a name")
+            raise OperandError(f"rename({shown(name)}) is {shown(other)}: a name")
         if other in found:
             raise OperandError(f"{found[other].name} and {name} are both renamed to {other}")
         found[other] = of
@@ -141,7 +141,7 @@ def _indexed(index: Path) -> dict[str, StoredTensor]:
         raise OperandError(f"{index} has no weight_map of names and files")
     files = dict.fromkeys(named.values())
     if outside := [file for file in files if Path(file).name != file]:
-        raise OperandError(f"{index}: the file {outside[0]!r} is not in the directory of the index")
+        raise OperandError(f"{index}: the file {shown(outside[0])} is not in the directory of the index")
     headers, found = {file: _header(index.parent / file) for file in files}, {}
     for file, there in headers.items():
         asked = {name for name, other in named.items() if other == file}
@@ -174,7 +174,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
             stored = file.get_slice(name)
             kind = stored.get_dtype()
             if kind not in _TYPES:
-                raise OperandError(f"{path}: {name} is {kind!r}: known are {', '.join(_TYPES)}")
+                raise OperandError(f"{path}: {name} is {shown(kind)}: known are {', '.join(_TYPES)}")
             found[name] = StoredTensor(path, _TYPES[kind], tuple(stored.get_shape()), name)
     return found
 

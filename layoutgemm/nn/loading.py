@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
+from ..arguments import shown
 from ..errors import OperandError, TensorError
 from .checkpoint import Checkpoint, StoredTensor, listed_names
 from .experts import ExpertsMLP
@@ -262,7 +263,7 @@ def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) ->
         raise OperandError(f"{layers[0]} is packed, and no config.json says how: give kind=")
     if kind is not None and kind not in NEEDED and kind != FLOAT8_KIND:
         known = ", ".join(map(repr, (*NEEDED, FLOAT8_KIND)))
-        raise OperandError(f"kind {kind!r}: {OTHERS.get(kind.lower(), '')}known are {known}")
+        raise OperandError(f"kind {shown(kind)}: {OTHERS.get(kind.lower(), '')}known are {known}")
     return kind or ""
 
 

@@ -142,7 +142,7 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
             raise OperandError(refusal(weight, "weight of QuantizedLinear", "a QuantizedWeight"))
         check_activation(activation)
         if activation in GATES:
-            raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
+            raise OperandError(f"activation {shown(activation)}: a product with packed weights has no gate")
         if order is not None and (order.dtype != torch.int64 or tuple(order.shape) != (weight.k,)):
             raise OperandError(f"order is {order.dtype} of shape {list(order.shape)}: int64 of [{weight.k}]")
         if bias is not None:
@@ -255,14 +255,14 @@ def plain_weights(
     """
     if kind not in NEEDED:
         known = ", ".join(map(repr, NEEDED))
-        raise OperandError(f"kind {kind!r}: {OTHERS.get(str(kind).lower(), '')}known are {known}")
+        raise OperandError(f"kind {shown(kind)}: {OTHERS.get(str(kind).lower(), '')}known are {known}")
     missing = [name for name in NEEDED[kind] if name not in tensors]
     if missing:
         needed = ", ".join(NEEDED[kind])
-        raise OperandError(f"{missing[0]} is missing: a checkpoint of kind {kind!r} has {needed}")
+        raise OperandError(f"{missing[0]} is missing: a checkpoint of kind {shown(kind)} has {needed}")
     if surplus := sorted(tensors.keys() - {*NEEDED[kind], *_OPTIONAL[kind]}):
         known = ", ".join((*NEEDED[kind], *_OPTIONAL[kind]))
-        raise OperandError(f"{surplus[0]} is surplus: a layer of kind {kind!r} is computed from {known} alone")
+        raise OperandError(f"{surplus[0]} is surplus: a layer of kind {shown(kind)} is computed from {known} alone")
     given = {name: x for name, x in tensors.items() if x is not None or name not in _OPTIONAL[kind]}
     for name, x in given.items():
         check_operands({name: x})

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from cutlass.operators.utils.dtype import torch_type_from_cutlass_type
 from cutlass.operators.utils.tensor import TensorWrapper
 
+from ..arguments import shown
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Custom, Epilogue
 from ..kernels.epilogue.chain import EpilogueOperand as Operand
@@ -154,7 +155,7 @@ def step_of(function: Callable[..., Value] | str, operands: Sequence[Operand]) -
     source = function if isinstance(function, str) else inspect.getsource(function)
     made = ast.parse(textwrap.dedent(source)).body[0]
     if not isinstance(made, ast.FunctionDef):
-        raise OperandError(f"an epilogue is a function of accum, not {ast.unparse(made)!r}")
+        raise OperandError(f"an epilogue is a function of accum, not {shown(ast.unparse(made))}")
     names = [operand.name for operand in operands]
 
     def traced(x: Value, i: Value, j: Value, ops: Value, *values: Value) -> Value:
@@ -162,10 +163,10 @@ def step_of(function: Callable[..., Value] | str, operands: Sequence[Operand]) -
         for line in made.body:
             if isinstance(line, ast.Return):
                 if not isinstance(line.value, ast.Name) or line.value.id != RESULT:
-                    raise OperandError(f"{ast.unparse(line)!r}: a kernel here returns {RESULT} alone")
+                    raise OperandError(f"{shown(ast.unparse(line))}: a kernel here returns {RESULT} alone")
                 return _value(line.value, known, ops)
             if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
-                raise OperandError(f"{ast.unparse(line)!r}: an epilogue assigns names and returns {RESULT}")
+                raise OperandError(f"{shown(ast.unparse(line))}: an epilogue assigns names and returns {RESULT}")
             known[line.targets[0].id] = _value(line.value, known, ops)
         raise OperandError(f"the epilogue {made.name} returns nothing")
 
@@ -185,4 +186,4 @@ def _value(node: ast.expr, known: dict[str, Value], ops: Value) -> Value:
         count, call = _CALLS.get(node.func.id, (-1, None))
         if call is not None and count == len(node.args):
             return call(ops, *[_value(x, known, ops) for x in node.args])
-    raise OperandError(f"{ast.unparse(node)!r} in an epilogue: kernels here have + - * / and {', '.join(_CALLS)}")
+    raise OperandError(f"{shown(ast.unparse(node))} in an epilogue: kernels here have + - * / and {', '.join(_CALLS)}")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..arguments import checked, is_int
+from ..arguments import checked, is_int, shown
 from ..errors import LayoutError, PlanError
 from ..layouts import Layout
 from ..layouts.int_tuple import Integer
@@ -93,7 +93,7 @@ def _traced(value: object) -> TracedIndex:
     if isinstance(value, TracedIndex):
         return value
     if not is_int(value) or not -_MOST_INT <= int(value) < _MOST_INT:
-        raise PlanError(f"an order is computed with 32-bit integers, not with {value!r}")
+        raise PlanError(f"an order is computed with 32-bit integers, not with {shown(value)}")
     return TracedIndex(("int", int(value)))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..arguments import checked, settle
+from ..arguments import checked, settle, shown
 from ..errors import PlanError
 from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
@@ -45,9 +45,9 @@ class GpcOrder:
         for places, times in self.rounds:
             if not places or times < 1 or min(places) < 0 or list(places) != sorted(set(places)):
                 wanted = "rounds of (places, times): different ints from 0 on, ascending; an int of at least 1"
-                raise PlanError(f"gpc_order = {self.rounds!r}: {wanted}")
+                raise PlanError(f"gpc_order = {shown(self.rounds)}: {wanted}")
         if self.end >= _FAR or any(places[-1] >= _FAR for places, _ in self.rounds):
-            raise PlanError(f"gpc_order = {self.rounds!r}: of fewer than {_FAR} clusters and places")
+            raise PlanError(f"gpc_order = {shown(self.rounds)}: of fewer than {_FAR} clusters and places")
 
     def __str__(self) -> str:
         """

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arguments import as_int, checked, settle
+from ..arguments import as_int, checked, settle, shown
 from ..errors import PlanError
 from ..layouts import Layout
 from ..layouts.display import HasPicture
@@ -186,7 +186,7 @@ class StreamK:
             streamed = 0 if left == 0 else min(self.tiles, left + self.workers)
             object.__setattr__(self, "streamed", streamed)
         elif not 0 <= streamed <= self.tiles:
-            raise PlanError(f"{streamed!r} of {self.tiles} tiles cannot be streamed")
+            raise PlanError(f"{shown(streamed)} of {self.tiles} tiles cannot be streamed")
         if self.whole % self.workers:
             raise PlanError(
                 f"{self.tiles} tiles less {streamed} streamed leave {self.whole} whole ones, "

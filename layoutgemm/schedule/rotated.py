@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import as_int, checked, settle
+from ..arguments import as_int, checked, settle, shown
 from ..errors import PlanError
 from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
@@ -52,7 +52,9 @@ class Rotated(Schedule):
         settle(self, PlanError)
         as_int(self.ranks, "the number of ranks", PlanError, 1, 1 << 16)
         if self.axis not in ("M", "N") or not self.name.isidentifier():
-            raise PlanError(f'axis = {self.axis!r}, name = {self.name!r}: "M" or "N", and the name of a parameter')
+            raise PlanError(
+                f'axis = {shown(self.axis)}, name = {shown(self.name)}: "M" or "N", and the name of a parameter'
+            )
         if not self.inner.is_full or not self.inner.has_formula:
             raise PlanError(f"{self.inner} is of some tiles, or a list: what is rotated has a formula for every tile")
 

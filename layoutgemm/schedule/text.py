@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TypeAlias
 
-from ..arguments import checked
+from ..arguments import checked, shown
 from ..errors import LayoutError, PlanError
 from ..layouts import Layout
 from .functions import Expression, Formula, LayoutOrder
@@ -44,7 +44,7 @@ def order_text(order: Asked) -> str:
         order = LayoutOrder(layout=order)
     if not isinstance(order, (str, Schedule)):
         if not callable(order):
-            raise PlanError(f"order = {order!r}: a Schedule, a name, a Layout, or a function of the tile's number")
+            raise PlanError(f"order = {shown(order)}: a Schedule, a name, a Layout, or a function of the tile's number")
         order = Formula.of(order)
     return json.dumps(order if isinstance(order, str) else _entry(order))
 

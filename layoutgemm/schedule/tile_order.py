@@ -208,7 +208,7 @@ class Grouped(Schedule):
         settle(self, PlanError)
         super().__post_init__()
         if self.group < 1:
-            raise PlanError(f"a group of tiles has 1 row or more, not {self.group!r}")
+            raise PlanError(f"a group of tiles has 1 row or more, not {shown(self.group)}")
 
     @property
     def _group(self) -> int:

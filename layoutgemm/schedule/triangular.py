@@ -20,7 +20,7 @@ from functools import cached_property
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arguments import as_int, settle
+from ..arguments import as_int, settle, shown
 from ..errors import PlanError
 from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
@@ -86,7 +86,7 @@ class Triangular(Schedule):
     def __post_init__(self) -> None:
         settle(self, PlanError)
         if self.half not in HALVES:
-            raise PlanError(f"half = {self.half!r}: known are {', '.join(map(repr, HALVES))}")
+            raise PlanError(f"half = {shown(self.half)}: known are {', '.join(map(repr, HALVES))}")
         as_int(self.group, "group", PlanError, 1, _MOST_ROWS)
         object.__setattr__(self, "along", "M" if self.half == "lower" else "N")
         if self.tile_shape is None:

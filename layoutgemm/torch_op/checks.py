@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as _forward
 
-from ..arguments import as_bool
+from ..arguments import as_bool, shown
 from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.parameters import host_number
@@ -82,8 +82,7 @@ def check_gemm(
     """
     number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
     if c is None and not (number and beta == 0):
-        shown = f"an integer of {beta.bit_length()} bits" if isinstance(beta, int) and beta >> 64 else repr(beta)
-        raise OperandError(f"beta = {shown} needs a c to scale")
+        raise OperandError(f"beta = {shown(beta)} needs a c to scale")
     a, b = autocast(a, b)
     check_types(a, b, allow_tf32)
     try:
@@ -393,7 +392,7 @@ def check_activation(activation: object) -> None:
         not isinstance(activation, str) or (activation not in ACTIVATIONS and activation not in GATES)
     ):
         known = ", ".join([repr(name) for name in (*ACTIVATIONS, *GATES)])
-        raise OperandError(f"activation {activation!r}: known are {known}")
+        raise OperandError(f"activation {shown(activation)}: known are {known}")
 
 
 def check_gated_type(kind: torch.dtype) -> None:
@@ -445,7 +444,7 @@ def scalar_of(name: str, x: Any, kind: torch.dtype, device: torch.device) -> Sca
     if isinstance(x, torch.Tensor):
         check_operands({name: x})
         if whole and x.dtype.is_floating_point:
-            raise OperandError(f"{name} = {x!r} {fractions}")
+            raise OperandError(f"{name} = {shown(x)} {fractions}")
         if x.dtype not in ((*WHOLE, torch.int64) if whole else (*READ, torch.float64, *WHOLE)):
             raise OperandError(f"{name} is {x.dtype}, and scales a result stored as {kind}")
         if x.numel() != 1 or x.ndim > 1:
@@ -460,7 +459,7 @@ def scalar_of(name: str, x: Any, kind: torch.dtype, device: torch.device) -> Sca
     if whole and isinstance(x, numbers.Real):
         number: Any = x
         if not isinstance(number, numbers.Integral) and (not math.isfinite(number) or number != int(number)):
-            raise OperandError(f"{name} = {x!r} {fractions}")
+            raise OperandError(f"{name} = {shown(x)} {fractions}")
         x = int(number)
         if not -(2**31) <= x < 2**31:
             raise OperandError(f"{name} is an integer of {x.bit_length()} bits, and scales a result stored as {kind}")

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import FunctionCtx
 
+from ..arguments import shown
 from ..errors import OperandError
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.choose.rules import Sm90Choice
@@ -81,7 +82,7 @@ def configured(text: str) -> Sm90Choice | None:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Sm90Choice):
-        raise OperandError(f"config {text[:200]!r} is no configuration")
+        raise OperandError(f"config {shown(text)} is no configuration")
     return found
 
 
@@ -310,7 +311,7 @@ def _check_finished(
     check_matrices(a, b, allow_tf32)
     check_activation(activation)
     if activation in GATES:
-        raise OperandError(f"activation {activation!r}: torch.ops.layoutgemm.gated has it")
+        raise OperandError(f"activation {shown(activation)}: torch.ops.layoutgemm.gated has it")
     kind, shape = output_type(a, b, out_dtype), fake_shape(a, b)
     check_finish(bias, activation, shape, kind)
     return shape, kind
@@ -449,7 +450,7 @@ def _check_gated(
     check_operands({"a": a, "b": b})
     check_matrices(a, b, allow_tf32)
     if activation not in GATES:
-        raise OperandError(f"activation {activation!r}: of gated products known are {', '.join(map(repr, GATES))}")
+        raise OperandError(f"activation {shown(activation)}: of gated products known are {', '.join(map(repr, GATES))}")
     kind = output_type(a, b, out_dtype)
     check_gated_type(kind)
     return kind

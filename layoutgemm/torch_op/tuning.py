@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from ..arguments import shown
 from ..bench.method import BenchProblem, CudaDevice, burst
 from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
@@ -170,7 +171,7 @@ def tune(
 def _check_sizes(sizes: tuple[int, int, int]) -> None:
     for name, value in zip("mnk", sizes, strict=True):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OperandError(f"{name} = {value!r}: an int of at least 1")
+            raise OperandError(f"{name} = {shown(value)}: an int of at least 1")
 
 
 def _variant_of(
@@ -197,7 +198,9 @@ def _variant_of(
 
 def _check_operands(dtype: str, a_major: str, b_major: str) -> None:
     if dtype not in ("bf16", "f16") or not {a_major, b_major} <= set(_MAJORS):
-        raise OperandError(f"dtype {dtype!r}, a_major {a_major!r}, b_major {b_major!r}: 'bf16' or 'f16', 'k' or 'mn'")
+        raise OperandError(
+            f"dtype {shown(dtype)}, a_major {shown(a_major)}, b_major {shown(b_major)}: 'bf16' or 'f16', 'k' or 'mn'"
+        )
 
 
 def _tunable_gpu() -> str:

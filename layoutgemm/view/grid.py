@@ -15,6 +15,8 @@ from layoutgemm.layouts.basis import assemble, component, has_basis, paths_of
 from layoutgemm.layouts.int_tuple import Shape, Stride, leaves
 from layoutgemm.lazy_numpy import has_numpy, np
 
+from ..arguments import shown
+
 Offset: TypeAlias = int | tuple[int, ...]  # or a coordinate
 # Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
 MAX_CELLS = 1 << 16
@@ -56,7 +58,7 @@ def pick(wanted: range | None, size: int, name: str) -> range:
     if wanted is None:
         return range(size)
     if not isinstance(wanted, range):
-        raise LayoutError(f"{name} is a range, as in {name}=range(8), not {wanted!r}")
+        raise LayoutError(f"{name} is a range, as in {name}=range(8), not {shown(wanted)}")
     if length(wanted) == 0 or wanted[0] < 0 or wanted[-1] < 0 or max(wanted[0], wanted[-1]) >= size:
         raise LayoutError(f"{name}={wanted} shows nothing or leaves the {size} {name} that there are")
     return wanted
@@ -257,7 +259,9 @@ class DividedLayout:
         (4, 8, 2, 2)
         """
         if kind not in DIVIDES:
-            raise LayoutError(f"divided={kind!r}: a divide is {', '.join(map(repr, DIVIDES[:-1]))} or {DIVIDES[-1]!r}")
+            raise LayoutError(
+                f"divided={shown(kind)}: a divide is {', '.join(map(repr, DIVIDES[:-1]))} or {shown(DIVIDES[-1])}"
+            )
         shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
         if (
             len(shape) == 2
@@ -275,7 +279,8 @@ class DividedLayout:
             modes = (a, *b, c, *d) if kind == "zipped" else (a, c, *b, *d)
         if len(modes) != 4 or (kind != "flat" and len(pair(shape[0])) != 2):
             raise LayoutError(
-                f"divided={kind!r}: {layout} is not the {kind} divide of a matrix or a vector; that of a matrix has "
+                f"divided={shown(kind)}: {layout} is not the {kind} divide of a matrix or a vector; that of a "
+                "matrix has "
                 f"the shape {SHAPES[kind]}"
             )
         rows, columns, down, across = map(extent, modes)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
-from ...arguments import checked, settle
+from ...arguments import checked, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import E, Layout
@@ -78,7 +78,7 @@ class CopyAtom(HasPicture, HasPage, Convertible):
         settle(self, AtomError)
         for side in (self.source, self.target):
             if side not in SPACES:
-                raise AtomError(f"{self.ptx} copies between {', '.join(SPACES)}, not {side!r}")
+                raise AtomError(f"{self.ptx} copies between {', '.join(SPACES)}, not {shown(side)}")
 
     # ------------------------------------------------------------ the two sides
 
@@ -86,7 +86,7 @@ class CopyAtom(HasPicture, HasPage, Convertible):
     def layout(self, side: str) -> Layout:
         """The thread-value layout of side "src" or "dst"."""
         if side not in SIDES:
-            raise AtomError(f'{self.ptx} has sides "src" and "dst", not {side!r}')
+            raise AtomError(f'{self.ptx} has sides "src" and "dst", not {shown(side)}')
         return self.layout_src if side == "src" else self.layout_dst
 
     @checked(AtomError)
@@ -237,7 +237,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
         Access(lane=8, first=64, bytes=16)
         """
         if self.side_in("smem") != side:
-            raise AtomError(f"{self.ptx} has its shared-memory side at {self.side_in('smem')}, not at {side!r}")
+            raise AtomError(f"{self.ptx} has its shared-memory side at {self.side_in('smem')}, not at {shown(side)}")
         if start is not None and self.threads != 1:
             raise AtomError(f"{self.ptx} fixes the element of every lane; start is for atoms of one thread")
         size, values = self.bytes_per_thread(side), self.values_per_thread(side)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import Layout
@@ -61,7 +61,7 @@ class AsyncCopy(CopyAtom):
         """
         most = self.values_per_thread("src")
         if not 0 <= valid <= most:
-            raise AtomError(f"{self.ptx} copies {most} elements of {self.element}; {valid!r} cannot be valid")
+            raise AtomError(f"{self.ptx} copies {most} elements of {self.element}; {shown(valid)} cannot be valid")
         if valid * self.element.bits % 8:
             raise AtomError(f"{valid} elements of {self.element} are {valid * self.element.bits} bits: no whole bytes")
         return valid * self.element.bits // 8
@@ -107,7 +107,7 @@ class BulkCopy(CopyAtom):
         if self.completion != "mbarrier":
             raise AtomError(f"{self.ptx} completes by bulk group and counts no bytes on an mbarrier")
         if blocks < 1:
-            raise AtomError(f"a positive number of blocks sends the copies, not {blocks!r}")
+            raise AtomError(f"a positive number of blocks sends the copies, not {shown(blocks)}")
         return self.bytes * blocks
 
 
@@ -140,16 +140,16 @@ def cp_async(
     kind = dtype(element)
     cop = next((c for c in _ASYNC_BYTES if cache in (c, LOAD_CACHE[c])), None)
     if cop is None:
-        raise AtomError(f"cp.async has the cache operators ca (always) and cg (global), not {cache!r}")
+        raise AtomError(f"cp.async has the cache operators ca (always) and cg (global), not {shown(cache)}")
     sizes = _ASYNC_BYTES[cop]
     if bytes not in sizes:
-        raise AtomError(f"cp.async.{cop} copies {', '.join(map(str, sizes))} bytes, not {bytes!r}")
+        raise AtomError(f"cp.async.{cop} copies {', '.join(map(str, sizes))} bytes, not {shown(bytes)}")
     if bytes * 8 % kind.bits:
         raise AtomError(f"{bytes} bytes hold no whole elements of {kind} ({kind.bits} bits)")
     if src_bytes not in (None, "register") and (isinstance(src_bytes, str) or not 0 <= src_bytes <= bytes):
-        raise AtomError(f"cp.async of {bytes} bytes reads 0..{bytes} of them, not {src_bytes!r}")
+        raise AtomError(f"cp.async of {bytes} bytes reads 0..{bytes} of them, not {shown(src_bytes)}")
     if l2_prefetch is not None and l2_prefetch not in L2_PREFETCH:
-        raise AtomError(f"L2 prefetch sizes are {', '.join(map(str, L2_PREFETCH))} bytes, not {l2_prefetch!r}")
+        raise AtomError(f"L2 prefetch sizes are {', '.join(map(str, L2_PREFETCH))} bytes, not {shown(l2_prefetch)}")
     map_ = Layout((1, bytes * 8 // kind.bits), (0, 1))
     return AsyncCopy(
         ptx=f"cp.async.{cop}.shared.global" + (f".L2::{l2_prefetch}B" if l2_prefetch else ""),
@@ -207,7 +207,7 @@ def bulk_copy(
         known = ", ".join(f"{a} -> {b}" for a, b in _BULK)
         raise AtomError(f"cp.async.bulk copies {known}, not {source} -> {target}")
     if not BULK_ALIGNMENT <= bytes <= BULK_MAX:
-        raise AtomError(f"cp.async.bulk copies {BULK_ALIGNMENT} to {BULK_MAX} bytes, not {bytes!r}")
+        raise AtomError(f"cp.async.bulk copies {BULK_ALIGNMENT} to {BULK_MAX} bytes, not {shown(bytes)}")
     if bytes % BULK_ALIGNMENT:
         count, rest = divmod(bytes, BULK_ALIGNMENT)
         raise AtomError(f"cp.async.bulk copies multiples of 16 bytes; {bytes} is {count} x 16 + {rest}")
@@ -253,7 +253,7 @@ def st_async(bits: int = 32, element: DType | str = "u32") -> CopyAtom:
     """
     kind = dtype(element)
     if bits not in _STORE_BITS:
-        raise AtomError(f"st.async stores {', '.join(map(str, _STORE_BITS))} bits, not {bits!r}")
+        raise AtomError(f"st.async stores {', '.join(map(str, _STORE_BITS))} bits, not {shown(bits)}")
     if bits % kind.bits:
         raise AtomError(f"{bits} bits hold no whole elements of {kind} ({kind.bits} bits)")
     map_ = Layout((1, bits // kind.bits), (0, 1))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import E, Layout
@@ -161,7 +161,7 @@ def ldmatrix_m16n8(count: int, source: str = "b8", element: DType | str | None =
     ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 ((2,2,4,2),16):((16,128,32,0),1) True
     """
     if count not in (2, 4):
-        raise AtomError(f"m16n8 matrices are loaded in pairs, as an m16n16: 2 or 4 of them, not {count!r}")
+        raise AtomError(f"m16n8 matrices are loaded in pairs, as an m16n16: 2 or 4 of them, not {shown(count)}")
     base = ldmatrix(count // 2, f"m16n16.{source}", transpose=True)
     want = stmatrix(count, "m16n8.b8", transpose=True).layout_src
     # Of the four rows 4*q + i + 2*h that lane q of a quad gets from an m16n16, rows i of one m16n8 matrix and h of its
@@ -200,10 +200,10 @@ def matrix_copies() -> Iterator[CopyAtom]:
 def _chosen(name: str, table: dict[str, _Form], form: str, count: int, transpose: bool) -> _Form:
     spec = table.get(form) if isinstance(form, str) else None
     if spec is None:
-        raise AtomError(f"{name} has no form {form!r}; PTX allows {', '.join(table)}")
+        raise AtomError(f"{name} has no form {shown(form)}; PTX allows {', '.join(table)}")
     if isinstance(count, bool) or count not in spec.counts:
         *most, last = spec.counts
-        raise AtomError(f"{name} {form} moves {', '.join(map(str, most))} or {last} matrices, not {count!r}")
+        raise AtomError(f"{name} {form} moves {', '.join(map(str, most))} or {last} matrices, not {shown(count)}")
     if transpose not in spec.transposes:
         raise AtomError(f"{name} {form} exists only {'with' if spec.transposes[0] else 'without'} .trans")
     return spec

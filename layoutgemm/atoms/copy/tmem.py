@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType, dtype, f32
 from ...errors import AtomError
 from ...layouts import E, Layout
@@ -138,13 +138,13 @@ Move = tuple[DType, Layout, Layout, Layout, int | None]
 def _move(name: str, shape: str, repeat: int, pack: bool, split: int | None, element: DType | str) -> Move:
     """Element type, maps of tensor memory and registers onto the reference tile, places and split."""
     if shape not in FRAGMENTS:
-        raise AtomError(f"{name} has the shapes {', '.join(FRAGMENTS)}, not {shape!r}")
+        raise AtomError(f"{name} has the shapes {', '.join(FRAGMENTS)}, not {shown(shape)}")
     fragment = FRAGMENTS[shape]
     legal = repetitions(shape)
     if repeat not in legal:
         raise AtomError(
             f"{name}.{shape} fills a thread's {MAX_REGISTERS} registers at x{legal[-1]}: "
-            f"repetitions {', '.join(f'x{r}' for r in legal)}, not {repeat!r}"
+            f"repetitions {', '.join(f'x{r}' for r in legal)}, not {shown(repeat)}"
         )
     kind = dtype(element)
     if WORD_BITS % kind.bits or (pack and kind.bits != 16):
@@ -155,7 +155,7 @@ def _move(name: str, shape: str, repeat: int, pack: bool, split: int | None, ele
         # With nothing said, the second half follows the first one.
         split = width * (2 if pack else 1) if split is None else split
         if not 0 <= split < COLUMNS:
-            raise AtomError(f"the half split of {name}.{shape} is 0..{COLUMNS - 1} columns, not {split!r}")
+            raise AtomError(f"the half split of {name}.{shape} is 0..{COLUMNS - 1} columns, not {shown(split)}")
     elif split is not None:
         raise AtomError(f"only {HALVED} has a half split; {name}.{shape} has none")
     per_word = WORD_BITS // kind.bits
@@ -198,7 +198,7 @@ def _reducing(shape: str, repeat: int, pack: bool, kind: DType, reduce: str) -> 
         )
     if reduce not in REDUCTIONS.get(kind.name, ()):
         known = "; ".join(f"{name}: {', '.join(ways)}" for name, ways in REDUCTIONS.items())
-        raise AtomError(f"tcgen05.ld.red computes {known}; not {reduce!r} of {kind}")
+        raise AtomError(f"tcgen05.ld.red computes {known}; not {shown(reduce)} of {kind}")
 
 
 @checked(AtomError)
@@ -342,11 +342,11 @@ def tcgen05_cp(
     """
     if (shape, multicast) not in SPREADS:
         known = ", ".join(name + (f".{way}" if way else "") for name, way in SPREADS)
-        raise AtomError(f"tcgen05.cp has {known}; not {shape!r} with multicast {multicast!r}")
+        raise AtomError(f"tcgen05.cp has {known}; not {shown(shape)} with multicast {shown(multicast)}")
     if cta_group not in (1, 2):
-        raise AtomError(f"cta_group of tcgen05.cp is 1 or 2, not {cta_group!r}")
+        raise AtomError(f"cta_group of tcgen05.cp is 1 or 2, not {shown(cta_group)}")
     if source_format and source_format not in FORMATS:
-        raise AtomError(f"tcgen05.cp decompresses {', '.join(FORMATS)}, not {source_format!r}")
+        raise AtomError(f"tcgen05.cp decompresses {', '.join(FORMATS)}, not {shown(source_format)}")
     kind = dtype(element)
     spread = SPREADS[shape, multicast]
     rows = _mode([(count, lanes * E(0)) for count, lanes in spread.rows])

@@ -209,7 +209,7 @@ def _vector(
     width = kind.bits if bits is None else bits
     if width not in _VECTORS or (width == _WIDE and space != "global"):
         most = _WIDE if space == "global" else 128
-        raise AtomError(f"{op}.{space} has 8, 16, 32, ..., {most} bits; no one instruction copies {width!r}")
+        raise AtomError(f"{op}.{space} has 8, 16, 32, ..., {most} bits; no one instruction copies {shown(width)}")
     if width % kind.bits:
         raise AtomError(f"{width} bits hold no whole elements of {kind} ({kind.bits} bits)")
     name = f"{op}{_order(op, order, scope)}.{space}"
@@ -232,13 +232,13 @@ def _vector(
 
 def _order(op: str, order: str, scope: str | None) -> str:
     if order not in _ORDERS[op]:
-        raise AtomError(f"{op} has the orders {', '.join(_ORDERS[op])}, not {order!r}")
+        raise AtomError(f"{op} has the orders {', '.join(_ORDERS[op])}, not {shown(order)}")
     if order in ("weak", "volatile"):
         if scope is not None:
-            raise AtomError(f"{op} of order {order} has no scope; {scope!r} was given")
+            raise AtomError(f"{op} of order {order} has no scope; {shown(scope)} was given")
         return "" if order == "weak" else ".volatile"
     if scope not in SCOPES:
-        raise AtomError(f"{op}.{order} needs a scope, one of {', '.join(SCOPES)}, not {scope!r}")
+        raise AtomError(f"{op}.{order} needs a scope, one of {', '.join(SCOPES)}, not {shown(scope)}")
     return f".{order}.{scope}"
 
 
@@ -251,11 +251,11 @@ def _caching(
     cop = default if cache is None else next((k for k, v in table.items() if cache in (k, v)), None)
     if cop is None:
         names = ", ".join(f"{k} ({v})" for k, v in table.items())
-        raise AtomError(f"{op} has the cache operators {names}, not {cache!r}")
+        raise AtomError(f"{op} has the cache operators {names}, not {shown(cache)}")
     if evict not in EVICTION:
-        raise AtomError(f"L1 priority is one of {', '.join(EVICTION)}, not {evict!r}")
+        raise AtomError(f"L1 priority is one of {', '.join(EVICTION)}, not {shown(evict)}")
     if l2_prefetch is not None and (isinstance(l2_prefetch, bool) or l2_prefetch not in L2_PREFETCH):
-        raise AtomError(f"L2 prefetch sizes are {', '.join(map(str, L2_PREFETCH))} bytes, not {l2_prefetch!r}")
+        raise AtomError(f"L2 prefetch sizes are {', '.join(map(str, L2_PREFETCH))} bytes, not {shown(l2_prefetch)}")
     hint = evict != EVICTION[0]
     if cop != default and hint:
         raise AtomError(f"{op}.{space} takes a cache operator or an L1 priority, not both: .{cop}, L1::{evict}")
@@ -316,7 +316,7 @@ def widest(
     if limit not in _VECTORS:
         raise AtomError(f"the widest vector wanted is one of {', '.join(map(str, _VECTORS))} bits, not {shown(limit)}")
     if alignment < 1 or alignment & (alignment - 1):
-        raise AtomError(f"alignment is a power of two of bytes, not {alignment!r}")
+        raise AtomError(f"alignment is a power of two of bytes, not {shown(alignment)}")
     rules = [(limit, f"{limit} bits is the limit asked for")]
     for side in (layout,) if other is None else (layout, other):
         rules += _rules(side, kind)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType
 from ...errors import AtomError
 from ...layouts import CounterExample, E, Layout, Proof, Undecided
@@ -121,7 +121,7 @@ class MmaAtom(HasPicture, HasPage, Convertible):
     def _known(self, operand: str) -> None:
         if operand not in self.operands:
             names = ", ".join(self.operands[:-1])
-            raise AtomError(f"{self.ptx} has operands {names} and {self.operands[-1]}, not {operand!r}")
+            raise AtomError(f"{self.ptx} has operands {names} and {self.operands[-1]}, not {shown(operand)}")
 
     @checked(AtomError)
     def tile_of(self, operand: str) -> tuple[int, int]:
@@ -266,7 +266,9 @@ class MmaAtom(HasPicture, HasPage, Convertible):
         self._in_registers(operand)
         count = self.layout(operand)[1].size
         if not 0 <= value < count:
-            raise AtomError(f"operand {operand} of {self.ptx} has values 0..{count - 1} in a thread, not {value!r}")
+            raise AtomError(
+                f"operand {operand} of {self.ptx} has values 0..{count - 1} in a thread, not {shown(value)}"
+            )
         container = {"A": self.a_container, "B": self.b_container}.get(operand)
         bit = value * self.element_bits(operand)
         return bit // 32, bit % 32 + (0 if container is None else container.low)

@@ -9,6 +9,7 @@ Source: PTX ISA, "Block Scaling for mma.sync", table of valid values for the sel
 
 from __future__ import annotations
 
+from ...arguments import shown
 from ...errors import AtomError
 from .base import MmaAtom
 
@@ -53,5 +54,5 @@ def provider(
 
 def _scales(atom: MmaAtom, operand: str) -> str:
     if atom.scale is None or operand not in ("SFA", "SFB") or atom.scale.dtype.bits != 8:
-        raise AtomError(f"{atom.ptx} has no block scales {operand!r} in registers")
+        raise AtomError(f"{atom.ptx} has no block scales {shown(operand)} in registers")
     return operand

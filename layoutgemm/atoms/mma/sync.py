@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ..targets import since
@@ -175,12 +175,12 @@ def _check_options(
     """Raise AtomError for majors, a saturation or a bit operation that the types have not."""
     if tuple(layouts) != ("row", "col") and not (volta and len(layouts) == 2 and set(layouts) <= {"row", "col"}):
         raise AtomError(
-            f'{what} takes A "row" and B "col"{" or any other pair of these" if volta else ""}, not {layouts!r}'
+            f'{what} takes A "row" and B "col"{" or any other pair of these" if volta else ""}, not {shown(layouts)}'
         )
     if saturate and not (c.name == "i32" and a.bits > 1):
         raise AtomError(f"{what} does not saturate: .satfinite is for 8-bit and 4-bit integers")
     if bit_op not in BIT_OPS or (bit_op != "xor" and a.bits > 1):
-        raise AtomError(f'{what} has no bit operation {bit_op!r}: b1 has "xor" and "and", other types none')
+        raise AtomError(f'{what} has no bit operation {shown(bit_op)}: b1 has "xor" and "and", other types none')
 
 
 def mma_sync_atoms() -> Iterator[MmaAtom]:
@@ -209,7 +209,7 @@ def _shape(shape: Shape | str) -> Shape:
     if isinstance(shape, str):
         found = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", shape)
         if found is None:
-            raise AtomError(f"{shape!r} is no shape: write (16, 8, 16) or 'm16n8k16'")
+            raise AtomError(f"{shown(shape)} is no shape: write (16, 8, 16) or 'm16n8k16'")
         return (int(found[1]), int(found[2]), int(found[3]))
     return shape
 
@@ -222,7 +222,7 @@ def _form(mnk: Shape, a: DType, b: DType, kind: str | None) -> SyncForm:
     """The row of the table; raises AtomError that names PTX's kinds, types or shapes."""
     kinds = sorted({form.kind for form in FORMS if form.kind is not None})
     if kind is not None and kind not in kinds:
-        raise AtomError(f"mma.sync has no kind {kind!r}; it has {', '.join(kinds)}, or none")
+        raise AtomError(f"mma.sync has no kind {shown(kind)}; it has {', '.join(kinds)}, or none")
     of_kind = [form for form in FORMS if form.kind == kind]
     named = f" of kind {kind}" if kind else ""
     typed = [form for form in of_kind if a.name in form.types and b.name in form.types]

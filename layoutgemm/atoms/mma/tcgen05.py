@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import Layout
@@ -147,7 +147,7 @@ class Tcgen05Atom(MmaAtom):
         ((32,6),(4,2),4):((1@0,1@1),(8@2,6@1),32@0)
         """
         if self.scale is None or operand not in ("A", "B"):
-            raise AtomError(f"{self} has no scale factors of operand {operand!r}")
+            raise AtomError(f"{self} has no scale factors of operand {shown(operand)}")
         m, n, k = self.shape_mnk
         halves = self.datapath.parts if operand == "B" else 1
         rows = m // self.threads if operand == "A" else -(-n // (32 * halves)) * 32 * halves
@@ -192,8 +192,7 @@ def legal_m(
 
 def _one_of(value: object, legal: tuple[object, ...], what: str) -> None:
     if not any(value == entry and type(value) is type(entry) for entry in legal):
-        shown = ", ".join(map(str, legal))
-        raise AtomError(f"{what} = {value!r}: PTX allows {shown}")
+        raise AtomError(f"{what} = {shown(value)}: PTX allows {', '.join(map(str, legal))}")
 
 
 def _shared(rows: int, depth: int, blocks: int) -> Layout:

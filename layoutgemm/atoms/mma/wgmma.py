@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType, bf16, dtype
 from ...errors import AtomError
 from ...layouts import Layout
@@ -93,9 +93,9 @@ def wgmma(
         raise AtomError(f"wgmma accumulates {inputs} inputs in {' or '.join(form.accumulators)}, not in {c_type}")
     if n not in form.n:
         steps = "8, 16, 24, 32, 48, ..., 256 (steps of 16)" if form.n == _INTEGER_N else "8, 16, ..., 256"
-        raise AtomError(f"wgmma for {a_type} and {b_type} has N = {steps}; N = {n!r} is none of them")
+        raise AtomError(f"wgmma for {a_type} and {b_type} has N = {steps}; N = {shown(n)} is none of them")
     if a_source not in SOURCES:
-        raise AtomError(f'wgmma takes A from "smem" or "rmem", not from {a_source!r}')
+        raise AtomError(f'wgmma takes A from "smem" or "rmem", not from {shown(a_source)}')
     if saturate and not (integers and a_type.bits > 1):
         raise AtomError(f"wgmma of {a_type} and {b_type} does not saturate: .satfinite is for i8 and u8")
     k = K_BYTES * 8 // a_type.bits

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...arguments import as_int, settle
+from ...arguments import as_int, settle, shown
 from ...errors import DescriptorError
 
 
@@ -66,7 +66,9 @@ class Field:
         for number, name in self.choices:
             if name == label:
                 return number
-        raise DescriptorError(f"{self.name} has no value {label!r}; it has {', '.join(n for _, n in self.choices)}")
+        raise DescriptorError(
+            f"{self.name} has no value {shown(label)}; it has {', '.join(n for _, n in self.choices)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

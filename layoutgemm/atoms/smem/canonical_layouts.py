@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...arguments import shown
 from ...dtypes import DType
 from ...errors import DescriptorError
 from ...layouts import Layout
@@ -35,7 +36,7 @@ def canonical_modes(major: str, mode_name: str, bits: int, leading: object, stri
     """
     mode = swizzle_mode(mode_name)
     if major not in MAJORS:
-        raise DescriptorError(f"major is {major!r}; it is 'K' or 'MN'")
+        raise DescriptorError(f"major is {shown(major)}; it is 'K' or 'MN'")
     width = mode.span * 8 // bits
     chunk = CHUNK_BITS // bits
     if major == "K":

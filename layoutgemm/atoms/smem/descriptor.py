@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...arch import Arch
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType
 from ...errors import AtomError, DescriptorError
 from ...layouts import ComposedLayout, Layout
@@ -198,7 +198,9 @@ class OperandDescriptor(HasPicture):
         """The increment of the word for one block of the tile, in units of 16 bytes."""
         for name, block, steps in (("K", k_block, self.k_steps), ("M or N", mn_block, self.mn_steps)):
             if not 0 <= block < len(steps):
-                raise DescriptorError(f"the tile has {len(steps)} block(s) along {name}; there is no block {block!r}")
+                raise DescriptorError(
+                    f"the tile has {len(steps)} block(s) along {name}; there is no block {shown(block)}"
+                )
         return (self.k_steps[k_block] + self.mn_steps[mn_block] - self.mn_steps[0]) // CHUNK_BYTES
 
     @checked(DescriptorError)
@@ -236,7 +238,7 @@ class OperandDescriptor(HasPicture):
         (16384, '0x4000004000010842')
         """
         if index < 0:
-            raise DescriptorError(f"stages are counted from 0; there is no stage {index!r}")
+            raise DescriptorError(f"stages are counted from 0; there is no stage {shown(index)}")
         return self.at(address + index * self.stage_bytes, k_block, mn_block)
 
     def explain(self) -> str:

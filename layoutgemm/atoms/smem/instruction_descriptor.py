@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...arguments import checked, having, settle
+from ...arguments import checked, having, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import DescriptorError
 from ...layouts.display import HasPicture
@@ -121,7 +121,7 @@ TABLES: dict[str, FieldTable] = {name: _table(name) for name in CODES}
 def codes_of(kind: str) -> Codes:
     """The codes of a kind; raises DescriptorError, listing the kinds, for another name."""
     if kind not in CODES:
-        raise DescriptorError(f"tcgen05.mma has no kind {kind!r}; it has {', '.join(CODES)}")
+        raise DescriptorError(f"tcgen05.mma has no kind {shown(kind)}; it has {', '.join(CODES)}")
     return CODES[kind]
 
 
@@ -202,7 +202,7 @@ class InstructionDescriptor(HasPicture):
     def _operand_problems(self) -> Iterator[str]:
         for name, major in (("A", self.a_major), ("B", self.b_major)):
             if major not in MAJORS:
-                yield f"major of {name} is {major!r}; it is 'K' or 'MN'"
+                yield f"major of {name} is {shown(major)}; it is 'K' or 'MN'"
             if major == "MN" and not KINDS[self.kind].transposes:
                 yield f"{name} is MN-major; the kind reads K-major operands only"
 
@@ -210,7 +210,7 @@ class InstructionDescriptor(HasPicture):
         flags = ("negate_a", "negate_b", "saturate", "sparse", "k_96", "weight_stationary")
         for name in flags:
             if not isinstance(getattr(self, name), bool):
-                yield f"{name} = {getattr(self, name)!r} is neither True nor False"
+                yield f"{name} = {shown(getattr(self, name))} is neither True nor False"
         if (self.negate_a or self.negate_b) and not kind.negate:
             yield "the kind does not negate its operands"
         if self.saturate and not kind.saturate:
@@ -231,7 +231,7 @@ class InstructionDescriptor(HasPicture):
         if self.max_shift and not self.weight_stationary:
             yield f"a maximum shift of {self.max_shift} outside the weight-stationary form"
         if self.cta_group not in (None, 1, 2):
-            yield f"cta_group is 1 or 2, not {self.cta_group!r}"
+            yield f"cta_group is 1 or 2, not {shown(self.cta_group)}"
 
     def _shape_problems(self) -> Iterator[str]:
         groups = (1, 2) if self.cta_group is None else (self.cta_group,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...arguments import checked, having
+from ...arguments import checked, having, shown
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_of
 from ...errors import DescriptorError
@@ -79,7 +79,7 @@ def operand_read(atom: Any, operand: str) -> OperandRead:
             raise DescriptorError(f"{atom.text} is operand {atom.name}; operand {operand} was asked for")
         return atom
     if operand not in ("A", "B"):
-        raise DescriptorError(f"a descriptor hands over operand A or B, not {operand!r}")
+        raise DescriptorError(f"a descriptor hands over operand A or B, not {shown(operand)}")
     having(atom, "atom", "a matrix atom, as wgmma makes", "ptx", "a_source", "tile_of", error=DescriptorError)
     source = atom.a_source if operand == "A" else atom.b_source
     if source != "smem":
@@ -115,7 +115,7 @@ def tcgen05_read(kind: str, dtype: DType | str, rows: int, operand: str = "A", s
     if element.name not in entry.types:
         raise DescriptorError(f"kind::{kind} takes {', '.join(entry.types)}, not {element}")
     if operand not in ("A", "B"):
-        raise DescriptorError(f"a descriptor hands over operand A or B, not {operand!r}")
+        raise DescriptorError(f"a descriptor hands over operand A or B, not {shown(operand)}")
     depth = entry.k * (2 if sparse and operand == "B" else 1)
     majors = ("K", "MN") if entry.transposes else ("K",)
     text = f"operand {operand} of tcgen05.mma.kind::{kind}"

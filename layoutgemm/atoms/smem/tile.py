@@ -75,7 +75,7 @@ SPANS = {name: mode.span for name, mode in SWIZZLES.items() if mode.readers == _
 def swizzle_mode(name: str) -> SwizzleMode:
     """The mode of that name; raises AtomError, listing them, for another name."""
     if name not in SWIZZLES:
-        raise AtomError(f"unknown shared-memory swizzle {name!r}; known: {', '.join(SWIZZLES)}")
+        raise AtomError(f"unknown shared-memory swizzle {shown(name)}; known: {', '.join(SWIZZLES)}")
     return SWIZZLES[name]
 
 
@@ -109,7 +109,7 @@ def packing_of(dtype_: DType | str, packing: str | None = None) -> str:
     if packing is None:
         packing = "packed" if CHUNK_BITS % element.bits == 0 else "b6x16_p32"
     if packing not in PACKINGS:
-        raise AtomError(f"unknown packing {packing!r}; known: {', '.join(PACKINGS)}")
+        raise AtomError(f"unknown packing {shown(packing)}; known: {', '.join(PACKINGS)}")
     bits = PACKINGS[packing]
     if bits is not None and element.bits != bits:
         raise AtomError(f"packing {packing} holds {bits}-bit elements; {element} has {element.bits}")
@@ -170,11 +170,11 @@ class SmemTile(HasPicture, HasPage, Function):
         swizzle_mode(self.swizzle_name)
         packing_of(self.dtype, self.packing)
         if self.major not in MAJORS:
-            raise AtomError(f"major is {self.major!r}; it is 'K' or 'MN'")
+            raise AtomError(f"major is {shown(self.major)}; it is 'K' or 'MN'")
         if self.layout.rank != 2:
             raise AtomError(f"a tile's layout has two modes, mn and k; {self.layout} has {self.layout.rank}")
         if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
-            raise AtomError(f"a tile's offset counts elements from 0; got {self.offset!r}")
+            raise AtomError(f"a tile's offset counts elements from 0; got {shown(self.offset)}")
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -289,7 +289,7 @@ def smem_atom(dtype_: DType | str, major: str, swizzle: str, packing: str | None
     """
     mode = swizzle_mode(swizzle)
     if major not in MAJORS:
-        raise AtomError(f"major is {major!r}; it is 'K' or 'MN'")
+        raise AtomError(f"major is {shown(major)}; it is 'K' or 'MN'")
     element = dtype(dtype_)
     width = mode.span * 8 // slot_bits(element, packing_of(element, packing))
     if major == "K":
@@ -330,7 +330,7 @@ def smem_tile(
     """
     element = dtype(dtype_)
     if major not in MAJORS:
-        raise AtomError(f"major is {major!r}; it is 'K' or 'MN'")
+        raise AtomError(f"major is {shown(major)}; it is 'K' or 'MN'")
     stored = packing_of(element, packing)
     contiguous = 1 if major == "K" else 0
     if swizzle is None:

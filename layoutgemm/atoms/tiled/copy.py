@@ -180,7 +180,7 @@ class TiledCopy(HasPicture, HasPage, Convertible):
     def _divisible(self, layout: object) -> Layout:
         """The layout, whose extents the tile divides. Raises AtomError for another."""
         if not isinstance(layout, Layout):
-            raise AtomError(f"a tiled copy partitions a Layout or a ComposedLayout, not {layout!r}")
+            raise AtomError(f"a tiled copy partitions a Layout or a ComposedLayout, not {shown(layout)}")
         if layout.rank < len(self.tiler):
             raise AtomError(f"the tiler has {len(self.tiler)} modes, and {layout} has {layout.rank}")
         for i, (mode, tiler) in enumerate(zip(layout, self.tiler)):

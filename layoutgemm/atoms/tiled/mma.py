@@ -75,7 +75,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
         if layout.rank != 3:
             raise AtomError(f"an atom layout counts atoms along M, N and K; {layout} has {layout.rank} modes, not 3")
         if not isinstance(permutation, (tuple, list)) or len(permutation) != 3:
-            raise AtomError(f"a permutation is three tilers, of M, N and K, not {permutation!r}")
+            raise AtomError(f"a permutation is three tilers, of M, N and K, not {shown(permutation)}")
         check_numbering(layout, f"atom layout {layout}: {layout.size} atoms are to be numbered")
         object.__setattr__(self, "atom_layout", layout)
         object.__setattr__(self, "permutation", tuple(permutation))
@@ -138,7 +138,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
     def tile_of(self, operand: str) -> tuple[int, int]:
         """The two extents in elements of an operand's tile: "A" (M, K), "B" (N, K) or "C" (M, N)."""
         if operand not in MODES:
-            raise AtomError(f"{self.atom} is tiled for the operands {', '.join(MODES)}, not {operand!r}")
+            raise AtomError(f"{self.atom} is tiled for the operands {', '.join(MODES)}, not {shown(operand)}")
         rows, columns = MODES[operand]
         return self.tile_mnk[rows], self.tile_mnk[columns]
 

@@ -208,17 +208,17 @@ def _derive(request: Request) -> TmaPlan:
     shared = _shared(request)
     element, kind = shared.dtype, format_of(shared.dtype, request.format)
     if request.operation not in OPERATIONS:
-        raise TmaError(f"a tensor copy is a {', '.join(OPERATIONS)}, not {request.operation!r}", rule="direction")
+        raise TmaError(f"a tensor copy is a {', '.join(OPERATIONS)}, not {shown(request.operation)}", rule="direction")
     if request.operation == "reduce":
         check_reduction(request.reduction, element)
     if request.l2_promotion not in L2_PROMOTION or request.oob_fill not in OOB_FILL:
         raise TmaError(
-            f"l2_promotion is one of {', '.join(L2_PROMOTION)}, not {request.l2_promotion!r}; oob_fill one of "
-            f"{', '.join(OOB_FILL)}, not {request.oob_fill!r}",
+            f"l2_promotion is one of {', '.join(L2_PROMOTION)}, not {shown(request.l2_promotion)}; oob_fill one of "
+            f"{', '.join(OOB_FILL)}, not {shown(request.oob_fill)}",
             rule="fill",
         )
     if not isinstance(request.gmem, Layout) or request.gmem.has_basis:
-        raise TmaError(f"the global layout leads from coordinates to elements, not {request.gmem!r}", rule="tile")
+        raise TmaError(f"the global layout leads from coordinates to elements, not {shown(request.gmem)}", rule="tile")
     tile = shared.tile if request.tile is None else _tuple(request.tile)
     leaves = leaves_of(request.gmem, tile, _names(request))
     _writable(request, leaves)
@@ -268,7 +268,7 @@ def _shared(request: Request) -> _Shared:
                 smem = smem.recast(bits)  # what the swizzle counts, the layout counts
             swizzle, offset, layout = mode_of(smem.swizzle, bits), smem.offset, smem.layout
     if not isinstance(layout, Layout) or layout.has_basis:
-        raise TmaError(f"the shared layout leads from tile coordinates to elements, not {smem!r}", rule="tile")
+        raise TmaError(f"the shared layout leads from tile coordinates to elements, not {shown(smem)}", rule="tile")
     modes = list(layout)
     rank = request.gmem.rank
     stages, stride = 1, 0
@@ -295,7 +295,7 @@ def _names(request: Request) -> tuple[str, ...]:
     rank = request.gmem.rank
     names = tuple(f"m{i}" for i in range(rank)) if request.names is None else tuple(request.names)
     if len(names) != rank or len(set(names)) != rank:
-        raise TmaError(f"{rank} modes of {request.gmem} need as many different names, not {names!r}", rule="tile")
+        raise TmaError(f"{rank} modes of {request.gmem} need as many different names, not {shown(names)}", rule="tile")
     return names
 
 
@@ -405,7 +405,10 @@ def derive(tile: SmemTile, dims: tuple[str, str], operation: str = "load") -> Tm
     ((8, 64), 8)
     """
     if len(dims) != 2 or dims[0] == dims[1]:
-        raise TmaError(f"a matrix has two dimensions of different names, innermost first; got {dims!r}", rule="tile")
+        raise TmaError(
+            f"a matrix has two dimensions of different names, innermost first; got {shown(dims)}",
+            rule="tile",
+        )
     inner = 1 if tile.major == "K" else 0
     unit = 8 * STRIDE_UNIT // min(tile.dtype.bits, 8 * STRIDE_UNIT)
     if tile.packing != "packed":  # its formats ask for lines of whole groups, which 6 bits do not divide

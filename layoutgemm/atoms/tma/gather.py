@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType
 from ...errors import TmaError
 from ...layouts import Layout
@@ -231,7 +231,7 @@ def tma_gather(
     layoutgemm.errors.TmaError: a tile of 6 rows: gather4 takes four at a time
     """
     if direction not in DIRECTIONS:
-        raise TmaError(f"rows are moved by {' or '.join(DIRECTIONS)}, not {direction!r}", rule="direction")
+        raise TmaError(f"rows are moved by {' or '.join(DIRECTIONS)}, not {shown(direction)}", rule="direction")
     if gmem.rank != 2 or any(isinstance(n, tuple) for n in gmem.shape if isinstance(gmem.shape, tuple)):
         raise TmaError(f"{direction}4 moves rows of a matrix without nested modes, not of {gmem}", rule="gather")
     if direction == "gather":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...errors import TmaError
 from ...layouts import Layout
 from .plan import TmaCopy, TmaPlan
@@ -22,7 +22,7 @@ def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
     barrier expects `plan.bytes`, not what it sends. Raises TmaError, rule "multicast", where no equal cut exists.
     """
     if not 1 <= blocks <= MAX_BLOCKS:
-        raise TmaError(f"multicast to {blocks!r} CTAs: a mask names 1 to {MAX_BLOCKS}", rule="multicast")
+        raise TmaError(f"multicast to {shown(blocks)} CTAs: a mask names 1 to {MAX_BLOCKS}", rule="multicast")
     if blocks == 1:
         return plan
     if plan.operation != "load":

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType
 from ...errors import OperandError, TmaError
 from ...layouts import Layout
@@ -173,7 +173,10 @@ class TmaPlan(HasPicture):
         (('k', 'm', 'l'), (64, 64, 1), 8192)
         """
         if self.extents is not None or name in self.dims:
-            raise TmaError(f"dimension {name!r} cannot be added to {self.dims} of extents {self.extents}", rule="tile")
+            raise TmaError(
+                f"dimension {shown(name)} cannot be added to {self.dims} of extents {self.extents}",
+                rule="tile",
+            )
         if len(self.box) == 5:
             raise TmaError("a tensor map has five dimensions at most", rule="rank")
         return replace(

@@ -222,7 +222,7 @@ def format_of(dtype: DType, name: str | None = None) -> Format:
     if not known:
         raise TmaError(f"no tensor map holds {dtype}; the types are {', '.join(_FORMATS_OF)}", rule="format")
     if name is not None and name not in known:
-        raise TmaError(f"{dtype} is copied as {' or '.join(known)}, not {name!r}", rule="format")
+        raise TmaError(f"{dtype} is copied as {' or '.join(known)}, not {shown(name)}", rule="format")
     return FORMATS[name or known[0]]
 
 
@@ -242,7 +242,7 @@ REDUCTIONS: dict[str, tuple[str, ...]] = {
 def check_reduction(operation: str, dtype: DType) -> None:
     """Raise TmaError, rule "reduction", unless the engine reduces elements of this type by this operation."""
     if operation not in REDUCTIONS:
-        raise TmaError(f"the engine reduces by {', '.join(REDUCTIONS)}, not {operation!r}", rule="reduction")
+        raise TmaError(f"the engine reduces by {', '.join(REDUCTIONS)}, not {shown(operation)}", rule="reduction")
     if dtype.name not in REDUCTIONS[operation]:
         raise TmaError(
             f"{operation} reduces {', '.join(REDUCTIONS[operation])} in global memory, not {dtype}", rule="reduction"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...dtypes import DType, dtype, f32
 from ...errors import AtomError, BudgetError
 from ...layouts import E, Layout
@@ -144,7 +144,9 @@ def datapath(m: int, cta_group: int = 1, ws: bool = False, sparse: bool = False)
         f"M = {rows} with cta_group::{group}{'' if only is None else ' .ws' if only else ' without .ws'}"
         for rows, group, only, _, _ in _CHOICE
     )
-    raise AtomError(f"no data path for M = {m!r}, cta_group::{cta_group!r}{', .ws' if ws else ''}; PTX has {known}")
+    raise AtomError(
+        f"no data path for M = {shown(m)}, cta_group::{shown(cta_group)}{', .ws' if ws else ''}; PTX has {known}"
+    )
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves:
     (32, 4)
     """
     if halves not in (1, 2):
-        raise AtomError(f"scale factors lie over the lanes as a whole or in 2 halves, not {halves!r}")
+        raise AtomError(f"scale factors lie over the lanes as a whole or in 2 halves, not {shown(halves)}")
     if rows < 1 or rows % halves or (rows // halves > 32 and rows // halves % 32):
         raise AtomError(
             f"scale factors fill 32 lanes at a time: {rows} rows{' in 2 halves' if halves == 2 else ''} are no "
@@ -350,7 +352,7 @@ def scale_place(rows: int, per_instruction: int, index: int, halves: int = 1) ->
     """
     if per_instruction not in (1, 2, 3, 4, 6):
         raise AtomError(
-            f"an instruction uses 1, 2 or 4 scale factors to a row, 3 or 6 with K = 96; not {per_instruction!r}"
+            f"an instruction uses 1, 2 or 4 scale factors to a row, 3 or 6 with K = 96; not {shown(per_instruction)}"
         )
     if index < 0:
         raise AtomError(f"instructions along K are counted from 0, not {index}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ...arguments import as_int, checked, settle
+from ...arguments import as_int, checked, settle, shown
 from ...atoms.copy.base import WARP
 from ...errors import PlanError
 from ...layouts.display import HasPicture
@@ -209,7 +209,7 @@ class Pipeline(HasPicture):
         self.named_barrier(name)
         order = [CTA, *(b.name for b in self._named_barriers if b.name != CTA)]
         if (number := order.index(name)) >= MOST_NAMED:
-            raise PlanError(f"{self.name}: {name!r} would be hardware barrier {number}; a CTA has {MOST_NAMED}")
+            raise PlanError(f"{self.name}: {shown(name)} would be hardware barrier {number}; a CTA has {MOST_NAMED}")
         return number
 
     @property
@@ -331,13 +331,13 @@ def _without_one(program: Program) -> Iterator[tuple[Action, Program]]:
 
 def _brief(action: Action) -> str:
     """The action as one would write it, without the fields that have their default."""
-    shown: list[str] = []
+    parts: list[str] = []
     for f in fields(action):
         value = getattr(action, f.name)
         if value != f.default:
-            required = not shown or f.name in ("at", "pending", "cursor")
-            shown.append(repr(value) if required else f"{f.name}={value!r}")
-    return f"{type(action).__name__}({', '.join(shown)})"
+            required = not parts or f.name in ("at", "pending", "cursor")
+            parts.append(repr(value) if required else f"{f.name}={value!r}")
+    return f"{type(action).__name__}({', '.join(parts)})"
 
 
 def ranks_of(to: Targets, rank: int, cluster: int) -> tuple[int, ...]:
@@ -366,7 +366,7 @@ def _named(entries: Sequence[N], name: str, what: str) -> N:
     for entry in entries:
         if entry.name == name:
             return entry
-    raise PlanError(f"no {what} {name!r}; there are {', '.join(entry.name for entry in entries) or 'none'}")
+    raise PlanError(f"no {what} {shown(name)}; there are {', '.join(entry.name for entry in entries) or 'none'}")
 
 
 def validate(pipeline: Pipeline) -> None:
@@ -377,7 +377,7 @@ def validate(pipeline: Pipeline) -> None:
         names = [entry.name for entry in group]
         for name in names:
             if names.count(name) > 1:
-                raise PlanError(f"{pipeline.name}: two {what}s are named {name!r}")
+                raise PlanError(f"{pipeline.name}: two {what}s are named {shown(name)}")
     numbers = [("cluster", pipeline.cluster), *((f"warps of {r.name}", r.warps) for r in pipeline.roles)]
     for barrier in pipeline.barriers:
         if isinstance(barrier, Mbarrier):
@@ -395,7 +395,7 @@ def validate(pipeline: Pipeline) -> None:
         as_int(number, f"{label} of {pipeline.name}", PlanError, least=1)
     for buffer in pipeline.buffers:
         if buffer.space not in SPACES:
-            raise PlanError(f"{buffer.name} is in {buffer.space!r}, which is none of {', '.join(SPACES)}")
+            raise PlanError(f"{buffer.name} is in {shown(buffer.space)}, which is none of {', '.join(SPACES)}")
         for turn in buffer.turns:
             for name in turn:
                 pipeline.role(name)
@@ -432,7 +432,7 @@ def _loops(program: Program, inside: str = "") -> int:
 def _validate_action(pipeline: Pipeline, role: Role, action: Action) -> None:
     by = getattr(action, "by", "warp")
     if by not in BY:
-        raise PlanError(f"by is one of {', '.join(BY)}, not {by!r}")
+        raise PlanError(f"by is one of {', '.join(BY)}, not {shown(by)}")
     stages: list[tuple[str, int | str, int]] = []
     at = getattr(action, "at", 0)
     if isinstance(action, Sync):
@@ -449,19 +449,19 @@ def _validate_action(pipeline: Pipeline, role: Role, action: Action) -> None:
         stages.append((name, getattr(action, "published_at", 0), pipeline.buffer(name).stages))
     cursors = {cursor.name: cursor for cursor in role.cursors}
     if (cursor := getattr(action, "cursor", None)) is not None and cursor not in cursors:
-        raise PlanError(f"the role has no cursor {cursor!r}")
+        raise PlanError(f"the role has no cursor {shown(cursor)}")
     for name, place, have in stages:
         if isinstance(place, str) and place not in cursors:
-            raise PlanError(f"the role has no cursor {place!r}")
+            raise PlanError(f"the role has no cursor {shown(place)}")
         need = cursors[place].stages if isinstance(place, str) else place + 1
         if not 1 <= need <= have:
-            raise PlanError(f"stage {place!r} goes up to {need - 1}, and {name} has {have} stage(s)")
+            raise PlanError(f"stage {shown(place)} goes up to {need - 1}, and {name} has {have} stage(s)")
     if isinstance(action, (Commit, WaitGroup)) and action.pipe not in PIPES[:3]:
-        raise PlanError(f"pipe is one of {', '.join(PIPES[:3])}, not {action.pipe!r}")
+        raise PlanError(f"pipe is one of {', '.join(PIPES[:3])}, not {shown(action.pipe)}")
     for to in (getattr(action, "to", OWN), getattr(action, "ctas", OWN)):
         if isinstance(to, str):
             if to not in (OWN, ALL):
-                raise PlanError(f"targets are 'own', 'all' or ranks, not {to!r}")
+                raise PlanError(f"targets are 'own', 'all' or ranks, not {shown(to)}")
         elif len(to) != pipeline.cluster or any(not 0 <= r < pipeline.cluster for row in to for r in row):
             raise PlanError(f"targets {to} do not name ranks of a cluster of {pipeline.cluster} for each rank")
     if isinstance(action, If) and isinstance(action.condition, Onward) and pipeline.k_tiles[0] < 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...arch import arch
-from ...arguments import as_int, checked
+from ...arguments import as_int, checked, shown
 from ...errors import PlanError
 from .actions import (
     Action,
@@ -235,9 +235,9 @@ def cluster_ring(
     if bytes_a % along_n or bytes_b % along_m:
         raise PlanError(f"A's {bytes_a} bytes in {along_n} shares, B's {bytes_b} in {along_m}: no whole bytes")
     if tail not in ("wait", "sync"):
-        raise PlanError(f"tail = {tail!r}: 'wait' or 'sync'")
+        raise PlanError(f"tail = {shown(tail)}: 'wait' or 'sync'")
     if senders not in ("all", "first"):
-        raise PlanError(f"senders = {senders!r}: 'all' or 'first'")
+        raise PlanError(f"senders = {shown(senders)}: 'all' or 'first'")
     loads, release = _multicast(bytes_a, bytes_b, cluster, senders)
     drain: Program = (Wait("empty", "load", flip=True, by="one"), Advance("load")) * stages if tail == "wait" else ()
     end: Program = (ClusterArrive(), ClusterWait()) if tail == "sync" else ()

@@ -49,6 +49,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from ...arguments import shown
 from ...errors import PlanError
 from .actions import KIs
 from .happens_before import Hazard
@@ -131,7 +132,7 @@ class Interleaving:
 def prove_pipeline(pipeline: Pipeline, *, fences: str = "writer", limit: int = 20000) -> PipelineProof | Interleaving:
     """See `Pipeline.prove`. Raises PlanError when more than `limit` states are met."""
     if fences not in ("writer", "any"):
-        raise PlanError(f"fences = {fences!r}: 'writer' or 'any'")
+        raise PlanError(f"fences = {shown(fences)}: 'writer' or 'any'")
     few = fewest(pipeline)
     for merge, cast in ((True, few), *(() if few.whole else ((True, None),)), (False, None)):
         found = _explore(pipeline, fences, limit, merge, cast)

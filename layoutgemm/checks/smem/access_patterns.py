@@ -186,7 +186,7 @@ def matrix_access(
     """
     bits = dtype(element).bits
     if along not in MAJORS:
-        raise AtomError(f"rows run along 'K' or 'MN', not {along!r}")
+        raise AtomError(f"rows run along 'K' or 'MN', not {shown(along)}")
     row = CHUNK_BYTES * 8 // bits
     shape = (ATOM_ROWS, row) if along == "K" else (row, ATOM_ROWS)
     if extent[0] % shape[0] or extent[1] % shape[1]:
@@ -321,7 +321,7 @@ def byte_addresses(
     bits = element_bits(tile, element)
     layout = tile.composed if isinstance(tile, SmemTile) else tile
     if not isinstance(layout, (Layout, ComposedLayout, LinearLayout)):
-        raise AtomError(f"no layout: {tile!r}")
+        raise AtomError(f"no layout: {shown(tile)}")
     if isinstance(layout, LinearLayout) and layout.names[:1] in (("offset",), ("register",), ("row",)):
         way = ": give its inverse(), coordinate -> offset" if layout.names[0] == "offset" else ""
         raise AtomError(f"({', '.join(layout.names)}) -> element is no tile in shared memory{way}")

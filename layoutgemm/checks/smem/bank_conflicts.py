@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...arch import Arch
 from ...arch import arch as arch_of
-from ...arguments import as_int, checked, refusal
+from ...arguments import as_int, checked, refusal, shown
 from ...atoms.copy.base import PHASE_LANES, WARP
 from ...atoms.smem.tile import SmemTile
 from ...dtypes import DType
@@ -301,10 +301,10 @@ def requests_of(
         check_addresses(addresses, width, kind)
         return [(kind, kind, addresses, width)], "these addresses"
     if kind is not None:
-        raise AtomError(f"an access has its own kind; {kind!r} is not for a {noun}")
+        raise AtomError(f"an access has its own kind; {shown(kind)} is not for a {noun}")
     accesses = listed(how)
     if not accesses:
-        raise AtomError(f"how is one access or several, as matrix_access((64, 64), 'bf16') makes, not {how!r}")
+        raise AtomError(f"how is one access or several, as matrix_access((64, 64), 'bf16') makes, not {shown(how)}")
     return [(access.name, access.kind, *byte_addresses(what, access, element)) for access in accesses], str(what)
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...atoms.smem.tile import SPANS, SmemTile, swizzle_of
 from ...dtypes import DType, dtype
 from ...errors import AtomError
@@ -389,7 +389,7 @@ def find_padding(
     given = listed(accesses)
     bits = dtype(element).bits
     if major not in ("K", "MN"):
-        raise AtomError(f"major is {major!r}; it is 'K' or 'MN'")
+        raise AtomError(f"major is {shown(major)}; it is 'K' or 'MN'")
     row = extent[1] if major == "K" else extent[0]
     rows = extent[0] if major == "K" else extent[1]
     found: list[tuple[Layout, BankReport]] = []

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ...arguments import shown
 from ...errors import EmulatorError
 from .multicast import Multicast
 from .ranks import Ranks
@@ -90,7 +91,7 @@ class Collectives:
     def multimem_all_reduce(self, tensor: Tensor, op: str, group: object = None) -> Tensor:
         """torch.ops.symm_mem.multimem_all_reduce_: the sum, in place."""
         if op != "sum":
-            raise EmulatorError(f"multimem_all_reduce_ with {op!r}: it is 'sum'")
+            raise EmulatorError(f"multimem_all_reduce_ with {shown(op)}: it is 'sum'")
         self.all_reduce(tensor)
         return tensor
 

@@ -26,6 +26,7 @@ from typing import Any, get_args, get_origin
 
 import numpy as np
 
+from ...arguments import shown
 from ...errors import EmulatorError, NotCompiledError
 from .arguments import ArgumentMemory, PackedArray, array_of
 from .exported import WAY_OUT, loaded_from_file
@@ -464,7 +465,8 @@ class CompiledFunction:
         said = re.sub(r"\s+", "_", said.translate(_MANGLE_TRANSLATION_TABLE))
         if len(function) < 180 and said not in function:
             raise EmulatorError(
-                f"{name} is {value!r}, and was another constant when the function was compiled ({function}): pass the "
+                f"{name} is {shown(value)}, and was another constant when the function was compiled "
+                f"({function}): pass the "
                 "same, or compile with Int32 values"
             )
 

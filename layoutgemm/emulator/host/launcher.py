@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...arch import facts_of
+from ...arguments import shown
 from ...errors import EmulatorError
 from ..machine.launch import MULTIPROCESSORS, Launch
 from ..machine.memory import GlobalMemory
@@ -284,7 +285,9 @@ class HostFunction:
             return self.kernels[0]
         found = next((kernel for kernel in self.kernels if name is not None and kernel.name == name.decode()), None)
         if found is None:
-            raise EmulatorError(f"the host function launches {name!r}; the PTX has {[k.name for k in self.kernels]}")
+            raise EmulatorError(
+                f"the host function launches {shown(name)}; the PTX has {[k.name for k in self.kernels]}"
+            )
         return found
 
 

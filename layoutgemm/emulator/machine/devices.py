@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
 from .deadlocks import stuck
 from .interpreter import PtxMachine
@@ -98,7 +99,7 @@ class Devices:
         seed: int = 0,
     ) -> None:  # fmt: skip
         if order not in ("devices first", "copies first", "random"):
-            raise EmulatorError(f"order = {order!r}: 'devices first', 'copies first' or 'random'")
+            raise EmulatorError(f"order = {shown(order)}: 'devices first', 'copies first' or 'random'")
         self.machines, self.streams, self.order = list(machines), list(streams), order
         self.random = random.Random(seed)
         self.running: list[PtxMachine] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...arguments import as_int, settle
+from ...arguments import as_int, settle, shown
 from ...atoms.tma.rules import TensorMap
 from ...errors import EmulatorError
 from ..ptx.values import FULL, LANE, LANES, M32, M64, Value
@@ -80,7 +80,9 @@ class Policy:
         settle(self, EmulatorError)
         for name, words in WORDS.items():
             if getattr(self, name) not in words:
-                raise EmulatorError(f"{name} = {getattr(self, name)!r}; it is one of {', '.join(map(repr, words))}")
+                raise EmulatorError(
+                    f"{name} = {shown(getattr(self, name))}; it is one of {', '.join(map(repr, words))}"
+                )
         if self.strict:
             object.__setattr__(self, "fences", "writers")
         as_int(self.limit, "the limit of operations", EmulatorError, least=1)

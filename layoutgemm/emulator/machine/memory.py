@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ...arguments import shown
 from ...errors import EmulatorError
 from ..ptx.values import any_of
 from . import device_heap
@@ -155,7 +156,9 @@ class GlobalMemory:
             return
         data = self.given.get(name, first)
         if data is None:
-            raise EmulatorError(f"the variable {name} is external: pass its bytes as variables={{{name!r}: array}}")
+            raise EmulatorError(
+                f"the variable {name} is external: pass its bytes as variables={{{shown(name)}: array}}"
+            )
         if first is not None and first.size and data.size != first.size:
             raise EmulatorError(f"the variable {name} has {first.size} bytes, and {data.size} were given")
         self.followed.append(GlobalBuffer(name, address, data))

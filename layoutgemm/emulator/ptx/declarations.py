@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...arguments import shown
 from ...errors import PtxError
 
 MAX_VARIABLE_BYTES = 1 << 28
@@ -267,6 +268,8 @@ def _formals(text: str | None, line: int) -> tuple[FormalParameter, ...]:
             continue
         found = _FORMAL.fullmatch(" ".join(part.split()))
         if found is None:
-            raise PtxError(f"PTX line {line}: {' '.join(part.split())!r} among a function's parameters cannot be read")
+            raise PtxError(
+                f"PTX line {line}: {shown(' '.join(part.split()))} among a function's parameters cannot be read"
+            )
         out.append(FormalParameter(found.group(3), found.group(2), found.group(1), int(found.group(4) or 1)))
     return tuple(out)

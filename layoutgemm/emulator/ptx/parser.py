@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from ...arguments import shown
 from ...errors import PtxError
 from .declarations import SIZES as SIZES
 from .declarations import DeviceFunction, ModuleVariable, alignment_of, functions_of, line_of, size_of, variables_of
@@ -361,7 +362,7 @@ def _declare(
             m = _REGISTERS.fullmatch(text)
             found = [_REGISTER.fullmatch(name.strip()) for name in m.group(3).split(",")] if m is not None else []
             if m is None or m.group(2) not in SIZES or not found or None in found:
-                raise PtxError(f"PTX line {line}: cannot read the declaration {text!r}")
+                raise PtxError(f"PTX line {line}: cannot read the declaration {shown(text)}")
             for prefix, count in [one.groups() for one in found if one is not None]:
                 if int(count or 1) + len(kernel.registers) > MAX_REGISTERS:
                     raise PtxError(f"PTX line {line}: {text}: more than {MAX_REGISTERS} registers in one kernel")
@@ -375,7 +376,7 @@ def _declare(
         elif directive in (".shared", ".extern"):
             declared = _SHARED.fullmatch(text)
             if declared is None:
-                raise PtxError(f"PTX line {line}: cannot read the declaration {text!r}")
+                raise PtxError(f"PTX line {line}: cannot read the declaration {shown(text)}")
             found_shared = _shared(declared, line)
             if all(one.name != found_shared.name for one in shared):
                 shared.append(found_shared)
@@ -394,7 +395,7 @@ def _local(text: str, line: int) -> LocalSymbol:
     """A `.local` or `.param` declaration in a body."""
     found = _LOCAL.fullmatch(text)
     if found is None:
-        raise PtxError(f"PTX line {line}: cannot read the declaration {text!r}")
+        raise PtxError(f"PTX line {line}: cannot read the declaration {shown(text)}")
     align, vector, kind, name, extents = found.groups()
     what = f"PTX line {line}: {text}"
     unit = size_of(kind, what) * int(vector or 1)
@@ -520,7 +521,7 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
     negated = text.startswith("!")
     bare = text.lstrip("!").strip()
     if bare[:1] in ("[", "{", "(") and bare[-1] != {"[": "]", "{": "}", "(": ")"}[bare[0]]:
-        raise ValueError(f"the bracket of {text!r} is not closed")
+        raise ValueError(f"the bracket of {shown(text)} is not closed")
     if bare.startswith("["):
         base, *coordinates = _split(bare[1:-1])
         offset = 0
@@ -528,7 +529,7 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
         if m is not None and (m.group(1) in kernel.registers or not _NUMBER.fullmatch(base)):
             base, offset = m.group(1), int(m.group(2) + "1") * int(m.group(3), 0)
             if abs(offset) >> 32:
-                raise ValueError(f"the offset of {text!r} has more than 32 bits")
+                raise ValueError(f"the offset of {shown(text)} has more than 32 bits")
         parts = [_operand(kernel, base)]
         for part in coordinates:
             inner = _operand(kernel, part)
@@ -564,4 +565,4 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
         return PtxOperand("number", bare)
     if re.fullmatch(r"[\w$@.]+(?:\s*\+\s*\d+)?", bare):
         return PtxOperand("symbol", bare)
-    raise ValueError(f"cannot read the operand {text!r}")
+    raise ValueError(f"cannot read the operand {shown(text)}")

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from ...arguments import shown
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue
 from ...kernels.epilogue.parameters import host_number
@@ -72,7 +73,9 @@ def _finished(
     added = None if bias is None else array_of("bias", bias)
     check_finish(None if added is None else (added.shape, str(added.dtype)), activation, columns, kind)
     if gate_of(activation) is not None:
-        raise OperandError(f"activation {activation!r} with a prologue: plan(..., gated=) has it; others are not gates")
+        raise OperandError(
+            f"activation {shown(activation)} with a prologue: plan(..., gated=) has it; others are not gates"
+        )
     steps: list[Step] = []
     if added is not None:
         if "bias" in values:

@@ -37,6 +37,7 @@ from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from ...arguments import shown
 from ...layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 
 try:
@@ -116,7 +117,7 @@ def facts_of(value: object, other: Callable[[object], str] | None = None) -> obj
         return str(value)
     if other is not None:
         return other(value)
-    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be part of a kernel's name")
+    raise TypeError(f"{shown(value)} of type {type(value).__name__} cannot be part of a kernel's name")
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...arguments import shown
 from ..epilogue.chain import Epilogue
 from ..epilogue.text import entry_of_steps, steps_of, tuples
 from ..sm80.choose import Sm80Choice
@@ -378,7 +379,7 @@ def choice_of(entry: Any) -> Sm90Choice | Sm80Choice | StreamedChoice:
     (128, 64)
     """
     if not isinstance(entry["swapped"], bool):
-        raise TypeError(f"swapped = {entry['swapped']!r}: true or false")
+        raise TypeError(f"swapped = {shown(entry['swapped'])}: true or false")
     if "streamed" in entry:
         return StreamedChoice(StreamedConfig(**entry["config"]))
     if "mma.sync" in entry:

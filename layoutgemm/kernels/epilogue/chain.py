@@ -17,7 +17,7 @@ from math import lcm
 
 import numpy as np
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...errors import PlanError
 from ..plan import MAX_WORDS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
@@ -86,7 +86,9 @@ class Epilogue:
     ):  # fmt: skip
         for step in steps:
             if not isinstance(step, Step):
-                raise PlanError(f"an epilogue is made of steps, such as Bias() and Activation('relu'), not of {step!r}")
+                raise PlanError(
+                    f"an epilogue is made of steps, such as Bias() and Activation('relu'), not of {shown(step)}"
+                )
         object.__setattr__(self, "steps", tuple(steps))
         object.__setattr__(self, "flipped", flipped)
         object.__setattr__(self, "pairs", pairs)
@@ -136,12 +138,14 @@ class Epilogue:
     def _check_sums(self) -> None:
         """Raise PlanError for steps before a gate that are not of one sum."""
         if not 0 <= self.sums <= len(self.steps):
-            raise PlanError(f"sums = {self.sums!r}: before a gate are 0 to {len(self.steps)} steps, all that there are")
+            raise PlanError(
+                f"sums = {shown(self.sums)}: before a gate are 0 to {len(self.steps)} steps, all that there are"
+            )
         if self.sums and self.flipped:
             raise PlanError(f"sums = {self.sums}: a gated product's operands do not change places")
         for step in self.steps[: self.sums]:
             if not isinstance(step, (Scale, VectorScale, Bias)):
-                raise PlanError(f"sums = {self.sums}: before a gate are Scale, VectorScale and Bias, not {step!r}")
+                raise PlanError(f"sums = {self.sums}: before a gate are Scale, VectorScale and Bias, not {shown(step)}")
 
     @classmethod
     def of(cls, given: object, gated: bool = False) -> Epilogue:
@@ -155,7 +159,9 @@ class Epilogue:
         if given is None or isinstance(given, Step):
             return cls(given) if given is not None else cls()
         if not isinstance(given, Epilogue):
-            raise PlanError(f"epilogue={given!r}: it is made of steps, as in Epilogue(Bias(), Custom.of(function))")
+            raise PlanError(
+                f"epilogue={shown(given)}: it is made of steps, as in Epilogue(Bias(), Custom.of(function))"
+            )
         if given.sums and not gated:
             raise PlanError(f"sums = {given.sums}: the epilogue's first steps are before a gate, and there is none")
         return given
@@ -173,7 +179,7 @@ class Epilogue:
         """
         steps: list[Step] = []
         if not isinstance(name, str):
-            raise PlanError(f"an epilogue is named by text, as in 'GELU_AUX_BIAS', not by {name!r}")
+            raise PlanError(f"an epilogue is named by text, as in 'GELU_AUX_BIAS', not by {shown(name)}")
         parts = name.split("_")
         kinds = {"RELU": "relu", "GELU": "gelu_tanh", "DRELU": "relu", "DGELU": "gelu_tanh"}
         head, rest = (parts[0], parts[1:]) if parts[0] in kinds else ("", parts)
@@ -181,12 +187,12 @@ class Epilogue:
             not set(rest) <= {"AUX", "BIAS"} or len(set(rest)) != len(rest) or (not head and rest != ["BIAS"])
         ):
             raise PlanError(
-                f"epilogue {name!r}: known are DEFAULT, BIAS, RELU, GELU and these with _AUX, _BIAS or _AUX_BIAS, "
+                f"epilogue {shown(name)}: known are DEFAULT, BIAS, RELU, GELU and these with _AUX, _BIAS or _AUX_BIAS, "
                 "DRELU, DGELU"
             )
         if head.startswith("D"):
             if rest:
-                raise PlanError(f"epilogue {name!r}: the bias's gradient is a sum along C, which is not fused")
+                raise PlanError(f"epilogue {shown(name)}: the bias's gradient is a sum along C, which is not fused")
             return cls(ActivationGradient(kinds[head], dtype, order))
         if "BIAS" in rest:
             steps.append(Bias("m"))

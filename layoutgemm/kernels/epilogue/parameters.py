@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...arguments import shown
 from ...errors import OperandError
 from ..plan import MAX_WORDS
 from .steps import EpilogueOperand
@@ -85,7 +86,7 @@ def host_number(name: str, value: Any, whole: bool = False) -> int | float:
         raise OperandError(f"{name} = an integer of {value.bit_length()} bits is beyond float32")
     number = float(value)
     if _MAX_F32 <= abs(number) < math.inf:
-        raise OperandError(f"{name} = {number!r} is beyond float32")
+        raise OperandError(f"{name} = {shown(number)} is beyond float32")
     return number
 
 
@@ -108,7 +109,7 @@ def _words(operand: EpilogueOperand, value: object) -> tuple[Any, ...]:
     if operand.host:
         return (number_word(operand, value),)
     if not isinstance(value, PlacedOperand):
-        raise OperandError(f"{operand.name} lies in memory: an address, not {value!r}")
+        raise OperandError(f"{operand.name} lies in memory: an address, not {shown(value)}")
     if not operand.axes:
         return (value.address,)
     return (value.address, value.leading, value.batch) if operand.axes == "mn" else (value.address, value.batch)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...arguments import as_int
+from ...arguments import as_int, shown
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
 from ..derive import ORDERS
@@ -77,7 +77,7 @@ class _Along(ReductionStep):
         if not self.name:
             object.__setattr__(self, "name", f"{'row' if self.axes == 'm' else 'column'}_{made.name}")
         if self.order not in ORDERS:
-            raise PlanError(f"{self.name}: order {self.order!r}; known are 'row' and 'col'")
+            raise PlanError(f"{self.name}: order {shown(self.order)}; known are 'row' and 'col'")
         if self.each is not None:
             as_int(self.each, f"{self.name}: each", PlanError, least=1)
         if not self.ordered and (made.atomic is None or self.dtype != "f32" or self.each is not None):
@@ -232,9 +232,9 @@ class Quantize(Step):
     def __post_init__(self) -> None:
         as_int(self.each, f"{self.name}: each", PlanError, least=1)
         if self.dtype not in FP8_MOST:
-            raise PlanError(f"{self.name}: values of {self.dtype!r}; known are {', '.join(FP8_MOST)}")
+            raise PlanError(f"{self.name}: values of {shown(self.dtype)}; known are {', '.join(FP8_MOST)}")
         if isinstance(self.least, bool) or not isinstance(self.least, (int, float)) or not 1e-30 <= self.least < 1e30:
-            raise PlanError(f"{self.name}: least = {self.least!r}: a number from 1e-30 to 1e30")
+            raise PlanError(f"{self.name}: least = {shown(self.least)}: a number from 1e-30 to 1e30")
 
     @property
     def reduction(self) -> Reduction:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ...arguments import shown
 from ...errors import PlanError
 from . import tracing
 from .numpy_math import Math
@@ -114,7 +115,7 @@ class Reduction:
         values = [tracing.as_value(value) for value in lifted]
         kinds = tuple(value.kind for value in values)
         if not isinstance(identity, Sequence) or len(identity) != len(values):
-            raise PlanError(f"identity = {identity!r}: one number for each of {len(values)} component(s)")
+            raise PlanError(f"identity = {shown(identity)}: one number for each of {len(values)} component(s)")
         a, b = (_components(letter, kinds) for letter in "ab")
         both = tracing.called(combine, ("a", "b", "ops"), (a, b, tracing.Operations()))
         combined = [tracing.as_value(value, kind).expression for value, kind in _zipped("combine", both, kinds)]
@@ -122,7 +123,9 @@ class Reduction:
         done = [tracing.as_value(value) for value in _several(last)]
         names = tuple(results) or (("",) if len(done) == 1 else tuple(str(i) for i in range(len(done))))
         if len(names) != len(done) or len(set(names)) < len(names):
-            raise PlanError(f"results = {names!r}: {len(done)} different names, one for each result of the reduction")
+            raise PlanError(
+                f"results = {shown(names)}: {len(done)} different names, one for each result of the reduction"
+            )
         return cls(
             name,
             tuple(value.expression for value in values),
@@ -312,7 +315,9 @@ def _by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Valu
 def _several(values: object) -> tuple[object, ...]:
     found = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     if not 1 <= len(found) <= MOST_COMPONENTS or values is None:
-        raise PlanError(f"the reduction's function gives {values!r}: one number, or a tuple of up to {MOST_COMPONENTS}")
+        raise PlanError(
+            f"the reduction's function gives {shown(values)}: one number, or a tuple of up to {MOST_COMPONENTS}"
+        )
     return found
 
 
@@ -330,7 +335,7 @@ def _components(letter: str, kinds: tuple[str, ...]) -> tuple[tracing.Symbol, ..
 def _number(value: object, kind: str) -> float | int:
     """A component of the identity. Raises PlanError for anything but a number that 32 bits hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PlanError(f"a component of the identity is {value!r}: a number")
+        raise PlanError(f"a component of the identity is {shown(value)}: a number")
     if kind == "float" and np.isfinite(value):
         return float(tracing.as_value(float(value)).expression[1])
     if kind == "float":
@@ -416,7 +421,9 @@ def reduction_of(given: str | Reduction) -> Reduction:
     if isinstance(given, Reduction):
         return given
     if not isinstance(given, str) or given not in REDUCTIONS:
-        raise PlanError(f"a reduction by {given!r}: known are {', '.join(REDUCTIONS)}, and a Reduction of one's own")
+        raise PlanError(
+            f"a reduction by {shown(given)}: known are {', '.join(REDUCTIONS)}, and a Reduction of one's own"
+        )
     return REDUCTIONS[given]
 
 

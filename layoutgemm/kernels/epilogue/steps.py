@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ...arguments import shown
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
@@ -46,12 +47,12 @@ class EpilogueOperand:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise PlanError(f"an operand of an epilogue is named {self.name!r}: no identifier")
+            raise PlanError(f"an operand of an epilogue is named {shown(self.name)}: no identifier")
         if not isinstance(self.axes, str) or self.axes not in _FLIPPED:
-            raise PlanError(f"{self.name}: axes {self.axes!r}; known are {', '.join(map(repr, _FLIPPED))}")
+            raise PlanError(f"{self.name}: axes {shown(self.axes)}; known are {', '.join(map(repr, _FLIPPED))}")
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
         if self.order not in ORDERS:
-            raise PlanError(f"{self.name}: order {self.order!r}; known are 'row' and 'col'")
+            raise PlanError(f"{self.name}: order {shown(self.order)}; known are 'row' and 'col'")
         known = ("f32", "i32") if self.host else ("f32", "bf16", "f16") + ("i32",) * self.written
         if self.dtype.name not in known:
             raise PlanError(f"{self.name} is {self.dtype}; an epilogue's operand is one of {', '.join(known)}")
@@ -136,7 +137,7 @@ class _Vector(Step):
 
     def __post_init__(self) -> None:
         if self.axis not in ("m", "n"):
-            raise PlanError(f"{self.name}: axis {self.axis!r}; 'n' for one value a column, 'm' for one a row")
+            raise PlanError(f"{self.name}: axis {shown(self.axis)}; 'n' for one value a column, 'm' for one a row")
 
     @property
     def given(self) -> tuple[EpilogueOperand, ...]:
@@ -223,7 +224,7 @@ ACTIVATIONS: Mapping[str, Callable[[Value, Functions], Value]] = {
 def check_activation(kind: object, said: str = "activation") -> None:
     """Raise PlanError unless `kind` is one of ACTIVATIONS; `said` is what the caller gave it as."""
     if not isinstance(kind, str) or kind not in ACTIVATIONS:
-        raise PlanError(f"{said} {kind!r}: known are {', '.join(ACTIVATIONS)}")
+        raise PlanError(f"{said} {shown(kind)}: known are {', '.join(ACTIVATIONS)}")
 
 
 def _is_number(value: object) -> bool:
@@ -317,7 +318,7 @@ class Clamp(Step):
     def __post_init__(self) -> None:
         for name, value in (("low", self.low), ("high", self.high)):
             if not _is_number(value):
-                raise PlanError(f"clamp with {name} = {value!r}: a number")
+                raise PlanError(f"clamp with {name} = {shown(value)}: a number")
         if not self.low <= self.high:
             raise PlanError(f"clamp(low={self.low}, high={self.high}): low must not exceed high")
 
@@ -362,7 +363,7 @@ class Dropout(Step):
 
     def __post_init__(self) -> None:
         if not _is_number(self.p) or not 0 <= self.p < 1:
-            raise PlanError(f"dropout with p = {self.p!r}: a number of at least 0 and below 1")
+            raise PlanError(f"dropout with p = {shown(self.p)}: a number of at least 0 and below 1")
 
     @property
     def given(self) -> tuple[EpilogueOperand, ...]:
@@ -399,7 +400,7 @@ class Custom(Step):
         for operand in operands:
             if not isinstance(operand, EpilogueOperand):
                 raise PlanError(
-                    f"an operand of the function is {operand!r}: an EpilogueOperand, as in "
+                    f"an operand of the function is {shown(operand)}: an EpilogueOperand, as in "
                     'EpilogueOperand("gate", "mn", "f32")'
                 )
         if any(operand.written for operand in operands):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...arguments import shown
 from ...dtypes import DType, dtype
 from ...errors import PlanError
 from . import tracing
@@ -26,7 +27,7 @@ def entry_of_steps(steps: Sequence[Step]) -> list[list[object]]:
     """
     for step in steps:
         if STEPS.get(type(step).__name__) is not type(step):
-            raise TypeError(f"{step!r} is not one of {', '.join(STEPS)}")
+            raise TypeError(f"{shown(step)} is not one of {', '.join(STEPS)}")
     return [[type(step).__name__, _values_of(step)] for step in steps]
 
 
@@ -56,7 +57,7 @@ def _values_of(step: Step) -> Mapping[str, object]:
 
 def _step_of(name: object, values: object) -> Step:
     if not isinstance(name, str) or name not in STEPS or not isinstance(values, dict):
-        raise PlanError(f"an epilogue's step is {name!r}: known are {', '.join(STEPS)}")
+        raise PlanError(f"an epilogue's step is {shown(name)}: known are {', '.join(STEPS)}")
     if name != "Custom":
         own = values.get("operation")
         return STEPS[name](**(values if not isinstance(own, dict) else {**values, "operation": _reduction_of(own)}))

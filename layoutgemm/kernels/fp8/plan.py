@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ...arch import Arch, arch
+from ...arguments import shown
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...dtypes import DType, dtype
 from ...errors import PlanError
@@ -84,15 +85,17 @@ class QuantizePlan:
 
     def __post_init__(self) -> None:
         if self.source not in _SOURCES:
-            raise PlanError(f"source = {self.source!r}: known are {', '.join(_SOURCES)}")
+            raise PlanError(f"source = {shown(self.source)}: known are {', '.join(_SOURCES)}")
         if self.values not in FP8_MOST:
-            raise PlanError(f"values = {self.values!r}: known are {', '.join(FP8_MOST)}")
+            raise PlanError(f"values = {shown(self.values)}: known are {', '.join(FP8_MOST)}")
         if self.group not in (0, 1, BLOCK) or (self.group == 0 and self.order != "row"):
-            raise PlanError(f"group = {self.group!r}, order = {self.order!r}: 1 or {BLOCK} of either, 0 of 'row'")
+            raise PlanError(
+                f"group = {shown(self.group)}, order = {shown(self.order)}: 1 or {BLOCK} of either, 0 of 'row'"
+            )
         if self.order not in ("row", "col"):
-            raise PlanError(f"order = {self.order!r}: 'row' or 'col'")
+            raise PlanError(f"order = {shown(self.order)}: 'row' or 'col'")
         if self.access not in (2, 4, 8, VECTOR_BYTES) or self.access < self.x.bytes:
-            raise PlanError(f"access = {self.access!r}: {self.x.bytes} to {VECTOR_BYTES} bytes, a power of two")
+            raise PlanError(f"access = {shown(self.access)}: {self.x.bytes} to {VECTOR_BYTES} bytes, a power of two")
 
     @property
     def x(self) -> DType:

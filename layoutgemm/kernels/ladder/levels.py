@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arch import Arch, arch
+from ...arguments import shown
 from ...atoms import MmaAtom, SmemTile, TmaPlan, smem_tile, wgmma
 from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...atoms.tma.derive import derive as derive_tma
@@ -213,7 +214,7 @@ def operand(
     ('row', ('n', 'k'), (64, 64))
     """
     if name not in ("A", "B") or major not in ("K", "MN"):
-        raise PlanError(f"operand({name!r}, major={major!r}): a name is A or B, and a major K or MN")
+        raise PlanError(f"operand({shown(name)}, major={shown(major)}): a name is A or B, and a major K or MN")
     tile, along = smem_tile((rows, depth), bf16, major), "m" if name == "A" else "n"
     copies = shared_out(derive_tma(tile, ("k", along) if major == "K" else (along, "k")), multicast)
     order = "row" if (name == "A") == (major == "K") else "col"

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...errors import OperandError
 from .formats import GROUPS, QuantizedFormat
 from .packing import QuantizedWeights
@@ -166,7 +166,7 @@ def from_gptq(
     Raises OperandError for shapes that do not fit, and for groups out of order.
     """
     if version not in (1, 2):
-        raise OperandError(f"version = {version!r}: 1, or 2 for zero points as they are")
+        raise OperandError(f"version = {shown(version)}: 1, or 2 for zero points as they are")
     of_scales = np.shape(scales)
     bits = _bits("qzeros", qzeros, 1, of_scales[1] if len(of_scales) == 2 else 0)
     codes = _codes("qweight", qweight, 0, bits=bits).T

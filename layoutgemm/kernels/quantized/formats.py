@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, settle
+from ...arguments import checked, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import PlanError
 from ..epilogue.chain import Epilogue, Step, VectorScale
@@ -97,10 +97,10 @@ class QuantizedFormat:
     def __post_init__(self) -> None:
         settle(self, PlanError)
         if self.code not in CODES:
-            raise PlanError(f"code = {self.code!r}: known are {', '.join(CODES)}")
+            raise PlanError(f"code = {shown(self.code)}: known are {', '.join(CODES)}")
         if self.group is not None and self.group not in GROUPS:
             known = ", ".join(map(str, GROUPS))
-            raise PlanError(f"group = {self.group!r}: known are {known}, and None for a whole column")
+            raise PlanError(f"group = {shown(self.group)}: known are {known}, and None for a whole column")
         if self.zeros and (self.code != "int4" or self.group is None):
             raise PlanError(f"zeros of {self.code} with group = {self.group}: zero points are of int4 in groups")
 

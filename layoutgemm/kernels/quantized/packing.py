@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import check_range, checked, settle
+from ...arguments import check_range, checked, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import OperandError
 from ..plan import MAX_COORDINATE
@@ -152,7 +152,7 @@ class PackedWeights:
 def check_activations(fmt: QuantizedFormat, activations: str) -> None:
     """Raise OperandError for activations that weights of a format are not multiplied by."""
     if activations not in ACTIVATIONS:
-        raise OperandError(f"activations = {activations!r}: known are {', '.join(ACTIVATIONS)}")
+        raise OperandError(f"activations = {shown(activations)}: known are {', '.join(ACTIVATIONS)}")
     if activations == "e4m3" and (reason := refusal(fmt)):
         raise OperandError(f"weights are {fmt}, for float8 activations: {reason}")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...arguments import shown
 from ...errors import OperandError, PlanError
 from ..orders import schedule_of
 from ..plan import GemmPlan
@@ -85,7 +86,7 @@ def _recorded(
     if not (banks or timeline):
         return _run(plan, a, b, out, device, copy, given)
     if device not in (None, "emulator"):
-        raise PlanError(f"device = {device!r}: banks and timeline are records of the emulator; leave device out")
+        raise PlanError(f"device = {shown(device)}: banks and timeline are records of the emulator; leave device out")
     with recorded(banks, timeline) as records:
         result = _run(plan, a, b, out, "emulator", copy, given)
     return replace(result, emulation=records.emulations[-1])

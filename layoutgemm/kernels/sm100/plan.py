@@ -13,7 +13,7 @@ from typing import Any
 
 from ...arch import Arch, ArchName
 from ...arch import arch as arch_named
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...atoms import Tcgen05Atom, tcgen05_mma
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
@@ -84,7 +84,7 @@ class Sm100Config:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.along not in ("M", "N"):
-            raise PlanError(f"along = {self.along!r}: known are 'M', 'N'")
+            raise PlanError(f"along = {shown(self.along)}: known are 'M', 'N'")
         if self.tile[0] not in (BLOCK_ROWS, 2 * BLOCK_ROWS):
             raise PlanError(f"a tile of {self.tile[0]} rows: one CTA takes {BLOCK_ROWS}, a pair {2 * BLOCK_ROWS}")
         step = N_STEP[self.blocks]

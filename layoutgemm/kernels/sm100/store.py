@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...arguments import as_int
+from ...arguments import as_int, shown
 from ...atoms import SmemTile, TmemCopyAtom, tcgen05_ld
 from ...atoms.tmem.layout import WARP_LANES
 from ...errors import PlanError
@@ -71,7 +71,7 @@ def derive_store(columns: int, c: Operand, width: int, chunks: int, buffers: int
         as_int(value, name, PlanError, least=1)
     width = as_int(width, "width", PlanError)
     if width not in WIDTHS:
-        raise PlanError(f"width = {width!r}: known are {', '.join(map(str, WIDTHS))}")
+        raise PlanError(f"width = {shown(width)}: known are {', '.join(map(str, WIDTHS))}")
     by_row = c.order == "row"
     widths = _halves(columns, min(width, _SPAN_BYTES // c.dtype.bytes) if by_row else width)
     tiles, maps = tiles_of_chunks(WARP_LANES, widths, c)

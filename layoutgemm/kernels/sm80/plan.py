@@ -13,7 +13,7 @@ from typing import Any
 
 from ...arch import MAX_GRID, Arch, ArchName, with_feature
 from ...arch import arch as arch_named
-from ...arguments import check_range, checked
+from ...arguments import check_range, checked, shown
 from ...atoms import MmaAtom, mma_sync
 from ...atoms.targets import exists_on
 from ...errors import PlanError
@@ -94,16 +94,16 @@ class Sm80Config:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.loads not in LOADS:
-            raise PlanError(f"loads = {self.loads!r}: known are {', '.join(map(repr, LOADS))}")
+            raise PlanError(f"loads = {shown(self.loads)}: known are {', '.join(map(repr, LOADS))}")
         if self.persistent and self.loads != "cp.async":
             raise PlanError("a persistent kernel copies by cp.async")
         if self.loads == "tma" and self.align[:2] != (16, 16):
-            raise PlanError(f"tensor copies take A and B aligned to 16 bytes; align = {self.align!r}")
+            raise PlanError(f"tensor copies take A and B aligned to 16 bytes; align = {shown(self.align)}")
         if self.along not in ("M", "N"):
-            raise PlanError(f"along = {self.along!r}: known are 'M', 'N'")
+            raise PlanError(f"along = {shown(self.along)}: known are 'M', 'N'")
         for bytes_ in self.align:
             if bytes_ not in ALIGNMENTS:
-                raise PlanError(f"align = {self.align!r}: each is one of {', '.join(map(str, ALIGNMENTS))} bytes")
+                raise PlanError(f"align = {shown(self.align)}: each is one of {', '.join(map(str, ALIGNMENTS))} bytes")
 
 
 PACKED = Sm80Config((64, 128), UNIT_K, None, (1, 4), 8)  # of packed weights, where none is given

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
 from ...errors import PlanError
@@ -143,7 +143,7 @@ def check_along_k(
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a problem without a kernel of groups along K."""
     if not isinstance(along_k, AlongK) or sizes[3] > along_k.capacity:
-        raise PlanError(f"along_k = {along_k!r}, batch = {sizes[3]}: AlongK.of(groups) has room for them")
+        raise PlanError(f"along_k = {shown(along_k)}, batch = {sizes[3]}: AlongK.of(groups) has room for them")
     for name, spec, order in (("a", a, "col"), ("b", b, "row")):
         if spec.dtype.bits != 16:
             raise PlanError(
@@ -152,7 +152,7 @@ def check_along_k(
             )
         if spec.order != order:
             raise PlanError(
-                f"{name} is {spec}: groups begin at any line of K, and K is not to be contiguous: {order!r}"
+                f"{name} is {spec}: groups begin at any line of K, and K is not to be contiguous: {shown(order)}"
             )
     check_settings(
         config, "a product with groups along K takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1,

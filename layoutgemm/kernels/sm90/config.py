@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...arch import MAX_GRID, Arch
 from ...arch import arch as arch_named
+from ...arguments import shown
 from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import WARPGROUP, launch_registers, setmaxnreg_problem
@@ -39,7 +40,7 @@ def _check_known(value: Sm90Config | Sm90Tuning, known: dict[str, tuple[str | No
     """Raise PlanError for a field that holds none of its known names."""
     for name, names in known.items():
         if (given := getattr(value, name)) not in names:
-            raise PlanError(f"{name} = {given!r}: known are {', '.join(map(repr, names))}")
+            raise PlanError(f"{name} = {shown(given)}: known are {', '.join(map(repr, names))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ class Sm90Config:
             object.__setattr__(self, name, knobs.pop(name))
         check_fields(self, staged_epilogue_k_tiles=0)
         if unknown := knobs.keys() - _KNOBS:
-            raise TypeError(f"Sm90Config has no field {min(unknown)!r}, and Sm90Tuning none either")
+            raise TypeError(f"Sm90Config has no field {shown(min(unknown))}, and Sm90Tuning none either")
         if knobs:
             object.__setattr__(self, "tuning", replace(tuning, **knobs))
         self._check()
@@ -264,7 +265,7 @@ class Sm90Config:
             raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
         rows = self.loaded_a_rows
         if rows is not None and (not 0 < rows <= ROWS or rows % 8):
-            raise PlanError(f"loaded_a_rows = {rows!r}: a multiple of 8 up to {ROWS}")
+            raise PlanError(f"loaded_a_rows = {shown(rows)}: a multiple of 8 up to {ROWS}")
         if rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
             raise PlanError(f"loaded_a_rows is for a tile of {ROWS} rows that no other block shares")
         if self.split > 1 and not self.one_tile_per_cluster:
@@ -352,7 +353,7 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
         if across["MN".index(other)] > MAX_GRID_Y:
             raise PlanError(
                 f"{across[0]} x {across[1]} tiles of clusters along M and N: a grid holds {MAX_GRID_Y} along its "
-                f"second dimension, which is {other}; along={other!r}, or launch='workers'"
+                f"second dimension, which is {other}; along={shown(other)}, or launch='workers'"
             )
     if tiles > MAX_TILES:  # of a ragged batch each group may end with a part of a tile
         of = f"({across[0]} + {batch}) * {across[1]}" if ragged else f"{across[0]} * {across[1]} * {batch}"

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, settle
+from ...arguments import checked, settle, shown
 from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
 from ...errors import OperandError, PlanError
@@ -224,7 +224,7 @@ def capacity_for(groups: int) -> int:
     (64, 128)
     """
     if groups < 1:
-        raise PlanError(f"ragged = {groups!r}: how many groups there are, 1 or more")
+        raise PlanError(f"ragged = {shown(groups)}: how many groups there are, 1 or more")
     return max(_LEAST_GROUPS, 1 << (groups - 1).bit_length())
 
 
@@ -335,7 +335,7 @@ def check_ends(offsets: npt.NDArray[np.int64], size: int, things: str) -> None:
 def check_ragged(ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a grouped kernel."""
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
-        raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
+        raise PlanError(f"ragged = {shown(ragged)}, batch = {groups}: Ragged.of(groups) has room for them")
     check_settings(
         config, "a grouped product takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1, overlap=False,
         store="tma", launch="workers",

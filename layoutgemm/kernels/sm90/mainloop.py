@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import as_int, checked, settle
+from ...arguments import as_int, checked, settle, shown
 from ...atoms import MmaAtom, wgmma
 from ...atoms.copy.base import WARP
 from ...atoms.smem.descriptor import OperandDescriptor
@@ -80,7 +80,7 @@ class Table:
     def __post_init__(self) -> None:
         settle(self, PlanError)
         if self.axis not in ("m", "n"):
-            raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', rows of A, or 'n', columns of B")
+            raise PlanError(f"{self.name}: axis {shown(self.axis)}: 'm', rows of A, or 'n', columns of B")
         as_int(self.group, f"the group of {self.name}", PlanError, least=1)
         as_int(self.unit, f"the unit of {self.name}", PlanError, least=0)
 
@@ -158,12 +158,12 @@ class Promoted:
         """
         for table in tables:
             if not isinstance(table, Table):
-                raise PlanError(f'a table of the main loop is {table!r}: a Table, as in Table("scale_a", "m")')
+                raise PlanError(f'a table of the main loop is {shown(table)}: a Table, as in Table("scale_a", "m")')
         names = [table.name for table in tables]
         if len({TOTAL, *names}) <= len(names):
-            raise PlanError(f"tables named {', '.join(names)}: each has a name of its own, and none is {TOTAL!r}")
+            raise PlanError(f"tables named {', '.join(names)}: each has a name of its own, and none is {shown(TOTAL)}")
         if span not in SPANS:
-            raise PlanError(f"span = {span!r}: one of {SPANS}, the K blocks whose numbers come together")
+            raise PlanError(f"span = {shown(span)}: one of {SPANS}, the K blocks whose numbers come together")
         traced = tracing.trace(lambda x, i, j, ops, total, *more: function(total, x, *more), (TOTAL, *names))
         return cls(traced, tables, depth, span)
 
@@ -319,7 +319,7 @@ def said(expression: tracing.Expression, inside: bool = False) -> str:
 def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums: str, k: int) -> None:
     """Raise PlanError with the reason if no kernel has this main loop."""
     if not isinstance(loop, Promoted):
-        raise PlanError(f"mainloop = {loop!r}: a Promoted, made by Promoted.of")
+        raise PlanError(f"mainloop = {shown(loop)}: a Promoted, made by Promoted.of")
     if sums != "f32" or c.dtype.kind != "float":
         raise PlanError(f"a is {a}, c is {c}: a main loop that promotes computes in f32, and stores floats")
     if config.tile_k not in (None, loop.depth):
@@ -341,7 +341,8 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
             )
         if config.loader == "self" or config.split > 1:
             raise PlanError(
-                f"loader = {config.loader!r}, split = {config.split}: numbers of {loop.span} K blocks come together by "
+                f"loader = {shown(config.loader)}, split = {config.split}: numbers of {loop.span} K blocks come "
+                "together by "
                 "a warp of their own, for all of K"
             )
     tile_n = config.tile[1] // (1 if gated is None else HALVES)

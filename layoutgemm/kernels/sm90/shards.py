@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from ...arguments import shown
 from ...atoms.copy.base import VECTOR_BYTES
 from ...checks.budgets import WARPGROUP, launch_registers
 from ...dtypes import DType
@@ -250,7 +251,7 @@ def signals_of_tile(plan: Sm90Plan) -> int:
 def check_shards(shards: Shards, config: Sm90Config, c: Operand, epilogue: Epilogue | None) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a kernel of shards."""
     if not isinstance(shards, (Gathered, Scattered)):
-        raise PlanError(f"shards = {shards!r}: Gathered() or Scattered()")
+        raise PlanError(f"shards = {shown(shards)}: Gathered() or Scattered()")
     takes = f"{shards.name} takes"
     if isinstance(shards, Scattered):
         _check_partial_sums(shards, config, c, epilogue)

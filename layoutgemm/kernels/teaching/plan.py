@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...atoms import MmaAtom, SmemTile, wgmma
 from ...atoms.tma.derive import STRIDE_UNIT
 from ...dtypes import bf16, f16, f32
@@ -137,7 +137,7 @@ class TeachingPlan(GemmPlan):
         atom = wgmma(config.tile_n, a_spec.dtype, b_spec.dtype)
         tile_m, _, depth = atom.shape_mnk
         if config.tile_k < depth:
-            raise PlanError(f"tile_k = {config.tile_k!r}: a stage holds at least one K block of {depth} elements")
+            raise PlanError(f"tile_k = {shown(config.tile_k)}: a stage holds at least one K block of {depth} elements")
         if config.tile_k % depth:
             raise PlanError(f"tile_k = {config.tile_k} is no multiple of the instruction's K = {depth}")
         a_plan = derive_operand("A", a_spec, "M", tile_m, config.tile_k, config.swizzle_a, atom)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...arguments import shown
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
@@ -107,7 +108,7 @@ def check_indexed(
     kind = stored_as(a.dtype, out_dtype)
     call = IndexedCall(kind, (), activation)
     if call.gate is not None and given.batched and given.counts is None:
-        raise OperandError(f"activation {activation!r}: a gate of a batch's products takes counts=")
+        raise OperandError(f"activation {shown(activation)}: a gate of a batch's products takes counts=")
     columns = b.shape[-1] if call.gate is None else half(b.ndim, b.shape[-1])
     shape = (*b.shape[:1], given.m, columns) if given.batched else (given.m, columns)
     if out is not None:

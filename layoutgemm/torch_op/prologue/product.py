@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...arguments import shown
 from ...errors import LayoutError, OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.prologue import plan_with_prologue
@@ -137,7 +138,9 @@ def check_config(config: Config | None) -> None:
 def check_gate(activation: object) -> None:
     """Raise OperandError for an activation that gates."""
     if activation in GATES:
-        raise OperandError(f"activation {activation!r} with a prologue: plan(..., gated=) has it; others are not gates")
+        raise OperandError(
+            f"activation {shown(activation)} with a prologue: plan(..., gated=) has it; others are not gates"
+        )
 
 
 def function_of(a: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
+from ...arguments import shown
 from ...errors import OperandError
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.indexed.rows import check_inside
@@ -68,7 +69,7 @@ def _of_rows(text: str) -> tuple[str, ...]:
 
 def _check(text: str, kind: torch.dtype, rank: int, rank_of_a: int, copy_rows: object) -> None:
     if copy_rows is not None and copy_rows is not True:
-        raise OperandError(f"copy_rows = {copy_rows!r}: rows of an a with a prologue are copied first")
+        raise OperandError(f"copy_rows = {shown(copy_rows)}: rows of an a with a prologue are copied first")
     if kind not in INTS or rank != 1 or rank_of_a != 2:
         raise OperandError(
             f"rows is {kind} of {rank} dimensions, and a has {rank_of_a}: with a prologue they are int32 or int64, a "

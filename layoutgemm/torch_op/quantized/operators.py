@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
+from ...arguments import shown
 from ...errors import OperandError, TensorError
 from ...kernels.quantized.formats import QuantizedFormat
 from ...kernels.run.operand_checks import check_operands
@@ -86,7 +87,7 @@ def check_gateless(activation: str | None) -> None:
     """Raise OperandError for an unknown activation, or a gate."""
     check_activation(activation)
     if activation in GATES:
-        raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
+        raise OperandError(f"activation {shown(activation)}: a product with packed weights has no gate")
 
 
 @functools.lru_cache(1024)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
+from ...arguments import shown
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
@@ -190,7 +191,7 @@ def checked_grouped(
 ) -> GroupedCall:  # fmt: skip
     """The checked product: operands, groups, recipes, output. Raises OperandError or TensorError."""
     if said not in _SAID:
-        raise OperandError(f"said {said!r}: groups are {', '.join(_SAID)}")
+        raise OperandError(f"said {shown(said)}: groups are {', '.join(_SAID)}")
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=finish.bias)}
     check_operands(tensors, named(out=out))
     check_device(a)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ...arguments import as_bool
+from ...arguments import as_bool, shown
 from ...errors import OperandError, TensorError
 from ...kernels.sm90.mainloop import DEPTH
 
@@ -137,7 +137,7 @@ def recipe_text(name: str, recipe: object) -> str:
                 f"{name} {text}: scales of {text.rpartition('x')[2]} elements are for tensor cores of compute "
                 f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}"
             )
-        raise OperandError(f"{name} {text[:200]!r}: known are {', '.join(_KNOWN)}")
+        raise OperandError(f"{name} {shown(text)}: known are {', '.join(_KNOWN)}")
     raise OperandError(f"{name} is a {type(recipe).__qualname__}; it is a ScalingType of torch, its name, or None")
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...arguments import shown
 from ...errors import OperandError
 from ...kernels.plan import GemmPlan
 from ...kernels.quantized.formats import QuantizedFormat
@@ -131,7 +132,7 @@ def tunable_packed(
         raise OperandError(f"weights is {weights!r:.80}: a QuantizedFormat")
     check_alone("weights", others)
     if dtype not in ("bf16", "f16"):
-        raise OperandError(f"dtype {dtype!r}: packed weights are tuned for x of 'bf16' or 'f16'")
+        raise OperandError(f"dtype {shown(dtype)}: packed weights are tuned for x of 'bf16' or 'f16'")
     check_activations(weights, dtype)
     check_k(weights, sizes[2])
     return TunablePacked(*sizes, dtype, weights)

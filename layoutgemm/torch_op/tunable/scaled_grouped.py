@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...arguments import shown
 from ...dtypes import dtype
 from ...errors import OperandError
 from ...kernels.run.error_bound import rounded_error, sum_error
@@ -339,9 +340,9 @@ def tunable(
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     if activation is not None and activation not in GATES:
         gates = ", ".join(map(repr, GATES))
-        raise OperandError(f"activation {activation!r}: gates are tuned, {gates}; others change no configuration")
+        raise OperandError(f"activation {shown(activation)}: gates are tuned, {gates}; others change no configuration")
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):
-        raise OperandError(f"groups = {groups!r}: an int of at least 1")
+        raise OperandError(f"groups = {shown(groups)}: an int of at least 1")
     _check_form(form, groups, any(names) or activation is not None)
     _check_fast(use_fast_accum, names)
     if groups is None and not any(names) and activation is None:
@@ -349,15 +350,15 @@ def tunable(
     recipes = _recipes_of(names, groups)
     known = _EIGHT if recipes is not None else ("bf16", "f16", *(() if form == ALONG_K else _EIGHT))
     if activation is not None and b_major != "k":
-        raise OperandError(f"b_major {b_major!r}: a gated product's kernel reads a K-major B, 'k'")
+        raise OperandError(f"b_major {shown(b_major)}: a gated product's kernel reads a K-major B, 'k'")
     if dtype not in known:
-        raise OperandError(f"dtype {dtype!r}: {', '.join(map(repr, known))}")
+        raise OperandError(f"dtype {shown(dtype)}: {', '.join(map(repr, known))}")
     if form == ALONG_K:
         if (a_major, b_major) != ("mn", "mn"):
-            raise OperandError(f"a_major {a_major!r}, b_major {b_major!r}: of groups along K both are 'mn'")
+            raise OperandError(f"a_major {shown(a_major)}, b_major {shown(b_major)}: of groups along K both are 'mn'")
     elif a_major != "k" or b_major not in ("k", "mn") or (dtype in _EIGHT and b_major != "k"):
         what = "'k' for A, and of 8 bits for B"
-        raise OperandError(f"a_major {a_major!r}, b_major {b_major!r}: {what}")
+        raise OperandError(f"a_major {shown(a_major)}, b_major {shown(b_major)}: {what}")
     major = "k" if b_major == "k" else "n"
     return Tunable(m, n, k, dtype, groups, recipes, major, activation, form, use_fast_accum)
 
@@ -368,9 +369,11 @@ def _check_form(form: str, groups: int | None, more: bool) -> None:
     more  whether there are scales or a gate
     """
     if form not in (ROWS, MASKED, ALONG_K):
-        raise OperandError(f"form {form!r}: groups are of {ROWS!r}, {MASKED!r} rows, or along {ALONG_K!r}")
+        raise OperandError(
+            f"form {shown(form)}: groups are of {shown(ROWS)}, {shown(MASKED)} rows, or along {shown(ALONG_K)}"
+        )
     if groups is None and form != ROWS:
-        raise OperandError(f"form {form!r} without groups")
+        raise OperandError(f"form {shown(form)} without groups")
     if form == ALONG_K and more:
         raise OperandError("form 'K': groups along K take neither scales nor a gate")
 
@@ -378,7 +381,7 @@ def _check_form(form: str, groups: int | None, more: bool) -> None:
 def _check_fast(fast: object, names: tuple[str, str]) -> None:
     """Raise OperandError where it makes no difference in which registers the sums are."""
     if not isinstance(fast, bool):
-        raise OperandError(f"use_fast_accum = {fast!r}: True or False")
+        raise OperandError(f"use_fast_accum = {shown(fast)}: True or False")
     if not fast and names[0] not in FAMILIES[1]:
         raise OperandError(f"use_fast_accum=False: of scales of {' or '.join(FAMILIES[1])}; others have one way to add")
 

@@ -134,7 +134,7 @@ def _extents(
                 found[place] = size * (blocks if place < 2 else 1)
     found = list(wanted) if wanted is not None else found
     if len(found) != 3:
-        raise LayoutError(f"extent = {wanted!r}: three numbers, of M, N and K")
+        raise LayoutError(f"extent = {shown(wanted)}: three numbers, of M, N and K")
     for name, tile in tiles.items():
         if tile is None:
             continue

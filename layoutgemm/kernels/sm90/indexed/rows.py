@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ....arguments import checked, settle
+from ....arguments import checked, settle, shown
 from ....errors import OperandError, PlanError
 from ...plan import check_settings, check_sizes
 from ..grouped import checked_numbers
@@ -116,13 +116,13 @@ class IndexedRows:
     def __post_init__(self) -> None:
         for name in ("gather", "scatter"):
             if not isinstance(part := getattr(self, name), RowIndices | None):
-                raise PlanError(f"{name} = {part!r}: RowIndices(rows), or None")
+                raise PlanError(f"{name} = {shown(part)}: RowIndices(rows), or None")
         if self.gather is None and self.scatter is None:
             raise PlanError("indexed: neither rows to gather nor rows to scatter")
         if isinstance(self.copy, bool):
             object.__setattr__(self, "copy", RowCopy() if self.copy else None)
         if not isinstance(self.copy, RowCopy | None):
-            raise PlanError(f"copy = {self.copy!r}: True, a RowCopy, or None")
+            raise PlanError(f"copy = {shown(self.copy)}: True, a RowCopy, or None")
         if self.copy is not None and self.gather is None:
             raise PlanError("copy: rows of A are copied where they are gathered, and gather is None")
 
@@ -252,9 +252,9 @@ def _check_gather(config: Sm90Config, a: Operand) -> None:
             "rows first"
         )
     if config.loader != "warpgroup":
-        raise PlanError(f"loader = {config.loader!r}: rows are gathered by a warpgroup, loader='warpgroup'")
+        raise PlanError(f"loader = {shown(config.loader)}: rows are gathered by a warpgroup, loader='warpgroup'")
     if config.cluster[1] != 1:
         raise PlanError(f"cluster = {config.cluster}: cp.async does not multicast A along N; take (rows, 1)")
     for name in ("reverse_odd_tiles", "prefetch"):
         if found := getattr(config.tuning, name):
-            raise PlanError(f"{name} = {found!r}: gathered rows are loaded in order of K, and not prefetched")
+            raise PlanError(f"{name} = {shown(found)}: gathered rows are loaded in order of K, and not prefetched")

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ....arguments import checked
+from ....arguments import checked, shown
 from ....dtypes import DType, dtype
 from ....errors import OperandError, PlanError
 from ...epilogue import tracing
@@ -60,13 +60,14 @@ class PrologueOperand:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise PlanError(f"an operand of a prologue is named {self.name!r}: no identifier")
+            raise PlanError(f"an operand of a prologue is named {shown(self.name)}: no identifier")
         if self.name in PERSISTENT_PARAMETERS:
             raise PlanError(
-                f"an operand of a prologue is named {self.name!r}, as a parameter of every kernel is: name it otherwise"
+                f"an operand of a prologue is named {shown(self.name)}, as a parameter of every kernel is: name "
+                "it otherwise"
             )
         if self.axis not in AXES:
-            raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', a number a row of A, or 'k', one a column")
+            raise PlanError(f"{self.name}: axis {shown(self.axis)}: 'm', a number a row of A, or 'k', one a column")
         object.__setattr__(self, "dtype", dtype(self.dtype))
         if self.dtype.name not in KINDS:
             raise PlanError(f"{self.name} is {self.dtype}; a prologue's operand is one of {', '.join(KINDS)}")
@@ -298,7 +299,7 @@ def prologue_values(
 def check_prologue(prologue: object, config: Sm90Config, a: Operand, b: Operand) -> None:
     """Raise PlanError, naming the obstacle, for a product without a kernel with a prologue."""
     if not isinstance(prologue, Prologue):
-        raise PlanError(f"prologue = {prologue!r}: a Prologue, made by Prologue.of")
+        raise PlanError(f"prologue = {shown(prologue)}: a Prologue, made by Prologue.of")
     for name, operand in (("a", a), ("b", b)):
         if operand.dtype.name not in TYPES:
             why = "a function's results are rounded to A's type, and only floats of 8 and 16 bits are converted"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ....arguments import shown
 from ....errors import PlanError
 from ....report import Check
 from ...derive import either
@@ -39,7 +40,9 @@ def check_experts(
 ) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a kernel of several experts."""
     if experts.masked or groups > experts.capacity:
-        raise PlanError(f"experts = {experts!r}, batch = {groups}: Ragged.of(groups) has room for them, not masked")
+        raise PlanError(
+            f"experts = {shown(experts)}, batch = {groups}: Ragged.of(groups) has room for them, not masked"
+        )
     if weights is None:
         raise PlanError("experts without weights: they are groups of columns of a product with packed weights")
     check_settings(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....arguments import settle
+from ....arguments import settle, shown
 from ....errors import OperandError, PlanError
 from ....report import Check
 from ...plan import check_settings
@@ -48,7 +48,7 @@ class Triangles:
         settle(self, PlanError)
         for name in ("a", "b"):
             if (half := getattr(self, name)) not in _HALVES:
-                raise PlanError(f"{name} = {half!r}: 'lower', 'upper', or None for a full matrix")
+                raise PlanError(f"{name} = {shown(half)}: 'lower', 'upper', or None for a full matrix")
         if self.a is None and self.b is None:
             raise PlanError("triangles of two full matrices: leave them out")
 
@@ -98,7 +98,7 @@ def check_triangles(
     """Raise PlanError, naming the obstacle, for a problem without a kernel that skips K tiles."""
     if triangles.b is not None and gated is not None:
         raise PlanError(
-            f"triangles: b = {triangles.b!r}, and a tile has columns of {gated.matrices} places of B; a takes one"
+            f"triangles: b = {shown(triangles.b)}, and a tile has columns of {gated.matrices} places of B; a takes one"
         )
     check_settings(
         config, "tiles with different numbers of K tiles take", split=1, schedule="cooperative",
