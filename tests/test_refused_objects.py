@@ -18,6 +18,11 @@ import sympy
 from layoutgemm import E, Layout, LayoutError, Swizzle, atoms, checks, dim, emulate, plan, schedule, view
 from layoutgemm.emulator.mutation.api import mutate
 from layoutgemm.errors import NotCompiledError
+from layoutgemm.kernels.epilogue.chain import Custom
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.kernels.sm90.operands.combined import Combined
+from layoutgemm.kernels.sm90.operands.prologue import Prologue
+from layoutgemm.kernels.streamed.plan import StreamedPlan
 from layoutgemm.layouts import LinearLayout, functions
 from layoutgemm.layouts.swizzle import ComposedLayout
 from layoutgemm.schedule.listed import encoded
@@ -25,7 +30,7 @@ from layoutgemm.schedule.listed import encoded
 L = Layout((4, 8), (8, 1))
 TILE = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
 PLAN = plan(128, 128, 64, b="bf16:col")
-FAR = (1 << 63) - 1
+FAR, INT4 = (1 << 63) - 1, QuantizedFormat("int4", 128)
 
 
 class Unreadable:
@@ -54,6 +59,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "from_expr": (lambda: Layout.from_expr(int, 4), "does not say its variables"),
     "Swizzle.each": (lambda: Swizzle(3, 4, 3).each(7), "offsets must be integers in a list, not 7"),
     "from_matrix": (lambda: LinearLayout.from_matrix(Unreadable()), "a matrix over GF"),
+    # plans and the functions that they trace
+    "epilogue": (lambda: plan(128, 128, 128, epilogue=7), "epilogue=7: it is made of steps"),  # type: ignore[arg-type]
+    "epilogue, sm_80": (lambda: plan(64, 64, 64, arch="sm_80", epilogue=7), "epilogue=7"),  # type: ignore[arg-type]
+    "streamed": (lambda: StreamedPlan.derive(64, 1, 256, weights=INT4, epilogue=7), "epilogue=7"),  # type: ignore[arg-type]
+    "Combined": (lambda: Combined(b"x"), "expression of Combined must be a tuple"),  # type: ignore[arg-type]
+    "Combined.of": (lambda: Combined.of(int), "a function of sums, ops and numbers: no signature found"),
+    "Prologue": (lambda: Prologue(("x",), None), "operands of Prologue must be a tuple"),  # type: ignore[arg-type]
+    "Prologue.of": (lambda: Prologue.of(max), "the function is called with .* no signature found"),
+    "Custom.of": (lambda: Custom.of(max), "the function is called with .* no signature found"),
+    "order": (lambda: plan(128, 128, 128, order=int), "order = <class 'int'>: a function of number, rows, columns"),
     # pictures
     "layout_svg": (lambda: view.layout_svg((4, 8)), r"what is drawn must be a layout, not \(4, 8\)"),
     "layout_table": (lambda: view.layout_table("4:1"), "what is drawn must be a layout"),

@@ -91,6 +91,7 @@ def plan(
         raise PlanError(f"config is a {given}, and the kernel of {target.name} takes a {kind.__name__}")
     chosen: Any = config  # of the kernel's own kind
     gates = combination(gated)
+    epilogue = None if epilogue is None else Epilogue.of(epilogue, gated=gates is not None)
     if kind is Sm90Config:
         parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair), indexed)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)

@@ -109,12 +109,15 @@ def trace(function: Callable[..., object], names: tuple[str, ...], results: int,
     >>> trace(lambda t, rows: (t % rows, t // rows), ("number", "rows"), 2, "order")
     (('%', ('number',), ('rows',)), ('//', ('number',), ('rows',)))
     """
-    taken = [TracedIndex((name,)) for name in names]
-    words = tuple(inspect.signature(function).parameters)[len(names) + 1 :]
-    given = [*taken, OrderOperations(), *[TracedIndex(("word", name)) for name in words]]
-    count = len(inspect.signature(function).parameters)
     try:
-        found = function(*given[:count])
+        parameters = tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # no function, or a class of Python's own
+        raise PlanError(f"{what} = {shown(function)}: a function of {', '.join(names)}") from None
+    taken = [TracedIndex((name,)) for name in names]
+    words = parameters[len(names) + 1 :]
+    given = [*taken, OrderOperations(), *[TracedIndex(("word", name)) for name in words]]
+    try:
+        found = function(*given[: len(parameters)])
     except LayoutError:
         raise
     except Exception as error:

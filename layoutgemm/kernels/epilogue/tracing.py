@@ -209,7 +209,7 @@ def called(function: Callable[..., Any], names: tuple[str, ...], symbols: tuple[
     """
     try:
         inspect.signature(function).bind(*names)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: a class or a function of Python's own
         raise PlanError(f"the function is called with ({', '.join(names)}): {error}") from None
     try:
         return function(*symbols)

@@ -137,7 +137,7 @@ class QuantizedFormat:
 
     def check_epilogue(self, epilogue: Epilogue | None) -> None:
         """Raise PlanError unless the epilogue has a column's scale where the weights have one."""
-        names = [given.name for given in epilogue.given] if epilogue else []
+        names = [given.name for given in Epilogue.of(epilogue, gated=True).given]
         if (COLUMN_SCALE in names) != (self.group is None):
             there = "has" if COLUMN_SCALE in names else "has no"
             raise PlanError(

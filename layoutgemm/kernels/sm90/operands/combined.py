@@ -24,7 +24,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ....arguments import checked
+from ....arguments import checked, settle
 from ....atoms import TmaPlan, smem_tile
 from ....atoms.tma.derive import derive as derive_tma
 from ....errors import PlanError
@@ -57,6 +57,7 @@ class Combined:
     json: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        settle(self, PlanError)
         text = json.dumps({"matrices": self.matrices, "numbers": self.numbers, "value": self.expression})
         object.__setattr__(self, "json", text)
         if not LEAST_MATRICES <= self.matrices <= MOST_MATRICES:
@@ -84,7 +85,7 @@ class Combined:
         sums, names = [sum_name(i) for i in range(count)], tuple(numbers)
         try:
             inspect.signature(function).bind(*sums, "ops", **dict.fromkeys(names))
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # ValueError: a class or a function of Python's own
             taken = ", ".join((*sums, "ops", *names))
             raise PlanError(f"the function of the sums is called with ({taken}): {error}") from None
 
@@ -143,7 +144,10 @@ def sums_of(function: Callable[..., object]) -> int:
     >>> sums_of(lambda g, u, ops, s: g)
     2
     """
-    names = list(inspect.signature(function).parameters)
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"a function of sums, ops and numbers: {error}") from None
     if "ops" not in names:
         raise PlanError(f"a function of ({', '.join(names)}): it takes the sums, then ops, then its numbers")
     return names.index("ops")

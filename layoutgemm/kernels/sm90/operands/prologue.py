@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ....arguments import checked, shown
+from ....arguments import checked, settle, shown
 from ....dtypes import DType, dtype
 from ....errors import OperandError, PlanError
 from ...epilogue import tracing
@@ -116,6 +116,7 @@ class Prologue:
     json: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        settle(self, PlanError)
         operands = {operand.name: f"{operand.axis}:{operand.dtype}" for operand in self.operands}
         object.__setattr__(self, "json", json.dumps({"operands": operands, "value": self.expression}))
 
