@@ -146,7 +146,7 @@ class TileList(Schedule):
         if reads is None:
             return self._own.tile(number, grid, minimum)
         entry = reads.entry("tiles", minimum(number, reads.word("tile_count") - 1))
-        return entry % _BASE, entry // _BASE
+        return decoded(entry)
 
     @checked(PlanError)
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
@@ -172,6 +172,15 @@ class TileList(Schedule):
         if not check:
             raise OperandError(f"tiles: {check.witness}")
         return encoded(found, grid)
+
+
+def decoded(entry: Any) -> tuple[Any, Any]:
+    """The (row, column) of an entry of a list: integers, arrays, tensors or traced values.
+
+    >>> decoded(1 + 2 * 65536)
+    (1, 2)
+    """
+    return entry % _BASE, entry // _BASE
 
 
 def encoded(tiles: npt.ArrayLike, grid: tuple[int, int] = (0, 0)) -> npt.NDArray[np.int32]:

@@ -131,13 +131,14 @@ def matmul(
                 reads row rows[l, i] of a[l], or of a matrix a. See `torch_op.indexed.product`
     copy_rows   whether rows are copied first; default the way that is estimated faster, or the only one
     out_rows    likewise: row i of the product is row out_rows[i] of the result, which has zeros elsewhere. An `out` may
-                have more rows, and keeps those that no index names. An index may not repeat
+                have more rows, and keeps those that no index names. An index may not repeat. On the CPU an index
+                outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
     row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
                 that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. Torch copies chosen `rows`
                 first. See `torch_op.prologue`
-                These parts go together, but for those of docs/combinations.md: see `torch_op.composed`
-                On the CPU an index outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
+
+    These parts go together, but for those of docs/combinations.md: see `torch_op.composed`.
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
     with the same refusals. Differentiable (twice, too, and in forward mode); works under torch.compile, torch.func,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +13,8 @@ torch = needs.module("torch")
 from layoutgemm import matmul
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, RowReduce
-from layoutgemm.kernels.run import tensor_maps
-from layoutgemm.kernels.run.emulated import emulate_launch
-from layoutgemm.torch_op import emulated
 from layoutgemm.torch_op.composed import plans
-from layoutgemm.torch_op.composed import product as composed
+from tests.torch_op.emulated_launches import launches_are_emulated
 from tests.torch_op.test_composed import CASES, CAUSAL, TILE, A, drawn
 
 # A kernel for each, which takes a second: what other cases launch differs in names of words alone.
@@ -29,38 +24,7 @@ LAUNCHED = ["two pairs, their epilogue and an order", "several matrices and an e
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Calls of CPU tensors run as on an H200; the plans that were launched."""
-    kept: list[Any] = []
-    made: list[Any] = []
-    real = torch.Tensor.data_ptr
-
-    def seen(self: Any) -> int:
-        if self.device.type != "meta":
-            kept.append(self)
-        return real(self)
-
-    def memory(address: int) -> Any:
-        return emulated.memory_at(address, kept) if address else None  # a C that is not stored
-
-    def direct(compiled: Any, arguments: tuple[int, ...], places: Any, index: int, plan: Any) -> Any:
-        def launch(addresses: Any, stream: int) -> None:
-            a, b, c = [memory(address) for address in arguments[:3]]
-            words = [memory(word) if word > 1 << 32 else word for word in arguments[14:]]
-            given = (a, b, a[:0] if c is None else c, *arguments[3:14], *words)
-            assert len(given) == len(plan.parameters)
-            made.append(plan)
-            emulate_launch(plan, given, progress=False).raise_for_findings()
-
-        return SimpleNamespace(launch=launch)
-
-    monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    monkeypatch.setattr(plans, "compile_plan", lambda plan: None)
-    monkeypatch.setattr(composed, "DirectLaunch", direct)
-    monkeypatch.setattr(composed, "raw_stream", lambda index: 88)
-    monkeypatch.setattr(composed, "on_gpu", lambda index: True)
-    monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
-    monkeypatch.setattr("layoutgemm.kernels.run.ampere.resident", lambda index, blocks: 2)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    return made
+    return launches_are_emulated(monkeypatch)
 
 
 @needs.DSL

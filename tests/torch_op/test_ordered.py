@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,10 @@ import layoutgemm
 from layoutgemm import Sm90Config, Sm90Plan
 from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels.orders import stored_elements
-from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.run.epilogue_operands import order_words
 from layoutgemm.schedule import Hilbert, Linear, Rotated, Triangular
-from layoutgemm.torch_op import emulated
 from layoutgemm.torch_op.composed import plans
-from layoutgemm.torch_op.composed import product as composed
+from tests.torch_op.emulated_launches import launches_are_emulated
 
 CONFIG = Sm90Config((64, 64), consumers=1, loader="warp")
 RANKS = Rotated(Linear("N"), ranks=4)
@@ -124,32 +120,8 @@ def test_words_of_a_launch() -> None:
 @pytest.fixture
 def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of CPU tensors run as on a GPU of compute capability 8.6."""
-
-    kept: list[Any] = []
-    real = torch.Tensor.data_ptr
-
-    def seen(self: Any) -> int:
-        kept.append(self)
-        return real(self)
-
-    def direct(compiled: Any, arguments: tuple[int, ...], places: Any, index: int, plan: Any) -> Any:
-        def launch(addresses: Any, stream: int) -> None:
-            memory = [emulated.memory_at(address, kept) for address in arguments[:3]]
-            words = [emulated.memory_at(word, kept) if word > 1 << 32 else word for word in arguments[14:]]
-            given = (*memory, *arguments[3:14], *words)
-            assert len(given) == len(plan.parameters) and stream == 88
-            emulate_launch(plan, given, progress=False).raise_for_findings()
-
-        return SimpleNamespace(launch=launch)
-
-    monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    monkeypatch.setattr(plans, "compile_plan", lambda plan: None)
-    monkeypatch.setattr(composed, "DirectLaunch", direct)
-    monkeypatch.setattr(composed, "raw_stream", lambda index: 88)
-    monkeypatch.setattr(composed, "on_gpu", lambda index: True)
+    launches_are_emulated(monkeypatch)
     monkeypatch.setattr(plans, "target", lambda index: ("sm_80", 99 << 10))
-    monkeypatch.setattr("layoutgemm.kernels.run.ampere.resident", lambda index, blocks: 2)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
 
 
 @needs.DSL

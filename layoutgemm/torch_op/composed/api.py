@@ -21,7 +21,6 @@ from ...kernels.sm90.operands.prologue import Prologue
 from ..checks import (
     NOT_RECORDED,
     autocast,
-    copied,
     derived_by_transform,
     differentiated,
     has_tangent,
@@ -32,7 +31,6 @@ from ..compiled import kept_launches
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import Tensors
-from ..indexed.torch_rows import gathered, scattered
 from ..operands.several import NO_DICT, refusal_of_matrices
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows
@@ -47,7 +45,7 @@ from .operators import (
     visited_part,
 )
 from .parts import OWN, TILES, AskedParts, parts_of_text, parts_text
-from .product import computed
+from .product import computed, stored
 
 Operands: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
@@ -77,12 +75,15 @@ def composed_product(
     >>> composed_product((x, row), (x, row.mT), AskedParts(activation="relu"), {}, None, nothing).tolist()
     [[2.0, 1.0], [1.0, 2.0]]
     """
-    there = {name: own[name] for name in OWN if own.get(name) is not None}
+    there: dict[str, torch.Tensor] = {}
+    for name in OWN:  # no comprehension: Dynamo of Python 3.11 reads no name that is bound in one
+        if (x := own.get(name)) is not None:
+            there[name] = x
     refuse_or_raise(refusal_of_kinds(asked, given))
     values: Tensors = dict(given or {})
     if asked.prologue is not None and ROWS in there and isinstance(a, torch.Tensor):
         assert isinstance(asked.prologue, Prologue)
-        a, values = of_chosen_rows(a, present_rows(there.pop(ROWS)), asked.prologue, values, asked.copy_rows)
+        a, values = of_chosen_rows(a, there.pop(ROWS), asked.prologue, values, asked.copy_rows)
         asked = asked._replace(copy_rows=None)
     refuse_or_raise(refusal_of_matrices(b) if asked.combine is not None else "")
     left, right = as_several("a", a), as_several("b", b)
@@ -117,7 +118,7 @@ def composed_product(
             text = parts_text(asked, len(right), tuple(vectors), tuple(values))
             in_order = checked(left, right, parts_of_text(text), {**every, **vectors}, None, out_dtype, allow_tf32)
             inside = visited_part(torch.ones_like(out), in_order, config) != 0 if asked.order is not None else None
-            return _into(shown(in_order, config), inside, there.get(OUT_ROWS), out)
+            return stored(shown(in_order, config), inside, there.get(OUT_ROWS), out)
         return recorded(call, config)
 
     return _again(make, left, right, asked, there, values, options)
@@ -201,12 +202,6 @@ def refuse_or_raise(text: str) -> None:
         raise OperandError(text)
 
 
-def present_rows(rows: torch.Tensor | None) -> torch.Tensor:
-    """Row indices that are given."""
-    assert rows is not None
-    return rows
-
-
 def rows_in_order(own: Mapping[str, torch.Tensor], a: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The vectors of the same product with its rows in order: `out` takes them by `out_rows` afterwards."""
     if OUT_ROWS not in own:
@@ -214,17 +209,6 @@ def rows_in_order(own: Mapping[str, torch.Tensor], a: Sequence[torch.Tensor]) ->
     found = {name: x for name, x in own.items() if name != OUT_ROWS}
     found.setdefault(ROWS, torch.arange(a[0].shape[0], device=a[0].device))
     return {name: found[name] for name in OWN if name in found}
-
-
-def _into(
-    value: torch.Tensor, inside: torch.Tensor | None, rows: torch.Tensor | None, out: torch.Tensor
-) -> torch.Tensor:
-    """A product with its rows in order, in `out`: the visited elements, in the rows that the indices name."""
-    if rows is None:
-        return copied(value if inside is None else torch.where(inside, value, out), out)
-    if inside is not None:
-        value = torch.where(inside, value, gathered(out, rows))
-    return scattered(out, rows, value)
 
 
 def _traced(
@@ -279,7 +263,7 @@ def _traced(
             torch.ones_like(value, dtype=torch.bool), left, right, read, floats, ints, text, value.dtype,
             config_text(config),
         )  # fmt: skip
-    return _into(value, inside, values.get(OUT_ROWS), out)
+    return stored(value, inside, values.get(OUT_ROWS), out)
 
 
 def _lists(

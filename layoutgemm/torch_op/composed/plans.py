@@ -37,6 +37,7 @@ from ...kernels.sm90.indexed.rows import ROWS, IndexedRows
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
+from ...schedule.listed import decoded
 from ..epilogue import Tensors as Operands
 from ..operands.several import order_of
 from ..prepared import Config, choice_of, target
@@ -45,7 +46,6 @@ from .checks import ComposedCall, epilogue_of, gated_of, indexed_rows
 from .parts import TILES
 
 Plan = Sm90Plan | Sm80Plan
-_BASE = 1 << 16  # a listed tile is row + 2**16 * column
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +195,23 @@ def visited(call: ComposedCall, ready: ReadyPlan) -> torch.Tensor | None:
     elif device.type == "cpu":
         tiles = _mask(visited_tiles(plan, order_values(plan, host_values(call))))
     else:
-        grid, listed = clusters_of_plan(plan), call.values[TILES].long()  # the list is known on the device alone
-        tiles = torch.zeros(grid[0] * grid[1], dtype=torch.bool, device=device)
-        tiles[listed % _BASE * grid[1] + listed // _BASE] = True
-        tiles = tiles.reshape(grid)
+        tiles = tiles_listed(call.values[TILES], clusters_of_plan(plan))
     return None if tiles is None else spread_to_elements(plan, tiles.to(device), torch.repeat_interleave)
+
+
+def tiles_listed(tiles: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """True for each tile (row, column) of a list on its own device; the host does not read it.
+
+    Of an entry beside the grid a kernel writes nothing, and here it marks nothing.
+
+    >>> tiles_listed(torch.tensor([1 + 2 * 65536, 9, -1, 9 * 65536], dtype=torch.int32), (2, 3)).tolist()
+    [[False, False, False], [False, False, True]]
+    """
+    (rows, columns), (row, column) = grid, decoded(tiles.long())
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    found = torch.zeros(rows * columns + 1, dtype=torch.bool, device=tiles.device)
+    found[torch.where(inside, row * columns + column, rows * columns)] = True
+    return found[:-1].reshape(grid)
 
 
 def _mask(found: npt.NDArray[np.bool_] | None) -> torch.Tensor | None:
@@ -222,5 +234,5 @@ def tiles_on_host(tiles: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """
     found = np.asarray(tiles)
     if found.ndim == 1 and found.dtype == np.int32:
-        found = np.stack([found % _BASE, found // _BASE], 1).astype(np.int64)
+        found = np.stack(decoded(found), 1).astype(np.int64)
     return found

@@ -22,6 +22,7 @@ from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.sm90.plan import Sm90Plan
 from ...schedule.listed import TileList
 from ..bias_activation import GATES, by_torch
+from ..checks import copied
 from ..epilogue import finish_of, readable_gate, reference_of
 from ..indexed.torch_rows import gathered, scattered
 from ..launch import DirectLaunch, note_list, note_target, note_workspace, raw_stream
@@ -71,16 +72,23 @@ def placed(
     call: ComposedCall, value: torch.Tensor, inside: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
     """The product's elements in the result: the visited ones, in the rows that the indices name."""
-    nothing = torch.zeros((), dtype=value.dtype, device=value.device)
-    if OUT_ROWS not in call.parts.own:
-        if inside is not None:
-            value = torch.where(inside, value, nothing if out is None else out)
-        return value if out is None else out.copy_(value)
-    into = value.new_zeros(call.result) if out is None else out
-    rows = call.values[OUT_ROWS]
+    rows = call.values[OUT_ROWS] if OUT_ROWS in call.parts.own else None
+    if out is not None:
+        return stored(value, inside, rows, out)
+    if rows is not None:
+        return stored(value, inside, rows, value.new_zeros(call.result))
+    return value if inside is None else torch.where(inside, value, value.new_zeros(()))
+
+
+def stored(
+    value: torch.Tensor, inside: torch.Tensor | None, rows: torch.Tensor | None, out: torch.Tensor
+) -> torch.Tensor:
+    """A product with its rows in order, in `out`: the visited elements, in the rows that the indices name, or all."""
+    if rows is None:
+        return copied(value if inside is None else torch.where(inside, value, out), out)
     if inside is not None:
-        value = torch.where(inside, value, gathered(into, rows))
-    return scattered(into, rows, value)
+        value = torch.where(inside, value, gathered(out, rows))
+    return scattered(out, rows, value)
 
 
 def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None) -> torch.Tensor:

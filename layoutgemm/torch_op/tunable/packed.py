@@ -129,7 +129,7 @@ def tunable_packed(
     others  arguments of other products, as `check_alone` has them
     """
     if not isinstance(weights, QuantizedFormat):
-        raise OperandError(f"weights is {weights!r:.80}: a QuantizedFormat")
+        raise OperandError(f"weights is {shown(weights)}: a QuantizedFormat")
     check_alone("weights", others)
     if dtype not in ("bf16", "f16"):
         raise OperandError(f"dtype {shown(dtype)}: packed weights are tuned for x of 'bf16' or 'f16'")

@@ -184,7 +184,7 @@ class Tunable:
                 gated_config(self.sizes, self.types, str(self.gate), gpu(torch.cuda.current_device())[0])[0]
             )
         each = read_each_column(loop, n, self.sums)
-        return Sm90Choice(scaled_config(m, n, k, each_column=each, sums=self.sums))
+        return Sm90Choice(scaled_config(m, n, k, each_column=each, sums=self.sums, places=self._room()))
 
     def _room(self) -> ClusterOccupancy:
         return gpu(torch.cuda.current_device())[0]

@@ -77,6 +77,9 @@ def scaled_config(
     ((64, 32), (64, 64))
     >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 2048, 7168, sums=2).split
     ((128, 256), 2)
+    >>> others = ClusterOccupancy(132, (66, 36, 26, 14))  # how that GPU deals clusters out is not known
+    >>> [len(scaled_config(4096, 7168, 16384, places=places).tuning.gpc_order) for places in (None, others)]
+    [3, 0]
     """
     config, _ = _fastest((m, n, k, batch), each_column, MODEL.multiprocessors, columns, c, sums)
     places = places or ClusterOccupancy()
