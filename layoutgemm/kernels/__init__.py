@@ -13,6 +13,7 @@ On sm_80 and sm_120a planner, sm80.choose and sm80.plan see it, on sm_100a plann
 """
 
 from .derive import Operand
+from .indexed.rows import IndexedRows, RowIndices
 from .plan import GemmPlan
 from .planner import plan
 from .run.error_bound import error_bound
@@ -21,7 +22,6 @@ from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.along_k import AlongK
 from .sm90.config import Sm90Tuning
 from .sm90.grouped import Ragged
-from .sm90.indexed.rows import IndexedRows, RowIndices
 from .sm90.mainloop import Promoted, Table
 from .sm90.operands.combined import Combined
 from .sm90.operands.prologue import Prologue, PrologueOperand

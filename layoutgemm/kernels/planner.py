@@ -20,6 +20,7 @@ from ..schedule import TileList, Triangular
 from ..schedule.triangular import HALVES
 from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
+from .indexed.rows import IndexedRows
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, present
 from .sm80.choose import choose_sm80, holding_groups
@@ -28,7 +29,6 @@ from .sm90.choose.prologue import prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place
 from .sm90.gated import combination
 from .sm90.indexed.choose import indexed_config
-from .sm90.indexed.rows import IndexedRows
 from .sm90.operands.combined import Combined
 from .sm90.operands.pair import SecondPair, pair_of
 from .sm90.operands.prologue import Prologue

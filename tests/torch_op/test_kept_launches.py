@@ -20,8 +20,8 @@ from layoutgemm import gemm, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels import Prologue
 from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, ColumnReduce, Epilogue, Residual, RowReduce, Scale
+from layoutgemm.kernels.indexed.row_copy import COPIED
 from layoutgemm.kernels.plan import WORKSPACE
-from layoutgemm.kernels.sm90.indexed.row_copy import COPIED
 from layoutgemm.torch_op import launch
 from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.compiled.guards import _class

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import dsl_user_op
 
 from ...schedule import Schedule
+from ..indexed.rows import IndexedRows
 from .types import Carried, assembly
 
 
@@ -62,6 +63,15 @@ def load_words_shared(address: Int32, *, loc: object = None, ip: object = None) 
     """ld.shared of four neighbours of 32 bits; `address` is an Int32 in bytes, a multiple of 16."""
     text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
     return list(assembly(text, "=r,=r,=r,=r,r,~{memory}", [Int32(address)], [Int32] * 4, loc=loc, ip=ip))
+
+
+def load_index(indexed: IndexedRows, job: Carried, name: str, number: Int32, end: Int32) -> Int64:
+    """The row of A or of C that is row `number` of the product; -1 from row `end` on, and for one outside of it."""
+    indices, matrix = indexed.of(name)
+    address = getattr(job.given, name) + Int64(cutlass.min(number, job.m - 1)) * indices.bytes
+    found = Int64(load_word(address)) if const_expr(indices.bytes == 4) else load_long(address)
+    inside = (number < end) & (found >= 0) & (found < getattr(job.given, f"{matrix}_rows"))
+    return Int64(cutlass.select_(Boolean(inside), found, Int64(-1)))
 
 
 class WordReads:

@@ -37,9 +37,9 @@ from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
 from ...errors import PlanError
 from ...report import Check
-from ..numbers import W
+from ..numbers import W, checked_numbers
 from ..plan import MAX_COORDINATE, check_settings, present
-from .grouped import START, GroupOffsets, capacity_for, check_ends, checked_numbers, offsets_of
+from .grouped import START, GroupOffsets, capacity_for, check_ends, offsets_of
 from .multicast import with_copies
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from ...atoms.tma.engine import global_bits
 from ...errors import OperandError, PlanError
 from ...report import Check
 from ..derive import either, one_matrix
-from ..numbers import W
+from ..numbers import W, checked_numbers
 from ..plan import check_settings, present, rounded_up
 from ..store import WARP_ROWS, StorePlan
 
@@ -297,14 +297,6 @@ def store_place(row: W, end: W, column: W, minimum: Callable[..., W]) -> dict[st
     """Coordinates of a warp's box: its rows from `row` on, up to the group's end. Ints or traced integers."""
     place, stop = box_place(row, end, WARP_ROWS, minimum)
     return {"n": column, "m": place, STOP: stop}
-
-
-def checked_numbers(name: str, numbers: object, kind: str, count: int) -> npt.NDArray[np.int64]:
-    """NumPy integers as int64; raises OperandError for another type ("i32" or "i64") or number of them."""
-    found, want = np.asarray(numbers), {"i32": "int32", "i64": "int64"}[kind]
-    if found.dtype.name != want or found.shape != (count,):
-        raise OperandError(f"{name} is {found.dtype} of shape {found.shape}: it takes {want} of ({count},)")
-    return found.astype(np.int64)
 
 
 def offsets_of(ends: npt.NDArray[np.int64], size: int, things: str) -> npt.NDArray[np.int64]:

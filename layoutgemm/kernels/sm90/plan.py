@@ -20,6 +20,7 @@ from ...errors import PlanError
 from ...schedule import GpcOrder, Persistent, Schedule
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
+from ..indexed.rows import OUT_ROWS, IndexedRows
 from ..numbers import W
 from ..orders import Order, is_symmetric
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
@@ -31,7 +32,6 @@ from .config import BESIDE_MATRICES, Sm90Config, registers_of
 from .gated import combination, halves_of
 from .grouped import Ragged
 from .indexed.row_copy import copied_bytes
-from .indexed.rows import OUT_ROWS, IndexedRows
 from .mainloop import COPY_ARRIVALS, Promoted
 from .named_barriers import NamedBarriers
 from .operands.combinations import Asked, check_parts
@@ -68,7 +68,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     triangles     which operands are triangular, or None: K tiles of zeros are skipped
     mirror        the second store of a symmetric product, or None
     indexed       the row indices of A or of C, or None; A is a GatheredOperand unless its rows are copied first. See
-                  `kernels.sm90.indexed.rows`
+                  `kernels.indexed.rows`
     prologue      the function of A's elements, or None: see `kernels.sm90.operands.prologue`
     """
 
@@ -217,7 +217,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
                          function of the tile's number; see `kernels.orders`. None: the configuration's bands
         triangles        A or B is triangular, and K tiles of zeros are skipped: see `triangular.operands`
         indexed          A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows:
-                         see `kernels.sm90.indexed.rows`
+                         see `kernels.indexed.rows`
         prologue         a function of A's elements, in registers before they are multiplied: see
         `kernels.sm90.operands.prologue`
 

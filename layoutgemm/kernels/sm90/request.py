@@ -17,6 +17,7 @@ from ...layouts import Layout
 from ...schedule import LayoutOrder, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
+from ..indexed.rows import IndexedRows
 from ..orders import Order, order_for
 from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
 from ..quantized.formats import UNIT_K, QuantizedFormat
@@ -27,7 +28,7 @@ from .edges import with_ends
 from .gated import HALVES, check_gated, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
-from .indexed.rows import IndexedRows, check_indexed
+from .indexed.refusals import check_indexed
 from .mainloop import Promoted, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .operands.combinations import Asked, check_parts, order_parts

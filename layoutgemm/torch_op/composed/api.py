@@ -16,7 +16,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
-from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.sm90.operands.prologue import Prologue
 from ..checks import (
     NOT_RECORDED,

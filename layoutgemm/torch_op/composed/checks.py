@@ -21,10 +21,10 @@ import torch
 
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue, Step, VectorScale
+from ...kernels.indexed.rows import OUT_ROWS, ROWS, IndexedRows, RowIndices, check_distinct, check_inside
 from ...kernels.orders import is_symmetric
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.gated import combination
-from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS, IndexedRows, RowIndices, check_distinct, check_inside
 from ...kernels.sm90.operands.combinations import Asked, check_parts
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.pair import SecondPair

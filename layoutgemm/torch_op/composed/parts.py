@@ -17,8 +17,8 @@ import torch
 from ...errors import OperandError, PlanError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
+from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.orders import Order, check_name, names_in_given
-from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
 from ...schedule import Schedule

@@ -20,6 +20,7 @@ from ...errors import LayoutError, OperandError, PlanError
 from ...kernels import plan as plan_of
 from ...kernels.compile.compiler import CompiledGemm, compile_plan
 from ...kernels.epilogue.chain import Epilogue
+from ...kernels.indexed.rows import ROWS, IndexedRows
 from ...kernels.orders import (
     Order,
     clusters_of_plan,
@@ -33,7 +34,6 @@ from ...kernels.sm80.choose import by_lines, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.choose import copies_first
-from ...kernels.sm90.indexed.rows import ROWS, IndexedRows
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan

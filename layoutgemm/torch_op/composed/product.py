@@ -12,13 +12,13 @@ from __future__ import annotations
 import torch
 
 from ...errors import OperandError
+from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.orders import clusters_of_plan, schedule_of
 from ...kernels.plan import MAX_WORDS, present
 from ...kernels.run.epilogue_operands import kept_list, order_words, rows_memory, words_of_tensors
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import lines_of
 from ...kernels.run.torch_tensors import launch_of
-from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.sm90.plan import Sm90Plan
 from ...schedule.listed import TileList
 from ..bias_activation import GATES, by_torch

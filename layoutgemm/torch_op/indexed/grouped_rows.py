@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ...errors import OperandError, TensorError
+from ...kernels.indexed.rows import check_inside
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.indexed.rows import check_inside
 from ..checks import needs_dispatcher
 from ..compiled.traced import CHECKS, check_kinds, named, refusal, refuse
 from ..scaled_grouped.grouped import INTS, grouped_product

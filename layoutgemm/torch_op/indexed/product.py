@@ -18,9 +18,9 @@ import torch
 
 from ...arguments import shown
 from ...errors import OperandError, TensorError
+from ...kernels.indexed.rows import check_distinct, check_inside
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.indexed.rows import check_distinct, check_inside
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, check_alike, check_device, stored_as, tracing_state
 from ..prepared import gpu, on_gpu

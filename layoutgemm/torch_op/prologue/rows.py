@@ -13,8 +13,8 @@ import torch
 
 from ...arguments import shown
 from ...errors import OperandError
+from ...kernels.indexed.rows import check_inside
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
-from ...kernels.sm90.indexed.rows import check_inside
 from ...kernels.sm90.operands.prologue import Prologue
 from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import CHECKS, check_kinds, refusal, refuse

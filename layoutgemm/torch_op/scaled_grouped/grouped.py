@@ -30,6 +30,7 @@ from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.grouped_matrix import Part
+from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import (
@@ -40,7 +41,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
-from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store

@@ -28,11 +28,11 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.epilogue.numpy_math import Math
+from ...kernels.indexed.row_copy import COPIED
+from ...kernels.indexed.rows import check_inside
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.indexed.row_copy import COPIED
-from ...kernels.sm90.indexed.rows import check_inside
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import autocast, copied, needs_dispatcher, refuse_derivatives, refuse_traces
 from ..compiled.guards import MAX_READY

@@ -17,13 +17,13 @@ import torch.autograd.forward_ad as _forward
 from ...errors import OperandError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.epilogue.parameters import words_of
+from ...kernels.indexed.row_copy import COPIED
 from ...kernels.plan import MAX_WORDS
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import resolved
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import lines_of
 from ...kernels.run.torch_tensors import TensorLaunch, check_tensors, launch_of
-from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..compiled.guards import ALIGNED, FIRST_GPU, MAX_READY, KeptCalls, LaunchesByAddress, guarded

@@ -22,6 +22,7 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
+from ...kernels.indexed.rows import IndexedRows
 from ...kernels.lines import address_misfit
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
@@ -35,7 +36,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
 )
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
-from ...kernels.sm90.indexed.rows import IndexedRows
 from ...kernels.sm90.mainloop import DEPTH, lie_together, mainloop_of, widest_span
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store

@@ -25,9 +25,9 @@ from layoutgemm.kernels.epilogue.chain import (
     VectorScale,
 )
 from layoutgemm.kernels.epilogue.grouped_matrix import parts_of
+from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.partials import PartialResults, reductions_check
 from layoutgemm.kernels.sm90.grouped import Ragged
-from layoutgemm.kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from tests import needs
 

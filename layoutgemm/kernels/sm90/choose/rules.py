@@ -16,12 +16,12 @@ from ....dtypes import DType, bf16
 from ....errors import PlanError
 from ...derive import Operand, OperandSpec
 from ...epilogue.chain import Epilogue
+from ...indexed.rows import IndexedRows
 from ...operand_orders import KernelChoice
 from ...orders import Order
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
 from ..gated import combination
 from ..grouped import Ragged
-from ..indexed.rows import IndexedRows
 from ..multicast import LINE
 from ..operands.combined import Combined
 from ..operands.pair import SecondPair

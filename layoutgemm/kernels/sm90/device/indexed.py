@@ -1,4 +1,4 @@
-"""A Hopper GEMM that gathers rows of A, or scatters rows of C. See `kernels.sm90.indexed.rows`.
+"""A Hopper GEMM that gathers rows of A, or scatters rows of C. See `kernels.indexed.rows`.
 
 role        does
 --------    -------------------------------------------------------------------------------------------------------
@@ -23,11 +23,11 @@ from cutlass import Boolean, Int32, Int64, const_expr
 from ....atoms.copy.base import VECTOR_BYTES
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes, load_words, store_part, store_vector
-from ...dsl.tables import choose
+from ...dsl.tables import choose, load_index
+from ...indexed.rows import OUT_ROWS
+from ...indexed.rows import ROWS as GATHERED_ROWS
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, RowVectors, StoreChunk
-from ..indexed.rows import OUT_ROWS
-from ..indexed.rows import ROWS as GATHERED_ROWS
 from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
@@ -35,7 +35,6 @@ from .group_table import end_of_rows
 from .grouped import RaggedEpilogue, RaggedTiles
 from .prologue import Sm90PrologueKernel
 from .promoted import Sm90PromotedKernel
-from .row_copy import load_index
 
 
 class GatheredRows(bridge.Carried):
@@ -52,7 +51,7 @@ class GatheredRows(bridge.Carried):
         element, size = copy.element(thread, 0), plan.a.dtype.bytes
         starts, inside = [], Int32(0)
         for number in range(copy.passes):
-            row = load_index(plan, job, GATHERED_ROWS, first + copy.row(thread, number), end)
+            row = load_index(present(plan.indexed), job, GATHERED_ROWS, first + copy.row(thread, number), end)
             starts.append(job.a + (cutlass.max(row, Int64(0)) * job.lda + element) * size)
             inside |= choose(row >= 0, 1 << number, 0)
         super().__init__(starts=tuple(starts), inside=inside, target=Int32(copy.byte(thread)), element=Int32(element))
@@ -111,6 +110,7 @@ class ScatteredRows:
     def __init__(self, plan: Sm90Plan, job: bridge.Carried, first: Int32, end: Int32, lane: Int32):
         self.plan, self.lane = plan, lane
         self.aligned = (job.c | job.ldc * plan.c.dtype.bytes) % VECTOR_BYTES == 0
+        indexed = present(plan.indexed)
         self.rows: dict[int, list[Int64]] = {}  # vectors of a row -> a lane's rows, pass by pass
         for chunk in [c for r in present(plan.store).rounds for c in r.chunks]:
             scatter = RowVectors(chunk.tile)
@@ -118,7 +118,7 @@ class ScatteredRows:
                 places = [scatter.place(number, lane)[0] for number in range(scatter.passes)]
                 ends = [end if scatter.is_even else choose(i < WARP_ROWS, end, 0) for i in places]
                 self.rows[scatter.vectors] = [
-                    load_index(plan, job, OUT_ROWS, first + i, last) for i, last in zip(places, ends, strict=True)
+                    load_index(indexed, job, OUT_ROWS, first + i, last) for i, last in zip(places, ends, strict=True)
                 ]
 
     def store(self, job: bridge.Carried, chunk: StoreChunk, tile: cute.Pointer, column: Int32) -> None:

@@ -17,26 +17,17 @@ from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass import Boolean, Int32, Int64
 
 from ....atoms.copy.base import VECTOR_BYTES
 from ...dsl import bridge
 from ...dsl.ampere import load_element, store_part, store_vector
 from ...dsl.math import load_sixteen_bytes_if
-from ...dsl.tables import choose, load_long, load_word
+from ...dsl.tables import choose, load_index, load_word
+from ...indexed.row_copy import COPIED, RowCopy
+from ...indexed.rows import ROWS
 from ...plan import present, tile_count
-from ..indexed.row_copy import COPIED, RowCopy
-from ..indexed.rows import ROWS
 from ..plan import Sm90Plan
-
-
-def load_index(plan: Sm90Plan, job: bridge.Carried, name: str, number: Int32, end: Int32) -> Int64:
-    """The row of A or of C that is row `number` of the product; -1 from row `end` on, and for one outside of it."""
-    indices, matrix = present(plan.indexed).of(name)
-    address = getattr(job.given, name) + Int64(cutlass.min(number, job.m - 1)) * indices.bytes
-    found = Int64(load_word(address)) if const_expr(indices.bytes == 4) else load_long(address)
-    inside = (number < end) & (found >= 0) & (found < getattr(job.given, f"{matrix}_rows"))
-    return Int64(cutlass.select_(Boolean(inside), found, Int64(-1)))
 
 
 class RowCopyKernel:
@@ -80,7 +71,7 @@ class RowCopyKernel:
         matrix = line // m
         if self.counts(given, line, matrix, m, matrices):
             job = bridge.Carried(given=given, m=m * matrices)
-            row = load_index(plan, job, ROWS, line, m * matrices)
+            row = load_index(present(plan.indexed), job, ROWS, line, m * matrices)
             aligned = (a | lda * size | stride_a * size) % VECTOR_BYTES == 0
             element = first + copy.element(lane, 0, size)
             source = a + (Int64(matrix) * stride_a + cutlass.max(row, Int64(0)) * lda + element) * size

@@ -11,11 +11,12 @@ from ....checks import bank_conflicts
 from ....checks.budgets import WARPGROUP
 from ....checks.coverage import not_once
 from ....report import Check
+from ...indexed.row_copy import COPIED
 from ...plan import present, tile_count
 from ...store import WARP_ROWS, RowVectors, distinct_chunks
 from ..store_checks import row_vectors_check, vector_banks
 from .copies import GatheredOperand
-from .row_copy import COPIED, copied_bytes, copied_shape, row_copy_check
+from .row_copy import copied_bytes, copied_shape, row_copy_check
 
 if TYPE_CHECKING:
     from ..plan import Sm90Plan

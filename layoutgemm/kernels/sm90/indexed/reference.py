@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....checks.budgets import WARPGROUP
+from ...indexed.rows import OUT_ROWS, ROWS
 from ...plan import present
 from ...run.hardware_model import GlobalMatrix, Output, SharedBytes, unwritten
 from ...store import RowVectors, StoreChunk
 from .row_copy import copied_shape
-from .rows import OUT_ROWS, ROWS
 
 if TYPE_CHECKING:
     from ..plan import Sm90Plan

@@ -15,10 +15,10 @@ from ....errors import PlanError
 if TYPE_CHECKING:
     from ....schedule import Schedule
     from ...epilogue.chain import Epilogue
+    from ...indexed.rows import IndexedRows
     from ...quantized.formats import QuantizedFormat
     from ..along_k import AlongK
     from ..grouped import Ragged
-    from ..indexed.rows import IndexedRows
     from ..mainloop import Promoted
     from ..shards import Shards
     from ..triangular.operands import Triangles
