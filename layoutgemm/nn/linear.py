@@ -64,6 +64,33 @@ class ActivatedLayer:
         return [name for name in super().__dir__() if name != "out_features" or self.activation is None]
 
 
+def refuse_adapters(parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
+    """Raise OperandError where a module with out_features takes an activated layer's place, and holds it.
+
+    Adapters that read the weight's shape, as those of DTensors do, read no `out_features` of the layer. One with a
+    `parameter_name` adds to that parameter, in front of the activation.
+    """
+    layer = parent._modules.get(name)
+    if not isinstance(layer, ActivatedLayer) or layer.activation is None or layer not in _children(module):
+        return
+    held, kind = vars(module), type(module)
+    has_sizes = "out_features" in held or hasattr(kind, "out_features")
+    if not has_sizes or "parameter_name" in held:
+        return
+    raise OperandError(
+        f"{name} is a {type(layer).__name__} with activation={layer.activation!r}, and a module of {kind.__qualname__} "
+        "with out_features takes its place: adapters take it for x @ weight.T + bias, and add behind the activation"
+    )
+
+
+def _children(module: torch.nn.Module | None) -> list[torch.nn.Module | None]:
+    return [] if module is None else [*module._modules.values()]
+
+
+# Modules are not asked before another one takes their place, so torch's hook sees each registration.
+torch.nn.modules.module.register_module_module_registration_hook(refuse_adapters)
+
+
 class DenseLinear(ActivatedLayer, torch.nn.Linear):
     """activation(x @ weight.T + bias): torch.nn.Linear in one kernel.
 

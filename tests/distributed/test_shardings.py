@@ -16,11 +16,14 @@ torch = needs.module("torch")
 
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from layoutgemm import matmul, quantize, scaled_matmul
 from layoutgemm.distributed import register_shardings
 from layoutgemm.distributed.shardings import gated_rules, grouped_rules, product_rules, scaled_rules
+from layoutgemm.errors import OperandError
+from layoutgemm.nn import DenseLinear
 
 PROGRAM = Path(__file__).with_name("program.py")
 
@@ -124,3 +127,26 @@ def test_the_gradient_of_a_batch_cut_unevenly_is_summed(two_ranks: Any) -> None:
     left, right = (first_of(*x).requires_grad_() for x in ((a, two_ranks, Shard(0)), (b, two_ranks, Replicate())))
     matmul(left, right).sum().backward()
     assert left.grad.shape == a.shape and right.grad.shape == b.shape
+
+
+class Adapter(torch.nn.Module):
+    """A layer in another's place, as large as this process's part of its weight."""
+
+    def __init__(self, base_layer: Any):
+        super().__init__()
+        self.base_layer = base_layer
+        self.out_features, self.in_features = base_layer.weight.to_local().shape
+
+
+def test_an_adapter_of_a_sharded_weight_takes_no_activated_layer_s_place(two_ranks: Any) -> None:
+    for activation in (None, "gelu"):
+        model = torch.nn.Sequential(DenseLinear(8, 4, activation=activation))
+        parallelize_module(model, two_ranks, {"0": ColwiseParallel()})
+        if activation is None:
+            model[0] = Adapter(model[0])
+            assert model[0].out_features == 2
+            continue
+        with pytest.raises(
+            OperandError, match="0 is a DenseLinear with activation='gelu', and a module of Adapter with out"
+        ):
+            model[0] = Adapter(model[0])

@@ -12,6 +12,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from layoutgemm.errors import LayoutError, OperandError
@@ -50,6 +51,34 @@ def test_a_layer_with_an_activation_has_no_out_features(name: str) -> None:
     assert LAYERS[name](layer()).out_features == 128
     assert len(inspect.getmembers(made)) > 10  # of every other attribute
     LAYERS[name](layer(), activation="relu").load_state_dict(made.state_dict())
+
+
+class Sized(torch.nn.Module):
+    """A module around a layer, with sizes that it has not read from it: they are its weight's."""
+
+    def __init__(self, layer: Any, **others: Any):
+        super().__init__()
+        self.layer, self.out_features = layer, 128
+        for name, x in others.items():
+            setattr(self, name, x)
+
+
+@EVERY
+def test_an_adapter_that_reads_no_out_features_takes_no_activated_layer_s_place(name: str) -> None:
+    model = torch.nn.Sequential(LAYERS[name](layer(), activation="gelu"), LAYERS[name](layer()))
+    activated, plain = model
+    with pytest.raises(OperandError, match=r"^0 is a \w+ with activation='gelu', and a module of Sized with"):
+        model[0] = Sized(activated)
+    assert model[0] is activated
+    model[1] = Sized(plain)
+    model[0] = Sized(activated, parameter_name="weight")  # adds to the weight, in front of the activation
+
+
+def test_modules_that_call_a_layer_take_its_place() -> None:
+    model = torch.nn.Sequential(DenseLinear.of(layer(), activation="gelu"))
+    model[0] = torch.nn.Sequential(model[0], torch.nn.Linear(128, 2))
+    model[0][0] = checkpoint_wrapper(model[0][0])
+    model[0][0] = torch.nn.Linear(128, 128)
 
 
 @EVERY
