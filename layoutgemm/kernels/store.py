@@ -183,6 +183,11 @@ class StorePlan:
         per_cta = part_per_cta and parts > 1
         return cls(c, maps, tuple(rounds), bytes_, buffers, rows // WARP_ROWS, parts, per_cta, at_once)
 
+    @property
+    def box_rows(self) -> int:
+        """Rows of a box of a row-major C: its owner's."""
+        return self.warps * WARP_ROWS
+
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
         """(number, round) of one block and part; the number, of all that a consumer stores, tells the buffer."""
         mine = [r for r in self.rounds if not self.part_per_cta or r.part == part]

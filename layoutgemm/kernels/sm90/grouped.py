@@ -13,11 +13,11 @@ ends at its tensor's extents, and a group's end is not one. So C's map has the e
 
     dimension   extent      distance     coordinate
     n           N           1            column
-    m           16          a row        16 - valid
+    m           R           a row        R - valid
     stop        M + 1       a row        the first row that is not stored
 
-over a tensor that begins 16 rows before C. Row r of the box lies at row stop - 16 + r of C, and rows from 16 on are out
-of bounds. Exactly the first `valid` of a warp's 16 rows are stored, for any number of them.
+over a tensor that begins R rows before C, where R is 16 for a warp's boxes and 64 for a warpgroup's. Row r of the box
+lies at row stop - R + r of C, and rows from R on are out of bounds. Exactly the first `valid` rows are stored.
 
 Ends in place of offsets: ends[e] is offsets[e + 1], and rows from the last end on are in no group. Consumers store
 zeros there after their tiles where the plan asks for it: rows end + w, end + w + W, ... by warp w of the W of all.
@@ -48,7 +48,7 @@ from ...report import Check
 from ..derive import either, one_matrix
 from ..numbers import W, checked_numbers
 from ..plan import check_settings, present, rounded_up
-from ..store import WARP_ROWS, StorePlan
+from ..store import StorePlan
 
 if TYPE_CHECKING:
     from ..derive import Operand
@@ -253,11 +253,11 @@ def clusters_of(plan: Sm90Plan, rows: W, columns: W | int) -> W:
 
 
 def stops_in_box(tma: TmaPlan) -> TmaPlan:
-    """A warp's store of C with the end of the group as a dimension more: see the module's docstring.
+    """A store of C with the end of the group as a dimension more: see the module's docstring.
 
     Raises PlanError for a store that is not of rows.
     """
-    if tma.dims != ("n", "m") or tma.box[1] != WARP_ROWS:
+    if tma.dims != ("n", "m"):
         raise PlanError(f"a store of {tma.box} along {tma.dims}: groups end between rows, and C is stored row-major")
     return tma.batched(STOP)
 
@@ -276,9 +276,9 @@ def without_groups(tma: TmaPlan) -> TmaPlan:
     return whole.batched("l") if "l" in tma.dims else whole
 
 
-def store_extents(m: W, n: W) -> dict[str, W]:
-    """The extents of C's tensor map, which begins WARP_ROWS rows before C."""
-    return {"n": n, "m": WARP_ROWS, STOP: m + 1}
+def store_extents(m: W, n: W, lines: int) -> dict[str, W | int]:
+    """The extents of C's tensor map, which begins the `lines` of a box before C."""
+    return {"n": n, "m": lines, STOP: m + 1}
 
 
 def box_place(first: W, end: W, lines: int, minimum: Callable[..., W]) -> tuple[W, W]:
@@ -293,9 +293,9 @@ def box_place(first: W, end: W, lines: int, minimum: Callable[..., W]) -> tuple[
     return first + lines - stop, stop
 
 
-def store_place(row: W, end: W, column: W, minimum: Callable[..., W]) -> dict[str, W]:
-    """Coordinates of a warp's box: its rows from `row` on, up to the group's end. Ints or traced integers."""
-    place, stop = box_place(row, end, WARP_ROWS, minimum)
+def store_place(row: W, end: W, column: W, lines: int, minimum: Callable[..., W]) -> dict[str, W]:
+    """Coordinates of a box of `lines` rows from `row` on, up to the group's end. Ints or traced integers."""
+    place, stop = box_place(row, end, lines, minimum)
     return {"n": column, "m": place, STOP: stop}
 
 
@@ -329,7 +329,7 @@ def check_ragged(ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c:
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
         raise PlanError(f"ragged = {shown(ragged)}, batch = {groups}: Ragged.of(groups) has room for them")
     check_settings(
-        config, "a grouped product takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1, overlap=False,
+        config, "a grouped product takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1, prefetch=0,
         store="tma", launch="workers",
     )  # fmt: skip
     if a.order != "row" and not ragged.masked:
@@ -397,8 +397,9 @@ def _tiles_of_groups(plan: Sm90Plan) -> Check:
 
 
 def _ends(plan: Sm90Plan) -> Check:
-    """The elements that a warp's box writes, for every end of a group."""
-    witness, m, n = "", 5 * WARP_ROWS, plan.mma.shape_mnk[1]
+    """The elements that a box writes, for every end of a group."""
+    lines = plan.store.box_rows if plan.store is not None else 0
+    witness, m, n = "", 5 * lines, plan.mma.shape_mnk[1]
     matrices = present(plan.ragged).masked and plan.batch > 1
     first = m if matrices else 0  # row 0 of the second group's matrix
     boxes = 0
@@ -407,24 +408,24 @@ def _ends(plan: Sm90Plan) -> Check:
         if tma.dims != ("n", "m", STOP, *["l"] * matrices):
             witness = witness or f"the map's dimensions are {tma.dims}"
             continue
-        extents = {**store_extents(m, n), "l": 2}
+        extents = {**store_extents(m, n, lines), "l": 2}
         strides = [pitch * tma.dtype.bytes] * 2 + [m * pitch * tma.dtype.bytes] * matrices
         tmap = tma.over([extents[name] for name in tma.dims], strides)
-        for row in (0, 1, WARP_ROWS, m - WARP_ROWS, m - 1):
+        for row in (0, 1, lines, m - lines, m - 1):
             for end in range(max(0, row - 2), m + 1):
-                place = {**store_place(row, end, 0, min), "l": 1}
+                place = {**store_place(row, end, 0, lines, min), "l": 1}
                 if place["m"] < 0 or place[STOP] < 0:
                     witness = witness or f"rows {row} to {end}: a coordinate of {place} is negative"
                     continue
                 bits, inside = global_bits(tmap, [place[name] for name in tma.dims])
                 rows, columns = np.divmod(bits[inside] // tma.dtype.bits, pitch)
-                want = np.arange(row, max(row, min(row + WARP_ROWS, end)))
-                found = np.sort((rows - WARP_ROWS - first) * pitch + columns)
+                want = np.arange(row, max(row, min(row + lines, end)))
+                found = np.sort((rows - lines - first) * pitch + columns)
                 right = (want[:, None] * pitch + np.arange(tma.box[0])).reshape(-1)
                 boxes += 1
                 if not np.array_equal(found, right):
                     witness = witness or f"rows {row} to {end} of a group: {found.size} elements, not {right.size}"
-    statement = f"a warp's box stores its rows up to its group's end, each once, and no other, for each of {boxes} ends"
+    statement = f"a box stores its rows up to its group's end, each once, and no other, for each of {boxes} ends"
     return Check("ends of groups", statement, not witness, "exhaustion", witness)
 
 
@@ -437,8 +438,9 @@ def explain_ragged(plan: Sm90Plan) -> list[str]:
         of, entries = f"{plan.m} rows in all, their ends {ragged.offsets}", "first rows"
     ends = "threads store the rows of a group alone"
     if plan.stores_by_maps:
-        dims = ", ".join(present(plan.store).maps[0].dims)
-        ends = f"a warp's store ends with its group: C's map begins {WARP_ROWS} rows before C, along ({dims})"
+        store = present(plan.store)
+        dims = ", ".join(store.maps[0].dims)
+        ends = f"a box of {store.box_rows} rows ends with its group: C's map begins as many before C, along ({dims})"
     return [
         f"groups: {plan.batch} of {of} in global memory{' says' * ragged.masked}; tables of "
         f"{ragged.entries} {entries} and first tiles at {plan.smem.table_offset}, {ragged.bytes} bytes",

@@ -68,8 +68,9 @@ def execute_sm90(
     if plan.ragged is None or not plan.stores_by_maps:
         c = Output(plan.c, plan.rows_of_c, plan.n, plan.matrices_of_c)
     else:  # its map begins some lines before C
-        c = Output(plan.c, plan.m, plan.n, 1 if plan.joined_rows else plan.batch, before=WARP_ROWS)
-        of, matrices = store_extents(c.lines, c.inner), c.batch > 1
+        before = present(plan.store).box_rows
+        c = Output(plan.c, plan.m, plan.n, 1 if plan.joined_rows else plan.batch, before=before)
+        of, matrices = store_extents(c.lines, c.inner, before), c.batch > 1
         extents = (of["n"], of["m"], of[STOP], *[c.batch] * matrices)
         c.matrix = replace(c.matrix, extents=extents, pitch=c.leading, further=(c.lines * c.leading,) * matrices)
         if plan.ragged.masked:
@@ -456,7 +457,7 @@ class _Cluster:
                     place = {"m": row + owner * (ROWS // WARPS_OF_GROUP), "n": column + chunk.column,
                              "l": block.origin["l"]}  # fmt: skip
                     if plan.ragged is not None:
-                        place = {**place, **store_place(place["m"], self.end, place["n"], min)}
+                        place = {**place, **store_place(place["m"], self.end, place["n"], store.box_rows, min)}
                     self.c.store(tma, place, block.smem, address + chunk.offset)
 
     def _fill(

@@ -352,7 +352,7 @@ class Sm90Request(ProductParts, Asked):
                 "store_at_once: the store of a main loop that promotes, and of a K in one part; this product has "
                 f"{'no such loop' if self.mainloop is None else f'split = {self.config.split}'}"
             )
-        other = next((name for name in named if name not in ("mainloop", "gated")), None)
+        other = next((name for name in named if name not in ("mainloop", "gated", "ragged")), None)
         if other is not None and (tuning.store_at_once or tuning.box_rows != WARP_ROWS):
             raise PlanError(f"box_rows = {tuning.box_rows}, store_at_once = {tuning.store_at_once}: not with {other}")
 

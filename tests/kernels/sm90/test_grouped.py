@@ -27,6 +27,7 @@ from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 SMALL = Sm90Config((64, 64), consumers=1, stages=3)
+AT_ONCE = Sm90Config((128, 64), stages=2, chunks=2, store_at_once=True, overlap=True)
 SIZES = (0, 70, 0, 1, 64, 0, 0, 33, 15, 0)
 SCALED = Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, Table("sa", "m"), Table("sb", "n", 64))
 FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
@@ -46,6 +47,9 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     "one": (replace(SMALL, reverse_odd_tiles=True, along="N"), "bf16", "bf16:col", "f32", (75,), None),
     "fp8": (SMALL, "e4m3", "e5m2:col", "e4m3", SIZES, None),
     "scaled": (Sm90Config((128, 64), stages=2), "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
+    "boxes": (Sm90Config((128, 64), stages=2, box_rows=64, overlap=True), "bf16", "bf16:col", "bf16", SIZES, None),
+    "at once": (replace(AT_ONCE, box_rows=64), "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
+    "warps at once": (AT_ONCE, "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }
 N, K = 88, 200
 
@@ -203,11 +207,11 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failing(replace(plan, smem=replace(plan.smem, table_offset=plan.smem.empty_offset))) == {"shared map"}
     assert failing(replace(plan, smem=replace(plan.smem, total=plan.smem.table_offset + 16))) >= {"shared map"}
 
-    def off_by_one(row: Any, end: Any, column: Any, minimum: Any) -> Any:
-        return store_place(row, end + 1, column, minimum)
+    def off_by_one(row: Any, end: Any, column: Any, lines: int, minimum: Any) -> Any:
+        return store_place(row, end + 1, column, lines, minimum)
 
-    def whole(row: Any, end: Any, column: Any, minimum: Any) -> Any:
-        return store_place(row, row + 16, column, minimum)
+    def whole(row: Any, end: Any, column: Any, lines: int, minimum: Any) -> Any:
+        return store_place(row, row + lines, column, lines, minimum)
 
     for wrong in (off_by_one, whole):
         monkeypatch.setattr(sm90_ragged, "store_place", wrong)
@@ -271,7 +275,7 @@ def test_refusals() -> None:
         ({"c": "bf16:col"}, "c is bf16 col-major: groups end between rows"),
         ({"config": replace(SMALL, loaded_a_rows=8)}, "loaded_a_rows = 8"),
         ({"config": replace(SMALL, one_tile_per_cluster=True)}, "one_tile_per_cluster = True"),
-        ({"config": replace(SMALL, overlap=True)}, "overlap = True"),
+        ({"config": replace(SMALL, overlap=True, prefetch=1)}, "prefetch = 1"),
         ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
         (
             {"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1},

@@ -291,6 +291,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         job = self.job_of(shared, (rank, part, warp, blocks), (m, n, k), (c, ldc, stride_c), words)
         if const_expr(plan.joined_rows and bool(plan.partials)):  # their places hang on the number of groups
             job = job.extended(groups=batch)
+        reads_early = tuning.overlap and plan.ragged is not None
+        # Where groups end is in global memory. All else before the roles sees none, and hides behind the kernel before.
+        if const_expr(reads_early):
+            bridge.wait_for_previous_kernel()
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
         maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
         first = plan.gpc_order.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
@@ -312,8 +316,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         else:
             bridge.block_sync()
 
-        # 3. Everything above saw no global memory, and ran while the kernel before this one drained.
-        if const_expr(tuning.overlap):
+        # 3. What the kernel before this one wrote is read from here on.
+        if const_expr(tuning.overlap and not reads_early):
             bridge.wait_for_previous_kernel()
 
         # 4. The roles.

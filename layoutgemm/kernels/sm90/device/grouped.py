@@ -24,8 +24,8 @@ from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
 from ...dsl.tables import WordReads, choose, group_entry
-from ...plan import tile_count
-from ...store import WARP_ROWS, WARPS_OF_GROUP
+from ...plan import present, tile_count
+from ...store import WARPS_OF_GROUP
 from ..grouped import ENTRY_BYTES, clusters_of, store_extents, store_place
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
@@ -38,9 +38,9 @@ class RaggedEpilogue(Sm90Epilogue):
     """Stores that end with a group."""
 
     def place(self, job: bridge.Carried, row: Int32, column: Int32, matrix: Int32) -> dict[str, Int32]:
-        """A warp's box."""
-        end = end_of_rows(self.plan, job, matrix)
-        return {**store_place(row, end, column, cutlass.min), "l": matrix}
+        """The box of an owner's rows."""
+        end, lines = end_of_rows(self.plan, job, matrix), present(self.plan.store).box_rows
+        return {**store_place(row, end, column, lines, cutlass.min), "l": matrix}
 
 
 class RaggedTiles:
@@ -57,8 +57,9 @@ class RaggedTiles:
     ) -> bridge.TensorMap:
         """C's map, with the end of a group as a dimension: it begins some rows before C."""
         pitch, matrices = pitches["c"]
-        base = c - Int64(WARP_ROWS) * pitch * self.plan.c.dtype.bytes
-        of = {**store_extents(extents["m"], extents["n"]), "l": extents["l"]}
+        lines = present(self.plan.store).box_rows
+        base = c - Int64(lines) * pitch * self.plan.c.dtype.bytes
+        of = {**store_extents(extents["m"], extents["n"], lines), "l": extents["l"]}
         return bridge.encode_tensor_map(tma, base, of, *(pitch, pitch, matrices)[: len(tma.dims) - 1])
 
     def most_tiles(self, m: Int32, n: Int32, batch: Int32, reads: WordReads | None) -> Int32:
