@@ -115,7 +115,7 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
     ragged, sums = None, 1 if product.gate is None else HALVES
     if product.form == ROWS:
         ragged = Ragged.of(batch, _INTS[str(product.offsets)])
-        config = usual_config((m, n, k, batch), types, scales, sums)
+        config = usual_config((m, n, k, batch), types, scales, sums, places=places)
     elif scales is None:
         config, _ = gated_config((m, n, k, batch), types, str(product.gate), places)
     else:

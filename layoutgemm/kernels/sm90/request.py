@@ -346,7 +346,7 @@ class Sm90Request(ProductParts, Asked):
 
     def check_store(self) -> None:
         """Raise PlanError for a way to store that the kernel has not."""
-        tuning, named = self.config.tuning, [*self.named, *["indexed"] * (self.indexed is not None)]
+        tuning, named = self.config.tuning, [*self.named, *["indexed"] * self.scatters]
         if tuning.store_at_once and (self.mainloop is None or self.config.split > 1):
             raise PlanError(
                 "store_at_once: the store of a main loop that promotes, and of a K in one part; this product has "

@@ -158,6 +158,11 @@ def _buffers(store: StorePlan) -> Check:
     return Check("buffers of C", statement, not witness, "arithmetic", witness)
 
 
+def _owners_warps(chunk: StoreChunk) -> int:
+    """Warps that fill a chunk's tile: each has 16 of its rows."""
+    return chunk.tile.extent[0] // WARP_ROWS
+
+
 @memoized(256)
 def _written(chunk: StoreChunk, c: Operand) -> Check:
     """Registers of a chunk go where its tile has them, by stmatrix without bank conflicts."""
@@ -173,8 +178,8 @@ def _written(chunk: StoreChunk, c: Operand) -> Check:
     right = row_addresses(copy, whole, atom, "C")
     lanes = copy.address_threads(copy.side_in("smem"))
     requests = chunk.values // 2 // chunk.matrices
-    warps = range(1) if by_row else range(WARPS_OF_GROUP)
-    # A warp's rows are a tile of their own in row-major C: those of warp 0 in the tile of all 64.
+    # Where a warp's rows are a tile of their own, they are those of warp 0 in the tile of all 64.
+    warps = range(_owners_warps(chunk))
 
     def offsets(rows: Any) -> Any:
         return np.asarray([[[int(rows(lane, (i, w))) for lane in lanes] for i in range(requests)] for w in warps])
@@ -201,8 +206,7 @@ def _written(chunk: StoreChunk, c: Operand) -> Check:
 
 def _written_one_by_one(plan: Sm90Plan, chunk: StoreChunk) -> Check:
     """Threads store their own values: each element of the owner's tile once."""
-    by_row = plan.c.order == "row"
-    threads = np.arange(32 if by_row else WARPGROUP)[:, None]
+    threads = np.arange(WARP * _owners_warps(chunk))[:, None]
     i, j = plan.mma.coords_C(threads, chunk.first_value + np.arange(chunk.values)[None, :])
     rows, columns = chunk.tile.extent
     witness = ""

@@ -115,7 +115,7 @@ def _configs(of: IndexedShape, indexed: IndexedRows) -> Iterator[Sm90Config]:
         return
     if OFFSETS in names or COUNTS in names:
         rows = masked_rows(m) * groups if COUNTS in names else m
-        yield usual_config((rows, n, k, groups), of.types, None, sums)
+        yield usual_config((rows, n, k, groups), of.types, None, sums, places=of.places)
         return
     major = "K" if of.types[1].endswith(":col") else "MN"
     found = in_place(

@@ -519,7 +519,8 @@ def expected_config(
     """The configuration of masked groups of `rows` rows each."""
     (m, k), n = a.shape[-2:], call.shape[-1]
     sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
-    return usual_config(sizes, *_types_and_scales(call, a, b, finish), finish.halves)
+    places, _ = gpu(a.get_device())
+    return usual_config(sizes, *_types_and_scales(call, a, b, finish), finish.halves, places=places)
 
 
 def _plan_along_k(
@@ -566,10 +567,10 @@ def chosen(
         return found.config, tuned_store.MEASURED
     if masked:
         rows = masked_rows(sizes[0])
-        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums, columns)
+        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums, columns, gpu(index)[0])
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
-    config = usual_config(sizes, types, scales, sums, columns)
+    config = usual_config(sizes, types, scales, sums, columns, gpu(index)[0])
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
 

@@ -178,7 +178,7 @@ class Tunable:
             return Sm90Choice(along_k_config(*self.sizes))
         if self.experts is not None:
             rows = self.rows * count if self.form == MASKED else m
-            return Sm90Choice(usual_config((rows, n, k, count), self.types, loop, self.sums))
+            return Sm90Choice(usual_config((rows, n, k, count), self.types, loop, self.sums, places=self._room()))
         if loop is None:
             return Sm90Choice(
                 gated_config(self.sizes, self.types, str(self.gate), gpu(torch.cuda.current_device())[0])[0]

@@ -12,16 +12,16 @@ from layoutgemm.checks.pipeline.actions import Expect, WaitGroup
 from layoutgemm.checks.pipeline.model import walk
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
+from layoutgemm.kernels import IndexedRows, RowIndices, Sm90Config, Sm90Plan, error_bound
 from layoutgemm.kernels.compile.cache import facts_of
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
 from layoutgemm.kernels.sm90.checks import pipeline_of
-from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.operands.stage_numbers import numbers_read
+from layoutgemm.kernels.store import StoreChunk
 from tests import needs
 
 needs_dsl = needs.DSL
@@ -240,6 +240,25 @@ def test_a_span_is_one_or_four() -> None:
         scaled(span=2)
 
 
+@pytest.mark.parametrize("c", ["bf16", "e4m3"])
+def test_boxes_of_a_warpgroup_are_filled_by_its_four_warps(c: str) -> None:
+    config = Sm90Config((128, 256), loader="warpgroup", chunks=2, buffers=1, store_at_once=True, box_rows=64)
+    plan = Sm90Plan.derive(256, 256, 256, a="e4m3", b="e4m3:col", c=c, config=config, mainloop=scaled())
+    plan.check().require()
+    assert plan.store is not None
+
+    def wrong(chunk: StoreChunk) -> StoreChunk:
+        """All four warps fill where the first has its rows, or one value further on."""
+        if chunk.rows is None:
+            return replace(chunk, first_value=chunk.first_value + 1)
+        rows = chunk.rows
+        return replace(chunk, rows=lambda lane, at: rows(lane, (at[0], 0)))
+
+    rounds = tuple(replace(each, chunks=tuple(map(wrong, each.chunks))) for each in plan.store.rounds)
+    failing = {check.name for check in replace(plan, store=replace(plan.store, rounds=rounds)).check() if not check}
+    assert failing >= {"rows of C" if c == "bf16" else "columns of C"}
+
+
 def test_a_store_at_once_is_proven_as_one_round() -> None:
     """A buffer that is written while earlier stores still read it is refuted."""
     plan = problem("at once")[0]
@@ -269,11 +288,7 @@ def test_a_store_at_once_is_proven_as_one_round() -> None:
     [
         ({"store_at_once": True}, {"mainloop": None}, "this product has no such loop"),
         ({"store_at_once": True, "split": 2, "one_tile_per_cluster": True}, {}, "has split = 2"),
-        (
-            {"box_rows": 64},
-            {"ragged": Ragged.of(2), "batch": 2},
-            "box_rows = 64, store_at_once = False: not with",
-        ),
+        ({"box_rows": 64}, {"indexed": IndexedRows(scatter=RowIndices(M))}, "store_at_once = False: not with indexed"),
         ({"box_rows": 32}, {}, "box_rows = 32: 16, a warp's rows, or 64, a warpgroup's"),
     ],
 )

@@ -36,9 +36,10 @@ _ALONG_K = ((64, 64), (64, 128), (64, 256), (128, 128), (128, 192), (128, 256), 
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
 STORE_UNIT = 16  # bytes of a row of C that a TMA store is a multiple of
 _ONE_TILE = 64  # rows of a group that are one tile
-_FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (192, 128, 96, 64)  # of the tiles of few rows
+_FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (128, 96, 192, 64)  # of the tiles of few rows
 _MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width from this many rounds of tiles on, where the last round does not count
-_START_COLUMNS = 48  # of a tile of few rows, that its start and its rows of A cost
+_START_COLUMNS = 48  # of a tile of few rows without scales, that its start and its rows of A cost
+_LARGE_GROUP, _LARGER_GROUP = 193, 1024  # rows of groups of the largest tile, and of those whose bands lie along N
 _SHORT_K = 4096  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 _QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a product: seconds, and bytes a second
@@ -82,13 +83,23 @@ def scaled_config(
     [3, 0]
     """
     config, _ = _fastest((m, n, k, batch), each_column, MODEL.multiprocessors, columns, c, sums)
+    large = config.tile == _LARGEST and sums == batch == 1
+    return _as_dealt(config, _tiles((m, n, k, batch), config.tile, config.cluster), places) if large else config
+
+
+def _as_dealt(config: Sm90Config, clusters: int, places: ClusterOccupancy | None) -> Sm90Config:
+    """The configuration whose pairs take tiles as the GPU deals pairs out to its GPCs, if there are several waves.
+
+    clusters  tiles of clusters of the product
+
+    The order is known of some GPUs alone; for the others the configuration stays.
+    """
     places = places or ClusterOccupancy()
     rounds = places.gpc_rounds(_PAIR) if config.cluster[0] * config.cluster[1] == _PAIR else ()
-    several = _tiles((m, n, k, batch), config.tile, config.cluster) > places.resident(_PAIR)
-    if rounds and several and config.tile == _LARGEST and sums == batch == 1:
-        tuning = replace(config.tuning, overlap=False, gpc_order=rounds)  # only an idle GPU deals as it is known to
-        return replace(config, tuning=tuning)
-    return config
+    if not rounds or clusters <= places.resident(_PAIR):
+        return config
+    tuning = replace(config.tuning, overlap=False, gpc_order=rounds)  # only an idle GPU deals as it is known to
+    return replace(config, tuning=tuning)
 
 
 def plan_with_scales(
@@ -307,13 +318,18 @@ def grouped_config(
     [192, 144, 176]
     """
     if rows <= _ONE_TILE:
-        tile = _ONE_TILE, _evenly(_FEW_ROWS_WIDTHS, columns, groups)
-        return Sm90Config(tile, consumers=1, loader="warp", chunks=1, buffers=2, l2_promotion="256B")
+        tile = _ONE_TILE, _evenly(_FEW_ROWS_WIDTHS, columns, groups, _START_COLUMNS)
+        last = "start" if _tiles_of_few(tile[1], columns, groups) > _MANY_ROUNDS * MODEL.multiprocessors else "end"
+        return Sm90Config(
+            tile, consumers=1, loader="warp", chunks=1, buffers=2, l2_promotion="256B", overlap=True, trigger=last
+        )
     if wide or rows <= 128:
         return Sm90Config((128, 256), cluster=(1, 2), chunks=1, buffers=1 if wide else 2, l2_promotion="256B")
-    if rows <= 192:
-        return Sm90Config((192, 160), consumers=3, cluster=(1, 2), chunks=1, buffers=2, l2_promotion="256B")
-    if rows < 1024:
+    if rows < _LARGE_GROUP:
+        return Sm90Config(
+            (192, 160), consumers=3, cluster=(1, 2), chunks=1, buffers=2, l2_promotion="256B", overlap=True
+        )
+    if rows < _LARGER_GROUP:
         return Sm90Config((128, 256), cluster=(2, 1), along="N", chunks=1, buffers=2, l2_promotion="256B")
     if k_bytes <= _SHORT_K:
         return Sm90Config(
@@ -326,14 +342,20 @@ def grouped_config(
     )
 
 
-def _evenly(widths: Sequence[int], columns: int, groups: int) -> int:
+def _tiles_of_few(width: int, columns: int, groups: int) -> int:
+    """Tiles of groups of which each has one tile of rows."""
+    return -(-columns // width) * groups
+
+
+def _evenly(widths: Sequence[int], columns: int, groups: int, start: int = 0) -> int:
     """The tile's width with which the busiest multiprocessor has least to do.
 
     groups  of which each has one tile of rows
+    start   columns of a tile that its start costs; none where the kernel before hides it
     """
 
     def work(width: int) -> int:
-        return -(-(-(-columns // width) * groups) // MODEL.multiprocessors) * (width + _START_COLUMNS)
+        return -(-_tiles_of_few(width, columns, groups) // MODEL.multiprocessors) * (width + start)
 
     return min(widths, key=work)
 
@@ -404,28 +426,35 @@ def masked_rows(most: int) -> int:
 
 
 def grouped_scaled_config(
-    rows: int, each_column: bool = False, *, columns: int = 1 << 14, groups: int = 8
+    rows: int, each_column: bool = False, *, columns: int = 1 << 14, groups: int = 8, narrow: bool = True
 ) -> Sm90Config:
     """The same for groups whose products are scaled.
+
+    narrow  C has at most 16 bits an element: a whole tile fits beside the stages
 
     >>> grouped_scaled_config(8192).tile, grouped_scaled_config(192).tile, grouped_scaled_config(64, True).tile
     ((128, 256), (192, 128), (64, 64))
     >>> [grouped_scaled_config(20, columns=n, groups=6).tile[1] for n in (4096, 6144, 7168)]
-    [192, 96, 192]
+    [96, 96, 128]
+    >>> [grouped_scaled_config(8192, narrow=narrow).tuning.store_at_once for narrow in (True, False)]
+    [True, False]
     """
     if rows <= _ONE_TILE:
-        many = -(-columns // _MANY_WIDTH) * groups > _MANY_ROUNDS * MODEL.multiprocessors
+        many = _tiles_of_few(_MANY_WIDTH, columns, groups) > _MANY_ROUNDS * MODEL.multiprocessors
         evenly = _MANY_WIDTH if many else _evenly(_FEW_ROWS_SCALED_WIDTHS, columns, groups)
         width = _EACH_COLUMN if each_column else evenly
         buffers = 1 if each_column else 2
         return Sm90Config(
-            (_ONE_TILE, width), consumers=1, loader="warp", chunks=1, buffers=buffers, l2_promotion="256B"
+            (_ONE_TILE, width), consumers=1, loader="warp", chunks=1, buffers=buffers, l2_promotion="256B", overlap=True
         )
     if rows <= 128 or each_column:
         return Sm90Config((128, _EACH_COLUMN if each_column else 128), loader="warpgroup", chunks=1, buffers=1)
-    if rows <= 192:
-        return Sm90Config((192, 128), consumers=3, loader="warpgroup", chunks=2, buffers=1)
-    return Sm90Config(_LARGEST, loader="warpgroup", cluster=(2, 1), chunks=1, buffers=1)
+    if rows < _LARGE_GROUP:
+        return Sm90Config((192, 128), consumers=3, loader="warpgroup", chunks=2, buffers=1, overlap=True)
+    return Sm90Config(
+        _LARGEST, loader="warpgroup", cluster=(2, 1), along="N" if rows >= _LARGER_GROUP else "M",
+        chunks=2 if narrow else 1, buffers=1, store_at_once=narrow, box_rows=ROWS if narrow else WARP_ROWS,
+    )  # fmt: skip
 
 
 def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
@@ -442,7 +471,7 @@ def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
 
 def usual_config(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, sums: int = 1,
-    columns: int = 1,
+    columns: int = 1, places: ClusterOccupancy | None = None,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a grouped product, unless it was measured or given.
 
@@ -450,6 +479,7 @@ def usual_config(
     scales   rows of A, and columns of B, that share one; None for a main loop that only adds
     sums     of an element of C: 2 of a gated product
     columns  a CTA stores a multiple of this many columns of C, where there is such a tile
+    places   of the GPU, or None for an H100's
 
     >>> types = ("e4m3", "e4m3:col", "e4m3")
     >>> usual_config((160, 3072, 4096, 8), types, None).tile, usual_config((160, 3072, 4096, 8), types, None, 2).tile
@@ -458,14 +488,18 @@ def usual_config(
     (64, 128)
     """
     m, n, k, experts = sizes
-    rows = -(-m // experts)
+    rows, wide = -(-m // experts), dtype(types[2]).bits == 32
     if scales is not None:
         each_column = read_each_column(scales, n, sums)
-        found = grouped_scaled_config(rows, each_column, columns=n * sums, groups=experts)
-        return found if each_column else whole_columns(found, columns * sums)
-    k_bytes, wide = k * dtype(types[0].partition(":")[0]).bytes, dtype(types[2]).bits == 32
-    found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
-    return whole_columns(whole_stores(found, types[2], sums), columns * sums)
+        found = grouped_scaled_config(rows, each_column, columns=n * sums, groups=experts, narrow=not wide)
+        found = found if each_column else whole_columns(found, columns * sums)
+    else:
+        k_bytes = k * dtype(types[0].partition(":")[0]).bytes
+        found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
+        found = whole_columns(whole_stores(found, types[2], sums), columns * sums)
+    if rows < _LARGE_GROUP or sums > 1:
+        return found
+    return _as_dealt(found, _tiles((rows, n, k, experts), found.tile, found.cluster), places)
 
 
 def gated_config(
@@ -482,7 +516,7 @@ def gated_config(
     """
     m, n, k, batch = sizes
     if batch > 1:
-        config = usual_config((m * batch, n, k, batch), types, None, HALVES)
+        config = usual_config((m * batch, n, k, batch), types, None, HALVES, places=places)
         return config, f"{m} rows a matrix, gated: tiles of {'x'.join(map(str, config.tile))}"
     choice, why = choose(m, n, k, a=types[0], multiprocessors=places, gated=gate)
     return whole_stores(choice.config, types[2], HALVES), why
