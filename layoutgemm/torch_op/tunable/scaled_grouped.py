@@ -180,14 +180,13 @@ class Tunable:
             rows = self.rows * count if self.form == MASKED else m
             return Sm90Choice(usual_config((rows, n, k, count), self.types, loop, self.sums, places=self._room()))
         if loop is None:
-            return Sm90Choice(
-                gated_config(self.sizes, self.types, str(self.gate), gpu(torch.cuda.current_device())[0])[0]
-            )
+            return Sm90Choice(gated_config(self.sizes, self.types, str(self.gate), self._room())[0])
         each = read_each_column(loop, n, self.sums)
         return Sm90Choice(scaled_config(m, n, k, each_column=each, sums=self.sums, places=self._room()))
 
     def _room(self) -> ClusterOccupancy:
-        return gpu(torch.cuda.current_device())[0]
+        """The places of the GPU at hand, or of an H200 without one."""
+        return gpu(torch.cuda.current_device() if torch.cuda.is_available() else -1)[0]
 
     @property
     def rows(self) -> int:

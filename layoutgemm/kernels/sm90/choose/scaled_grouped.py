@@ -88,11 +88,11 @@ def scaled_config(
 
 
 def _as_dealt(config: Sm90Config, clusters: int, places: ClusterOccupancy | None) -> Sm90Config:
-    """The configuration whose pairs take tiles as the GPU deals pairs out to its GPCs, if there are several waves.
+    """The configuration whose pairs take tiles as the GPU deals them to its GPCs.
 
     clusters  tiles of clusters of the product
 
-    The order is known of some GPUs alone; for the others the configuration stays.
+    It stays as it is for a single wave, and on GPUs of which that order is not known.
     """
     places = places or ClusterOccupancy()
     rounds = places.gpc_rounds(_PAIR) if config.cluster[0] * config.cluster[1] == _PAIR else ()
