@@ -67,7 +67,7 @@ def shared_axis(plan: Sm90Plan) -> str:
 
 def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
     """The sizes of a main loop's tables: M, columns of B, K and batch."""
-    return plan.m, plan.n * plan.halves, plan.k, plan.batch
+    return plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
 
 
 def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:

@@ -129,7 +129,7 @@ class Sm90Request(ProductParts, Asked):
         if asked.ragged is not None:
             check_ragged(asked.ragged, sizes[3], config, a, c)
         if asked.along_k is not None:
-            check_along_k(asked.along_k, sizes, config, a, b)
+            check_along_k(asked.along_k, sizes, config, (a, b), mainloop)
         if asked.experts is not None:
             check_experts(asked.experts, sizes[3], weights, config, c, asked.epilogue)
         if weights is not None:
@@ -277,7 +277,7 @@ class Sm90Request(ProductParts, Asked):
             with_copies(x, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in x.copies])
             for x in (a_plan, shared(b_whole, along_m, batched_b))
         ]
-        if self.along_k is not None:
+        if self.along_k is not None and not self.along_k.in_blocks:
             return with_starts(a_plan), with_starts(b_plan)
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
         further = apart or self.pair is not None  # whose tensor maps leave no room for those of last rows

@@ -62,6 +62,8 @@ def asked(parts: Sequence[str]) -> Given:
     found: Given = {"b": "bf16:col", "c": "f32", "n": N, "config": SMALL}
     for name in parts:
         found |= {key: value for key, value in ASKED[name].items() if key != "indexed"}
+    if {"main loop", "groups along K"} <= set(parts):  # whose groups begin at K blocks
+        found |= {"a": "e4m3", "b": "e4m3:col", "along_k": AlongK.of(GROUPS, multiple=128)}
     rows = [ASKED[name]["indexed"] for name in parts if "indexed" in ASKED[name]]
     if rows:
         gather, scatter = (next((getattr(x, of) for x in rows if getattr(x, of)), None) for of in ("gather", "scatter"))

@@ -415,9 +415,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         while tile < job.tiles:
             if const_expr(plan.shards is None):
                 m0, n0, matrix = self.origin(job, tile)
-                k_tiles = self.count_k_tiles(job, self.share_of_k(job, (m0, n0, matrix)))
+                share = self.share_of_k(job, (m0, n0, matrix))
+                k_tiles = self.count_k_tiles(job, share)
             else:
-                k_tiles = job.k_tiles
+                share, k_tiles = (), job.k_tiles
             if const_expr(pingpong):
                 passed = done * job.k_tiles
                 stage = passed % plan.stages
@@ -490,6 +491,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                         ahead = self.load_next(job, maps, ahead)
                 if const_expr(plan.config.split == 1):
                     finish.settle(sums[number])
+                self.settle_group(job, share, [sums[number]])
                 for part in cutlass.range_constexpr(plan.config.split):
                     if job.part == part:
                         self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)

@@ -73,7 +73,6 @@ REFUSED: dict[tuple[str, str], str] = {
     ("batch", "several B"): "each matrix B has a pitch, and no distance to a next one",
     ("gate", "groups along K"): "the weights of a gate have K contiguous, and groups begin at any line of K",
     ("several B", "groups along K"): "each group has one matrix B",
-    ("main loop", "groups along K"): "K blocks begin at multiples of their depth, and groups at any line",
     ("groups of rows", "groups along K"): "groups are of rows or of K",
     ("masked groups", "groups along K"): "groups are of rows or of K",
     ("gathered rows", "groups along K"): "its A is read along M, and rows of A are not contiguous",
