@@ -130,6 +130,7 @@ class _Cluster:
         self.columns_end = plan.n  # of the group of columns
         self.lines = 0, plan.k  # of it, along K
         self.first_number = 0  # the K block that it begins with
+        self.rows: dict[tuple[int, int], Values] = {}  # sums of A's rows, by matrix and first row
         self.plan, self.a, self.c = plan, a, c
         self.matrices_b = [b, *[given[name] for name in plan.further]]
         self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
@@ -234,6 +235,8 @@ class _Cluster:
                         self._product(block, consumer, number, stage)
                         if plan.mainloop is not None:
                             self._promote(block, consumer, number, stage)
+                        if plan.row_sums is not None and block.origin["n"] == 0:
+                            self._add_rows(block, consumer, number, stage)
                 block.loaded += 1
             for block in blocks:
                 for other in blocks:
@@ -247,6 +250,18 @@ class _Cluster:
                         block.sums[key] = block.totals.pop(key, self._nothing())
                     block.sums.setdefault(key, self._nothing())
                     self._settle_group(block.sums[key])
+
+    def _add_rows(self, block: _Block, consumer: int, number: int, stage: int) -> None:
+        """Add a K tile of a block's rows of A to their sums."""
+        plan = self.plan
+        rows = (number + self._first_block(consumer)) * ROWS + np.arange(ROWS)
+        at = self._stage(block, plan.a, stage) + plan.a.smem.byte(rows[:, None], np.arange(plan.tile[2]))
+        values = np.asarray(plan.a.dtype.decode(block.smem.read(at, plan.a.dtype)), np.float32)
+        key = block.origin["l"], block.origin["m"] + int(rows[0])
+        self.rows[key] = self.rows.get(key, np.zeros(ROWS, np.float32)) + values.sum(1, dtype=np.float32)
+        kind, into = present(plan.row_sums).dtype, self.given["row_sums"].reshape(-1, plan.m)
+        inside = into[key[0], key[1] : key[1] + ROWS]
+        inside[...] = kind.encode(self.rows[key][: len(inside)]).view(inside.dtype)
 
     def _settle_group(self, sums: Values) -> None:
         """Zeros for an empty group in blocks of K, NaN for one that begins or ends inside of a block."""

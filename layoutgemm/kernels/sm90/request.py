@@ -36,6 +36,7 @@ from .operands.combined import Combined, check_combined, side_by_side
 from .operands.fragment_loads import product_groups
 from .operands.pair import SecondPair, check_maps
 from .operands.prologue import check_prologue
+from .operands.row_sums import check_row_sums
 from .operands.stage_numbers import StageNumbers
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
@@ -139,6 +140,8 @@ class Sm90Request(ProductParts, Asked):
             check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue)
         if asked.prologue is not None:
             check_prologue(asked.prologue, config, a, b)
+        if asked.row_sums is not None:
+            check_row_sums(asked.row_sums, config, a, config.tile_k or STAGE_BYTES_OF_K // a.dtype.bytes)
         if asked.shards is not None:
             check_shards(asked.shards, config, c, asked.epilogue)
         if asked.triangles is not None:
