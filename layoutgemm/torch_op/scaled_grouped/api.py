@@ -393,7 +393,11 @@ def grouped_matmul(
             (recipe_a, recipe_b), out_dtype, config,
         )  # fmt: skip
     key: tuple[object, ...] = ()
-    groups, said = (offsets, OFFSETS) if offs is None and counts is None else groups_of(offsets, offs, counts)
+    groups, said = offsets, OFFSETS
+    if offsets is None and counts is None and offs is not None:
+        groups, said = offs, ENDS
+    elif offs is not None or counts is not None:
+        groups, said = groups_of(offsets, offs, counts)
     if groups is not None:
         options = said, out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum, expected_rows
         others = () if scale_b is None and bias is None else (scale_b, bias)
