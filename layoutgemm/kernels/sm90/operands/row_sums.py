@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 ROW_VECTOR = 8  # neighbouring rows in the 16 bytes that a lane loads
 EXCHANGES = (2, 4, 8, 16)  # lanes whose sums are of the same rows
+VECTOR_WORDS = 4  # registers of such a load
 _DEPTH = 16  # elements of K that a warp's load covers
 _QUARTER = 8  # lanes of a 16-byte load that shared memory serves at a time
 _COLUMNS, _VECTOR_BYTES = 8, 16  # of 16 bytes, in 128 bytes of shared memory
