@@ -31,7 +31,7 @@ _FULL_WAVE, _FULL_WAVE_GAIN = 0.95, 1.05  # one wave of whole tiles on this shar
 _AHEAD = 2  # K tiles that go to L2 while the kernel before ends, of CTAs that compute one tile
 _MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
 _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
-ALL_COLUMNS = 128  # of a tile of groups along K whose columns have a scale each
+_EACH_LINE = ((256, 128), (128, 128))  # tiles of groups along K with a scale of each row and column, the fastest first
 _FEW_ROWS = 128  # up to which "full" kernels were not timed
 _ALONG_K = ((64, 64), (64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (256, 128), (256, 192))  # tiles
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
@@ -407,9 +407,9 @@ def k_blocks_config(
     columns  a CTA stores a multiple of this many columns of C, where there is such a tile
 
     >>> [k_blocks_config(7168, 2048, 32768, 8, scales).tile for scales in ((1, 128), (1, 1), None)]
-    [(128, 256), (128, 128), (128, 256)]
-    >>> k_blocks_config(64, 2048, 32768, 8, (1, 1)).tile
-    (64, 64)
+    [(128, 256), (256, 128), (128, 256)]
+    >>> [k_blocks_config(m, 512, 4096, 8, (1, 1)).tile for m in (512, 64)]
+    [(128, 128), (64, 64)]
     """
     places, wide = places or ClusterOccupancy(), dtype(c).bits == 32
     if scales is None:
@@ -419,7 +419,8 @@ def k_blocks_config(
     ranked = [config for kind, config in _ranked(sizes, each, places.multiprocessors, not wide) if kind != "one"]
     found = [_own_rows(config) for config in ranked if config.tile[1] % unit == 0]
     if each and m > ROWS:
-        found.insert(0, Sm90Config((ALL_COLUMNS, ALL_COLUMNS), loader="warpgroup", chunks=1, buffers=1))
+        tile = next((x for x in _EACH_LINE if _tiles(sizes, x) >= places.multiprocessors), _EACH_LINE[-1])
+        found.insert(0, Sm90Config(tile, loader="warpgroup", chunks=1, buffers=1))
     return next((config for config in found if config.tile[1] % columns == 0), found[0])
 
 
