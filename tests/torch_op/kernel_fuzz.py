@@ -150,7 +150,7 @@ def along_k(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config, g
 
 
 def k_blocks(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config, gate: None) -> tuple[Call, Any]:
-    """A call of grouped_matmul of groups along K of 8-bit floats, with scales or without, and its output."""
+    """A call of grouped_matmul of 8-bit groups along K, and its output."""
     experts, lines = draw.choice((1, 2, 5)), draw.choice((k, 128, 400))
     ends = sorted(draw.choice((lines, draw.randint(0, lines // 128) * 128)) for _ in range(experts))
     said = draw.choice(("offsets", "offs"))

@@ -188,7 +188,7 @@ BLOCKS = torch.tensor([0, 128, 128, 384, 400], dtype=torch.int32)  # ends of gro
 
 
 def k_blocks(m: int = 72, n: int = 48) -> tuple[Any, Any, Any, Any, Any]:
-    """A and B with K contiguous, scales of 1x128 of both, and what the groups make."""
+    """K-contiguous A and B, scales of 1x128 of both, and each group's product."""
     a, b = integers(m, 400, dtype=E4M3), integers(n, 400, dtype=E4M3).mT
     sa, sb = powers(4, m).mT, powers(n, 4)  # along M, as TMA-aligned scales lie, and along K
     wide = [x.double() * s.repeat_interleave(128, 1)[:, :400] for x, s in ((a, sa), (b.mT, sb))]

@@ -541,7 +541,7 @@ def test_a_weight_and_its_bias_by_one_launch(form: str, kind: Any, added: Added,
 
 
 def test_other_gradients_of_a_bias_are_torchs_sum(added: Added, launches: HostLaunches) -> None:
-    """Of a weight with contiguous rows dW is no product of dY^T; of one without a gradient there is none."""
+    """A weight with contiguous rows has another dW, and a constant weight has no gradient."""
     x, bias = leaf(integers(48, 72)), leaf(integers(40))
     matmul(x, leaf(integers(72, 40)), bias=bias).sum().backward()
     assert torch.equal(bias.grad, torch.full((40,), 48.0).bfloat16()) and not added.made

@@ -129,7 +129,7 @@ class AlongK(GroupOffsets):
 
 
 def check_multiples(name: str, numbers: list[int], multiple: int, k: int) -> None:
-    """Raise OperandError, with the first that is wrong, for offsets or ends inside of a block of K.
+    """Raise OperandError, naming the first, for offsets inside of a block of K.
 
     >>> check_multiples("offsets", [0, 128, 300], 128, 300)
     >>> check_multiples("offsets", [0, 64, 300], 128, 300)
@@ -260,7 +260,7 @@ def check_along_k(
 
 
 def _check_blocks(along_k: AlongK, config: Sm90Config, mainloop: Promoted | None) -> None:
-    """Raise PlanError for K tiles that do not end with a block, and for numbers that come by a consumer."""
+    """Raise PlanError for K tiles that do not divide a block, and for self-loading promotion."""
     if config.tile_k is not None and along_k.multiple % config.tile_k:
         raise PlanError(
             f"tile_k = {config.tile_k}: groups end at multiples of {along_k.multiple}, which K tiles have to divide"
@@ -344,7 +344,7 @@ def _lines(plan: Sm90Plan, operand: OperandPlan) -> Check:
 
 
 def _blocks(plan: Sm90Plan, operand: OperandPlan) -> Check:
-    """Boxes of K tiles read the lines of a group, each once, up to K, and nothing of an empty group."""
+    """Boxes read a group's lines up to K, each once, and none of an empty group."""
     multiple, depth, witness, found_boxes = present(plan.along_k).multiple, plan.tile[2], "", 0
     rows, dim = operand.smem.extent[0], "m" if operand.name == "A" else "n"
     for tail in (0, 1, depth - 1):  # of K behind its whole blocks

@@ -264,7 +264,7 @@ class _Cluster:
         inside[...] = kind.encode(self.rows[key][: len(inside)]).view(inside.dtype)
 
     def _settle_group(self, sums: Values) -> None:
-        """Zeros for an empty group in blocks of K, NaN for one that begins or ends inside of a block."""
+        """Zeros for an empty group in blocks of K, NaN for one that is refused."""
         if self.plan.along_k is not None and self.plan.along_k.in_blocks:
             start, end = self.lines
             if is_refused(self.plan, start, end, self.plan.k):

@@ -117,7 +117,7 @@ def test_a_group_inside_of_a_block_is_nan_and_no_other_is(form: str) -> None:
 @pytest.mark.dsl
 def test_an_empty_group_is_zeros_whatever_the_scales() -> None:
     plan, a, b, given, want = problem("blocks")
-    offsets = np.array([0, 0, 128, 256, 256], np.int32)  # the last one begins at a block that is none's
+    offsets = np.array([0, 0, 128, 256, 256], np.int32)  # the last one begins at a block of no group
     more = AlongK.of(4, ends=True, multiple=128)
     made = replace(plan, along_k=more)
     scales = {

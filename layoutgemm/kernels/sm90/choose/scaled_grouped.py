@@ -31,7 +31,7 @@ _FULL_WAVE, _FULL_WAVE_GAIN = 0.95, 1.05  # one wave of whole tiles on this shar
 _AHEAD = 2  # K tiles that go to L2 while the kernel before ends, of CTAs that compute one tile
 _MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
 _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
-_EACH_LINE = ((256, 128), (128, 128))  # tiles of groups along K with a scale of each row and column, the fastest first
+_EACH_LINE = (128, 128)  # the tile of groups along K with a scale of each row and column
 _FEW_ROWS = 128  # up to which "full" kernels were not timed
 _ALONG_K = ((64, 64), (64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (256, 128), (256, 192))  # tiles
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
@@ -399,15 +399,15 @@ def k_blocks_config(
 ) -> Sm90Config:  # fmt: skip
     """The configuration for groups along K of 8-bit floats that is estimated fastest.
 
-    A batch of products of as many lines each is estimated: of persistent kernels those of scaled products, or, of sums
-    that stay in the tensor core, those of 16-bit groups with K tiles of as many bytes.
+    A batch of products of as many lines each is estimated, by persistent kernels of scaled products. Sums that stay in
+    the tensor core are estimated as 16-bit groups with K tiles of as many bytes.
 
     k        of all groups together
     scales   rows of A, and columns of B, that share one; None for sums that stay in the tensor core
     columns  a CTA stores a multiple of this many columns of C, where there is such a tile
 
     >>> [k_blocks_config(7168, 2048, 32768, 8, scales).tile for scales in ((1, 128), (1, 1), None)]
-    [(128, 256), (256, 128), (128, 256)]
+    [(128, 256), (128, 128), (128, 256)]
     >>> [k_blocks_config(m, 512, 4096, 8, (1, 1)).tile for m in (512, 64)]
     [(128, 128), (64, 64)]
     """
@@ -419,8 +419,8 @@ def k_blocks_config(
     ranked = [config for kind, config in _ranked(sizes, each, places.multiprocessors, not wide) if kind != "one"]
     found = [_own_rows(config) for config in ranked if config.tile[1] % unit == 0]
     if each and m > ROWS:
-        tile = next((x for x in _EACH_LINE if _tiles(sizes, x) >= places.multiprocessors), _EACH_LINE[-1])
-        found.insert(0, Sm90Config(tile, loader="warpgroup", chunks=1, buffers=1))
+        sharing = _sharing(sizes, _EACH_LINE)
+        found.insert(0, Sm90Config(_EACH_LINE, loader="warpgroup", cluster=sharing, chunks=1, buffers=1))
     return next((config for config in found if config.tile[1] % columns == 0), found[0])
 
 
