@@ -344,7 +344,7 @@ def _lines(plan: Sm90Plan, operand: OperandPlan) -> Check:
 
 
 def _blocks(plan: Sm90Plan, operand: OperandPlan) -> Check:
-    """Boxes read a group's lines up to K, each once, and none of an empty group."""
+    """Boxes read a group's lines up to K once, and none of an empty group."""
     multiple, depth, witness, found_boxes = present(plan.along_k).multiple, plan.tile[2], "", 0
     rows, dim = operand.smem.extent[0], "m" if operand.name == "A" else "n"
     for tail in (0, 1, depth - 1):  # of K behind its whole blocks
