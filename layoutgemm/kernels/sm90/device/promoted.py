@@ -56,7 +56,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         plan = self.plan
         atom, descriptor, parts = product_of(plan)
         mma = bridge.Wgmma(plan, (atom, descriptor) if parts > 1 else None)
-        products = mma.accumulator()
+        products, each = mma.accumulator(), atom.accumulator_registers
         totals = [bridge.Wgmma(plan).accumulator() for _ in range(plan.blocks)]
         first_block = consumer * plan.blocks
         a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
@@ -99,8 +99,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                             if const_expr(plan.config.loader == "self"):
                                 if k_tile > 0:  # into the stage before: another consumer may still read this one
                                     ahead = self.load_next(job, maps, ahead)
-                        at = block, part * atom.accumulator_registers
-                        self.promote(tables, read[later], products, totals[block], at)
+                        self.promote(tables, read[later], products, totals[block], (block, part * each))
                     stage, parity = following, flipped
             self.settle_group(job, share, totals)
             self.bring_together(job, totals, (consumer, thread))
