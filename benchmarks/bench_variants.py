@@ -17,6 +17,8 @@ rows not told` is not. Peers are DeepGEMM and torch._grouped_mm of 3 dimensions,
 Beside them is torch._grouped_mm of packed rows, those that count alone, without the packing.
 
 `along K`: the gradients of experts' weights, of as many rows each. Peers are torch._grouped_mm and a loop of torch.mm.
+`along K, scaled`: the same of e4m3 with a scale for each 1 x 128 of both; `ours, 128x128` has B's for 128 columns,
+`ours, rows` one for each row of a group. Beside them is `ours of bf16`.
 
 Every result of ours is checked against float64 first. Times are bursts by `layoutgemm/bench/method.py`. Operands rotate
 if they would stay in L2. Ratios are to the fastest peer that computes the same.
@@ -65,7 +67,7 @@ ALONG_K = tuple(
 )  # experts, M, N, K of all of them
 KINDS = {
     "scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED,
-    "along K": ALONG_K,
+    "along K": ALONG_K, "along K, scaled": ALONG_K,
 }  # fmt: skip
 OURS, OURS_UNTOLD = "ours", "ours, rows not told"
 PACKED = "torch._grouped_mm, packed"
@@ -319,6 +321,40 @@ def along_k(sizes: tuple[int, int, int, int], tiles: int) -> tuple[dict[str, lis
     return calls, off(c[-1][some], x[-each:, some].double().T @ grad[-each:].double())
 
 
+def along_k_scaled(sizes: tuple[int, int, int, int], tiles: int) -> tuple[dict[str, list[Call]], float]:
+    """The same of e4m3 with a scale for each 1 x 128 of both operands."""
+    import torch
+
+    import layoutgemm
+
+    experts, m, n, k = sizes
+    each = k // experts
+    x, grad = (torch.randn(k, size, device="cuda", dtype=torch.bfloat16) for size in (m, n))
+    (a, sa), (b, sb) = quantised(x.T, 1), quantised(grad.T, 1)
+    c = torch.empty(experts, m, n, device="cuda", dtype=torch.bfloat16)
+    offsets = torch.arange(0, k + 1, each, device="cuda", dtype=torch.int32)
+    ways: dict[str, dict[str, Any]] = {
+        f"{OURS}, 128x128": {"scale_a": sa.T.contiguous().T, "scale_b": sb[::DEPTH].contiguous()},
+        f"{OURS}, rows": {
+            "scale_a": torch.ones(experts, m, 1, device="cuda"), "scale_b": torch.ones(experts, 1, n, device="cuda"),
+        },
+        OURS: {"scale_a": sa.T.contiguous().T, "scale_b": sb.T.contiguous().T},
+    }  # fmt: skip
+    calls: dict[str, list[Call]] = {
+        "ours of bf16": [lambda: layoutgemm.grouped_matmul(x.T, grad, offsets, out=c)],
+    }
+    for tile in ((128, 64), (128, 128), (256, 128))[:tiles]:
+        more = {**ways[OURS], "config": Sm90Config(tile, loader="warpgroup", chunks=1, buffers=1)}
+        name = f"{OURS} {tile[0]}x{tile[1]}"
+        attempt(calls, name, [lambda more=more: layoutgemm.grouped_matmul(a, b.T, offsets, out=c, **more)])
+    for name, scales in ways.items():
+        calls[name] = [lambda scales=scales: layoutgemm.grouped_matmul(a, b.T, offsets, out=c, **scales)]
+    calls[OURS][0]()
+    some, last = torch.randperm(m, device="cuda")[:_CHECKED_ROWS], slice(k - each, k)
+    left, right = a[some].double() * spread(sa[some], 1, len(some), k), b.double() * spread(sb, 1, n, k)
+    return calls, off(c[-1][some], left[:, last] @ right[:, last].T)
+
+
 OF_GROUPS = {"grouped": grouped, "masked": masked}
 
 
@@ -344,7 +380,8 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, lo
         if form in OF_GROUPS:
             calls, error = OF_GROUPS[form](sizes, with_scales, tiles)
         else:
-            calls, error = along_k(sizes, tiles) if form == "along K" else scaled(sizes, tiles)
+            of_k = along_k_scaled if with_scales else along_k
+            calls, error = of_k(sizes, tiles) if form == "along K" else scaled(sizes, tiles)
         torch.cuda.synchronize()
         if not error <= 1:
             print(f"WRONG {title}: {error:.2f} of the bound", flush=True)

@@ -25,6 +25,7 @@ from .sm90.grouped import Ragged
 from .sm90.mainloop import Promoted, Table
 from .sm90.operands.combined import Combined
 from .sm90.operands.prologue import Prologue, PrologueOperand
+from .sm90.operands.row_sums import RowSums
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.operands import Triangles
 from .sm100.plan import Sm100Config, Sm100Plan
@@ -43,6 +44,7 @@ __all__ = [
     "Promoted",
     "Ragged",
     "RowIndices",
+    "RowSums",
     "Sm80Config",
     "Sm80Plan",
     "Sm90Config",

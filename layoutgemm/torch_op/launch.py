@@ -297,6 +297,22 @@ class DirectLaunch(_Loaded):
             values[place] = address
         self._start(block, stream)
 
+    def launch_of(self, c: int, a: int, b: int, third: int, fourth: int | None, stream: int) -> None:
+        """The same at four or five addresses: without the loop, which takes twice as long as its writes."""
+        try:
+            THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
+            block = self._free.pop()
+        except (AttributeError, IndexError):
+            block = self._block()
+        values, places = block.values, self.places
+        values[places[0]] = c
+        values[places[1]] = a
+        values[places[2]] = b
+        values[places[3]] = third
+        if fourth is not None:
+            values[places[4]] = fourth
+        self._start(block, stream)
+
 
 def run(
     solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, launch: Callable[[int, int, int], object]

@@ -455,13 +455,15 @@ class _RecordedProduct(torch.autograd.Function):
         if rectified is not None:
             grad = torch.ops.aten.threshold_backward(grad, rectified, 0)
         wants_a, wants_b, wants_bias, _ = ctx.needs_input_grad
-        of_bias = None
-        if wants_bias:
-            of_bias = bias_gradient(grad, kind_of_bias)
         if prepared is not None and (wants_a or wants_b) and not _grad_enabled():
-            found = _gradients_again(prepared, a, b, grad, wants_a, wants_b, turned)
+            wants = wants_a, wants_b, kind_of_bias if wants_bias else None
+            found = _gradients_again(prepared, a, b, grad, wants, turned)
             if found is not None:
+                of_bias = found[2]
+                if wants_bias and of_bias is None:
+                    of_bias = bias_gradient(grad, kind_of_bias)
                 return found[0], found[1], of_bias, None
+        of_bias = bias_gradient(grad, kind_of_bias) if wants_bias else None
         left, right = gradients(a, b.mT if turned else b, (wants_a, wants_b), grad, _derived)
         return left, right.mT if turned and right is not None else right, of_bias, None
 
@@ -474,15 +476,17 @@ def _gradients_again(
     a: torch.Tensor,
     b: torch.Tensor,
     grad: torch.Tensor,
-    wants_a: bool,
-    wants_b: bool,
+    wants: tuple[bool, bool, torch.dtype | None],
     turned: bool,
-) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
-    """The gradients by kept launches; None where torch's dispatcher has to see their products.
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None:
+    """The gradients by kept launches, the bias's if one makes it.
 
+    None where torch's dispatcher has to see their products.
+
+    wants   whether the gradient of a is wanted, and that of b; the type of a bias whose gradient is, or None
     turned  whether b holds the transpose of what was multiplied
     """
-    index, short = grad.get_device(), (wants_a, wants_b, turned)
+    index, short, (wants_a, wants_b, bias) = grad.get_device(), (wants, turned), wants
     if not (modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None):
         for guard in prepared.seen.get(short, ()):
             if guard.holds((a, b, grad)) and prepared.device == _current_device():
@@ -496,7 +500,7 @@ def _gradients_again(
         or grad.dtype != a.dtype
     ):  # fmt: skip
         return None
-    kept = kept_gradients(prepared, a, b.mT if turned else b, grad, wants_a, wants_b)
+    kept = kept_gradients(prepared, a, b.mT if turned else b, grad, (wants_a, wants_b), bias)
     if kept is None:
         return None
     if turned:

@@ -126,7 +126,7 @@ def tune(
     use_fast_accum  of RowWise and TensorWise, as `scaled_matmul` has it: each way has a result of its own
     groups   how many groups the m rows of A are in
     form     of groups: "rows"; "masked", of up to m rows each, measured with as many as an unmeasured product expects;
-             "K", of groups along the k elements, where a_major and b_major are "mn"
+             "K", of groups along the k elements, where a_major and b_major are "mn", and "k" of 8 bits
     activation  "swiglu" or "geglu", of each of these products; B's columns are contiguous
     prologue  of `matmul`: the result is kept for this function, bfloat16 or float16
     epilogue  of `matmul`: the result is kept for these steps, whose matrices have contiguous rows

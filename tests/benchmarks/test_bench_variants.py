@@ -12,11 +12,12 @@ from layoutgemm.kernels.sm90.choose.scaled_grouped import (
     along_k_candidates,
     grouped_config,
     grouped_scaled_config,
+    k_blocks_config,
     masked_rows,
     scaled_config,
 )
 from layoutgemm.kernels.sm90.grouped import Ragged
-from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from layoutgemm.kernels.sm90.mainloop import Promoted, Table, mainloop_of
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 
 TABLES = Table("scale_a", "m"), Table("scale_b", "n", DEPTH)
@@ -63,6 +64,11 @@ def chosen(c: str = "bf16") -> dict[object, Sm90Plan]:
         for config in shallow if m == 1024 else configs[:1]:
             more = {"batch": experts, "along_k": AlongK.of(experts), "c": c}
             found[config, "along K"] = Sm90Plan.derive(m, n, k, a="bf16:col", b="bf16:row", config=config, **more)
+        for scales in ((1, 1), (1, 128), None):
+            config = k_blocks_config(m, n, k, experts, scales, c)
+            loop = None if scales is None else mainloop_of(scales)
+            more = {"batch": experts, "along_k": AlongK.of(experts, multiple=128), "mainloop": loop, "c": c, **FP8}
+            found[config, "along K, scaled", scales] = Sm90Plan.derive(m, n, k, config=config, **more)
     return found
 
 

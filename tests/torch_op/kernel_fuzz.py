@@ -7,7 +7,7 @@ drawn: any recipe, form, size, memory layout, type and output. Gates are compare
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from layoutgemm import Sm90Config, grouped_matmul, scaled_matmul
 from tests.torch_op.test_operator import emulated
 
 E4M3, BF16, F16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32
+E5M2 = torch.float8_e5m2
 CONFIGS = (
     Sm90Config((64, 64), consumers=1, stages=2, loader="warp"),
     Sm90Config((64, 128), consumers=1, stages=2, loader="warp", chunks=1),
@@ -148,7 +149,30 @@ def along_k(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config, g
     return lambda out: grouped_matmul(a, b, **options, out=out), draw.output((experts, m, n), kind)
 
 
-def faults(seed: int, count: int) -> Iterator[str]:
+def k_blocks(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config, gate: None) -> tuple[Call, Any]:
+    """A call of grouped_matmul of 8-bit groups along K, and its output."""
+    experts, lines = draw.choice((1, 2, 5)), draw.choice((k, 128, 400))
+    ends = sorted(draw.choice((lines, draw.randint(0, lines // 128) * 128)) for _ in range(experts))
+    said = draw.choice(("offsets", "offs"))
+    groups = torch.tensor([0, *ends[:-1], lines] if said == "offsets" else ends, dtype=torch.int32)
+    types = draw.choice((E4M3, E5M2)), draw.choice((E4M3, E5M2))
+    a, b = draw.lay(draw.whole(m, lines, kind=types[0])), draw.lay(draw.whole(n, lines, kind=types[1])).mT
+    blocks = -(-lines // 128)
+    of_blocks = [draw.powers(draw.choice((x, -(-x // 128))), blocks) for x in (m, n)]
+    of_rows = (
+        draw.powers(*draw.choice(((experts, m, 1), (1,), ()))),
+        draw.powers(*draw.choice(((experts, 1, n), (1, 1)))),
+    )
+    scales = draw.choice((of_blocks, of_rows, (None, None), (of_blocks[0], None), (of_rows[0], None)))
+    options: dict[str, Any] = {said: groups, "scale_a": draw.lay(scales[0]), "scale_b": draw.lay(scales[1])}
+    options |= {"out_dtype": kind, "config": config if config.loader == "warp" else None}
+    if scales[0] is None or scales[0] is of_rows[0]:
+        options["config"] = config
+    options["use_fast_accum"] = config.loader != "warp" or draw.random() < 0.7
+    return lambda out: grouped_matmul(a, b, **options, out=out), draw.output((experts, m, n), kind)
+
+
+def faults(seed: int, count: int, forms: Sequence[Any] = (scaled, grouped, masked, along_k, k_blocks)) -> Iterator[str]:
     """The draws whose kernel gave something else than the CPU."""
     for number in range(seed, seed + count):
         draw = Draw(number)
@@ -158,8 +182,8 @@ def faults(seed: int, count: int) -> Iterator[str]:
             draw.choice((1, 8, 24, 41, 48, 72, 100)),
             draw.choice((1, 16, 130, 272)),
         )
-        form, kind = draw.choice((scaled, grouped, masked, along_k)), draw.choice((F32, BF16, F16))
-        gate = None if form is along_k else draw.choice((None, None, "swiglu", "geglu"))
+        form, kind = draw.choice(forms), draw.choice((F32, BF16, F16))
+        gate = None if form in (along_k, k_blocks) else draw.choice((None, None, "swiglu", "geglu"))
         sizes = sizes if gate is None else (sizes[0], 2 * sizes[1], sizes[2])
         call, out = form(draw, *sizes, kind, draw.choice(CONFIGS), gate)
         want = call(None if out is None else out.clone())

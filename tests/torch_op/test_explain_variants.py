@@ -107,6 +107,16 @@ def test_a_bias_of_each_matrix_is_that_of_the_grouped_product() -> None:
         explain_matmul(a[0], b[0], bias=bias, scale_a=torch.ones(64, 2))
 
 
+def test_groups_along_k_of_8_bits_say_their_kernel() -> None:
+    a, b, ends = eight(256, 512), eight(384, 512).T, torch.tensor([0, 128, 384, 512])
+    lines = {"scale_a": torch.ones(256, 4), "scale_b": torch.ones(384, 4)}
+    how = explain_matmul(a, b, offsets=ends, **lines)
+    assert how.kernel.endswith("K blocks of 128 promoted, K in 3 group(s)") and (how.launches, how.workspace) == (1, 0)
+    assert "whose ends along K the kernel reads; 171 of K a group on average: tiles of 128x128" in how.why
+    wide = explain_matmul(eight(512, 256).T, b, offsets=ends)
+    assert wide.copies[0].startswith("a: the plan takes it row-major") and wide.workspace == 256 * 512
+
+
 def test_refusals_are_the_products() -> None:
     a, b = torch.empty(256, 512, dtype=BF16), torch.empty(3, 512, 384, dtype=BF16)
     for given, error, text in (
@@ -129,7 +139,7 @@ def test_refusals_are_the_products() -> None:
         (
             {"a": eight(256, 512).T, "b": eight(256, 512), "offsets": OFFSETS},
             OperandError,
-            r"groups along K of torch\.float8_e4m3fn: wgmma reads 8-bit operands with K contiguous alone",
+            r"offsets\[1\] = 100 = 0 \* 128 \+ 100: groups of K in blocks begin at multiples of 128",
         ),
     ):
         with pytest.raises(error, match=text):

@@ -219,3 +219,42 @@ def test_along_k_of_the_benchmark(shape: tuple[int, ...]) -> None:
     got = grouped_matmul(a, b, offs=ends)
     some = torch.randperm(m, device="cuda")[:64]
     assert bounded(got[:, some], a[some], b, ends.tolist())
+
+
+@pytest.mark.parametrize("recipe", ["lines", "squares", "rows", "none"])
+@pytest.mark.parametrize(
+    "m, n, ends", [(200, 136, (0, 128, 128, 640, 1000)), (1024, 512, (256, 256, 1280, 2048)), (64, 72, (400,))]
+)
+def test_k_blocks(m: int, n: int, ends: tuple[int, ...], recipe: str) -> None:
+    """8-bit floats against float64 by each recipe; the host does not wait, and the bits are the same again."""
+    torch.manual_seed(0)
+    k, groups, blocks = ends[-1], len(ends), -(-ends[-1] // 128)
+    a, b = eight(m, k), eight(n, k)
+    of_lines = torch.rand(blocks, m, device="cuda").mT + 0.5, torch.rand(n, blocks, device="cuda") + 0.5
+    given = {
+        "lines": of_lines, "squares": (of_lines[0], torch.rand(-(-n // 128), blocks, device="cuda") + 0.5),
+        "rows": (torch.rand(groups, m, 1, device="cuda"), torch.rand(groups, 1, n, device="cuda")),
+        "none": (None, None),
+    }[recipe]  # fmt: skip
+    offs, (sa, sb) = torch.tensor(ends, device="cuda", dtype=torch.int32), given
+    with without_waiting():
+        got, same = [grouped_matmul(a, b.mT, offs=offs, scale_a=sa, scale_b=sb, out_dtype=F32) for _ in range(2)]
+    left, right = a.double(), b.double()
+    if recipe in ("lines", "squares"):
+        lines = sb if recipe == "lines" else sb.repeat_interleave(128, 0)[:n]
+        left, right = [x * s.double().repeat_interleave(128, 1)[:, :k] for x, s in ((left, sa), (right, lines))]
+    short = 2.0**-12 if recipe in ("lines", "squares") else 2.0**-9  # sums of 14 bits: of 128 elements, or of a group
+    for e, (first, end) in enumerate(pairwise([0, *ends])):
+        factor = sa[e].double() * sb[e].double() if recipe == "rows" else 1.0
+        want, most = [
+            factor * (x[:, first:end] @ y[:, first:end].mT) for x, y in ((left, right), (left.abs(), right.abs()))
+        ]
+        assert bool(((got[e].double() - want).abs() <= short * most + 1e-6).all())
+    assert torch.equal(got, same)
+
+
+def test_a_group_inside_of_a_k_block_is_nan() -> None:
+    a, b = eight(256, 512), eight(256, 512)
+    offs = torch.tensor([128, 200, 384, 512], device="cuda", dtype=torch.int32)
+    got = grouped_matmul(a, b.mT, offs=offs)
+    assert [bool(x.isnan().all()) for x in got] == [False, True, True, False] and not got[[0, 3]].isnan().any()

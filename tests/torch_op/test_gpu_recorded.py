@@ -132,3 +132,27 @@ def test_experts_never_make_the_host_wait() -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert x.grad is not None and layer.down_proj.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [BF16, F32])
+@pytest.mark.parametrize("sizes", [(4096, 4096, 2048), (4096, 4095, 2047), (14336, 1024, 4096)])
+def test_a_weight_and_its_bias_by_one_launch(sizes: tuple[int, int, int], kind: Any) -> None:
+    """Against float64 within float32's sum and one rounding; the same bits each time."""
+    torch.manual_seed(0)
+    out, inner, tokens = sizes
+    x, weight = (
+        torch.randn(tokens, inner, device="cuda", dtype=BF16),
+        torch.randn(out, inner, device="cuda", dtype=BF16),
+    )
+    grad, found = torch.randn(tokens, out, device="cuda", dtype=BF16), []
+    for _ in range(3):
+        w, bias = leaf(weight), leaf(torch.zeros(out, device="cuda", dtype=kind))
+        matmul(x, w.mT, bias=bias).backward(grad)
+        found.append((w.grad, bias.grad))
+    wide = grad.double()
+    rows, most = wide.sum(0), wide.abs().sum(0)
+    eps = torch.finfo(kind).eps
+    assert bool(((found[0][1].double() - rows).abs() <= eps * rows.abs() + (tokens / 16 + 8) * 2.0**-24 * most).all())
+    want = wide.mT @ x.double()
+    assert bool(((found[0][0].double() - want).norm() / want.norm()) < 2.0**-8)
+    assert all(torch.equal(w, found[0][0]) and torch.equal(b, found[0][1]) for w, b in found[1:])

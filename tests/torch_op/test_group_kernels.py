@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm import Sm90Config, grouped_matmul
-from layoutgemm.errors import OperandError
+from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config
 from layoutgemm.torch_op.scaled_grouped import kept
 from layoutgemm.torch_op.scaled_grouped.grouped import check_grouped, expected_config
@@ -183,11 +184,73 @@ def test_gradients_by_kernels(order: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert y.grad.stride() == y.stride()
 
 
-def test_no_kernel_along_k_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, _ = lines()
+BLOCKS = torch.tensor([0, 128, 128, 384, 400], dtype=torch.int32)  # ends of groups along K of 8-bit floats
+
+
+def k_blocks(m: int = 72, n: int = 48) -> tuple[Any, Any, Any, Any, Any]:
+    """K-contiguous A and B, scales of 1x128 of both, and each group's product."""
+    a, b = integers(m, 400, dtype=E4M3), integers(n, 400, dtype=E4M3).mT
+    sa, sb = powers(4, m).mT, powers(n, 4)  # along M, as TMA-aligned scales lie, and along K
+    wide = [x.double() * s.repeat_interleave(128, 1)[:, :400] for x, s in ((a, sa), (b.mT, sb))]
+    ends = BLOCKS.tolist()
+    parts = [wide[0][:, ends[e] : ends[e + 1]] @ wide[1][:, ends[e] : ends[e + 1]].mT for e in range(4)]
+    return a, sa, b, sb, torch.stack(parts)
+
+
+def test_groups_along_k_of_8_bits_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long way, then kept with other ends; those inside of a block, which no host sees then, give NaN."""
+    a, sa, b, sb, want = k_blocks()
+    given = {"scale_a": sa, "scale_b": sb, "out_dtype": F32}
+    inside = r"offsets\[1\] = 64 = 0 \* 128 \+ 64: groups of K in blocks begin at multiples of 128, and end there or at"
+    with pytest.raises(OperandError, match=inside):
+        grouped_matmul(a, b, torch.tensor([0, 64, 128, 384, 400]), **given)
+    assert torch.equal(grouped_matmul(a, b, BLOCKS, **given).double(), want)  # on the CPU
+    out = torch.full((4, 72, 48), 7.0, dtype=F32)
+    with emulated(monkeypatch) as calls:
+        assert grouped_matmul(a, b, BLOCKS, out=out, config=SMALL, **given) is out and torch.equal(out.double(), want)
+        got = grouped_matmul(a, b, BLOCKS, config=SMALL, **given)
+        assert torch.equal(got.double(), want) and len(calls) == len(kept.READY) == 2
+        monkeypatch.setattr(kept, "launch_of", None)  # the long way is shut
+        turned = torch.tensor([0, 128, 200, 384, 400], dtype=torch.int32)
+        got = grouped_matmul(a, b, turned, config=SMALL, **given)
+        assert torch.equal(got[::3].double(), want[::3]) and bool(got[1:3].isnan().all())
+
+
+@pytest.mark.parametrize("kind", ["rows", pytest.param("tensors", marks=pytest.mark.slow), "none", "one group"])
+def test_factors_of_groups_along_k(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RowWise has a scale for each row of a group; K that is not contiguous is copied."""
+    a, _, b, _, _ = k_blocks()
+    ends = BLOCKS if kind != "one group" else torch.tensor([0, 400])
+    groups = len(ends) - 1
+    sa, sb = powers(groups, 72, 1), powers(groups, 1, 48)
+    if kind in ("tensors", "none"):
+        sa, sb = (torch.tensor([0.5]), torch.tensor([4.0])) if kind == "tensors" else (torch.ones(1), torch.ones(1))
+    parts = [a[:, s:e].double() @ b[s:e].double() for s, e in itertools.pairwise(ends.tolist())]
+    want = sa.double() * torch.stack(parts) * sb.double()
+    given = {} if kind == "none" else {"scale_a": sa, "scale_b": sb}
+    assert torch.equal(grouped_matmul(a, b, ends, out_dtype=F32, **given).double(), want)
     with emulated(monkeypatch):
-        with pytest.raises(OperandError, match=r"groups along K of torch\.float8_e4m3fn: wgmma reads 8-bit operands"):
-            grouped_matmul(a.to(E4M3), b.to(E4M3), OFFSETS)
+        for fast in (True, False):
+            got = grouped_matmul(a, b.contiguous(), ends, use_fast_accum=fast, out_dtype=F32, config=SMALL, **given)
+            assert torch.equal(got.double(), want)
+
+
+def test_scales_of_groups_along_k_are_refused_by_name() -> None:
+    a, sa, b, sb, _ = k_blocks()
+    for scales, error, text in (
+        (
+            (sa[:, :3], sb),
+            TensorError,
+            r"scale_a has shape \[72, 3\]: \[72, 4\], or \[1, 4\] for a scale of 128; \[4, 72, 1\]",
+        ),
+        ((sa, powers(4, 48)), TensorError, r"scale_b has shape \[4, 48\]: \[48, 4\], or \[1, 4\]"),
+        ((sa, powers(4, 1, 48)), OperandError, "scale_a is BlockWise1x128 and scale_b RowWise"),
+        ((None, sb), OperandError, "scale_b without a scale_a"),
+    ):
+        with pytest.raises(error, match=text):
+            grouped_matmul(a, b, BLOCKS, scale_a=scales[0], scale_b=scales[1])
+    with pytest.raises(OperandError, match="bias: groups of K take none"):
+        grouped_matmul(a, b, BLOCKS, scale_a=sa, scale_b=sb, bias=torch.ones(48))
 
 
 def test_expected_rows_choose_tiles_alone() -> None:

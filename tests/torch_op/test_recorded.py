@@ -10,7 +10,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +21,12 @@ torch = needs.module("torch")
 
 from torch.utils.checkpoint import checkpoint
 
-from layoutgemm import matmul
+from layoutgemm import Sm90Config, matmul
 from layoutgemm.errors import TensorError
+from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.torch_op import operator, prepared
-from tests.torch_op.host_launches import HostLaunches, host_launches
+from layoutgemm.torch_op.autograd import bias as bias_launch
+from tests.torch_op.host_launches import HostLaunches, host_launches, memory
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -481,3 +483,85 @@ def test_guards_of_products_leave_to_torch_what_is_no_node(launches: HostLaunche
     assert type(c.grad_fn).__name__ == "GeluBackward0" and len(launches.made) > made
     again = [matmul(rows, weight, bias=bias) for _ in range(3)][-1]
     assert torch.equal(torch.autograd.grad(again.sum(), bias)[0], torch.full((32,), 16.0, dtype=BF16))
+
+
+# ------------------------------------------------------------------------------------------- a weight's and its bias's
+
+
+class Added:
+    """Launches of a weight's gradient with its bias's: torch computes both, from the addresses that a kernel gets."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def compiled(self, plan: Any) -> Any:
+        def entry(values: list[int]) -> None:
+            self.made.append(plan)
+            sizes = dict(zip(plan.parameters, values))
+            m, n, k, kind = sizes["m"], sizes["n"], sizes["k"], plan.a.dtype.name
+            a = memory(sizes["a"], kind, (m, k), (1, sizes["lda"])).double()
+            b = memory(sizes["b"], kind, (k, n), (sizes["ldb"], 1)).double()
+            memory(sizes["c"], kind, (m, n), (sizes["ldc"], 1)).copy_(a @ b)
+            memory(values[14 + plan.words.index("row_sums")], plan.row_sums.kind, (m,), (1,)).copy_(a.sum(1))
+
+        def block(arguments: Any) -> Any:
+            values = [*arguments, 0, 0]
+            return SimpleNamespace(values=values, pointer=values)
+
+        return SimpleNamespace(launcher=SimpleNamespace(load=lambda index: None, block=block, entry=entry))
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> Added:
+    """Small tiles are taken for large ones."""
+    found = Added()
+    monkeypatch.setattr(bias_launch, "compile_plan", found.compiled)
+    monkeypatch.setattr(bias_launch, "LARGE", Sm90Config((64, 8), consumers=1, stages=2, loader="warp"))
+    monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
+    return found
+
+
+@pytest.mark.parametrize("kind", [BF16, F32])
+@pytest.mark.parametrize("form", ["matrix", "sequence", "linear"])
+def test_a_weight_and_its_bias_by_one_launch(form: str, kind: Any, added: Added, launches: HostLaunches) -> None:
+    """The second backward pass is kept; dX has a launch of its own."""
+    shape = (3, 16, 72) if form == "sequence" else (48, 72)
+    for turn in range(3):
+        x, weight, bias = leaf(integers(*shape)), leaf(integers(40, 72)), leaf(integers(40, kind=kind))
+        c = operator.linear(x, weight, bias) if form == "linear" else matmul(x, weight.mT, bias=bias)
+        grad = integers(*c.shape)
+        before = len(launches.made)
+        c.backward(grad)
+        rows = grad.reshape(-1, 40).double()
+        assert torch.equal(weight.grad.double(), rows.mT @ x.detach().reshape(-1, 72).double())
+        assert bias.grad.dtype == kind and torch.equal(bias.grad.double(), rows.sum(0))
+        assert torch.equal(x.grad.double(), (grad.double() @ weight.detach().double()))
+        assert len(added.made) == turn + 1 and len(launches.made) == before + 1
+        assert weight.grad.stride() == weight.stride()
+
+
+def test_other_gradients_of_a_bias_are_torchs_sum(added: Added, launches: HostLaunches) -> None:
+    """A weight with contiguous rows has another dW, and a constant weight has no gradient."""
+    x, bias = leaf(integers(48, 72)), leaf(integers(40))
+    matmul(x, leaf(integers(72, 40)), bias=bias).sum().backward()
+    assert torch.equal(bias.grad, torch.full((40,), 48.0).bfloat16()) and not added.made
+    matmul(x, integers(40, 72).mT, bias=bias).sum().backward()
+    assert not added.made
+
+
+def test_tiles_below_the_measured_ones_are_not_taken(monkeypatch: pytest.MonkeyPatch, launches: HostLaunches) -> None:
+    monkeypatch.setattr(bias_launch, "compile_plan", None)  # never asked
+    x, weight, bias = leaf(integers(48, 72)), leaf(integers(40, 72)), leaf(integers(40))
+    matmul(x, weight.mT, bias=bias).sum().backward()
+    assert bias.grad.shape == (40,)
+
+
+@pytest.mark.parametrize(
+    "sizes, tile", [((4096, 4096, 2048), (128, 256)), ((14336, 4096, 4096), (128, 256)), ((1024, 1024, 4096), None)]
+)
+def test_the_configuration_of_both(sizes: tuple[int, int, int], tile: tuple[int, int] | None) -> None:
+    out, inner, tokens = sizes
+    grad, x = (torch.empty(tokens, size, dtype=BF16, device="meta") for size in (out, inner))
+    made = bias_launch.DerivedProduct(grad.mT, x, True)
+    plan = bias_launch.plan_of_both(made, "bf16")
+    assert (None if plan is None else plan.tile[:2]) == tile

@@ -373,6 +373,8 @@ FORMS = {
     "masked, scaled": tunable(128, 128, 512, "e4m3", "k", "k", "BlockWise1x128", "BlockWise128x128", 4, form="masked"),
     "masked, gated": tunable(128, 128, 512, "bf16", "k", "k", None, None, 4, "swiglu", form="masked"),
     "along K": tunable(128, 128, 512, "bf16", "mn", "mn", None, None, 4, form="K"),
+    "along K, scaled": tunable(128, 128, 512, "e4m3", "k", "k", "BlockWise1x128", "BlockWise1x128", 4, form="K"),
+    "along K, rows": tunable(128, 128, 512, *ROWS_OF, 4, form="K"),
 }
 GATED_IDS = ["gated", "gated groups", "gated, scaled", "gated groups, scaled"]
 
@@ -554,8 +556,8 @@ def test_a_gated_product_is_called_and_judged(variant: Any, monkeypatch: pytest.
         ({"use_fast_accum": 1}, "use_fast_accum = 1: True or False"),
         ({"form": "K"}, "form 'K' without groups"), ({"form": "columns", "groups": 2}, "form 'columns': groups are of"),
         ({"form": "K", "groups": 2}, "a_major 'k', b_major 'k': of groups along K both are 'mn'"),
-        ({"form": "K", "groups": 2, "activation": "swiglu"}, "groups along K take neither scales nor a gate"),
-        ({"form": "K", "groups": 2, "dtype": "e4m3", "a_major": "mn", "b_major": "mn"}, "dtype 'e4m3': 'bf16', 'f16'$"),
+        ({"form": "K", "groups": 2, "activation": "swiglu"}, "groups along K take no gate"),
+        ({"form": "K", "groups": 2, "dtype": "e4m3", "a_major": "mn", "b_major": "mn"}, "'k' for A, and of 8"),
         ({"recipe_a": "Rows"}, "recipe_a 'Rows': known are"),
         ({"recipe_a": "BlockWise1x128"}, "dtype 'bf16': 'e4m3', 'e5m2'"),
         ({"recipe_a": "BlockWise128x128", "dtype": "e4m3", "groups": 2}, "groups end at any row"),

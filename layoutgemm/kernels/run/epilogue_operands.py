@@ -57,6 +57,8 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
         found[name] = np.float32(host_number(name, given[name]))
     if plan.prologue is not None:
         found |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch), shared_axis(plan))
+    if plan.row_sums is not None:
+        found["row_sums"] = plan.row_sums.take(given, (plan.m, plan.batch))
     return {**found, **order_values(plan, given)}
 
 
@@ -67,7 +69,7 @@ def shared_axis(plan: Sm90Plan) -> str:
 
 def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
     """The sizes of a main loop's tables: M, columns of B, K and batch."""
-    return plan.m, plan.n * plan.halves, plan.k, plan.batch
+    return plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
 
 
 def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
@@ -87,6 +89,8 @@ def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
             raise OperandError(
                 f"{operand.name} is missing: the prologue reads {', '.join(present(plan.prologue).names)}"
             )
+    if plan.row_sums is not None:
+        rest.pop("row_sums", None)
     if rest and plan.mainloop is None:
         raise OperandError(f"given = {', '.join(rest)}: the plan reads no such thing")
     return rest
@@ -126,6 +130,8 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
     for operand in plan.prologue.operands if plan.prologue is not None else ():
         bits = np.ascontiguousarray(operand.dtype.encode(np.asarray(values[operand.name]).astype(np.float32)))
         words += [bits, bits.shape[-1] if bits.ndim > 1 else 0]
+    if plan.row_sums is not None:
+        words += [values["row_sums"], plan.m]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
@@ -186,6 +192,13 @@ def words_of_tensors(
         if value.stride(-1) != 1 and value.shape[-1] > 1:
             raise OperandError(f"{operand.name} has stride {value.stride(-1)}: it must be contiguous, stride 1")
         words += [value.data_ptr(), value.stride(0) if value.ndim > 1 else 0]
+    if plan.row_sums is not None:
+        sums, shape = given["row_sums"], (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)
+        kind = {"f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16"}[plan.row_sums.kind]
+        _check_tensor("row_sums", sums, kind, shape, device, ", a sum of each row of a")
+        if sums.stride(-1) != 1 and plan.m > 1:
+            raise OperandError(f"row_sums has stride {sums.stride(-1)}: it must be contiguous, stride 1")
+        words += [sums.data_ptr(), sums.stride(0) if sums.ndim > 1 else 0]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 

@@ -96,7 +96,8 @@ def _beside(plan: Plan) -> tuple[str, ...]:
     groups = [plan.groups.name] if plan.groups is not None else []
     rows = plan.indexed.names if plan.indexed is not None else ()
     vectors = plan.prologue.names if plan.prologue is not None else ()
-    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given, *vectors, *given_names(plan))
+    sums = ["row_sums"] if plan.row_sums is not None else []
+    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given, *vectors, *sums, *given_names(plan))
 
 
 __all__ = ["run_fused"]

@@ -21,6 +21,16 @@ tensor map is made on the device, and no thread writes to the stages. An empty g
 
 A map that begins before its operand, and takes the end of a group as a dimension, reads the same lines. But an H100
 reports an illegal memory access where nothing is mapped at a tensor map's address, though no box reads there.
+
+Floats of 8 bits have K contiguous, and a scale for each block of 128 of K. A is row-major, B column-major, and groups
+begin at multiples of 128: their K blocks are those of K. Only K may end inside of a block. The maps are a plain
+product's, and K tile i of a group begins at starts[e] + 128 i:
+
+    group                                     C
+    --------------------------------------    ------------------------------------------------------------------------
+    begins and ends at such multiples, or K   the product
+    empty                                     zeros: its K tile lies behind K, and the sums are replaced
+    begins or ends inside of a block          NaN: a box would read lines of another group, and a block has one scale
 """
 
 from __future__ import annotations
@@ -35,11 +45,13 @@ import numpy.typing as npt
 from ...arguments import checked, shown
 from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
-from ...errors import PlanError
+from ...errors import OperandError, PlanError
 from ...report import Check
+from ..derive import either
 from ..numbers import W, checked_numbers
-from ..plan import MAX_COORDINATE, check_settings, present
+from ..plan import MAX_COORDINATE, check_settings, present, rounded_up
 from .grouped import START, GroupOffsets, capacity_for, check_ends, offsets_of
+from .mainloop import DEPTH, Promoted
 from .multicast import with_copies
 
 if TYPE_CHECKING:
@@ -56,18 +68,30 @@ class AlongK(GroupOffsets):
     capacity  groups that the table has room for, a power of two
     offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to K, none below the one before it
     ends      `groups` ends of that type in place of offsets: the first group begins at line 0, the last may end early
+    multiple  of the offsets: 1 for groups that begin at any line, 128 for floats of 8 bits
 
     >>> AlongK.of(8), AlongK.of(100, "i64").bytes, AlongK.of(8, ends=True).words
-    (AlongK(capacity=64, offsets='i32', ends=False), 528, ('ends',))
+    (AlongK(capacity=64, offsets='i32', ends=False, multiple=1), 528, ('ends',))
     """
 
     ends: bool = False
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        GroupOffsets.__post_init__(self)
+        if self.multiple not in (1, DEPTH):
+            raise PlanError(f"multiple = {shown(self.multiple)}: groups along K begin at any line, 1, or at {DEPTH}")
 
     @classmethod
     @checked(PlanError)
-    def of(cls, groups: int, offsets: str = "i32", ends: bool = False) -> AlongK:
+    def of(cls, groups: int, offsets: str = "i32", ends: bool = False, multiple: int = 1) -> AlongK:
         """Room for `groups` groups. Raises PlanError for any other number of groups."""
-        return cls(capacity_for(groups), offsets, ends)
+        return cls(capacity_for(groups), offsets, ends, multiple)
+
+    @property
+    def in_blocks(self) -> bool:
+        """True if groups begin at blocks of K."""
+        return self.multiple > 1
 
     @property
     def name(self) -> str:
@@ -98,10 +122,39 @@ class AlongK(GroupOffsets):
         Of ends the offsets are given.
         """
         found = checked_numbers(self.name, offsets, self.offsets, self.numbers(sizes[3]))
-        if self.ends:
-            return offsets_of(found, sizes[2], "columns, K")
-        check_ends(found, sizes[2], "columns")
-        return found
+        if not self.ends:
+            check_ends(found, sizes[2], "columns")
+        check_multiples(self.name, found.tolist(), self.multiple, sizes[2])
+        return offsets_of(found, sizes[2], "columns, K") if self.ends else found
+
+
+def check_multiples(name: str, numbers: list[int], multiple: int, k: int) -> None:
+    """Raise OperandError, naming the first, for offsets inside of a block of K.
+
+    >>> check_multiples("offsets", [0, 128, 300], 128, 300)
+    >>> check_multiples("offsets", [0, 64, 300], 128, 300)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.OperandError: offsets[1] = 64 = 0 * 128 + 64: groups of K in blocks begin at multiples of 128, \
+and end there or at K = 300
+    """
+    for e, number in enumerate(numbers):
+        if is_inside(number, multiple, k):
+            raise OperandError(
+                f"{name}[{e}] = {number} = {number // multiple} * {multiple} + {number % multiple}: groups of K in "
+                f"blocks begin at multiples of {multiple}, and end there or at K = {k}"
+            )
+
+
+def is_inside(line: W, multiple: int, k: W) -> bool:
+    """True if an offset is inside of a block; ints or traced integers."""
+    return (line % multiple != 0) & (line != k)
+
+
+def is_refused(plan: Sm90Plan, start: W, end: W, k: W) -> bool:
+    """True if a group begins or ends inside of a block: its C is NaN. Ints or traced integers."""
+    multiple = present(plan.along_k).multiple
+    return is_inside(start, multiple, k) | is_inside(end, multiple, k)
 
 
 def k_tiles_of(plan: Sm90Plan, lines: W, maximum: Callable[..., W]) -> W:
@@ -127,6 +180,34 @@ def load_place(plan: Sm90Plan, start: W, end: W, k_tile: W, maximum: Callable[..
     return {"k": first - begin, START: begin}
 
 
+def block_place(plan: Sm90Plan, start: W, end: W, k_tile: W, k: W, choose: Callable[..., W]) -> dict[str, W]:
+    """Coordinates along K of a K tile of a group of blocks; behind K beyond the group's end.
+
+    A TMA load takes multiples of 16 bytes, so one of a group that is refused begins with its block.
+    """
+    depth, multiple = plan.tile[2], present(plan.along_k).multiple
+    further = k_tile * depth
+    first = start // multiple * multiple + further
+    return {"k": choose(start + further < end, first, (k + depth - 1) // depth * depth)}
+
+
+def place_in_group(
+    plan: Sm90Plan, lines: tuple[W, W], k_tile: W, k: W, choose: Callable[..., W], maximum: Callable[..., W]
+) -> dict[str, W]:
+    """Coordinates along K of one of a group's K tiles. Ints or traced integers.
+
+    lines  the group's first line and its end
+    """
+    if present(plan.along_k).in_blocks:
+        return block_place(plan, *lines, k_tile, k, choose)
+    return load_place(plan, *lines, k_tile, maximum)
+
+
+def first_block(plan: Sm90Plan, start: W, k: W, minimum: Callable[..., W]) -> W:
+    """The K block that a group begins with, of K's own; the last one for an empty group behind it."""
+    return minimum(start, k - 1) // plan.tile[2]
+
+
 def with_starts(operand: OperandPlan) -> OperandPlan:
     """The operand, its tensor maps with the first line that is read as a dimension."""
     return with_copies(operand, [tma.batched(START) for tma in operand.copies])
@@ -139,21 +220,37 @@ def of_lines(plan: Sm90Plan, matrix: GlobalMatrix) -> GlobalMatrix:
 
 
 def check_along_k(
-    along_k: AlongK, sizes: tuple[int, int, int, int], config: Sm90Config, a: Operand, b: Operand
+    along_k: AlongK, sizes: tuple[int, int, int, int], config: Sm90Config, operands: tuple[Operand, Operand],
+    mainloop: Promoted | None,
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a problem without a kernel of groups along K."""
     if not isinstance(along_k, AlongK) or sizes[3] > along_k.capacity:
         raise PlanError(f"along_k = {shown(along_k)}, batch = {sizes[3]}: AlongK.of(groups) has room for them")
-    for name, spec, order in (("a", a, "col"), ("b", b, "row")):
-        if spec.dtype.bits != 16:
+    for (name, order), spec in zip((("a", "col"), ("b", "row")), operands, strict=True):
+        if along_k.in_blocks and (spec.dtype.bits != 8 or spec.dtype.kind != "float"):
+            raise PlanError(
+                f"{name} is {spec}: groups at multiples of {along_k.multiple} are of floats of 8 bits; others begin at "
+                "any line of K: multiple=1"
+            )
+        if not along_k.in_blocks and spec.dtype.bits != 16:
+            way = f"; of {spec.dtype} they begin at multiples of {DEPTH}: AlongK.of(groups, multiple={DEPTH})"
             raise PlanError(
                 f"{name} is {spec}: wgmma reads {spec.dtype} with K contiguous alone, a TMA load begins at multiples "
-                "of 16 bytes of it, and groups begin at any element: groups along K are of bf16 and f16"
+                "of 16 bytes of it, and groups begin at any element: such groups along K are of bf16 and f16"
+                + way
+                * (spec.dtype.bits == 8 and spec.dtype.kind == "float")
             )
-        if spec.order != order:
+        if not along_k.in_blocks and spec.order != order:
             raise PlanError(
                 f"{name} is {spec}: groups begin at any line of K, and K is not to be contiguous: {shown(order)}"
             )
+    if along_k.in_blocks:
+        _check_blocks(along_k, config, mainloop)
+    elif mainloop is not None:
+        raise PlanError(
+            "mainloop: K blocks begin at multiples of their depth, and groups along K at any line; those of floats of "
+            f"8 bits begin at multiples of {DEPTH}: AlongK.of(groups, multiple={DEPTH})"
+        )
     check_settings(
         config, "a product with groups along K takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1,
         launch="workers", schedule="cooperative", overlap=False, reverse_odd_tiles=False,
@@ -162,6 +259,25 @@ def check_along_k(
         raise PlanError(f"k = {sizes[2]}: a coordinate of K and some K tiles are a signed 32-bit integer")
 
 
+def _check_blocks(along_k: AlongK, config: Sm90Config, mainloop: Promoted | None) -> None:
+    """Raise PlanError for K tiles that do not divide a block, and for self-loading promotion."""
+    if config.tile_k is not None and along_k.multiple % config.tile_k:
+        raise PlanError(
+            f"tile_k = {config.tile_k}: groups end at multiples of {along_k.multiple}, which K tiles have to divide"
+        )
+    if mainloop is not None and config.loader == "self":
+        raise PlanError(
+            "loader = 'self': a main loop that promotes groups along K has its numbers copied by a warp of the "
+            "loader's: 'warp' or 'warpgroup'"
+        )
+    if mainloop is not None and mainloop.span > 1:
+        raise PlanError(
+            f"span = {mainloop.span}: groups begin at any K block, and numbers of {mainloop.span} come together from "
+            f"every {mainloop.span} on"
+        )
+
+
+_TMA_BYTES = 16  # that the innermost coordinate of a TMA load is a multiple of
 _MARGIN = 1 << 20  # lines of K from a group's end to the end of its K tiles, at most
 
 
@@ -173,7 +289,9 @@ def along_k_checks(plan: Sm90Plan, proven: int) -> list[Check]:
 
     proven  K tiles that every tile has at least in the pipeline that is proven
     """
-    return [_tiles_of_groups(plan, proven), *[_lines(plan, operand) for operand in (plan.a, plan.b)]]
+    blocks = present(plan.along_k).in_blocks
+    lines = [(_blocks if blocks else _lines)(plan, operand) for operand in (plan.a, plan.b)]
+    return [_tiles_of_groups(plan, proven), *lines, *([_refused(plan)] if blocks else [])]
 
 
 def _tiles_of_groups(plan: Sm90Plan, proven: int) -> Check:
@@ -225,6 +343,58 @@ def _lines(plan: Sm90Plan, operand: OperandPlan) -> Check:
     return Check(f"starts of groups {operand.name}", statement, not witness, "exhaustion", witness)
 
 
+def _blocks(plan: Sm90Plan, operand: OperandPlan) -> Check:
+    """Boxes read a group's lines up to K once, and none of an empty group."""
+    multiple, depth, witness, found_boxes = present(plan.along_k).multiple, plan.tile[2], "", 0
+    rows, dim = operand.smem.extent[0], "m" if operand.name == "A" else "n"
+    for tail in (0, 1, depth - 1):  # of K behind its whole blocks
+        k = 3 * multiple + tail
+        for start, end in ((0, 0), (0, multiple), (multiple, 3 * multiple), (2 * multiple, k), (k, k)):
+            read: list[int] = []
+            for k_tile in range(k_tiles_of(plan, end - start, max)):
+                place = {**block_place(plan, start, end, k_tile, k, either), dim: 0}
+                for tma in operand.copies:
+                    tmap = tma.over([{dim: rows, "k": k}[name] for name in tma.dims], (rounded_up(k, _TMA_BYTES),))
+                    for copy in tma.instructions:
+                        found_boxes += 1
+                        where = [place[name] + at for name, at in zip(tma.dims, copy.coord_offset, strict=True)]
+                        bits, inside = global_bits(tmap, where)
+                        read += (bits[inside] // tma.dtype.bits % rounded_up(k, _TMA_BYTES)).tolist()
+            counts = np.bincount(np.asarray(read, np.int64), minlength=k)
+            want = np.zeros(k, np.int64)
+            want[start:end] = rows
+            if not np.array_equal(counts, want):
+                line = int(np.argmax(counts != want))
+                witness = witness or (
+                    f"lines {start} to {end} of {k}: line {line} is read {counts[line]} times for {want[line]} rows"
+                )
+    statement = (
+        f"boxes of {operand.name} read the lines of a group's K tiles, each once, no line behind K, and none for an "
+        f"empty group: {found_boxes} boxes"
+    )
+    return Check(f"starts of groups {operand.name}", statement, not witness, "exhaustion", witness)
+
+
+def _refused(plan: Sm90Plan) -> Check:
+    """NaN stands for each group that ends inside of a block, and for no other."""
+    multiple, witness = present(plan.along_k).multiple, ""
+    for k in (2 * multiple, 2 * multiple + 7):
+        for line in range(k + 1):
+            want = line != k and bool(line % multiple)
+            for start, end in ((line, k), (0, line)):
+                if bool(is_refused(plan, start, end, k)) != want:
+                    witness = witness or f"lines {start} to {end} of {k}: refused is {not want}"
+                if unaligned := block_place(plan, start, end, 0, k, either)["k"] % _TMA_BYTES:
+                    witness = witness or f"lines {start} to {end} of {k}: a load {unaligned} bytes off a multiple of 16"
+    if plan.tile[2] > multiple or multiple % plan.tile[2]:
+        witness = witness or f"K tiles of {plan.tile[2]}, blocks of {multiple}"
+    statement = (
+        f"C of a group is NaN exactly if it begins or ends inside of a block of {multiple}, and not at K; all loads "
+        "begin at multiples of 16 bytes"
+    )
+    return Check("groups inside of blocks", statement, not witness, "exhaustion", witness)
+
+
 def _read(
     plan: Sm90Plan, tma: TmaPlan, across: int, place: dict[str, int], k: int
 ) -> list[tuple[int, int, npt.NDArray[np.int64], int]]:
@@ -249,5 +419,7 @@ def explain_along_k(plan: Sm90Plan) -> list[str]:
         f"groups along K: {plan.batch} of {plan.k} lines in all, their ends {along_k.offsets} in global memory; a "
         f"table of {along_k.entries} first lines at {plan.smem.table_offset}, {along_k.bytes} bytes; "
         f"{plan.least_k_tiles} K tile(s) or more each",
-        f"  K tiles are counted from a group's end, and a load begins with its group: the maps are along ({dims})",
+        f"  groups begin at multiples of {along_k.multiple} and end there, or at K: C of any other is NaN"
+        if along_k.in_blocks
+        else f"  K tiles are counted from a group's end, and a load begins with its group: the maps are along ({dims})",
     ]

@@ -14,6 +14,7 @@ from ..quantized.order import WORDS
 from .config import loader_threads
 from .mainloop import product_of
 from .operands.fragment_loads import IN_FLIGHT, groups_of, loads_of
+from .operands.row_sums import ROW_VECTOR, VECTOR_WORDS
 from .operands.stage_numbers import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
@@ -104,6 +105,7 @@ def _registers(plan: Sm90Plan) -> list[Check]:
         held += product_of(plan)[0].accumulator_registers - plan.mma.accumulator_registers
     read += _packed_registers(plan) if packed else _prologue_registers(plan) if plan.prologue is not None else 0
     at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
+    read += plan.blocks * ROW_VECTOR + VECTOR_WORDS if plan.row_sums is not None else 0
     beside = HELD_PROMOTED if promoted else HELD_PACKED if packed else HELD
     have = plan.registers[1] if plan.registers is not None else at_launch
     over = held + read + beside - have
@@ -115,6 +117,7 @@ def _registers(plan: Sm90Plan) -> list[Check]:
             + f" + tables {read}" * promoted
             + f" + fragments and words of weights {read}" * packed
             + f" + fragments and numbers of a prologue {read}" * (plan.prologue is not None)
+            + f" + sums of A's rows {read}" * (plan.row_sums is not None)
             + f" + descriptors, addresses and counters {beside} = {held + read + beside} registers "
             f"of a consumer <= {have} {source}",
             over <= 0,

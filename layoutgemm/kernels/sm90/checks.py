@@ -40,6 +40,7 @@ from .mainloop import COPY_ARRIVALS, product_of, products_check
 from .multicast import uneven_shares
 from .operands.fragment_loads import fragment_load_checks, groups_of
 from .operands.pair import pair_check
+from .operands.row_sums import row_sums_check
 from .operands.stage_numbers import promotion_check
 from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .pipeline_model import HopperPipeline
@@ -69,6 +70,7 @@ def check_sm90(plan: Sm90Plan) -> Report:
         "triangles",
         "indexed",
         "prologue",
+        "row_sums",
     )
     more = {name: getattr(plan, name) for name in names} | asked_order(plan)
     return checked(plan, _checks, **more)
@@ -89,6 +91,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks += indexed_checks(plan)
     if plan.prologue is not None:
         checks += fragment_load_checks(plan)
+    if plan.row_sums is not None:
+        checks.append(row_sums_check(plan))
     if plan.gathers:
         checks += [*_read(plan, plan.a), _blocks(plan, plan.a, plan.config.warpgroups_of_tile)]
     mapped = [(plan.a, plan.config.warpgroups_of_tile)] if plan.weights is None and not plan.gathers else []
@@ -170,6 +174,7 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         apart=plan.a.sums if plan.sums_apart else 0,
         by_warps=plan.products is not None,
         gathers=plan.gathers,
+        adds_rows=plan.row_sums is not None,
     )
 
 

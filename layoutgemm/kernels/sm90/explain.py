@@ -19,6 +19,7 @@ from .grouped import explain_ragged
 from .indexed.checks import explain_indexed
 from .mainloop import product_of
 from .operands.prologue import explain_prologue
+from .operands.row_sums import explain_row_sums
 from .operands.stage_numbers import explain_mainloop
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import explain_experts
@@ -205,6 +206,8 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
         )
     if plan.along_k is not None:
         lines += explain_along_k(plan)
+    if plan.row_sums is not None:
+        lines += explain_row_sums(plan)
     if plan.mainloop is not None:
         lines += explain_mainloop(plan)
     return lines + (explain_shards(plan) if plan.shards is not None else [])

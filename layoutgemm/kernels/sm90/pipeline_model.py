@@ -82,6 +82,7 @@ class HopperPipeline:
     apart             sums of a k tile, each of one or more of these groups, and read before the next one begins in the
                       same registers; 0 where all groups add to one
     by_warps          mma.sync multiplies them: a k tile is read by threads alone, and done when it is released
+    adds_rows         consumers read A themselves, too, while products of it run
     gathers           the loader's warps copy A by cp.async, and a thread arrives for its own copies; consumers fence
     """
 
@@ -113,6 +114,7 @@ class HopperPipeline:
     apart: int = 0
     by_warps: bool = False
     gathers: bool = False
+    adds_rows: bool = False
 
     @property
     def sharing(self) -> int:
@@ -227,6 +229,7 @@ class HopperPipeline:
         converted += [f"{self.apart} sum(s) read apart"] if self.apart else []
         more += by_warps if self.by_warps else converted if self.packed else []
         more += ["A gathered"] if self.gathers else []
+        more += ["A's rows added"] if self.adds_rows else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
 
     def _count(self, which: int) -> int | None:
@@ -337,7 +340,9 @@ class HopperPipeline:
         reads = ("a", "b", "zeros") if self.padding else ("a", "b")
         products = [Mma(reads, "read", name, last=block == self.blocks - 1) for block, name in enumerate(names)]
         earlier = If(Later(self.slices), self._release(i))  # of the own k tile before
-        step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
+        # Behind the products in the kernel: both come before the release, and neither writes.
+        added = (Read("a", "read", last=False),) if self.adds_rows else ()
+        step: Program = (*added, *products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
             step = self._promoted(i, reads)
         if self.apart:

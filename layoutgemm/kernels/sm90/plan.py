@@ -38,6 +38,7 @@ from .operands.combinations import Asked, check_parts
 from .operands.combined import Combined
 from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
+from .operands.row_sums import RowSums
 from .quantized.warp_products import WarpProducts, warp_products
 from .request import ProductParts, Sm90Request, second_maps
 from .shards import Gathered, Shards
@@ -70,6 +71,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     indexed       the row indices of A or of C, or None; A is a GatheredOperand unless its rows are copied first. See
                   `kernels.indexed.rows`
     prologue      the function of A's elements, or None: see `kernels.sm90.operands.prologue`
+    row_sums      the vector of the sums of A's rows, or None: see `kernels.sm90.operands.row_sums`
     """
 
     m: int
@@ -108,6 +110,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     mirror: StorePlan | None = None
     indexed: IndexedRows | None = None
     prologue: Prologue | None = None
+    row_sums: RowSums | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
@@ -146,6 +149,11 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     def sums_apart(self) -> bool:
         """True if the scales of packed weights multiply sums, which have registers of their own."""
         return self.weights is not None and self.a.packing.scales_sums
+
+    @property
+    def tables_of_batch(self) -> int:
+        """Matrices of a batch that have numbers of a main loop each: one where groups along K share K's blocks."""
+        return 1 if self.along_k is not None else self.batch
 
     @property
     def matrices_of_c(self) -> int:
@@ -189,6 +197,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         triangles: Triangles | None = None,
         indexed: IndexedRows | None = None,
         prologue: Prologue | None = None,
+        row_sums: RowSums | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -220,6 +229,8 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
                          see `kernels.indexed.rows`
         prologue         a function of A's elements, in registers before they are multiplied: see
         `kernels.sm90.operands.prologue`
+        row_sums         the sums of A's rows along K are stored too, as a bias's gradient beside its weight's: see
+        `kernels.sm90.operands.row_sums`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -232,7 +243,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         asked = Asked(
             combination(gated), mainloop, ragged, along_k, pair_of(pair), indexed, prologue, weights, experts, shards,
             triangles, Epilogue.of(epilogue, halves_of(combination(gated)) > 1), batch,
-            is_symmetric(order),
+            is_symmetric(order), row_sums,
         )  # fmt: skip
         check_parts(asked.parts, batch)
         kernel = Sm90Request.of((m, n, k, batch), (a, b, c), config or _usual(triangles), asked)
@@ -299,6 +310,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
             mirror=mirror,
             indexed=kernel.indexed,
             prologue=kernel.prologue,
+            row_sums=kernel.row_sums,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -308,7 +320,10 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         return (
             bool(self.epilogue)
             or self.weights is not None
-            or any(part is not None for part in (self.mainloop, self.groups, self.shards, self.indexed, self.prologue))
+            or any(
+                part is not None
+                for part in (self.mainloop, self.groups, self.shards, self.indexed, self.prologue, self.row_sums)
+            )
             or any(part is not None and part.words for part in self._own)
         )
 
@@ -321,11 +336,22 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     def _own(
         self,
     ) -> tuple[
-        Promoted | Ragged | AlongK | Shards | Combined | SecondPair | Schedule | IndexedRows | Prologue | None, ...
+        Promoted
+        | Ragged
+        | AlongK
+        | Shards
+        | Combined
+        | SecondPair
+        | Schedule
+        | IndexedRows
+        | Prologue
+        | RowSums
+        | None,
+        ...,
     ]:
         """Parts that may take words, in the order after the epilogue's."""
         first = self.mainloop, self.groups, self.shards, self.gated, self.pair
-        return *first, self.order.schedule, self.indexed, self.prologue
+        return *first, self.order.schedule, self.indexed, self.prologue, self.row_sums
 
     @property
     def copies_rows(self) -> bool:
@@ -384,7 +410,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     def reads_by_name(self) -> bool:
         """True if a run takes operands by name beside an epilogue's: tables, groups, further matrices, the order's."""
         named = self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
-        named = named or self.indexed is not None or self.prologue is not None
+        named = named or any(part is not None for part in (self.indexed, self.prologue, self.row_sums))
         return named or bool(self.further or self.numbers_given)
 
     @property
@@ -563,6 +589,8 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         if self.weights is not None:
             return "sm90.device.quantized:Sm90QuantizedKernel"
         loop = "Promoted" if self.mainloop is not None else "Prologue" if self.prologue is not None else ""
+        if self.row_sums is not None:
+            return f"sm90.device.row_sums:Sm90{'AlongK' if self.along_k is not None else ''}RowSumsKernel"
         if self.along_k is not None:
             return f"sm90.device.along_k:Sm90AlongK{loop}Kernel"
         if self.gathers or self.scatters:
@@ -592,6 +620,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
             + (", each tile off the diagonal stored twice" if self.mirror is not None else "")
             + (f", {self.indexed}" if self.indexed is not None else "")
             + (f", {self.prologue}" if self.prologue is not None else "")
+            + (f", sums of A's rows in {self.row_sums.kind}" if self.row_sums is not None else "")
         )
 
 

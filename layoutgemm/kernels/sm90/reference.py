@@ -36,7 +36,7 @@ from ..run.hardware_model import (
     wgmma_product,
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
-from .along_k import k_tiles_of, line_table, load_place, of_lines
+from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
@@ -81,7 +81,7 @@ def execute_sm90(
             c.matrix.bits.reshape(-1, c.leading)[-c.lines :][c.stored[0] :] = 0
     if plan.copies_rows:
         a = copied_matrix(plan, a, given or {})
-    if plan.along_k is not None:
+    if plan.along_k is not None and not plan.along_k.in_blocks:
         a, b = of_lines(plan, a), of_lines(plan, b)
     if plan.halves > 1:  # the second half of B's columns begins n lines on
         inner, _, *groups = b.extents
@@ -129,6 +129,8 @@ class _Cluster:
         self.end = plan.m  # of the group that is computed
         self.columns_end = plan.n  # of the group of columns
         self.lines = 0, plan.k  # of it, along K
+        self.first_number = 0  # the K block that it begins with
+        self.rows: dict[tuple[int, int], Values] = {}  # sums of A's rows, by matrix and first row
         self.plan, self.a, self.c = plan, a, c
         self.matrices_b = [b, *[given[name] for name in plan.further]]
         self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
@@ -176,6 +178,7 @@ class _Cluster:
             starts = line_table(plan, self.given[plan.along_k.name])
             self.lines = starts[matrix], starts[matrix + 1]
             k_tiles = k_tiles_of(plan, self.lines[1] - self.lines[0], max)
+            self.first_number = first_block(plan, self.lines[0], plan.k, min)
         for part in range(plan.config.split):
             begin, end = plan.part_of_k(k_tiles, part)
             if plan.triangles is not None:
@@ -209,7 +212,7 @@ class _Cluster:
                     of_a, of_b = [([self.given[f"{x}2"]] if place[SECOND] else one) for x, one in
                                   (("a", of_a), ("b", of_b[:1]))]  # fmt: skip
                 if plan.along_k is not None:
-                    origin |= load_place(plan, *self.lines, first + at, max)
+                    origin |= place_in_group(plan, self.lines, first + at, plan.k, either, max)
                 block.first_k, block.second = first_column(origin), bool(origin.get(SECOND, False))
                 if plan.gathers:
                     at_stage = self._stage(block, plan.a, stage)
@@ -223,7 +226,7 @@ class _Cluster:
                 column = [b for b in blocks if b.column == block.column]
                 self._share(plan.b, of_b, origin, stage, block.row, column)
             for block in blocks:
-                self._copy_numbers(block, stage, first + at)
+                self._copy_numbers(block, stage, self.first_number + first + at)
             turn = [consumer for consumer in consumers if plan.place_of_consumer(consumer)[1] == i % plan.config.slices]
             for block in blocks:
                 block.full[stage].wait(parity)
@@ -232,6 +235,8 @@ class _Cluster:
                         self._product(block, consumer, number, stage)
                         if plan.mainloop is not None:
                             self._promote(block, consumer, number, stage)
+                        if plan.row_sums is not None and block.origin["n"] == 0:
+                            self._add_rows(block, consumer, number, stage)
                 block.loaded += 1
             for block in blocks:
                 for other in blocks:
@@ -244,6 +249,28 @@ class _Cluster:
                     if plan.mainloop is not None:
                         block.sums[key] = block.totals.pop(key, self._nothing())
                     block.sums.setdefault(key, self._nothing())
+                    self._settle_group(block.sums[key])
+
+    def _add_rows(self, block: _Block, consumer: int, number: int, stage: int) -> None:
+        """Add a K tile of a block's rows of A to their sums."""
+        plan = self.plan
+        rows = (number + self._first_block(consumer)) * ROWS + np.arange(ROWS)
+        at = self._stage(block, plan.a, stage) + plan.a.smem.byte(rows[:, None], np.arange(plan.tile[2]))
+        values = np.asarray(plan.a.dtype.decode(block.smem.read(at, plan.a.dtype)), np.float32)
+        key = block.origin["l"], block.origin["m"] + int(rows[0])
+        self.rows[key] = self.rows.get(key, np.zeros(ROWS, np.float32)) + values.sum(1, dtype=np.float32)
+        kind, into = present(plan.row_sums).dtype, self.given["row_sums"].reshape(-1, plan.m)
+        inside = into[key[0], key[1] : key[1] + ROWS]
+        inside[...] = kind.encode(self.rows[key][: len(inside)]).view(inside.dtype)
+
+    def _settle_group(self, sums: Values) -> None:
+        """Zeros for an empty group in blocks of K, NaN for one that is refused."""
+        if self.plan.along_k is not None and self.plan.along_k.in_blocks:
+            start, end = self.lines
+            if is_refused(self.plan, start, end, self.plan.k):
+                sums[...] = np.nan
+            elif end <= start:
+                sums[...] = 0
 
     def _first_block(self, consumer: int) -> int:
         """The first block of rows of a consumer's."""

@@ -36,6 +36,7 @@ from .operands.combined import Combined, check_combined, side_by_side
 from .operands.fragment_loads import product_groups
 from .operands.pair import SecondPair, check_maps
 from .operands.prologue import check_prologue
+from .operands.row_sums import check_row_sums
 from .operands.stage_numbers import StageNumbers
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
@@ -129,7 +130,7 @@ class Sm90Request(ProductParts, Asked):
         if asked.ragged is not None:
             check_ragged(asked.ragged, sizes[3], config, a, c)
         if asked.along_k is not None:
-            check_along_k(asked.along_k, sizes, config, a, b)
+            check_along_k(asked.along_k, sizes, config, (a, b), mainloop)
         if asked.experts is not None:
             check_experts(asked.experts, sizes[3], weights, config, c, asked.epilogue)
         if weights is not None:
@@ -139,6 +140,8 @@ class Sm90Request(ProductParts, Asked):
             check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue)
         if asked.prologue is not None:
             check_prologue(asked.prologue, config, a, b)
+        if asked.row_sums is not None:
+            check_row_sums(asked.row_sums, config, a, config.tile_k or STAGE_BYTES_OF_K // a.dtype.bytes)
         if asked.shards is not None:
             check_shards(asked.shards, config, c, asked.epilogue)
         if asked.triangles is not None:
@@ -277,7 +280,7 @@ class Sm90Request(ProductParts, Asked):
             with_copies(x, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in x.copies])
             for x in (a_plan, shared(b_whole, along_m, batched_b))
         ]
-        if self.along_k is not None:
+        if self.along_k is not None and not self.along_k.in_blocks:
             return with_starts(a_plan), with_starts(b_plan)
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
         further = apart or self.pair is not None  # whose tensor maps leave no room for those of last rows

@@ -15,6 +15,7 @@ from ..compiled.guards import ALIGNED
 from ..launch import PreparedProblem
 from ..prepared import prepare, problem_at
 from ..solver import solve
+from .bias import WeightAndBias, weight_and_bias
 from .products import DerivedProduct, derived_product, is_stretched
 
 Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
@@ -41,11 +42,13 @@ class KeptGradients(NamedTuple):
     """The launches of a backward pass; None for an operand whose gradient is not wanted.
 
     copies  whether dC is made contiguous first, once for both
+    bias    the launch of b's gradient that makes the bias's too, or None
     """
 
     of_a: GradientLaunch | None
     of_b: GradientLaunch | None
     copies: bool
+    bias: WeightAndBias | None = None
 
     def of_transposed_b(self) -> KeptGradients:
         """The same launches for a b that holds the transpose of what was multiplied: its gradient lies as it does."""
@@ -58,15 +61,15 @@ class KeptGradients(NamedTuple):
 
     def run(
         self, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, empty: Empty, stream: int
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
-        """The gradients, on the stream; None where no kernel reads an address."""
-        of_a, of_b, copies = self
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None:
+        """The gradients, on the stream, the bias's if a launch makes it; None where no kernel reads an address."""
+        of_a, of_b, copies, with_bias = self
         if copies:
             grad = grad.contiguous()
         at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), grad.data_ptr()
         if (at_a | at_b | at_c) & ALIGNED:
             return None
-        left = right = None
+        left = right = of_bias = None
         if of_a is not None:
             start, shape, strides, kind, other = of_a
             left = empty(shape, strides, kind)
@@ -77,36 +80,43 @@ class KeptGradients(NamedTuple):
         if of_b is not None:
             start, shape, strides, kind, other = of_b
             right = empty(shape, strides, kind)
-            if other:
+            if with_bias is not None:
+                of_bias = empty((with_bias.rows,), (1,), with_bias.kind)
+                with_bias.direct.launch_of(right.data_ptr(), at_c, at_a, of_bias.data_ptr(), None, stream)
+            elif other:
                 start(at_c, at_a, right.data_ptr(), stream)
             else:
                 start(at_a, at_c, right.data_ptr(), stream)
-        return left, right
+        return left, right, of_bias
 
 
 def kept_gradients(
-    forward: PreparedProblem, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
-) -> KeptGradients | None:
+    forward: PreparedProblem, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants: tuple[bool, bool],
+    bias: torch.dtype | None,
+) -> KeptGradients | None:  # fmt: skip
     """The launches for such tensors, prepared once; None where the gradients are no single launch each.
 
     forward  the product that was recorded, which keeps them
+    wants    whether each operand's gradient is wanted
+    bias     the type of the bias whose gradient is wanted, or None
     """
-    key = (a.shape, a.stride(), b.shape, b.stride(), grad.shape, grad.stride(), a.dtype, b.dtype, wants_a, wants_b)
+    key = (a.shape, a.stride(), b.shape, b.stride(), grad.shape, grad.stride(), a.dtype, b.dtype, wants, bias)
     try:
         return forward.gradients[key]  # type: ignore[return-value]  # what this function has put there
     except KeyError:
         pass
     if len(forward.gradients) >= MAX_KEPT:
         forward.gradients.clear()
-    found = _prepared(a, b, grad, wants_a, wants_b)
+    found = _prepared(a, b, grad, wants, bias)
     forward.gradients[key] = found
     return found
 
 
 def _prepared(
-    a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
+    a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants: tuple[bool, bool], bias: torch.dtype | None
 ) -> KeptGradients | None:
     """With dC as it lies, or else made contiguous."""
+    wants_a, wants_b = wants
     ways = [grad] if grad.is_contiguous() else [grad.contiguous()] if is_stretched(grad) else [grad, grad.contiguous()]
     for given in ways:
         sources = {x.data_ptr() for x in (a, b, given)}
@@ -114,7 +124,8 @@ def _prepared(
         of_b = derived_product(a.mT, given, b) if wants_b else None
         wanted = [made for made, wants in ((of_a, wants_a), (of_b, wants_b)) if wants]
         if all(_is_one_launch(made, sources) for made in wanted):
-            return KeptGradients(_launch_of(of_a, a), _launch_of(of_b, b), given is not grad)
+            both = weight_and_bias(of_b, bias)
+            return KeptGradients(_launch_of(of_a, a), _launch_of(of_b, b), given is not grad, both)
     return None
 
 

@@ -322,9 +322,10 @@ def grouped_matmul(
         a (experts, M, K)  b (experts, K, N)    none; with `counts`, of masked rows: (experts, M, N)
 
     a, b      bfloat16, float16, float8_e4m3fn or float8_e5m2: on one GPU of compute capability 9.0, or on the CPU. What
-              no kernel reads in place is copied. Groups along K on a GPU: bfloat16 and float16
+              no kernel reads in place is copied
     offsets   int32 or int64 of experts + 1, on the same device: where each group begins, from 0, and the last one ends,
-              at a's rows (or b's columns, or K); none below the one before it, so that groups may be empty
+              at a's rows (or b's columns, or K); none below the one before it, so that groups may be empty. Groups
+              along K of float8 begin at multiples of 128, and end there or at K
     offs      in place of offsets, int32 or int64 of experts: where each group ends, without the leading 0, as torch has
               it. Rows or columns from the last end on are in no group: zeros in a new result, untouched in `out`
     counts    in place of both, int32 or int64 of experts: the rows of each group that count. Others are not written to
@@ -334,7 +335,8 @@ def grouped_matmul(
               counts; 128 if it is not given, or as many as a group has. Any counts give the same result. Not under
               torch.compile, which takes config
     scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul,
-              and its recipes likewise. Not along K
+              and its recipes likewise. Along K the blocks are those of K, (M, K blocks) and (N / 128, K blocks) or
+              (N, K blocks); a scale of each row and column of each group is (experts, M, 1) and (experts, 1, N)
     bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
               activation, use_fast_accum  as for scaled_matmul. In the kernel; by torch where derivatives are recorded
     activation  of the same forms also a gate, "swiglu" or "geglu": b is [gate | up] of each expert, (experts, K, 2N),
@@ -359,7 +361,8 @@ def grouped_matmul(
               with bias, activation and, of groups of rows, `rows`, which torch copies first
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
-    they are not checked. No row is written outside of its group.
+    they are not checked. No row is written outside of its group, and a group along K of float8 that begins or ends
+    inside of a block of 128 gives NaN.
 
     Differentiable for bfloat16 and float16, twice and in forward mode too: the gradient of rows' weights is a product
     with groups along K. No gradients of 8-bit floats and of scales. Works under torch.compile, FakeTensor,
@@ -390,7 +393,11 @@ def grouped_matmul(
             (recipe_a, recipe_b), out_dtype, config,
         )  # fmt: skip
     key: tuple[object, ...] = ()
-    groups, said = (offsets, OFFSETS) if offs is None and counts is None else groups_of(offsets, offs, counts)
+    groups, said = offsets, OFFSETS
+    if offsets is None and counts is None and offs is not None:
+        groups, said = offs, ENDS
+    elif offs is not None or counts is not None:
+        groups, said = groups_of(offsets, offs, counts)
     if groups is not None:
         options = said, out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum, expected_rows
         others = () if scale_b is None and bias is None else (scale_b, bias)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ...dtypes import dtype, f32
-from ...errors import OperandError
 from ...kernels.derive import padded_leading
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.run.epilogue_operands import indexed_rows
@@ -27,7 +26,7 @@ from ..solver import solve, why_unfused
 from ..types import C_NAMES
 from .epilogue import SCALE_C
 from .gated import why_by_torch
-from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated, why_not_along_k
+from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated
 from .grouped import epilogue_of_call as epilogue_of_groups
 from .grouped import plan_of as plan_of_groups
 from .grouped_epilogue import (
@@ -36,7 +35,6 @@ from .grouped_epilogue import (
     checked_groups,
     grouped_launch,
     of_one_group,
-    refusal_on_gpu,
     with_readable_gate,
 )
 from .kept import require_hopper
@@ -201,8 +199,6 @@ def _grouped(
     if call.form == BATCH:
         return _batches(call, a, b, scale_a, scale_b, finish, out, config)
     assert groups is not None
-    if reason := why_not_along_k(a, call):
-        raise OperandError(reason)
     copies = _copied_beside(call, (a.ndim, b.ndim), named(scale_a=scale_a, scale_b=scale_b), groups)
     if finish.gate is not None and (by_torch := why_by_torch(b)):
         wide = ungated(call, b, torch.float32)
@@ -248,8 +244,6 @@ def explain_grouped_epilogue(
     require_hopper(of.a.get_device(), "grouped_matmul")
     if 0 in (*made.call.shape, made.call.experts, *made.of.a.shape):
         return ZEROS
-    if why := refusal_on_gpu(made):
-        raise OperandError(why)
     one = of_one_group(made)
     call, of = one.call, one.of
     assert of.groups is not None

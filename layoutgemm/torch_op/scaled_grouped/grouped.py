@@ -32,9 +32,10 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.run.operand_checks import addressed
-from ...kernels.sm90.along_k import AlongK
+from ...kernels.sm90.along_k import AlongK, check_multiples
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
+    k_blocks_config,
     masked_rows,
     usual_config,
 )
@@ -161,8 +162,9 @@ def check_grouped(
             what = "scale_b" if scaled else "recipe_a" if names[0] else "recipe_b"
             raise OperandError(f"{what} without a scale_a")
         return GroupedCall(form, said, experts, None, kind, shape)
-    recipes = _check_scales(form, a, b, scale_a, scale_b, names)
-    return GroupedCall(form, said, experts, recipes, kind, shape, span_of(a.shape[-1], recipes, scale_a, scale_b))
+    recipes = _check_scales(form, a, b, scale_a, scale_b, names, experts)
+    span = 1 if form == ALONG_K else span_of(a.shape[-1], recipes, scale_a, scale_b)
+    return GroupedCall(form, said, experts, recipes, kind, shape, span)
 
 
 def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
@@ -217,7 +219,10 @@ def _check_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: 
 
 
 def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Raise OperandError, with the first that is wrong, for values that are no groups."""
+    """Raise OperandError, with the first that is wrong, for values that are no groups.
+
+    Groups along K of 8-bit floats are in blocks, as the kernel has them.
+    """
     if said == COUNTS:
         for e, count in enumerate(ends):
             if not 0 <= count <= a.shape[1]:
@@ -235,19 +240,21 @@ def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor) -
             at = f"{said}[{e}] = {end}"
             rule = f"0 to {things}, none below the one before it"
             raise OperandError(f"{shown}: they go from {rule}; {at}" + f" follows {first}" * (end < first and e > 0))
+    if a.ndim == b.ndim == 2 and a.dtype in FP8:
+        check_multiples(said, ends, DEPTH, size)
 
 
 def _check_scales(
     form: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | None,
-    names: tuple[str, str],
+    names: tuple[str, str], experts: int,
 ) -> Recipes:  # fmt: skip
-    if form == ALONG_K:
-        raise OperandError("scale_a: groups along K end inside of a block of 128, which has one scale: no such product")
     if form == COLUMNS and scale_b is None:
         raise OperandError("scale_a without a scale_b: groups of columns are rows of the transpose")
     blocks = -(-a.shape[-1] // DEPTH)
-    of_a = ScaledOperand("a", tuple(a.shape[:-2]), a.shape[-2], blocks)
-    of_b = ScaledOperand("b", tuple(b.shape[:-2]), b.shape[-1], blocks)
+    along_k = form == ALONG_K
+    fronts = [(experts,) if along_k else tuple(x.shape[:-2]) for x in (a, b)]
+    of_a = ScaledOperand("a", fronts[0], a.shape[-2], blocks, along_k)
+    of_b = ScaledOperand("b", fronts[1], b.shape[-1], blocks, along_k)
     found = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
     check_addresses(scale_a=scale_a, scale_b=scale_b)
     for name, recipe, grouped, of in (
@@ -299,8 +306,6 @@ def grouped_product(
         return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out.zero_() if clears and out is not None else out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
-    if why := why_not_along_k(a, call):
-        raise OperandError(why)
     if call.form != ROWS and call.experts == 1:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
     return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping, rows, clears)
@@ -403,7 +408,9 @@ def _one_group(
 ) -> torch.Tensor:  # fmt: skip
     """One masked group, or one along K: its plan has no batch."""
     recipes = call.recipes or Recipes("", "")
-    scale_a, scale_b = [of_group(x, of, 0) for x, of in zip(scales, recipes, strict=True)]
+    scale_a, scale_b = scales
+    if not (call.form == ALONG_K and recipes.in_mainloop):
+        scale_a, scale_b = [of_group(x, of, 0) for x, of in zip(scales, recipes, strict=True)]
     if finish.bias is not None and finish.bias.ndim > 1:
         finish = finish._replace(bias=finish.bias[0])
     inner = call._replace(shape=call.shape[1:])
@@ -434,16 +441,6 @@ def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Te
         return counted(groups, shape[1])
     rows = torch.arange(shape[0], device=groups.device).unsqueeze(-1)
     return rows < (groups[-1] if groups.shape[0] else 0)
-
-
-def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
-    """Why there is no product with groups along K on a GPU, or ""."""
-    if call.form == ALONG_K and a.dtype in FP8:
-        return (
-            f"groups along K of {a.dtype}: wgmma reads 8-bit operands with K contiguous alone, and a TMA load of it "
-            "begins at multiples of 16 elements, where groups begin at any; give bfloat16 or float16"
-        )
-    return ""
 
 
 def _by_kernel(
@@ -493,7 +490,7 @@ def plan_of(
     """
     epilogue = epilogue_of_call(call, finish) if epilogue is None else epilogue
     if call.form == ALONG_K:
-        return _plan_along_k(call, a, b, numbers, config, ends, epilogue)
+        return _plan_along_k(call, a, b, numbers, config, ends, epilogue, finish)
     (m, n), k, masked = call.shape[-2:], a.shape[-1], call.form == MASKED
     types, scales = _types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
@@ -525,22 +522,29 @@ def expected_config(
 
 def _plan_along_k(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: Sm90Config | None, ends: bool,
-    epilogue: Epilogue,
+    epilogue: Epilogue, finish: BiasActivation,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of groups along K, and why this configuration."""
-    sizes = a.shape[0], b.shape[1], a.shape[1], call.experts
-    types = f"{NAMES[a.dtype]}:col", f"{NAMES[b.dtype]}:row", C_NAMES[call.kind]
+    sizes, blocks = (a.shape[0], b.shape[1], a.shape[1], call.experts), a.dtype in FP8
+    orders = ("row", "col") if blocks else ("col", "row")  # K is contiguous, or rows and columns are
+    types = f"{NAMES[a.dtype]}:{orders[0]}", f"{NAMES[b.dtype]}:{orders[1]}", C_NAMES[call.kind]
+    scales = _types_and_scales(call, a, b, finish)[1]
     why = "given by the caller"
-    found = tuned_store.lookup(gpu(a.get_device())[1], sizes, *ragged_name(types, None, None, ALONG_K))
+    found = tuned_store.lookup(gpu(a.get_device())[1], sizes, *ragged_name(types, scales, None, ALONG_K))
     if config is None and found is not None and found.config.tile[1] % epilogue.columns == 0:
         config, why = found.config, tuned_store.MEASURED
     if config is None:
-        config = along_k_config(*sizes, wide=dtype(types[2]).bits == 32, columns=epilogue.columns)
+        places, c, columns = gpu(a.get_device())[0], types[2], epilogue.columns
+        config = (
+            k_blocks_config(*sizes, scales, c, places, columns)
+            if blocks
+            else along_k_config(*sizes, wide=dtype(c).bits == 32, columns=columns)
+        )
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
         lines = -(-sizes[2] // sizes[3])
         why = f"{lines} of K a group on average: tiles of {tile} in clusters of {cluster} are estimated fastest"
-    groups = AlongK.of(call.experts, INTS[offsets.dtype], ends)
-    return derived(sizes, types, None, config, groups, epilogue), why
+    groups = AlongK.of(call.experts, INTS[offsets.dtype], ends, DEPTH if blocks else 1)
+    return derived(sizes, types, scales, config, groups, epilogue), why
 
 
 def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
@@ -620,7 +624,12 @@ def group_sums(
     for e, (first, end) in enumerate(pairwise(values if call.said == OFFSETS else [0, *values])):
         part = slice(first, end)
         if call.form == ALONG_K:
-            yield e, (e,), exact(a[:, part], b[part])
+            if recipes.in_mainloop:
+                blocks = slice(first // DEPTH, -(-end // DEPTH))
+                scales = [None if x is None else x[:, blocks] for x in (scale_a, scale_b)]
+            else:
+                scales = [of_group(scale_a, recipes.a, e), of_group(scale_b, recipes.b, e)]
+            yield e, (e,), _sums(call, a[:, part], b[part], *scales)
         elif end > first:
             scales = [of_group(scale_a, recipes.a, part), of_group(scale_b, recipes.b, e)]
             yield e, (part,), _sums(call, a[part], b[e], *scales)

@@ -75,7 +75,6 @@ from .grouped import (
     groups_of,
     in_groups,
     plan_of,
-    why_not_along_k,
 )
 from .kept import PLANS, launch_once, require_hopper
 from .operators import checked_grouped
@@ -359,17 +358,10 @@ def _computed(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
         return _on_cpu(made, out)
     require_hopper(of.a.get_device(), "grouped_matmul")
     made = with_readable_gate(without_zeros(made))
-    if why := refusal_on_gpu(made):
-        raise OperandError(why)
     c = _launched(of_one_group(made), out if out is None or not _is_one(call) else out[0], out is None)
     if out is not None or not made.steps.stores_c:
         return c if out is None else out
     return c.unsqueeze(0) if _is_one(call) else c
-
-
-def refusal_on_gpu(made: CheckedGroups) -> str:
-    """Why no kernel has such groups, or ""."""
-    return why_not_along_k(made.of.a, made.call)
 
 
 def _reduce_nothing(made: CheckedGroups) -> None:

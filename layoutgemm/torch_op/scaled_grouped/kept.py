@@ -118,13 +118,14 @@ def find(
     if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None:
         return (), None
     given: tuple[torch.Tensor, ...] = (a, b, third) if fourth is None else (a, b, third, fourth)
-    form: tuple[bool, ...] = (a is b, fourth is None, third is fourth, out is None)
+    same, twice = a is b, third is fourth
+    form: tuple[bool, ...] = (same, fourth is None, twice, out is None)
     if others:
         form = (*form, *[x is None for x in others])
         given = (*given, *[x for x in others if x is not None])
     tensors = given
-    if form[0] or form[2]:  # a guard wants different objects
-        tensors = (*(given[1:2] if form[0] else given[:2]), *(given[2:3] if form[2] else given[2:4]), *given[4:])
+    if same or twice:  # a guard wants different objects
+        tensors = (*(given[1:2] if same else given[:2]), *(given[2:3] if twice else given[2:4]), *given[4:])
     if out is not None:
         tensors = (*tensors, out)
     kept: LaunchesByAddress[KeptLaunch] | None = None
@@ -149,18 +150,36 @@ def again(
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:  # fmt: skip
     """The result of a kept launch for tensors that a guard holds for; None where none is for their addresses."""
-    addresses: tuple[int, ...]
-    if len(given) == 3:
-        addresses = at_a, at_b, at_third = a.data_ptr(), b.data_ptr(), given[2].data_ptr()
-        low = at_a | at_b | at_third
-    elif len(given) == 4:
-        addresses = at_a, at_b, at_third, low = a.data_ptr(), b.data_ptr(), given[2].data_ptr(), given[3].data_ptr()
-        low |= at_a | at_b | at_third
-    else:
-        addresses, low = tuple([x.data_ptr() for x in given]), 0
-        for at in addresses:
-            low |= at
-    kept = launches.at(addresses, low) if low & ALIGNED else launches.get(())
+    count, fourth = len(given), None
+    if count > 4:
+        return _at_many(launches, given, a, b, out)
+    at_a, at_b, third = a.data_ptr(), b.data_ptr(), given[2].data_ptr()
+    low = at_a | at_b | third
+    if count == 4:
+        fourth = given[3].data_ptr()
+        low |= fourth
+    if low & ALIGNED or out is not None:
+        return _at_many(launches, given, a, b, out)
+    kept = launches.get(())
+    if kept is None or _current_device() != (index := kept.direct.device):
+        return None
+    if kept.special:
+        addresses = (at_a, at_b, third) if fourth is None else (at_a, at_b, third, fourth)
+        return _special(kept, addresses, a, b, out, index)
+    c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
+    kept.direct.launch_of(c.data_ptr(), at_a, at_b, third, fourth, raw_stream(index))
+    return c
+
+
+def _at_many(
+    launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor,
+    out: torch.Tensor | None,
+) -> torch.Tensor | None:  # fmt: skip
+    """`again` for any number of tensors, at any addresses, with an output or without."""
+    addresses, low = [x.data_ptr() for x in given], 0
+    for at in addresses:
+        low |= at
+    kept = launches.at(addresses, low)
     if kept is None or _current_device() != (index := kept.direct.device):
         return None
     if out is not None or kept.special:
@@ -245,7 +264,7 @@ def _facts(others: Others, index: int, recording: bool) -> tuple[Key, list[int],
 
 
 def _special(
-    kept: KeptLaunch, addresses: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, index: int
+    kept: KeptLaunch, addresses: Sequence[int], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, index: int
 ) -> torch.Tensor | None:
     """The result of a kept launch at these addresses; None where its output would be refused."""
     if out is None:

@@ -7,7 +7,8 @@
     BlockWise1x128         that, and 128 of K             (M, K blocks)               (N, K blocks)
     BlockWise128x128       128 rows or columns, 128 of K  (M / 128, K blocks)         (N / 128, K blocks)
 
-A batch is in front of all shapes but TensorWise's. The first two are factors of the whole sum, so an epilogue applies
+A batch is in front of all shapes but TensorWise's. Groups along K are in front of RowWise's, with the dimension of 1;
+their blocks are those of K. The first two are factors of the whole sum, so an epilogue applies
 them. The last two are factors of each K block, so the main loop does. A product has both of its recipes from one half
 of the table, which makes a shape unambiguous: a K of one block has the same value by either.
 """
@@ -77,12 +78,16 @@ class Recipes(NamedTuple):
 
 
 class ScaledOperand(NamedTuple):
-    """An operand as its scales see it: the batch in front, rows or columns, and K blocks; `side` is "a" or "b"."""
+    """An operand as its scales see it: the batch in front, rows or columns, and K blocks; `side` is "a" or "b".
+
+    along_k  `front` is of groups along K, which share the K blocks
+    """
 
     side: str
     front: tuple[int, ...]
     size: int
     blocks: int
+    along_k: bool = False
 
     @property
     def name(self) -> str:
@@ -96,7 +101,9 @@ class ScaledOperand(NamedTuple):
             return [(1,)]
         if recipe == ROW:
             column, row, vector = (*front, size, 1), (*front, 1, size), (*front, size)
-            return [column, vector] if self.side == "a" else [row, column, vector]
+            vectors = [] if self.along_k else [vector]  # that may be scales of blocks
+            return [column, *vectors] if self.side == "a" else [row, column, *vectors]
+        front = () if self.along_k else front
         return [(*front, size if recipe == BLOCK else -(-size // DEPTH), self.blocks)]
 
     def fits(self, recipe: str, scale: Scales) -> bool:

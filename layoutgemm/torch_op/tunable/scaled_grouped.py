@@ -19,6 +19,7 @@ from ...kernels.sm90.choose.rules import Sm90Choice, choose
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
     gated_config,
+    k_blocks_config,
     masked_rows,
     read_each_column,
     scaled_config,
@@ -80,6 +81,11 @@ class Tunable:
     fast: bool = True
 
     @property
+    def in_blocks(self) -> bool:
+        """True for 8-bit floats, whose groups along K begin at K blocks."""
+        return self.dtype in _EIGHT
+
+    @property
     def gate(self) -> str | None:
         """The function of the gate, or None."""
         return None if self.activation is None else GATES[self.activation]
@@ -93,7 +99,7 @@ class Tunable:
     def types(self) -> tuple[str, str, str]:
         """Types of A, B and C, with B's order, as a plan takes them."""
         stored = "bf16" if self.dtype in _EIGHT else self.dtype
-        if self.form == ALONG_K:
+        if self.form == ALONG_K and not self.in_blocks:
             return f"{self.dtype}:col", f"{self.dtype}:row", stored
         return self.dtype, f"{self.dtype}:{'col' if self.b_major == 'k' else 'row'}", stored
 
@@ -128,7 +134,7 @@ class Tunable:
             return choice.plan(self.m, self.n, self.k, a=a, b=b, c=c)
         ragged: Ragged | AlongK | None = None
         if self.experts is not None and self.form == ALONG_K:
-            ragged = AlongK.of(self.experts)
+            ragged = AlongK.of(self.experts, multiple=DEPTH if self.in_blocks else 1)
         elif self.experts is not None:
             ragged = Ragged.of(self.experts, masked=self.form == MASKED)
         return derived(self.sizes, self.types, self.loop, choice.config, ragged, gate=self.gate)
@@ -174,6 +180,8 @@ class Tunable:
         loop, (m, n, k, count) = self.loop, self.sizes
         if self.is_matmuls:
             return choose(m, n, k, a=self.dtype, b_major="K", multiprocessors=self._room())[0]
+        if self.form == ALONG_K and self.in_blocks:
+            return Sm90Choice(k_blocks_config(*self.sizes, loop, places=self._room()))
         if self.form == ALONG_K:
             return Sm90Choice(along_k_config(*self.sizes))
         if self.experts is not None:
@@ -198,7 +206,7 @@ class Tunable:
         kind, columns = TYPES[self.dtype], self.n * self.sums
         front = () if self.experts is None or self.form == ALONG_K else (self.experts,)
         rows = front if self.form == MASKED else ()
-        if self.form == ALONG_K:
+        if self.types[0].endswith(":col"):
             a = torch.randn(self.k, self.m, device="cuda").to(kind).mT
         else:
             a = torch.randn(*rows, self.m, self.k, device="cuda").to(kind)
@@ -213,11 +221,13 @@ class Tunable:
         """Scales of A, whose groups are `rows`, and of B, whose groups are `front`."""
         if self.recipes is None:
             return {}
-        blocks = -(-self.k // DEPTH)
+        blocks, of_rows, of_columns = -(-self.k // DEPTH), rows, front
+        if self.form == ALONG_K:  # whose blocks are those of K
+            of_rows = of_columns = (self.experts or 1,)
         shapes = {
             BLOCK: ((*rows, self.m, blocks), (*front, columns, blocks)),
             SQUARE: ((*rows, -(-self.m // DEPTH), blocks), (*front, -(-columns // DEPTH), blocks)),
-            ROW: ((*rows, self.m, 1), (*front, 1, columns)),
+            ROW: ((*of_rows, self.m, 1), (*of_columns, 1, columns)),
             TENSOR: ((1,), (1,)),
         }
         named = zip(("scale_a", "scale_b"), self.recipes, (0, 1), strict=True)
@@ -228,7 +238,8 @@ class Tunable:
         if self.experts is None:
             return None
         size = self.k if self.form == ALONG_K else self.m
-        ends = [size * e // self.experts for e in range(self.experts + 1)]
+        unit = DEPTH if self.form == ALONG_K and self.in_blocks else 1
+        ends = [*[size * e // self.experts // unit * unit for e in range(self.experts)], size]
         numbers = [self.rows] * self.experts if self.form == MASKED else ends
         return torch.tensor(numbers, dtype=torch.int32, device="cuda")
 
@@ -284,6 +295,8 @@ class Tunable:
         """An operand times its scales, in float64."""
         if scale is None or self.recipes is None:
             return x.double()
+        if not self.recipes.in_mainloop and self.form == ALONG_K:
+            return x.double()  # each group has its own
         if not self.recipes.in_mainloop:
             return x.double() * scale.double()
         lines = x if side == 0 else x.mT
@@ -299,7 +312,11 @@ class Tunable:
             return
         for e, (first, end) in enumerate(itertools.pairwise(numbers)):
             if self.form == ALONG_K:
-                yield a[:, first:end], b[first:end], on.out[e]
+                left, right = a[:, first:end], b[first:end]
+                if self.recipes is not None and not self.recipes.in_mainloop:
+                    of = [on.scales.get(name, torch.ones(1, device=a.device)).double() for name, _ in _named(on)]
+                    left, right = [x * (s[e] if s.ndim > 1 else s) for x, s in zip((left, right), of)]
+                yield left, right, on.out[e]
             else:
                 yield a[first:end], b[e], on.out[first:end]
 
@@ -342,19 +359,21 @@ def tunable(
         raise OperandError(f"activation {shown(activation)}: gates are tuned, {gates}; others change no configuration")
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):
         raise OperandError(f"groups = {shown(groups)}: an int of at least 1")
-    _check_form(form, groups, any(names) or activation is not None)
+    _check_form(form, groups, activation is not None)
     _check_fast(use_fast_accum, names)
     if groups is None and not any(names) and activation is None:
         return None
-    recipes = _recipes_of(names, groups)
-    known = _EIGHT if recipes is not None else ("bf16", "f16", *(() if form == ALONG_K else _EIGHT))
+    recipes = _recipes_of(names, groups if form != ALONG_K else None)
+    known = _EIGHT if recipes is not None else ("bf16", "f16", *_EIGHT)
     if activation is not None and b_major != "k":
         raise OperandError(f"b_major {shown(b_major)}: a gated product's kernel reads a K-major B, 'k'")
     if dtype not in known:
         raise OperandError(f"dtype {shown(dtype)}: {', '.join(map(repr, known))}")
-    if form == ALONG_K:
+    if form == ALONG_K and dtype not in _EIGHT:
         if (a_major, b_major) != ("mn", "mn"):
-            raise OperandError(f"a_major {shown(a_major)}, b_major {shown(b_major)}: of groups along K both are 'mn'")
+            raise OperandError(
+                f"a_major {shown(a_major)}, b_major {shown(b_major)}: of groups along K both are 'mn', of 8 bits 'k'"
+            )
     elif a_major != "k" or b_major not in ("k", "mn") or (dtype in _EIGHT and b_major != "k"):
         what = "'k' for A, and of 8 bits for B"
         raise OperandError(f"a_major {shown(a_major)}, b_major {shown(b_major)}: {what}")
@@ -362,19 +381,16 @@ def tunable(
     return Tunable(m, n, k, dtype, groups, recipes, major, activation, form, use_fast_accum)
 
 
-def _check_form(form: str, groups: int | None, more: bool) -> None:
-    """Raise OperandError for a form that no kernel has, or without groups.
-
-    more  whether there are scales or a gate
-    """
+def _check_form(form: str, groups: int | None, gated: bool) -> None:
+    """Raise OperandError for a form that no kernel has, or without groups."""
     if form not in (ROWS, MASKED, ALONG_K):
         raise OperandError(
             f"form {shown(form)}: groups are of {shown(ROWS)}, {shown(MASKED)} rows, or along {shown(ALONG_K)}"
         )
     if groups is None and form != ROWS:
         raise OperandError(f"form {shown(form)} without groups")
-    if form == ALONG_K and more:
-        raise OperandError("form 'K': groups along K take neither scales nor a gate")
+    if form == ALONG_K and gated:
+        raise OperandError("form 'K': groups along K take no gate")
 
 
 def _check_fast(fast: object, names: tuple[str, str]) -> None:

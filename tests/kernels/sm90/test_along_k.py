@@ -16,7 +16,6 @@ from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm90 import along_k as module
-from layoutgemm.kernels.sm90 import reference
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted
 from tests import needs
@@ -204,8 +203,7 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     a[:, :70], b[:70] = np.nan, np.nan  # of the groups before the one of a line
     for wrong in (one_line_more, whole):
-        for where in (module, reference):
-            monkeypatch.setattr(where, "load_place", wrong)
+        monkeypatch.setattr(module, "load_place", wrong)
         assert failing(plan) == {"starts of groups A", "starts of groups B"}
         got = plan.run(a, b, given={"offsets": offsets}, device="reference").c
         assert np.isnan(got[3]).all()
@@ -246,7 +244,8 @@ def test_refusals() -> None:
         ({"a": "bf16:row"}, "a is bf16 row-major: groups begin at any line of K"),
         ({"b": "bf16:col"}, "b is bf16 col-major: groups begin at any line of K"),
         ({"a": "e4m3", "b": "e4m3:col"}, "a is e4m3 row-major: wgmma reads e4m3 with K contiguous alone, a TMA load"),
-        ({"a": "tf32", "b": "tf32:col"}, "groups along K are of bf16 and f16"),
+        ({"a": "e4m3", "b": "e4m3:col"}, r"of e4m3 they begin at multiples of 128: AlongK.of\(groups, multiple=128\)"),
+        ({"a": "tf32", "b": "tf32:col"}, "groups along K are of bf16 and f16$"),
         ({"config": replace(LOADER, split=2, one_tile_per_cluster=True)}, "one_tile_per_cluster = True"),
         ({"config": replace(LOADER, schedule="pingpong", consumers=2)}, "schedule = 'pingpong'"),
         ({"config": LOADER.tuned(overlap=True)}, "overlap = True: a product with groups along K takes False"),
@@ -254,7 +253,7 @@ def test_refusals() -> None:
         ({"batch": 65}, r"batch = 65: AlongK.of\(groups\) has room"),
         (
             {"mainloop": Promoted.of(lambda total, product: total + product, depth=64)},
-            "mainloop: no kernel has a main loop that promotes and groups along K",
+            "mainloop: K blocks begin at multiples of their depth, and groups along K at any line; those of floats",
         ),
         (
             {"ragged": Ragged.of(2, masked=True)},

@@ -16,6 +16,7 @@ from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.operands.combinations import PARTS, REFUSED, refusal
 from layoutgemm.kernels.sm90.operands.combined import Combined
+from layoutgemm.kernels.sm90.operands.row_sums import RowSums
 from layoutgemm.kernels.sm90.shards import Gathered
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.layouts import Layout
@@ -39,6 +40,7 @@ ASKED: dict[str, Given] = {
     "copied rows": {"indexed": IndexedRows(RowIndices(ROWS), copy=True)},
     "scattered rows": {"indexed": IndexedRows(scatter=RowIndices(200))},
     "prologue": {"prologue": Prologue.of(lambda x, i, k, ops, r: x * r, r="m")},
+    "row sums": {"row_sums": RowSums(), "a": "bf16:col"},
     "packed weights": {"weights": QuantizedFormat("int4", 32)},
     "shards": {"shards": Gathered()},
     "triangular operands": {"triangles": Triangles(a="lower")},
@@ -62,6 +64,8 @@ def asked(parts: Sequence[str]) -> Given:
     found: Given = {"b": "bf16:col", "c": "f32", "n": N, "config": SMALL}
     for name in parts:
         found |= {key: value for key, value in ASKED[name].items() if key != "indexed"}
+    if {"main loop", "groups along K"} <= set(parts):  # whose groups begin at K blocks
+        found |= {"a": "e4m3", "b": "e4m3:col", "along_k": AlongK.of(GROUPS, multiple=128)}
     rows = [ASKED[name]["indexed"] for name in parts if "indexed" in ASKED[name]]
     if rows:
         gather, scatter = (next((getattr(x, of) for x in rows if getattr(x, of)), None) for of in ("gather", "scatter"))

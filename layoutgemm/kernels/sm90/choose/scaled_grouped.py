@@ -31,6 +31,7 @@ _FULL_WAVE, _FULL_WAVE_GAIN = 0.95, 1.05  # one wave of whole tiles on this shar
 _AHEAD = 2  # K tiles that go to L2 while the kernel before ends, of CTAs that compute one tile
 _MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
 _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
+_EACH_LINE = (128, 128)  # the tile of groups along K with a scale of each row and column
 _FEW_ROWS = 128  # up to which "full" kernels were not timed
 _ALONG_K = ((64, 64), (64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (256, 128), (256, 192))  # tiles
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
@@ -411,6 +412,44 @@ def along_k_candidates(
             )  # fmt: skip
             found.append((best.seconds, config))
     return [config for _, config in sorted(found, key=lambda candidate: candidate[0])]
+
+
+@lru_cache(4096)
+def k_blocks_config(
+    m: int, n: int, k: int, groups: int, scales: tuple[int, ...] | None, c: str = "bf16",
+    places: ClusterOccupancy | None = None, columns: int = 1,
+) -> Sm90Config:  # fmt: skip
+    """The configuration for groups along K of 8-bit floats that is estimated fastest.
+
+    A batch of products of as many lines each is estimated, by persistent kernels of scaled products. Sums that stay in
+    the tensor core are estimated as 16-bit groups with K tiles of as many bytes.
+
+    k        of all groups together
+    scales   rows of A, and columns of B, that share one; None for sums that stay in the tensor core
+    columns  a CTA stores a multiple of this many columns of C, where there is such a tile
+
+    >>> [k_blocks_config(7168, 2048, 32768, 8, scales).tile for scales in ((1, 128), (1, 1), None)]
+    [(128, 256), (128, 128), (128, 256)]
+    >>> [k_blocks_config(m, 512, 4096, 8, (1, 1)).tile for m in (512, 64)]
+    [(128, 128), (64, 64)]
+    """
+    places, wide = places or ClusterOccupancy(), dtype(c).bits == 32
+    if scales is None:
+        return along_k_config(m, n, -(-k // 2), groups, wide, places, columns)
+    each, unit = scales[1:] == (1,), STORE_UNIT // dtype(c).bytes
+    sizes = m, n, -(-k // groups), groups
+    ranked = [config for kind, config in _ranked(sizes, each, places.multiprocessors, not wide) if kind != "one"]
+    found = [_own_rows(config) for config in ranked if config.tile[1] % unit == 0]
+    if each and m > ROWS:
+        sharing = _sharing(sizes, _EACH_LINE)
+        found.insert(0, Sm90Config(_EACH_LINE, loader="warpgroup", cluster=sharing, chunks=1, buffers=1))
+    return next((config for config in found if config.tile[1] % columns == 0), found[0])
+
+
+def _own_rows(config: Sm90Config) -> Sm90Config:
+    """The configuration as groups along K have it: all rows are loaded, and no kernel before is overlapped."""
+    tuning = replace(config.tuning, overlap=False, store_at_once=False, box_rows=WARP_ROWS)
+    return replace(config, loaded_a_rows=None, tuning=tuning)
 
 
 def masked_rows(most: int) -> int:

@@ -7,26 +7,30 @@ starts                        all         entry e: offsets[e] from global memory
 barrier 0                     all         from here on the table is only read
 a tile's share of K           loader,     its group's first line and end, and its K tiles
                               consumers
+behind a tile's products      consumers   of groups in blocks of K: zeros for an empty group, NaN for one that begins or
+                                          ends inside of a block
 
 See `kernels.sm90.along_k`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Float32, Int32, Int64
 
 from ....atoms import TmaPlan
 from ...dsl import bridge
-from ...dsl.tables import load_first, load_word_shared
+from ...dsl.tables import choose, load_first, load_word_shared
 from ...plan import present
-from ..along_k import k_tiles_of, load_extents, load_place
+from ..along_k import first_block, is_refused, k_tiles_of, load_extents, place_in_group
 from ..grouped import ENTRY_BYTES
 from .fused import Sm90FusedKernel
 from .prologue import Sm90PrologueKernel
+from .promoted import Sm90PromotedKernel
 
 
 class GroupsAlongK(Sm90FusedKernel):
@@ -36,6 +40,8 @@ class GroupsAlongK(Sm90FusedKernel):
         self, tma: TmaPlan, address: Int64, pitches: tuple[Int64, ...], extents: Mapping[str, Int32]
     ) -> bridge.TensorMap:
         """One of the operands' tensor maps, the first line that is read a dimension."""
+        if present(self.plan.along_k).in_blocks:
+            return super().map_of_lines(tma, address, pitches, extents)
         pitch = pitches[0]
         of = {**extents, **load_extents(extents["k"], self.plan.tile[2])}
         return bridge.encode_tensor_map(tma, address, of, pitch, pitch)
@@ -82,11 +88,31 @@ class GroupsAlongK(Sm90FusedKernel):
 
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
         """Coordinates along K of one of a group's K tiles."""
-        return load_place(self.plan, share[0], share[1], k_tile, cutlass.max)
+        return place_in_group(self.plan, share[:2], k_tile, job.k, choose, cutlass.max)
+
+    def first_number(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
+        """The K block that a group begins with."""
+        return first_block(self.plan, share[0], job.k, cutlass.min)
+
+    @cute.jit
+    def settle_group(
+        self, job: bridge.Carried, share: tuple[Int32, ...], sums: Sequence[cute.Tensor]
+    ) -> None:  # fmt: skip
+        """Zeros for an empty group in blocks of K, whose numbers are another's; NaN for one inside of a block."""
+        if cutlass.const_expr(present(self.plan.along_k).in_blocks):
+            refused = is_refused(self.plan, share[0], share[1], job.k)
+            if refused or share[1] <= share[0]:
+                value = cutlass.select_(refused, Float32(math.nan), Float32(0))
+                for number in cutlass.range_constexpr(len(sums)):
+                    sums[number].fill(value)
 
 
 class Sm90AlongKKernel(GroupsAlongK):
     """The production kernel with K tiles of a group each."""
+
+
+class Sm90AlongKPromotedKernel(GroupsAlongK, Sm90PromotedKernel):
+    """And with a main loop that promotes."""
 
 
 class Sm90AlongKPrologueKernel(GroupsAlongK, Sm90PrologueKernel):

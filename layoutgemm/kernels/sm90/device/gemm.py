@@ -393,6 +393,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         pingpong = plan.config.schedule == "pingpong"
         mma = bridge.Wgmma(plan)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
+        rows = self.row_sums()
         first_block = Int32(0) if pingpong else consumer * plan.blocks
         a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
@@ -415,9 +416,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         while tile < job.tiles:
             if const_expr(plan.shards is None):
                 m0, n0, matrix = self.origin(job, tile)
-                k_tiles = self.count_k_tiles(job, self.share_of_k(job, (m0, n0, matrix)))
+                share = self.share_of_k(job, (m0, n0, matrix))
+                k_tiles = self.count_k_tiles(job, share)
             else:
-                k_tiles = job.k_tiles
+                share, k_tiles = (), job.k_tiles
             if const_expr(pingpong):
                 passed = done * job.k_tiles
                 stage = passed % plan.stages
@@ -426,12 +428,16 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
             # One group in flight: the stage of the group before is released, and refilled, while this one runs.
             before = stage
+            for added in rows:
+                added.fill(0)
             early = plan.config.staged_epilogue_k_tiles
             for k_tile in cutlass.range(k_tiles - early, unroll=1):
                 stage = bridge.uniform(stage)
                 self.between_products(job, tile, k_tile)
                 self.await_stage(job, stage, parity)
                 mma.multiply_blocks(accumulators, a, b, stage, k_tile > 0)
+                if const_expr(plan.row_sums is not None):
+                    self.add_rows(job, rows, stage, (first_block, thread, n0))
                 mma.wait(1)
                 if k_tile > 0:
                     self.release(job, before)
@@ -490,13 +496,32 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                         ahead = self.load_next(job, maps, ahead)
                 if const_expr(plan.config.split == 1):
                     finish.settle(sums[number])
+                self.settle_group(job, share, [sums[number]])
                 for part in cutlass.range_constexpr(plan.config.split):
                     if job.part == part:
                         self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
+            if const_expr(plan.row_sums is not None):
+                self.store_rows(job, rows, thread, (row, n0, matrix))
             tile += (2 if pingpong else 1) * job.workers
             done += 2
         self.after_tiles(job, tile)
         self.end_tiles(job, ahead)
+
+    def row_sums(self) -> list[cute.Tensor]:
+        """A lane's sums of A's rows: none."""
+        return []
+
+    def add_rows(
+        self, job: bridge.Carried, rows: Sequence[cute.Tensor], stage: Int32, at: tuple[Int32, Int32, Int32]
+    ) -> None:  # fmt: skip
+        """Add the rows of a K tile of A. Only a kernel with their sums does."""
+        raise NotImplementedError
+
+    def store_rows(
+        self, job: bridge.Carried, rows: Sequence[cute.Tensor], thread: Int32, origin: bridge.Place
+    ) -> None:  # fmt: skip
+        """Store the sums of A's rows, likewise."""
+        raise NotImplementedError
 
     def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
         """Called by each consumer before it waits for a K tile: nothing to do."""

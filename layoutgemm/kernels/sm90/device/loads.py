@@ -116,6 +116,13 @@ class Sm90Loads:
         """K tiles of a tile with that share of K."""
         return job.k_tiles if self.plan.triangles is None else share[1]
 
+    def first_number(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
+        """The K block whose numbers are a tile's first."""
+        return job.k_first
+
+    def settle_group(self, job: bridge.Carried, share: tuple[Int32, ...], sums: Sequence[cute.Tensor]) -> None:
+        """Called by each consumer before it stores sums: they are a product's."""
+
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
         """Coordinates along K of one of a tile's K tiles; of two pairs, also which it is of."""
         if self.plan.pair is not None:

@@ -56,7 +56,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         plan = self.plan
         atom, descriptor, parts = product_of(plan)
         mma = bridge.Wgmma(plan, (atom, descriptor) if parts > 1 else None)
-        products = mma.accumulator()
+        products, each = mma.accumulator(), atom.accumulator_registers
         totals = [bridge.Wgmma(plan).accumulator() for _ in range(plan.blocks)]
         first_block = consumer * plan.blocks
         a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
@@ -72,8 +72,9 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         while tile < job.tiles:
             if const_expr(not hides):
                 place = self.begin_tile(job, tile, totals, first_block)
+            share = self.share_of_tile(job, tile)
             ready = bridge.barrier_done(job.shared.full(stage), parity)
-            for k_tile in cutlass.range(job.k_tiles // span, unroll=1):
+            for k_tile in cutlass.range(self.count_k_tiles(job, share) // span, unroll=1):
                 read: dict[int, Numbers] = {}
                 for later in cutlass.range_constexpr(span):
                     stage = bridge.uniform(stage)
@@ -98,9 +99,9 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                             if const_expr(plan.config.loader == "self"):
                                 if k_tile > 0:  # into the stage before: another consumer may still read this one
                                     ahead = self.load_next(job, maps, ahead)
-                        at = block, part * atom.accumulator_registers
-                        self.promote(tables, read[later], products, totals[block], at)
+                        self.promote(tables, read[later], products, totals[block], (block, part * each))
                     stage, parity = following, flipped
+            self.settle_group(job, share, totals)
             self.bring_together(job, totals, (consumer, thread))
             self.store_tile(job, maps, totals, (consumer, thread, tile), place)
             if const_expr(plan.config.loader == "self" and not plan.config.one_tile_per_cluster):
@@ -108,6 +109,10 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             tile += job.workers
         self.after_tiles(job, tile)
         self.end_tiles(job, ahead)
+
+    def share_of_tile(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, ...]:
+        """The tile's own share of K; () where its place does not decide on it, and is computed behind products."""
+        return () if self.plan.along_k is None else self.share_of_k(job, self.origin(job, tile))
 
     def begin_tile(
         self, job: bridge.Carried, tile: Int32, totals: Sequence[cute.Tensor], first_block: Int32
@@ -147,20 +152,22 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         at = Int32(0), Int32(1), Int32(0)
         while tile < job.tiles:
             place = self.origin(job, tile)
-            single = NumberAddresses(plan, job, place, job.k_first)
+            share = self.share_of_k(job, place)
+            first, k_tiles = self.first_number(job, share), self.count_k_tiles(job, share)
+            single = NumberAddresses(plan, job, place, first)
             if const_expr(plan.numbers.bulk_bytes > 0):
                 if single.in_bulk(place[0], job.m):
-                    whole = NumberAddresses(plan, job, place, job.k_first, bulk=True)
-                    at = self.feed_tile(job, whole, at)
+                    whole = NumberAddresses(plan, job, place, first, bulk=True)
+                    at = self.feed_tile(job, whole, k_tiles, at)
                 else:
-                    at = self.feed_tile(job, single, at)
+                    at = self.feed_tile(job, single, k_tiles, at)
             else:
-                at = self.feed_tile(job, single, at)
+                at = self.feed_tile(job, single, k_tiles, at)
             tile += job.workers
 
     @cute.jit
     def feed_tile(
-        self, job: bridge.Carried, numbers: NumberAddresses, at: tuple[Int32, ...]
+        self, job: bridge.Carried, numbers: NumberAddresses, k_tiles: Int32, at: tuple[Int32, ...]
     ) -> tuple[Int32, Int32, Int32]:
         """Copy the numbers of one tile's K blocks.
 
@@ -168,7 +175,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         """
         stage, parity, written = at
         span = self.plan.numbers.span
-        for _ in cutlass.range(job.k_tiles // span, unroll=1):
+        for _ in cutlass.range(k_tiles // span, unroll=1):
             for later in cutlass.range_constexpr(span):
                 bridge.barrier_wait(job.shared.empty(stage), parity)
                 if const_expr(numbers.bulk):
@@ -261,7 +268,7 @@ def _address(
     group = part.line(origin, slot * part.segment, size, cutlass.min) // table.group
     offset = Int64(group) * getattr(job.given, f"{table.name}_group")
     offset += Int64(k_tile) * getattr(job.given, f"{table.name}_k")
-    if plan.batch > 1 and not (table.axis == "m" and plan.joined_rows):
+    if plan.batch > 1 and plan.along_k is None and not (table.axis == "m" and plan.joined_rows):
         offset += Int64(matrix) * getattr(job.given, f"{table.name}_batch")
     return getattr(job.given, table.name) + offset * f32.bytes
 

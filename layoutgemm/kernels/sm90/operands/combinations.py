@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .combined import Combined
     from .pair import SecondPair
     from .prologue import Prologue
+    from .row_sums import RowSums
 
 # Name of a part -> the argument that asks for it, and the part in a sentence.
 PARTS: dict[str, tuple[str, str]] = {
@@ -39,6 +40,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "copied rows": ("indexed", "copied rows"),
     "scattered rows": ("indexed", "scattered rows"),
     "prologue": ("prologue", "a prologue"),
+    "row sums": ("row_sums", "sums of A's rows"),
     "packed weights": ("weights", "packed weights"),
     "shards": ("shards", "shards"),
     "triangular operands": ("triangles", "triangular operands"),
@@ -73,7 +75,6 @@ REFUSED: dict[tuple[str, str], str] = {
     ("batch", "several B"): "each matrix B has a pitch, and no distance to a next one",
     ("gate", "groups along K"): "the weights of a gate have K contiguous, and groups begin at any line of K",
     ("several B", "groups along K"): "each group has one matrix B",
-    ("main loop", "groups along K"): "K blocks begin at multiples of their depth, and groups at any line",
     ("groups of rows", "groups along K"): "groups are of rows or of K",
     ("masked groups", "groups along K"): "groups are of rows or of K",
     ("gathered rows", "groups along K"): "its A is read along M, and rows of A are not contiguous",
@@ -123,6 +124,14 @@ REFUSED: dict[tuple[str, str], str] = {
     ("groups along K", "symmetric order"): "A and B lie in other orders than a matrix and its transpose",
     **{(order, groups): _OWN_GRIDS for order in ("order of some tiles", "order with words")
        for groups in ("groups of rows", "masked groups")},
+    **{(part, "row sums"): _PLAIN for part in (
+        "gate", "several B", "main loop", "groups of rows", "masked groups", "second pair", "gathered rows",
+        "copied rows", "scattered rows", "prologue",
+    )},
+    **{("row sums", part): _PLAIN for part in ("packed weights", "shards", "triangular operands")},
+    **{("row sums", order): "each row of tiles has one with column 0" for order in (
+        "symmetric order", "order of some tiles", "order with words",
+    )},
 }  # fmt: skip
 
 
@@ -147,6 +156,7 @@ class Asked:
     epilogue: Epilogue | None = None
     batch: int = 1
     symmetric: bool = False
+    row_sums: RowSums | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -169,6 +179,7 @@ class Asked:
             "copied rows": indexed is not None and indexed.copies,
             "scattered rows": indexed is not None and indexed.scatter is not None,
             "prologue": self.prologue is not None,
+            "row sums": self.row_sums is not None,
             "packed weights": self.weights is not None,
             "shards": self.shards is not None,
             "triangular operands": self.triangles is not None,
