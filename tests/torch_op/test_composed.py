@@ -93,11 +93,11 @@ CASES = {
         lambda a, a2, b, b2, bias: torch.cat(
             [torch.where(LOWER, x, 0.0) for x in ((a @ b + a2 @ b2 + bias).relu(), a @ b + a2 @ b2 + bias)]
         ),
-        (A, A2, B, B2, BIAS),
+        (A, A2, B, B2, BIAS), 5,
     ),
     "several matrices and an epilogue": Case(
         lambda a, b, up, bias: matmul(a, (b, up), combine="silu", epilogue=FINISH, given={"bias": bias}),
-        lambda a, b, up, bias: gelu(silu(a @ b) * (a @ up) + bias), (A, B, UP, BIAS),
+        lambda a, b, up, bias: gelu(silu(a @ b) * (a @ up) + bias), (A, B, UP, BIAS), 4,
     ),
     "several matrices of chosen rows": Case(
         lambda a, b, up, rows: matmul(a, (b, up), rows=rows, combine=weighted, given={"w": 0.5}),
@@ -105,7 +105,7 @@ CASES = {
     ),
     "a prologue and an epilogue": Case(
         lambda a, b, s, bias: matmul(a, b, prologue=SCALED, epilogue=FINISH, given={"s": s, "bias": bias}),
-        lambda a, b, s, bias: gelu(scaled(a, s) @ b + bias), (A, B, SCALE, BIAS),
+        lambda a, b, s, bias: gelu(scaled(a, s) @ b + bias), (A, B, SCALE, BIAS), 4,
     ),
     "a prologue and a gate": Case(
         lambda a, b, s: matmul(a, b, prologue=SCALED, activation="swiglu", given={"s": s}),
@@ -117,7 +117,7 @@ CASES = {
     ),
     "chosen rows and an epilogue": Case(
         lambda a, b, rows, bias: matmul(a, b, rows=rows, epilogue=FINISH, given={"bias": bias}),
-        lambda a, b, rows, bias: gelu(a[rows] @ b + bias), (A, B, ROWS, BIAS),
+        lambda a, b, rows, bias: gelu(a[rows] @ b + bias), (A, B, ROWS, BIAS), 2,
     ),
     "an order of rows placed in an output": Case(
         lambda a, b, to, out: matmul(a, b, out_rows=to, order="lower", config=TILE, out=out.clone()),
@@ -190,7 +190,41 @@ def test_causal_scores_have_their_softmax_statistics() -> None:
     want = torch.stack([scores.amax(1), scores.logsumexp(1)])
     torch.testing.assert_close(causal(A, keys).double(), want, rtol=1e-5, atol=1e-5)
     torch._dynamo.reset()
-    assert torch.equal(torch.compile(causal, fullgraph=True, backend="aot_eager")(A, keys), causal(A, keys))
+    compiled = torch.compile(causal, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(A, keys), causal(A, keys))
+    wide = [x.double().requires_grad_() for x in (A, keys)]
+    scores = (wide[0] @ wide[1]).masked_fill(torch.ones(136, 136).triu(1).bool(), -torch.inf)
+    want = torch.autograd.grad(scores.amax(1).sum() + scores.logsumexp(1).square().sum(), wide)
+    for function in (causal, compiled):
+        leaves = [x.clone().requires_grad_() for x in (A, keys)]
+        most, total = function(*leaves)
+        for got, right in zip(torch.autograd.grad(most.sum() + total.square().sum(), leaves), want, strict=True):
+            assert float((got.double() - right).abs().max() / right.abs().max()) < 2**-6
+
+
+def test_a_compiled_call_writes_some_tiles_of_two_tensors() -> None:
+    def into(out: Any, aux: Any) -> Any:
+        given = {"bias": BIAS, "aux": aux}
+        return matmul(A, B, order="lower", epilogue=KEPT, given=given, config=TILE, out=out)
+
+    torch._dynamo.reset()
+    found: list[Any] = []
+    for function in (into, torch.compile(into, fullgraph=True, backend="aot_eager")):
+        found.append([torch.full((136, 72), 7.0).to(BF16), torch.zeros(136, 72).to(BF16)])
+        function(*found[-1])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+    assert bool((found[0][0][~LOWER] == 7).all() and found[0][1][LOWER].any())
+
+
+def test_what_an_order_leaves_out_keeps_its_gradient() -> None:
+    """Elements of a written matrix outside of the tiles are the caller's, and so is their gradient."""
+    before, a = torch.ones(136, 72, dtype=BF16).requires_grad_(), A.clone().requires_grad_()
+    aux = before * 2
+    matmul(a, B, order="lower", epilogue=KEPT, given={"bias": BIAS, "aux": aux}, config=TILE)
+    of_a, of_aux = torch.autograd.grad(aux.float().square().sum(), (a, before))
+    assert torch.equal(of_aux != 0, ~LOWER) and torch.equal(of_aux[~LOWER], torch.full_like(of_aux[~LOWER], 8))
+    want = (torch.where(LOWER, 2 * (A.double() @ B.double() + BIAS), 0.0)) @ B.double().mT
+    assert float((of_a.double() - want).abs().max() / want.abs().max()) < 2**-6
 
 
 def test_other_callers_see_one_operator() -> None:
@@ -211,6 +245,12 @@ def test_other_callers_see_one_operator() -> None:
     ours = square(lambda x: matmul(x.to(BF16), B, order="lower", config=TILE, out_dtype=torch.float32))(A.float())
     right = square(lambda x: torch.where(LOWER, x @ B.float(), 0.0))(A.float())
     torch.testing.assert_close(ours, right, rtol=2**-6, atol=2**-6)
+    seconds = []
+    for function, kind in ((lower, BF16), (CASES["an order"].formula, torch.float64)):
+        leaf = A.to(kind).requires_grad_()
+        first = torch.autograd.grad(function(leaf, B.to(kind)).square().sum(), leaf, create_graph=True)
+        seconds += [x.double() for x in torch.autograd.grad(first[0].square().sum(), leaf)]
+    assert float((seconds[0] - seconds[1]).abs().max() / seconds[1].abs().max()) < 2**-5
     tangent = torch.func.jvp(lambda a: lower(a, B), (A,), (A2.repeat(1, 4),))[1]
     torch.testing.assert_close(tangent, lower(A2.repeat(1, 4), B))
     assert matmul(A.to("meta"), B.to("meta"), order="lower").shape == (136, 72)
@@ -280,13 +320,11 @@ def test_refusals_are_those_of_the_compiler_too(number: int) -> None:
 
 def test_other_refusals_name_the_operand() -> None:
     leaf = A.clone().requires_grad_()
-    with pytest.raises(TensorError, match="a requires grad, and this product has no gradient"):
-        matmul(leaf, B, order="lower", epilogue=FINISH, given={"bias": BIAS})
+    aux = torch.zeros(136, 72, dtype=BF16).requires_grad_()
+    with pytest.raises(TensorError, match="aux is a leaf that requires grad"):
+        matmul(A, B, order="lower", epilogue=KEPT, given={"bias": BIAS, "aux": aux})
     with pytest.raises(TensorError, match="don't support automatic differentiation"):
         matmul(leaf, B, order="lower", out=torch.zeros(136, 72, dtype=BF16))
-    again = matmul(leaf, B, order="lower")
-    with pytest.raises(TensorError, match="first derivatives alone"):
-        torch.autograd.grad(again.sum(), leaf, create_graph=True)
     eight = A.to(torch.float8_e4m3fn)
     with pytest.raises(TensorError, match="products of 8 bits have no gradient"):
         matmul(eight, B.T.contiguous().T.to(torch.float8_e4m3fn).requires_grad_(), order="lower")

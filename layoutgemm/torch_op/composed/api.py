@@ -32,18 +32,12 @@ from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import Tensors
 from ..operands.several import NO_DICT, refusal_of_matrices
+from ..own_epilogue.derivatives import check_written
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows
 from .checks import checked, named_operands
-from .operators import (
-    CHECK_COMPOSED,
-    derivable,
-    dispatched,
-    names_of_text,
-    recorded,
-    text_of_parts,
-    visited_part,
-)
+from .derivatives import derivable, dispatched, recorded, visited_part
+from .operators import CHECK_COMPOSED, names_of_text, text_of_parts
 from .parts import OWN, TILES, AskedParts, parts_of_text, parts_text
 from .product import computed, stored
 
@@ -102,6 +96,7 @@ def composed_product(
             every[TILES] = tiles_of_host(every[TILES])
         call = checked(left, right, parts, every, out, out_dtype, allow_tf32)
         tensors = call.tensors
+        check_written({name: every[name] for name in parts.written})
         records = differentiated(*tensors)
         if out is not None and (records or differentiated(out)):
             raise TensorError(NOT_RECORDED)
@@ -111,7 +106,7 @@ def composed_product(
                 return computed(call, config, out)
         if sees:
             derives = derived_by_transform() or any(has_tangent(x) for x in tensors)
-            shown = derivable if derives and not parts.written else dispatched
+            shown = derivable if derives else dispatched
             if out is None:
                 return shown(call, config)
             vectors = rows_in_order(there, left)
@@ -233,8 +228,9 @@ def _traced(
     refuse(refusal("config", config))
     refuse_finish(asked.activation, a[0], out_dtype)
     tensors = [*a, *b, *[values[name] for name in (*reads, *writes)]]
-    if out is not None and differentiated(*tensors, out):
-        refuse(NOT_RECORDED)
+    if differentiated(*tensors, out):
+        refuse(NOT_RECORDED if out is not None else "")
+        refuse(refusal("derivative", parts[3] or "", a[0].dtype, out_dtype))
     left = [autocast(x, b[min(i, len(b) - 1)])[0] for i, x in enumerate(a)]
     right = [autocast(a[0], x)[1] for x in b]
     allowed = traced_flag(allow_tf32)

@@ -230,12 +230,14 @@ def lists_of(parts: Parts, values: Mapping[str, object]) -> tuple[list[object], 
 
 
 def named_lists(
-    parts: Parts, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float],
+    parts: Parts, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor] | None, numbers: Sequence[float],
     wholes: Sequence[int],
 ) -> dict[str, object]:  # fmt: skip
-    """The operands by name. Raises OperandError for other numbers of them."""
+    """The operands by name; `written`: None for none of those. Raises OperandError for other numbers of them."""
     values: dict[str, object] = {}
     for said, given in (("read", read), ("written", written), ("numbers", numbers), ("wholes", wholes)):
+        if given is None:
+            continue
         names = getattr(parts, said)
         if len(names) != len(given):
             raise OperandError(f"{said} has {len(given)} operands, and the parts have {', '.join(names) or 'none'}")

@@ -78,11 +78,11 @@ def check_written(written: Mapping[str, torch.Tensor]) -> None:
             raise TensorError(f"{name} is a leaf that requires grad, and the epilogue writes to it: give its detach()")
 
 
-def refusal_of_derivatives(epilogue: Epilogue, multiplied: torch.dtype, kind: torch.dtype) -> str:
-    """Why a product of that type, with an epilogue, has no derivative; or ""."""
+def refusal_of_derivatives(epilogue: Epilogue | None, multiplied: torch.dtype, kind: torch.dtype) -> str:
+    """Why a product of that type, with an epilogue or without, has no derivative; or ""."""
     if multiplied.itemsize < 2:
         return f"a is {multiplied}, and products of 8 bits have no gradient: give detached tensors"
-    if text := refusal_of_derivative(epilogue):
+    if epilogue is not None and (text := refusal_of_derivative(epilogue)):
         return f"an operand requires grad, and the epilogue has no derivative: {text}"
     return f"the product is {kind}: results of 8 bits have no gradient" if kind.itemsize < 2 else ""
 
@@ -178,7 +178,7 @@ def _gradients(
         values = [x.detach().requires_grad_(want) for x, want in zip(values, wants[2:], strict=True)]
         of = call.of([a, b, *values])
         made = steps_by_torch(call.epilogue, sums, of.every, call.kind, call.gate)
-        of_sums, *found = _derived(call.epilogue, made, [sums, *values], grads)
+        of_sums, *found = derived(_results(call, made), [sums, *values], grads)
     of_a, of_b = gradients(a, b, (wants[0], wants[1]), of_sums, times)
     return [of_a, of_b, *found]
 
@@ -188,15 +188,24 @@ def _gradients_recorded(
 ) -> list[torch.Tensor | None]:
     """The same where they are recorded themselves: for derivatives of derivatives."""
     own = [x.view_as(x) for x in call.tensors]  # a and b may be views of one tensor, and each has a gradient
-    return _derived(call.epilogue, _formula(call.of(own)), own, grads, create_graph=True)
+    return derived(_results(call, _formula(call.of(own))), own, grads, create_graph=True)
 
 
-def _derived(
-    epilogue: Epilogue, made: Formula, inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None],
+def _results(call: EpilogueProduct, made: Formula) -> list[torch.Tensor]:
+    """C and what the steps write, in the order of the function's results."""
+    return [made.c, *[made.written[name] for name in call.epilogue.writes]]
+
+
+def derived(
+    results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None],
     create_graph: bool = False,
 ) -> list[torch.Tensor | None]:  # fmt: skip
-    """The gradients of a formula's inputs; None for those that want none."""
-    results = [made.c, *[made.written[name] for name in epilogue.writes]]
+    """The gradients of a formula's inputs by torch; None for those that want none.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> derived([2 * x, x.detach()], [x, x.detach()], [torch.ones(2), None])
+    [tensor([2., 2.]), None]
+    """
     pairs = [(x, g) for x, g in zip(results, grads, strict=True) if g is not None and x.requires_grad]
     wanted = [x for x in inputs if x.requires_grad]
     if not (pairs and wanted):
@@ -220,4 +229,12 @@ def _is_linear_step(step: Step, wanted: set[str]) -> bool:
     return isinstance(step, (Bias, Residual, Aux, Dropout))
 
 
-__all__ = ["EpilogueProduct", "check_written", "derivable", "dispatched", "recorded", "refusal_of_derivatives"]
+__all__ = [
+    "EpilogueProduct",
+    "check_written",
+    "derivable",
+    "derived",
+    "dispatched",
+    "recorded",
+    "refusal_of_derivatives",
+]

@@ -204,7 +204,8 @@ def _in_batch(x: torch.Tensor, at: int | None, size: int, rank: int, batch: int)
 
 def _check_derivative(text: str, multiplied: torch.dtype, asked: torch.dtype | None) -> None:
     """Raise TensorError for a derivative that is recorded, and that the product does not have."""
-    if refused := refusal_of_derivatives(epilogue_of_text(text), multiplied, asked or multiplied):
+    steps = epilogue_of_text(text) if text else None
+    if refused := refusal_of_derivatives(steps, multiplied, asked or multiplied):
         raise TensorError(refused)
 
 
