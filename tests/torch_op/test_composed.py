@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from layoutgemm import Sm90Config, explain_matmul, matmul
 from layoutgemm.errors import OperandError, PlanError, TensorError
-from layoutgemm.kernels import Prologue
+from layoutgemm.kernels import Prologue, Triangles
 from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Custom, Epilogue, RowReduce
 from layoutgemm.schedule import Linear, Rotated, Triangular
 from layoutgemm.torch_op.composed.parts import AskedParts, parts_text
@@ -40,6 +40,7 @@ def drawn(*shape: int) -> Any:
 A, B, A2, B2, UP, BIAS = drawn(136, 64), drawn(64, 72), drawn(136, 16), drawn(16, 72), drawn(64, 72), drawn(72)
 SCALE, ROWS, TO = torch.rand(136, generator=random), torch.tensor([5, 0, 7, 130]), torch.tensor([3, 8, 0, 2])
 OUT, LISTED = torch.full((9, 72), 7.0).to(BF16), torch.tensor([1 + 65536, 0], dtype=torch.int32)
+SQUARE, SIDES = drawn(136, 136).tril(), torch.arange(136) // 64
 TILES = torch.arange(136)[:, None] // 64, torch.arange(72) // 64
 LOWER = TILES[0] >= TILES[1]
 
@@ -107,6 +108,20 @@ CASES = {
         lambda a, b, s, bias: matmul(a, b, prologue=SCALED, epilogue=FINISH, given={"s": s, "bias": bias}),
         lambda a, b, s, bias: gelu(scaled(a, s) @ b + bias), (A, B, SCALE, BIAS), 4,
     ),
+    "a triangular A": Case(
+        lambda a, b: matmul(a, b, triangles=Triangles("lower")), lambda a, b: a.tril() @ b, (SQUARE, A), 2,
+    ),
+    "two triangles, an order and an activation": Case(
+        lambda a, b, bias: matmul(
+            a, b, triangles=Triangles("lower", "lower"), order="lower", bias=bias, activation="gelu", config=TILE
+        ),
+        lambda a, b, bias: torch.where(SIDES[:, None] >= SIDES, gelu(a.tril() @ b.tril() + bias), 0.0),
+        (SQUARE, SQUARE.flip(0, 1).mT, SCALE.to(BF16)), 3,
+    ),
+    "a triangular B and an epilogue": Case(
+        lambda a, b, bias: matmul(a, b, triangles=Triangles(b="upper"), epilogue=FINISH, given={"bias": bias}),
+        lambda a, b, bias: gelu(a @ b.triu() + bias), (A.mT, SQUARE.mT, SCALE.to(BF16)), 3,
+    ),
     "a prologue and a gate": Case(
         lambda a, b, s: matmul(a, b, prologue=SCALED, activation="swiglu", given={"s": s}),
         lambda a, b, s: silu(scaled(a, s) @ b[:, :36]) * (scaled(a, s) @ b[:, 36:]), (A, B, SCALE), 3,
@@ -158,6 +173,18 @@ def test_gradients_are_those_of_the_formula(name: str) -> None:
     for got, by_func, right in zip(found, mapped(*operands[:count]), want, strict=True):
         for each in (got, by_func):
             assert float((each.double() - right).abs().max() / right.abs().max()) < 2**-6
+
+
+def test_a_triangles_gradient_is_recorded_too() -> None:
+    found = []
+    for kind in (BF16, torch.float64):
+        a, b = (x.to(kind).clone().requires_grad_() for x in (SQUARE, A))
+        c = matmul(a, b, triangles=Triangles("lower")) if kind is BF16 else a.tril() @ b
+        first = torch.autograd.grad(c.square().sum(), (a, b), create_graph=True)
+        found.append([*first, *torch.autograd.grad(sum(x.square().sum() for x in first), (a, b))])
+    assert not found[0][0].triu(1).any() and not found[0][2].triu(1).any()
+    for got, right in zip(*found, strict=True):
+        assert float((got.detach().double() - right.detach()).abs().max() / right.detach().abs().max()) < 2**-6
 
 
 @pytest.mark.parametrize("name", ["an order, bias and activation", "two pairs"])
@@ -247,7 +274,7 @@ def test_other_callers_see_one_operator() -> None:
     torch.testing.assert_close(ours, right, rtol=2**-6, atol=2**-6)
     seconds = []
     for function, kind in ((lower, BF16), (CASES["an order"].formula, torch.float64)):
-        leaf = A.to(kind).requires_grad_()
+        leaf = A.to(kind).clone().requires_grad_()
         first = torch.autograd.grad(function(leaf, B.to(kind)).square().sum(), leaf, create_graph=True)
         seconds += [x.double() for x in torch.autograd.grad(first[0].square().sum(), leaf)]
     assert float((seconds[0] - seconds[1]).abs().max() / seconds[1].abs().max()) < 2**-5
@@ -297,6 +324,9 @@ REFUSED: list[tuple[str, Callable[..., Any]]] = [
     ("order = 'spiral': known are", lambda a, b: matmul(a, b, order="spiral")),
     ("rank is missing", lambda a, b: matmul(a, b, order=RANKS)),
     ("an epilogue and a symmetric order", lambda a, b: matmul(a, b, order="symmetric", activation="relu")),
+    ("a second pair and triangular operands: its loop has as many K tiles", lambda a, b: matmul(
+        (a, a), (b, b), triangles=Triangles("lower"))),
+    ("triangles is a str: a Triangles", lambda a, b: matmul(a, b, triangles="lower")),
     ("two operands of the product are named s", lambda a, b: matmul(
         a, b, prologue=SCALED, epilogue=NAMED, given={"s": SCALE})),
     ("a gate and a second pair", lambda a, b: matmul((a, a), (b, b), activation="swiglu")),
@@ -320,6 +350,8 @@ def test_refusals_are_those_of_the_compiler_too(number: int) -> None:
 
 def test_other_refusals_name_the_operand() -> None:
     leaf = A.clone().requires_grad_()
+    with pytest.raises(OperandError, match=r"a is lower triangular, and a\[0, 1\] is"):
+        matmul(A, B, triangles=Triangles("lower"))
     aux = torch.zeros(136, 72, dtype=BF16).requires_grad_()
     with pytest.raises(TensorError, match="aux is a leaf that requires grad"):
         matmul(A, B, order="lower", epilogue=KEPT, given={"bias": BIAS, "aux": aux})
@@ -339,5 +371,7 @@ def test_parts_are_explained() -> None:
     assert how.why == "5 of 6 tiles, 83.3% of the grid" and how.copies == () and how.workspace == 0
     given = {"row_max": torch.zeros(136), "row_log_sum_exp": torch.zeros(136)}
     how = explain_matmul(A, drawn(64, 136), order="lower", epilogue=STATISTICS, given=given, config=TILE)
+    told = explain_matmul(SQUARE, A, triangles=Triangles("lower"), config=TILE).why
+    assert told.startswith("Triangles(a='lower', b=None): 66.7% of the K tiles")
     assert how.workspace == 3 * 136 * 2 * 4 and how.copies[-1].startswith("reductions: partial results")
     assert explain_matmul((A, A2), (B, B2), activation="relu").kernel.endswith("and a second pair of K = 16")

@@ -18,6 +18,7 @@ from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.sm90.triangular.operands import Triangles
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -143,7 +144,7 @@ def _again(
     if a and isinstance(a[0], torch.Tensor) and a[0].get_device() < kept_launches.FIRST_GPU:
         return make()  # of tensors of the CPU nothing is launched
     epilogue = asked.epilogue if isinstance(asked.epilogue, Epilogue) else None
-    if len(a) > 1 and out is not None and not any((asked.order, asked.epilogue, asked.prologue)):
+    if len(a) > 1 and out is not None and not any((asked.order, asked.epilogue, asked.prologue, asked.triangles)):
         return make()  # into `out` two pairs' product is copied
     if not a or getattr(a[0], "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
@@ -171,7 +172,7 @@ def _again(
 
 def said_of(asked: AskedParts, matrices_of_a: int) -> str:
     """The argument that asks for a composed product, in a refusal."""
-    for name in ("order", "prologue", "combine", "epilogue"):
+    for name in ("order", "prologue", "combine", "epilogue", "triangles"):
         if getattr(asked, name) is not None:
             return f"{name}="
     return "a product of two pairs" if matrices_of_a > 1 else "rows="
@@ -183,6 +184,8 @@ def refusal_of_kinds(asked: AskedParts, given: object) -> str:
         return f"prologue is a {type(asked.prologue).__qualname__}: a Prologue, made by Prologue.of"
     if asked.epilogue is not None and not isinstance(asked.epilogue, Epilogue):
         return f"epilogue is a {type(asked.epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue"
+    if asked.triangles is not None and not isinstance(asked.triangles, Triangles):
+        return f"triangles is a {type(asked.triangles).__qualname__}: a Triangles, as in Triangles(a='lower')"
     if given is not None and not isinstance(given, Mapping):
         what = "the order's parameters by name" if asked.order is not None else "the parts' operands by name"
         return NO_DICT.partition(";")[0].format(type(given).__qualname__) + f"; it is a dict, {what}"
@@ -216,6 +219,7 @@ def _traced(
     parts = (
         asked.order, None if asked.prologue is None else asked.prologue.json, asked.combine,  # type: ignore[union-attr]
         None if asked.epilogue is None else asked.epilogue.json, asked.activation, asked.copy_rows,  # type: ignore[union-attr]
+        None if asked.triangles is None else (asked.triangles.a, asked.triangles.b),  # type: ignore[union-attr]
     )  # fmt: skip
     text = text_of_parts(*parts, len(b), own, given)
     if not text:
@@ -240,7 +244,8 @@ def _traced(
         vectors = rows_in_order({name: values[name] for name in own}, left)
         own = tuple(vectors)
         values = {**values, **vectors}
-        text = text_of_parts(*parts[:-1], None if ROWS not in own else asked.copy_rows, len(b), own, given)
+        copies = None if ROWS not in own else asked.copy_rows
+        text = text_of_parts(*parts[:5], copies, parts[6], len(b), own, given)
         lists = _lists(values, *names_of_text(text))
     read, written, floats, ints = lists
     if written:

@@ -107,7 +107,7 @@ def checked(
     shape = _shape(left, right, parts, m)
     rows = out.shape[0] if out is not None and OUT_ROWS in parts.own and out.ndim == 2 else shape[-2]
     call = ComposedCall(left, right, parts, dict(values), kind, shape, rows)
-    if not call.plain_pairs or parts.gate is not None:  # which have a kernel together
+    if not call.plain_pairs or parts.gate is not None or parts.triangles is not None:  # which have a kernel together
         check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
     _check_finish(call, out)
     if out is not None:
@@ -141,6 +141,7 @@ def asked_parts(call: ComposedCall) -> Asked:
         epilogue=epilogue_of(call),
         batch=call.shape[0] if len(call.shape) > 2 and not call.plain_pairs else 1,
         symmetric=is_symmetric(parts.order),
+        triangles=parts.triangles,
     )
 
 

@@ -15,15 +15,16 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import TensorError
-from ..autograd.products import gradients
-from ..checks import needs_dispatcher
+from ...kernels.sm90.triangular.operands import Triangles
+from ..autograd.products import check_derivable, dense, gradients
+from ..checks import derived_by_func, has_tangent, needs_dispatcher
 from ..compute import product
 from ..library import Places, VmapInfo, bias_gradient, differentiable, in_front
 from ..own_epilogue.derivatives import derived, refusal_of_derivatives
 from ..own_epilogue.formula import Formula, combines, steps_by_torch
 from ..prepared import Config, config_text
-from .checks import ComposedCall
-from .parts import BIAS, lists_of
+from .checks import ComposedCall, checked
+from .parts import BIAS, AskedParts, lists_of, parts_of_text, parts_text
 from .product import computed, factors, finished, placed, together
 
 
@@ -161,7 +162,7 @@ def _stored(call: ComposedCall, made: Formula) -> torch.Tensor:
 
 def _formula(call: ComposedCall, config: Config | None) -> Formula:
     """C in its place, and what the epilogue writes, by operators that have derivatives."""
-    sums = [differentiable(a, b, torch.float32) for a, b in factors(call)]
+    sums = [_sum(call, a, b) for a, b in factors(call)]
     value, parts = together(call, sums), call.parts
     if parts.epilogue is None:
         return Formula(placed(call, visited_part(finished(call, value), call, config), None, None), {})
@@ -171,6 +172,59 @@ def _formula(call: ComposedCall, config: Config | None) -> Formula:
     made = steps_by_torch(parts.epilogue, value, call.values, call.kind, parts.gate, inside)
     c = placed(call, made.c, inside, None) if parts.stores_c else value.new_empty(0, dtype=call.kind)
     return made._replace(c=c)
+
+
+def _sum(call: ComposedCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b in float32 with its derivatives; torch.func derives the full product of the triangles."""
+    triangles = call.parts.triangles
+    if triangles is None:
+        return differentiable(a, b, torch.float32)
+    if derived_by_func() or has_tangent(a) or has_tangent(b):
+        return differentiable(of_triangle(a, triangles.a), of_triangle(b, triangles.b), torch.float32)
+    return _product_of_triangles(a, b, AskedParts(triangles=triangles), torch.float32)
+
+
+def of_triangle(x: torch.Tensor, half: str | None) -> torch.Tensor:
+    """The half of a matrix, with zeros elsewhere; all of it for None.
+
+    >>> of_triangle(torch.ones(2, 2), "lower").tolist(), of_triangle(torch.ones(1, 2), None).tolist()
+    ([[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0]])
+    """
+    return x if half is None else x.tril() if half == "lower" else x.triu()
+
+
+def _product_of_triangles(a: torch.Tensor, b: torch.Tensor, asked: AskedParts, kind: torch.dtype) -> torch.Tensor:
+    """a @ b with triangular operands, or of a triangle of the result, through this package's own operator."""
+    call = checked([a], [b], parts_of_text(parts_text(asked, 1, (), ())), {}, None, kind, True)
+    if needs_dispatcher(a, b):
+        return dispatched(call, None)
+    return computed(call, None, None)
+
+
+def _gradients_of_triangles(
+    call: ComposedCall, grad: torch.Tensor, wants: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of A and B: a triangular operand has one triangle of it, by that triangle's tiles alone."""
+    halves, (a, b) = call.parts.triangles, (call.a[0], call.b[0])
+    assert halves is not None
+    check_derivable(a)
+    grad = dense(grad.to(a.dtype))
+    of_a = _triangle_of_product(grad, b.mT, halves.a, (None, _TURNED[halves.b])) if wants[0] else None
+    of_b = _triangle_of_product(a.mT, grad, halves.b, (_TURNED[halves.a], None)) if wants[1] else None
+    return of_a, of_b
+
+
+_TURNED = {None: None, "lower": "upper", "upper": "lower"}
+
+
+def _triangle_of_product(
+    a: torch.Tensor, b: torch.Tensor, half: str | None, triangles: tuple[str | None, str | None]
+) -> torch.Tensor:
+    """A triangle of a @ b, or all of it, with triangular operands or full ones."""
+    if half is None and not any(triangles):
+        return differentiable(a, b, a.dtype) if needs_dispatcher(a, b) else product(a, b, a.dtype)
+    asked = AskedParts(half, triangles=Triangles(*triangles) if any(triangles) else None)
+    return of_triangle(_product_of_triangles(a, b, asked, a.dtype), half)
 
 
 class _RecordedComposed(torch.autograd.Function):
@@ -199,10 +253,9 @@ class _RecordedComposed(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         call, config = ctx.facts
         of, wants = with_tensors(call, ctx.saved_tensors), ctx.needs_input_grad[3:]
-        records = torch.is_grad_enabled()  # create_graph
-        if call.parts.linear and not records:
+        if call.parts.linear:  # by operators that are recorded themselves where create_graph asks for it
             return None, None, None, *_linear_gradients(of, config, grads[0], wants)
-        return None, None, None, *_gradients_again(of, config, grads, wants, records)
+        return None, None, None, *_gradients_again(of, config, grads, wants, torch.is_grad_enabled())
 
 
 def _linear_gradients(
@@ -214,7 +267,11 @@ def _linear_gradients(
     grad = visited_part(grad, call, config)
     times = differentiable if needs_dispatcher(grad, *call.a, *call.b) else product
     count = len(call.a)
-    found = [gradients(a, b, (wants[i], wants[count + i]), grad, times) for i, (a, b) in enumerate(zip(call.a, call.b))]
+    if call.parts.triangles is not None:
+        found = [_gradients_of_triangles(call, grad, (wants[0], wants[1]))]
+    else:
+        found = [gradients(a, b, (wants[i], wants[count + i]), grad, times)
+                 for i, (a, b) in enumerate(zip(call.a, call.b))]  # fmt: skip
     bias: torch.Tensor | None = None
     if BIAS in call.parts.own and wants[2 * count + call.parts.read.index(BIAS)]:
         bias = bias_gradient(grad, call.values[BIAS].dtype)

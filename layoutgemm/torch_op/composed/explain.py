@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from ...kernels.orders import clusters_of_plan, described_order, schedule_of
+from ...kernels.sm90.explain import described_triangles
 from ...kernels.sm90.operands.pair import SecondPair
 from ...kernels.sm90.plan import Sm90Plan
 from ..epilogue import finish_of, readable_gate
@@ -45,6 +46,8 @@ def explain_composed(
     if not isinstance(plan, Sm90Plan):
         return Explanation(str(plan), "the mma.sync kernel", 1, (), plan.partial_bytes)
     why = "parts of one kernel" if parts.order is None else _described(plan)
+    if parts.triangles is not None:
+        why = described_triangles(plan) if parts.order is None else f"{why}; {described_triangles(plan)}"
     told = of_plan(plan, *_of_one(call, plan), options.out, why, [])
     if plan.partial_bytes:
         told = replace(told, copies=(*told.copies, partial_text(plan.partial_bytes)))

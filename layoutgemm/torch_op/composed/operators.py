@@ -34,7 +34,7 @@ from ..operands.several import Combine
 from ..own_epilogue.operators import check_mapped
 from .checks import ComposedCall, checked
 from .derivatives import recorded, visited_part
-from .parts import BIAS, AskedParts, named_lists, parts_of_text, parts_text
+from .parts import BIAS, AskedParts, Halves, named_lists, parts_of_text, parts_text
 from .plans import plan_of_call, visited
 from .product import computed
 
@@ -209,20 +209,21 @@ def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor
 @constant_in_graphs
 def text_of_parts(
     order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
-    copy_rows: bool | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
+    copy_rows: bool | None, triangles: Halves | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
 ) -> str:  # fmt: skip
     """The text of a call's parts; "" for parts that do not fit: `refusal` says why."""
     try:
-        return _text(order, prologue, combine, epilogue, activation, copy_rows, matrices, own, given)
+        return _text(order, prologue, combine, epilogue, activation, copy_rows, triangles, matrices, own, given)
     except LayoutError:
         return ""
 
 
 def _text(
     order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
-    copy_rows: bool | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
+    copy_rows: bool | None, triangles: Halves | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
 ) -> str:  # fmt: skip
-    return parts_text(AskedParts(order, prologue, combine, epilogue, activation, copy_rows), matrices, own, given)
+    asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
+    return parts_text(asked, matrices, own, given)
 
 
 @constant_in_graphs

@@ -21,6 +21,7 @@ from ...kernels.orders import Order, check_name, names_in_given
 from ...kernels.sm90.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.sm90.triangular.operands import Triangles
 from ...schedule import Schedule
 from ...schedule.text import order_of_text, order_text
 from ..bias_activation import GATES
@@ -36,10 +37,14 @@ ROW_WEIGHTS, BIAS, TILES = "row_weights", "bias", "tiles"
 OWN = (BIAS, ROWS, OUT_ROWS, ROW_WEIGHTS)  # arguments of `matmul` that are tensors by name
 
 
+Halves = tuple[str | None, str | None]  # of A and of B, as `Triangles` has them
+
+
 class AskedParts(NamedTuple):
     """Arguments of `matmul` that ask for more than a product; those that are tensors are in `own`, by name.
 
     prologue, epilogue  objects, or their texts
+    triangles           an object, or its halves
     """
 
     order: Order | None = None
@@ -48,6 +53,7 @@ class AskedParts(NamedTuple):
     epilogue: Epilogue | str | None = None
     activation: str | None = None
     copy_rows: bool | None = None
+    triangles: Triangles | Halves | None = None
 
 
 def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
@@ -59,7 +65,7 @@ def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
     (False, True)
     """
     indexed = any(own.get(name) is not None for name in (ROWS, OUT_ROWS, ROW_WEIGHTS))
-    if pairs or asked.order is not None:
+    if pairs or asked.order is not None or asked.triangles is not None:
         return True
     if asked.combine is not None:
         more = asked.prologue, asked.epilogue, asked.activation, own.get(BIAS)
@@ -77,6 +83,7 @@ class Parts:
     order       None: the kernel's own
     how         the function of several sums, or None
     activation  behind the sums; a gate's comes before an epilogue
+    triangles   which of A and B are triangular, or None
     own         names of `OWN` that are given: the first of those that are read
     text        of all of these
     """
@@ -87,6 +94,7 @@ class Parts:
     epilogue: Epilogue | None
     activation: str | None
     copy_rows: bool | None
+    triangles: Triangles | None
     own: tuple[str, ...]
     read: tuple[str, ...]
     written: tuple[str, ...]
@@ -163,6 +171,7 @@ def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tu
     wanted = [name for name in claimed if name not in own]
     check_names([*wanted, *left] if how is not None else wanted, given, "the product's parts read")
     tiles = tuple([name for name in order if name == TILES])
+    halves = Triangles(*asked.triangles) if isinstance(asked.triangles, tuple) else asked.triangles
     entry = {
         "order": None if asked.order is None else order_text(asked.order),
         "prologue": None if prologue is None else prologue.json,
@@ -170,6 +179,7 @@ def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tu
         "epilogue": None if epilogue is None else epilogue.json,
         "activation": asked.activation,
         "copy_rows": asked.copy_rows,
+        "triangles": None if halves is None else [halves.a, halves.b],
         "own": list(own),
         "read": [*own, *names.read, *of_a, *tiles],
         "written": list(names.written),
@@ -201,7 +211,9 @@ def parts_of_text(text: str) -> Parts:
             None if prologue is None else prologue_of(prologue),
             None if combine is None else function_of_text(combine),
             None if epilogue is None else epilogue_of_text(epilogue),
-            found["activation"], found["copy_rows"], own, read, written, numbers, wholes, text,
+            found["activation"], found["copy_rows"],
+            None if found["triangles"] is None else Triangles(*found["triangles"]),
+            own, read, written, numbers, wholes, text,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, OperandError):
@@ -214,7 +226,9 @@ def parts_of_text(text: str) -> Parts:
 def _check_again(parts: Parts, text: str) -> None:
     """Raise OperandError unless the parts have that text."""
     given = [name for name in (*parts.read, *parts.written, *parts.numbers, *parts.wholes) if name not in parts.own]
-    asked = AskedParts(parts.order, parts.prologue, parts.how, parts.epilogue, parts.activation, parts.copy_rows)
+    asked = AskedParts(
+        parts.order, parts.prologue, parts.how, parts.epilogue, parts.activation, parts.copy_rows, parts.triangles
+    )
     matrices = 1 if parts.how is None else parts.how.matrices
     again = parts_text(asked, matrices, parts.own, given)
     if again != text:

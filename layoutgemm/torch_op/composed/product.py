@@ -144,6 +144,8 @@ def _resolved(call: ComposedCall) -> ComposedCall:
 def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None) -> torch.Tensor:
     """The float64 product where the plan stores it."""
     parts, inside = call.parts, visited(call, ready)
+    if parts.triangles is not None:
+        parts.triangles.check(*[x.to(torch.float64).numpy() for x in (call.a[0], call.b[0])])
     sums = [exact(a, b) for a, b in factors(call)]
     value = together(call, [x.double() for x in sums] if len(sums) > 1 else sums)
     if parts.epilogue is None:
