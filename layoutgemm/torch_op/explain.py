@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,11 +22,12 @@ from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
 from .composed.parts import OWN, AskedParts, composes
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
-from .explanation import ZEROS, Explanation, gated_after, of_solution, with_steps
+from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
 from .operands.several import Combine, explain_combined
+from .own_epilogue.derivatives import NO_SUMS, EpilogueProduct, is_linear
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
 from .prologue.explain import explain_prologue
@@ -203,7 +206,13 @@ def _with_epilogue(
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
         return ZEROS
-    return with_steps(a, b, kind, steps, operands, out, config, gate)
+    told = with_steps(a, b, kind, steps, operands, out, config, gate)
+    call = EpilogueProduct(a, b, kind, steps, operands, shapes.result, gate, beside[1])
+    wants = [x.requires_grad for x in call.tensors]
+    if not any(wants):
+        return told
+    columns = prod(shapes.result[:-1]) * b.shape[-1]
+    return replace(told, backward=NO_SUMS if is_linear(call, wants[2:]) else sums_again(columns))
 
 
 def _plain(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from layoutgemm import matmul
+from layoutgemm import explain_matmul, matmul
 from layoutgemm.errors import TensorError
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
@@ -114,14 +114,19 @@ NUMBERS = {"twice": 2.5, "beta": -0.5}
 FLOW = 2**-6  # relative: a slope is rounded to bfloat16 before the gradient's products
 
 
-def results(epilogue: Epilogue, a: torch.Tensor, b: torch.Tensor, of: Tensors) -> list[torch.Tensor]:
-    """C and what the steps write, indices apart."""
+def given_of(epilogue: Epilogue, of: Tensors) -> dict[str, object]:
+    """A call's operands: those that are written hold quarters."""
     given: dict[str, object] = {operand.name: NUMBERS[operand.name] for operand in epilogue.numbers}
     for name in epilogue.writes:
         operand = epilogue.named_given(name)
         kind = torch.int32 if operand.dtype.kind == "int" else torch.float32
         given[name] = torch.full(operand.shape(M, N) or (1,), 0.25).to(kind)
-    given |= {name: of[name] for name in epilogue.reads}
+    return {**given, **{name: of[name] for name in epilogue.reads}}
+
+
+def results(epilogue: Epilogue, a: torch.Tensor, b: torch.Tensor, of: Tensors) -> list[torch.Tensor]:
+    """C and what the steps write, indices apart."""
+    given = given_of(epilogue, of)
     c = matmul(a, b, epilogue=epilogue, given=given, out_dtype=torch.float32)
     written = [given[name] for name in epilogue.writes if epilogue.named_given(name).dtype.kind != "int"]
     return [*([c] if epilogue.stores_c else []), *written]  # type: ignore[list-item]
@@ -290,6 +295,9 @@ def test_a_linear_epilogue_computes_no_sums_again(monkeypatch: pytest.MonkeyPatc
         sum(x.sum() for x in results(epilogue, a, b, {"bias": torch.randn(N)})).backward()
         assert len(made) == products
         made.clear()
+        told = explain_matmul(a, b, epilogue=epilogue, given=given_of(epilogue, {"bias": torch.randn(N)})).backward
+        assert told.startswith("two products" if products == 2 else f"float32 sums again, {4 * M * N} bytes")
+    assert explain_matmul(a.detach(), b.detach(), epilogue=epilogue, given={"bias": torch.randn(N)}).backward == ""
 
 
 def test_what_has_no_derivative_is_refused_by_name() -> None:

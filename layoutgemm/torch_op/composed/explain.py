@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 import torch
 
@@ -12,7 +13,7 @@ from ...kernels.sm90.explain import described_triangles
 from ...kernels.sm90.operands.pair import SecondPair
 from ...kernels.sm90.plan import Sm90Plan
 from ..epilogue import finish_of, readable_gate
-from ..explanation import Explanation, of_plan, partial_text
+from ..explanation import Explanation, of_plan, partial_text, sums_again
 from ..launch import plan_of
 from ..operands.pairs import finish_of_pairs, placed_pairs
 from ..prepared import NO_FINISH, Config, problem_at
@@ -49,6 +50,8 @@ def explain_composed(
     if parts.triangles is not None:
         why = described_triangles(plan) if parts.order is None else f"{why}; {described_triangles(plan)}"
     told = of_plan(plan, *_of_one(call, plan), options.out, why, [])
+    if any(x.requires_grad for x in call.tensors) and not parts.linear:
+        told = replace(told, backward=sums_again(prod(call.shape[:-1]) * sum(x.shape[-1] for x in call.b)))
     if plan.partial_bytes:
         told = replace(told, copies=(*told.copies, partial_text(plan.partial_bytes)))
     return replace(told, workspace=told.workspace + plan.workspace)

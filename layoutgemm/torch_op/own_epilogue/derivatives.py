@@ -63,6 +63,7 @@ class EpilogueProduct(NamedTuple):
 
 
 _NOTHING = torch.empty(0)
+NO_SUMS = "two products; the steps are linear, and need no sums again"
 
 
 def _check(call: EpilogueProduct) -> None:
@@ -168,7 +169,7 @@ def _gradients(
     """The gradients of the call's tensors: the steps' by torch, then the products'."""
     a, b, *values = call.tensors
     times = differentiable if needs_dispatcher(a, b, *[x for x in grads if x is not None]) else product
-    if _is_linear(call, wants[2:]):
+    if is_linear(call, wants[2:]):
         columns = call.b.shape[-1]
         sums = a.new_zeros((), dtype=torch.float32).expand(*call.shape[:-1], columns)
     else:
@@ -215,7 +216,7 @@ def derived(
     return [next(found) if x.requires_grad else None for x in inputs]
 
 
-def _is_linear(call: EpilogueProduct, wants: Sequence[bool]) -> bool:
+def is_linear(call: EpilogueProduct, wants: Sequence[bool]) -> bool:
     """True if no gradient needs the sums: each step is linear in x, and so is what it is multiplied with."""
     factors = {name for name, want in zip(call.read, wants, strict=True) if want}
     return call.gate is None and all(_is_linear_step(step, factors) for step in call.epilogue.steps)
@@ -230,11 +231,13 @@ def _is_linear_step(step: Step, wanted: set[str]) -> bool:
 
 
 __all__ = [
+    "NO_SUMS",
     "EpilogueProduct",
     "check_written",
     "derivable",
     "derived",
     "dispatched",
+    "is_linear",
     "recorded",
     "refusal_of_derivatives",
 ]
