@@ -244,7 +244,7 @@ def test_a_compiled_call_writes_some_tiles_of_two_tensors() -> None:
 
 
 def test_what_an_order_leaves_out_keeps_its_gradient() -> None:
-    """Elements of a written matrix outside of the tiles are the caller's, and so is their gradient."""
+    """A written matrix keeps its elements outside of the tiles, and their gradient."""
     before, a = torch.ones(136, 72, dtype=BF16).requires_grad_(), A.clone().requires_grad_()
     aux = before * 2
     matmul(a, B, order="lower", epilogue=KEPT, given={"bias": BIAS, "aux": aux}, config=TILE)

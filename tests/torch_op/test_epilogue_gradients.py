@@ -1,4 +1,4 @@
-"""Gradients of matmul behind an epilogue, against float64 autograd of the same steps written by hand."""
+"""Gradients of matmul behind an epilogue, against float64 autograd of the same steps."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def of_triangle(x: torch.Tensor, half: str | None) -> torch.Tensor:
 
 
 def _product_of_triangles(a: torch.Tensor, b: torch.Tensor, asked: AskedParts, kind: torch.dtype) -> torch.Tensor:
-    """a @ b with triangular operands, or of a triangle of the result, through this package's own operator."""
+    """a @ b of triangular operands, or a triangle of it, by this package's own operator."""
     call = checked([a], [b], parts_of_text(parts_text(asked, 1, (), ())), {}, None, kind, True)
     if needs_dispatcher(a, b):
         return dispatched(call, None)

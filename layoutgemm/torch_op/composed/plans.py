@@ -157,7 +157,7 @@ def _derived(key: PlanKey) -> Plan:
 
 
 def _of_hopper(key: PlanKey) -> dict[str, object]:
-    """The parts that the mma.sync kernel does not have, by the arguments that ask for them."""
+    """Parts that the mma.sync kernel lacks, by the arguments that ask for them."""
     parts = {"gate or combine=": key.gated, "prologue": key.prologue, "rows": key.indexed}
     return {**parts, "triangles": key.triangles}
 

@@ -25,7 +25,7 @@ from ..bias_activation import GATES, by_torch
 from ..checks import copied
 from ..epilogue import finish_of, readable_gate, reference_of
 from ..indexed.torch_rows import gathered, scattered
-from ..launch import DirectLaunch, note_list, note_target, note_workspace, raw_stream
+from ..launch import DirectLaunch, fill, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
 from ..operands.several import TorchMath
 from ..prepared import Config, mark_written, on_gpu
@@ -194,14 +194,8 @@ def _partials(plan: Plan, device: torch.device) -> torch.Tensor | None:
     if not plan.epilogue.partials:
         return None
     made = torch.empty(max(16, plan.partial_bytes), dtype=torch.uint8, device=device)
-    if not (runs := plan.first_partials):
-        note_workspace(made)
-        return made
-    at = 0
-    for count, value in runs:  # a kept call would not write them
-        kind = torch.float32 if value.dtype.kind == "f" else torch.int32
-        made[4 * at : 4 * (at + count)].view(kind).fill_(value.item())
-        at += count
+    fill(made, plan.first_partials)
+    note_workspace(made, plan.first_partials)
     return made
 
 
