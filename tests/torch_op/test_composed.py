@@ -11,6 +11,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from torch._inductor.utils import run_and_get_code
 from torch.nn.functional import gelu, silu
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -157,6 +158,16 @@ def test_the_formula_is_computed_and_compiled_as_one_operator(name: str) -> None
     torch.testing.assert_close(found.double(), want.double(), rtol=2**-6, atol=2**-5)
     torch._dynamo.reset()
     assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(*operands), found)
+
+
+@pytest.mark.parametrize(("name", "is_direct"), [("two pairs", True), ("an order", False)])
+def test_generated_code_calls_what_writes_every_element_directly(name: str, is_direct: bool) -> None:
+    call, _, operands, _ = CASES[name]
+    torch._dynamo.reset()
+    found, (code, *_) = run_and_get_code(torch.compile(call, fullgraph=True), *operands)
+    assert torch.equal(found, call(*operands))
+    assert ("torch.ops.layoutgemm.composed_matmul.default(" in code) is not is_direct
+    assert ("layoutgemm_direct.composed_matmul" in code) is is_direct
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.derived])

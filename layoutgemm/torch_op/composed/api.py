@@ -144,8 +144,6 @@ def _again(
     if a and isinstance(a[0], torch.Tensor) and a[0].get_device() < kept_launches.FIRST_GPU:
         return make()  # of tensors of the CPU nothing is launched
     epilogue = asked.epilogue if isinstance(asked.epilogue, Epilogue) else None
-    if len(a) > 1 and out is not None and not any((asked.order, asked.epilogue, asked.prologue, asked.triangles)):
-        return make()  # into `out` two pairs' product is copied
     if not a or getattr(a[0], "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
     read = {"a": a[0], "b": b[0], **({"a2": a[1], "b2": b[1]} if len(a) == len(b) == 2 else {})}

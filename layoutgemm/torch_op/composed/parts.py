@@ -103,6 +103,13 @@ class Parts:
     text: str
 
     @property
+    def asked(self) -> AskedParts:
+        """The arguments of a call with these parts."""
+        return AskedParts(
+            self.order, self.prologue, self.how, self.epilogue, self.activation, self.copy_rows, self.triangles
+        )
+
+    @property
     def gate(self) -> str | None:
         """The function of a gate, or None."""
         return None if self.activation is None else GATES.get(self.activation)
@@ -226,11 +233,8 @@ def parts_of_text(text: str) -> Parts:
 def _check_again(parts: Parts, text: str) -> None:
     """Raise OperandError unless the parts have that text."""
     given = [name for name in (*parts.read, *parts.written, *parts.numbers, *parts.wholes) if name not in parts.own]
-    asked = AskedParts(
-        parts.order, parts.prologue, parts.how, parts.epilogue, parts.activation, parts.copy_rows, parts.triangles
-    )
     matrices = 1 if parts.how is None else parts.how.matrices
-    again = parts_text(asked, matrices, parts.own, given)
+    again = parts_text(parts.asked, matrices, parts.own, given)
     if again != text:
         raise OperandError(f"the parts' text is {text[:200]}, and theirs is {again[:200]}")
 
