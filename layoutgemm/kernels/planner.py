@@ -34,6 +34,7 @@ from .sm90.operands.pair import SecondPair, pair_of
 from .sm90.operands.prologue import Prologue
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
+from .sm90.triangular.operands import Triangles
 from .sm90.types import operands
 from .sm100.plan import Sm100Config, Sm100Plan
 
@@ -58,6 +59,7 @@ def plan(
     prologue: Prologue | None = None,
     pair: SecondPair | int | None = None,
     indexed: IndexedRows | None = None,
+    triangles: Triangles | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -74,6 +76,7 @@ def plan(
     prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
     pair      K of a second pair of matrices, likewise
     indexed   rows of A and C by index, likewise; m is the product's rows
+    triangles A or B is triangular, likewise
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -93,9 +96,9 @@ def plan(
     gates = combination(gated)
     epilogue = None if epilogue is None else Epilogue.of(epilogue, gated=gates is not None)
     if kind is Sm90Config:
-        parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair), indexed)
+        parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    for name, part in (("pair", pair), ("indexed", indexed)):
+    for name, part in (("pair", pair), ("indexed", indexed), ("triangles", triangles)):
         if part is not None:
             raise PlanError(f"{name}: the kernel of {target.name} has none; that of sm_90a has")
     if prologue is not None:
@@ -136,6 +139,7 @@ class HopperParts(NamedTuple):
     prologue: Prologue | None
     pair: SecondPair | None
     indexed: IndexedRows | None
+    triangles: Triangles | None
 
 
 def _for_hopper(
@@ -182,7 +186,19 @@ def _rule(
         rule = _for_order(order, rule, (m, n, columns))
         if (triangle := _listed(order, batch, parts)) is not None:
             rule = chain(_by_rounds(triangle, sizes, given), rule)
-    return rule
+    return rule if parts.triangles is None else _for_triangles(rule)
+
+
+def _for_triangles(rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]:
+    """The rule's configurations as kernels that skip K tiles have them; the last one takes any sizes."""
+    for config in rule:
+        together = config.schedule == "cooperative"
+        yield replace(
+            config, schedule="cooperative", consumers=config.consumers if together else config.tile[0] // 64, split=1,
+            staged_epilogue_k_tiles=0, loader="warpgroup" if config.loader == "self" else config.loader,
+            tuning=replace(config.tuning, reverse_odd_tiles=False, prefetch=0),
+        )  # fmt: skip
+    yield Sm90Config((64, 64), consumers=1, loader="warp")
 
 
 def _listed(order: Order, batch: int, parts: HopperParts) -> Triangular | None:

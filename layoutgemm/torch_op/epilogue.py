@@ -49,7 +49,7 @@ __getattr__ = old_names(__name__)
 
 Tensors = dict[str, Any]
 Groups = Sequence[tuple[int, int]] | Sequence[int] | None
-_COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 def arguments_beside(bias: object, activation: object) -> list[str]:
@@ -373,9 +373,7 @@ def reference_of(
     except PlanError as error:
         raise OperandError(str(error)) from error
     parts = None if groups is None else parts_of(sums.shape, groups)
-    combined = {
-        step.name: _COMBINED[present(step.reduction.atomic)] for step in epilogue.reductions if not step.ordered
-    }
+    combined = {step.name: COMBINED[present(step.reduction.atomic)] for step in epilogue.reductions if not step.ordered}
     for operand in [operand for operand in epilogue.given if operand.written]:
         target, value = given[operand.name], torch.from_numpy(np.array(found.written[operand.name]))
         if operand.name in combined:  # the caller may go on from earlier results

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +14,7 @@ from ..kernels.epilogue.chain import Epilogue
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.operands.prologue import Prologue
+from ..kernels.sm90.triangular.operands import Triangles
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
@@ -19,11 +22,12 @@ from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
 from .composed.parts import OWN, AskedParts, composes
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
-from .explanation import ZEROS, Explanation, gated_after, of_solution, with_steps
+from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
 from .operands.several import Combine, explain_combined
+from .own_epilogue.derivatives import NO_SUMS, EpilogueProduct, is_linear
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
 from .prologue.explain import explain_prologue
@@ -52,7 +56,7 @@ def explain_matmul(
     combine: Combine | None = None, given: Mapping[str, object] | None = None, rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
     out_recipe: object = None, epilogue: Epilogue | None = None, prologue: Prologue | None = None,
-    order: Order | None = None,
+    order: Order | None = None, triangles: Triangles | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
@@ -99,7 +103,8 @@ def explain_matmul(
         "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
-    if (found := _together(a, b, (order, prologue, combine, epilogue), given, {**more, "rows": rows})) is not None:
+    parts = order, prologue, combine, epilogue, triangles
+    if (found := _together(a, b, parts, given, {**more, "rows": rows})) is not None:
         return found
     if prologue is not None:
         others = {"combine": combine, "epilogue": epilogue, "rows": rows, "out_recipe": out_recipe, **more}
@@ -135,11 +140,11 @@ def explain_matmul(
 
 def _together(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor],
-    parts: tuple[Order | None, Prologue | None, Combine | None, Epilogue | None],
+    parts: tuple[Order | None, Prologue | None, Combine | None, Epilogue | None, Triangles | None],
     given: Mapping[str, object] | None, options: Options,
 ) -> Explanation | None:  # fmt: skip
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
-    asked = AskedParts(*parts, options["activation"], options["copy_rows"])
+    asked = AskedParts(*parts[:4], options["activation"], options["copy_rows"], parts[4])
     own = {name: options[name] for name in OWN}
     if _in_groups(options) or options["scale_a"] is not None or not composes(type(a) is tuple, asked, own):
         if parts[2] is None:
@@ -201,7 +206,13 @@ def _with_epilogue(
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
         return ZEROS
-    return with_steps(a, b, kind, steps, operands, out, config, gate)
+    told = with_steps(a, b, kind, steps, operands, out, config, gate)
+    call = EpilogueProduct(a, b, kind, steps, operands, shapes.result, gate, beside[1])
+    wants = [x.requires_grad for x in call.tensors]
+    if not any(wants):
+        return told
+    columns = prod(shapes.result[:-1]) * b.shape[-1]
+    return replace(told, backward=NO_SUMS if is_linear(call, wants[2:]) else sums_again(columns))
 
 
 def _plain(

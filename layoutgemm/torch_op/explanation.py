@@ -31,6 +31,8 @@ class Explanation:
     copies     one sentence for each tensor that is copied or lies between kernels, with the reason and its bytes
     workspace  bytes of device memory that the call takes besides inputs and output, at a time: the copies, partial
                results of reductions, and the float32 product that torch gates or another kernel quantises
+    backward   what the backward pass of an epilogue or of several parts computes again, and its bytes, where an
+               operand requires grad; else ""
 
     >>> print(Explanation("no kernel: zeros", "a size is 0", 0, (), 0))
     no kernel: zeros
@@ -44,11 +46,13 @@ class Explanation:
     launches: int
     copies: tuple[str, ...]
     workspace: int
+    backward: str = ""
 
     def __str__(self) -> str:
         copies = "".join(f"\n  copied: {copy}" for copy in self.copies) or "\n  no copies"
         times = f", {self.launches} launches" if self.launches > 1 else ""
-        return f"{self.kernel}{times}\n  {self.why}{copies}\n  workspace: {self.workspace} bytes"
+        backward = f"\n  backward: {self.backward}" if self.backward else ""
+        return f"{self.kernel}{times}\n  {self.why}{copies}\n  workspace: {self.workspace} bytes{backward}"
 
 
 ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
@@ -97,6 +101,11 @@ def with_steps(
     copies = first + told[0].copies + ((partial_text(partial[0]),) if partial[0] else ())
     most = size + max(one.workspace + more for one, more in zip(told, partial))
     return replace(told[0], launches=sum(one.launches for one in told), copies=copies, workspace=most)
+
+
+def sums_again(elements: int) -> str:
+    """The sentence on a backward pass that computes sums of that many elements again."""
+    return f"float32 sums again, {4 * elements} bytes, by one product for each; torch derives the steps; then products"
 
 
 def partial_text(size: int) -> str:

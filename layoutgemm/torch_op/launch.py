@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..dtypes import dtype
@@ -65,11 +66,15 @@ class RecordedLaunch:
         return tuple(self.compiled.plan.parameters)
 
 
+Runs = tuple[tuple[int, np.generic], ...]  # (words, value), as `ReducingPlan.first_partials` has them
+
+
 @dataclass(slots=True, eq=False)
 class Recording:
     """The launches of one call, and the memory that they take.
 
     memory   workspaces that were allocated for them: address -> bytes
+    first    what a workspace holds before the launch: address -> runs of equal words, as `fill` takes them
     lists    tensors of the plan's own, the same for each launch of it
     targets  what they write as C, with the count of its writes then. Held, so that nothing else gets its address
     clears   whether the last of these was cleared first
@@ -77,6 +82,7 @@ class Recording:
 
     launches: list[RecordedLaunch] = field(default_factory=list)
     memory: dict[int, int] = field(default_factory=dict)
+    first: dict[int, Runs] = field(default_factory=dict)
     lists: dict[int, torch.Tensor] = field(default_factory=dict)
     targets: list[tuple[torch.Tensor, int | None]] = field(default_factory=list)
     clears: bool = False
@@ -126,11 +132,27 @@ def workspace_on(device: torch.device, size: int) -> torch.Tensor:
     return made
 
 
-def note_workspace(memory: torch.Tensor | None) -> None:
-    """Say that memory is a launch's own: a kept call allocates it anew."""
+def note_workspace(memory: torch.Tensor | None, first: Runs = ()) -> None:
+    """Say that memory is a launch's own: a kept call allocates it anew, and fills it with `first`."""
     if memory is not None and memory.numel():
         for record in _RECORDED.now:
             record.memory[memory.data_ptr()] = memory.nbytes
+            record.first[memory.data_ptr()] = first
+
+
+def fill(memory: torch.Tensor, first: Runs) -> None:
+    """Fill a workspace with runs of equal words.
+
+    >>> memory = torch.zeros(16, dtype=torch.uint8)
+    >>> fill(memory, ((1, np.float32(2)), (2, np.int32(7))))
+    >>> memory[:4].view(torch.float32).tolist(), memory[4:].view(torch.int32).tolist()
+    ([2.0], [7, 7, 0])
+    """
+    at = 0
+    for count, value in first:
+        kind = torch.float32 if value.dtype.kind == "f" else torch.int32
+        memory[4 * at : 4 * (at + count)].view(kind).fill_(value.item())
+        at += count
 
 
 class _Loaded:

@@ -22,6 +22,7 @@ from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..kernels.sm90.operands.prologue import Prologue
+from ..kernels.sm90.triangular.operands import Triangles
 from ..moved import old_names
 from .autograd.kept import MAX_KEPT, kept_gradients, recorder
 from .autograd.products import gradients, stand_in
@@ -92,6 +93,7 @@ def matmul(
     row_weights: torch.Tensor | None = None,
     copy_rows: bool | None = None,
     prologue: Prologue | None = None,
+    triangles: Triangles | None = None,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -137,6 +139,8 @@ def matmul(
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
                 that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. Torch copies chosen `rows`
                 first. See `torch_op.prologue`
+    triangles   which of a and b are triangular, a `kernels.Triangles`: K tiles of zeros are skipped. The zeros are the
+                caller's: on the CPU another element is refused. Their gradients are triangular, too
 
     These parts go together, but for those of docs/combinations.md: see `torch_op.composed`.
 
@@ -170,8 +174,9 @@ def matmul(
     if allow_tf32 is not None and not isinstance(allow_tf32, bool):
         allow_tf32 = traced_flag(allow_tf32)
     indexed = rows is not None or out_rows is not None or row_weights is not None
-    if order is not None or combine is not None or prologue is not None or (indexed and epilogue is not None):
-        asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows)
+    several = order is not None or combine is not None or prologue is not None or triangles is not None
+    if several or (indexed and epilogue is not None):
+        asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
         own = {"bias": bias, "rows": rows, "out_rows": out_rows, "row_weights": row_weights}
         if composes(type(a) is tuple, asked, own):
             options = ComposedOptions(out, config, out_dtype, allow_tf32)

@@ -11,12 +11,13 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from torch._inductor.utils import run_and_get_code
 from torch.nn.functional import gelu, silu
 from torch.utils.flop_counter import FlopCounterMode
 
 from layoutgemm import Sm90Config, explain_matmul, matmul
 from layoutgemm.errors import OperandError, PlanError, TensorError
-from layoutgemm.kernels import Prologue
+from layoutgemm.kernels import Prologue, Triangles
 from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Custom, Epilogue, RowReduce
 from layoutgemm.schedule import Linear, Rotated, Triangular
 from layoutgemm.torch_op.composed.parts import AskedParts, parts_text
@@ -40,6 +41,7 @@ def drawn(*shape: int) -> Any:
 A, B, A2, B2, UP, BIAS = drawn(136, 64), drawn(64, 72), drawn(136, 16), drawn(16, 72), drawn(64, 72), drawn(72)
 SCALE, ROWS, TO = torch.rand(136, generator=random), torch.tensor([5, 0, 7, 130]), torch.tensor([3, 8, 0, 2])
 OUT, LISTED = torch.full((9, 72), 7.0).to(BF16), torch.tensor([1 + 65536, 0], dtype=torch.int32)
+SQUARE, SIDES = drawn(136, 136).tril(), torch.arange(136) // 64
 TILES = torch.arange(136)[:, None] // 64, torch.arange(72) // 64
 LOWER = TILES[0] >= TILES[1]
 
@@ -93,11 +95,11 @@ CASES = {
         lambda a, a2, b, b2, bias: torch.cat(
             [torch.where(LOWER, x, 0.0) for x in ((a @ b + a2 @ b2 + bias).relu(), a @ b + a2 @ b2 + bias)]
         ),
-        (A, A2, B, B2, BIAS),
+        (A, A2, B, B2, BIAS), 5,
     ),
     "several matrices and an epilogue": Case(
         lambda a, b, up, bias: matmul(a, (b, up), combine="silu", epilogue=FINISH, given={"bias": bias}),
-        lambda a, b, up, bias: gelu(silu(a @ b) * (a @ up) + bias), (A, B, UP, BIAS),
+        lambda a, b, up, bias: gelu(silu(a @ b) * (a @ up) + bias), (A, B, UP, BIAS), 4,
     ),
     "several matrices of chosen rows": Case(
         lambda a, b, up, rows: matmul(a, (b, up), rows=rows, combine=weighted, given={"w": 0.5}),
@@ -105,7 +107,21 @@ CASES = {
     ),
     "a prologue and an epilogue": Case(
         lambda a, b, s, bias: matmul(a, b, prologue=SCALED, epilogue=FINISH, given={"s": s, "bias": bias}),
-        lambda a, b, s, bias: gelu(scaled(a, s) @ b + bias), (A, B, SCALE, BIAS),
+        lambda a, b, s, bias: gelu(scaled(a, s) @ b + bias), (A, B, SCALE, BIAS), 4,
+    ),
+    "a triangular A": Case(
+        lambda a, b: matmul(a, b, triangles=Triangles("lower")), lambda a, b: a.tril() @ b, (SQUARE, A), 2,
+    ),
+    "two triangles, an order and an activation": Case(
+        lambda a, b, bias: matmul(
+            a, b, triangles=Triangles("lower", "lower"), order="lower", bias=bias, activation="gelu", config=TILE
+        ),
+        lambda a, b, bias: torch.where(SIDES[:, None] >= SIDES, gelu(a.tril() @ b.tril() + bias), 0.0),
+        (SQUARE, SQUARE.flip(0, 1).mT, SCALE.to(BF16)), 3,
+    ),
+    "a triangular B and an epilogue": Case(
+        lambda a, b, bias: matmul(a, b, triangles=Triangles(b="upper"), epilogue=FINISH, given={"bias": bias}),
+        lambda a, b, bias: gelu(a @ b.triu() + bias), (A.mT, SQUARE.mT, SCALE.to(BF16)), 3,
     ),
     "a prologue and a gate": Case(
         lambda a, b, s: matmul(a, b, prologue=SCALED, activation="swiglu", given={"s": s}),
@@ -117,7 +133,7 @@ CASES = {
     ),
     "chosen rows and an epilogue": Case(
         lambda a, b, rows, bias: matmul(a, b, rows=rows, epilogue=FINISH, given={"bias": bias}),
-        lambda a, b, rows, bias: gelu(a[rows] @ b + bias), (A, B, ROWS, BIAS),
+        lambda a, b, rows, bias: gelu(a[rows] @ b + bias), (A, B, ROWS, BIAS), 2,
     ),
     "an order of rows placed in an output": Case(
         lambda a, b, to, out: matmul(a, b, out_rows=to, order="lower", config=TILE, out=out.clone()),
@@ -144,6 +160,16 @@ def test_the_formula_is_computed_and_compiled_as_one_operator(name: str) -> None
     assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(*operands), found)
 
 
+@pytest.mark.parametrize(("name", "is_direct"), [("two pairs", True), ("an order", False)])
+def test_generated_code_calls_what_writes_every_element_directly(name: str, is_direct: bool) -> None:
+    call, _, operands, _ = CASES[name]
+    torch._dynamo.reset()
+    found, (code, *_) = run_and_get_code(torch.compile(call, fullgraph=True), *operands)
+    assert torch.equal(found, call(*operands))
+    assert ("torch.ops.layoutgemm.composed_matmul.default(" in code) is not is_direct
+    assert ("layoutgemm_direct.composed_matmul" in code) is is_direct
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.derived])
 def test_gradients_are_those_of_the_formula(name: str) -> None:
     """By autograd in eager mode, and by torch.func."""
@@ -158,6 +184,18 @@ def test_gradients_are_those_of_the_formula(name: str) -> None:
     for got, by_func, right in zip(found, mapped(*operands[:count]), want, strict=True):
         for each in (got, by_func):
             assert float((each.double() - right).abs().max() / right.abs().max()) < 2**-6
+
+
+def test_a_triangles_gradient_is_recorded_too() -> None:
+    found = []
+    for kind in (BF16, torch.float64):
+        a, b = (x.to(kind).clone().requires_grad_() for x in (SQUARE, A))
+        c = matmul(a, b, triangles=Triangles("lower")) if kind is BF16 else a.tril() @ b
+        first = torch.autograd.grad(c.square().sum(), (a, b), create_graph=True)
+        found.append([*first, *torch.autograd.grad(sum(x.square().sum() for x in first), (a, b))])
+    assert not found[0][0].triu(1).any() and not found[0][2].triu(1).any()
+    for got, right in zip(*found, strict=True):
+        assert float((got.detach().double() - right.detach()).abs().max() / right.detach().abs().max()) < 2**-6
 
 
 @pytest.mark.parametrize("name", ["an order, bias and activation", "two pairs"])
@@ -190,7 +228,41 @@ def test_causal_scores_have_their_softmax_statistics() -> None:
     want = torch.stack([scores.amax(1), scores.logsumexp(1)])
     torch.testing.assert_close(causal(A, keys).double(), want, rtol=1e-5, atol=1e-5)
     torch._dynamo.reset()
-    assert torch.equal(torch.compile(causal, fullgraph=True, backend="aot_eager")(A, keys), causal(A, keys))
+    compiled = torch.compile(causal, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(A, keys), causal(A, keys))
+    wide = [x.double().requires_grad_() for x in (A, keys)]
+    scores = (wide[0] @ wide[1]).masked_fill(torch.ones(136, 136).triu(1).bool(), -torch.inf)
+    want = torch.autograd.grad(scores.amax(1).sum() + scores.logsumexp(1).square().sum(), wide)
+    for function in (causal, compiled):
+        leaves = [x.clone().requires_grad_() for x in (A, keys)]
+        most, total = function(*leaves)
+        for got, right in zip(torch.autograd.grad(most.sum() + total.square().sum(), leaves), want, strict=True):
+            assert float((got.double() - right).abs().max() / right.abs().max()) < 2**-6
+
+
+def test_a_compiled_call_writes_some_tiles_of_two_tensors() -> None:
+    def into(out: Any, aux: Any) -> Any:
+        given = {"bias": BIAS, "aux": aux}
+        return matmul(A, B, order="lower", epilogue=KEPT, given=given, config=TILE, out=out)
+
+    torch._dynamo.reset()
+    found: list[Any] = []
+    for function in (into, torch.compile(into, fullgraph=True, backend="aot_eager")):
+        found.append([torch.full((136, 72), 7.0).to(BF16), torch.zeros(136, 72).to(BF16)])
+        function(*found[-1])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+    assert bool((found[0][0][~LOWER] == 7).all() and found[0][1][LOWER].any())
+
+
+def test_what_an_order_leaves_out_keeps_its_gradient() -> None:
+    """A written matrix keeps its elements outside of the tiles, and their gradient."""
+    before, a = torch.ones(136, 72, dtype=BF16).requires_grad_(), A.clone().requires_grad_()
+    aux = before * 2
+    matmul(a, B, order="lower", epilogue=KEPT, given={"bias": BIAS, "aux": aux}, config=TILE)
+    of_a, of_aux = torch.autograd.grad(aux.float().square().sum(), (a, before))
+    assert torch.equal(of_aux != 0, ~LOWER) and torch.equal(of_aux[~LOWER], torch.full_like(of_aux[~LOWER], 8))
+    want = (torch.where(LOWER, 2 * (A.double() @ B.double() + BIAS), 0.0)) @ B.double().mT
+    assert float((of_a.double() - want).abs().max() / want.abs().max()) < 2**-6
 
 
 def test_other_callers_see_one_operator() -> None:
@@ -211,6 +283,12 @@ def test_other_callers_see_one_operator() -> None:
     ours = square(lambda x: matmul(x.to(BF16), B, order="lower", config=TILE, out_dtype=torch.float32))(A.float())
     right = square(lambda x: torch.where(LOWER, x @ B.float(), 0.0))(A.float())
     torch.testing.assert_close(ours, right, rtol=2**-6, atol=2**-6)
+    seconds = []
+    for function, kind in ((lower, BF16), (CASES["an order"].formula, torch.float64)):
+        leaf = A.to(kind).clone().requires_grad_()
+        first = torch.autograd.grad(function(leaf, B.to(kind)).square().sum(), leaf, create_graph=True)
+        seconds += [x.double() for x in torch.autograd.grad(first[0].square().sum(), leaf)]
+    assert float((seconds[0] - seconds[1]).abs().max() / seconds[1].abs().max()) < 2**-5
     tangent = torch.func.jvp(lambda a: lower(a, B), (A,), (A2.repeat(1, 4),))[1]
     torch.testing.assert_close(tangent, lower(A2.repeat(1, 4), B))
     assert matmul(A.to("meta"), B.to("meta"), order="lower").shape == (136, 72)
@@ -257,6 +335,9 @@ REFUSED: list[tuple[str, Callable[..., Any]]] = [
     ("order = 'spiral': known are", lambda a, b: matmul(a, b, order="spiral")),
     ("rank is missing", lambda a, b: matmul(a, b, order=RANKS)),
     ("an epilogue and a symmetric order", lambda a, b: matmul(a, b, order="symmetric", activation="relu")),
+    ("a second pair and triangular operands: its loop has as many K tiles", lambda a, b: matmul(
+        (a, a), (b, b), triangles=Triangles("lower"))),
+    ("triangles is a str: a Triangles", lambda a, b: matmul(a, b, triangles="lower")),
     ("two operands of the product are named s", lambda a, b: matmul(
         a, b, prologue=SCALED, epilogue=NAMED, given={"s": SCALE})),
     ("a gate and a second pair", lambda a, b: matmul((a, a), (b, b), activation="swiglu")),
@@ -280,13 +361,13 @@ def test_refusals_are_those_of_the_compiler_too(number: int) -> None:
 
 def test_other_refusals_name_the_operand() -> None:
     leaf = A.clone().requires_grad_()
-    with pytest.raises(TensorError, match="a requires grad, and this product has no gradient"):
-        matmul(leaf, B, order="lower", epilogue=FINISH, given={"bias": BIAS})
+    with pytest.raises(OperandError, match=r"a is lower triangular, and a\[0, 1\] is"):
+        matmul(A, B, triangles=Triangles("lower"))
+    aux = torch.zeros(136, 72, dtype=BF16).requires_grad_()
+    with pytest.raises(TensorError, match="aux is a leaf that requires grad"):
+        matmul(A, B, order="lower", epilogue=KEPT, given={"bias": BIAS, "aux": aux})
     with pytest.raises(TensorError, match="don't support automatic differentiation"):
         matmul(leaf, B, order="lower", out=torch.zeros(136, 72, dtype=BF16))
-    again = matmul(leaf, B, order="lower")
-    with pytest.raises(TensorError, match="first derivatives alone"):
-        torch.autograd.grad(again.sum(), leaf, create_graph=True)
     eight = A.to(torch.float8_e4m3fn)
     with pytest.raises(TensorError, match="products of 8 bits have no gradient"):
         matmul(eight, B.T.contiguous().T.to(torch.float8_e4m3fn).requires_grad_(), order="lower")
@@ -301,5 +382,7 @@ def test_parts_are_explained() -> None:
     assert how.why == "5 of 6 tiles, 83.3% of the grid" and how.copies == () and how.workspace == 0
     given = {"row_max": torch.zeros(136), "row_log_sum_exp": torch.zeros(136)}
     how = explain_matmul(A, drawn(64, 136), order="lower", epilogue=STATISTICS, given=given, config=TILE)
+    told = explain_matmul(SQUARE, A, triangles=Triangles("lower"), config=TILE).why
+    assert told.startswith("Triangles(a='lower', b=None): 66.7% of the K tiles")
     assert how.workspace == 3 * 136 * 2 * 4 and how.copies[-1].startswith("reductions: partial results")
     assert explain_matmul((A, A2), (B, B2), activation="relu").kernel.endswith("and a second pair of K = 16")

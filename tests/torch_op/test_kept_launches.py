@@ -150,6 +150,13 @@ def pairs_with_steps() -> Call:
     return lambda: matmul((a, a2), (b, b2), order="hilbert", epilogue=steps, given=given)
 
 
+def statistics() -> Call:
+    """Reductions over some of the tiles: the memory of partial results holds identities first."""
+    a, b, given = normal(N, K), normal(N, K).mT, {"most": torch.zeros(N), "sums": torch.zeros(N)}
+    steps = Epilogue(RowReduce("max", "most"), RowReduce("sum", "sums"), stores_c=False)
+    return lambda: matmul(a, b, order="lower", epilogue=steps, given=given)
+
+
 def rows_of_several() -> Call:
     """Chosen rows and several matrices, with a number."""
     a, b, c, given = normal(M, K), normal(N, K).mT, normal(N, K).mT, {"s": 3.0}
@@ -166,7 +173,7 @@ def function_of_a() -> Call:
 
 OF_ROWS, OF_BIAS = Prologue.of(lambda x, i, k, ops, s: x * s, s="m"), Epilogue(Bias("n", "bf16"))
 OF_STEPS = (dense, into, transposed, nothing_stored, scaled, scaled_rows, groups, chosen_rows, masked)
-TOGETHER = (pairs_with_steps, rows_of_several, function_of_a)
+TOGETHER = (pairs_with_steps, rows_of_several, function_of_a, statistics)
 CALLS = (*OF_STEPS, scalars, alone, combined, pairs, in_order, triangle, lower, *TOGETHER)
 
 
@@ -273,8 +280,9 @@ def test_what_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(api, "epilogue_product", lambda *given: 1 / 0)
             assert product() == len(first)
             product(left=room[4 : 4 + M * K].view(M, K))
-        with pytest.raises(TensorError, match="bias requires grad"):
-            product({**given, "bias": given["bias"].clone().requires_grad_()})
+        recording = {**given, "bias": given["bias"].clone().requires_grad_()}
+        assert matmul(a, b, epilogue=PLAIN, given=recording).requires_grad
+        assert not matmul(a, b, epilogue=PLAIN, given=given).requires_grad
         with torch.inference_mode():
             left = normal(M, K)
             count = product(left=left)
@@ -296,6 +304,17 @@ def test_operands_that_begin_elsewhere_have_a_launch_of_their_own(monkeypatch: p
         assert [plan.epilogue.pairs for plan in plans] == [True, False]
         at = list(plans[0].parameters).index("bias")
         assert [x[at] for x in noted.arguments] == [given[i % 2]["bias"].data_ptr() for i in range(6)]
+
+
+def test_partial_results_of_tiles_left_out_are_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled, fill = [], kept_launches.fill
+    monkeypatch.setattr(kept_launches, "fill", lambda x, runs: (fill(x, runs), filled.append(x.view(torch.float32))))
+    with launches(monkeypatch) as (noted, first):
+        call = statistics()
+        call(), call()
+        assert len(first) == 1 and len(noted.arguments) == 2
+        half = filled[0].numel() // 2
+        assert bool((filled[0][:half] == -math.inf).all() and (filled[0][half:] == 0).all())
 
 
 def test_scalars_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

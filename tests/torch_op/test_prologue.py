@@ -58,6 +58,12 @@ def test_gradients_are_those_of_torch() -> None:
         assert (mine.float() - t.grad.float()).abs().max() <= 0.02 * t.grad.float().abs().max()
 
 
+def test_whole_numbers_of_the_function_meet_coordinates() -> None:
+    step = Prologue.of(lambda x, i, k, ops: ops.where(ops.maximum(k, 3) > 3, x * (2 + k // 2), x))
+    x = torch.ones(2, 8).bfloat16()
+    assert matmul(x, torch.eye(8).bfloat16(), prologue=step)[1].tolist() == [1, 1, 1, 1, 4, 4, 5, 5]
+
+
 def test_coordinates_are_rows_and_columns_of_a() -> None:
     causal = Prologue.of(lambda x, i, k, ops: ops.where(k <= i, x, 0.0) + ops.float(k % 2))
     x, w, *_ = drawn()

@@ -195,9 +195,7 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
     if plan.prologue is not None:
         lines += explain_prologue(plan)
     if plan.triangles is not None:
-        found = tiles_of_order(plan.order.schedule, across)
-        share = f"{share_of_work(plan, found):.1%}" if found is not None else "a share"
-        lines.append(f"{plan.triangles}: {share} of the K tiles of these tiles of C, the others are zeros")
+        lines.append(described_triangles(plan))
     if plan.mirror is not None:
         room = plan.mirror.bytes(WARPS_OF_GROUP)
         lines.append(
@@ -233,6 +231,13 @@ def _explain_resources(plan: Sm90Plan) -> list[str]:
         f"  as coordinates (row, column): {plan.mma.coords_C}",
         explain_workspace(plan, 0 if plan.exchange is None else plan.exchange.bytes),
     ]  # fmt: skip
+
+
+def described_triangles(plan: Sm90Plan) -> str:
+    """The share of the K tiles that a plan with triangular operands multiplies, in words."""
+    found = tiles_of_order(plan.order.schedule, plan.order.clusters(plan.tiles))
+    share = f"{share_of_work(plan, found):.1%}" if found is not None else "a share"
+    return f"{plan.triangles}: {share} of the K tiles of these tiles of C, the others are zeros"
 
 
 def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:

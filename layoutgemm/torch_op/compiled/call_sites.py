@@ -113,7 +113,7 @@ def _writes(x: torch.Tensor) -> int | None:
 
 def launch_at(record: Recording, addresses: Sequence[int]) -> SiteLaunch | None:
     """The one launch of a recorded call with tensors at these addresses; None where an argument is not known."""
-    if len(record.launches) != 1 or record.lists or record.clears:
+    if len(record.launches) != 1 or record.lists or record.clears or any(record.first.values()):
         return None
     [made] = record.launches
     if made.device < FIRST_GPU or 0 in addresses or len({*addresses}) < len(addresses):

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .. import operator as _matmul
+from ..composed.api import ComposedOptions, composed_product
+from ..composed.parts import named_lists, parts_of_text
 from ..fp8 import api as _fp8
 from ..fp8.launch import pitched
 from ..library import configured
@@ -66,6 +68,22 @@ def combined_matmul(
     how = function_of_text(function)
     given = dict(zip(how.numbers, numbers, strict=True))
     matmul_combined(a, b, how, given, out, configured(config), out.dtype, allow_tf32)
+
+
+def composed_matmul(
+    *tensors: torch.Tensor, out: torch.Tensor, numbers: Sequence[float], wholes: Sequence[int], parts: str, config: str,
+    allow_tf32: bool | None,
+) -> None:  # fmt: skip
+    """The product with several parts into `out`, of which it writes every element."""
+    found = parts_of_text(parts)
+    count = len(tensors) - len(found.read)  # of A and B
+    of_a = 1 if found.how is not None else count // 2
+    values = named_lists(found, tensors[count:], (), numbers, wholes)
+    own = {name: x for name, x in values.items() if name in found.own}
+    given = {name: x for name, x in values.items() if name not in own}
+    options = ComposedOptions(out, configured(config), out.dtype, allow_tf32)
+    a, b = tensors[:of_a], tensors[of_a:count]
+    composed_product(a if of_a > 1 else a[0], b if len(b) > 1 else b[0], found.asked, own, given, options)
 
 
 def scaled_matmul(

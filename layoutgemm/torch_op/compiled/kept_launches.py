@@ -22,7 +22,7 @@ import torch.autograd.forward_ad as _forward
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.parameters import number_word
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autograd_alone, tracing_state
-from ..launch import DirectLaunch, RecordedLaunch, Recording, empty_on_gpu, raw_stream, recorded, span
+from ..launch import DirectLaunch, RecordedLaunch, Recording, Runs, empty_on_gpu, fill, raw_stream, recorded, span
 from ..prepared import mark_written
 from ..problem import StridedOperand
 from .guards import FIRST_GPU, KeptCalls, Key, LaunchesByAddress, guarded
@@ -42,7 +42,7 @@ class KeptCall:
     spans    bytes from first to last element, of each tensor
     written  places of those that are written
     numbers  the operands that are numbers
-    memory   bytes of each workspace
+    memory   bytes of each workspace, and what it holds before the launch
     lists    what the launch reads of its plan's own
     clears   whether a new C is cleared first, for what the launch leaves out
     """
@@ -53,7 +53,7 @@ class KeptCall:
     spans: tuple[int, ...]
     written: tuple[int, ...]
     numbers: tuple[EpilogueOperand, ...]
-    memory: tuple[int, ...]
+    memory: tuple[tuple[int, Runs], ...]
     lists: tuple[torch.Tensor, ...]
     clears: bool = False
 
@@ -163,7 +163,9 @@ def _again(
         values.append(c.data_ptr())
     else:
         c = tensors[0].new_empty(0, dtype=kept.kind) if out is None else out
-    workspaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in kept.memory]  # they live until the launch
+    workspaces = [empty_on_gpu((size,), (1,), torch.uint8) for size, _ in kept.memory]  # they live until the launch
+    for memory, (_, runs) in zip(workspaces, kept.memory):
+        fill(memory, runs)
     values += [x.data_ptr() for x in workspaces]
     kept.direct.launch([*values, *numbers], raw_stream(index))
     return c
@@ -204,7 +206,8 @@ class _RecordedCall:
         direct = DirectLaunch(made.compiled, made.arguments, order, made.device, made.what)
         result = (tuple(c.shape), tuple(c.stride()), c.dtype) if new else None
         kind = None if self.extras.stores_c else c.dtype
-        memory = tuple([record.memory[made.arguments[place]] for place in workspaces])
+        addresses = [made.arguments[place] for place in workspaces]
+        memory = tuple([(record.memory[at], record.first[at]) for at in addresses])
         spans, lists = tuple(map(_span, self.tensors)), tuple(record.lists.values())
         clears = new and record.clears
         return KeptCall(direct, result, kind, spans, self.written, numbers, memory, lists, clears)

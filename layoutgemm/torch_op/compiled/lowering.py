@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,13 +32,14 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "finished": ("bias",),
     "gated": (),
     "combined_matmul": (),
+    "composed_matmul": (),
     "scaled_matmul": ("scale_b", "bias"),
     "grouped_matmul": ("groups", "scale_a", "scale_b", "bias"),
     "quantized_matmul": ("scales", "bias", "scale_x"),
     "quantize": (),
     "scaled_matmul_quantized": ("scale_b", "bias"),
 }
-_ALWAYS = ("a", "scale_a", "b", "x", "units")  # tensors of the operators, in the order of their arguments
+_ALWAYS = ("a", "scale_a", "b", "x", "units", "read")  # tensors of the operators, in the order of their arguments
 _NODES = ("ExternKernelOut", "ExternKernelAlloc", "MultiOutput", "MultiOutputLayout", "convert_shape_to_inductor")
 _lowered: set[str] = set()
 
@@ -78,6 +80,8 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
         if V.graph.cpp_wrapper or not (several or value.is_contiguous()):
             return stays(*args, **kwargs)
         given = {**defaults, **dict(zip(names, args)), **kwargs}
+        if name == "composed_matmul" and not _writes_every_element(str(given["parts"]), given["wholes"]):
+            return stays(*args, **kwargs)
         tensors, others = _split(name, given, several)
         inputs = [ir.ExternKernel.realize_input(x) for x in tensors.values()]
         call = {"inputs": inputs, "kwargs": others, "python_kernel_name": f"layoutgemm_direct.{name}"}
@@ -88,6 +92,12 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
         return tuple([ir.TensorBox.create(x) for x in made.outputs])
 
     return lower
+
+
+def _writes_every_element(parts: str, wholes: object) -> bool:
+    """True if the launch writes all of C, and reads no whole number, which may be a symbol."""
+    found = json.loads(parts)
+    return found["order"] is None and "out_rows" not in found["own"] and not wholes
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.sm90.triangular.operands import Triangles
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -32,18 +33,12 @@ from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import Tensors
 from ..operands.several import NO_DICT, refusal_of_matrices
+from ..own_epilogue.derivatives import check_written
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows
 from .checks import checked, named_operands
-from .operators import (
-    CHECK_COMPOSED,
-    derivable,
-    dispatched,
-    names_of_text,
-    recorded,
-    text_of_parts,
-    visited_part,
-)
+from .derivatives import derivable, dispatched, recorded, visited_part
+from .operators import CHECK_COMPOSED, names_of_text, text_of_parts
 from .parts import OWN, TILES, AskedParts, parts_of_text, parts_text
 from .product import computed, stored
 
@@ -102,6 +97,7 @@ def composed_product(
             every[TILES] = tiles_of_host(every[TILES])
         call = checked(left, right, parts, every, out, out_dtype, allow_tf32)
         tensors = call.tensors
+        check_written({name: every[name] for name in parts.written})
         records = differentiated(*tensors)
         if out is not None and (records or differentiated(out)):
             raise TensorError(NOT_RECORDED)
@@ -111,7 +107,7 @@ def composed_product(
                 return computed(call, config, out)
         if sees:
             derives = derived_by_transform() or any(has_tangent(x) for x in tensors)
-            shown = derivable if derives and not parts.written else dispatched
+            shown = derivable if derives else dispatched
             if out is None:
                 return shown(call, config)
             vectors = rows_in_order(there, left)
@@ -148,8 +144,6 @@ def _again(
     if a and isinstance(a[0], torch.Tensor) and a[0].get_device() < kept_launches.FIRST_GPU:
         return make()  # of tensors of the CPU nothing is launched
     epilogue = asked.epilogue if isinstance(asked.epilogue, Epilogue) else None
-    if len(a) > 1 and out is not None and not any((asked.order, asked.epilogue, asked.prologue)):
-        return make()  # into `out` two pairs' product is copied
     if not a or getattr(a[0], "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
     read = {"a": a[0], "b": b[0], **({"a2": a[1], "b2": b[1]} if len(a) == len(b) == 2 else {})}
@@ -176,7 +170,7 @@ def _again(
 
 def said_of(asked: AskedParts, matrices_of_a: int) -> str:
     """The argument that asks for a composed product, in a refusal."""
-    for name in ("order", "prologue", "combine", "epilogue"):
+    for name in ("order", "prologue", "combine", "epilogue", "triangles"):
         if getattr(asked, name) is not None:
             return f"{name}="
     return "a product of two pairs" if matrices_of_a > 1 else "rows="
@@ -188,6 +182,8 @@ def refusal_of_kinds(asked: AskedParts, given: object) -> str:
         return f"prologue is a {type(asked.prologue).__qualname__}: a Prologue, made by Prologue.of"
     if asked.epilogue is not None and not isinstance(asked.epilogue, Epilogue):
         return f"epilogue is a {type(asked.epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue"
+    if asked.triangles is not None and not isinstance(asked.triangles, Triangles):
+        return f"triangles is a {type(asked.triangles).__qualname__}: a Triangles, as in Triangles(a='lower')"
     if given is not None and not isinstance(given, Mapping):
         what = "the order's parameters by name" if asked.order is not None else "the parts' operands by name"
         return NO_DICT.partition(";")[0].format(type(given).__qualname__) + f"; it is a dict, {what}"
@@ -221,6 +217,7 @@ def _traced(
     parts = (
         asked.order, None if asked.prologue is None else asked.prologue.json, asked.combine,  # type: ignore[union-attr]
         None if asked.epilogue is None else asked.epilogue.json, asked.activation, asked.copy_rows,  # type: ignore[union-attr]
+        None if asked.triangles is None else (asked.triangles.a, asked.triangles.b),  # type: ignore[union-attr]
     )  # fmt: skip
     text = text_of_parts(*parts, len(b), own, given)
     if not text:
@@ -233,8 +230,9 @@ def _traced(
     refuse(refusal("config", config))
     refuse_finish(asked.activation, a[0], out_dtype)
     tensors = [*a, *b, *[values[name] for name in (*reads, *writes)]]
-    if out is not None and differentiated(*tensors, out):
-        refuse(NOT_RECORDED)
+    if differentiated(*tensors, out):
+        refuse(NOT_RECORDED if out is not None else "")
+        refuse(refusal("derivative", parts[3] or "", a[0].dtype, out_dtype))
     left = [autocast(x, b[min(i, len(b) - 1)])[0] for i, x in enumerate(a)]
     right = [autocast(a[0], x)[1] for x in b]
     allowed = traced_flag(allow_tf32)
@@ -244,7 +242,8 @@ def _traced(
         vectors = rows_in_order({name: values[name] for name in own}, left)
         own = tuple(vectors)
         values = {**values, **vectors}
-        text = text_of_parts(*parts[:-1], None if ROWS not in own else asked.copy_rows, len(b), own, given)
+        copies = None if ROWS not in own else asked.copy_rows
+        text = text_of_parts(*parts[:5], copies, parts[6], len(b), own, given)
         lists = _lists(values, *names_of_text(text))
     read, written, floats, ints = lists
     if written:

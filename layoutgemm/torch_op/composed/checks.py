@@ -28,9 +28,9 @@ from ...kernels.sm90.gated import combination
 from ...kernels.sm90.operands.combinations import Asked, check_parts
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.pair import SecondPair
-from ..checks import check_call, check_finish, check_out, product_shape, refuse_derivatives, tracing_state
-from ..epilogue import NO_DERIVATIVE, check_epilogue, check_result
+from ..checks import check_call, check_finish, check_out, product_shape, tracing_state
 from ..epilogue import Tensors as Operands
+from ..epilogue import check_epilogue, check_result
 from ..operands.several import refusal_of_matrices
 from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
@@ -89,11 +89,14 @@ def checked(
     a: Tensors, b: Tensors, parts: Parts, values: Operands, out: torch.Tensor | None,
     out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> ComposedCall:  # fmt: skip
-    """The call of these operands. Raises OperandError, TensorError or PlanError for those that do not fit."""
+    """The call of these operands. Raises OperandError, TensorError or PlanError for those that do not fit.
+
+    values  without what is written, where the call's visited elements alone are asked for: the epilogue is not checked
+    """
     check_numbers_of(a, b, parts)
     read = {name: values[name] for name in parts.read}
-    written = {name: values[name] for name in parts.written}
-    if parts.epilogue is not None:
+    written = {name: values[name] for name in parts.written if name in values}
+    if parts.epilogue is not None and len(written) == len(parts.written):
         kinds = {operand.name: type(values[operand.name]) for operand in parts.epilogue.given}
         check_epilogue(parts.epilogue, kinds, parts.gate is not None)
     into = {} if out is None else {"out": out}
@@ -104,7 +107,7 @@ def checked(
     shape = _shape(left, right, parts, m)
     rows = out.shape[0] if out is not None and OUT_ROWS in parts.own and out.ndim == 2 else shape[-2]
     call = ComposedCall(left, right, parts, dict(values), kind, shape, rows)
-    if not call.plain_pairs or parts.gate is not None:  # which have a kernel together
+    if not call.plain_pairs or parts.gate is not None or parts.triangles is not None:  # which have a kernel together
         check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
     _check_finish(call, out)
     if out is not None:
@@ -113,8 +116,6 @@ def checked(
         check_out(out, call.result, kind, named)
     if parts.own or parts.prologue is not None:
         _check_vectors(call)
-    if parts.epilogue is not None:
-        refuse_derivatives({**named, **read, **written, **into}, NO_DERIVATIVE)
     return call
 
 
@@ -140,6 +141,7 @@ def asked_parts(call: ComposedCall) -> Asked:
         epilogue=epilogue_of(call),
         batch=call.shape[0] if len(call.shape) > 2 and not call.plain_pairs else 1,
         symmetric=is_symmetric(parts.order),
+        triangles=parts.triangles,
     )
 
 
@@ -227,7 +229,7 @@ def _check_finish(call: ComposedCall, out: torch.Tensor | None) -> None:
     check_finish(bias, None if parts.gate is not None else parts.activation, call.shape, kind)
     if bias is not None and bias.dtype not in READ and not call.plain_pairs:
         raise OperandError(f"bias is {bias.dtype}: beside an order, rows, a prologue or combine= it is a float")
-    if parts.epilogue is not None:
+    if parts.epilogue is not None and all(name in call.values for name in parts.written):
         check_result(parts.epilogue, call.values, kind, call.shape, out)
 
 

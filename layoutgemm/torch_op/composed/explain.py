@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 import torch
 
 from ...kernels.orders import clusters_of_plan, described_order, schedule_of
+from ...kernels.sm90.explain import described_triangles
 from ...kernels.sm90.operands.pair import SecondPair
 from ...kernels.sm90.plan import Sm90Plan
 from ..epilogue import finish_of, readable_gate
-from ..explanation import Explanation, of_plan, partial_text
+from ..explanation import Explanation, of_plan, partial_text, sums_again
 from ..launch import plan_of
 from ..operands.pairs import finish_of_pairs, placed_pairs
 from ..prepared import NO_FINISH, Config, problem_at
@@ -45,7 +47,11 @@ def explain_composed(
     if not isinstance(plan, Sm90Plan):
         return Explanation(str(plan), "the mma.sync kernel", 1, (), plan.partial_bytes)
     why = "parts of one kernel" if parts.order is None else _described(plan)
+    if parts.triangles is not None:
+        why = described_triangles(plan) if parts.order is None else f"{why}; {described_triangles(plan)}"
     told = of_plan(plan, *_of_one(call, plan), options.out, why, [])
+    if any(x.requires_grad for x in call.tensors) and not parts.linear:
+        told = replace(told, backward=sums_again(prod(call.shape[:-1]) * sum(x.shape[-1] for x in call.b)))
     if plan.partial_bytes:
         told = replace(told, copies=(*told.copies, partial_text(plan.partial_bytes)))
     return replace(told, workspace=told.workspace + plan.workspace)

@@ -21,6 +21,7 @@ from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.orders import Order, check_name, names_in_given
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.sm90.triangular.operands import Triangles
 from ...schedule import Schedule
 from ...schedule.text import order_of_text, order_text
 from ..bias_activation import GATES
@@ -36,10 +37,14 @@ ROW_WEIGHTS, BIAS, TILES = "row_weights", "bias", "tiles"
 OWN = (BIAS, ROWS, OUT_ROWS, ROW_WEIGHTS)  # arguments of `matmul` that are tensors by name
 
 
+Halves = tuple[str | None, str | None]  # of A and of B, as `Triangles` has them
+
+
 class AskedParts(NamedTuple):
     """Arguments of `matmul` that ask for more than a product; those that are tensors are in `own`, by name.
 
     prologue, epilogue  objects, or their texts
+    triangles           an object, or its halves
     """
 
     order: Order | None = None
@@ -48,6 +53,7 @@ class AskedParts(NamedTuple):
     epilogue: Epilogue | str | None = None
     activation: str | None = None
     copy_rows: bool | None = None
+    triangles: Triangles | Halves | None = None
 
 
 def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
@@ -59,7 +65,7 @@ def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
     (False, True)
     """
     indexed = any(own.get(name) is not None for name in (ROWS, OUT_ROWS, ROW_WEIGHTS))
-    if pairs or asked.order is not None:
+    if pairs or asked.order is not None or asked.triangles is not None:
         return True
     if asked.combine is not None:
         more = asked.prologue, asked.epilogue, asked.activation, own.get(BIAS)
@@ -77,6 +83,7 @@ class Parts:
     order       None: the kernel's own
     how         the function of several sums, or None
     activation  behind the sums; a gate's comes before an epilogue
+    triangles   which of A and B are triangular, or None
     own         names of `OWN` that are given: the first of those that are read
     text        of all of these
     """
@@ -87,12 +94,20 @@ class Parts:
     epilogue: Epilogue | None
     activation: str | None
     copy_rows: bool | None
+    triangles: Triangles | None
     own: tuple[str, ...]
     read: tuple[str, ...]
     written: tuple[str, ...]
     numbers: tuple[str, ...]
     wholes: tuple[str, ...]
     text: str
+
+    @property
+    def asked(self) -> AskedParts:
+        """The arguments of a call with these parts."""
+        return AskedParts(
+            self.order, self.prologue, self.how, self.epilogue, self.activation, self.copy_rows, self.triangles
+        )
 
     @property
     def gate(self) -> str | None:
@@ -163,6 +178,7 @@ def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tu
     wanted = [name for name in claimed if name not in own]
     check_names([*wanted, *left] if how is not None else wanted, given, "the product's parts read")
     tiles = tuple([name for name in order if name == TILES])
+    halves = Triangles(*asked.triangles) if isinstance(asked.triangles, tuple) else asked.triangles
     entry = {
         "order": None if asked.order is None else order_text(asked.order),
         "prologue": None if prologue is None else prologue.json,
@@ -170,6 +186,7 @@ def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tu
         "epilogue": None if epilogue is None else epilogue.json,
         "activation": asked.activation,
         "copy_rows": asked.copy_rows,
+        "triangles": None if halves is None else [halves.a, halves.b],
         "own": list(own),
         "read": [*own, *names.read, *of_a, *tiles],
         "written": list(names.written),
@@ -201,7 +218,9 @@ def parts_of_text(text: str) -> Parts:
             None if prologue is None else prologue_of(prologue),
             None if combine is None else function_of_text(combine),
             None if epilogue is None else epilogue_of_text(epilogue),
-            found["activation"], found["copy_rows"], own, read, written, numbers, wholes, text,
+            found["activation"], found["copy_rows"],
+            None if found["triangles"] is None else Triangles(*found["triangles"]),
+            own, read, written, numbers, wholes, text,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, OperandError):
@@ -214,9 +233,8 @@ def parts_of_text(text: str) -> Parts:
 def _check_again(parts: Parts, text: str) -> None:
     """Raise OperandError unless the parts have that text."""
     given = [name for name in (*parts.read, *parts.written, *parts.numbers, *parts.wholes) if name not in parts.own]
-    asked = AskedParts(parts.order, parts.prologue, parts.how, parts.epilogue, parts.activation, parts.copy_rows)
     matrices = 1 if parts.how is None else parts.how.matrices
-    again = parts_text(asked, matrices, parts.own, given)
+    again = parts_text(parts.asked, matrices, parts.own, given)
     if again != text:
         raise OperandError(f"the parts' text is {text[:200]}, and theirs is {again[:200]}")
 
@@ -230,12 +248,14 @@ def lists_of(parts: Parts, values: Mapping[str, object]) -> tuple[list[object], 
 
 
 def named_lists(
-    parts: Parts, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float],
+    parts: Parts, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor] | None, numbers: Sequence[float],
     wholes: Sequence[int],
 ) -> dict[str, object]:  # fmt: skip
-    """The operands by name. Raises OperandError for other numbers of them."""
+    """The operands by name; `written`: None for none of those. Raises OperandError for other numbers of them."""
     values: dict[str, object] = {}
     for said, given in (("read", read), ("written", written), ("numbers", numbers), ("wholes", wholes)):
+        if given is None:
+            continue
         names = getattr(parts, said)
         if len(names) != len(given):
             raise OperandError(f"{said} has {len(given)} operands, and the parts have {', '.join(names) or 'none'}")

@@ -37,6 +37,7 @@ from ...kernels.sm90.indexed.choose import copies_first
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
+from ...kernels.sm90.triangular.operands import Triangles
 from ...schedule.listed import decoded
 from ..epilogue import Tensors as Operands
 from ..operands.several import order_of
@@ -80,6 +81,7 @@ class PlanKey(NamedTuple):
     gated: Combined | None
     prologue: Prologue | None
     indexed: IndexedRows | None
+    triangles: Triangles | None
     config: Sm90Config | None
     on: tuple[str, int]
 
@@ -104,7 +106,10 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
     sizes = int(m), int(n), int(a.shape[-1]), int(call.shape[0]) if len(call.shape) > 2 else 1, int(second)
     found = None if choice is None else choice.config
     indexed = indexed_rows(call, _copies(call, found))
-    return _ready(PlanKey(sizes, names, parts.order, epilogue, gated_of(parts), parts.prologue, indexed, found, on))
+    key = PlanKey(
+        sizes, names, parts.order, epilogue, gated_of(parts), parts.prologue, indexed, parts.triangles, found, on
+    )
+    return _ready(key)
 
 
 def _copies(call: ComposedCall, config: Sm90Config | None) -> bool:
@@ -136,7 +141,7 @@ def _derived(key: PlanKey) -> Plan:
     """The plan of a key; its order may still visit a tile twice."""
     m, n, k, batch, second = key.sizes
     if key.on[0] != "sm_90a":
-        for name, part in (("gate or combine=", key.gated), ("prologue", key.prologue), ("rows", key.indexed)):
+        for name, part in _of_hopper(key).items():
             if part is not None:
                 raise OperandError(f"{name}: {key.on[0]}'s kernel has none; compute capability 9.0 has")
         if second:
@@ -145,10 +150,16 @@ def _derived(key: PlanKey) -> Plan:
     a, b, c = key.names
     found = plan_of(
         m, n, k, batch=batch, arch="sm_90a", config=key.config, a=a, b=b, c=c, epilogue=key.epilogue, gated=key.gated,
-        order=key.order, prologue=key.prologue, pair=second or None, indexed=key.indexed,
+        order=key.order, prologue=key.prologue, pair=second or None, indexed=key.indexed, triangles=key.triangles,
     )  # fmt: skip
     assert isinstance(found, Sm90Plan)
     return found
+
+
+def _of_hopper(key: PlanKey) -> dict[str, object]:
+    """Parts that the mma.sync kernel lacks, by the arguments that ask for them."""
+    parts = {"gate or combine=": key.gated, "prologue": key.prologue, "rows": key.indexed}
+    return {**parts, "triangles": key.triangles}
 
 
 def _by_mma_sync(key: PlanKey) -> Sm80Plan:

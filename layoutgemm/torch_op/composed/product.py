@@ -25,7 +25,7 @@ from ..bias_activation import GATES, by_torch
 from ..checks import copied
 from ..epilogue import finish_of, readable_gate, reference_of
 from ..indexed.torch_rows import gathered, scattered
-from ..launch import DirectLaunch, note_list, note_target, note_workspace, raw_stream
+from ..launch import DirectLaunch, fill, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
 from ..operands.several import TorchMath
 from ..prepared import Config, mark_written, on_gpu
@@ -144,6 +144,8 @@ def _resolved(call: ComposedCall) -> ComposedCall:
 def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None) -> torch.Tensor:
     """The float64 product where the plan stores it."""
     parts, inside = call.parts, visited(call, ready)
+    if parts.triangles is not None:
+        parts.triangles.check(*[x.to(torch.float64).numpy() for x in (call.a[0], call.b[0])])
     sums = [exact(a, b) for a, b in factors(call)]
     value = together(call, [x.double() for x in sums] if len(sums) > 1 else sums)
     if parts.epilogue is None:
@@ -192,14 +194,8 @@ def _partials(plan: Plan, device: torch.device) -> torch.Tensor | None:
     if not plan.epilogue.partials:
         return None
     made = torch.empty(max(16, plan.partial_bytes), dtype=torch.uint8, device=device)
-    if not (runs := plan.first_partials):
-        note_workspace(made)
-        return made
-    at = 0
-    for count, value in runs:  # a kept call would not write them
-        kind = torch.float32 if value.dtype.kind == "f" else torch.int32
-        made[4 * at : 4 * (at + count)].view(kind).fill_(value.item())
-        at += count
+    fill(made, plan.first_partials)
+    note_workspace(made, plan.first_partials)
     return made
 
 

@@ -140,9 +140,9 @@ class _RecordedSeveral(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph
-            raise TensorError("combine= has first derivatives alone: no create_graph=True")
         a, *matrices = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph
+            return _gradients_recorded(CombinedCall(a, matrices, ctx.how, ctx.numbers, grad.dtype), grad)
         times = differentiable if needs_dispatcher(a, grad, *matrices) else product
         wants_a, wants = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
         slopes = _slopes([times(a, b, torch.float32) for b in matrices], grad, ctx.how, ctx.numbers)
@@ -157,6 +157,16 @@ class _RecordedSeveral(torch.autograd.Function):
             terms = [times(g, b.T, torch.float32) for g, b in zip(slopes, matrices)]
             of_a = functools.reduce(torch.add, terms).to(a.dtype)
         return of_a, None, None, None, None, *of_b
+
+
+def _gradients_recorded(call: CombinedCall, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """The gradients where they are recorded themselves; of views, since two operands may be one tensor."""
+    a, *matrices = own = [x.view_as(x) for x in (call.a, *call.matrices)]
+    wanted = [x for x in own if x.requires_grad]
+    value = derivable(call._replace(a=a, matrices=matrices))
+    found = iter(torch.autograd.grad(value, wanted, grad, allow_unused=True, create_graph=True))
+    of_a, *of_b = [next(found) if x.requires_grad else None for x in own]
+    return of_a, None, None, None, None, *of_b
 
 
 def _slopes(

@@ -33,8 +33,9 @@ def computed_pairs(
         return torch.empty(shape, dtype=kind, device=left[0].device) if out is None else out
     gpu, live = on_gpu(left[0].get_device()), [i for i in range(2) if left[i].shape[-1]]
     if gpu and len(live) == 2:
-        value = _launched(left, right, bias, activation, kind, config)
-        return value.reshape(shape) if out is None else out.copy_(value.reshape(shape))
+        flat = None if out is None or not out.is_contiguous() else out.view(-1, shape[-1])
+        value = _launched(left, right, bias, activation, kind, config, flat).reshape(shape)
+        return value if out is None else out if flat is not None else out.copy_(value)
     if gpu:
         terms = [product(left[i], right[i], torch.float32, config) for i in live]
     else:
@@ -45,9 +46,10 @@ def computed_pairs(
 
 
 def _launched(
-    left: Two, right: Two, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, config: Config | None
-) -> torch.Tensor:
-    """One launch, rows as one matrix."""
+    left: Two, right: Two, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, config: Config | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """One launch, rows as one matrix: a new one, or `out`."""
     code, _ = target(left[0].get_device())
     if code != "sm_90a":
         raise OperandError(f"{left[0].device} runs {code}: two pairs in one kernel need wgmma, compute capability 9.0")
@@ -58,9 +60,10 @@ def _launched(
         found = fused(bias, activation, kind, columns[0].shape[1])
         if found is None:  # a bias that no kernel reads
             wide = launched(rows[0], columns[0], torch.float32, config, None, finish_of_pairs(rows, columns, NO_FINISH))
-            return by_torch(wide, bias, activation, kind)
+            value = by_torch(wide, bias, activation, kind)
+            return value if out is None else out.copy_(value)
         after = found
-    return launched(rows[0], columns[0], kind, config, None, finish_of_pairs(rows, columns, after))
+    return launched(rows[0], columns[0], kind, config, out, finish_of_pairs(rows, columns, after))
 
 
 def placed_pairs(left: Two, right: Two) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:

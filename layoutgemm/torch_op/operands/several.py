@@ -50,16 +50,26 @@ class TorchMath:
         """A number, on the tensors' device and of their type."""
         return torch.full((), value, dtype=self._like.dtype, device=self._like.device)  # a CUDA graph captures a fill
 
-    add, sub, mul, div = (staticmethod(f) for f in (torch.add, torch.sub, torch.mul, torch.div))
-    lt, le, gt, ge = (staticmethod(f) for f in (torch.lt, torch.le, torch.gt, torch.ge))
-    eq, ne, where = (staticmethod(f) for f in (torch.eq, torch.ne, torch.where))
-    exp, log, sqrt, rsqrt = (staticmethod(f) for f in (torch.exp, torch.log, torch.sqrt, torch.rsqrt))
-    tanh, erf, sigmoid = (staticmethod(f) for f in (torch.tanh, torch.erf, torch.sigmoid))
-    normal = staticmethod(torch.special.ndtr)
-    maximum, minimum = staticmethod(torch.fmax), staticmethod(torch.fmin)
-    largest, smallest = staticmethod(torch.maximum), staticmethod(torch.minimum)
-    floordiv, mod = staticmethod(torch.floor_divide), staticmethod(torch.remainder)
-    and_, or_, xor = (staticmethod(f) for f in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor))
+    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+        """The operation of that name, of tensors and of whole numbers in an expression."""
+        function = _OPERATIONS[name]
+        return lambda *values: function(*[self._tensor(value) for value in values])
+
+    def _tensor(self, value: torch.Tensor | float) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value
+        kind = torch.int32 if isinstance(value, int) else self._like.dtype
+        return torch.full((), value, dtype=kind, device=self._like.device)
+
+
+_OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "lt": torch.lt, "le": torch.le,
+    "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne, "where": torch.where, "exp": torch.exp,
+    "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "tanh": torch.tanh, "erf": torch.erf,
+    "sigmoid": torch.sigmoid, "normal": torch.special.ndtr, "maximum": torch.fmax, "minimum": torch.fmin,
+    "largest": torch.maximum, "smallest": torch.minimum, "floordiv": torch.floor_divide, "mod": torch.remainder,
+    "and_": torch.bitwise_and, "or_": torch.bitwise_or, "xor": torch.bitwise_xor,
+}  # fmt: skip
 
 
 def checked_call(

@@ -10,18 +10,20 @@ from collections.abc import Mapping
 
 import torch
 
-from ...errors import OperandError
+from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.plan import present
 from ...kernels.run.operand_checks import check_operands
 from ..checks import (
+    NOT_RECORDED,
     autocast,
     check_call,
     check_out,
     copied,
+    derived_by_transform,
     differentiated,
+    has_tangent,
     needs_dispatcher,
-    refuse_derivatives,
     refuse_traces,
 )
 from ..compiled.kept_launches import epilogue_again_or
@@ -39,7 +41,7 @@ from ..epilogue import (
 )
 from ..prepared import Config, choice_of, config_text
 from ..problem import gated_shapes
-from .names import OperandNames
+from .derivatives import EpilogueProduct, check_written, derivable, dispatched, recorded
 from .operators import CHECK_EPILOGUE, operand_names
 
 
@@ -73,31 +75,28 @@ def epilogue_matmul(
         operands = GivenOperands(every, *[{name: every[name] for name in each} for each in (steps.reads, steps.writes)])
         into = {} if out is None else {"out": out}
         check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
+        check_written(operands.written)
         choice_of(config)
         left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
         if out is not None:
             check_out(out, gated_shapes(left.shape, right.shape, gate).result, kind, {"a": left, "b": right})
-        refuse_derivatives({"a": left, "b": right, **operands.tensors, **into}, NO_DERIVATIVE)
-        if not needs_dispatcher(left, right, out, *operands.tensors.values()):
-            return epilogue_product(left, right, kind, steps, operands.every, config, out, gate)
-        check_fit(left, right, kind, steps, operands.every, out, gate)
-        return copied(_dispatched(left, right, kind, steps, operands, config, activation), out)
+        tensors = left, right, *operands.tensors.values()
+        records = differentiated(*tensors)
+        if out is not None and (records or differentiated(out)):
+            raise TensorError(NOT_RECORDED)
+        with torch.no_grad():
+            sees = needs_dispatcher(*tensors, out)
+            if not (sees or records):
+                return epilogue_product(left, right, kind, steps, operands.every, config, out, gate)
+        shape = tuple(check_fit(left, right, kind, steps, operands.every, out, gate).result)
+        call = EpilogueProduct(left, right, kind, steps, operands.every, shape, gate, activation)
+        if derived_by_transform() or any(has_tangent(x) for x in tensors):
+            return derivable(call, config) if out is None else copied(derivable(call, config), out)
+        return copied(dispatched(call, config), out) if sees else recorded(call, config)
 
     if beside or getattr(a, "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
     return epilogue_again_or(make, ("matmul", out_dtype, config, gate), {"a": a, "b": b}, epilogue, given, out)
-
-
-def _dispatched(
-    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, operands: GivenOperands,
-    config: Config | None, activation: str | None,
-) -> torch.Tensor:  # fmt: skip
-    """The product that torch's dispatcher sees, of operands that have been checked."""
-    lists = OperandNames.of(epilogue).lists(operands.every)
-    value: torch.Tensor = torch.ops.layoutgemm.epilogue_matmul(
-        a, b, *lists, epilogue.json, kind, config_text(config), True, activation
-    )
-    return value
 
 
 def _traced(
@@ -106,7 +105,9 @@ def _traced(
     activation: str | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
-    text, lists = traced_operands(epilogue, given, beside, {"a": a, "b": b}, out, activation is not None)
+    text, lists = traced_operands(epilogue, given, beside, {"a": a, "b": b}, out, activation is not None, True)
+    if differentiated(a, b, out, *lists[0], *lists[1]):  # type: ignore[arg-type]  # tensors, by the checks
+        refuse(NOT_RECORDED if out is not None else refusal("derivative", text, a.dtype, out_dtype))
     refuse(refusal("config", config))
     refuse_finish(None, a, out_dtype)
     a, b = autocast(a, b)
@@ -120,12 +121,13 @@ def _traced(
 
 def traced_operands(
     epilogue: Epilogue | None, given: Mapping[str, object] | None, beside: list[str], tensors: Tensors,
-    out: torch.Tensor | None, gated: bool = False,
+    out: torch.Tensor | None, gated: bool = False, derives: bool = False,
 ) -> tuple[str, tuple[list[torch.Tensor | int | float], ...]]:  # fmt: skip
     """An epilogue's text and its operands in the operators' four lists, refused under the compiler.
 
     beside, gated  as `refusal_of_epilogue` has them
     tensors  that the product reads, by name
+    derives  whether the product has derivatives
     """
     if refused := refusal_of_epilogue(epilogue, given, beside, gated):
         refuse(refused)
@@ -136,9 +138,10 @@ def traced_operands(
     reads, writes, numbers, wholes = operand_names(text)
     read, written = {name: every[name] for name in reads}, {name: every[name] for name in writes}
     check_kinds({**tensors, **read}, {**written, **named(out=out)})
-    for name, x in {**tensors, **read, **written, **named(out=out)}.items():
-        if differentiated(x):
-            refuse(f"{name} requires grad, and this product has no gradient: {NO_DERIVATIVE}")
+    if not derives:
+        for name, x in {**tensors, **read, **written, **named(out=out)}.items():
+            if differentiated(x):
+                refuse(f"{name} requires grad, and this product has no gradient: {NO_DERIVATIVE}")
     for name in (*numbers, *wholes):
         check_number(name, every[name], name in wholes)
     launched = [float(every[name]) for name in numbers], [every[name] for name in wholes]

@@ -13,21 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 
-from ...errors import OperandError, PlanError
+from ...errors import OperandError, PlanError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.run.operand_checks import check_operands
-from ..checks import check_call, check_out, refuse_derivatives
+from ..checks import check_call, check_out
 from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..epilogue import (
-    NO_DERIVATIVE,
     Tensors,
     arguments_beside,
     check_fit,
@@ -35,8 +33,9 @@ from ..epilogue import (
     gate_of,
     refusal_of_epilogue,
 )
-from ..library import Places, VmapInfo, configured, in_front, with_autocast, with_autograd
+from ..library import Places, VmapInfo, configured, in_front, refuse_under_functorch, with_autocast, with_autograd
 from ..problem import gated_shapes
+from .derivatives import EpilogueProduct, recorded, refusal_of_derivatives
 from .names import OperandNames
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
@@ -65,18 +64,6 @@ def operand_names(text: str) -> tuple[tuple[str, ...], ...]:
 
 def _check_names(text: str, given: Sequence[str]) -> None:
     check_names([operand.name for operand in epilogue_of_text(text).given], given)
-
-
-class EpilogueProduct(NamedTuple):
-    """A product with an epilogue; `every`: the operands by name, `gate`: the function of a gate, or None."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    kind: torch.dtype
-    epilogue: Epilogue
-    every: Tensors
-    shape: tuple[int, ...]
-    gate: str | None
 
 
 def operands_of(
@@ -112,7 +99,7 @@ def _checked(
     if out is not None:
         check_out(out, shape, kind, {"a": left, "b": right})
     check_fit(left, right, kind, steps, every, out, gate)
-    return EpilogueProduct(left, right, kind, steps, every, shape, gate)
+    return EpilogueProduct(left, right, kind, steps, every, shape, gate, activation)
 
 
 @torch.library.custom_op("layoutgemm::epilogue_matmul", mutates_args=("written",))
@@ -147,11 +134,13 @@ CHECK_EPILOGUE = checking_operator(
 
 def _recorded(
     a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
-    numbers: Sequence[float], wholes: Sequence[int], epilogue: str, *others: object,
+    numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out_dtype: torch.dtype | None = None,
+    config: str = "", allow_tf32: bool | None = None, activation: str | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    names = operand_names(epilogue)
-    refuse_derivatives({"a": a, "b": b, **dict(zip((*names[0], *names[1]), (*read, *written)))}, NO_DERIVATIVE)
-    raise OperandError("torch.ops.layoutgemm.epilogue_matmul has no derivative")
+    refuse_under_functorch("epilogue_matmul")
+    call = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32, activation)
+    symbols = dict(zip(OperandNames.of(call.epilogue).wholes, wholes, strict=True))
+    return recorded(call._replace(every={**call.every, **symbols}), configured(config))
 
 
 with_autograd("epilogue_matmul", _recorded)
@@ -213,5 +202,13 @@ def _in_batch(x: torch.Tensor, at: int | None, size: int, rank: int, batch: int)
     return x.reshape(size, *(1,) * missing, *x.shape[1:]) if missing else x
 
 
+def _check_derivative(text: str, multiplied: torch.dtype, asked: torch.dtype | None) -> None:
+    """Raise TensorError for a derivative that is recorded, and that the product does not have."""
+    steps = epilogue_of_text(text) if text else None
+    if refused := refusal_of_derivatives(steps, multiplied, asked or multiplied):
+        raise TensorError(refused)
+
+
 # A call's values that are no tensors, for the compiler.
 CHECKS["epilogue"] = _check_names
+CHECKS["derivative"] = _check_derivative

@@ -27,6 +27,7 @@ from ..operands.combined import Combined
 from ..operands.pair import SecondPair
 from ..operands.prologue import Prologue
 from ..plan import Sm90Config, Sm90Plan
+from ..triangular.operands import Triangles
 from ..types import operands, output_of
 from .costs import cost_model
 from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, early_parts
@@ -59,6 +60,7 @@ class Sm90Choice(KernelChoice):
         indexed: IndexedRows | None = None,
         order: Order | None = None,
         prologue: Prologue | None = None,
+        triangles: Triangles | None = None,
     ) -> Sm90Plan:
         """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
@@ -80,8 +82,10 @@ class Sm90Choice(KernelChoice):
                 raise PlanError(
                     "operands that change places: groups of rows and row indices are of the kernel's A and C"
                 )
-            if order is not None or prologue is not None:
-                raise PlanError("operands that change places: an order and a prologue are of the kernel's C and A")
+            if order is not None or prologue is not None or triangles is not None:
+                raise PlanError(
+                    "operands that change places: an order, a prologue and triangles are of the kernel's C, A and B"
+                )
             m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
         config = self.config
         orders = a_.order, b_.order
@@ -90,7 +94,7 @@ class Sm90Choice(KernelChoice):
             config = replace(config, **_WHOLE)
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
-            ragged=ragged, indexed=indexed, order=order, prologue=prologue,
+            ragged=ragged, indexed=indexed, order=order, prologue=prologue, triangles=triangles,
         )  # fmt: skip
 
 

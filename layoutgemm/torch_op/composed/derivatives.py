@@ -1,0 +1,296 @@
+"""Derivatives of composed products: of a sum of products by products, else of the parts as torch computes them.
+
+    forward    the kernel, what an epilogue writes into new tensors
+    backward   of a sum of products, the products of each pair; else float32 sums again, and the parts by torch
+    otherwise  `derivable`, of every order: forward mode, torch.func, derivatives of derivatives
+
+Where an order leaves tiles out, gradients of C are zero there; what an epilogue writes keeps its values there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from ...errors import TensorError
+from ...kernels.sm90.triangular.operands import Triangles
+from ..autograd.products import check_derivable, dense, gradients
+from ..checks import derived_by_func, has_tangent, needs_dispatcher
+from ..compute import product
+from ..library import Places, VmapInfo, bias_gradient, differentiable, in_front
+from ..own_epilogue.derivatives import derived, refusal_of_derivatives
+from ..own_epilogue.formula import Formula, combines, steps_by_torch
+from ..prepared import Config, config_text
+from .checks import ComposedCall, checked
+from .parts import BIAS, AskedParts, lists_of, parts_of_text, parts_text
+from .product import computed, factors, finished, placed, together
+
+
+class _VisitedPart(torch.autograd.Function):
+    """The operator `visited_part` with its derivatives, which are itself.
+
+    call     without tensors, which follow in their order: functorch unwraps arguments, and nothing inside of one
+    """
+
+    @staticmethod
+    def forward(x: torch.Tensor, call: ComposedCall, config: Config | None, *tensors: torch.Tensor) -> torch.Tensor:
+        of = with_tensors(call, tensors)
+        read, _, numbers, wholes = lists_of(of.parts, {**dict.fromkeys(of.parts.written), **of.values})
+        value: torch.Tensor = torch.ops.layoutgemm.visited_part(
+            x, of.a, of.b, read, numbers, wholes, of.parts.text, of.kind, config_text(config)
+        )
+        return value
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: Places, output: torch.Tensor) -> None:
+        _, call, config, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.facts = call, config
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        return (_VisitedPart.apply(grad, *ctx.facts, *tensors), None, None, *[None] * len(tensors))
+
+    @staticmethod
+    def jvp(ctx: FunctionCtx, tangent: torch.Tensor, *others: None) -> torch.Tensor:
+        value: torch.Tensor = _VisitedPart.apply(tangent, *ctx.facts, *ctx.saved_tensors)
+        return value
+
+    @staticmethod
+    def vmap(
+        info: VmapInfo, in_dims: Places, x: torch.Tensor, call: ComposedCall, config: Config | None,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, int]:  # fmt: skip
+        one = [y if at is None else y.select(at, 0) for y, at in zip(tensors, in_dims[3:], strict=True)]
+        return _VisitedPart.apply(in_front(x, in_dims[0], info.batch_size), call, config, *one), 0
+
+
+def visited_part(x: torch.Tensor, call: ComposedCall, config: Config | None) -> torch.Tensor:
+    """x where the call's order visits tiles, zeros elsewhere; with its derivatives."""
+    if call.parts.order is None:
+        return x
+    value: torch.Tensor = _VisitedPart.apply(
+        x, without_tensors(call), config, *[t.detach() for t in dependencies(call)]
+    )
+    return value
+
+
+def held(call: ComposedCall) -> tuple[str, ...]:
+    """Names of the written operands whose values before the launch are part of a result."""
+    epilogue = call.parts.epilogue
+    if epilogue is None:
+        return ()
+    left = [x.name for x in epilogue.given if x.written and x.axes == "mn" and call.parts.order is not None]
+    return (*combines(epilogue), *left)
+
+
+def dependencies(call: ComposedCall) -> list[torch.Tensor]:
+    """The tensors on which a result depends, in the order of `with_tensors`."""
+    return [*call.a, *call.b, *[call.values[name] for name in (*call.parts.read, *held(call))]]
+
+
+def without_tensors(call: ComposedCall) -> ComposedCall:
+    """The call with places in place of its tensors: `with_tensors` puts them back."""
+    tensors = {*call.parts.read, *call.parts.written}
+    values = {name: x for name, x in call.values.items() if name not in tensors}
+    return call._replace(a=[_NOTHING] * len(call.a), b=[_NOTHING] * len(call.b), values=values)
+
+
+def with_tensors(call: ComposedCall, tensors: Sequence[torch.Tensor]) -> ComposedCall:
+    """The call with these tensors in place of its own, in their order."""
+    of_a, of_b = len(call.a), len(call.b)
+    values = dict(zip((*call.parts.read, *held(call)), tensors[of_a + of_b :], strict=True))
+    a, b = list(tensors[:of_a]), list(tensors[of_a : of_a + of_b])
+    return call._replace(a=a, b=b, values={**call.values, **values})
+
+
+_NOTHING = torch.empty(0)
+
+
+# -------------------------------------------------------------------------------------------------------- products
+
+
+def dispatched(call: ComposedCall, config: Config | None) -> torch.Tensor:
+    """The product that torch's dispatcher sees, of operands that have been checked."""
+    read, written, numbers, wholes = lists_of(call.parts, call.values)
+    if written:
+        value: torch.Tensor = torch.ops.layoutgemm.composed_matmul_writing(
+            call.a, call.b, read, written, numbers, wholes, call.parts.text, call.kind, config_text(config), True
+        )
+        return value
+    value = torch.ops.layoutgemm.composed_matmul(
+        call.a, call.b, read, numbers, wholes, call.parts.text, call.kind, config_text(config), True
+    )
+    return value
+
+
+def derivable(call: ComposedCall, config: Config | None) -> torch.Tensor:
+    """The product by operators that have derivatives: float32 sums, and the parts by torch."""
+    _check(call)
+    return _stored(call, _formula(_held_apart(call), config))
+
+
+def recorded(call: ComposedCall, config: Config | None) -> torch.Tensor:
+    """The product by a kernel, with its gradients. Raises TensorError where it has none."""
+    _check(call)
+    forms = [call.values[name].detach() for name in call.parts.written]
+    c, *written = _RecordedComposed.apply(without_tensors(call), config, forms, *dependencies(_held_apart(call)))
+    return _stored(call, Formula(c, dict(zip(call.parts.written, written, strict=True))))
+
+
+def _check(call: ComposedCall) -> None:
+    epilogue = call.parts.epilogue
+    if text := refusal_of_derivatives(epilogue, call.a[0].dtype, call.kind):
+        raise TensorError(text)
+
+
+def _held_apart(call: ComposedCall) -> ComposedCall:
+    """The same with copies of what is held: autograd keeps them, and the launch changes the others."""
+    return call._replace(values={**call.values, **{name: call.values[name].clone() for name in held(call)}})
+
+
+def _stored(call: ComposedCall, made: Formula) -> torch.Tensor:
+    for name, value in made.written.items():
+        target = call.values[name]
+        target.copy_(value.reshape(target.shape))
+    return made.c
+
+
+def _formula(call: ComposedCall, config: Config | None) -> Formula:
+    """C in its place, and what the epilogue writes, by operators that have derivatives."""
+    sums = [_sum(call, a, b) for a, b in factors(call)]
+    value, parts = together(call, sums), call.parts
+    if parts.epilogue is None:
+        return Formula(placed(call, visited_part(finished(call, value), call, config), None, None), {})
+    inside = None
+    if parts.order is not None:
+        inside = visited_part(value.detach().new_ones(call.shape), call, config) != 0
+    made = steps_by_torch(parts.epilogue, value, call.values, call.kind, parts.gate, inside)
+    c = placed(call, made.c, inside, None) if parts.stores_c else value.new_empty(0, dtype=call.kind)
+    return made._replace(c=c)
+
+
+def _sum(call: ComposedCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b in float32 with its derivatives; torch.func derives the full product of the triangles."""
+    triangles = call.parts.triangles
+    if triangles is None:
+        return differentiable(a, b, torch.float32)
+    if derived_by_func() or has_tangent(a) or has_tangent(b):
+        return differentiable(of_triangle(a, triangles.a), of_triangle(b, triangles.b), torch.float32)
+    return _product_of_triangles(a, b, AskedParts(triangles=triangles), torch.float32)
+
+
+def of_triangle(x: torch.Tensor, half: str | None) -> torch.Tensor:
+    """The half of a matrix, with zeros elsewhere; all of it for None.
+
+    >>> of_triangle(torch.ones(2, 2), "lower").tolist(), of_triangle(torch.ones(1, 2), None).tolist()
+    ([[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0]])
+    """
+    return x if half is None else x.tril() if half == "lower" else x.triu()
+
+
+def _product_of_triangles(a: torch.Tensor, b: torch.Tensor, asked: AskedParts, kind: torch.dtype) -> torch.Tensor:
+    """a @ b of triangular operands, or a triangle of it, by this package's own operator."""
+    call = checked([a], [b], parts_of_text(parts_text(asked, 1, (), ())), {}, None, kind, True)
+    if needs_dispatcher(a, b):
+        return dispatched(call, None)
+    return computed(call, None, None)
+
+
+def _gradients_of_triangles(
+    call: ComposedCall, grad: torch.Tensor, wants: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of A and B: a triangular operand has one triangle of it, by that triangle's tiles alone."""
+    halves, (a, b) = call.parts.triangles, (call.a[0], call.b[0])
+    assert halves is not None
+    check_derivable(a)
+    grad = dense(grad.to(a.dtype))
+    of_a = _triangle_of_product(grad, b.mT, halves.a, (None, _TURNED[halves.b])) if wants[0] else None
+    of_b = _triangle_of_product(a.mT, grad, halves.b, (_TURNED[halves.a], None)) if wants[1] else None
+    return of_a, of_b
+
+
+_TURNED = {None: None, "lower": "upper", "upper": "lower"}
+
+
+def _triangle_of_product(
+    a: torch.Tensor, b: torch.Tensor, half: str | None, triangles: tuple[str | None, str | None]
+) -> torch.Tensor:
+    """A triangle of a @ b, or all of it, with triangular operands or full ones."""
+    if half is None and not any(triangles):
+        return differentiable(a, b, a.dtype) if needs_dispatcher(a, b) else product(a, b, a.dtype)
+    asked = AskedParts(half, triangles=Triangles(*triangles) if any(triangles) else None)
+    return of_triangle(_product_of_triangles(a, b, asked, a.dtype), half)
+
+
+class _RecordedComposed(torch.autograd.Function):
+    """A composed product with its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, call: ComposedCall, config: Config | None, forms: Sequence[torch.Tensor],
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        ctx.save_for_backward(*tensors)
+        ctx.facts = call, config
+        ctx.set_materialize_grads(False)
+        of, names = with_tensors(call, tensors), call.parts.written
+        written = {
+            name: of.values[name].clone() if name in held(call) else torch.empty_like(form)
+            for name, form in zip(names, forms, strict=True)
+        }
+        of = of._replace(values={**of.values, **written})
+        c = dispatched(of, config) if needs_dispatcher(*tensors) else computed(of, config, None)
+        empty = () if call.parts.stores_c else (c,)
+        ctx.mark_non_differentiable(*empty, *[x for x in written.values() if not x.is_floating_point()])
+        return (c, *written.values())
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        call, config = ctx.facts
+        of, wants = with_tensors(call, ctx.saved_tensors), ctx.needs_input_grad[3:]
+        if call.parts.linear:  # by operators that are recorded themselves where create_graph asks for it
+            return None, None, None, *_linear_gradients(of, config, grads[0], wants)
+        return None, None, None, *_gradients_again(of, config, grads, wants, torch.is_grad_enabled())
+
+
+def _linear_gradients(
+    call: ComposedCall, config: Config | None, grad: torch.Tensor | None, wants: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """The gradients of a sum of products: those of each pair, and the bias's."""
+    if grad is None:
+        return [None] * len(wants)
+    grad = visited_part(grad, call, config)
+    times = differentiable if needs_dispatcher(grad, *call.a, *call.b) else product
+    count = len(call.a)
+    if call.parts.triangles is not None:
+        found = [_gradients_of_triangles(call, grad, (wants[0], wants[1]))]
+    else:
+        found = [gradients(a, b, (wants[i], wants[count + i]), grad, times)
+                 for i, (a, b) in enumerate(zip(call.a, call.b))]  # fmt: skip
+    bias: torch.Tensor | None = None
+    if BIAS in call.parts.own and wants[2 * count + call.parts.read.index(BIAS)]:
+        bias = bias_gradient(grad, call.values[BIAS].dtype)
+    rest = [bias if name == BIAS and BIAS in call.parts.own else None for name in call.parts.read]
+    return [*[of_a for of_a, _ in found], *[of_b for _, of_b in found], *rest]
+
+
+def _gradients_again(
+    call: ComposedCall, config: Config | None, grads: Sequence[torch.Tensor | None], wants: Sequence[bool],
+    records: bool,
+) -> list[torch.Tensor | None]:  # fmt: skip
+    """The gradients by torch, of the product computed again.
+
+    records  whether these are recorded themselves: then of views, since two operands may be one tensor
+    """
+    with torch.enable_grad():
+        tensors = [
+            x.view_as(x) if records else x.detach().requires_grad_(want)
+            for x, want in zip(dependencies(call), wants, strict=True)
+        ]
+        made = _formula(with_tensors(call, tensors), config)
+    return derived([made.c, *[made.written[name] for name in call.parts.written]], tensors, grads, records)

@@ -1,0 +1,233 @@
+"""An epilogue's steps by torch on float32 sums: the formula that autograd derives.
+
+    step                                        by torch
+    ----------------------------------------    ------------------------------------------------------------
+    Activation, Clamp                           torch's own function, with its derivative at the corners
+    RowReduce, ColumnReduce of a name, Amax     torch.sum, amax, logsumexp, max
+    a Reduction of one's own                    its traced functions, by halves of the row or column
+    Custom, and all others                      the same expression, of tensors
+
+Values are those of `Epilogue.reference`, but for the order of sums. An index has no derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.epilogue.chain import Activation, Clamp, ColumnReduce, Epilogue, ReductionStep, RowReduce, Step
+from ...kernels.epilogue.numpy_math import mix
+from ...kernels.epilogue.reduce import Quantize
+from ...kernels.epilogue.reductions import Reduction
+from ...kernels.plan import present
+from ..bias_activation import ACTIVATIONS
+from ..epilogue import COMBINED
+from ..operands.several import TorchMath
+from ..reference import rounded
+from ..types import TYPES
+
+_MASK = 0xFFFFFFFF
+Results = tuple[torch.Tensor, ...]
+# By name: the results along the last dimension, and what an element outside of the order's tiles is.
+_NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
+    "sum": (lambda x: (x.sum(-1),), 0.0),
+    "sum_of_squares": (lambda x: (x.square().sum(-1),), 0.0),
+    "max": (lambda x: (x.amax(-1),), -torch.inf),
+    "min": (lambda x: (x.amin(-1),), torch.inf),
+    "amax": (lambda x: (x.abs().amax(-1),), 0.0),
+    "log_sum_exp": (lambda x: (x.logsumexp(-1),), -torch.inf),
+    "softmax": (lambda x: (x.amax(-1), x.logsumexp(-1)), -torch.inf),
+    "argmax": (lambda x: tuple(x.max(-1)), -torch.inf),
+}
+
+
+class Formula(NamedTuple):
+    """C of its type, and what the steps write, by name."""
+
+    c: torch.Tensor
+    written: dict[str, torch.Tensor]
+
+
+def steps_by_torch(
+    epilogue: Epilogue, sums: torch.Tensor, given: Mapping[str, object], kind: torch.dtype, gate: str | None = None,
+    visited: torch.Tensor | None = None,
+) -> Formula:  # fmt: skip
+    """The steps on sums of float32, with derivatives where they are recorded.
+
+    given    operands by name; of those that are written, those that are combined with what they hold are read
+    gate     the function of a gate, whose sums are of twice the columns, or None
+    visited  True for the elements (row, column) of an order's tiles; None for all
+
+    >>> from layoutgemm.kernels.epilogue.chain import Bias
+    >>> x = torch.tensor([[1.0, -2.0]], requires_grad=True)
+    >>> found = steps_by_torch(Epilogue(Bias(), RowReduce("sum")), x, {"bias": torch.ones(2)}, torch.float16)
+    >>> found.c.tolist(), found.written["row_sum"].tolist()
+    ([[2.0, -1.0]], [1.0])
+    """
+    if gate is not None:
+        wide = _Elements(epilogue, sums, given, visited)
+        for step in epilogue.steps[: epilogue.sums]:
+            sums = _applied(step, sums, wide)
+        left, right = sums.chunk(2, -1)
+        sums = ACTIVATIONS[gate](left) * right
+    at = _Elements(epilogue, sums, given, visited)
+    x = sums
+    for step in epilogue.steps[epilogue.sums :]:
+        x = at.spread(_applied(step, x, at))
+    return Formula(rounded(x, kind), at.written)
+
+
+def refusal_of_derivative(epilogue: Epilogue) -> str:
+    """Why an epilogue has no derivative, or ""."""
+    if not epilogue.json:
+        return "a step of another package, which torch does not derive: Custom.of makes a step of a function"
+    if epilogue.quantizes is not None:
+        return f"{epilogue.quantizes}: values of 8 bits have no gradient"
+    return ""
+
+
+def combines(epilogue: Epilogue) -> tuple[str, ...]:
+    """Names of the written operands that are combined with what they hold."""
+    return tuple([operand.name for step in epilogue.reductions if not step.ordered for operand in step.given])
+
+
+def _applied(step: Step, x: torch.Tensor, at: _Elements) -> torch.Tensor:
+    if isinstance(step, Activation):
+        return ACTIVATIONS[step.kind](x)
+    if isinstance(step, Clamp):
+        return x.clamp(step.low, step.high)
+    value: torch.Tensor = step.apply(x, at)
+    return value
+
+
+class _Elements:
+    """All elements of C at once, as a step's `at`."""
+
+    def __init__(
+        self, epilogue: Epilogue, sums: torch.Tensor, given: Mapping[str, object], visited: torch.Tensor | None
+    ):
+        self._epilogue, self._sums, self._given, self._visited = epilogue, sums, given, visited
+        rows, columns = (torch.arange(n, dtype=torch.int32, device=sums.device) for n in sums.shape[-2:])
+        self.i, self.j, self.math = rows[:, None], columns[None, :], TorchMath(sums)
+        self.written: dict[str, torch.Tensor] = {}
+
+    def spread(self, x: torch.Tensor) -> torch.Tensor:
+        """A value of each element, in the sums' type."""
+        return x.to(self._sums.dtype).expand(self._sums.shape)
+
+    def read(self, name: str) -> torch.Tensor:
+        """An operand, to be broadcast along C."""
+        operand, x = self._epilogue.named_given(name), self._given[name]
+        if not isinstance(x, torch.Tensor):
+            return self.math.constant(float(x))  # type: ignore[arg-type]  # a number, by the checks
+        x = x.to(self._sums.dtype)
+        if not operand.axes:
+            return x.reshape(())
+        return x.unsqueeze({"m": -1, "n": -2}[operand.axes]) if operand.axes != "mn" else x
+
+    def write(self, name: str, x: torch.Tensor) -> None:
+        """Keep a matrix: of elements outside of the order's tiles what it holds."""
+        operand = self._epilogue.named_given(name)
+        value = self.spread(x).to(TYPES[operand.dtype.name])
+        self.written[name] = value if self._visited is None else torch.where(self._visited, value, self._held(name))
+
+    def reduce(self, step: ReductionStep, x: torch.Tensor) -> None:
+        """Keep a reduction's results, in their types."""
+        x = self.spread(x)
+        results = self._of_groups(step, x) if step.each is not None else self._reduced(step, x, self._visited, 0)
+        for operand, value in zip(step.given, results, strict=True):
+            if not step.ordered:
+                held = self._held(operand.name)
+                value = COMBINED[str(step.reduction.atomic)](value.reshape(held.shape), held)
+            self.written[operand.name] = value.to(TYPES[operand.dtype.name])
+
+    def random(self, name: str) -> torch.Tensor:
+        """16 bits for each element, 0 to 65535."""
+        seed, row, pair = (_Word(x) for x in (self._given[name], self.i.long(), self.j.long() // 2))
+        bits = mix(seed, row, pair, _Word).value
+        return (bits >> (self.j.long() % 2 * 16)) & 0xFFFF
+
+    def quantized(self, step: Quantize, x: torch.Tensor) -> torch.Tensor:
+        """Refused: `refusal_of_derivative` has the reason."""
+        raise OperandError(refusal_of_derivative(self._epilogue))
+
+    def _held(self, name: str) -> torch.Tensor:
+        """The values of a written operand before the launch."""
+        found = self._given[name]
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    def _reduced(
+        self, step: ReductionStep, x: torch.Tensor, visited: torch.Tensor | None, column: int
+    ) -> Sequence[torch.Tensor]:
+        """The results over all of x; `column`: the number of its first one."""
+        own = getattr(step, "operation", "amax")
+        along = isinstance(step, ColumnReduce)
+        if isinstance(own, str):
+            function, fill = _NAMED[own]
+            x = x if visited is None else torch.where(visited, x, fill)
+            return function(x.mT if along else x if isinstance(step, RowReduce) else x.flatten())
+        place = _Place(self.i, self.j[:, : x.shape[-1]] + column, self.math)
+        lifted = [torch.as_tensor(value, device=x.device).expand(x.shape) for value in own.lifted(x, place)]
+        if visited is not None:
+            lifted = [torch.where(visited, value, fill) for value, fill in zip(lifted, own.identity, strict=True)]
+        return _folded(own, [value.mT if along else value for value in lifted], self.math)
+
+    def _of_groups(self, step: ReductionStep, x: torch.Tensor) -> list[torch.Tensor]:
+        """The results of every `each` columns; those without an element in the order's tiles stay as they are."""
+        columns = present(step.each)
+        parts = x.split(columns, -1)
+        seen = [None] * len(parts) if self._visited is None else self._visited.split(columns, -1)
+        each = [self._reduced(step, part, of, i * columns) for i, (part, of) in enumerate(zip(parts, seen))]
+        results = [torch.stack(values, -1) for values in zip(*each, strict=True)]
+        if self._visited is None:
+            return results
+        there = torch.stack([of.any(-1) for of in seen if of is not None], -1)
+        return [torch.where(there, x, self._held(y.name)) for x, y in zip(results, step.given, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Coordinates of elements, as a reduction's traced functions read them."""
+
+    i: torch.Tensor
+    j: torch.Tensor
+    math: TorchMath
+
+
+def _folded(reduction: Reduction, values: list[torch.Tensor], math: TorchMath) -> list[torch.Tensor]:
+    """The results of tuples along the last dimension, combined by halves."""
+    while (count := values[0].shape[-1]) > 1:
+        half = count // 2
+        first, second = [value[..., :half] for value in values], [value[..., half : 2 * half] for value in values]
+        joined = [x.expand(y.shape) for x, y in zip(reduction.combined(first, second, math), first, strict=True)]
+        values = [torch.cat([x, y[..., 2 * half :]], -1) for x, y in zip(joined, values, strict=True)]
+    found = [value.squeeze(-1) for value in values]
+    return [torch.as_tensor(x).expand(found[0].shape) for x in reduction.finished(found, math)]
+
+
+class _Word:
+    """32-bit unsigned integers in tensors of int64, or in one number, as `mix` computes."""
+
+    def __init__(self, value: torch.Tensor | int):
+        self.value = value & _MASK
+
+    def __mul__(self, other: _Word) -> _Word:
+        low, high = other.value & 0xFFFF, other.value >> 16  # a product of 48 bits is within int64
+        return _Word(self.value * low + ((self.value * high & 0xFFFF) << 16))
+
+    def __add__(self, other: _Word) -> _Word:
+        return _Word(self.value + other.value)
+
+    def __xor__(self, other: _Word) -> _Word:
+        return _Word(self.value ^ other.value)
+
+    def __rshift__(self, other: _Word) -> _Word:
+        return _Word(self.value >> other.value)
+
+
+__all__ = ["Formula", "combines", "refusal_of_derivative", "steps_by_torch"]
