@@ -5,8 +5,6 @@ Each check takes its numbers from the plan's own formulas, and recomputes them f
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 
 from ...atoms.copy.base import VECTOR_BYTES, WARP
@@ -20,9 +18,9 @@ from ..quantized.checks import conversion_check, fragments_check, order_checks
 from ..quantized.conversions import FusedPairs, NumpyPairs
 from ..quantized.formats import UNIT_ROWS
 from ..quantized.order import WORDS
-from .operands import COLUMNS, MOST_COLUMNS
+from .operands import COLUMNS
 from .plan import BUFFERS, F32, StreamedPlan
-from .reference import register_bytes, sums_of_lanes
+from .reference import register_bytes
 
 HELD = 24  # registers of a thread beside words, fragments and sums: addresses, counters
 _GRIDS = (1, 2, 3, 108, 114, 132, 148)  # blocks: few, and the multiprocessors of GPUs
@@ -36,22 +34,18 @@ def check_streamed(plan: StreamedPlan) -> Report:
 def _checks(plan: StreamedPlan, explored: bool) -> list[Check]:
     pairs = FusedPairs if plan.fused else NumpyPairs
     whole = plan.b.fragments if plan.a.band > 1 else 2  # fragments of x that stay for the next strip, or of one load
-    of_x = whole * plan.b.blocks * plan.mma.registers("B")
-    if plan.config.x_in_registers:
-        of_x = plan.turns * plan.b.unit_registers
     held = {
         "words": plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words,
-        "fragments": plan.mma.registers("A") + of_x,
+        "fragments": plan.mma.registers("A") + whole * plan.mma.registers("B"),
         "sums": plan.band_registers,
-        "a group's sums": plan.strip_registers,
+        "a group's sums": plan.mma.accumulator_registers,
         "addresses and counters": HELD,
     }
-    x, sums, strips = plan.smem.b_stage_bytes, plan.config.strips * plan.smem.c_buffer_bytes, plan.config.strips
-    parts = {f"{plan.stages} slots of {plan.config.warps} warps": plan.stages * plan.smem.a_stage_bytes}
-    if plan.config.x_in_registers:
-        parts[f"x, then sums of {strips} strips"] = max(x, sums)
-    else:
-        parts |= {"x": x, f"sums of {strips} strips": sums}
+    parts = {
+        f"{plan.stages} slots of {plan.config.warps} warps": plan.stages * plan.smem.a_stage_bytes,
+        "x": plan.smem.b_stage_bytes,
+        f"sums of {plan.config.strips} strips": plan.config.strips * plan.smem.c_buffer_bytes,
+    }
     if plan.config.split > 1:
         parts[f"sums of {plan.config.split} blocks, {BUFFERS} buffers"] = plan.smem.received_bytes
     return [
@@ -234,7 +228,7 @@ def _copies_of_x(plan: StreamedPlan) -> Check:
     warps, turns = np.arange(plan.config.warps), np.arange(plan.turns)
     units = np.asarray(plan.place_of(warps[:, None], turns[None, :])).reshape(-1)
     at = (np.asarray(b.byte(row, 0)) + byte)[None, :] + units[:, None] * b.unit_step
-    if not plan.n <= b.rows <= MOST_COLUMNS:
+    if not plan.n <= b.rows <= COLUMNS:
         witness = f"room for {b.rows} rows of {plan.n}"
     if b.depth * plan.config.split < plan.k or b.depth * b.dtype.bytes != len(units) * b.unit_step:
         witness = f"lines of {b.depth} for K = {plan.k} and {len(units)} units"
@@ -258,20 +252,16 @@ def _fragments_of_x(plan: StreamedPlan) -> Check:
     if len(b.places.bases) != 1:
         witness = f"{len(b.places.bases)} addresses a lane, and the kernel has one"
     places = register_bytes(b) if not witness else None
-    for number, block in product(range(b.fragments), range(b.blocks)) if places is not None else ():
+    for number in range(b.fragments if places is not None else 0):
         assert places is not None
         load, first = b.load_of(number)
         raw = places[load, :, first : first + atom.registers("B")].reshape(WARP, -1)[:, :: b.dtype.bytes]
-        raw, row = raw + b.block_byte(block), n + block * COLUMNS
-        wanted = np.asarray(b.byte(row, k + number * atom.shape_mnk[2]))
-        wrong = np.argwhere((raw != wanted) & (row < b.rows))
+        wanted = np.asarray(b.byte(n, k + number * atom.shape_mnk[2]))
+        wrong = np.argwhere((raw != wanted) & (n < b.rows))
         if len(wrong):
             lane, value = (int(x) for x in wrong[0])
             witness = witness or f"fragment {number}, lane {lane}, value {value}: byte {raw[lane, value]}"
-    if b.rows > b.blocks * COLUMNS:
-        witness = witness or f"{b.blocks} block(s) of {COLUMNS} columns are fewer than {b.rows}"
-    loads, columns = b.blocks * b.loads, b.blocks * COLUMNS
-    statement = f"{loads} ldmatrix.x4 give B's {b.fragments} fragments of a unit, for {b.rows} of {columns} columns"
+    statement = f"{b.loads} ldmatrix.x4 give B's {b.fragments} fragments of a unit, for {b.rows} of {COLUMNS} columns"
     return Check("fragments B", statement, not witness, f"exhaustion ({b.fragments} fragments)", witness)
 
 
@@ -279,12 +269,8 @@ def _sums(plan: StreamedPlan) -> Check:
     """Sums lie apart; one thread adds each element of the strips, one stores it, and its pairs are of one row."""
     witness, config = "", plan.config
     room = config.strips * plan.smem.c_buffer_bytes // F32
-    put = np.stack(sums_of_lanes(plan), axis=-1).reshape(-1, 2)
-    columns = plan.b.blocks * COLUMNS
-    if len(np.unique(put @ (columns, 1))) != STRIP * columns or (put >= (STRIP, columns)).any():
-        witness = f"the lanes' sums are not the {STRIP}x{columns} of a strip, each once"
     if not plan.sums.is_injective() or plan.sums.cosize > room:
-        witness = witness or f"{plan.sums} has two elements in one place, or more than {room} sums"
+        witness = f"{plan.sums} has two elements in one place, or more than {room} sums"
     for strips in {config.strips, plan.own_strips}:
         witness = witness or _taken(plan, strips)
     statement = f"sums of {config.warps} warps and {config.strips} strips lie apart; one thread adds each element"
@@ -332,8 +318,9 @@ def _banks(plan: StreamedPlan) -> list[Check]:
         found.append(bank_conflicts(np.stack(numbers), a.number_bytes, "ld.shared").as_check("banks of scales"))
     lines = [np.asarray(plan.b.line_byte(lanes, load, np.minimum)) for load in range(plan.b.loads)]
     found.append(bank_conflicts(np.stack(lines), VECTOR_BYTES, "ldmatrix").as_check("banks B"))
-    if plan.b.rows >= COLUMNS:  # of fewer columns some lanes store and add nothing
-        put = np.asarray(plan.sums(*sums_of_lanes(plan), 0, 0)).T * F32
+    if plan.b.rows == COLUMNS:  # of fewer columns some lanes store and add nothing
+        i, j = (np.asarray(v) for v in plan.mma.coords("C")(lanes[:, None], np.arange(plan.mma.accumulator_registers)))
+        put = np.broadcast_arrays(np.asarray(plan.sums(i, j, 0, 0)).T * F32)[0]
         found.append(bank_conflicts(put, F32, "st.shared").as_check("banks of sums, stored"))
         row, column = (np.asarray(v) for v in plan.coords_C(lanes, 0))
         added = np.asarray(plan.sums(row % STRIP, column, 0, row // STRIP))[None] * F32
@@ -349,19 +336,14 @@ def _map(plan: StreamedPlan) -> Check:
         for w in range(config.warps)
         for s in range(plan.stages)
     ]
-    x = ("x", smem.b_offset, plan.b.bytes, VECTOR_BYTES)
-    sums = [(f"sums {s}", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, 4)
-            for s in range(config.strips)]  # fmt: skip
+    regions.append(("x", smem.b_offset, plan.b.bytes, VECTOR_BYTES))
+    regions += [
+        (f"sums {s}", smem.c_offset + s * smem.c_buffer_bytes, smem.c_buffer_bytes, 4) for s in range(config.strips)
+    ]
     if smem.received_bytes:
         regions.append(("sums of blocks", smem.received_offset, smem.received_bytes, F32))
-    at_once = (
-        [[x], sums] if config.x_in_registers else [[x, *sums]]
-    )  # x is in registers before the first sum lies there
-    found = [misplaced([*regions, *others], smem.alignment, smem.total) for others in at_once]
-    witness = next(filter(None, found), "")
+    witness = misplaced(regions, smem.alignment, smem.total)
     statement = (
         f"{config.warps}x{plan.stages} slots, x and sums of {config.strips} strips lie apart in {smem.total} bytes"
     )
-    if config.x_in_registers:
-        statement = f"{config.warps}x{plan.stages} slots, and x or the sums of {config.strips} strips, lie apart"
     return Check("map", statement, not witness, "arithmetic", witness)

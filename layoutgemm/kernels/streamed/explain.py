@@ -21,8 +21,7 @@ def explain_streamed(plan: StreamedPlan) -> str:
     )
     lines = [
         str(plan),
-        f"instruction  {plan.mma.ptx}, weights are its A, "
-        f"{plan.b.blocks * plan.b.fragments} a unit",
+        f"instruction  {plan.mma.ptx}, weights are its A, {plan.b.fragments} a unit",
         f"codes        ((code, word), thread, vector) -> row + 64*column: {order.codes}",
         *([f"scales       (row, lane's row, warp, group) -> row + 64*group: {order.scales}"] * bool(plan.a.groups)),
         f"bands        {plan.bands} of {16 * config.band} features: each {_who(plan)} has a contiguous run of them",
@@ -30,7 +29,7 @@ def explain_streamed(plan: StreamedPlan) -> str:
         f"units        {plan.units} of 128 along K: warp w of {config.warps} has its block's units w, "
         f"w + {config.warps}, ..., {plan.turns} a band",
         f"slots        {plan.stages} of {plan.a.slot_bytes} bytes a warp, {len(plan.a.copies(0, 0))} cp.async a lane",
-        f"x            {plan.b.rows} line(s) of {plan.b.pitch} bytes in shared memory, {_loads(plan)}",
+        f"x            {plan.b.rows} line(s) of {plan.b.pitch} bytes in shared memory, {plan.b.loads} ldmatrix a unit",
         f"sums         of {config.strips} strips, {smem.c_buffer_bytes} bytes each: added in the order of the warps",
         *([f"exchange     {smem.received_bytes} bytes: a block stores {plan.own_strips} strip(s) of {config.strips}, "
            "and adds the blocks' sums in their order"] * (split > 1)),
@@ -40,13 +39,6 @@ def explain_streamed(plan: StreamedPlan) -> str:
         explain_workspace(plan),
     ]  # fmt: skip
     return "\n".join(lines)
-
-
-def _loads(plan: StreamedPlan) -> str:
-    loads = plan.b.blocks * plan.b.loads
-    if plan.config.x_in_registers:
-        return f"{loads * plan.turns} ldmatrix once, {plan.turns * plan.b.unit_registers} registers a lane"
-    return f"{loads} ldmatrix a unit"
 
 
 def _who(plan: StreamedPlan) -> str:

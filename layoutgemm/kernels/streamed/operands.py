@@ -29,7 +29,6 @@ from ..quantized.formats import UNIT_K
 from ..thread_addresses import ThreadAddresses
 
 COLUMNS = 8  # of C in an mma.sync: rows of x
-MOST_COLUMNS = 2 * COLUMNS  # of C: two mma.sync with the same A
 WORD_BYTES = 4
 _OF_QUARTERS = QUARTERS.bit_length() - 1  # bits of a strip's quarter
 _TILES = 2  # of B in an ldmatrix.x4, one after the other along K
@@ -135,7 +134,7 @@ class StreamedWeights(PackedBlocks):
 class StreamedRows:
     """x as B, in shared memory.
 
-    rows   that there is room for: 1, 2, 4, 8 or 16
+    rows   that there is room for: 1, 2, 4 or 8
     depth  of the block's part of K with zeros: whole units for every warp
     atom   mma.sync, of which x is B
     """
@@ -183,22 +182,8 @@ class StreamedRows:
         return UNIT_K // int(self.atom.shape_mnk[2])
 
     @property
-    def blocks(self) -> int:
-        """Blocks of eight rows, each an instruction of its own with the same weights."""
-        return max(1, self.rows // COLUMNS)
-
-    def block_byte(self, block: int) -> int:
-        """Bytes from a line of the first block to the same line of another."""
-        return self.byte(block * COLUMNS, 0)
-
-    @property
-    def unit_registers(self) -> int:
-        """Registers of a lane for all fragments of a unit, of all blocks."""
-        return self.blocks * self.fragments * int(self.atom.registers("B"))
-
-    @property
     def loads(self) -> int:
-        """Loads of a unit's fragments of one block, each of two."""
+        """Loads of a unit's fragments, each of two."""
         return self.fragments // _TILES
 
     @cached_property

@@ -1,4 +1,4 @@
-"""StreamedPlan: C = weights @ x for packed weights and up to 16 rows of x, at the speed of reading the weights.
+"""StreamedPlan: C = weights @ x for packed weights and up to eight rows of x, at the speed of reading the weights.
 
     cluster  a contiguous run of bands: of 1, 2 or 4 strips of 16 output features
     block    every `split`-th unit of 128 along K of its cluster's bands
@@ -45,7 +45,7 @@ from ..quantized.blocks import QUARTERS, STRIP, PackedTile
 from ..quantized.formats import FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
 from ..quantized.order import PackedOrder
 from ..quantized.packing import units_of
-from .operands import COLUMNS, MOST_COLUMNS, StreamedRows, StreamedWeights
+from .operands import COLUMNS, StreamedRows, StreamedWeights
 
 BANDS = (1, 2, 4)
 TYPES = ("bf16", "f16")
@@ -53,7 +53,6 @@ F32 = 4  # bytes of a sum
 PAIR = 2  # neighbours along a row of C that a thread adds and stores
 LANES_ROWS = 8  # neighbours along a column that a warp's lanes add: the rows of C that an mma.sync's lanes have
 BUFFERS = 2  # of sums from other blocks: one is filled while the other is added
-X_REGISTERS = 64  # of a lane, at most, that hold x
 _GAP = 4  # floats from column to column beside the strip's: eight rows of four pairs of columns then lie in 32 banks
 
 
@@ -69,8 +68,6 @@ class StreamedConfig:
     prefetch       units of a warp that it then brings to L2; needs `overlap`
     band           strips that a warp multiplies with the same registers of x: 1, 2 or 4
     split          blocks of a cluster, which share K and each copy a part of x; a divisor of `strips`
-    x_in_registers  each warp loads its columns of x once, before its first product, and keeps them: for few turns.
-                   The sums then lie where x was
     constant_weights  no kernel in flight writes the weights: their first units are copied before the kernel before has
                    ended, and only x waits for it. The caller's word, which nothing checks; needs `overlap`
     """
@@ -83,7 +80,6 @@ class StreamedConfig:
     prefetch: int = 0
     band: int = 1
     split: int = 1
-    x_in_registers: bool = False
     constant_weights: bool = False
 
     def __post_init__(self) -> None:
@@ -117,9 +113,9 @@ class StreamedSmem(StoreSmemMap):
 
 @dataclass(frozen=True)
 class StreamedPlan(GemmPlan):
-    """A product of packed weights A and up to 16 columns of B; see `derive`.
+    """A product of packed weights A and up to eight columns of B; see `derive`.
 
-    The kernel is compiled for its k and for 1, 2, 4, 8 or 16 rows of x, and takes any m up to that.
+    The kernel is compiled for its k and for 1, 2, 4 or 8 rows of x, and takes any m up to that.
     """
 
     m: int
@@ -162,7 +158,7 @@ class StreamedPlan(GemmPlan):
     ) -> StreamedPlan:
         """Derive the kernel of C[m, n] = weights[m, k] @ B[k, n].
 
-        m, n, k   output features, rows of x (1 to 16), and depth
+        m, n, k   output features, rows of x (1 to 8), and depth
         weights   the format of A, packed for the type of a
         a, b, c   a and b bf16 or f16, b ":col": rows of x with K contiguous; c bf16, f16 or f32, ":col"
         epilogue  `weights.epilogue(*steps, axis="m")`, None for no steps
@@ -175,7 +171,7 @@ class StreamedPlan(GemmPlan):
         """
         config, target = config or StreamedConfig(), arch_named(arch)
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, k=k)
-        check_range(PlanError, MOST_COLUMNS, f"a streamed product has 1 to {MOST_COLUMNS} rows of x", n=n)
+        check_range(PlanError, COLUMNS, f"a streamed product has 1 to {COLUMNS} rows of x", n=n)
         a_spec, b_spec, c_spec = _operands(a, b, c)
         weights.check_depth(k)
         _check_epilogue(weights, epilogue or Epilogue())
@@ -192,11 +188,9 @@ class StreamedPlan(GemmPlan):
         left = StreamedWeights(order, tile, a_spec.dtype, band=config.band)
         turns = tile_count(tile_count(k, UNIT_K), config.warps * config.split)
         right = StreamedRows(b_spec.dtype, 1 << (n - 1).bit_length(), turns * config.warps * UNIT_K, atom)
-        _check_registers(right, turns, config)
         smem = _map(target, left, right, config)
-        columns = COLUMNS * right.blocks
         return cls(
-            m=m, n=n, k=k, arch=target, a=left, b=right, c=c_spec, mma=atom, tile=(STRIP, columns, UNIT_K),
+            m=m, n=n, k=k, arch=target, a=left, b=right, c=c_spec, mma=atom, tile=(STRIP, COLUMNS, UNIT_K),
             stages=config.slots, smem=smem, weights=weights, config=config, epilogue=epilogue or Epilogue(),
         )  # fmt: skip
 
@@ -327,12 +321,7 @@ class StreamedPlan(GemmPlan):
     @property
     def band_registers(self) -> int:
         """Sums of a lane for a band."""
-        return self.config.band * self.strip_registers
-
-    @property
-    def strip_registers(self) -> int:
-        """Sums of a lane for a strip: block by block of eight rows of x."""
-        return self.b.blocks * self.mma.accumulator_registers
+        return self.config.band * self.mma.accumulator_registers
 
     @property
     def own_strips(self) -> int:
@@ -345,12 +334,6 @@ class StreamedPlan(GemmPlan):
         columns, split, own, pitch = self.b.rows, self.config.split, self.own_strips, self.column_pitch
         block = pitch * columns
         return Layout((STRIP, columns, split, own, BUFFERS), (1, pitch, block, block * split, block * split * own))
-
-    def coords_of_sum(self, lane: W, value: int) -> tuple[W, W]:
-        """(lane, value) -> (row of a strip, column) of a lane's sums of a strip."""
-        block, own = divmod(value, self.mma.accumulator_registers)
-        row, column = self.mma.coords_C(lane, own)
-        return row, column + block * COLUMNS
 
     @cached_property
     def rows_of_sums(self) -> tuple[int, ...]:
@@ -392,7 +375,6 @@ class StreamedPlan(GemmPlan):
         config = self.config
         rest = [f"{config.warps} warps of {self.stages} slots", *[f"bands of {config.band} strips"] * (config.band > 1)]
         rest += [f"K in {config.split} parts"] * (config.split > 1)
-        rest += ["x in registers"] * config.x_in_registers
         return ", ".join([head, *rest, str(self.weights)])
 
 
@@ -417,23 +399,7 @@ def _check_epilogue(weights: QuantizedFormat, epilogue: Epilogue) -> None:
     for step in epilogue.reductions:
         raise PlanError(f"{step.name}: {type(step).__name__} reduces C, and a streamed product has no reductions")
     if (last := epilogue.quantizes) is not None:
-        most = f"a streamed product has at most {MOST_COLUMNS}"
-        raise PlanError(f"{type(last).__name__} scales groups of C's columns; {most}")
-
-
-def _check_registers(x: StreamedRows, turns: int, config: StreamedConfig) -> None:
-    """Raise PlanError where x does not stay in registers."""
-    if not config.x_in_registers:
-        return
-    if turns > config.slots:
-        raise PlanError(
-            f"x_in_registers with {turns} turns and slots = {config.slots}: x comes beside the units of the first slots"
-        )
-    if (held := turns * x.unit_registers) > X_REGISTERS:
-        raise PlanError(
-            f"x_in_registers: {turns} turn(s) of {x.unit_registers} registers are {held}, more than {X_REGISTERS}; "
-            "take more warps or split"
-        )
+        raise PlanError(f"{type(last).__name__} scales groups of C's columns; a streamed product has at most {COLUMNS}")
 
 
 def _column_pitch(rows: int) -> int:
@@ -447,15 +413,13 @@ def _map(target: Arch, a: StreamedWeights, b: StreamedRows, config: StreamedConf
     strip = _column_pitch(b.rows) * b.rows * F32
     sums = config.warps * strip
     received = BUFFERS * config.strips * strip if config.split > 1 else 0
-    both = max(x, config.strips * sums) if config.x_in_registers else x + config.strips * sums
-    each, beside = config.warps * a.slot_bytes, both + received
-    how = "or" if config.x_in_registers else "and"
-    taken = f"{each} bytes for {config.warps} warps beside x {x} {how} sums {config.strips * sums + received}"
+    each, beside = config.warps * a.slot_bytes, x + config.strips * sums + received
+    taken = f"{each} bytes for {config.warps} warps beside x {x} and sums {config.strips * sums + received}"
     fitting_stages(target, config.slots, 1, each, beside, taken, blocks_per_sm=config.blocks_per_sm)
     end = config.slots * each
-    total, sums_at = end + beside, end + (0 if config.x_in_registers else x)
+    total = end + beside
     return StreamedSmem(
-        a_offset=0, a_stage_bytes=each, b_offset=end, b_stage_bytes=x, c_offset=sums_at, c_buffer_bytes=sums,
+        a_offset=0, a_stage_bytes=each, b_offset=end, b_stage_bytes=x, c_offset=end + x, c_buffer_bytes=sums,
         received_offset=total - received, received_bytes=received,
         barrier_offset=total, barrier_bytes=BARRIER_BYTES, total=total, alignment=VECTOR_BYTES,
     )  # fmt: skip

@@ -89,25 +89,24 @@ def _summed(plan: StreamedPlan, units: Bytes, memory: Bytes, bands: tuple[int, i
 
 def _band(plan: StreamedPlan, units: Bytes, memory: Bytes, band: int, who: tuple[int, int]) -> Floats:
     """A warp's sums of a band: (strip, lane, value). `who` is warp and part."""
-    a, b = plan.a, plan.b
-    total = np.zeros((a.band, WARP, plan.strip_registers), np.float32)
+    a, b, count = plan.a, plan.b, plan.mma.accumulator_registers
+    total = np.zeros((a.band, WARP, count), np.float32)
     block, quarter = a.unit(band)
     for turn in range(plan.turns):
         unit, place = int(plan.unit_of(who[0], turn, who[1])), int(plan.place_of(who[0], turn))
         slot = np.zeros(a.slot_bytes, np.uint8)
         if unit < plan.units:
             slot = filled_slot(plan, units, (int(block) * plan.units + unit) * a.packing.unit_bytes, int(quarter))
-        x = [_fragments_of_x(plan, memory, place, block) for block in range(b.blocks)]
+        x = _fragments_of_x(plan, memory, place)
         for strip in range(a.band):
             piece = slot[strip * a.strip_bytes : (strip + 1) * a.strip_bytes]
             fragments, factors = strip_fragments(plan, piece), strip_scales(plan, piece)
-            held = np.zeros((WARP, plan.strip_registers), np.float32)
+            held = np.zeros((WARP, count), np.float32)
             for number in range(b.fragments):
-                for of_x, own in enumerate(np.split(held, b.blocks, axis=1)):
-                    own += _product(plan, fragments[number], x[of_x][number])  # a view of `held`
+                held += _product(plan, fragments[number], x[number])
                 group = a.packing.group_of(number)
                 if number == b.fragments - 1 or a.packing.group_of(number + 1) != group:
-                    total[strip] += held * np.tile(factors[group], b.blocks) if factors else held
+                    total[strip] += held * factors[group] if factors else held
                     held = np.zeros_like(held)
     return total
 
@@ -167,10 +166,10 @@ def register_bytes(b: StreamedRows) -> IntArray:
     return np.stack(found)
 
 
-def _fragments_of_x(plan: StreamedPlan, memory: Bytes, place: int, block: int) -> list[Floats]:
-    """Values of each fragment of a block of x in the CTA's unit at a place: (lane, value)."""
+def _fragments_of_x(plan: StreamedPlan, memory: Bytes, place: int) -> list[Floats]:
+    """Values of each fragment of x in the block's unit at a place: (lane, value)."""
     b, found = plan.b, []
-    places = register_bytes(b) + (place * b.unit_step + b.block_byte(block))
+    places = register_bytes(b) + place * b.unit_step
     for number in range(b.fragments):
         load, first = b.load_of(number)
         raw = np.ascontiguousarray(memory[places[load, :, first : first + plan.mma.registers("B")]])
@@ -192,18 +191,12 @@ def _product(plan: StreamedPlan, a: Floats, b: Floats) -> Floats:
 
 def _put(plan: StreamedPlan, sums: Floats, held: Floats, warp: int, band: int) -> None:
     """A warp's sums of a band to where the block adds them."""
-    i, j = sums_of_lanes(plan)
+    i, j = plan.mma.coords("C")(np.arange(WARP)[:, None], np.arange(held.shape[-1])[None, :])
+    i, j = np.broadcast_arrays(np.asarray(i), np.asarray(j))
     inside = j < plan.b.rows
     for strip in range(plan.a.band):
         at = np.asarray(plan.sums(i[inside], j[inside], warp, band * plan.a.band + strip))
         sums[at] = held[strip][inside]
-
-
-def sums_of_lanes(plan: StreamedPlan) -> tuple[IntArray, IntArray]:
-    """(row of a strip, column) of each lane's sums of a strip: (lane, value)."""
-    found = [plan.coords_of_sum(np.arange(WARP), value) for value in range(plan.strip_registers)]
-    row, column = (np.stack([np.broadcast_to(at[i], WARP) for at in found], axis=1) for i in range(2))
-    return row, column
 
 
 def _elements(plan: StreamedPlan, strips: int, rows: int) -> Iterator[tuple[IntArray, IntArray]]:

@@ -50,14 +50,6 @@ FORMS: dict[str, tuple[QuantizedFormat, str, tuple[int, int, int], StreamedConfi
     "constant weights": (
         INT4, "bf16", (100, 3, 1152), StreamedConfig(4, 3, 2, overlap=True, constant_weights=True), "bf16", "sm_90a",
     ),
-    "sixteen rows": (
-        QuantizedFormat("int4", 64), "bf16", (71, 13, 448), StreamedConfig(2, 3, 2, overlap=True, prefetch=2), "bf16",
-        "sm_90a",
-    ),
-    "x in registers": (
-        INT4, "bf16", (150, 16, 640), StreamedConfig(2, 3, 2, overlap=True, split=2, x_in_registers=True), "bf16",
-        "sm_90a",
-    ),
     "narrow scales": (MXFP8, "f16", (33, 4, 256), StreamedConfig(2, 3, 4), "f16", "sm_90a"),
 }  # fmt: skip
 FORMATS = [

@@ -109,9 +109,6 @@ class StreamedKernel(FusedEntry):
             plan, shared, (matrices[0], matrices[1], pitches[0], sizes[1]), (lane, warp, part), (band, last)
         )
         stream.begin(band)
-        kept = stream.kept_x()
-        if const_expr(plan.config.x_in_registers):
-            bridge.block_sync()  # sums lie where x was
         slot, buffer, before = Int32(0), Int32(0), Int32(0)
         sums = cute.make_rmem_tensor(plan.band_registers, Float32)
         at_once = plan.config.strips // plan.config.band
@@ -121,10 +118,10 @@ class StreamedKernel(FusedEntry):
                 sums.fill(0.0)
                 if const_expr(plan.turns <= UNROLLED):
                     for turn in cutlass.range_constexpr(plan.turns):
-                        slot = stream.take(sums, band + done, turn, slot, kept)
+                        slot = stream.take(sums, band + done, turn, slot)
                 else:
                     for turn in cutlass.range(0, plan.turns, 1, unroll=1):
-                        slot = stream.take(sums, band + done, turn, slot, kept)
+                        slot = stream.take(sums, band + done, turn, slot)
                 self.put(shared, sums, lane, warp, done)
             bridge.block_sync()
             if const_expr(split == 1):
@@ -154,14 +151,14 @@ class StreamedKernel(FusedEntry):
 
         Sums beyond the rows of x are left out.
         """
-        plan = self.plan
+        plan, count = self.plan, self.plan.mma.accumulator_registers
         for strip in cutlass.range_constexpr(plan.config.band):
-            for v in cutlass.range_constexpr(plan.strip_registers):
-                row, column = plan.coords_of_sum(lane, v)
+            for v in cutlass.range_constexpr(count):
+                row, column = plan.mma.coords_C(lane, v)
                 if column < plan.b.rows:
                     place = plan.sums(row, column, warp, band * plan.config.band + strip)
                     at = shared + (plan.smem.c_offset + F32 * place)
-                    bridge.store_shared(at.toint(), (sums[strip * plan.strip_registers + v],))
+                    bridge.store_shared(at.toint(), (sums[strip * count + v],))
 
     @cute.jit
     def send(self, shared: cute.Pointer, thread: Int32, strips: tuple[Int32, Int32, Int32], rows: Int32) -> None:
@@ -355,69 +352,28 @@ class WarpStream(ampere.LoopCarried):
                 for first, size in plan.a.runs(quarter):
                     bridge.prefetch_bytes(address + Int64(first), size)
 
-    def kept_x(self) -> list[list[Int32]]:
-        """The lane's registers of x, turn by turn, as `columns` has them; [] where each unit loads its own.
-
-        Waits for the first units of all turns.
-        """
-        config, plan = self.plan.config, self.plan
-        if not config.x_in_registers:
-            return []
-        if not config.constant_weights:
-            bridge.wait_copies(config.slots - plan.turns)
-        bridge.warp_sync()
-        return [
-            [word for block in range(plan.b.blocks) for load in range(plan.b.loads)
-             for word in bridge.load_matrices(self.x_at(turn) + self.load_byte(load, block), 4)]
-            for turn in range(plan.turns)
-        ]  # fmt: skip
-
-    def x_at(self, turn: Int32 | int) -> cute.Pointer:
-        """Where the lane's lines of the warp's unit of a turn begin."""
-        plan, (shared, *_), warp, lines = self.plan, self.values, self.values[6], self.values[10]
-        return shared + (lines + plan.place_of(warp, turn) * plan.b.unit_step)
-
-    def load_byte(self, load: int, block: int) -> int:
-        """Bytes from there to the line of a load."""
-        return self.plan.b.places.of[load,][1] + self.plan.b.block_byte(block)
-
     @cute.jit
-    def take(
-        self, sums: cute.Tensor, band: Int32, turn: Int32 | int, slot: Int32, kept: list[list[Int32]]
-    ) -> Int32:  # fmt: skip
+    def take(self, sums: cute.Tensor, band: Int32, turn: Int32 | int, slot: Int32) -> Int32:
         """Multiply the oldest unit, refill its slot, and give the number of the next one."""
-        plan, (shared, _, _, _, _, lane, warp, _, first, _, _) = self.plan, self.values
+        plan, (shared, _, _, _, _, lane, warp, _, first, _, lines) = self.plan, self.values
         bridge.wait_copies(plan.config.slots - 1)
         if const_expr(plan.a.shares_scales):
             bridge.warp_sync()
-        elif const_expr(not plan.config.x_in_registers):
-            if band == first:
-                bridge.warp_sync()
+        elif band == first:
+            bridge.warp_sync()
         base = shared + plan.slot(warp, slot)
-        loads: dict[tuple[int, int], list[Int32]] = {}
-        if const_expr(plan.config.x_in_registers):
-            loads = self.in_loads(kept[turn])
-        self.multiply_band(sums, base, lane, self.x_at(turn), loads)
+        x = shared + (lines + plan.place_of(warp, turn) * plan.b.unit_step)
+        self.multiply_band(sums, base, lane, x)
         if const_expr(plan.a.shares_scales):
             bridge.warp_sync()  # no lane refills scales that another one has still to load
         further, next_turn = plan.item(turn + plan.config.slots)
-        # of a later band, as is known here
-        later = plan.config.x_in_registers or (plan.turns <= UNROLLED and turn + plan.config.slots >= plan.turns)
+        later = plan.turns <= UNROLLED and turn + plan.config.slots >= plan.turns  # of a later band, as is known here
         self.fill(band + further, next_turn, slot, not later)
         return cutlass.select_(slot == plan.config.slots - 1, Int32(0), slot + 1)
 
-    def in_loads(self, kept: list[Int32]) -> dict[tuple[int, int], list[Int32]]:
-        """(load, block) -> the registers of a turn's x that stay."""
-        loads, blocks = self.plan.b.loads, self.plan.b.blocks
-        each = len(kept) // (loads * blocks)
-        of = [(load, block) for block in range(blocks) for load in range(loads)]
-        return {at: kept[i * each : (i + 1) * each] for i, at in enumerate(of)}
-
-    def multiply_band(
-        self, sums: cute.Tensor, base: cute.Pointer, lane: Int32, x: cute.Pointer,
-        loads: dict[tuple[int, int], list[Int32]],
-    ) -> None:  # fmt: skip
+    def multiply_band(self, sums: cute.Tensor, base: cute.Pointer, lane: Int32, x: cute.Pointer) -> None:
         """All strips of a slot times the same registers of x."""
+        loads: dict[int, list[Int32]] = {}
         for strip in range(self.plan.config.band):
             words = self.loaded(base + strip * self.plan.a.strip_bytes, lane)
             self.multiply(sums, strip, words, x, loads)
@@ -433,7 +389,7 @@ class WarpStream(ampere.LoopCarried):
 
     def multiply(
         self, sums: cute.Tensor, strip: int, loaded: tuple[list[Int32], list[list[Int32]]], x: cute.Pointer,
-        loads: dict[tuple[int, int], list[Int32]],
+        loads: dict[int, list[Int32]],
     ) -> None:  # fmt: skip
         """All fragments of a strip's unit, converted, times x.
 
@@ -441,15 +397,13 @@ class WarpStream(ampere.LoopCarried):
         """
         plan, order, (words, numbers) = self.plan, self.plan.a.packing, loaded
         ops, count = DevicePairs(order.activations, plan.fused), plan.mma.accumulator_registers
-        own = range(strip * plan.strip_registers, (strip + 1) * plan.strip_registers)
+        own = range(strip * count, (strip + 1) * count)
         held = [Float32(0.0) if numbers else sums[v] for v in own]
         for number in range(plan.b.fragments):
             group = order.group_of(number)
             zeros = [ops.twice(numbers[group][1], each) for each in ROW_SELECTORS] if order.format.zeros else []
             a = fragment(order, [words[w] for w in words_of(order, number)], [], zeros, ops)
-            for block in range(plan.b.blocks):
-                of = slice(block * count, (block + 1) * count)
-                held[of] = bridge.multiply_warp(plan.mma, a, self.columns(x, loads, number, block), held[of])
+            held = bridge.multiply_warp(plan.mma, a, self.columns(x, loads, number), held)
             if not numbers:
                 continue
             if number == plan.b.fragments - 1 or order.group_of(number + 1) != group:
@@ -460,14 +414,13 @@ class WarpStream(ampere.LoopCarried):
         for v, value in zip(own, held if not numbers else [], strict=False):
             sums[v] = value
 
-    def columns(
-        self, x: cute.Pointer, loads: dict[tuple[int, int], list[Int32]], number: int, block: int
-    ) -> list[Int32]:  # fmt: skip
-        """The registers of a block of x for a fragment of a unit."""
-        load, first = self.plan.b.load_of(number)
-        if (load, block) not in loads:
-            loads[load, block] = bridge.load_matrices(x + self.load_byte(load, block), 4)
-        return loads[load, block][first : first + self.plan.mma.registers("B")]
+    def columns(self, x: cute.Pointer, loads: dict[int, list[Int32]], number: int) -> list[Int32]:
+        """The registers of x for a fragment of a unit."""
+        b = self.plan.b
+        load, first = b.load_of(number)
+        if load not in loads:
+            loads[load] = bridge.load_matrices(x + b.places.of[load,][1], 4)
+        return loads[load][first : first + self.plan.mma.registers("B")]
 
     def scales(self, word: Int32) -> list[Float32]:
         """The scales of the lane's two rows as float32."""
