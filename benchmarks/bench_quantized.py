@@ -2,6 +2,8 @@
 
     python benchmarks/bench_quantized.py --json benchmarks/results/quantized_h100.json      # a Hopper GPU, 5 minutes
     python benchmarks/bench_quantized.py --float8 --json FILE       # float8 activations, beside bf16 ones
+    python benchmarks/bench_quantized.py --own --jobs 13 --json FILE    # `default` alone, 1 to 64 rows: a minute
+    ncu --profile-from-start off --print-details all python benchmarks/bench_quantized.py --profile
 
 `default` is the configuration that `quantized_matmul` takes; a few others are timed beside it. Peers are
 `layoutgemm.matmul` and `torch.mm` of bf16 weights, `torch._weight_int4pack_mm` (groups of 128) up to 256 rows, and
@@ -11,6 +13,7 @@ quack's `gemm_w4a16` where quack-kernels is installed.
   named, and the program exits with 1. Every timed contender is compared too; a wrong one is not timed.
 - Times are bursts by `layoutgemm/bench/method.py`. Weights rotate through more than 240 MB.
 - `ideal us` is the time to read the packed weights at the rate of a device copy of 512 MB, reads and writes counted.
+- `--own` compiles first, in `--jobs` processes, and does not compare ragged sizes.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +74,8 @@ DEFAULT, BF16, TORCH, INT4PACK = "default", "bf16 matmul", "torch.mm", "_weight_
 QUACK = "quack gemm_w4a16"
 _BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
 _FEW = 16  # rows of `--few`
+OWN_ROWS = (1, 4, 16, 64)  # of `--own`
+PROFILED = ((16, 6144, 4096), (16, 28672, 4096), (16, 4096, 14336), (16, 8192, 8192), (1, 6144, 4096), (4, 6144, 4096))
 _PACK_ROWS = 256  # the most for `torch._weight_int4pack_mm`: its time grows with every row
 
 
@@ -261,11 +268,58 @@ def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: in
     row.us |= microseconds(device, loops, rounds)
 
 
+def compile_choice(name: str, rows: int, size: tuple[int, int]) -> None:
+    """Has a Hopper GPU's chosen kernel in the cache on disk."""
+    import torch
+
+    from layoutgemm.kernels.compile.compiler import compile_plan
+    from layoutgemm.torch_op.prepared import gpu, target
+    from layoutgemm.torch_op.quantized.launch import QuantizedCall, plan_of, streamed_plan_of
+
+    call, sms = QuantizedCall(FORMATS[name], size, None, torch.bfloat16), gpu(-1)[0].multiprocessors
+    compile_plan(streamed_plan_of(call, rows, "bf16", None, sms, *target(-1)) or plan_of(call, rows, "bf16", None, sms))
+
+
+def compile_choices(cases: Iterable[tuple[str, int, tuple[int, int]]], jobs: int) -> None:
+    """Compiles the chosen kernels of (format, rows, size), `jobs` at a time."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(compile_choice, *case) for case in cases]:
+            done.result()
+
+
+def measured_own(device: Device, rate: float, rounds: int, save: Callable[[Row], None], jobs: int) -> None:
+    """Times the choice alone: all sizes of int4, and all formats at the first size."""
+    cases = [(INT4, size) for size in SHAPES] + [(name, SHAPES[0]) for name in FORMATS if name != INT4]
+    compile_choices([(name, rows, size) for name, size in cases for rows in OWN_ROWS], jobs)
+    for name, size in cases:
+        measured(device, name, size, rate, rounds, save, rows_of=OWN_ROWS, alone=True)
+
+
+def profiled() -> None:
+    """Launches the chosen kernels of PROFILED between cudaProfilerStart and Stop, each once."""
+    import torch
+
+    for rows, n, k in PROFILED:
+        weight = random_weight(FORMATS[INT4], n, k, torch.bfloat16)
+        launch = product(weight, torch.randn(rows, k, device="cuda", dtype=torch.bfloat16), None)
+        launch()
+        torch.cuda.synchronize()
+        print(f"M {rows} N {n} K {k}", flush=True)
+        torch.cuda.profiler.start()
+        launch()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
 def measured(
     device: Device, name: str, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None],
-    most: int = ROWS[-1],
+    rows_of: Sequence[int] = (), alone: bool = False,
 ) -> None:  # fmt: skip
-    """Checks and times a format at one size of weights, up to `most` rows."""
+    """Checks and times a format at one size of weights.
+
+    rows_of  numbers of rows, by default those of the format
+    alone    without peers and other configurations
+    """
     import torch
 
     n, k = size
@@ -273,12 +327,12 @@ def measured(
     first = random_weight(fmt, n, k, torch.bfloat16)
     count = math.floor(ROTATION_BYTES / first.units.numel()) + 1
     weights = [first, *[replace(first, units=first.units.clone()) for _ in range(count - 1)]]
-    full = name == INT4
+    full = name == INT4 and not alone
     bf16 = [
         torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
         for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)
     ] * full
-    for rows in [rows for rows in (ROWS if full else OTHER_ROWS) if rows <= most]:
+    for rows in rows_of or (ROWS if full else OTHER_ROWS):
         row = Row(name, n, k, rows, first.units.numel() / rate * 1e6)
         xs = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in weights]
         calls: dict[str, Sequence[Call]] = {}
@@ -339,6 +393,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--float8", action="store_true", help="float8 activations alone")
     parser.add_argument("--few", action="store_true", help="up to 16 rows alone, of the first format")
     parser.add_argument("--quick", action="store_true", help="the first shape and format only")
+    parser.add_argument("--own", action="store_true", help="the choice alone, up to 64 rows, all sizes and formats")
+    parser.add_argument("--jobs", type=int, default=4, help="processes that compile for --own")
+    parser.add_argument("--profile", action="store_true", help="one launch each of six kernels, for ncu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     if status := needs.refused(needs.no_gpu()):
@@ -349,9 +406,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from layoutgemm.bench.method import CudaDevice
 
     torch.manual_seed(0)
+    if options.profile:
+        profiled()
+        return 0
     device = CudaDevice()
     rate = copy_rate(device)
-    correct, bad = checked()
+    correct, bad = ({}, []) if options.own else checked()
     found: dict[str, Any] = {"machine": machine.facts(), "copy TB/s": rate / 1e12, "correct": correct, "rows": []}
     print(found["machine"], f"copy {rate / 1e12:.3f} TB/s; wrong: {bad or 'none'}", flush=True)
 
@@ -363,12 +423,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
 
+    if options.own:
+        measured_own(device, rate, options.rounds, save, options.jobs)
+        return 1 if bad else 0
     if options.float8:
         for size in SHAPES[: 1 if options.quick else None]:
             measured_float8(device, size, rate, options.rounds, save)
         return 1 if bad else 0
     for size in SHAPES[: 1 if options.quick else None]:
-        measured(device, INT4, size, rate, options.rounds, save, _FEW if options.few else ROWS[-1])
+        measured(device, INT4, size, rate, options.rounds, save, [rows for rows in ROWS if rows <= _FEW] * options.few)
     for name in () if options.quick or options.few else [name for name in FORMATS if name != INT4]:
         measured(device, name, SHAPES[0], rate, options.rounds, save)
     return 1 if bad else 0

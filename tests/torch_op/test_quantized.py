@@ -161,6 +161,19 @@ def test_gptq_checkpoints_equal_their_own_formula(kind: str, bits: int, acts: bo
         QuantizedLinear.from_checkpoint({**given, "qzeros": given["qzeros"].repeat(1, 8 // bits * 2)}, kind)
 
 
+@pytest.mark.parametrize(("k", "groups", "group"), [(512, 2, 128), (192, 1, 64), (288, 1, 32), (144, 3, 16)])
+def test_groups_of_checkpoints_that_are_no_known_size_become_smaller_ones(k: int, groups: int, group: int) -> None:
+    rng = np.random.default_rng(k)
+    codes, zeros = rng.integers(0, 16, (16, k)), rng.integers(1, 16, (16, groups))
+    scales = rng.integers(1, 9, (16, groups)) / 64
+    found = from_gptq(words(codes.T, 0), words(zeros.T - 1, 1), scales.T)
+    assert found.format == QuantizedFormat("int4", group, zeros=True)
+    want = (codes - zeros.repeat(k // groups, 1)) * scales.repeat(k // groups, 1)
+    assert np.array_equal(found.dense(), want)
+    with pytest.raises(LayoutError, match="1 groups of K = 24: known are groups of"):
+        from_gptq(words(codes.T[:24], 0), words(zeros.T[:1] - 1, 1), scales.T[:1])
+
+
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 
 
@@ -211,7 +224,7 @@ def test_compressed_tensors_of_both_widths_equal_their_own_formula(bits: int) ->
     layer = QuantizedLinear.from_checkpoint(given, "compressed-tensors", dtype=torch.bfloat16)
     assert torch.equal(layer.dequantized(), want.bfloat16())
     for wrong, text in (
-        ({"weight_shape": torch.tensor([64, 512])}, "512 codes would have" if bits == 4 else "groups"),
+        ({"weight_shape": torch.tensor([64, 4096 // bits - 12])}, f"{4096 // bits - 12} codes would have"),
         ({"weight_shape": torch.tensor([32, 256])}, r"weight_shape is \[32, 256\], and weight_packed has"),
         ({"weight_g_idx": torch.arange(256) % 3}, "group 0 has 86 of 256 input features: 128 each"),
         ({"weight_g_idx": torch.arange(128) % 2}, r"weight_g_idx is int64 of shape \(128,\): integers of \(256,\)"),

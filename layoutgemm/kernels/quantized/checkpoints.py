@@ -95,8 +95,9 @@ def _weights(codes: npt.NDArray[np.uint8], scales: object, zeros: npt.NDArray[An
         code, codes = "int8", codes ^ np.uint8(128)  # code - 128, in two's complement
     if wide.shape[1] == 1 and group not in GROUPS and symmetric:
         return QuantizedWeights(QuantizedFormat(code), codes, wide[:, 0].astype(np.float32))
-    if wide.shape[1] == 1 and group not in GROUPS and group % GROUPS[-1] == 0:
-        repeats, group = group // GROUPS[-1], GROUPS[-1]  # zero points are of groups alone
+    finer = [size for size in GROUPS if group % size == 0]
+    if not rest and group not in GROUPS and finer:  # groups that are larger, or a column's with zero points
+        repeats, group = group // finer[-1], finer[-1]
         wide, zeros = np.repeat(wide, repeats, axis=1), np.repeat(zeros, repeats, axis=1)
     if rest or group not in GROUPS:
         raise OperandError(f"{wide.shape[1]} groups of K = {codes.shape[1]}: known are groups of {GROUPS}")

@@ -25,6 +25,7 @@ STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
+SCALES = ("weights", "sums")
 MAX_CONSUMERS, MAX_SLICED = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
@@ -66,6 +67,8 @@ class Sm90Tuning:
                main loop that promotes
     products   of packed weights: "warpgroup" is wgmma, "warp" is mma.sync, each warp for its own 16 rows; see
                `quantized.warp_products`
+    scales     what the scales of groups of packed weights multiply: "weights", which rounds them, before the products,
+               or "sums" of a group, in float32
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
@@ -91,13 +94,14 @@ class Sm90Tuning:
     box_rows: int = WARP_ROWS
     store_at_once: bool = False
     products: str = "warpgroup"
+    scales: str = "weights"
     gpc_order: Rounds = ()
 
     def __post_init__(self) -> None:
         check_fields(self, prefetch=0)
         _check_known(self, {
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
-            "products": PRODUCTS,
+            "products": PRODUCTS, "scales": SCALES,
         })  # fmt: skip
         if self.box_rows not in (WARP_ROWS, ROWS):
             raise PlanError(f"box_rows = {self.box_rows}: {WARP_ROWS}, a warp's rows, or {ROWS}, a warpgroup's")

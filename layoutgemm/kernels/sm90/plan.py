@@ -148,7 +148,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     @property
     def sums_apart(self) -> bool:
         """True if the scales of packed weights multiply sums, which have registers of their own."""
-        return self.weights is not None and self.a.packing.scales_sums
+        return self.weights is not None and self.a.scales_sums
 
     @property
     def tables_of_batch(self) -> int:

@@ -347,7 +347,7 @@ class _Cluster:
             word = b.base.at(first_b + step).word
             values = weights[:, number * depth : (number + 1) * depth]
             product = register_product(plan.mma, block.smem, values, word, b.major)
-            if plan.a.packing.scales_sums:
+            if plan.sums_apart:
                 which = number * plan.a.sums // len(b.k_steps)
                 apart[which] = accumulated(plan.mma, apart[which], product) if which in apart else product
                 continue

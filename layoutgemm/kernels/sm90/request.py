@@ -189,6 +189,9 @@ class Sm90Request(ProductParts, Asked):
             if self.weights is None:
                 raise PlanError("products = 'warp': only those of packed weights are by mma.sync")
             warp_products(self.config, b, tile_k)
+        if self.config.tuning.scales == "sums" and (self.weights is None or not self.weights.group):
+            what = "no packed weights" if self.weights is None else f"weights {self.weights}"
+            raise PlanError(f"scales = 'sums' of {what}: there are no scales of groups")
 
     def check_maps(self, stores: tuple[StorePlan | None, StorePlan | None], a: OperandOfA, b: OperandPlan) -> None:
         """Raise PlanError for more tensor maps than the kernel has parameters for.
@@ -308,7 +311,8 @@ class Sm90Request(ProductParts, Asked):
         b_plan = shared(columns_of(b_spec, tile_n, tile_k, atom, halved=False), config.cluster[0], False)
         b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
         ends = config.loader != "self" and self.experts is None  # groups begin at any column
-        return packed_operand(weights, tile_m, tile_k, a_spec), with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
+        packed = packed_operand(weights, tile_m, tile_k, a_spec, config.tuning.scales)
+        return packed, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 
     def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
         """The instruction of half the columns and B's descriptor, if halves are finished."""

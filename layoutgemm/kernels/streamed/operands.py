@@ -30,6 +30,7 @@ from ..thread_addresses import ThreadAddresses
 
 COLUMNS = 8  # of C in an mma.sync: rows of x
 WORD_BYTES = 4
+_OF_QUARTERS = QUARTERS.bit_length() - 1  # bits of a strip's quarter
 _TILES = 2  # of B in an ldmatrix.x4, one after the other along K
 
 
@@ -102,13 +103,15 @@ class StreamedWeights(PackedBlocks):
             first, at = WARP * (quarter + strip), strip * self.strip_bytes
             for v in range(self.vectors):
                 copies.append((order.vector_bytes(first + lane, v), at + self.codes(lane, v), VECTOR_BYTES, WARP))
+            # Scales of a quarter lie behind those of the one before: the lane's own part is the same for all bands.
+            scales_at = (quarter + strip) * order.scale_bytes(WARP, 0)
             if self.shares_scales:
-                source = order.scale_bytes(first, lane // each) + lane % each * VECTOR_BYTES
+                source = scales_at + order.scale_bytes(0, lane // each) + lane % each * VECTOR_BYTES
                 target = at + self.strip_codes + lane * VECTOR_BYTES
                 copies.append((order.code_bytes + source, target, VECTOR_BYTES, scales))
             elif self.groups:
-                source, target = order.scale_bytes(first + lane, 0), at + self.strip_codes + self.numbers(lane, 0)
-                copies.append((order.code_bytes + source, target, self.number_bytes, WARP))
+                source, target = order.scale_bytes(lane, 0), at + self.strip_codes + self.numbers(lane, 0)
+                copies.append((order.code_bytes + scales_at + source, target, self.number_bytes, WARP))
         return copies
 
     def runs(self, quarter: W) -> list[tuple[W, int]]:
@@ -123,7 +126,8 @@ class StreamedWeights(PackedBlocks):
 
     def unit(self, band: W) -> tuple[W, W]:
         """(row block, quarter of its units) of a band's first strip."""
-        return band * self.band // QUARTERS, band * self.band % QUARTERS
+        strip = band * self.band
+        return strip >> _OF_QUARTERS, strip & (QUARTERS - 1)  # not // and %, which a kernel computes for signed numbers
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,13 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import numpy as np
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int16, Int32, Int64, const_expr
 
 from ....atoms.copy.base import WARP
 from ...dsl import bridge
 from ...dsl.ampere import load_words
 from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, multiply_add
+from ...dsl.types import element_type
 from ...dsl.warp import load_matrices, multiply_warp
 from ...plan import present, tile_count
 from ...quantized.blocks import BlockCopy
@@ -369,13 +370,13 @@ class PackedFragments(bridge.Carried):
 
     def fragment(self, held: Words, number: int) -> list[Int32]:
         """The registers of the K tile's fragment of that number along K."""
-        order, (words, scales) = self.order, held
+        order, operand, (words, scales) = self.order, self.plan.a, held
         rows: list[Int32] = []
         zeros: list[Int32] = []
-        if scales:
+        if scales and (not operand.scales_sums or order.format.zeros):
             found = [[self.ops.twice(word, selector) for selector in ROW_SELECTORS]
                      for word in scales[order.group_of(number)]]  # fmt: skip
-            rows, zeros = found[0], found[1] if order.format.zeros else []
+            rows, zeros = [] if operand.scales_sums else found[0], found[1] if order.format.zeros else []
         return fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, self.ops)
 
     def factors(self, held: Words, number: int) -> list[Float32]:
@@ -383,10 +384,14 @@ class PackedFragments(bridge.Carried):
 
         A bf16 is the upper half of its float32.
         """
-        word = held[1][number][0]
-        halves = self.ops.shifted(word, HALF), self.ops.select(word, 0xFFFF << HALF, self.ops.constant(0))
+        word, kind = held[1][number][0], self.order.target.scales
+        if kind.name == "bf16":
+            halves = self.ops.shifted(word, HALF), self.ops.select(word, 0xFFFF << HALF, self.ops.constant(0))
+            values = bridge.as_floats(halves)
+        else:
+            values = [Int16(word >> (HALF * half)).bitcast(element_type(kind)).to(Float32) for half in range(2)]
         factor = self.order.factor
-        return [value if factor == 1 else value * Float32(factor) for value in bridge.as_floats(halves)]
+        return [value if factor == 1 else value * Float32(factor) for value in values]
 
 
 class ScaledSums(bridge.Carried):

@@ -22,7 +22,7 @@ def explain_packed(operand: PackedOperand) -> str:
         f"  a thread loads {operand.vectors} vector(s) of 16 bytes a block and K tile: "
         f"{depth // order.depth} fragments",
     ]
-    if order.scales_sums:
+    if operand.scales_sums:
         each = f"of {min(fmt.group or depth, depth)} of K"
         by = f", times {order.factor:g}" if order.factor != 1 else ""
         times = "added" if fmt.group is None else f"multiplied by its row's scale{by} and added"

@@ -22,8 +22,12 @@ PRODUCT_K = 64  # of a group of products, at most: its fragments are converted w
 
 @dataclass(frozen=True)
 class PackedOperand(PackedBlocks):
-    """Packed weights as A: bulk copies of whole or half units, one row block after another; no tensor map."""
+    """Packed weights as A: bulk copies of whole or half units, one row block after another; no tensor map.
 
+    scales  what the scales of groups multiply, as `Sm90Tuning` has it; of float8 activations they multiply sums
+    """
+
+    scales: str = "weights"
     rest: None = None
     ends: None = None
     maps: int = 1  # every kernel's first parameter is a tensor map: here it is B's once more, and not used
@@ -38,6 +42,11 @@ class PackedOperand(PackedBlocks):
         """The bytes that one CTA reads for a stage."""
         return self.bytes
 
+    @property
+    def scales_sums(self) -> bool:
+        """True if the scales of groups multiply sums in float32, and not weights."""
+        return self.packing.scales_sums or (self.scales == "sums" and self.groups > 0)
+
     def product_groups(self, blocks: int) -> int:
         """Groups of products of a K tile and a row block; `blocks` of a warpgroup.
 
@@ -48,14 +57,16 @@ class PackedOperand(PackedBlocks):
         >>> [packed_operand(fmt, 128, depth, spec).product_groups(blocks) for depth in DEPTHS for blocks in (1, 2)]
         [2, 1, 2, 2]
         """
-        sums = self.sums if self.packing.scales_sums else 1
+        sums = self.sums if self.scales_sums else 1
         return max(sums, self.smem.extent[1] // PRODUCT_K, 2 // blocks)
 
 
-def packed_operand(fmt: QuantizedFormat, rows: int, depth: int, spec: Operand) -> PackedOperand:
+def packed_operand(
+    fmt: QuantizedFormat, rows: int, depth: int, spec: Operand, scales: str = "weights"
+) -> PackedOperand:  # fmt: skip
     """The operand of K tiles of `rows` rows and `depth` of K; `spec` is the activations' type."""
     order = PackedOrder(fmt, spec.dtype.name)
-    made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype)
+    made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype, scales=scales)
     return replace(made, smem=PackedTile((rows, depth), made.bytes))
 
 

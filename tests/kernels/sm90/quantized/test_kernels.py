@@ -65,6 +65,10 @@ FORMS = {
     "sliced, by tensor stores": (
         INT4, "bf16", (136, 24, 640), Sm90Config((64, 32), consumers=2, stages=4, **{**SLICED, "store": "tma"}),
     ),
+    "sliced, scaled sums": (
+        QuantizedFormat("int4", 64, True), "f16", (136, 13, 640),
+        Sm90Config((64, 16), consumers=2, stages=4, scales="sums", **SLICED),
+    ),
     "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
 }  # fmt: skip
 
@@ -84,7 +88,8 @@ def problem(form: str) -> tuple[Sm90Plan, PackedWeights, np.ndarray, np.ndarray,
     packed = pack(quantize(rng.standard_normal((m, k)), fmt, kind), kind)
     b = np.asarray(plan.b.dtype.decode(plan.b.dtype.encode(rng.standard_normal((k, n)))), np.float32)
     wide = unpack(packed).dense()
-    dense = np.asarray(plan.b.dtype.decode(plan.b.dtype.encode(wide)) if fmt.group else wide, np.float64)
+    rounded = fmt.group is not None and not plan.sums_apart
+    dense = np.asarray(plan.b.dtype.decode(plan.b.dtype.encode(wide)) if rounded else wide, np.float64)
     want, size = dense @ b, np.abs(dense) @ np.abs(b)
     return plan, packed, b, want, plan.c.dtype.unit_roundoff * np.abs(want) + 2.0**-18 * size
 
