@@ -317,6 +317,8 @@ def _has_kernels(compiled: Any) -> bool:
     """
     text = getattr(compiled, "__ptx__", None)
     found = isinstance(text, str) and ".entry" in text
+    if not found and not getattr(compiled, "has_gpu_module", True):
+        return False  # `text` may be the path of a file that the DSL had no PTX for
     if not found and text and text.endswith(".ptx"):
         raise EmulatorError(f"the DSL has not written the function's PTX to {text}")
     if not found and getattr(compiled, "load_from_binary", False) and compiled.has_gpu_module:

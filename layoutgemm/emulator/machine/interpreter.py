@@ -80,6 +80,7 @@ class Warp:
         self.window = cta.rank << RANK_SHIFT
         self.did = bytearray(cta.cluster.machine.program.size)  # for each pc, whether some lane executed it
         self.scratch: dict[Hashable, Any] = {}  # what operations keep for a warp
+        self.acquired: dict[int, Knowledge] = {}  # lanes -> what they acquired at words of memory, without the others
         # Of its accesses to global memory (`races/clocks.py`): the source, its turn, and whether the turn has any.
         self.source, self.turn, self.accessing = 0, 1, False
         self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
@@ -192,7 +193,15 @@ class Fiber:
             self.machine.problem("divergence", message, self)
         elif self.cta.cluster.ledger.lanes and not self.cta.cluster.ledger.reads:
             self.knows.met = self.knows.own
+            for some in [some for some in self.warp.acquired if some & mask == some]:
+                self.knows.merge(self.warp.acquired.pop(some))
         return mask & self.lanes & self.warp.alive
+
+    def asked(self, told: Knowledge) -> None:
+        """Note what these lanes acquired at a word of memory: the others learn it where all meet (`races/lanes.py`)."""
+        ledger, acquired = self.cta.cluster.ledger, self.warp.acquired
+        if self.lanes != self.warp.alive and ledger.lanes and not ledger.reads:
+            acquired.setdefault(self.lanes, ledger.knowledge()).merge(told)
 
     def whole(self) -> None:
         """Gather the warp for an .aligned instruction; threads that have ended may be missing at a barrier."""

@@ -558,6 +558,23 @@ def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
     return found
 
 
+def signals(fiber: Fiber, barrier: EmulatedMbarrier, copy: str) -> None:
+    """Report an initialisation that no fence makes visible to a copy, which will signal the barrier."""
+    ledger, knows = barrier.cta.cluster.ledger, fiber.knows
+    if not ledger.enabled or barrier.init.id < ledger.base:
+        return
+    unfenced = not (knows.inits | ledger.fenced(knows)) & ledger.bit(barrier.init)
+    if unfenced and not barrier.init.told:  # one finding for all that one thread initialises at once
+        barrier.init.told = True
+        fiber.machine.problem(
+            "race",
+            f"the {barrier} is signalled by {copy}, and no fence.mbarrier_init or fence.proxy.async stands "
+            "between its initialisation and this",
+            fiber,
+            orders=INIT,
+        )
+
+
 @operation("mbarrier.init")
 def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.init: a barrier of `count` arrivals a phase."""

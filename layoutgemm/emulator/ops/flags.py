@@ -111,6 +111,7 @@ def learn(fiber: Fiber, access: FlagAccess, addresses: Addresses, in_global: boo
             told = part.near if own else part.far
             if access.acquires:
                 ledger.acquire(fiber, told)
+                fiber.asked(told)
             else:
                 waited(fiber)[0 if own else 1].merge(told)
     watch = fiber.machine.global_watch if in_global and access.wide else None

@@ -288,7 +288,14 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             assign(fiber, register, lanes, columns[:, at])
         return None
 
-    return by_place(program, ins, go)
+    return _ordering(program, ins, form, go)
+
+
+def _ordering(program: Program, ins: PtxInstruction, form: AccessForm, go: Run) -> Run:
+    """The access: one that releases or acquires does so for the lanes where its predicate holds, which split."""
+    run = by_place(program, ins, go)
+    orders = form.strong and (form.flag.releases or form.flag.acquires)
+    return guarded(program, ins, run) if orders and ins.predicate is not None else run
 
 
 def assign(fiber: Fiber, register: int, lanes: int, values: Lanes) -> None:
@@ -383,10 +390,13 @@ def _touch_global(
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
     watch = fiber.machine.global_watch
     # Locks, counters and maxima are built of other atomic operations, with ordinary accesses that may come too early.
-    if watch is not None and (does in ("writes", "adds to") or not strong):
+    if watch is not None and (does != "changes" or not strong):
         where = addresses[:1] if len(addresses) > 1 and not any_of(addresses != addresses[0]) else addresses
-        same_bytes = None if does == "reads" else same
-        found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same_bytes, None, strong)
+        if does == "reads" and strong:
+            found = watch.polled(fiber, said(fiber, ins), where, size)
+        else:
+            same_bytes = None if does == "reads" else same
+            found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same_bytes, None, strong)
         if found is not None:
             fiber.machine.conflict(found, fiber)
 
@@ -510,7 +520,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         put(fiber, form, addresses, lanes, ins, raw, lost_bytes, why)
         return None
 
-    return by_place(program, ins, go)
+    return _ordering(program, ins, form, go)
 
 
 def put(
@@ -674,7 +684,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
                 assign(fiber, register, lanes, before[:, k].astype(held))
         return None
 
-    return by_place(program, ins, go)
+    return _ordering(program, ins, form, go)
 
 
 # What createpolicy gives for the whole of an access; no cache is modelled, and so the bits mean nothing here.

@@ -435,6 +435,32 @@ def types_last(words: tuple[str, ...]) -> tuple[str, ...]:
     return (*[word for word in words if word not in types], *types)
 
 
+# The words that PTX's manual has next to these names, in its order.
+_NEXT = {
+    "vote": ("sync", "all", "any", "uni", "ballot"),
+    "shfl": ("sync", "up", "down", "bfly", "idx"),
+    "redux": ("sync", "add", "min", "max", "and", "or", "xor"),
+    "match": ("any", "all", "sync"),
+    "barrier": ("cta", "sync", "arrive", "red"),
+    "cp": ("reduce", "async", "ca", "cg"),
+    "movmatrix": ("sync", "aligned"),
+    "prmt": ("b32",),
+}
+
+
+def in_order(words: tuple[str, ...]) -> tuple[str, ...]:
+    """An opcode's words in the order of PTX's manual, where ptxas takes another.
+
+    >>> in_order(("vote", "ballot", "b32", "sync")), in_order(("cp", "async", "shared", "global", "ca"))
+    (('vote', 'sync', 'ballot', 'b32'), ('cp', 'async', 'ca', 'shared', 'global'))
+    """
+    words = types_last(words)
+    following = tuple(word for word in _NEXT.get(words[0], ()) if word in words)
+    if words[1 : 1 + len(following)] == following or words[1:2] == ("cluster",):  # barrier.cluster has one order
+        return words
+    return (words[0], *following, *[word for word in words[1:] if word not in following])
+
+
 # Inline assembly may have blanks before a modifier, and none before the first operand.
 _OPCODE = re.compile(r"[\w.:]+(?: +\.[\w.:]+)*")
 
@@ -468,7 +494,7 @@ def _instruction(kernel: PtxKernel, statement: Statement) -> PtxInstruction:
         operands = tuple([_operand(kernel, part) for part in _split(arguments)])
     except ValueError as error:
         raise PtxError(f"PTX line {line}: {text}: {error}") from None
-    words = types_last(tuple(opcode.split(".")))
+    words = in_order(tuple(opcode.split(".")))
     opcode = ".".join(words)
     if words[0] in CARRIED or "cc" in words:
         kernel.registers.setdefault(CARRY, "pred")

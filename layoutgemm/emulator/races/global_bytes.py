@@ -2,8 +2,8 @@
 
 The latest reader, ordinary writer and strong writers of each byte are kept. Ordinary loads and stores, cp.async, and
 bulk and tensor copies count. Strong writes (volatile, relaxed, release, atomic sums, an engine's reductions) race with
-ordinary accesses, not with each other. Strong reads, which poll, and other atomics, of which locks and counters are
-built, do not count.
+ordinary accesses, not with each other. A strong read, which may poll, is compared with ordinary writes and not kept.
+Other atomics, of which locks and counters are built, do not count.
 
 Two accesses are ordered if the second's thread knows the first's turn (`clocks.py`). It learns of it by the barriers of
 a block or a cluster, and by a wait for a copy. Between clusters a word of global memory is released and acquired. An
@@ -46,6 +46,14 @@ DOUBTED = (
 ACQUIRE = (
     "A fence (fence.acq_rel) after the read of the flag, or an acquiring read of it, orders them; at an mbarrier, "
     ".release.cluster and .acquire.cluster do."
+)
+POLLED = (
+    "a volatile, relaxed or acquiring read of what an ordinary store wrote is a race by PTX; flags are written so in "
+    "practice, and Policy(strict=True) makes this a finding"
+)
+FLAG = (
+    "For data, a fence by the writer before it sets the flag, and an acquiring read of the flag, order them. For the "
+    "flag itself, an st.release or atomic operation is no race."
 )
 UNFENCED = "no fence.proxy.async between the write and the read by a copy engine"
 Numbers = npt.NDArray[np.int32]
@@ -220,6 +228,20 @@ class GlobalWatch:
                 page.writers[places.units(shift)] = number
                 page.written = True
         return race
+
+    def polled(self, fiber: Fiber, what: Callable[[], str], addresses: Addresses, size: int) -> Conflict | None:
+        """The conflict of a strong read with an ordinary write that nothing orders before it, or None."""
+        for places in _places(addresses, size):
+            page = self.pages.get(places.page)
+            if page is None or not page.written:
+                continue
+            where = places.units(page.shift)
+            found = (page.writers[where], True, False, where, page.shift)
+            race = self._race(fiber, what, None, places.page, found, None)
+            if race is not None and not race.lint:  # a relaxed read of a flag before this one is enough in practice
+                message = race.message.partition("; nothing orders them: ")[0]
+                return Conflict(f"{message}; nothing orders them: {POLLED}", FLAG, not self.strict)
+        return None
 
     def written_by(self, addresses: Addresses, size: int) -> str | None:
         """The text of an access that wrote one of these bytes, or None."""

@@ -511,6 +511,16 @@ def test_a_benchmark_is_one_call() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
+def test_a_function_without_kernels_runs_on_the_host(capfd: pytest.CaptureFixture[str]) -> None:
+    from tests.emulator.kernels.small import greet
+
+    with emulated_gpu() as gpu:
+        greet(7)
+    assert "seven is 7" in capfd.readouterr().out and gpu.runs == []
+
+
+@needs_dsl
+@pytest.mark.dsl
 def test_a_workspace_comes_behind_the_arguments() -> None:
     """`cute.experimental` adds parameters to a function, which its signature does not have."""
     import dataclasses

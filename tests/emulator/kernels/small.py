@@ -43,6 +43,12 @@ class Room:
         self.kernel(a, room).launch(grid=(1, 1, 1), block=(4, 1, 1))
 
 
+@cute.jit
+def greet(count: Int32) -> None:
+    """A host function without kernels, which prints."""
+    cute.printf("seven is %d\n", count)
+
+
 class Dependent:
     """y = x + 1, then z = 2 * y by a dependent launch (PDL); waits: it has griddepcontrol.wait."""
 

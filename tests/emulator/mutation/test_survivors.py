@@ -214,8 +214,8 @@ E:
 
 
 def test_an_mbarrier_without_engine_arrivals_needs_no_init_fence() -> None:
-    """bar.sync orders it before them; a copy engine's is shown to the engine, and what shows it may not go."""
-    for engine, fences in ((0, ["same", "same"]), (8, ["same", "looser"])):
+    """bar.sync orders it before them; a copy engine's is shown to the engine, and its last fence is missed."""
+    for engine, fences in ((0, ["same", "same"]), (8, ["same", "race"])):
         # The engine's mbarrier lies at 0, the threads' at 8; which of them is initialised first changes.
         text = SHOWN.replace("FIRST", str(engine)).replace("SECOND", str(8 - engine))
         text = text.replace("COUNT", "1" if engine == 0 else "64").replace("OTHER", "64" if engine == 0 else "1")

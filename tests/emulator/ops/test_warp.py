@@ -176,6 +176,19 @@ def test_register_budgets_are_of_whole_warpgroups():
     assert not registers("setp.lt.u32 %p1, %r30, 128;" + two).kinds
 
 
+def test_words_in_another_order():
+    """As ptxas takes them: CUB writes vote.ballot.sync."""
+    text = "setp.lt.u32 %p0, %r30, 5; vote.ballot.sync.b32 %r0, %p0, -1; shfl.up.sync.b32 %r1, %r30, 1, 0, -1;"
+    text += "redux.add.sync.u32 %r2, %r30, -1; and.b32 %r3, %r30, 1; match.sync.all.b32 %r4|%p1, %r3, -1;"
+    text += "prmt.f4e.b32 %r5, %r0, %r2, 1; barrier.aligned.sync 0; vote.any.pred.sync %p2, %p0, -1;"
+    at = f"mov.u32 %r30, %tid.x; {text} st.global.v4.b32 [%a], {{%r0, %r2, %r4, %r5}}; @!%p2 trap;"
+    ballot, total, match, chosen = run(at, {"a": np.zeros(4, np.uint32)})["a"].tolist()
+    assert (ballot, total, match, chosen) == (31, 496, 0, 0xF0 << 24)
+    for refused in ("barrier.cluster.aligned.arrive;", "bar.sync.warp -1;"):
+        with pytest.raises(PtxError):
+            run(refused, {})
+
+
 @pytest.mark.parametrize(
     "text",
     ["shfl.idx.b32 %r0, %r1, 0, 31;", "shfl.sync.rot.b32 %r0, %r1, 0, 31, -1;", "vote.all.pred %p0, %p1;",

@@ -97,7 +97,8 @@ def test_an_mbarrier_leads_from_the_wait() -> None:
 
 def test_copies_are_issued_after_the_wait() -> None:
     body = """setp.eq.u32 %p0, %r30, 0; setp.eq.u32 %p1, %r29, 0; and.pred %p0, %p0, %p1; @!%p0 bra END;
-    mbarrier.init.shared.b64 [smem], 1; mbarrier.arrive.expect_tx.shared.b64 _, [smem], 256; {}
+    mbarrier.init.shared.b64 [smem], 1; fence.mbarrier_init.release.cluster;
+    mbarrier.arrive.expect_tx.shared.b64 _, [smem], 256; {}
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem+128], [%b], 256, [smem]; {}
     L: mbarrier.try_wait.parity.shared.b64 %p2, [smem], 0; @!%p2 bra L; END:"""
     assert last(FIRST, (body.format(WAIT, ""), DEPENDENT), shared=512) == []

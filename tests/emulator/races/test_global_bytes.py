@@ -88,6 +88,20 @@ def test_a_relaxed_poll_without_a_fence():
     assert exchange(ask=VOLATILE, policy=Policy(strict=True))[0].kind == "race"
 
 
+def test_a_strong_read_of_an_ordinary_store():
+    """The last block of a sum reads the others' parts by volatile loads; each counts itself in after a fence."""
+    strong = READ.replace("ld.global", "ld.volatile.global")
+    assert not exchange(read=strong)
+    assert not exchange(write=WRITE + FENCE, tell=RELAXED, read=strong, ask=VOLATILE)
+    (lint,) = exchange(write=WRITE, tell=RELAXED, read=strong, ask=VOLATILE)
+    assert lint.kind == "lint" and "what an ordinary store wrote is a race by PTX" in lint.message
+    assert exchange(write=WRITE, tell=RELAXED, read=strong, policy=Policy(strict=True))[0].kind == "race"
+    # The flag itself: the poll may see the store, or not.
+    (flag,) = exchange(write="", read="", tell="st.global.b32 [%flag], 1;", ask=VOLATILE)
+    assert flag.kind == "lint" and "of flag" in flag.message
+    assert not exchange(write=WRITE.replace("st.", "st.volatile."), tell=RELAXED, read=strong, ask=VOLATILE)
+
+
 # Thread 0 of a block stores 16 bytes of shared memory, or loads 16 bytes of `a`, by the copy engine.
 ONE = f"{LANE} setp.eq.u32 %p2, %r31, 0; @!%p2 bra OVER;"
 STORE = (ONE + "st.shared.v4.b32 [smem], {{%r31, %r31, %r31, %r31}}; "

@@ -228,6 +228,22 @@ def test_one_lanes_wait_is_its_own() -> None:
     assert not go(body, OFF, block=64).findings
 
 
+def test_one_lanes_acquire_at_a_word_is_its_lanes_where_they_shuffle() -> None:
+    """The barrier of a tile of several warps in cooperative groups: one lane's atomic, and a shuffle of its result."""
+    ask = "P: @!%p1 bra A; ld.acquire.cta.shared.b32 %r6, [%r3+512]; A: shfl.sync.idx.b32 %r6, %r6, 0, 31, -1;"
+    body = (f"mov.u32 %r6, %tid.x; setp.lt.u32 %p5, %r6, 32; "
+            "setp.eq.u32 %p7, %r6, 0; @%p7 st.shared.b32 [%r3+512], 0; bar.sync 0; @%p5 bra P;"
+            f"st.shared.b32 [%r1], %r0; {SYNC} @%p1 red.release.cta.shared.or.b32 [%r3+512], 1; bra E;"
+            f"{ask} setp.eq.u32 %p6, %r6, 0; @%p6 bra P; ld.shared.b32 %r4, [%r2]; E:")  # fmt: skip
+    assert not go(body, block=64).findings
+    assert go(body, STRICT, block=64).kinds == ["race"]
+    assert go(body.replace(f"{SYNC} @%p1 red.release", "@%p1 red.release"), block=64).kinds == ["race"]
+    # Lanes that do not take part learn nothing, nor does a relaxed read tell any.
+    some = body.replace("A: shfl.sync.idx.b32 %r6, %r6, 0, 31, -1;", "A:").replace("@%p6 bra P;", "@%p6 bra P; S:")
+    assert go(some.replace("@!%p1 bra A;", "@!%p1 bra S;"), block=64).kinds == ["race"]
+    assert go(body.replace("ld.acquire.cta", "ld.relaxed.cta"), block=64).kinds == ["race"]
+
+
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%out], [%r9], 128; cp.async.bulk.commit_group;"
 
 

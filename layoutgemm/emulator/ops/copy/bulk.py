@@ -27,7 +27,7 @@ from ...races.clocks import Stamp
 from ...races.global_bytes import Addresses, CopyAccess
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import STRONG
-from ..barrier import EmulatedMbarrier, barrier_in, complete, mbarrier_at
+from ..barrier import EmulatedMbarrier, barrier_in, complete, mbarrier_at, signals
 from ..memory import UNSIGNED, block_of, blocks_of, copies_global, said, unwritten, updater
 from ..registry import counted, known, operation
 from . import bulk_groups
@@ -202,7 +202,7 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
                 cta = cluster.ctas[rank]
                 shared_block(cta, offset, size, ins.opcode)
                 writes_shared(fiber, cta, offset, size, event, ins, lane)
-                barrier_in(cta, barrier.offset)
+                signals(fiber, barrier_in(cta, barrier.offset), "a bulk copy")
             machine.counts.bytes["global to shared"] += size * len(ranks)
 
             def arrive(source: int = source, offset: int = offset, ranks: list[int] = ranks, at: int = barrier.offset,
@@ -229,6 +229,7 @@ def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | No
         for target, source, mark, lane in each_lane(fiber, destination, origin, barrier_of):
             (own, at), (cta, offset) = own_block(fiber, source, size, ins), block_of(fiber, target)
             barrier = signalled(fiber, mark, cta, ins)
+            signals(fiber, barrier, "a bulk copy")
             shared_block(cta, offset, size, ins.opcode)
             event = wrote = cluster.ledger.event(True, fiber.describe, by=fiber)
             if combine is not None:  # reductions do not race with each other, though other reads and writes may

@@ -33,7 +33,7 @@ from ...ptx.values import Value, bool_of, s32
 from ...races.clocks import Stamp
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
-from ..barrier import INIT, EmulatedMbarrier, barriers_of, complete, mbarrier_at
+from ..barrier import EmulatedMbarrier, barriers_of, complete, mbarrier_at, signals
 from ..memory import block_of, blocks_of, said, unwritten
 from ..registry import counted, operation
 from . import bulk_groups
@@ -452,18 +452,7 @@ def _land(
     _aligned(offset, "shared offset")
     _fits(cta, box, offset)
     _clear_of_barriers(fiber, cta, box, offset)
-    knows = fiber.knows
-    if ledger.enabled and barrier.init.id >= ledger.base:
-        unfenced = not (knows.inits | ledger.fenced(knows)) & ledger.bit(barrier.init)
-        if unfenced and not barrier.init.told:  # one finding for all that one thread initialises at once
-            barrier.init.told = True
-            machine.problem(
-                "race",
-                f"the {barrier} is signalled by a tensor copy, and no fence.mbarrier_init or fence.proxy.async stands "
-                "between its initialisation and this",
-                fiber,
-                orders=INIT,
-            )
+    signals(fiber, barrier, "a tensor copy")
     buffer = box.source(fiber, coordinates)
     what = said(fiber, ins)
     event = ledger.event(True, what, by=fiber)

@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("policy", [LATE, EARLY], ids=["late", "early"])
 HEAD = """
 mov.u32 %r30, %tid.x; mov.u32 %r29, smem; mov.u32 %r20, fixed; mul.wide.u32 %d30, %r30, 16;
 mad.lo.u32 %r10, %r30, 16, %r29; setp.eq.u32 %p0, %r30, 0; add.s64 %d1, %out, %d30;
-@%p0 mbarrier.init.shared.b64 [%r20], 1; bar.sync 0;
+@%p0 mbarrier.init.shared.b64 [%r20], 1; @%p0 fence.mbarrier_init.release.cluster; bar.sync 0;
 """
 EXPECT = "@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r20], 512;"
 LOAD = "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r29], [%a], 512, [%r20];"
@@ -47,6 +47,14 @@ def test_a_load_that_is_not_waited_for(policy):
     assert "race" in go(EXPECT + LOAD + BACK + WAIT, policy).kinds
     with pytest.raises(DeadlockError, match=r"mbarrier\.try_wait"):
         go(EXPECT.replace("512", "528") + LOAD + WAIT + BACK, policy)
+
+
+def test_an_initialisation_without_a_fence():
+    bare = HEAD.replace("@%p0 fence.mbarrier_init.release.cluster; ", "") + EXPECT + LOAD + WAIT + BACK
+    (race,) = run(bare, buffers(), shared=1024, static=16).findings
+    assert race.kind == "race" and "signalled by a bulk copy, and no fence.mbarrier_init" in race.message
+    fenced = bare.replace("1; bar.sync", "1; @%p0 fence.proxy.async.shared::cta; bar.sync")
+    assert not run(fenced, buffers(), shared=1024, static=16).findings
 
 
 @BOTH
