@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,7 @@ class RowSums:
         """The kernel's parameters: the vector's address, and elements from one of a batch to the next."""
         return "row_sums", "row_sums_batch"
 
-    def take(self, given: Mapping[str, object], sizes: tuple[int, int]) -> npt.NDArray[Any]:
+    def take(self, given: Mapping[str, object], sizes: tuple[int, int]) -> npt.NDArray[np.generic]:
         """The NumPy array that is written, of the bits of the type. Raises OperandError for another.
 
         sizes  M and the batch
