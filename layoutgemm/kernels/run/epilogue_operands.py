@@ -196,13 +196,16 @@ def indexed_rows(plan: Sm90Plan | Sm100Plan) -> int:
     return plan.m * (1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch)
 
 
-def _rows_of_arrays(plan: Sm90Plan | Sm100Plan, values: Mapping[str, Any]) -> list[Any]:
+def _rows_of_arrays(plan: Sm90Plan | Sm100Plan, values: Mapping[str, object]) -> list[object]:
     """The words of row indices: each vector, and the rows of its matrix."""
-    words: list[Any] = []
+    words: list[object] = []
     for name in plan.indexed.names if plan.indexed is not None else ():
         part, matrix = present(plan.indexed).of(name)
         kind = np.int32 if part.kind == "i32" else np.int64
-        words += [np.ascontiguousarray(values[name], kind), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
+        words += [
+            np.ascontiguousarray(np.asarray(values[name]), kind),
+            plan.rows_of_a if matrix == "a" else plan.rows_of_c,
+        ]
     return words
 
 
@@ -262,10 +265,10 @@ def names_read(plan: Sm80Plan | Sm100Plan) -> tuple[str, ...]:
     return (*given_names(plan), *(() if indexed is None else indexed.names))
 
 
-def values_read(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> dict[str, Any]:
+def values_read(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> dict[str, object]:
     """Their values, checked: words of the order, and vectors of NumPy. Raises OperandError for others."""
     _check_names(plan, given)
-    values = order_values(plan, given)
+    values: dict[str, object] = order_values(plan, given)
     if not isinstance(plan, Sm100Plan) or plan.indexed is None:
         return values
     _check_rows_given(plan, given)
@@ -280,8 +283,8 @@ def _check_names(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> Non
         raise OperandError(f"given = {', '.join(extra)}: the {who} reads {', '.join(names) or 'no parameter'}")
 
 
-def words_read(plan: Sm80Plan | Sm100Plan, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The sixteen words of a launch without an epilogue's, with arrays in place of their addresses."""
+def words_read(plan: Sm80Plan | Sm100Plan, values: Mapping[str, object]) -> tuple[Any, ...]:
+    """The words of a launch without an epilogue's, sixteen, with arrays in place of addresses."""
     words = [values[name] for name in schedule_of(plan).words]
     words += _rows_of_arrays(plan, values) if isinstance(plan, Sm100Plan) else []
     return (*words, *[0] * (MAX_WORDS - len(words)))

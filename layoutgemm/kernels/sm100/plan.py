@@ -218,19 +218,27 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
         a_spec, b_spec, c_spec = _typed(a, b, c)
         check_epilogue(epilogue, c_spec)
         check_reductions(epilogue, config.tile[1], c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
-        if indexed is not None:
-            check_rows(indexed, a_spec, c_spec, batch, epilogue, target.name)
+        check_rows(indexed, (a_spec, c_spec), batch, epilogue, target.name)
+        plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, epilogue, order, indexed)
+        check_words(plan.words)
+        return plan
+
+    @classmethod
+    def _of(
+        cls, target: Arch, sizes: tuple[int, int, int, int], operands: tuple[Operand, Operand, Operand],
+        config: Sm100Config, epilogue: Epilogue, order: Order | None, indexed: IndexedRows | None,
+    ) -> Sm100Plan:  # fmt: skip
+        """The plan of a request that has been checked: each object from those before it."""
+        (m, n, k, batch), (a_spec, b_spec, c_spec) = sizes, operands
         (tile_m, tile_n), blocks = config.tile, config.blocks
         atom = tcgen05_mma(_KINDS[a_spec.dtype.name], tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
         tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, a_spec.dtype, atom)
-        a_plan = _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch)
+        a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch))
         b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
         store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers).of_batch(batch)
-        a_plan = gathered(a_plan) if indexed is not None and indexed.gather is not None else a_plan
-        store = scattered(store) if indexed is not None and indexed.scatter is not None else store
+        store = scattered(indexed, store)
         stages = _stages(target, a_plan, b_plan, store, config)
         schedule = _schedule(order, config, (m, n, batch))
-        check_words((*epilogue.words, *schedule.words, *(() if indexed is None else indexed.words)))
         return cls(
             m=m,
             n=n,

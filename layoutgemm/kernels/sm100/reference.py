@@ -145,9 +145,10 @@ class _Group:
             gather_rows(tma, source, _four(box, rows, at["k"]), block.smem, address + box.smem_offset, full)
 
     def _rows(self, name: str, first: int, end: int, outside: int) -> npt.NDArray[np.int64]:
-        """The rows of A or C that are a block's rows from `first` on; `outside` for those that are none.
+        """The rows of A or C of a block's rows from `first` on.
 
-        end  rows of the matrix
+        end      rows of the matrix
+        outside  what stands for an index outside of it, and for a row beyond M
         """
         numbers = np.arange(first, first + BLOCK_ROWS)
         found = np.asarray(self.given[name])[np.minimum(numbers, self.plan.m - 1)]

@@ -31,29 +31,40 @@ READ_BY_LANES = Layout((LANES // WARP, WARP))
 
 
 def check_rows(
-    indexed: IndexedRows, a: Operand, c: Operand, batch: int, epilogue: Epilogue | None, arch: str
-) -> None:  # fmt: skip
-    """Raise PlanError, naming the obstacle, for a product with indices that this kernel has not."""
+    indexed: IndexedRows | None, operands: tuple[Operand, Operand], batch: int, epilogue: Epilogue | None, arch: str
+) -> None:
+    """Raise PlanError, naming the obstacle, for a product with indices that this kernel has not.
+
+    operands  A and C
+    """
+    if indexed is None:
+        return
     if batch > 1:
         raise PlanError(f"batch = {batch}: {arch}'s gather4 and scatter4 move rows of one matrix")
     if indexed.copies:
         raise PlanError(f"copy: {arch}'s kernel copies no rows first, TMA gathers them; leave copy out")
-    check_rows_lie(indexed, a, c, epilogue)
+    check_rows_lie(indexed, *operands, epilogue)
 
 
-def gathered(a: OperandPlan) -> OperandPlan:
-    """A with copies of four chosen rows each.
+def gathered(indexed: IndexedRows | None, a: OperandPlan) -> OperandPlan:
+    """A with copies of four chosen rows each; A itself where none are gathered.
 
-    >>> from .plan import Sm100Plan
-    >>> plan = gathered(Sm100Plan.derive(128, 256, 64).a)
+    >>> from layoutgemm.kernels.indexed.rows import RowIndices
+    >>> from layoutgemm.kernels.sm100.plan import Sm100Plan
+    >>> plan = gathered(IndexedRows(RowIndices(9)), Sm100Plan.derive(128, 256, 64).a)
     >>> plan.tma.box, len(plan.tma.instructions), plan.bytes
     ((64, 4), 32, 16384)
     """
-    return replace(a, tma=in_fours(a.tma))
+    return a if indexed is None or indexed.gather is None else replace(a, tma=in_fours(a.tma))
 
 
-def scattered(store: StorePlan) -> StorePlan:
-    """The store with boxes of four chosen rows each. Raises PlanError for a chunk whose rows are too short."""
+def scattered(indexed: IndexedRows | None, store: StorePlan) -> StorePlan:
+    """The store with boxes of four chosen rows each; the store itself where none are scattered.
+
+    Raises PlanError for a chunk whose rows are too short.
+    """
+    if indexed is None or indexed.scatter is None:
+        return store
     try:
         return replace(store, maps=tuple([in_fours(tma, "scatter") for tma in store.maps]))
     except TmaError as error:

@@ -118,7 +118,7 @@ def launched(
 
 
 def launch_of(plan: Sm100Plan, worse: dict[str, Any]) -> tuple[tuple[Any, ...], np.ndarray]:
-    """A launch by one worker without C's address, and C as it has to be, its pitch beyond N and unnamed rows marked."""
+    """A launch by one worker without C's address, and C as it has to be, other elements marked."""
     a, b, given, want = problem(plan)
     words = words_read(plan, {**given, **worse})
     assert plan.b.order == "col" and plan.c.dtype.bits == 32
@@ -220,7 +220,6 @@ def cases() -> tuple[Any, tuple[LaunchCase, ...]]:
 @needs_cc
 @pytest.mark.dsl
 def test_a_wrong_row_box_or_byte_count_is_found() -> None:
-    """Of the coordinates and addresses of gathers and scatters, of tensor maps, and of the bytes that are expected."""
     kernel, found = cases()
     rows = [m for m in fields(kernel) if "gather4" in str(m) or "scatter4" in str(m)]
     bytes_ = [m for m in fields(kernel) if m.kind == "bytes"]

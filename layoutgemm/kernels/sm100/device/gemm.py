@@ -239,11 +239,11 @@ class Sm100GemmKernel(GemmEntry):
         load(maps[1], plan.b.tma, {"n": n_own, "k": at_k, "l": matrix}, b, full)
 
     def of_loaded_tile(self, job: bridge.Carried, row: Int32) -> bridge.Carried:
-        """What the loader's warp knows of a tile, all lanes alike; `row`: the first of this block."""
+        """The job of a tile for the loader's warp, all lanes alike; `row`: the first of this block."""
         return job
 
     def of_stored_tile(self, job: bridge.Carried, row: Int32) -> bridge.Carried:
-        """What a lane of an epilogue warp knows of a tile; `row`: the first of this block."""
+        """The job of a tile for a lane of an epilogue warp; `row`: the first of this block."""
         return job
 
     def load_a(

@@ -31,7 +31,7 @@ from .epilogue import Sm100Epilogue
 from .fused import Sm100FusedKernel
 
 
-class ScatterEpilogue(Sm100Epilogue):
+class Sm100ScatterEpilogue(Sm100Epilogue):
     """Stores of a warp's rows to wherever they belong; `job.out_row` is the row of C of the lane's own."""
 
     @cute.jit
@@ -57,7 +57,7 @@ class Sm100IndexedKernel(Sm100FusedKernel):
     def __init__(self, plan: Sm100Plan):
         super().__init__(plan)
         if plan.scatters:
-            self.epilogue: Sm100Epilogue = ScatterEpilogue(plan)
+            self.epilogue: Sm100Epilogue = Sm100ScatterEpilogue(plan)
 
     def encoded(
         self, name: str, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: Sequence[Int64],
