@@ -4,7 +4,7 @@
     IndexedRows(scatter=RowIndices(1000, "i64"))           row i of the product is row out_rows[i] of a C of 1000 rows
     IndexedRows(gather=RowIndices(1000), copy=True)        A's chosen rows are copied to a workspace before the product
 
-Without `copy` neither matrix has a copy in global memory:
+Without `copy` neither matrix has a copy in global memory. On Hopper:
 
     part       before        with indices
     -------    ----------    ------------------------------------------------------------------------------------------
@@ -13,6 +13,9 @@ Without `copy` neither matrix has a copy in global memory:
     consumer   waits full    the same, then fence.proxy.async: cp.async writes through the generic proxy, and wgmma
                              reads through the async proxy
     stores C   TMA           16-byte vectors from the store's buffers: 8 lanes store 128 bytes of a row
+
+On Blackwell TMA moves chosen rows itself, by tile::gather4 and tile::scatter4: see `kernels.sm100.rows`. No such
+kernel has run on hardware here.
 
 An index outside of its matrix reads nothing, and the row is zeros; or writes nothing. Where the host sees the indices
 they are refused instead, with the first one. Rows of C that no index names are left. An index of C that repeats is

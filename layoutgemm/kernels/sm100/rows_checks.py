@@ -32,7 +32,7 @@ def rows_checks(plan: Sm100Plan) -> list[Check]:
 
 
 def _fours(name: str, tma: TmaPlan, rows: int) -> Check:
-    """Each box is four rows of the tile, and the tensor map breaks no rule of gathers.
+    """Each box is four rows of the tile; the tensor map breaks no rule.
 
     That the boxes fill the swizzled tile, element by element, "copy A" and "boxes of C" say.
 

@@ -118,7 +118,7 @@ def launched(
 
 
 def launch_of(plan: Sm100Plan, worse: dict[str, Any]) -> tuple[tuple[Any, ...], np.ndarray]:
-    """A launch by one worker without C's address, and C as it has to be, other elements marked."""
+    """A launch by one worker without C's address, and the wanted C."""
     a, b, given, want = problem(plan)
     words = words_read(plan, {**given, **worse})
     assert plan.b.order == "col" and plan.c.dtype.bits == 32
