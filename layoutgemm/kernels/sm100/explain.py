@@ -112,7 +112,10 @@ def explain_sm100(plan: Sm100Plan) -> str:
 
 def _explain_rows(plan: Sm100Plan) -> list[str]:
     """The row indices, and the instructions that move chosen rows."""
-    lines = [f"indexed: {plan.indexed}; an index outside of its matrix reads zeros, or stores nothing"]
+    lines = [
+        f"indexed: {plan.indexed}; an index outside of its matrix becomes the matrix's number of rows, from where TMA "
+        "loads zeros, and where it stores nothing"
+    ]
     if plan.gathers:
         values, lanes = READ_BY_LANES.shape
         lines.append(
@@ -122,8 +125,7 @@ def _explain_rows(plan: Sm100Plan) -> list[str]:
     if plan.scatters:
         counts = sorted({len(tma.instructions) for tma in plan.store.maps})
         lines.append(
-            f"  C: {' or '.join(map(str, counts))} x scatter4 of a chunk of {WARP} rows, an index read by each lane; "
-            "rows outside of C go to its number of rows, where nothing is stored"
+            f"  C: {' or '.join(map(str, counts))} x scatter4 of a chunk of {WARP} rows, an index read by each lane"
         )
     lines.append("  not measured: gather4 and scatter4 have run in the emulator alone")
     return lines

@@ -140,19 +140,18 @@ class _Group:
         if operand is not self.plan.a or not self.plan.gathers:
             copy_boxes(tma, tma.instructions, source, at, block.smem, address, full)
             return
-        rows = self._rows(ROWS, at["m"], self.plan.rows_of_a, -1)
+        rows = self._rows(ROWS, at["m"], self.plan.rows_of_a)
         for box in tma.instructions:
             gather_rows(tma, source, _four(box, rows, at["k"]), block.smem, address + box.smem_offset, full)
 
-    def _rows(self, name: str, first: int, end: int, outside: int) -> npt.NDArray[np.int64]:
+    def _rows(self, name: str, first: int, end: int) -> npt.NDArray[np.int64]:
         """The rows of A or C of a block's rows from `first` on.
 
-        end      rows of the matrix
-        outside  what stands for an index outside of it, and for a row beyond M
+        end  rows of the matrix, which also stands for an index outside of it and for a row beyond M
         """
         numbers = np.arange(first, first + BLOCK_ROWS)
         found = np.asarray(self.given[name])[np.minimum(numbers, self.plan.m - 1)]
-        return np.where((numbers < self.plan.m) & (found >= 0) & (found < end), found, outside)
+        return np.where((numbers < self.plan.m) & (found >= 0) & (found < end), found, end)
 
     def _multiply(self, stage: int, first: int, accumulate: bool) -> None:
         """The product of each CTA's rows of A with all of B, from both CTAs."""
@@ -189,7 +188,7 @@ class _Group:
                 if not plan.scatters:
                     self.c.store(tma, place, block.smem, address + chunk.offset)
                     continue
-                rows = self._rows(OUT_ROWS, row, plan.rows_of_c, plan.rows_of_c)
+                rows = self._rows(OUT_ROWS, row, plan.rows_of_c)
                 for box in tma.instructions:
                     to, at = _four(box, rows, place["n"]), address + chunk.offset + box.smem_offset
                     scatter_rows(tma, self.c.matrix, to, block.smem, at, self.c.times)

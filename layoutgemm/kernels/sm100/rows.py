@@ -6,8 +6,8 @@
                                                full[s]. The loader's lanes read the indices once for each tile of C
     stores C   boxes of a warp's 32 rows       boxes of four rows, from the same buffers; a lane reads one index
 
-The tensor maps have boxes of one row. An index outside of its matrix becomes a coordinate outside of the tensor map:
--1 of A, of which TMA makes zeros, and C's number of rows, where TMA stores nothing.
+The tensor maps have boxes of one row. An index outside of its matrix becomes the matrix's number of rows, the first
+coordinate outside of the tensor map: TMA loads zeros from there, and stores nothing.
 
 No device of this architecture has run it: the emulator and ptxas have.
 """

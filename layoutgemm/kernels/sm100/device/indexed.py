@@ -78,9 +78,8 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         """With the rows of A of this block's rows of a tile, in every lane: registers, as K tiles read them again."""
         if not self.plan.gathers:
             return job
-        lane, indexed = cute.arch.lane_idx(), present(self.plan.indexed)
-        values = READ_BY_LANES.shape[0]
-        own = [Int32(load_index(indexed, job, ROWS, row + READ_BY_LANES(v, lane), job.m)) for v in range(values)]
+        lane, values = cute.arch.lane_idx(), READ_BY_LANES.shape[0]
+        own = [self.row_of(job, ROWS, row + READ_BY_LANES(v, lane)) for v in range(values)]
         every = {READ_BY_LANES(v, of): cute.arch.shuffle_sync(own[v], of) for v in range(values) for of in range(WARP)}
         return job.extended(rows_of_a=tuple([every[i] for i in range(len(every))]))
 
@@ -96,10 +95,14 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         bridge.gather_tile(tensor_map, tma, origin, job.rows_of_a, destination, full, pair)
 
     def of_stored_tile(self, job: bridge.Carried, row: Int32) -> bridge.Carried:
-        """With the row of C of the lane's row; one outside of C becomes its number of rows, where nothing is stored."""
+        """With the row of C of the lane's row."""
         if not self.plan.scatters:
             return job
         number = row + job.warp * WARP_LANES + cute.arch.lane_idx()
-        found = load_index(present(self.plan.indexed), job, OUT_ROWS, number, job.m)
-        inside = Boolean(found >= 0)
-        return job.extended(out_row=Int32(cutlass.select_(inside, found, job.given.c_rows)))
+        return job.extended(out_row=self.row_of(job, OUT_ROWS, number))
+
+    def row_of(self, job: bridge.Carried, name: str, number: Int32) -> Int32:
+        """The row of A or C that is row `number` of the product; the matrix's number of rows for one outside of it."""
+        indexed = present(self.plan.indexed)
+        found, (_, matrix) = load_index(indexed, job, name, number, job.m), indexed.of(name)
+        return Int32(cutlass.select_(Boolean(found >= 0), found, getattr(job.given, f"{matrix}_rows")))
