@@ -22,7 +22,7 @@ from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
 from .indexed.rows import IndexedRows
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
-from .plan import GemmPlan, present
+from .plan import GemmPlan, check_sizes, present
 from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
@@ -90,6 +90,7 @@ def plan(
     >>> [type(plan(512, 512, 512, arch=arch)).__name__ for arch in ("ada", "hopper", "blackwell", (12, 0))]
     ['Sm80Plan', 'Sm90Plan', 'Sm100Plan', 'Sm80Plan']
     """
+    check_sizes(m=m, n=n, k=k, batch=batch)
     target = arch_named(_OF_CONFIG[type(config)] if arch is None else arch)
     kind = Sm80Config if isinstance(config, Sm80Config) else _config_of(target)
     if config is not None and not isinstance(config, kind):
