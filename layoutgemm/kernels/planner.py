@@ -75,11 +75,8 @@ def plan(
               columns as that share of the tiles has
     prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
     pair      K of a second pair of matrices, likewise
-    for name, part in (("pair", pair), ("triangles", triangles)):
-        if part is not None:
-            raise PlanError(f"{name}: the kernel of {target.name} has none; that of sm_90a has")
-    if indexed is not None and kind is not Sm100Config:
-        raise PlanError(f"indexed: the kernel of {target.name} has none; those of sm_90a and sm_100a have")
+    indexed   rows of A and C by index, likewise, and on sm_100a; m is the product's rows
+    triangles A or B is triangular, likewise
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
