@@ -22,7 +22,7 @@ from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
 from .indexed.rows import IndexedRows
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
-from .plan import GemmPlan, present
+from .plan import GemmPlan, check_sizes, present
 from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
@@ -75,7 +75,7 @@ def plan(
               columns as that share of the tiles has
     prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
     pair      K of a second pair of matrices, likewise
-    indexed   rows of A and C by index, likewise; m is the product's rows
+    indexed   rows of A and C by index, likewise, and on sm_100a; m is the product's rows
     triangles A or B is triangular, likewise
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
@@ -87,6 +87,7 @@ def plan(
     >>> [type(plan(512, 512, 512, arch=arch)).__name__ for arch in ("ada", "hopper", "blackwell", (12, 0))]
     ['Sm80Plan', 'Sm90Plan', 'Sm100Plan', 'Sm80Plan']
     """
+    check_sizes(m=m, n=n, k=k, batch=batch)
     target = arch_named(_OF_CONFIG[type(config)] if arch is None else arch)
     kind = Sm80Config if isinstance(config, Sm80Config) else _config_of(target)
     if config is not None and not isinstance(config, kind):
@@ -98,17 +99,20 @@ def plan(
     if kind is Sm90Config:
         parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    for name, part in (("pair", pair), ("indexed", indexed), ("triangles", triangles)):
+    for name, part in (("pair", pair), ("triangles", triangles)):
         if part is not None:
             raise PlanError(f"{name}: the kernel of {target.name} has none; that of sm_90a has")
+    if indexed is not None and kind is not Sm100Config:
+        raise PlanError(f"indexed: the kernel of {target.name} has none; those of sm_90a and sm_100a have")
     if prologue is not None:
         raise PlanError(f"prologue: the kernel of {target.name} multiplies A as it is; sm_90a has a prologue")
     if gates is not None:
         raise PlanError(f"gated = {gated}: the kernel of {target.name} has no gated products")
     if kind is Sm100Config:
         return Sm100Plan.derive(
-            m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order
-        )
+            m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
+            indexed=indexed,
+        )  # fmt: skip
     if chosen is None:
         chosen = holding_groups(_for_ampere(m, n, k, batch, target, a, c) or Sm80Config(), epilogue)
     return Sm80Plan.derive(

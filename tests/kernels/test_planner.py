@@ -127,6 +127,13 @@ def test_refusals(given: dict[str, Any], message: str) -> None:
         plan(64, 64, 64, **given)
 
 
+@pytest.mark.parametrize("order", [None, "lower", "upper", "symmetric"])
+@pytest.mark.parametrize("name", ["m", "n", "k"])
+def test_a_size_of_nothing_is_refused_before_a_rule_counts_tiles(name: str, order: str | None) -> None:
+    with pytest.raises(PlanError, match=f"{name} = 0: a size is 1 to 2"):
+        plan(**{"m": 64, "n": 64, "k": 64, name: 0}, order=order)
+
+
 def test_configurations_epilogues_and_gates_reach_the_kernel() -> None:
     assert plan(64, 64, 64, config=Sm80Config((64, 64), 64, 3, (2, 2))).arch.name == "sm_80"
     assert plan(64, 64, 64, arch="hopper", config=Sm80Config((64, 64), 64, 3, (2, 2))).arch.name == "sm_90a"

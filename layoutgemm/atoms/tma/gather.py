@@ -22,14 +22,18 @@ from ...layouts.display import HasPicture
 from ...lazy_numpy import np
 from . import engine
 from .derive import tma_load, tma_store
-from .plan import TmaCopy
+from .plan import TmaCopy, TmaPlan
 from .rules import MODES, RULES, SMEM_UNIT, RuleViolation, TensorMap, broken, whole_units
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 ROWS = 4  # of one instruction
-DIRECTIONS = ("gather", "scatter")
+PTX = {
+    "gather": "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes",
+    "scatter": "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group",
+}
+DIRECTIONS = tuple(PTX)
 
 
 def broken_rules(tmap: TensorMap, address: int = 0, direction: str = "gather") -> list[RuleViolation]:
@@ -54,6 +58,47 @@ def broken_rules(tmap: TensorMap, address: int = 0, direction: str = "gather") -
 def four_rows(tmap: TensorMap) -> TensorMap:
     """A tiled map whose box fills shared memory as one gather does: four rows."""
     return replace(tmap, box=(tmap.box[0], ROWS), extents=(tmap.box[0], ROWS), strides=(0,))
+
+
+@checked(TmaError)
+def in_fours(tma: TmaPlan, direction: str = "gather") -> TmaPlan:
+    """The copies of a tile's rows, cut into boxes of four rows: one box is what a gather, or a scatter, moves.
+
+    The plan's tensor map has boxes of one row, `one_row`. Raises TmaError with the rule that forbids it.
+
+    >>> from layoutgemm.atoms import smem_tile
+    >>> from layoutgemm.atoms.tma.derive import derive
+    >>> fours = in_fours(derive(smem_tile((128, 64), "bf16", "K"), ("k", "m")))
+    >>> fours.box, len(fours.instructions), fours.instructions[1], fours.bytes
+    ((64, 4), 32, TmaCopy(coord_offset=(0, 4), smem_offset=512, rank=0), 16384)
+    """
+    if len(tma.box) != 2 or tma.steps:
+        raise TmaError(f"a box {tma.box} of {tma.dims} is not rows of a matrix", rule="gather")
+    columns, rows = tma.box
+    if rows % ROWS:
+        raise TmaError(f"a tile of {rows} rows: {direction}4 takes four at a time", rule="gather")
+    cut = replace(tma, box=(columns, ROWS))
+    span = MODES[tma.swizzle].span * (tma.swizzle != "none")
+    group = max(columns * tma.kind.smem_bits // 8, span) * ROWS
+    if group % SMEM_UNIT:
+        raise TmaError(
+            f"four rows take {group} bytes of shared memory; each instruction begins at a multiple of {SMEM_UNIT}",
+            rule="shared address",
+        )
+    copies = [
+        replace(
+            copy, coord_offset=(copy.coord_offset[0], copy.coord_offset[1] + ROWS * part),
+            smem_offset=copy.smem_offset + group * part,
+        )
+        for copy in tma.instructions
+        for part in range(rows // ROWS)
+    ]  # fmt: skip
+    return replace(cut, instructions=tuple(copies))
+
+
+def one_row(tma: TmaPlan) -> TmaPlan:
+    """The same copies with the tensor map's own box, of one row: what the host encodes."""
+    return replace(tma, box=(tma.box[0], 1))
 
 
 def global_bits(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[engine.Ints, npt.NDArray[np.bool_]]:
@@ -90,7 +135,7 @@ def store(
     if min(coordinates) < 0:
         raise TmaError(f"a scatter at {tuple(coordinates)}: no coordinate may be negative", rule="coordinate")
     rows = list(coordinates[1:])
-    twice = next((row for row in rows if rows.count(row) > 1), None)
+    twice = next((row for row in rows if row < tmap.extents[1] and rows.count(row) > 1), None)
     if twice is not None:
         raise TmaError(f"a scatter at {tuple(coordinates)} writes row {twice} twice", rule="injective")
     target, inside = global_bits(whole_units(tmap), coordinates)
@@ -181,9 +226,7 @@ class GatherPlan(HasPicture):
     @property
     def ptx(self) -> str:
         """The instruction. Source: PTX ISA, cp.async.bulk.tensor, `.tile::gather4` and `.tile::scatter4`."""
-        if self.direction == "scatter":
-            return "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group"
-        return "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes"
+        return PTX[self.direction]
 
     def explain(self) -> str:
         """The box and the instructions, as text.
@@ -239,26 +282,10 @@ def tma_gather(
                         address=address)  # fmt: skip
     else:
         plan = tma_store(gmem, smem, dtype, names=names, format=format, address=address)
-    tiled = plan.tensor_map
-    if len(plan.box) != 2 or plan.steps:
-        raise TmaError(f"a box {plan.box} of {plan.dims} is not rows of a matrix", rule="gather")
-    rows = plan.box[1]
-    if rows % ROWS:
-        raise TmaError(f"a tile of {rows} rows: {direction}4 takes four at a time", rule="gather")
-    tmap = replace(tiled, box=(tiled.box[0], 1))
+    fours = in_fours(plan, direction)
+    tmap, boxes = one_row(fours).tensor_map, fours.instructions
     for fault in broken_rules(tmap, address, direction):
         raise TmaError(fault.arithmetic, rule=fault.rule.name)
-    group = max(tmap.box[0] * tmap.kind.smem_bits // 8, MODES[tmap.swizzle].span * (tmap.swizzle != "none")) * ROWS
-    if group % SMEM_UNIT:
-        raise TmaError(
-            f"four rows take {group} bytes of shared memory; each instruction begins at a multiple of {SMEM_UNIT}",
-            rule="shared address",
-        )
-    boxes = tuple(
-        TmaCopy((box.coord_offset[0], box.coord_offset[1] + ROWS * part), box.smem_offset + group * part)
-        for box in plan.instructions
-        for part in range(rows // ROWS)
-    )
     tile_rows = max(box.coord_offset[1] for box in boxes) + ROWS
     dims = (plan.dims[0], plan.dims[1])
     return GatherPlan(tmap, dims, direction, boxes, tile_rows, plan.stages, plan.stage_bytes, smem)

@@ -211,11 +211,13 @@ def _covering(opcode: str) -> tuple[WordFamily, ...]:
 
 # Beginnings of opcodes whose builders know their spellings.
 _OWN = ("cp.async", "cp.reduce.async.bulk.tensor", "fence.proxy.tensormap")
-# Words that a later target has: the least one.
+# Words that a later target has: the least one, or several. ptxas 13.0 assembles scatter4, and the gather4 of clusters
+# and prefetches, for sm_100, sm_103 and sm_110 with their suffix alone.
 _SINCE = {
-    "m16n16": "100a", "m8n16": "100a", "m16n8": "100a", "cp_mask": "100", "tile::gather4": "100a",
-    "tile::scatter4": "10x", "swizzle_atomicity": "100a",
+    "m16n16": ("100a",), "m8n16": ("100a",), "m16n8": ("100a",), "cp_mask": ("100",), "tile::gather4": ("10x", "11x"),
+    "tile::scatter4": ("10x", "11x"), "swizzle_atomicity": ("100a",),
 }  # fmt: skip
+_GATHER_OF_CTA = ("100",)  # gather4 into .shared::cta
 
 
 _WIDTH = re.compile(r"[busf](\d+)")
@@ -280,5 +282,6 @@ def check_spelling(ins: PtxInstruction, target: str) -> None:
 def check_words(ins: PtxInstruction, target: str) -> None:
     """Raise ValueError for a word of a later target."""
     for word in _SINCE.keys() & {*ins.words}:
-        if not reached(target, _SINCE[word]):
-            raise ValueError(f".{word} needs .target sm_{_SINCE[word]} or above")
+        since = _GATHER_OF_CTA if word == "tile::gather4" and "shared::cta" in ins.words else _SINCE[word]
+        if not any(reached(target, least) for least in since):
+            raise ValueError(f".{word} needs .target sm_{' or sm_'.join(since)} or above")

@@ -8,12 +8,14 @@
     TmaPlan.issued_by(rank)           prefetch_share              cp.async.bulk.prefetch.tensor
     TmaPlan.instructions              send_tile                   the same, all of it by one block
     TmaPlan.instructions              store_tile                  cp.async.bulk.tensor.global.shared::cta
+    in_fours(TmaPlan).instructions    gather_tile, scatter_tile   loads and stores of tile::gather4 and tile::scatter4
     PackedBlocks.block_copies         load_bytes                  cp.async.bulk.shared::cluster.global
     NumberSlots.bulk_bytes            load_bytes                  the same
     PackedBlocks.block_copies         prefetch_bytes              cp.async.bulk.prefetch.L2.global
 
 Sources: PTX ISA, "cp.async.bulk", "cp.async.bulk.prefetch", "cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor",
-"cp.async.bulk.commit_group", "cp.async.bulk.wait_group"; CUDA driver API, cuTensorMapEncodeTiled.
+"cp.async.bulk.commit_group", "cp.async.bulk.wait_group"; CUDA driver API, cuTensorMapEncodeTiled. Gathers and scatters
+are assembly: the DSL's functions for them take two coordinates, and PTX five (4.8.1).
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from cutlass.experimental import primitives
 
 from layoutgemm.atoms import TmaPlan
 from layoutgemm.atoms.tma.derive import STRIDE_UNIT
+from layoutgemm.atoms.tma.gather import PTX
 
 from .types import TensorMap, assembly, element_type, raw
 
+_EVEN_BLOCK = ~(1 << 24)  # of a shared address: the lowest bit of the block's rank in its cluster is cleared
 _PROMOTIONS = {"none": "none", "64B": "l2_64b", "128B": "l2_128b", "256B": "l2_256b"}
 
 
@@ -157,6 +161,54 @@ def store_tile(
             raw(source + instruction.smem_offset),
             coordinates_of(tma, origin, instruction.coord_offset),
         )
+
+
+def gather_tile(
+    tensor_map: TensorMap, tma: TmaPlan, origin: Mapping[str, Int32], rows: Sequence[Int32], destination: cute.Pointer,
+    barrier: cute.Pointer, pair: bool = False,
+) -> None:  # fmt: skip
+    """Issue every gather of one tile: four chosen rows each, bytes counted on `barrier`. Call it from one thread.
+
+    tma   copies cut by `atoms.tma.gather.in_fours`; the tensor map has boxes of one row
+    rows  the tensor's row for each row of the tile; one outside of the tensor is zeros
+    pair  in a block of a pair: bytes are counted on the even block's barrier, at the same address
+    """
+    signal = Int32(barrier.toint()) & (_EVEN_BLOCK if pair else -1)
+    opcode = PTX["gather"] + ".cta_group::2" * pair
+    for instruction in tma.instructions:
+        assembly(
+            f"{opcode} [$0], [$1, {{$2, $3, $4, $5, $6}}], [$7];",
+            "r,l,r,r,r,r,r,r,~{memory}",
+            [Int32((destination + instruction.smem_offset).toint()), _generic(tensor_map),
+             *_four_rows(tma, origin, instruction.coord_offset, rows), signal],
+        )  # fmt: skip
+
+
+def scatter_tile(
+    tensor_map: TensorMap, tma: TmaPlan, origin: Mapping[str, Int32], rows: Sequence[Int32], source: cute.Pointer
+) -> None:
+    """Issue every scatter of one tile, as `store_tile` issues stores; rows from the tensor's last on are not written.
+
+    No row may be negative.
+    """
+    for instruction in tma.instructions:
+        assembly(
+            f"{PTX['scatter']} [$0, {{$1, $2, $3, $4, $5}}], [$6];",
+            "l,r,r,r,r,r,r,~{memory}",
+            [_generic(tensor_map), *_four_rows(tma, origin, instruction.coord_offset, rows),
+             Int32((source + instruction.smem_offset).toint())],
+        )  # fmt: skip
+
+
+def _four_rows(tma: TmaPlan, origin: Mapping[str, Int32], offsets: Sequence[int], rows: Sequence[Int32]) -> list[Int32]:
+    """A gather's or scatter's coordinates: its column, and the chosen rows of its four rows of the tile."""
+    column, first = offsets
+    return [Int32(origin[tma.dims[0]] + column), *rows[first : first + tma.box[1]]]
+
+
+def _generic(tensor_map: TensorMap) -> Int64:
+    """A tensor map's generic address."""
+    return Int64(tensor_map.get_ptr().toint())
 
 
 def commit_stores() -> None:

@@ -4,7 +4,7 @@
     IndexedRows(scatter=RowIndices(1000, "i64"))           row i of the product is row out_rows[i] of a C of 1000 rows
     IndexedRows(gather=RowIndices(1000), copy=True)        A's chosen rows are copied to a workspace before the product
 
-Without `copy` neither matrix has a copy in global memory:
+Without `copy` neither matrix has a copy in global memory. On Hopper:
 
     part       before        with indices
     -------    ----------    ------------------------------------------------------------------------------------------
@@ -13,6 +13,9 @@ Without `copy` neither matrix has a copy in global memory:
     consumer   waits full    the same, then fence.proxy.async: cp.async writes through the generic proxy, and wgmma
                              reads through the async proxy
     stores C   TMA           16-byte vectors from the store's buffers: 8 lanes store 128 bytes of a row
+
+On Blackwell TMA moves chosen rows itself, by tile::gather4 and tile::scatter4: see `kernels.sm100.rows`. No such
+kernel has run on hardware here.
 
 An index outside of its matrix reads nothing, and the row is zeros; or writes nothing. Where the host sees the indices
 they are refused instead, with the first one. Rows of C that no index names are left. An index of C that repeats is
@@ -30,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +43,10 @@ from ...errors import OperandError, PlanError
 from ..numbers import checked_numbers
 from ..plan import check_sizes
 from .row_copy import COPIED, RowCopy
+
+if TYPE_CHECKING:
+    from ..derive import Operand
+    from ..epilogue.chain import Epilogue
 
 INDEX_TYPES = ("i32", "i64")
 ROWS, OUT_ROWS = "rows", "out_rows"  # names of the two vectors
@@ -181,6 +189,45 @@ class IndexedRows:
         if self.scatter is not None:
             parts.append(f"rows scattered to {self.scatter.rows} of C ({self.scatter.kind})")
         return ", ".join(parts)
+
+
+class IndexedProduct:
+    """Facts that row indices decide, of a request and of its plan."""
+
+    m: int
+    indexed: IndexedRows | None
+
+    @property
+    def gathers(self) -> bool:
+        """True if the product's kernel gathers A's rows."""
+        return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
+
+    @property
+    def scatters(self) -> bool:
+        """True if C's rows are scattered."""
+        return self.indexed is not None and self.indexed.scatter is not None
+
+    @property
+    def rows_of_a(self) -> int:
+        """Rows of the matrix A: the product's, unless they are gathered."""
+        return self.m if self.indexed is None or self.indexed.gather is None else self.indexed.gather.rows
+
+    @property
+    def rows_of_c(self) -> int:
+        """Rows of the matrix C: the product's, unless they are scattered."""
+        return self.m if self.indexed is None or self.indexed.scatter is None else self.indexed.scatter.rows
+
+
+def check_rows_lie(indexed: IndexedRows, a: Operand, c: Operand, epilogue: Epilogue | None) -> None:
+    """Raise PlanError for rows that are not contiguous, or of which none is stored."""
+    if indexed.gather is not None and a.order != "row":
+        raise PlanError(f"a is {a}: gathered rows are contiguous, a 'row' A")
+    if indexed.scatter is None:
+        return
+    if epilogue is not None and not epilogue.stores_c:
+        raise PlanError("indexed: rows of C are scattered, and stores_c = False: no row of C is stored")
+    if c.order != "row":
+        raise PlanError(f"c is {c}: scattered rows are contiguous, a 'row' C")
 
 
 def check_inside(name: str, indices: npt.NDArray[np.int64], rows: int, matrix: str) -> None:

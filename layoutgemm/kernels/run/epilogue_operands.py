@@ -81,9 +81,9 @@ def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     groups = plan.groups
     if groups is not None and rest.pop(groups.name, None) is None:
         raise OperandError(f"{groups.name} is missing: {groups.missing}, {groups.numbers(plan.batch)} numbers")
+    _check_rows_given(plan, rest)
     for name in plan.indexed.names if plan.indexed is not None else ():
-        if rest.pop(name, None) is None:
-            raise OperandError(f"{name} is missing: {present(plan.indexed).missing}, {indexed_rows(plan)} numbers")
+        rest.pop(name)
     for operand in plan.prologue.operands if plan.prologue is not None else ():
         if rest.pop(operand.name, None) is None:
             raise OperandError(
@@ -122,10 +122,7 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
     words += [float_word(float(values[name])) for name in plan.numbers_given]
     words += [] if plan.pair is None else [plan.pair.k]
     words += [values[name] for name in plan.order.schedule.words]
-    for name in plan.indexed.names if plan.indexed is not None else ():
-        part, matrix = present(plan.indexed).of(name)
-        kind = np.int32 if part.kind == "i32" else np.int64
-        words += [np.ascontiguousarray(values[name], kind), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
+    words += _rows_of_arrays(plan, values)
     words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if plan.copies_rows else []
     for operand in plan.prologue.operands if plan.prologue is not None else ():
         bits = np.ascontiguousarray(operand.dtype.encode(np.asarray(values[operand.name]).astype(np.float32)))
@@ -172,15 +169,7 @@ def words_of_tensors(
     words += [float_word(host_number(name, given[name])) for name in plan.numbers_given]
     words += [] if plan.pair is None else [plan.pair.k]
     words += order_words(plan, given, device)
-    for name in plan.indexed.names if plan.indexed is not None else ():
-        part, matrix = present(plan.indexed).of(name)
-        kind = "torch.int32" if part.kind == "i32" else "torch.int64"
-        indices = given[name]
-        rows = indexed_rows(plan)
-        _check_tensor(name, indices, kind, (rows,), device, ", a row index for each row of the product")
-        if indices.stride(0) != 1 and rows > 1:
-            raise OperandError(f"{name} has stride {indices.stride(0)}: it must be contiguous, stride 1")
-        words += [indices.data_ptr(), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
+    words += _rows_of_tensors(plan, given, device)
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
     for operand in plan.prologue.operands if plan.prologue is not None else ():
         value = given[operand.name]
@@ -202,9 +191,36 @@ def words_of_tensors(
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def indexed_rows(plan: Sm90Plan) -> int:
+def indexed_rows(plan: Sm90Plan | Sm100Plan) -> int:
     """Row indices of a launch: one for each row of the product, of each matrix of a batch."""
-    return plan.m * (1 if plan.joined_rows else plan.batch)
+    return plan.m * (1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch)
+
+
+def _rows_of_arrays(plan: Sm90Plan | Sm100Plan, values: Mapping[str, object]) -> list[object]:
+    """The words of row indices: each vector, and the rows of its matrix."""
+    words: list[object] = []
+    for name in plan.indexed.names if plan.indexed is not None else ():
+        part, matrix = present(plan.indexed).of(name)
+        kind = np.int32 if part.kind == "i32" else np.int64
+        words += [
+            np.ascontiguousarray(np.asarray(values[name]), kind),
+            plan.rows_of_a if matrix == "a" else plan.rows_of_c,
+        ]
+    return words
+
+
+def _rows_of_tensors(plan: Sm90Plan | Sm100Plan, given: Mapping[str, Any], device: torch.device) -> list[int]:
+    """The same of CUDA tensors, checked."""
+    words: list[int] = []
+    for name in plan.indexed.names if plan.indexed is not None else ():
+        part, matrix = present(plan.indexed).of(name)
+        kind = "torch.int32" if part.kind == "i32" else "torch.int64"
+        indices, rows = given[name], indexed_rows(plan)
+        _check_tensor(name, indices, kind, (rows,), device, ", a row index for each row of the product")
+        if indices.stride(0) != 1 and rows > 1:
+            raise OperandError(f"{name} has stride {indices.stride(0)}: it must be contiguous, stride 1")
+        words += [indices.data_ptr(), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
+    return words
 
 
 def rows_memory(plan: Sm90Plan, device: torch.device) -> torch.Tensor | None:
@@ -243,23 +259,57 @@ def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -
         return torch.from_numpy(schedule.list_for(grid)).to(device)
 
 
-def run_ordered(
+def names_read(plan: Sm80Plan | Sm100Plan) -> tuple[str, ...]:
+    """The names in `given` that a plan reads beside its epilogue's: those of its order, and of its row indices."""
+    indexed = plan.indexed if isinstance(plan, Sm100Plan) else None
+    return (*given_names(plan), *(() if indexed is None else indexed.names))
+
+
+def values_read(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> dict[str, object]:
+    """Their values, checked: words of the order, and vectors of NumPy. Raises OperandError for others."""
+    _check_names(plan, given)
+    values: dict[str, object] = order_values(plan, given)
+    if not isinstance(plan, Sm100Plan) or plan.indexed is None:
+        return values
+    _check_rows_given(plan, given)
+    return {**values, **plan.indexed.take(given, indexed_rows(plan))}
+
+
+def _check_names(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> None:
+    """Raise OperandError for operands that the plan does not read."""
+    names = names_read(plan)
+    if extra := [name for name in given if name not in names]:
+        who = "order" if names == given_names(plan) else "plan"
+        raise OperandError(f"given = {', '.join(extra)}: the {who} reads {', '.join(names) or 'no parameter'}")
+
+
+def words_read(plan: Sm80Plan | Sm100Plan, values: Mapping[str, object]) -> tuple[Any, ...]:
+    """The words of a launch without an epilogue's, sixteen, with arrays in place of addresses."""
+    words = [values[name] for name in schedule_of(plan).words]
+    words += _rows_of_arrays(plan, values) if isinstance(plan, Sm100Plan) else []
+    return (*words, *[0] * (MAX_WORDS - len(words)))
+
+
+def _check_rows_given(plan: Sm90Plan | Sm100Plan, given: Mapping[str, object]) -> None:
+    """Raise OperandError for a vector of row indices that is missing."""
+    for name in plan.indexed.names if plan.indexed is not None else ():
+        if given.get(name) is None:
+            raise OperandError(f"{name} is missing: {present(plan.indexed).missing}, {indexed_rows(plan)} numbers")
+
+
+def run_by_name(
     plan: Sm80Plan | Sm100Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor,
     given: Mapping[str, object], out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
 ) -> GemmResult:  # fmt: skip
-    """C = A @ B in an order that reads words: `given` has those that a caller gives, by name.
+    """C = A @ B in an order that reads words, or of indexed rows: `given` has what a caller gives, by name.
 
     Raises OperandError for others, for one that is missing or out of range, and for tensors on the CPU.
     """
-    names = given_names(plan)
-    if extra := [name for name in given if name not in names]:
-        raise OperandError(f"given = {', '.join(extra)}: the order reads {', '.join(names) or 'no parameter'}")
     if not isinstance(a, np.ndarray):
-        return _ordered_on_tensors(plan, a, b, given, out, device, copy)
+        return _by_name_on_tensors(plan, a, b, given, out, device, copy)
+    values = values_read(plan, given)
     check_arrays(plan, a, b, out)
-    values = order_values(plan, given)
-    own = tuple([values[name] for name in schedule_of(plan).words])
-    words = (*own, *[0] * (MAX_WORDS - len(own)))
+    words = words_read(plan, values)
     chosen, why = chosen_device(plan, device)
     if chosen == "cuda":
         return run_arrays(plan, a, b, why, words).into(out)
@@ -268,16 +318,22 @@ def run_ordered(
     return run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, values=values, words=words)).into(out)
 
 
-def _ordered_on_tensors(
+def _by_name_on_tensors(
     plan: Sm80Plan | Sm100Plan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, object],
     out: torch.Tensor | None, device: str | None, copy: bool,
 ) -> GemmResult:  # fmt: skip
-    """The same on CUDA tensors; a caller's list is one too."""
+    """The same on CUDA tensors; a caller's list, and vectors of row indices, are tensors too."""
     if not a.is_cuda or device not in (None, "cuda"):
-        raise OperandError(f"a is on {a.device}: a plan whose order reads words takes CUDA tensors, or NumPy arrays")
+        raise OperandError(
+            f"a is on {a.device}: a plan that reads more than a and b takes CUDA tensors, or NumPy arrays"
+        )
+    _check_names(plan, given)
     check_tensors(plan, a, b, out)
     require_gpu(plan, a.device.index)
     own = order_words(plan, given, a.device)
+    if isinstance(plan, Sm100Plan):
+        _check_rows_given(plan, given)
+        own = (*own, *_rows_of_tensors(plan, given, a.device))
     words = (*own, *[0] * (MAX_WORDS - len(own)))
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
 

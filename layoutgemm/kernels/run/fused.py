@@ -12,14 +12,14 @@ import numpy as np
 from ...errors import OperandError
 from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
-from ..orders import given_names, order_values, schedule_of
+from ..orders import given_names
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from . import ampere
 from .arrays import batched, check_arrays, check_shapes
 from .cpu import executed, run_on_cpu
-from .epilogue_operands import given_of, words_of_arrays
+from .epilogue_operands import given_of, names_read, values_read, words_of_arrays, words_read
 from .result import GemmResult
 from .torch_tensors import chosen_device, run_arrays
 
@@ -84,14 +84,13 @@ def _behind(plan: Plan, given: Mapping[str, object]) -> tuple[object, ...]:
     """The launch parameters after the epilogue's, with arrays in place of addresses."""
     if isinstance(plan, Sm90Plan):
         return words_of_arrays(plan, given_of(plan, given))
-    values = order_values(plan, given)
-    return (*[values[name] for name in schedule_of(plan).words], *[0] * MAX_WORDS)
+    return words_read(plan, values_read(plan, given))
 
 
 def _beside(plan: Plan) -> tuple[str, ...]:
     """Names of the operands that are not the epilogue's: main loop, groups, rows, matrices, prologue, order."""
     if not isinstance(plan, Sm90Plan):
-        return given_names(plan)
+        return names_read(plan)
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
     groups = [plan.groups.name] if plan.groups is not None else []
     rows = plan.indexed.names if plan.indexed is not None else ()

@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from ...atoms import MmaAtom, TmaPlan
 from ...atoms.smem.descriptor import element_addresses
+from ...atoms.tma import gather
 from ...atoms.tma.engine import bytes_moved, global_bits, rounded, shared_bits
+from ...atoms.tma.gather import one_row
 from ...atoms.tma.plan import TmaCopy
 from ...atoms.tma.rules import TensorMap, whole_units
 from ...dtypes import DType
@@ -140,11 +142,7 @@ def tensor_copy(
     tmap = matrix.map(plan)
     source, inside = global_bits(tmap, coordinate)
     bits = np.where(inside, matrix.bits[source // (8 * size)], matrix.bits.dtype.type(0))
-    try:
-        target = shared_bits(tmap, address)
-    except TmaError as error:
-        raise PlanError(str(error)) from None
-    smem.write(target // 8, rounded(tmap, bits), plan.dtype)
+    smem.write(_in_shared(tmap, address) // 8, rounded(tmap, bits), plan.dtype)
     barrier.complete(bytes_moved(tmap))
 
 
@@ -158,14 +156,45 @@ def tensor_store(
     """
     tmap = whole_units(matrix.map(plan))
     target, inside = global_bits(tmap, coordinate)
-    try:
-        source = shared_bits(tmap, address)
-    except TmaError as error:
-        raise PlanError(str(error)) from None
-    bits = smem.read(source // 8, plan.dtype)
+    bits = smem.read(_in_shared(tmap, address) // 8, plan.dtype)
     at = target[inside] // plan.dtype.bits
     matrix.bits[at] = bits[inside]
     np.add.at(times, at, 1)
+
+
+def gather_rows(
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int, barrier: Barrier
+) -> None:
+    """cp.async.bulk.tensor of tile::gather4: a column, and four rows; those outside are zeros.
+
+    plan  copies cut by `atoms.tma.gather.in_fours`
+    """
+    tmap = matrix.map(one_row(plan))
+    source, inside = gather.global_bits(tmap, coordinate)
+    bits = np.where(inside, matrix.bits[np.where(inside, source, 0) // plan.dtype.bits], matrix.bits.dtype.type(0))
+    smem.write(_in_shared(gather.four_rows(tmap), address) // 8, rounded(tmap, bits), plan.dtype)
+    barrier.complete(bytes_moved(gather.four_rows(tmap)))
+
+
+def scatter_rows(
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int,
+    times: npt.NDArray[np.uint8],
+) -> None:  # fmt: skip
+    """cp.async.bulk.tensor of tile::scatter4: four rows from shared memory, those inside; as `tensor_store`."""
+    tmap = whole_units(matrix.map(one_row(plan)))
+    target, inside = gather.global_bits(tmap, coordinate)
+    bits = smem.read(_in_shared(gather.four_rows(tmap), address) // 8, plan.dtype)
+    at = target[inside] // plan.dtype.bits
+    matrix.bits[at] = bits[inside]
+    np.add.at(times, at, 1)
+
+
+def _in_shared(tmap: TensorMap, address: int) -> npt.NDArray[np.int64]:
+    """The shared bit addresses of a box; raises PlanError for an address that no tensor copy takes."""
+    try:
+        return shared_bits(tmap, address)
+    except TmaError as error:
+        raise PlanError(str(error)) from None
 
 
 def copy_boxes(

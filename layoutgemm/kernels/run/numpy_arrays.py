@@ -11,7 +11,6 @@ import numpy as np
 
 from ...arguments import shown
 from ...errors import OperandError, PlanError
-from ..orders import schedule_of
 from ..plan import GemmPlan
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
@@ -20,7 +19,7 @@ from ..streamed.plan import StreamedPlan
 from ..verbs import named
 from .arrays import check_arrays, check_matrices
 from .cpu import run_on_cpu
-from .epilogue_operands import execute_with_operands, given_of, run_ordered, words_of_arrays
+from .epilogue_operands import execute_with_operands, given_of, run_by_name, words_of_arrays
 from .fused import run_fused
 from .partial import is_partial, stored_into
 from .quantized import run_quantized
@@ -103,8 +102,8 @@ def _run(
     if isinstance(plan, (Sm80Plan, Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)
-    if isinstance(plan, (Sm80Plan, Sm100Plan)) and schedule_of(plan).words:
-        return run_ordered(plan, a, b, given or {}, out, device, copy)
+    if isinstance(plan, (Sm80Plan, Sm100Plan)) and plan.words:
+        return run_by_name(plan, a, b, given or {}, out, device, copy)
     if isinstance(plan, Sm90Plan) and plan.triangles is not None and isinstance(a, np.ndarray):
         plan.triangles.check(a, np.asarray(b))
     if isinstance(plan, Sm90Plan) and plan.reads_by_name:

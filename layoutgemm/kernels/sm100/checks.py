@@ -46,6 +46,7 @@ from ..store_ring import StoreRing
 from .pipeline_model import BlackwellPipeline
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
 from .reference import places
+from .rows_checks import rows_checks
 from .store import load_of
 from .store_checks import store_checks
 
@@ -54,7 +55,8 @@ HELD = 56  # registers of an epilogue thread beside what it loads: converted val
 
 def check_sm100(plan: Sm100Plan) -> Report:
     """Every check of the plan."""
-    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue, **asked_order(plan))
+    asked = {"arch": plan.arch, "batch": plan.batch, "epilogue": plan.epilogue, "indexed": plan.indexed}
+    return checked(plan, _checks, **asked, **asked_order(plan))
 
 
 def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
@@ -63,6 +65,7 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
         checks += _operand(plan, operand)
     checks += [_instruction(plan), _tensor_columns(plan), tensor_memory(plan.arch, _columns(plan)), _loads(plan)]
     checks += store_checks(plan)
+    checks += rows_checks(plan) if plan.indexed is not None else []
     checks += [_barriers(plan), *(_pipelines(plan) if explored else [])]
     checks += [_shared_map(plan), _shared_memory(plan), _threads(plan)]
     if plan.loads_whole_rows:

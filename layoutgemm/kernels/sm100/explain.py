@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from ...atoms.copy.base import WARP
+from ...atoms.tma.gather import one_row
 from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
@@ -12,6 +14,7 @@ from ..orders import described_order
 from ..store import distinct_chunks
 from .checks import pipeline_of
 from .plan import EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
+from .rows import READ_BY_LANES
 from .store import load_of
 
 _ARRIVALS = {Arrive: "warps", ArriveExpect: "arrive.expect_tx", CommitTo: "commit"}
@@ -101,6 +104,28 @@ def explain_sm100(plan: Sm100Plan) -> str:
         f"{smem.barrier_offset}, {smem.empty_offset}, {smem.acc_full_offset} and {smem.acc_empty_offset}, the address "
         f"of tensor memory at {smem.slot_offset}; {smem.total} of {plan.arch.smem_per_block} bytes"
     )
+    lines += _explain_rows(plan) if plan.indexed is not None else []
     lines.append(explain_workspace(plan))
     lines.append("rests on: proofs, compilation, the emulator; no device of this architecture has run it here")
     return "\n".join(lines)
+
+
+def _explain_rows(plan: Sm100Plan) -> list[str]:
+    """The row indices, and the instructions that move chosen rows."""
+    lines = [
+        f"indexed: {plan.indexed}; an index outside of its matrix becomes the matrix's number of rows, from where TMA "
+        "loads zeros, and where it stores nothing"
+    ]
+    if plan.gathers:
+        values, lanes = READ_BY_LANES.shape
+        lines.append(
+            f"  A: {len(plan.a.tma.instructions)} x gather4 of a K tile, through a tensor map with boxes of "
+            f"{one_row(plan.a.tma).box}; {lanes} lanes of warp {LOADER_WARP} read {values} indices each, once a tile"
+        )
+    if plan.scatters:
+        counts = sorted({len(tma.instructions) for tma in plan.store.maps})
+        lines.append(
+            f"  C: {' or '.join(map(str, counts))} x scatter4 of a chunk of {WARP} rows, an index read by each lane"
+        )
+    lines.append("  not measured: gather4 and scatter4 have run in the emulator alone")
+    return lines

@@ -8,6 +8,7 @@ No device of this architecture has run what is derived here: see Sm100Plan.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
 from ..epilogue.chain import Epilogue
+from ..indexed.rows import OUT_ROWS, IndexedProduct, IndexedRows
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import (
@@ -43,6 +45,7 @@ from ..plan import (
 )
 from ..store import StoreChunk, StorePlan
 from .fragment import TileRows
+from .rows import check_rows, gathered, scattered
 from .store import derive_store
 
 BLOCK_ROWS = LANES  # of C that one block holds: one to a lane of tensor memory
@@ -117,7 +120,7 @@ class Sm100Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Sm100Plan(ReducingPlan, PersistentPlan):
+class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell; see `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
@@ -129,6 +132,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
     order         number of a tile -> its place, a tile being a block's or a pair's
     full_arrivals, full_bytes, empty_arrivals, acc_full_arrivals, acc_empty_arrivals
                   what completes a phase of the barriers; of a pair, full and acc_empty are the even block's
+    indexed       the row indices of A or of C, or None; see `kernels.sm100.rows`
     """
 
     m: int
@@ -156,6 +160,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
     acc_empty_arrivals: int
     config: Sm100Config = field(default_factory=Sm100Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
+    indexed: IndexedRows | None = None
     verbs = GemmPlan.verbs | {
         "check": "sm100.checks:check_sm100",
         "execute": "sm100.reference:execute_sm100",
@@ -180,6 +185,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
         config: Sm100Config | None = None,
         epilogue: Epilogue | None = None,
         order: Order | None = None,
+        indexed: IndexedRows | None = None,
     ) -> Sm100Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -192,6 +198,8 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
                          f32 for tf32)
         epilogue         what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`
         order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`, but for "symmetric"
+        indexed          A's rows are gathered, or C's scattered, by TMA, through vectors of indices; m is the product's
+                         rows: see `kernels.sm100.rows`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -210,15 +218,27 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
         a_spec, b_spec, c_spec = _typed(a, b, c)
         check_epilogue(epilogue, c_spec)
         check_reductions(epilogue, config.tile[1], c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
+        check_rows(indexed, (a_spec, c_spec), batch, epilogue, target.name)
+        plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, epilogue, order, indexed)
+        check_words(plan.words)
+        return plan
+
+    @classmethod
+    def _of(
+        cls, target: Arch, sizes: tuple[int, int, int, int], operands: tuple[Operand, Operand, Operand],
+        config: Sm100Config, epilogue: Epilogue, order: Order | None, indexed: IndexedRows | None,
+    ) -> Sm100Plan:  # fmt: skip
+        """The plan of a request that has been checked: each object from those before it."""
+        (m, n, k, batch), (a_spec, b_spec, c_spec) = sizes, operands
         (tile_m, tile_n), blocks = config.tile, config.blocks
         atom = tcgen05_mma(_KINDS[a_spec.dtype.name], tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
         tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, a_spec.dtype, atom)
-        a_plan = _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch)
+        a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch))
         b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
         store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers).of_batch(batch)
+        store = scattered(indexed, store)
         stages = _stages(target, a_plan, b_plan, store, config)
         schedule = _schedule(order, config, (m, n, batch))
-        check_words((*epilogue.words, *schedule.words))
         return cls(
             m=m,
             n=n,
@@ -245,6 +265,7 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
             acc_empty_arrivals=blocks * EPILOGUE_WARPS,
             config=config,
             epilogue=epilogue or Epilogue(),
+            indexed=indexed,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -298,22 +319,36 @@ class Sm100Plan(ReducingPlan, PersistentPlan):
 
     @property
     def takes_extra_params(self) -> bool:
-        """True if the kernel takes words: it has an epilogue, or an order of tiles that reads some."""
-        return bool(self.epilogue) or bool(self.order.schedule.words)
+        """True if the kernel takes words: it has an epilogue, row indices, or an order of tiles that reads some."""
+        return bool(self.epilogue) or bool(self.order.schedule.words) or self.indexed is not None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles."""
-        return (*self.epilogue.words, *self.order.schedule.words)
+        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles, and of row indices."""
+        indexed = () if self.indexed is None else self.indexed.words
+        return (*self.epilogue.words, *self.order.schedule.words, *indexed)
+
+    def stored_rows(self, values: Mapping[str, object]) -> object:
+        """The rows of C that are stored, as an array; None for all."""
+        return values[OUT_ROWS] if self.scatters else None
+
+    def for_any_size(self) -> Sm100Plan:
+        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
+        plan = super().for_any_size()
+        return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
+        if self.indexed is not None:
+            return "sm100.device.indexed:Sm100IndexedKernel"
         return "sm100.device.fused:Sm100FusedKernel" if self.takes_extra_params else "sm100.device.gemm:Sm100GemmKernel"
 
     def __str__(self) -> str:
         many = f"{self.stages} stages, {self.accumulators} accumulator(s)"
-        return f"{self.described(f' {self.arch.name}')} by {self.blocks} block(s), {many}"
+        return f"{self.described(f' {self.arch.name}')} by {self.blocks} block(s), {many}" + (
+            f", {self.indexed}" if self.indexed is not None else ""
+        )
 
 
 def _typed(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:

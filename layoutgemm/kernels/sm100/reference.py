@@ -14,13 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 from ...atoms.smem.descriptor import element_addresses
+from ...atoms.tma.gather import ROWS as FOUR
+from ...atoms.tma.plan import TmaCopy
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
 from ...layouts import Layout
 from ...layouts.basis import component
 from ...schedule.listed import OnHost
 from ..derive import OperandPlan
+from ..indexed.rows import OUT_ROWS, ROWS
 from ..orders import reads_on_host, stored_elements
-from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedBytes, copy_boxes, take_tiles
+from ..run.hardware_model import (
+    CLUSTERS,
+    Barrier,
+    GlobalMatrix,
+    Output,
+    Progress,
+    SharedBytes,
+    copy_boxes,
+    gather_rows,
+    scatter_rows,
+    take_tiles,
+)
 from ..store import StoreChunk
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
@@ -43,16 +57,22 @@ def execute_sm100(
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile
     clusters  how many blocks, or pairs, run at a time
-    given     values of the words that the order of tiles reads
+    given     values of the words that the order of tiles reads, and the row indices
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
-    c = Output(plan.c, plan.m, plan.n, plan.batch)
+    c = Output(plan.c, plan.rows_of_c, plan.n, plan.batch)
     c.wanted = stored_elements(plan, given or {})
     reads = reads_on_host(plan.order.schedule, given or {})
     tiles = int(plan.order.schedule.count(plan.tiles, reads=reads)) * plan.batch
-    take_tiles(tiles, min(tiles, clusters), lambda: _Group(plan, a, b, c, reads), progress)
+    take_tiles(tiles, min(tiles, clusters), lambda: _Group(plan, a, b, c, reads, given or {}), progress)
     return c.values()
+
+
+def _four(box: TmaCopy, rows: npt.NDArray[np.int64], column: int) -> list[int]:
+    """The coordinates of a gather or scatter: its column, and its four rows of those of the tile."""
+    first = box.coord_offset[1]
+    return [column + box.coord_offset[0], *map(int, rows[first : first + FOUR])]
 
 
 class _PairBlock:
@@ -72,8 +92,11 @@ class _PairBlock:
 class _Group:
     """The block, or the pair of blocks, that computes tile after tile."""
 
-    def __init__(self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, reads: OnHost | None) -> None:
-        self.plan, self.a, self.b, self.c, self.reads = plan, a, b, c, reads
+    def __init__(
+        self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, reads: OnHost | None,
+        given: Mapping[str, object],
+    ) -> None:  # fmt: skip
+        self.plan, self.a, self.b, self.c, self.reads, self.given = plan, a, b, c, reads, given
         self.blocks = [_PairBlock(plan, rank) for rank in range(plan.blocks)]
         self.loaded = 0  # k tiles so far, over all output tiles
 
@@ -113,7 +136,22 @@ class _Group:
         self, operand: OperandPlan, source: GlobalMatrix, at: dict[str, int], stage: int, block: _PairBlock
     ) -> None:
         tma, address = operand.tma, block.smem.base + self.plan.smem.stage(operand.name, stage)
-        copy_boxes(tma, tma.instructions, source, at, block.smem, address, self.blocks[0].full[stage])
+        full = self.blocks[0].full[stage]
+        if operand is not self.plan.a or not self.plan.gathers:
+            copy_boxes(tma, tma.instructions, source, at, block.smem, address, full)
+            return
+        rows = self._rows(ROWS, at["m"], self.plan.rows_of_a)
+        for box in tma.instructions:
+            gather_rows(tma, source, _four(box, rows, at["k"]), block.smem, address + box.smem_offset, full)
+
+    def _rows(self, name: str, first: int, end: int) -> npt.NDArray[np.int64]:
+        """The rows of A or C of a block's rows from `first` on.
+
+        end  rows of the matrix, which also stands for an index outside of it and for a row beyond M
+        """
+        numbers = np.arange(first, first + BLOCK_ROWS)
+        found = np.asarray(self.given[name])[np.minimum(numbers, self.plan.m - 1)]
+        return np.where((numbers < self.plan.m) & (found >= 0) & (found < end), found, end)
 
     def _multiply(self, stage: int, first: int, accumulate: bool) -> None:
         """The product of each CTA's rows of A with all of B, from both CTAs."""
@@ -147,7 +185,13 @@ class _Group:
                 tma = store.maps[chunk.map]
                 row = origin["m"] + block.rank * BLOCK_ROWS + warp * WARP_LANES
                 place = {"m": row, "n": origin["n"] + chunk.column, "l": origin["l"]}
-                self.c.store(tma, place, block.smem, address + chunk.offset)
+                if not plan.scatters:
+                    self.c.store(tma, place, block.smem, address + chunk.offset)
+                    continue
+                rows = self._rows(OUT_ROWS, row, plan.rows_of_c)
+                for box in tma.instructions:
+                    to, at = _four(box, rows, place["n"]), address + chunk.offset + box.smem_offset
+                    scatter_rows(tma, self.c.matrix, to, block.smem, at, self.c.times)
 
     def _fill(self, block: _PairBlock, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
         """A chunk's loads, converted, into its tile: register v of a thread holds where the load's map says."""

@@ -363,16 +363,6 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         """True if TMA stores C: scattered rows are stored by threads."""
         return self.store is not None and not self.scatters
 
-    @property
-    def rows_of_a(self) -> int:
-        """Rows of the matrix A: the product's, unless they are gathered."""
-        return self.m if self.indexed is None or self.indexed.gather is None else self.indexed.gather.rows
-
-    @property
-    def rows_of_c(self) -> int:
-        """Rows of the matrix C: the product's, unless they are scattered."""
-        return self.m if self.indexed is None or self.indexed.scatter is None else self.indexed.scatter.rows
-
     def stored_rows(self, values: Mapping[str, Any]) -> Any:
         """The rows of C that are stored, as an array; None for all.
 

@@ -17,7 +17,7 @@ from ...layouts import Layout
 from ...schedule import LayoutOrder, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
-from ..indexed.rows import IndexedRows
+from ..indexed.rows import IndexedProduct
 from ..orders import Order, order_for
 from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
 from ..quantized.formats import UNIT_K, QuantizedFormat
@@ -69,24 +69,13 @@ def check_rows(config: Sm90Config, m: int) -> None:
         raise PlanError(f"loaded_a_rows = {config.loaded_a_rows} of A's tile are loaded, and the product has {m}")
 
 
-class ProductParts:
+class ProductParts(IndexedProduct):
     """Facts that the parts of a product decide, for a request and for its plan."""
 
     config: Sm90Config
     gated: Combined | None
     mainloop: Promoted | None
     ragged: Ragged | None
-    indexed: IndexedRows | None
-
-    @property
-    def gathers(self) -> bool:
-        """True if the product's kernel gathers A's rows."""
-        return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
-
-    @property
-    def scatters(self) -> bool:
-        """True if C's rows are scattered."""
-        return self.indexed is not None and self.indexed.scatter is not None
 
     @property
     def joined_rows(self) -> bool:

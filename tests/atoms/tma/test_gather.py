@@ -62,6 +62,13 @@ def test_a_missing_row_is_zeros():
     assert global_bits(plan.tensor_map, (0, -1, 20, 0, 19))[1][:, 2:].all()
 
 
+def test_a_scatter_may_name_a_row_outside_twice():
+    plan = tma_gather(Layout((20, 64), (64, 1)), smem_tile((8, 64), "bf16", "K"), None, "scatter")
+    memory, shared = np.zeros(20 * 64, np.uint16), np.ones(4096, np.uint8)
+    store(plan.tensor_map, memory.view(np.uint8), (0, 20, 20, 3, 21), shared, 1024)
+    assert np.flatnonzero(memory.reshape(20, 64).any(axis=1)).tolist() == [3]
+
+
 def test_landing_is_what_a_gather_does():
     plan = tma_gather(Layout((20, 64), (64, 1)), smem_tile((8, 64), "bf16", "K"))
     memory = np.arange(20 * 64, dtype=np.uint16)

@@ -208,6 +208,23 @@ def test_ptxas_takes_the_same_spellings(target: str, lines: Callable[[], Iterato
     assert different == {} and 0 < len(theirs) < len(every)
 
 
+LOAD_OF_ROWS = "cp.async.bulk.tensor.2d.shared::{}.global.tile::gather4.mbarrier::complete_tx::bytes"
+FIVE = "[%d0, {%r1, %r2, %r3, %r4, %r5}]"
+CHOSEN_ROWS = [
+    f"{LOAD_OF_ROWS.format('cta')} [%r0], {FIVE}, [%r1];",
+    f"{LOAD_OF_ROWS.format('cluster')} [%r0], {FIVE}, [%r1];",
+    f"cp.async.bulk.prefetch.tensor.2d.L2.global.tile::gather4 {FIVE};",
+    f"cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group {FIVE}, [%r0];",
+]
+
+
+@needs.PTXAS
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100", "sm_100f", "sm_103a", "sm_120a"])
+def test_ptxas_takes_chosen_rows_for_the_same_targets(target: str, tmp_path: Path) -> None:
+    theirs, ours = refused_by_ptxas(CHOSEN_ROWS, target, tmp_path), refused_here(CHOSEN_ROWS, target)
+    assert theirs.keys() == ours.keys(), (theirs, ours)
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -17,6 +17,7 @@ import pytest
 
 from layoutgemm.kernels.compile.sass import Sass, disassemble
 from layoutgemm.kernels.compile.sass import resources as resources_of
+from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from tests.emulator.official.compiled import compiled as compiled_example
 from tests.emulator.official.compiled import missing
@@ -59,6 +60,8 @@ def check_ptx(plan: Sm100Plan, ptx: str) -> None:
     assert set(re.findall(r"cta_group::[12]", ptx)) == {group}
     copies = len(plan.a.tma.instructions) + len(plan.b.tma.instructions)
     loads = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global\S*", ptx)
+    gathers = len(plan.a.tma.instructions) * plan.gathers
+    assert sum("tile::gather4" in load for load in loads) == gathers
     assert len(loads) == copies and all(("cta_group::2" in load) == (plan.blocks == 2) for load in loads)
     commits = re.findall(r"tcgen05\.commit\S*", ptx)
     assert len(commits) == 2 and all(("multicast" in commit) == (plan.blocks == 2) for commit in commits)
@@ -71,6 +74,8 @@ def check_sass(plan: Sm100Plan, code: Sass) -> None:
     products = code.count("UTCHMMA") + code.count("UTCQMMA")
     assert products == len(plan.a.descriptor.k_steps), code.counts
     assert code.count("UTCBAR") == 2  # a stage's commit, and the tile's
+    scatters = sum(len(tma.instructions) for tma in plan.store.maps)
+    assert not plan.scatters or code.count("UTMASTG") == scatters, code.counts
     assert code.count("UTMALDG") == len(plan.a.tma.instructions) + len(plan.b.tma.instructions)
     assert code.local_memory == (), [str(i) for i in code.local_memory]
 
@@ -81,6 +86,9 @@ CONFIGS = {
     "columns of bf16": derive(64, 2, "bf16:col", "bf16:row", "bf16:col"),
     "e4m3 times e5m2": derive(256, 2, "e4m3", "e5m2:row", "f32"),
     "tf32": derive(256, 1, "tf32", "tf32:col", "f32"),
+    "chosen rows, a pair": Sm100Plan.derive(
+        512, 512, 512, b="bf16:col", config=Sm100Config((256, 128)), indexed=IndexedRows(RowIndices(9), RowIndices(9))
+    ),
 }
 
 

@@ -78,7 +78,7 @@ class Sm100Epilogue:
                 corner = (row + job.warp * WARP_LANES, column + here, matrix)
                 values = self.fused(job, corner, ld, lane, values)
             self.fill(values, buffer + chunk.offset, chunk, ld, lane)
-        self.issue(maps, (row + job.warp * WARP_LANES, column + past, matrix), round_, buffer, lane)
+        self.issue(job, maps, (row + job.warp * WARP_LANES, column + past, matrix), round_, buffer, lane)
 
     @cute.jit
     def store_rows(self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place) -> None:
@@ -103,7 +103,7 @@ class Sm100Epilogue:
                 bridge.warp_sync()
                 for chunk, values in zip(round_.chunks, done, strict=True):
                     self.fill(values, buffer + chunk.offset, chunk, load_of(chunk), lane)
-                self.issue(maps, corner, round_, buffer, lane)
+                self.issue(job, maps, corner, round_, buffer, lane)
         fused.finish()
 
     def load(self, job: bridge.Carried, at: bridge.Place, held: dict[int, Float32], columns: int) -> None:
@@ -118,8 +118,9 @@ class Sm100Epilogue:
 
     @cute.jit
     def issue(
-        self, maps: bridge.Maps, corner: bridge.Place, round_: StoreRound, buffer: cute.Pointer, lane: Int32
-    ) -> None:
+        self, job: bridge.Carried, maps: bridge.Maps, corner: bridge.Place, round_: StoreRound, buffer: cute.Pointer,
+        lane: Int32,
+    ) -> None:  # fmt: skip
         """The tensor stores of a round whose chunks are in their buffer. `corner`: the warp's row, column, matrix."""
         bridge.shared_writes_visible()
         bridge.warp_sync()

@@ -37,6 +37,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
+from ....atoms import TmaPlan
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
 from ...dsl.entry import GemmEntry
@@ -67,10 +68,10 @@ class Sm100GemmKernel(GemmEntry):
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch}
         used = 2 if plan.batch > 1 else 1
-        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
-        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
+        map_a = self.encoded("a", plan.a.tma, a, extents, pitches["a"][:used], words)
+        map_b = self.encoded("b", plan.b.tma, b, extents, pitches["b"][:used], words)
         stored = plan.store.maps if plan.epilogue.stores_c else ()
-        maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in stored]
+        maps_c = [self.encoded("c", tma, c, extents, pitches["c"][:used], words) for tma in stored]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
         across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
         reads = reads_of(plan.order.schedule, plan.words, words)
@@ -85,6 +86,13 @@ class Sm100GemmKernel(GemmEntry):
             stream=stream,
         )
         launch_finish(plan, words, (m, n, batch), stream)
+
+    def encoded(
+        self, name: str, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: Sequence[Int64],
+        words: Sequence[Int64],
+    ) -> bridge.TensorMap:  # fmt: skip
+        """Host side: the tensor map of matrix `name`, "a", "b" or "c"."""
+        return bridge.encode_tensor_map(tma, address, extents, *pitches)
 
     @cute.kernel
     def kernel(
@@ -201,11 +209,12 @@ class Sm100GemmKernel(GemmEntry):
         tile, stage, parity = job.first, Int32(0), Int32(1)
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
+            own = self.of_loaded_tile(job, m0)
             for k_tile in cutlass.range(job.k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.empty(stage), parity)
                 if bridge.elect():
-                    self.issue_loads(job, maps, m0, n0, matrix, k_tile, stage)
+                    self.issue_loads(own, maps, m0, n0, matrix, k_tile, stage)
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
             tile += job.workers
         # The even block's commits arrive here: this block stays until the last of them has.
@@ -224,10 +233,26 @@ class Sm100GemmKernel(GemmEntry):
         full, a, b = job.shared.full(stage), job.shared.a(stage), job.shared.b(stage)
         if job.rank == 0:
             bridge.barrier_expect(full, plan.full_bytes)
-        load = tensor.load_for_pair if const_expr(plan.blocks > 1) else bridge.load_tile
-        load(maps[0], plan.a.tma, {"m": m0, "k": at_k, "l": matrix}, a, full)
+        self.load_a(job, maps[0], {"m": m0, "k": at_k, "l": matrix}, a, full)
         n_own = n0 + job.rank * plan.b.smem.extent[0]
+        load = tensor.load_for_pair if const_expr(plan.blocks > 1) else bridge.load_tile
         load(maps[1], plan.b.tma, {"n": n_own, "k": at_k, "l": matrix}, b, full)
+
+    def of_loaded_tile(self, job: bridge.Carried, row: Int32) -> bridge.Carried:
+        """The job of a tile for the loader's warp, all lanes alike; `row`: the first of this block."""
+        return job
+
+    def of_stored_tile(self, job: bridge.Carried, row: Int32) -> bridge.Carried:
+        """The job of a tile for a lane of an epilogue warp; `row`: the first of this block."""
+        return job
+
+    def load_a(
+        self, job: bridge.Carried, tensor_map: bridge.TensorMap, origin: Mapping[str, Int32],
+        destination: cute.Pointer, full: cute.Pointer,
+    ) -> None:  # fmt: skip
+        """Issue the loads of A's tile. Called by one thread."""
+        load = tensor.load_for_pair if const_expr(self.plan.blocks > 1) else bridge.load_tile
+        load(tensor_map, self.plan.a.tma, origin, destination, full)
 
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
@@ -269,7 +294,7 @@ class Sm100GemmKernel(GemmEntry):
             m0, n0, matrix = self.origin(job, tile)
             bridge.barrier_wait(job.shared.acc_full(number), turn)
             tensor.fence_after_sync()
-            self.epilogue.store(job, maps, number, (m0, n0, matrix))
+            self.epilogue.store(self.of_stored_tile(job, m0), maps, number, (m0, n0, matrix))
             done += 1
             tile += job.workers
         bridge.wait_stores_read(0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ....arguments import shown
 from ....errors import PlanError
-from ...indexed.rows import IndexedRows
+from ...indexed.rows import IndexedRows, check_rows_lie
 from ...plan import check_settings
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ def check_indexed(
     operands  A and C
     """
     a, c = operands
-    if indexed.gather is not None and a.order != "row":
-        raise PlanError(f"a is {a}: gathered rows are contiguous, a 'row' A")
+    check_rows_lie(indexed, a, c, epilogue)
     if indexed.copies and indexed.scatter is None:
         return  # the product behind the copy is an ordinary one
     moved = "scattered" if indexed.copies else "indexed"
@@ -36,12 +35,8 @@ def check_indexed(
     )  # fmt: skip
     if indexed.gather is not None and not indexed.copies:
         _check_gather(config, a)
-    if indexed.scatter is not None and epilogue is not None and not epilogue.stores_c:
-        raise PlanError("indexed: rows of C are scattered, and stores_c = False: no row of C is stored")
     if indexed.scatter is not None and ragged is not None and ragged.clears:
         raise PlanError("ragged: clears = True, and rows of C are scattered: a row of no group is no row of C")
-    if indexed.scatter is not None and c.order != "row":
-        raise PlanError(f"c is {c}: scattered rows are contiguous, a 'row' C")
 
 
 def _check_gather(config: Sm90Config, a: Operand) -> None:

@@ -75,6 +75,8 @@ def test_a_scatter_puts_four_rows_in_their_places():
         if row < 20:
             want[row, 8:40] = tile[at]
     assert (elements(tmap, found["tensor"]) == want).all()
+    twice_outside = scattered(tmap, memory, (8, 17, 25, 25, 20), "cp.async.bulk.wait_group 0;")
+    assert twice_outside.findings == [] and (elements(tmap, twice_outside["tensor"])[17, 8:40] == tile[0]).all()
     assert "race" in scattered(tmap, memory, (8, 1, 2, 3, 4), "cp.async.bulk.wait_group 0;", "bar.sync 0;").kinds
     assert scattered(tmap, memory, (8, 1, 2, 3, 4)).kinds == ["exit"]
     with pytest.raises(EmulatorError, match="writes row 7 twice"):
