@@ -21,7 +21,7 @@ from ..checks import derived_by_func, has_tangent, needs_dispatcher
 from ..compute import product
 from ..library import Places, VmapInfo, bias_gradient, differentiable, in_front
 from ..own_epilogue.derivatives import derived, refusal_of_derivatives
-from ..own_epilogue.formula import Formula, combines, steps_by_torch
+from ..own_epilogue.formula import StepResults, combines, steps_by_torch
 from ..prepared import Config, config_text
 from .checks import ComposedCall, checked
 from .parts import BIAS, AskedParts, lists_of, parts_of_text, parts_text
@@ -139,7 +139,7 @@ def recorded(call: ComposedCall, config: Config | None) -> torch.Tensor:
     _check(call)
     forms = [call.values[name].detach() for name in call.parts.written]
     c, *written = _RecordedComposed.apply(without_tensors(call), config, forms, *dependencies(_held_apart(call)))
-    return _stored(call, Formula(c, dict(zip(call.parts.written, written, strict=True))))
+    return _stored(call, StepResults(c, dict(zip(call.parts.written, written, strict=True))))
 
 
 def _check(call: ComposedCall) -> None:
@@ -153,19 +153,19 @@ def _held_apart(call: ComposedCall) -> ComposedCall:
     return call._replace(values={**call.values, **{name: call.values[name].clone() for name in held(call)}})
 
 
-def _stored(call: ComposedCall, made: Formula) -> torch.Tensor:
+def _stored(call: ComposedCall, made: StepResults) -> torch.Tensor:
     for name, value in made.written.items():
         target = call.values[name]
         target.copy_(value.reshape(target.shape))
     return made.c
 
 
-def _formula(call: ComposedCall, config: Config | None) -> Formula:
+def _formula(call: ComposedCall, config: Config | None) -> StepResults:
     """C in its place, and what the epilogue writes, by operators that have derivatives."""
     sums = [_sum(call, a, b) for a, b in factors(call)]
     value, parts = together(call, sums), call.parts
     if parts.epilogue is None:
-        return Formula(placed(call, visited_part(finished(call, value), call, config), None, None), {})
+        return StepResults(placed(call, visited_part(finished(call, value), call, config), None, None), {})
     inside = None
     if parts.order is not None:
         inside = visited_part(value.detach().new_ones(call.shape), call, config) != 0

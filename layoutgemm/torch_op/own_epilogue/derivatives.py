@@ -24,7 +24,7 @@ from ..compute import product
 from ..epilogue import Tensors, epilogue_product
 from ..library import differentiable
 from ..prepared import Config, config_text
-from .formula import Formula, combines, refusal_of_derivative, steps_by_torch
+from .formula import StepResults, combines, refusal_of_derivative, steps_by_torch
 from .names import OperandNames
 
 
@@ -99,7 +99,7 @@ def recorded(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
     _check(call)
     forms = [call.every[name].detach() for name in call.epilogue.writes]
     c, *written = _RecordedEpilogue.apply(call.alone, config, forms, *_held_apart(call).tensors)
-    return _placed(call, Formula(c, dict(zip(call.epilogue.writes, written, strict=True))))
+    return _placed(call, StepResults(c, dict(zip(call.epilogue.writes, written, strict=True))))
 
 
 def _held_apart(call: EpilogueProduct) -> EpilogueProduct:
@@ -108,14 +108,14 @@ def _held_apart(call: EpilogueProduct) -> EpilogueProduct:
     return call._replace(every={**call.every, **held})
 
 
-def _placed(call: EpilogueProduct, made: Formula) -> torch.Tensor:
+def _placed(call: EpilogueProduct, made: StepResults) -> torch.Tensor:
     for name, value in made.written.items():
         target = call.every[name]
         target.copy_(value.reshape(target.shape))
     return made.c if call.epilogue.stores_c else call.a.new_empty(0, dtype=call.kind)
 
 
-def _formula(call: EpilogueProduct) -> Formula:
+def _formula(call: EpilogueProduct) -> StepResults:
     sums = differentiable(call.a, call.b, torch.float32)
     return steps_by_torch(call.epilogue, sums, call.every, call.kind, call.gate)
 
@@ -192,7 +192,7 @@ def _gradients_recorded(
     return derived(_results(call, _formula(call.of(own))), own, grads, create_graph=True)
 
 
-def _results(call: EpilogueProduct, made: Formula) -> list[torch.Tensor]:
+def _results(call: EpilogueProduct, made: StepResults) -> list[torch.Tensor]:
     """C and what the steps write, in the order of the function's results."""
     return [made.c, *[made.written[name] for name in call.epilogue.writes]]
 

@@ -45,7 +45,7 @@ _NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
 }
 
 
-class Formula(NamedTuple):
+class StepResults(NamedTuple):
     """C of its type, and what the steps write, by name."""
 
     c: torch.Tensor
@@ -55,7 +55,7 @@ class Formula(NamedTuple):
 def steps_by_torch(
     epilogue: Epilogue, sums: torch.Tensor, given: Mapping[str, object], kind: torch.dtype, gate: str | None = None,
     visited: torch.Tensor | None = None,
-) -> Formula:  # fmt: skip
+) -> StepResults:  # fmt: skip
     """The steps on sums of float32, with derivatives where they are recorded.
 
     given    operands by name; of those that are written, those that are combined with what they hold are read
@@ -69,16 +69,16 @@ def steps_by_torch(
     ([[2.0, -1.0]], [1.0])
     """
     if gate is not None:
-        wide = _Elements(epilogue, sums, given, visited)
+        wide = _EpilogueElements(epilogue, sums, given, visited)
         for step in epilogue.steps[: epilogue.sums]:
             sums = _applied(step, sums, wide)
         left, right = sums.chunk(2, -1)
         sums = ACTIVATIONS[gate](left) * right
-    at = _Elements(epilogue, sums, given, visited)
+    at = _EpilogueElements(epilogue, sums, given, visited)
     x = sums
     for step in epilogue.steps[epilogue.sums :]:
         x = at.spread(_applied(step, x, at))
-    return Formula(rounded(x, kind), at.written)
+    return StepResults(rounded(x, kind), at.written)
 
 
 def refusal_of_derivative(epilogue: Epilogue) -> str:
@@ -95,7 +95,7 @@ def combines(epilogue: Epilogue) -> tuple[str, ...]:
     return tuple([operand.name for step in epilogue.reductions if not step.ordered for operand in step.given])
 
 
-def _applied(step: Step, x: torch.Tensor, at: _Elements) -> torch.Tensor:
+def _applied(step: Step, x: torch.Tensor, at: _EpilogueElements) -> torch.Tensor:
     if isinstance(step, Activation):
         return ACTIVATIONS[step.kind](x)
     if isinstance(step, Clamp):
@@ -104,7 +104,7 @@ def _applied(step: Step, x: torch.Tensor, at: _Elements) -> torch.Tensor:
     return value
 
 
-class _Elements:
+class _EpilogueElements:
     """All elements of C at once, as a step's `at`."""
 
     def __init__(
@@ -171,7 +171,7 @@ class _Elements:
             function, fill = _NAMED[own]
             x = x if visited is None else torch.where(visited, x, fill)
             return function(x.mT if along else x if isinstance(step, RowReduce) else x.flatten())
-        place = _Place(self.i, self.j[:, : x.shape[-1]] + column, self.math)
+        place = _TensorPlace(self.i, self.j[:, : x.shape[-1]] + column, self.math)
         lifted = [torch.as_tensor(value, device=x.device).expand(x.shape) for value in own.lifted(x, place)]
         if visited is not None:
             lifted = [torch.where(visited, value, fill) for value, fill in zip(lifted, own.identity, strict=True)]
@@ -191,7 +191,7 @@ class _Elements:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TensorPlace:
     """Coordinates of elements, as a reduction's traced functions read them."""
 
     i: torch.Tensor
@@ -230,4 +230,4 @@ class _Word:
         return _Word(self.value >> other.value)
 
 
-__all__ = ["Formula", "combines", "refusal_of_derivative", "steps_by_torch"]
+__all__ = ["StepResults", "combines", "refusal_of_derivative", "steps_by_torch"]
