@@ -20,6 +20,7 @@ from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels import Prologue, Triangles
 from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Custom, Epilogue, RowReduce
 from layoutgemm.schedule import Linear, Rotated, Triangular
+from layoutgemm.torch_op.composed import operators
 from layoutgemm.torch_op.composed.parts import AskedParts, parts_text
 
 BF16 = torch.bfloat16
@@ -212,6 +213,26 @@ def test_compiled_gradients_with_other_sizes(name: str) -> None:
             into += torch.autograd.grad(value.float().sum(), leaves)
         for got, right in zip(found, want, strict=True):
             torch.testing.assert_close(got, right, rtol=2**-6, atol=2**-4)
+
+
+MAPPED = {
+    "an order, bias and activation": (0, 0, None), "a prologue and an epilogue": (0, None, 0, None),
+    "a triangular B and an epilogue": (None, 0, 0), "a prologue and a gate": (0, 0, None),
+    "two pairs": (0, None, 0, None, None), "a prologue and an order": (None, 0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_vmap_is_one_product_where_a_kernel_has_a_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, _, operands, _ = CASES[name]
+    made: list[int] = []
+    real = operators.computed
+    monkeypatch.setattr(operators, "computed", lambda *given: made.append(1) or real(*given))
+    given = [torch.stack([x, x / 2]) if at == 0 else x for x, at in zip(operands, MAPPED[name], strict=True)]
+    found = torch.vmap(call, MAPPED[name])(*given)
+    assert len(made) == (2 if name == "two pairs" else 1)
+    for i in range(2):
+        assert torch.equal(found[i], call(*[x[i] if at == 0 else x for x, at in zip(given, MAPPED[name], strict=True)]))
 
 
 def causal(a: Any, b: Any) -> Any:

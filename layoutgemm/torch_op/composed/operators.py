@@ -6,7 +6,7 @@
     visited_part(Tensor x, ...the same...) -> Tensor    x with zeros where the product's order visits no tile
 
 `parts` is `parts_text`, which has the names of the lists' operands. Derivatives are those of `derivatives`. vmap makes
-rows of two pairs, and calls all others one after another.
+rows of two pairs, a batch of two matrices, and calls all others one after another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...errors import LayoutError, OperandError
-from ...kernels.orders import Order
+from ...kernels.orders import Order, is_symmetric
 from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
@@ -34,7 +34,7 @@ from ..operands.several import Combine
 from ..own_epilogue.operators import check_mapped
 from .checks import ComposedCall, checked
 from .derivatives import recorded, visited_part
-from .parts import BIAS, AskedParts, Halves, named_lists, parts_of_text, parts_text
+from .parts import BIAS, AskedParts, Halves, Parts, named_lists, parts_of_text, parts_text
 from .plans import plan_of_call, visited
 from .product import computed
 
@@ -186,14 +186,36 @@ def _(
     info: VmapInfo, in_dims: Places, a: Tensors, b: Tensors, read: Tensors, numbers: Sequence[float],
     wholes: Sequence[int], text: str, *others: object,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
-    """Two pairs with mapped rows are one product of all rows; all others are calls one after another."""
+    """Two pairs with mapped rows are one product of all rows; two matrices a batch; others come one after another."""
     parts, others = parts_of_text(text), (read, numbers, wholes, text, *others)
     unmapped = all(at is None for places in (in_dims[1], in_dims[2]) for at in places)
     sums = len(a) > 1 and parts.order is None and parts.prologue is None and parts.epilogue is None
     if unmapped and sums and set(parts.read) <= {BIAS}:
         rows = [in_front(x, at, info.batch_size) for x, at in zip(a, in_dims[0], strict=True)]
         return torch.ops.layoutgemm.composed_matmul(rows, b, *others), 0
+    if (batch := _as_batch(info, in_dims, a, b, read, parts)) is not None:
+        return torch.ops.layoutgemm.composed_matmul(*batch, *others[1:]), 0
     return one_after_another(info, in_dims, (a, b, *others), torch.ops.layoutgemm.composed_matmul), 0
+
+
+def _as_batch(
+    info: VmapInfo, in_dims: Places, a: Tensors, b: Tensors, read: Tensors, parts: Parts
+) -> tuple[Tensors, Tensors, Tensors] | None:
+    """A, B and what is read as one batch of all slices; None where no kernel has a batch with these parts."""
+    places = [*in_dims[0], *in_dims[1]]
+    ranks = [x.ndim - (at is not None) for x, at in zip((*a, *b), places, strict=True)]
+    alone = len(a) == len(b) == 1 and ranks == [2, 2] and not {*parts.own} - {BIAS}
+    if not alone or is_symmetric(parts.order):
+        return None
+    values: list[torch.Tensor] = []
+    for name, x, at in zip(parts.read, read, in_dims[2], strict=True):
+        of_a = parts.prologue is not None and name in parts.prologue.names
+        of_c = parts.epilogue is not None and name in parts.epilogue.reads
+        if at is not None and not of_a and not (of_c and x.ndim > 1):  # a launch has one bias, list or number
+            return None
+        values.append(in_front(x, at, info.batch_size) if of_a or at is not None else x)
+    left, right = (in_front(x, at, info.batch_size) for x, at in zip((*a, *b), places, strict=True))
+    return [left], [right], values
 
 
 @_writing.register_vmap
