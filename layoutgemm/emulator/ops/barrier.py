@@ -559,7 +559,7 @@ def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
 
 
 def signals(fiber: Fiber, barrier: EmulatedMbarrier, copy: str) -> None:
-    """Report an initialisation that no fence makes visible to a copy, which will signal the barrier."""
+    """Report an initialisation that no fence shows to a copy that signals the barrier."""
     ledger, knows = barrier.cta.cluster.ledger, fiber.knows
     if not ledger.enabled or barrier.init.id < ledger.base:
         return

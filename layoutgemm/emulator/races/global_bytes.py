@@ -230,7 +230,7 @@ class GlobalWatch:
         return race
 
     def polled(self, fiber: Fiber, what: Callable[[], str], addresses: Addresses, size: int) -> Conflict | None:
-        """The conflict of a strong read with an ordinary write that nothing orders before it, or None."""
+        """The conflict of a strong read with an unordered ordinary write, or None."""
         for places in _places(addresses, size):
             page = self.pages.get(places.page)
             if page is None or not page.written:

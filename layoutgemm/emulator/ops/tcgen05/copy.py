@@ -4,7 +4,8 @@ The atoms (`atoms/copy/tmem.py`) give the lane and column of each register or bi
 lanes only. PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.cp". Code that runs on devices uses an address of another
 quarter for a warp's own quarter. NVIDIA's `1cta_mma_a_from_tmem.py` (CuTe DSL 4.8) does so in stores, DeepGEMM's
 epilogue (`sm100_store_cd.cuh`) in loads, both of the first quarter. FlashInfer's decoding kernels (`mla_decode_fp8.py`,
-`hca_fp8.py`) have warp 2 of four store to lanes 0, and warp 3 to lanes 32. Here that is a "lint".
+`hca_fp8.py`) have warp 2 of four store to lanes 0, and warp 3 to lanes 32. The second block of a pair loads from lanes
+128 and on in gau-nernst/learn-cuda (`matmul_v6.cu`), whose check passes on a B200. Here all of these are "lint".
 
 A register of tcgen05.st.unpack::16b writes the low halves of two words; their upper halves do not change. tcgen05.cp
 widens elements of 4 bits to 8 with two zero bits on either side, as mma.sync has them in registers. It widens elements
@@ -87,13 +88,14 @@ def _split(ins: PtxInstruction, at: int) -> int | None:
 
 def _window(fiber: Fiber, tensor: TensorMemory, places: TmemCoordinates, address: int) -> tuple[int, int]:
     """The (lane, column) of a warp's access; lanes of another quarter are reported, and its own taken."""
-    lane, column = coordinate(address)
-    own = warp_lanes(fiber.warp.number)
-    known = range(WARP_LANES if fiber.machine.policy.fences == "writers" else TMEM_LANES)
-    if lane in known and lane not in own:
+    own, first, strict = warp_lanes(fiber.warp.number), address >> 16, fiber.machine.policy.fences == "writers"
+    # The lanes of a pair's rows, in its second block.
+    second = TMEM_LANES if tensor.group == 2 and fiber.cta.rank & 1 and first >= TMEM_LANES and not strict else 0
+    lane, column = coordinate(address - (second << 16))
+    if second or (first in range(WARP_LANES if strict else TMEM_LANES) and first not in own):
         fiber.machine.problem(
             "lint",
-            f"lanes {lane}..{lane + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
+            f"lanes {first}..{first + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
             f"{own[0]}..{own[-1]}. They are taken for the warp's own, as kernels that run have it; PTX does not say so",
             fiber,
         )

@@ -70,6 +70,19 @@ def test_lanes_of_another_quarter_in_an_address_are_the_warps_own(mask: int):
             BASE.run(text, policy=Policy(fences="writers"))
 
 
+def test_a_pairs_second_block_may_name_the_lanes_of_the_pairs_rows():
+    """128 and on for its own, in loads that a B200 runs; one block alone may not."""
+    rows = "and.b32 %ta, %lane, 96; { .reg .b32 %q; mov.u32 %q, %cluster_ctarank; mad.lo.u32 %ta, %q, 128, %ta; }"
+    text = PAIR.text.replace("and.b32 %ta, %lane, 96;", rows)
+    result = PAIR.run(text)
+    assert set(result.kinds) == {"lint"} and {one.cta for one in result.findings} == {(1, 0, 0)}
+    assert np.array_equal(PAIR.result(result), PAIR.exact)
+    with pytest.raises(EmulatorError, match=r"lanes 0\.\.127"):
+        PAIR.run(text, policy=Policy(fences="writers"))
+    with pytest.raises(EmulatorError, match=r"lanes 0\.\.127"):
+        PAIR.run(text.replace("%q, 128", "%q, 256"))
+
+
 def test_a_leak_is_reported():
     only(broken(BASE, DEALLOC, ""), "exit", "ends with 32 columns allocated")
 
