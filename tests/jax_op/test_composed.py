@@ -91,6 +91,10 @@ CASES = {
         * product(A * S[:, None].astype("bfloat16"))[:, N // 2 :],
         prologue=NORM, given={"s": S.astype("bfloat16").astype("float32")}, activation="swiglu",
     ),
+    "rows of a prologue": case(
+        lambda: product(A * S[:, None].astype("bfloat16"))[np.asarray(ROWS)], rows=ROWS, prologue=NORM,
+        given={"s": S.astype("bfloat16").astype("float32")},
+    ),
     "a gate before an epilogue": case(
         lambda: 2 * silu(product()[:, : N // 2]) * product()[:, N // 2 :], activation="swiglu",
         epilogue=Epilogue(Scale()), given={"alpha": 2.0},
@@ -289,6 +293,8 @@ def test_a_mesh_cuts_rows_and_columns(mesh: Any) -> None:
         ({"rows": ROWS[None]}, "rows is int32 of shape (1, 24)"),
         ({"out_rows": ROWS[:3]}, "out_rows is int32 of shape (3,): int32 or int64 of (24,)"),
         ({"a": jnp.stack([A, A]), "b": jnp.stack([B, B]), "rows": ROWS}, "rows= and out_rows= are of matrices"),
+        ({"rows": ROWS[:3], "prologue": NORM, "given": {"s": S[:3]}}, "s has shape (3,): (24,), one for each row of a"),
+        ({"rows": ROWS, "prologue": Prologue.of(lambda x, i, k, ops: x * i)}, "the function reads i, the number of a"),
         ({"row_weights": S}, "row_weights: the rows of a product with rows="),
         ({"rows": ROWS, "row_weights": S.astype("float16")}, "row_weights is float16 of shape (24,)"),
         ({"copy_rows": True}, "copy_rows: of a product with rows="),

@@ -29,7 +29,7 @@ from ...kernels.indexed.rows import OUT_ROWS, ROWS, check_distinct, check_inside
 from ...kernels.orders import Order, is_symmetric, order_values
 from ...kernels.sm90.gated import combination
 from ...kernels.sm90.operands.combined import Combine, Combined, function_of, refusal_of_matrices
-from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.sm90.operands.prologue import Prologue, check_chosen
 from ...layouts import Layout
 from ...schedule import Formula, Schedule
 from ...schedule.listed import tiles_on_host
@@ -54,7 +54,7 @@ from .product import (
     check_vector,
     order_names,
 )
-from .reference import computed, with_sums
+from .reference import computed, gathered, with_sums
 
 
 class CallParts(NamedTuple):
@@ -96,12 +96,14 @@ def multiply_parts(
     check_types(str(left[0].dtype), str(right[0].dtype), flag("allow_tf32", allow_tf32))
     kind = stored_as(str(left[0].dtype), type_name(out_dtype))
     gate = gate_of(asked.activation)
+    values = {} if given is None else dict(given)
+    if asked.prologue is not None and asked.rows is not None:
+        left[0], asked = _chosen(left[0], asked, values, flags[0]), asked._replace(rows=None, copy_rows=None)
     left, front = _in_rows(left, right, asked, flags)
     shapes = [[(tuple(x.shape), str(x.dtype)) for x in side] for side in (left, right)]
     check_matrices(shapes[0], shapes[1], flags, gate is not None)
     if asked.order is not None and is_symmetric(asked.order) and not (a is b and flags[0] is not flags[1]):
         raise OperandError("order = 'symmetric': b is a's own transpose, as in matmul(a, a, transpose_b=True, order=)")
-    values = {} if given is None else dict(given)
     product, arrays = _product_of(left, right, asked, values, (flags, kind, gate))
     _check_indices(product, dict(zip(product.names, arrays, strict=True)))
     result: jax.Array = _compiled(product, *varying_alike(*arrays))
@@ -129,6 +131,34 @@ def _check_counts(left: Sequence[jax.Array], right: Sequence[jax.Array], asked: 
         raise OperandError("out: the result of an order of some tiles, or of out_rows=, keeps its values elsewhere")
     if asked.copy_rows is not None:
         flag("copy_rows", asked.copy_rows)
+
+
+def _chosen(a: jax.Array, asked: CallParts, values: dict[str, object], turned: bool) -> jax.Array:
+    """A's chosen rows in front of a prologue, and in `values` its numbers of them.
+
+    f(A)[rows] = f(A[rows]).
+
+    Raises OperandError for a function that reads its row's number, other numbers of rows, and copy_rows=False.
+    """
+    rows, prologue = array_of(ROWS, asked.rows), asked.prologue
+    if not isinstance(prologue, Prologue):
+        raise OperandError(f"prologue is a {type(prologue).__qualname__}: a Prologue, made by Prologue.of")
+    if asked.copy_rows is False:
+        raise OperandError("copy_rows = False: rows of an a with a prologue are copied first")
+    if a.ndim != 2:
+        raise OperandError(f"a is {a.shape}: rows= and out_rows= are of matrices; jax.vmap maps batches of them")
+    check_vector(ROWS, rows.shape, str(rows.dtype), rows.shape[0] if rows.ndim else 0)
+    check_chosen(prologue)
+    count = a.shape[-1 if turned else 0]
+    _check_known(ROWS, rows, count, "a")
+    for operand in prologue.operands:
+        if operand.axis != "m" or operand.name not in values:
+            continue
+        x = array_of(operand.name, values[operand.name])
+        if x.shape != (count,):
+            raise OperandError(f"{operand.name} has shape {x.shape}: ({count},), one for each row of a, not of rows")
+        values[operand.name] = gathered(x[:, None], rows)[:, 0]
+    return gathered(a.T, rows).T if turned else gathered(a, rows)
 
 
 def _in_rows(
@@ -258,16 +288,22 @@ def _tiles(product: ComposedProduct, tiles: object) -> jax.Array:
 
 
 def _check_indices(product: ComposedProduct, own: Mapping[str, jax.Array]) -> None:
-    """Refuse known indices outside of their matrix, and those of the result that repeat."""
+    """Refuse known indices outside of their matrix, and repeated ones of the result."""
     for name, count, of in (
         (ROWS, product.a[-1 if product.turned[0] else -2], "a"), (OUT_ROWS, product.result[-2], "the result")
     ):  # fmt: skip
-        if name not in own or isinstance(own[name], jax.core.Tracer) or _on_gpu(own[name]):
-            continue
-        found = np.asarray(own[name]).astype(np.int64)
-        check_inside(name, found, count, of)
-        if name == OUT_ROWS:
-            check_distinct(name, found)
+        if name in own:
+            _check_known(name, own[name], count, of)
+
+
+def _check_known(name: str, indices: jax.Array, count: int, of: str) -> None:
+    """Raise OperandError for a known index outside of a matrix, or a repeated one of the result."""
+    if isinstance(indices, jax.core.Tracer) or _on_gpu(indices):
+        return
+    found = np.asarray(indices).astype(np.int64)
+    check_inside(name, found, count, of)
+    if name == OUT_ROWS:
+        check_distinct(name, found)
 
 
 def _on_gpu(x: jax.Array) -> bool:
