@@ -297,7 +297,7 @@ def _check_indices(product: ComposedProduct, own: Mapping[str, jax.Array]) -> No
 
 
 def _check_known(name: str, indices: jax.Array, count: int, of: str) -> None:
-    """Raise OperandError for a known index outside of a matrix, or a repeated one of the result."""
+    """Raise OperandError for a known index outside of a matrix, or a repeated result row."""
     if isinstance(indices, jax.core.Tracer) or _on_gpu(indices):
         return
     found = np.asarray(indices).astype(np.int64)
