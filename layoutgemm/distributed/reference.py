@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,6 +12,9 @@ import torch.distributed as dist
 
 from ..errors import RankError
 from .checks import check_alike
+
+_CALLS = "layoutgemm/calls"  # numbers of each rank's calls, in a group's store
+_LATE_SECONDS, _POLL_SECONDS = 5.0, 0.02
 
 
 def gathered_reference(
@@ -52,13 +56,35 @@ def _scaled(sums: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | N
 @contextmanager
 def _named(name: str, group: dist.ProcessGroup, timeout: float, facts: tuple[object, ...]) -> Iterator[None]:
     """Raise RankError, naming the product, where a rank has ended or is late; OperandError for other facts on one."""
+    calls = group.get_group_store().add(f"{_CALLS}/{group.rank()}", 1)
     try:
         if dist.get_backend(group) == "gloo":  # says which ranks are missing; a collective alone does not
             dist.monitored_barrier(group, timedelta(seconds=timeout), wait_all_ranks=True)
         check_alike(name, group, facts)  # gloo ends the process for another number of bytes
         yield
     except RuntimeError as error:
-        raise RankError(f"{name}: rank {group.rank()} of {group.size()} waited up to {timeout:g} s: {error}") from error
+        said = f"{name}: rank {group.rank()} of {group.size()} waited up to {timeout:g} s"
+        raise RankError(f"{said}; {_missing(group, calls, timeout)}: {error}") from error
+
+
+def _missing(group: dist.ProcessGroup, calls: int, timeout: float) -> str:
+    """The ranks that did not come to this rank's last call, in words.
+
+    gloo names the address of a closed connection, which no part of torch maps to a rank. So each rank counts its calls
+    in the group's store.
+    """
+    missing = {*range(group.size())} - {group.rank()}
+    until = time.monotonic() + min(timeout, _LATE_SECONDS)  # a rank that runs may be late
+    try:
+        while missing:
+            missing = {rank for rank in missing if group.get_group_store().add(f"{_CALLS}/{rank}", 0) < calls}
+            if time.monotonic() >= until:
+                break
+            time.sleep(_POLL_SECONDS)
+    except RuntimeError as error:
+        return f"the group's store, which knows the ranks that came, does not answer ({error})"
+    names = ", ".join(map(str, sorted(missing)))
+    return f"rank {names} did not come" if names else "each rank came, and one has ended since"
 
 
 def _every(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:

@@ -5,5 +5,6 @@ product       the value that a product is traced as: shapes, types, bias, activa
 primitive     one product of matrices or batches: vmap, shardings, and the lowering for each platform
 shardings     axes of a mesh, factor by factor, and what each device multiplies
 gpu           the problem's solution as a call of `cutlass.jax`
+functions     epilogues and prologues; composed: products of several parts
 reference     on the CPU, by jax in float32, rounded once; and all that follows the sums outside a kernel
 """

@@ -25,13 +25,17 @@ def differentiable(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array
     return multiply(product, a, b, bias)
 
 
+def check_derived(types: Sequence[str]) -> None:
+    """Raise OperandError for types whose products have no derivative; those of a, b and the result."""
+    if types[0] not in _DERIVED:
+        raise OperandError(
+            f"a is {types[0]} and b is {types[1]}: products of 8-bit types have no derivative; multiply in bfloat16"
+        )
+
+
 def _forward(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, Kept]:
     """The product, and what its gradients need: of relu the result, of others and of gates the sums in float32."""
-    if product.types[0] not in _DERIVED:
-        raise OperandError(
-            f"a is {product.types[0]} and b is {product.types[1]}: products of 8-bit types have no derivative; "
-            "multiply in bfloat16"
-        )
+    check_derived(product.types)
     if product.activation is None or product.activation == "relu":
         c = differentiable(product, a, b, bias)
         return c, (a, b, bias, None if product.activation is None else c)

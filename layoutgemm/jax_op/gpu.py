@@ -172,12 +172,14 @@ def _call(product: Product, solution: Solution, on: Target) -> Callable[..., jax
 
 
 def called(
-    plan: Any, on: Target, shape: Ints, kind: str, facts: Mapping[str, object], start: Callable[..., None]
-) -> Callable[..., jax.Array]:
+    plan: Any, on: Target, shape: Ints, kind: str, facts: Mapping[str, object], start: Callable[..., None],
+    aliases: Mapping[int, int] | None = None,
+) -> Callable[..., jax.Array]:  # fmt: skip
     """A function of arrays that launches a kernel: `start`, traced on the host's side, has it.
 
     shape, kind  of the result
     facts        what else of the call decides on the code of `start`
+    aliases      array -> 0 where the result takes its memory
 
     Raises PlanError without the CuTe DSL and its `cutlass.jax`.
     """
@@ -191,10 +193,18 @@ def called(
     call: Callable[..., jax.Array] = cutlass.jax.cutlass_call(
         start,
         output_shape_dtype=jax.ShapeDtypeStruct(shape, jnp.dtype(kind)),
+        input_output_aliases=aliases,
         compile_options=f"--gpu-arch {on.code}",
         compile_key=object_cache.key_of({**kernel_facts(plan), **facts}),
     )
     return call
+
+
+def number_kinds() -> dict[str, Callable[[object], Any]]:
+    """The DSL's types of a launch's numbers, by the kinds of its parameters."""
+    from cutlass import Int32, Int64
+
+    return {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
 
 
 def lines_of(x: jax.Array, kind: DType) -> jax.Array:
@@ -213,10 +223,8 @@ def _start(
     steps               bytes of an element of A, B and C
     tensors             A, B, the bias if any, and C
     """
-    from cutlass import Int32, Int64
-
-    kinds = {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
-    a, b, *bias, c = [Int64(tensor.iterator.toint()) for tensor in tensors]
+    kinds = number_kinds()
+    a, b, *bias, c = [kinds["address"](tensor.iterator.toint()) for tensor in tensors]
     words = (*bias, 0) if bias else ()
     for at in solution.launches:
         pointers = [x + place * step for x, place, step in zip((a, b, c), at, steps, strict=True)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.orders import Order
+from ..kernels.sm90.operands.combined import Combine
 from ..kernels.sm90.operands.prologue import Prologue
+from .composed.api import CallParts, composes, multiply_parts
 from .derivatives import compiled
 from .functions.api import multiply_with_functions
 from .inputs import array_of, flag, type_name
@@ -17,8 +20,8 @@ from .product import Product, check_finish, check_shapes, check_types, stored_as
 
 
 def matmul(
-    a: jax.Array,
-    b: jax.Array,
+    a: jax.Array | Sequence[jax.Array],
+    b: jax.Array | Sequence[jax.Array],
     *,
     bias: jax.Array | None = None,
     activation: str | None = None,
@@ -29,6 +32,13 @@ def matmul(
     epilogue: Epilogue | None = None,
     prologue: Prologue | None = None,
     given: Mapping[str, object] | None = None,
+    combine: Combine | None = None,
+    order: Order | None = None,
+    rows: jax.Array | None = None,
+    out_rows: jax.Array | None = None,
+    row_weights: jax.Array | None = None,
+    copy_rows: bool | None = None,
+    out: jax.Array | None = None,
 ) -> jax.Array:
     """activation(a @ b + bias), with shapes as in jax.numpy.matmul: vectors, matrices, batches that broadcast.
 
@@ -48,6 +58,20 @@ def matmul(
                  matrices or two batches of as many. given has the arrays and numbers that it reads, by name
     prologue     a function of a's elements before they are multiplied, a `kernels.Prologue`: of bfloat16, float16 and
                  float8, on 9.0. It goes with an epilogue, or with bias and activation; given has its vectors, too
+    combine      for a tuple b of two to four matrices: the function of (*products, ops, **given) that makes each
+                 element of the result, or the name of an activation: that of the first product, times the second. Of
+                 two tuples, (a, a2) and (b, b2), the result is activation(a @ b + a2 @ b2 + bias)
+    order        the tiles of the result that are computed, and their order: see `kernels.orders`. given has what it
+                 reads. A list of tiles may be traced, as int32 vector of row + 2**16 * column
+    rows         int32 or int64: row i of the product reads row rows[i] of a, a matrix
+    out_rows     likewise: row i of the product is row out_rows[i] of the result. An index may not repeat
+    row_weights  float32: a factor of each row of the product, with rows or out_rows
+    copy_rows    whether XLA gathers the rows first; default the way that is estimated faster, or the only one
+    out          what the result holds in tiles and rows that are not stored, else zeros; with out_rows of any number of
+                 rows. Donate it, and the kernel writes into its memory
+
+    These parts go together, but for those of docs/combinations.md, in one kernel of 9.0. Indices outside of a matrix
+    are refused where their values are known; elsewhere they read zeros and write nothing.
 
     Sums are float32, of integers int32. On the CPU jax computes the product in float32 and rounds it once. Works under
     jit, grad (reverse mode, any number of times) and vmap, and on meshes: rows, columns, K and batch may be sharded.
@@ -61,13 +85,21 @@ def matmul(
     [[5.0, 14.0], [14.0, 50.0]]
     >>> matmul(a, jnp.ones((5, 3, 4), jnp.bfloat16), bias=jnp.ones(4), activation="relu").shape
     (5, 2, 4)
+    >>> matmul(a, (a, a), combine=lambda p, q, ops, s: p - s * q, given={"s": 2.0}, transpose_b=True)[0].tolist()
+    [-5.0, -14.0]
     >>> from layoutgemm.kernels import Prologue
     >>> scaled = Prologue.of(lambda x, i, k, ops, s: ops.maximum(x, 0.0) * s, s="m")
     >>> matmul(a - 3, a, transpose_b=True, prologue=scaled, given={"s": jnp.array([1.0, 2.0])}).tolist()
     [[0.0, 0.0], [10.0, 28.0]]
     """
+    flags = transpose_a, transpose_b
+    asked = CallParts(
+        combine, order, rows, out_rows, row_weights, copy_rows, out, epilogue, prologue, bias, activation
+    )  # fmt: skip
+    if composes(a, b, asked):
+        return multiply_parts(a, b, asked, given, out_dtype, flags, allow_tf32)
     if epilogue is not None or prologue is not None or given is not None:
-        flags = transpose_a, transpose_b
+        assert not isinstance(a, Sequence) and not isinstance(b, Sequence)
         return multiply_with_functions(
             a, b, epilogue, prologue, given, (bias, activation), out_dtype, flags, allow_tf32
         )  # fmt: skip

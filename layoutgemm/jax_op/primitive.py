@@ -25,7 +25,7 @@ from ..errors import OperandError
 from . import gpu, reference
 from .product import Product
 from .reference import finish
-from .shardings import WHOLE, Axes, Labels, axes_of, entries_of, labels_of
+from .shardings import COLUMNS, Axes, Labels, axes_of, entries_of, labels_of
 
 Entries = Callable[[NamedSharding, Sequence[str]], tuple[object, ...]]
 Local = Callable[..., jax.Array]
@@ -151,7 +151,7 @@ def _partitioned(product: Product) -> Callable[..., jax.Array]:
 
     rule = partition_rule(labels, product.sizes[2], lambda sharding, names: spec_of(sharding, len(names)), local)
     shared = custom_partitioning(functools.partial(_bound, product))
-    whole = () if product.gate is None else WHOLE
+    whole = () if product.gate is None else COLUMNS
     shared.def_partition(rule, sharding_rule=labels.rule, reduction_factors=("k",), need_replication_factors=whole)
     return shared
 

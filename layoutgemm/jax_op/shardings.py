@@ -18,7 +18,8 @@ from typing import NamedTuple
 from .product import Product
 
 Axes = tuple[str, ...]
-WHOLE = "g", "h"  # columns of b and of the result that no mesh axis cuts
+WHOLE = "g", "h", "p", "q"  # factors that no mesh axis cuts
+COLUMNS = WHOLE[:2]  # of b and of the result
 
 
 class Labels(NamedTuple):
@@ -41,7 +42,7 @@ def labels_of(product: Product) -> Labels:
     >>> labels_of(Product((2, 3), (3, 8), ("bfloat16",) * 3, activation="swiglu")).rule
     'm k, k g -> m h'
     """
-    columns, of_c = ("n", "n") if product.gate is None else WHOLE
+    columns, of_c = ("n", "n") if product.gate is None else COLUMNS
     batch = product.batch
 
     def outer(name: str, own: Sequence[int]) -> tuple[str, ...]:

@@ -206,6 +206,13 @@ def order_check(schedule: Schedule, grid: tuple[int, int]) -> Check:
     return found
 
 
+def check_order(plan: GemmPlan) -> None:
+    """Raise PlanError for a plan whose order visits a tile twice."""
+    check = order_check(schedule_of(plan), clusters_of_plan(plan))
+    if not check:
+        raise PlanError(f"order: {check.witness}")
+
+
 def _ranks(schedule: Schedule) -> list[Schedule]:
     """The schedule for each rank that it may be given."""
     if isinstance(schedule, Rotated) and schedule.fixed is None:

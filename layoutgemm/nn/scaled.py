@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -23,7 +22,7 @@ from ..torch_op.checks import autocast_type, check_activation, check_input, diff
 from ..torch_op.fp8.api import quantize
 from ..torch_op.operator import matmul
 from ..torch_op.problem import half
-from ..torch_op.quantized.weights import no_tensor
+from ..torch_op.quantized.no_tensor import NoTensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .linear import ActivatedLayer, check_features, sizes_text
@@ -50,7 +49,7 @@ def spread(scale: torch.Tensor, n: int, k: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledWeight:
+class ScaledWeight(NoTensor):
     """float8 weights with their scales; type, sizes and device are those of the dense weights.
 
     It is no tensor: a model that casts x to a layer's weight.dtype does not round x to 8 bits.
@@ -76,9 +75,6 @@ class ScaledWeight:
 
     def __repr__(self) -> str:
         return f"ScaledWeight(float8_e4m3fn {[*self.shape]} of {self.dtype}, on {self.device})"
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise no_tensor(self, name)
 
     def dense(self) -> torch.Tensor:
         """The weights (N, K): values times scales, rounded to `dtype`."""

@@ -183,6 +183,18 @@ def decoded(entry: Any) -> tuple[Any, Any]:
     return entry % _BASE, entry // _BASE
 
 
+def tiles_on_host(tiles: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """A list of tiles as an array of (row, column); a vector of int32 is as a kernel reads it.
+
+    >>> tiles_on_host(np.array([1 + 2 * 65536], np.int32)).tolist(), tiles_on_host([[1, 2]]).tolist()
+    ([[1, 2]], [[1, 2]])
+    """
+    found = np.asarray(tiles)
+    if found.ndim == 1 and found.dtype == np.int32:
+        found = np.stack(decoded(found), 1).astype(np.int64)
+    return found
+
+
 def encoded(tiles: npt.ArrayLike, grid: tuple[int, int] = (0, 0)) -> npt.NDArray[np.int32]:
     """Tiles (row, column) as a kernel reads them: row + 2**16 * column. Raises PlanError for a grid too large."""
     if max(grid) > MAX_EXTENT:

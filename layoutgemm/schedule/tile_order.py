@@ -152,8 +152,9 @@ class Schedule(HasPicture):
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
         """All tiles of a grid in their order: an array [number] of (row, column)."""
         rows, columns = checked_grid(grid)
-        found = self.tile(np.arange(int(self.count((rows, columns)))), (rows, columns))
-        return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64).reshape(-1, 2)
+        numbers = np.arange(int(self.count((rows, columns))))
+        _, row, column = np.broadcast_arrays(numbers, *self.tile(numbers, (rows, columns)))
+        return np.stack((row, column), axis=1).astype(np.int64)
 
     def prove(self) -> Answer:
         """Check that every tile of every grid is visited exactly once, for every group size."""

@@ -13,6 +13,7 @@ from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands
+from ..kernels.sm90.operands.combined import Combine
 from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.triangular.operands import Triangles
 from ..kernels.streamed.plan import StreamedConfig
@@ -26,7 +27,7 @@ from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_agai
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
-from .operands.several import Combine, explain_combined
+from .operands.several import explain_combined
 from .own_epilogue.derivatives import NO_SUMS, EpilogueProduct, is_linear
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes

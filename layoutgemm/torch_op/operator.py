@@ -21,6 +21,7 @@ from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
+from ..kernels.sm90.operands.combined import Combine
 from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.triangular.operands import Triangles
 from ..moved import old_names
@@ -58,7 +59,6 @@ from .indexed.product import IndexedOperands
 from .launch import PreparedProblem, empty_on_gpu, raw_stream
 from .library import bias_gradient, dispatched, recorded_product
 from .operands.api import matmul_combined
-from .operands.several import Combine
 from .own_epilogue.api import epilogue_matmul
 from .prepared import PREPARED, Config, choice_of, mark_written
 from .prologue.api import prologue_product

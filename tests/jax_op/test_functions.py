@@ -153,7 +153,7 @@ def test_gradients_are_those_of_jax() -> None:
         return (jax.nn.gelu(sums, approximate=False) ** 2).sum()
 
     given = A, B, *ARRAYS.values()
-    pairs = zip(jax.grad(ours, range(6))(*given), jax.grad(theirs, range(6))(*given), strict=True)
+    pairs = zip(*[jax.jit(jax.grad(f, range(6)))(*given) for f in (ours, theirs)], strict=True)
     for x, y in [(np.asarray(x, np.float32), np.asarray(y, np.float32)) for x, y in pairs]:
         assert x.shape == y.shape and np.abs(x - y).max() <= 0.01 * np.abs(y).max()
 
@@ -184,7 +184,6 @@ def test_empty_products() -> None:
     ("more", "message"),
     [
         ({"epilogue": Epilogue(Scale()), "activation": "relu", "given": ONES}, "activation and epilogue: one or the"),
-        ({"prologue": NORM, "activation": "swiglu"}, "others are not gates"),
         ({"epilogue": Epilogue(Aux())}, "the epilogue writes aux: the product of JAX arrays is one result"),
         ({"epilogue": Epilogue(RowReduce("sum", "row"), stores_c=False)}, "the epilogue writes row"),
         ({"epilogue": lambda x: x}, "epilogue is a function"),

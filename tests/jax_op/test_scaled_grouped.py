@@ -298,8 +298,9 @@ def test_neither_torch_nor_the_dsl_is_loaded() -> None:
         "for product in (\n"
         "    lambda: layoutgemm.jax.matmul(x, x), lambda: layoutgemm.jax.scaled_matmul(e, jnp.ones((2, 1)), e),\n"
         "    lambda: layoutgemm.jax.grouped_matmul(x, x[None], jnp.array([0, 2])),\n"
+        "    lambda: layoutgemm.jax.matmul(x, (x, x), combine='silu', order='lower'),\n"
         "): product(); print([m for m in ('torch', 'cutlass') if m in sys.modules])\n"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split("\n") == ["[]"] * 3 + [""], done.stderr
+    assert done.stdout.split("\n") == ["[]"] * 4 + [""], done.stderr

@@ -13,18 +13,16 @@ from tests import needs
 
 jax = needs.module("jax")
 jnp = jax.numpy
-from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.jax import grouped_matmul, scaled_matmul
 from layoutgemm.jax_op import gpu as plain_gpu
 from layoutgemm.jax_op.scaled_grouped import gpu, reference
 from layoutgemm.jax_op.scaled_grouped.product import ScaledProduct
-from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
+from tests.jax_op.emulated import emulate_calls
 
 E4M3, BF16, F32 = "float8_e4m3fn", "bfloat16", "float32"
 ROW, BLOCK, SQUARE = "RowWise", "BlockWise1x128", "BlockWise128x128"
 OFFSETS = np.array([0, 20, 20, 50], np.int32)
-SIGNED = {1: np.int8, 2: np.int16, 4: np.int32}
 
 
 def lowered(f: Any, *shapes: tuple[tuple[int, ...], str]) -> str:
@@ -127,39 +125,7 @@ CASES = {
 def test_the_arguments_of_a_call_compute_the_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel, in the emulator, with the arguments that the traced host function passes."""
     product, operands = CASES[name]
-
-    class Tensor:
-        """An array whose address is the array itself."""
-
-        def __init__(self, x: np.ndarray):
-            self.iterator, self.x = self, x
-
-        def toint(self) -> Any:
-            return self.x
-
-    def called(plan: Any, on: Any, shape: Any, kind: str, facts: Any, start: Any) -> Any:
-        def call(*arrays: Any) -> Any:
-            given = [np.array(x) for x in arrays]
-            given = [x.view(SIGNED[x.itemsize]) if x.itemsize < 4 else x for x in given]
-            kept = jnp.dtype(kind)
-            c = np.full(shape, 77, SIGNED[kept.itemsize])
-            start.args[0].plan = plan
-            start(None, *[Tensor(x) for x in (*given, c)])
-            return jnp.asarray(c.view(kept))
-
-        return call
-
-    class Kernel:
-        plan: Any = None
-
-        def __call__(self, *values: Any) -> None:
-            # What a store writes behind a line is the padding of C, which is the call's own.
-            emulate_launch(self.plan, values[:-1], Policy(edges=False), False).raise_for_findings()
-
-    monkeypatch.setattr(gpu, "called", called)
-    monkeypatch.setattr(gpu, "kernel_of", lambda plan: Kernel())
-    monkeypatch.setattr(gpu, "_kinds", lambda: dict.fromkeys(("address", "size", "stride", "word"), lambda x: x))
-    monkeypatch.setattr(gpu, "target", lambda: plain_gpu.Target())
+    emulate_calls(monkeypatch, gpu)
     value = gpu.multiply(product, *[jnp.asarray(x) for x in operands])
     want = reference.multiply(product, *[jnp.asarray(x) for x in operands])
     assert value.shape == want.shape and value.dtype == want.dtype

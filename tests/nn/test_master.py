@@ -52,6 +52,22 @@ def test_each_pass_has_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(layer.weight.grad, rounded(of_weight, BF16))
 
 
+def test_a_merged_adapter_is_rounded_with_the_weight() -> None:
+    """An update three times the weight: most of the product before the merge is the adapter's, in bfloat16."""
+    layer, x = MasterLinear(128, 256, bias=False, dtype=BF16), normal(64, 128)
+    down, up = normal(8, 128) * 0.04, normal(256, 8) * 0.5
+    layer.weight.data = normal(256, 128) * 0.02
+    merged = MasterLinear(128, 256, bias=False, dtype=BF16)
+    merged.weight.data = layer.weight.data + up @ down
+    with torch.no_grad():
+        want = x.double() @ (layer.weight.double() + up.double() @ down.double()).mT
+        before, after = (layer(x) + x @ down.mT @ up.mT).double(), merged(x).double()
+        rounded_to_fp8 = spread(*quantize(x, BLOCK), 1) @ spread(*quantize(merged.weight, SQUARE), 128).mT
+    off = [float((y - want).norm() / want.norm()) for y in (before, after)]
+    assert 0.01 < off[0] < 0.02 and 0.03 < off[1] < 0.05, off
+    assert torch.equal(merged(x), rounded(rounded_to_fp8, BF16))
+
+
 def model(kind: Any) -> Any:
     torch.manual_seed(0)
     made = torch.nn.Sequential(torch.nn.Linear(64, 144), torch.nn.GELU(), torch.nn.Linear(144, 16))

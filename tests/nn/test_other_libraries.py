@@ -88,12 +88,21 @@ def test_a_batch_norm_is_folded_in_front_of_no_activation(name: str) -> None:
         fuse_linear_bn_eval(LAYERS[name](layer(), activation="gelu").eval(), norm)
     plain = LAYERS[name](layer()).eval()
     if name in ("float8", "packed"):
-        with pytest.raises(TypeError, match="Weight' and 'Tensor'"):
+        with pytest.raises(OperandError, match="Weight is no tensor to compute with, dense"):
             fuse_linear_bn_eval(plain, norm)
         return
     with torch.no_grad():
         got, want = fuse_linear_bn_eval(plain, norm)(x), norm(plain(x))
     assert float((got - want).abs().max()) <= 0.05 * float(want.abs().max())
+
+
+@pytest.mark.parametrize("name", ["float8", "packed"])
+def test_a_module_that_multiplies_by_a_layer_s_weight_is_refused(name: str) -> None:
+    """As Mamba's do: for weights in their own type it is right."""
+    weight, x = LAYERS[name](layer()).weight, torch.ones(128, 2, dtype=BF16)
+    for compute in (lambda: weight @ x, lambda: x.mT @ weight, lambda: 2 * weight, lambda: x + weight):
+        with pytest.raises(OperandError, match="a module that reads a layer's weight itself keeps that layer, by wher"):
+            compute()
 
 
 @pytest.mark.parametrize("make", [*LAYERS.values(), lambda x: GatedMLP.of(x, layer(), layer())])

@@ -122,6 +122,7 @@ def test_a_function_equal_to_a_proven_order_is_proven_for_every_grid_and_others_
     ("function", "said"),
     [
         (lambda t, rows, columns: (t % rows, t % columns), "is visited as number 0 and again as number"),
+        (lambda t, rows, columns: (0, 0), "tile (0, 0) is visited as number 0 and again as number 1"),
         (lambda t, rows, columns: (t % rows, t // rows + 1), "outside 4x6"),
         (lambda t, rows, columns: ((t - 1) % rows, t // rows), "the kernel's is of no negatives"),
     ],

@@ -17,16 +17,15 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from ...arguments import shown
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand, Step
 from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
-from ..derivatives import differentiable
+from ..derivatives import check_derived, differentiable
 from ..inputs import array_of, flag, type_name
 from ..primitive import MAX_PRODUCTS, primitive_of, varying_alike
-from ..product import C_NAMES, Product, check_finish, check_shapes, check_types, gate_of, stored_as
+from ..product import C_NAMES, Product, check_finish, check_shapes, check_types, stored_as
 from . import gpu
 from .product import FunctionProduct, check_functions, check_given, check_operands
 from .reference import computed, with_sums
@@ -54,7 +53,7 @@ def multiply_with_functions(
     values = dict(given or {})
     if beside:
         columns = None if right.ndim == 1 else right.shape[-2 if flags[1] else -1]
-        epilogue = _finished(*finish, columns, kind, values)
+        epilogue = finish_steps(*finish, columns, kind, values)
     check_given(epilogue, prologue, values)
     numbers = () if epilogue is None else launch_numbers(epilogue, values)
     types = str(left.dtype), str(right.dtype), kind
@@ -66,16 +65,12 @@ def multiply_with_functions(
     return result
 
 
-def _finished(
+def finish_steps(
     bias: jax.Array | None, activation: str | None, columns: int | None, kind: str, values: dict[str, object]
 ) -> Epilogue:
-    """Bias and activation as steps; the bias goes to `values`. Raises OperandError for a gate."""
+    """Bias and activation, which is no gate, as steps; the bias goes to `values`."""
     added = None if bias is None else array_of("bias", bias)
     check_finish(None if added is None else (added.shape, str(added.dtype)), activation, columns, kind)
-    if gate_of(activation) is not None:
-        raise OperandError(
-            f"activation {shown(activation)} with a prologue: plan(..., gated=) has it; others are not gates"
-        )
     steps: list[Step] = []
     if added is not None:
         if "bias" in values:
@@ -149,11 +144,7 @@ def _differentiable(product: FunctionProduct, *arrays: jax.Array) -> jax.Array:
 
 
 def _forward(product: FunctionProduct, *arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    if product.types[0] not in ("bfloat16", "float16", "float32"):
-        raise OperandError(
-            f"a is {product.types[0]} and b is {product.types[1]}: products of 8-bit types have no derivative; "
-            "multiply in bfloat16"
-        )
+    check_derived(product.types)
     return _differentiable(product, *arrays), arrays
 
 

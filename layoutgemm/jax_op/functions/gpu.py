@@ -6,7 +6,7 @@ XLA's arrays are contiguous and aligned to 16 bytes at least. The call is compil
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -23,7 +23,7 @@ from ...kernels.sm90.operands.prologue import PrologueOperand
 from ...kernels.sm90.plan import Sm90Plan
 from ...torch_op.problem import Problem, Solution, arguments, stores_fused, workers
 from ...torch_op.solver import solve
-from ..gpu import Target, called, copied, lines_of, operand_of, target
+from ..gpu import Target, called, copied, lines_of, number_kinds, operand_of, target
 from ..product import C_NAMES, NAMES, bytes_of
 from .product import FunctionProduct, in_rows, known_by_row
 from .reference import computed
@@ -101,7 +101,7 @@ def _start(
     *tensors: KernelTensor,
 ) -> None:
     """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
-    kinds = _kinds()
+    kinds = number_kinds()
     pointers = _pointers(product, tensors)
     words = words_for(plan.words, product, plan.epilogue, pointers)
     values = (*[pointers[name] for name in ("a", "b", "c")], *numbers, *words)
@@ -110,25 +110,21 @@ def _start(
 
 def _pointers(product: FunctionProduct, tensors: Sequence[KernelTensor]) -> dict[str, object]:
     names = "a", "b", *[operand.name for operand in product.operands], "c"
-    return dict(zip(names, [_kinds()["address"](x.iterator.toint()) for x in tensors], strict=True))
-
-
-def _kinds() -> dict[str, Callable[[object], object]]:
-    from cutlass import Int32, Int64
-
-    return {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
+    return dict(zip(names, [number_kinds()["address"](x.iterator.toint()) for x in tensors], strict=True))
 
 
 def words_for(
-    names: Sequence[str], product: FunctionProduct, epilogue: Epilogue, pointers: Mapping[str, object]
-) -> tuple[object, ...]:
+    names: Sequence[str], product: FunctionProduct, epilogue: Epilogue, pointers: Mapping[str, object],
+    more: Mapping[str, object] | None = None,
+) -> tuple[object, ...]:  # fmt: skip
     """The sixteen words of a launch, in the order of the plan's names.
 
     epilogue  as the kernel has it
     pointers  addresses of the operands, by name; all are contiguous
+    more      words of other parts, by name
     """
     placed: dict[str, object] = dict(product.numbers)
-    table: dict[str, object] = {}
+    table: dict[str, object] = dict(more or {})
     m, n, _ = product.sizes
     for operand, shape in zip(product.operands, product.shapes, strict=True):
         if isinstance(operand, PrologueOperand):
@@ -189,7 +185,7 @@ def _start_solved(
     stream: object, *tensors: KernelTensor,
 ) -> None:  # fmt: skip
     """Host side, traced: matmul's launch with the epilogue's words."""
-    kinds, pointers = _kinds(), _pointers(product, tensors)
+    kinds, pointers = number_kinds(), _pointers(product, tensors)
     epilogue = solution.kernel.epilogue
     assert epilogue is not None
     words = words_for(epilogue.words, product, epilogue, pointers)[: len(epilogue.words)]

@@ -13,6 +13,7 @@ import numpy as np
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...torch_op.scaled_grouped.epilogue import why_unfinished
+from ..derivatives import check_derived
 from ..functions.api import launch_numbers
 from ..functions.product import check_functions, check_given, check_operand
 from ..inputs import array_of, flag, type_name
@@ -244,11 +245,7 @@ def _product(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
 
 def _forward(product: ScaledProduct, *operands: jax.Array) -> tuple[jax.Array, _Kept]:
     """The product, and what its gradients need: with an activation or a gate, the sums in float32."""
-    if product.types[0] in FLOAT8:
-        raise OperandError(
-            f"a is {product.types[0]} and b is {product.types[1]}: products of 8-bit types have no derivative; "
-            "multiply in bfloat16"
-        )
+    check_derived(product.types)
     if product.activation is None or product.epilogue is not None:
         return _product(product, *operands), (operands, None)
     wide = replace(product, types=(*product.types[:2], "float32"), activation=None)

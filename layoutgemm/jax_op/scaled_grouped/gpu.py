@@ -41,7 +41,7 @@ from ...torch_op.scaled_grouped.epilogue import epilogue_of
 from ...torch_op.scaled_grouped.recipes import Recipes
 from ...torch_op.solver import solve
 from ..functions.product import in_rows
-from ..gpu import Target, called, copied, lines_of, target
+from ..gpu import Target, called, copied, lines_of, number_kinds, target
 from ..product import C_NAMES, NAMES
 from .product import ALONG_K, PLAIN, ROWS, ScaledProduct
 from .reference import finished
@@ -152,16 +152,10 @@ def _start(
     kernel: Any, plan: Sm90Plan, product: ScaledProduct, numbers: Sequence[int], stream: object, *tensors: Any
 ) -> None:
     """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
-    kinds = _kinds()
+    kinds = number_kinds()
     pointers = dict(zip((*product.names, "c"), [kinds["address"](x.iterator.toint()) for x in tensors], strict=True))
     values = (*[pointers[name] for name in ("a", "b", "c")], *numbers, *words_for(plan, product, pointers))
     kernel(*[kinds[kind](value) for kind, value in zip(plan.parameters.values(), values, strict=True)], stream)
-
-
-def _kinds() -> dict[str, Any]:
-    from cutlass import Int32, Int64
-
-    return {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
 
 
 def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, object]) -> tuple[Any, ...]:
@@ -249,7 +243,7 @@ def _start_solved(
     *tensors: Any,
 ) -> None:  # fmt: skip
     """Host side, traced: matmul's launch with the epilogue's words."""
-    kinds = _kinds()
+    kinds = number_kinds()
     pointers = dict(zip((*product.names, "c"), [kinds["address"](x.iterator.toint()) for x in tensors], strict=True))
     epilogue = solution.kernel.epilogue
     assert epilogue is not None and len(solution.launches) == 1

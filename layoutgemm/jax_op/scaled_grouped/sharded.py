@@ -18,7 +18,7 @@ Nothing here imports jax.
 from __future__ import annotations
 
 from ...torch_op.scaled_grouped.recipes import BLOCK, ROW, TENSOR
-from ..shardings import WHOLE, Labels
+from ..shardings import COLUMNS, Labels
 from .product import ALONG_K, PLAIN, ROWS, ScaledProduct
 
 
@@ -31,7 +31,7 @@ def labels_of(product: ScaledProduct) -> Labels:
     if product.form == ALONG_K:
         return Labels((("k", "m"), ("k", "n"), ("o",)), ("e", "m", "n"))
     front = ("l",) * (len(product.a) - 2)
-    columns, of_c = ("n", "n") if product.gate is None else WHOLE
+    columns, of_c = ("n", "n") if product.gate is None else COLUMNS
     of_b = (*(("e",) if product.form == ROWS else front), *((columns, "k") if product.turned else ("k", columns)))
     found = [(*front, "m", "k"), of_b]
     if product.offsets is not None:
@@ -48,7 +48,7 @@ def _of_scales(product: ScaledProduct, side: int, shape: tuple[int, ...], front:
     """Factors of one operand's scales; dimensions that nothing cuts have names of their own."""
     assert product.recipes is not None
     own = tuple([f"{'st'[side]}{i}" for i in range(len(shape))])
-    recipe, line = product.recipes[side], ("m", "n" if product.gate is None else WHOLE[0])[side]
+    recipe, line = product.recipes[side], ("m", "n" if product.gate is None else COLUMNS[0])[side]
     if side and product.form == ROWS:
         front = ("e",)
     if recipe == TENSOR or recipe not in (BLOCK, ROW):

@@ -17,6 +17,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.sm90.operands.combined import refusal_of_matrices
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.triangular.operands import Triangles
 from ..checks import (
@@ -32,7 +33,7 @@ from ..compiled import kept_launches
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import Tensors
-from ..operands.several import NO_DICT, refusal_of_matrices
+from ..operands.several import NO_DICT
 from ..own_epilogue.derivatives import check_written
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows

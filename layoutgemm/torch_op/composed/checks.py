@@ -26,12 +26,11 @@ from ...kernels.orders import is_symmetric
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.gated import combination
 from ...kernels.sm90.operands.combinations import Asked, check_parts
-from ...kernels.sm90.operands.combined import Combined
+from ...kernels.sm90.operands.combined import Combined, refusal_of_matrices
 from ...kernels.sm90.operands.pair import SecondPair
 from ..checks import check_call, check_finish, check_out, product_shape, tracing_state
 from ..epilogue import Tensors as Operands
 from ..epilogue import check_epilogue, check_result
-from ..operands.several import refusal_of_matrices
 from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS

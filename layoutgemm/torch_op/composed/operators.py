@@ -17,6 +17,7 @@ import torch
 
 from ...errors import LayoutError, OperandError
 from ...kernels.orders import Order, is_symmetric
+from ...kernels.sm90.operands.combined import Combine
 from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
@@ -30,7 +31,6 @@ from ..library import (
     with_autocast,
     with_autograd,
 )
-from ..operands.several import Combine
 from ..own_epilogue.operators import check_mapped
 from .checks import ComposedCall, checked
 from .derivatives import recorded, visited_part

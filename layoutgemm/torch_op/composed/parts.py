@@ -19,7 +19,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.orders import Order, check_name, names_in_given
-from ...kernels.sm90.operands.combined import Combined
+from ...kernels.sm90.operands.combined import Combine, Combined, function_of
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.triangular.operands import Triangles
 from ...schedule import Schedule
@@ -28,7 +28,6 @@ from ..bias_activation import GATES
 from ..checks import check_activation
 from ..epilogue import arguments_beside, refusal_of_epilogue
 from ..operands.operators import function_of_text
-from ..operands.several import Combine, function_of
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.operators import epilogue_of_text
 from ..prologue.operators import prologue_of

@@ -16,17 +16,16 @@ import torch
 
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import dtype
-from ...errors import LayoutError, OperandError, PlanError
+from ...errors import LayoutError, OperandError
 from ...kernels import plan as plan_of
 from ...kernels.compile.compiler import CompiledGemm, compile_plan
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import ROWS, IndexedRows
 from ...kernels.orders import (
     Order,
+    check_order,
     clusters_of_plan,
-    order_check,
     order_values,
-    schedule_of,
     spread_to_elements,
     visited_tiles,
 )
@@ -38,7 +37,7 @@ from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.triangular.operands import Triangles
-from ...schedule.listed import decoded
+from ...schedule.listed import decoded, tiles_on_host
 from ..epilogue import Tensors as Operands
 from ..operands.several import order_of
 from ..prepared import Config, choice_of, target
@@ -131,9 +130,7 @@ def _copies(call: ComposedCall, config: Sm90Config | None) -> bool:
 def _ready(key: PlanKey) -> ReadyPlan:
     made = ReadyPlan(_derived(key))
     if key.order is not None:
-        check = order_check(schedule_of(made.plan), clusters_of_plan(made.plan))
-        if not check:
-            raise PlanError(f"order: {check.witness}")
+        check_order(made.plan)
     return made
 
 
@@ -235,15 +232,3 @@ def host_values(call: ComposedCall) -> Operands:
     if TILES in values:
         values[TILES] = tiles_on_host(values[TILES])
     return values
-
-
-def tiles_on_host(tiles: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """A list of tiles as an array of (row, column); a vector of int32 is as a kernel reads it.
-
-    >>> tiles_on_host(torch.tensor([1 + 2 * 65536], dtype=torch.int32)).tolist(), tiles_on_host([[1, 2]]).tolist()
-    ([[1, 2]], [[1, 2]])
-    """
-    found = np.asarray(tiles)
-    if found.ndim == 1 and found.dtype == np.int32:
-        found = np.stack(decoded(found), 1).astype(np.int64)
-    return found

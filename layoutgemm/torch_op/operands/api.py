@@ -13,7 +13,7 @@ import torch
 from ...dtypes import f32
 from ...errors import TensorError
 from ...kernels.epilogue.steps import EpilogueOperand
-from ...kernels.sm90.operands.combined import Combined
+from ...kernels.sm90.operands.combined import Combine, Combined, refusal_of_matrices
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -28,7 +28,7 @@ from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..prepared import Config, config_text
 from .operators import CHECK_COMBINED, CombinedCall, derivable, dispatched, recorded, text_of
-from .several import NO_DICT, Combine, checked_call, computed, refusal_of_matrices
+from .several import NO_DICT, checked_call, computed
 
 
 def matmul_combined(

@@ -18,7 +18,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import LayoutError, OperandError, PlanError, TensorError
-from ...kernels.sm90.operands.combined import Combined
+from ...kernels.sm90.operands.combined import Combine, Combined, function_of
 from ..checks import needs_dispatcher, product_shape
 from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
@@ -36,7 +36,7 @@ from ..library import (
     with_autograd,
 )
 from ..prepared import Config, config_text
-from .several import Combine, TorchMath, checked_call, computed, function_of
+from .several import TorchMath, checked_call, computed
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
 

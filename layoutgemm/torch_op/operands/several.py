@@ -11,17 +11,14 @@ Gradients recompute the products in float32: see `operators`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
-from ...errors import OperandError, PlanError, TensorError
+from ...errors import OperandError, TensorError
 from ...kernels.epilogue.parameters import float_word, host_number
-from ...kernels.epilogue.steps import ACTIVATIONS, check_activation
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.operands.combined import LEAST_MATRICES, MOST_MATRICES, Combined
+from ...kernels.sm90.operands.combined import Combine, Combined, function_of, refusal_of_matrices
 from ..checks import autocast, check_call, check_out
 from ..explanation import Explanation
 from ..launch import plan_of
@@ -31,7 +28,6 @@ from ..reference import exact, rounded
 from ..solver import padded_strides, solve
 from ..types import C_NAMES, NAMES
 
-Combine = Callable[..., Any] | Combined | str
 NO_DICT = "given is a {}; it is a dict, the function's numbers by name"
 _BOTH_MAJORS = ("bf16", "f16")
 
@@ -101,41 +97,6 @@ def checked_call(
     if out is not None:
         check_out(out, shape, kind, {"a": a, "b": matrices[0]})
     return a, matrices, how, numbers, kind
-
-
-def refusal_of_matrices(b: object) -> str:
-    """The reason why `b` is no tuple of two to four matrices, or ""."""
-    if isinstance(b, (tuple, list)) and LEAST_MATRICES <= len(b) <= MOST_MATRICES:
-        return ""
-    what = f"{len(b)} matrices" if isinstance(b, (tuple, list)) else f"a {type(b).__qualname__}"
-    return f"b is {what}: combine= takes a tuple of {LEAST_MATRICES} to {MOST_MATRICES} matrices"
-
-
-def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Combined:
-    """The function of a call, traced once for each function object. Raises OperandError for one that does not fit.
-
-    >>> function_of("gelu", 2, ()).matrices, function_of(lambda x, y, ops, s: x - s * y, 2, ("s",)).numbers
-    (2, ('s',))
-    """
-    try:
-        if isinstance(combine, Combined):
-            if (combine.matrices, combine.numbers) != (matrices, numbers) or not combine.separate:
-                raise PlanError(f"combine takes {combine.matrices} matrices and {combine.numbers}, given are "
-                                f"{matrices} and {numbers}")  # fmt: skip
-            return combine
-        return _traced(combine, matrices, numbers)
-    except TypeError as error:  # without a hash
-        raise OperandError(f"combine is a {type(combine).__qualname__}: a function, or the name of a gate") from error
-    except PlanError as error:
-        raise OperandError(str(error)) from error
-
-
-@functools.lru_cache(256)
-def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[str, ...]) -> Combined:
-    if not isinstance(combine, str):
-        return Combined.of(combine, matrices, numbers)
-    check_activation(combine, "combine =")
-    return Combined.of(lambda gate, up, ops: ACTIVATIONS[combine](gate, ops) * up, matrices, numbers)
 
 
 def computed(

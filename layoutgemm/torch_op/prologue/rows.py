@@ -15,7 +15,7 @@ from ...arguments import shown
 from ...errors import OperandError
 from ...kernels.indexed.rows import check_inside
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
-from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.sm90.operands.prologue import Prologue, check_chosen
 from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import CHECKS, check_kinds, refusal, refuse
 from ..indexed.torch_rows import gathered, selected
@@ -75,21 +75,7 @@ def _check(text: str, kind: torch.dtype, rank: int, rank_of_a: int, copy_rows: o
             f"rows is {kind} of {rank} dimensions, and a has {rank_of_a}: with a prologue they are int32 or int64, a "
             "vector, of a matrix"
         )
-    if reads(prologue_of(text).expression, "i"):
-        raise OperandError(
-            "rows and prologue: the function reads i, the number of a row, and rows that are copied first have others"
-        )
-
-
-def reads(expression: object, name: str) -> bool:
-    """True if an expression reads a coordinate.
-
-    >>> reads(("add", ("x",), ("to_float", ("i",))), "i"), reads(("x",), "i")
-    (True, False)
-    """
-    if not isinstance(expression, tuple):
-        return False
-    return expression == (name,) or any(reads(part, name) for part in expression[1:])
+    check_chosen(prologue_of(text))
 
 
 CHECKS["prologue rows"] = _check

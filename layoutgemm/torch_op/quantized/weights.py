@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ..checks import modes_of_dispatch
 from ..types import C_NAMES, TYPES
 from .configs import check_packed_config
+from .no_tensor import NoTensor
 
 FLOAT8 = torch.float8_e4m3fn  # the activations of weights that are multiplied by float8, of either kind
 _PACKED_FOR = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float16, FLOAT8: FLOAT8, torch.float8_e5m2: FLOAT8}
@@ -37,7 +38,7 @@ _AT_A_TIME = 1024  # rows, whole blocks: what is quantised at a time
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedWeight:
+class QuantizedWeight(NoTensor):
     """Weights (out features, in features) of 4 or 8 bits, packed for a kernel.
 
     As tensors and modules, it equals itself alone.
@@ -79,9 +80,6 @@ class QuantizedWeight:
 
     def __repr__(self) -> str:
         return f"QuantizedWeight({self.kind}, on {self.device})"
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise no_tensor(self, name)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -180,12 +178,6 @@ class QuantizedWeight:
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights (n, k), where the packed ones are; a product rounds those of groups to x's type."""
         return dense_of(self.format, self.activations, self.units, self.scales, (self.n, self.k)).to(dtype)
-
-
-def no_tensor(weight: object, name: str) -> AttributeError:
-    """The error for an attribute that tensors have, and packed weights have not."""
-    said = f"{type(weight).__name__!r} has no attribute {name!r}"
-    return AttributeError(f"{said}: it is no tensor, and dense() or dequantized() gives one")
 
 
 def packed_for(kind: torch.dtype) -> torch.dtype | None:

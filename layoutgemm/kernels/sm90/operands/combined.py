@@ -23,17 +23,23 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TypeAlias
 
 from ....arguments import checked, settle
 from ....atoms import TmaPlan, smem_tile
 from ....atoms.tma.derive import derive as derive_tma
-from ....errors import PlanError
+from ....errors import OperandError, PlanError
 from ...derive import Operand, OperandPlan
 from ...epilogue import tracing
 from ...epilogue.places import Value
+from ...epilogue.steps import ACTIVATIONS, check_activation
 from ..multicast import LINE
 
 LEAST_MATRICES, MOST_MATRICES = 2, 4
+
+
+Combine: TypeAlias = "Callable[..., object] | Combined | str"  # a function, or the name of a gate
 
 
 def sum_name(matrix: int) -> str:
@@ -151,6 +157,41 @@ def sums_of(function: Callable[..., object]) -> int:
     if "ops" not in names:
         raise PlanError(f"a function of ({', '.join(names)}): it takes the sums, then ops, then its numbers")
     return names.index("ops")
+
+
+def refusal_of_matrices(b: object) -> str:
+    """The reason why `b` is no tuple of two to four matrices, or ""."""
+    if isinstance(b, (tuple, list)) and LEAST_MATRICES <= len(b) <= MOST_MATRICES:
+        return ""
+    what = f"{len(b)} matrices" if isinstance(b, (tuple, list)) else f"a {type(b).__qualname__}"
+    return f"b is {what}: combine= takes a tuple of {LEAST_MATRICES} to {MOST_MATRICES} matrices"
+
+
+def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Combined:
+    """The function of a call, traced once for each function object. Raises OperandError for one that does not fit.
+
+    >>> function_of("gelu", 2, ()).matrices, function_of(lambda x, y, ops, s: x - s * y, 2, ("s",)).numbers
+    (2, ('s',))
+    """
+    try:
+        if isinstance(combine, Combined):
+            if (combine.matrices, combine.numbers) != (matrices, numbers) or not combine.separate:
+                raise PlanError(f"combine takes {combine.matrices} matrices and {combine.numbers}, given are "
+                                f"{matrices} and {numbers}")  # fmt: skip
+            return combine
+        return _traced(combine, matrices, numbers)
+    except TypeError as error:  # without a hash
+        raise OperandError(f"combine is a {type(combine).__qualname__}: a function, or the name of a gate") from error
+    except PlanError as error:
+        raise OperandError(str(error)) from error
+
+
+@lru_cache(256)
+def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[str, ...]) -> Combined:
+    if not isinstance(combine, str):
+        return Combined.of(combine, matrices, numbers)
+    check_activation(combine, "combine =")
+    return Combined.of(lambda gate, up, ops: ACTIVATIONS[combine](gate, ops) * up, matrices, numbers)
 
 
 def check_combined(how: Combined, tile_n: int, split: int, b: Operand, c: Operand) -> None:

@@ -311,6 +311,25 @@ def check_prologue(prologue: object, config: Sm90Config, a: Operand, b: Operand)
     )  # fmt: skip
 
 
+def check_chosen(prologue: Prologue) -> None:
+    """Raise OperandError for a function of copied rows that reads a row's number."""
+    if _reads(prologue.expression, "i"):
+        raise OperandError(
+            "rows and prologue: the function reads i, the number of a row, and rows that are copied first have others"
+        )
+
+
+def _reads(expression: object, name: str) -> bool:
+    """True if an expression reads a coordinate.
+
+    >>> _reads(("add", ("x",), ("to_float", ("i",))), "i"), _reads(("x",), "i")
+    (True, False)
+    """
+    if not isinstance(expression, tuple):
+        return False
+    return expression == (name,) or any(_reads(part, name) for part in expression[1:])
+
+
 def explain_prologue(plan: Sm90Plan) -> list[str]:
     """The function, where it is computed, and how often."""
     prologue, loads = present(plan.prologue), loads_of(plan)

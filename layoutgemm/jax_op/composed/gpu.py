@@ -1,0 +1,129 @@
+"""A product with several parts on the GPU: one launch of a kernel of compute capability 9.0.
+
+XLA's arrays are contiguous and aligned to 16 bytes at least. XLA turns those that the kernel does not read as they lie,
+and gathers rows where the kernel does not. Where the kernel stores some tiles or rows alone, the result's memory is
+`out`, or zeros: XLA copies it unless nothing else reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...errors import OperandError
+from ...kernels.compile.compiler import kernel_of
+from ...kernels.derive import padded_leading
+from ...kernels.epilogue.parameters import float_word
+from ...kernels.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.orders import clusters_of_plan, schedule_of
+from ...kernels.run.partial import is_partial
+from ...kernels.sm90.plan import Sm90Plan
+from ...schedule import TileList
+from ..functions import gpu as functions
+from ..functions.gpu import KernelTensor
+from ..gpu import Target, called, lines_of, number_kinds, target
+from .plans import as_read, plan_of
+from .product import OUT, TILES, ComposedProduct
+from .reference import gathered
+
+_LIST = "tile_list"  # an array that is made here, of an order's own tiles
+
+
+def multiply(product: ComposedProduct, *arrays: jax.Array) -> jax.Array:
+    """The product by a kernel: what the primitive lowers to on a GPU.
+
+    Raises PlanError without the CuTe DSL and its `cutlass.jax`, OperandError on a GPU without such a kernel.
+    """
+    on = target()
+    if on.code != "sm_90a":
+        raise OperandError(
+            f"{on.name} runs {on.code}: a product with several parts needs wgmma, compute capability 9.0"
+        )
+    read = as_read(product)
+    plan = plan_of(read)
+    own = _as_read(product, read, dict(zip(product.names, arrays, strict=True)))
+    a, b = lines_of(own["a"], plan.a.dtype), lines_of(own["b"], plan.b.dtype)
+    further = {name: lines_of(own[name], plan.a.dtype if name == "a2" else plan.b.dtype) for name in plan.further}
+    own |= {"a": a, "b": b, **further}
+    schedule = schedule_of(plan)
+    if isinstance(schedule, TileList) and schedule.schedule is not None:
+        own[_LIST] = jnp.asarray(schedule.list_for(clusters_of_plan(plan)))
+    return _launched(read, plan, own, on)
+
+
+def _as_read(product: ComposedProduct, read: ComposedProduct, own: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The arrays, turned and gathered as `read` says."""
+    for side, was, now in zip("ab", product.turned, read.turned, strict=True):
+        if was is not now:
+            turned = [name for name in own if name == side or name in _MORE[side]]
+            own |= {name: jnp.swapaxes(own[name], -1, -2) for name in turned}
+    if product.rows is not None and read.rows is None:
+        own["a"] = gathered(own["a"], own.pop(ROWS))
+    return own
+
+
+_MORE: Mapping[str, tuple[str, ...]] = {"a": ("a2",), "b": ("b1", "b2", "b3")}
+
+
+def _launched(product: ComposedProduct, plan: Sm90Plan, own: dict[str, jax.Array], on: Target) -> jax.Array:
+    """One launch; the result's memory is the last array where some of it is kept."""
+    (m, n, k), rows = product.sizes, product.result[-2]
+    made = padded_leading(plan.c.dtype, n) if plan.stores_by_maps else n
+    kept = is_partial(plan)
+    into = own.pop(OUT, None)
+    if kept:
+        first = jnp.zeros(product.result, product.types[2]) if into is None else into
+        own[OUT] = jnp.pad(first, [*[(0, 0)] * (first.ndim - 1), (0, made - n)]) if made != n else first
+    a, b = own["a"], own["b"]
+    pitches = a.shape[-1] * a.shape[-2], b.shape[-1] * b.shape[-2], rows * made
+    numbers = (m, n, k, plan.batch, a.shape[-1], b.shape[-1], made, *pitches, on.places.resident(plan.cluster_size))
+    lengths = {name: x.shape[-1] if name in (*plan.further, TILES, _LIST) else 0 for name, x in own.items()}
+    start = functools.partial(_start, kernel_of(plan.for_any_size()), plan, product, numbers, lengths)
+    facts = {"numbers": numbers, "product": str(product), "names": [*own], "lengths": lengths}
+    shape = (*product.result[:-1], made)
+    call = called(plan, on, shape, product.types[2], facts, start, {len(own) - 1: 0} if kept else None)
+    result = call(*own.values())
+    return result[..., :n] if made != n else result
+
+
+def _start(
+    kernel: Any, plan: Sm90Plan, product: ComposedProduct, numbers: Sequence[int], lengths: Mapping[str, int],
+    stream: object, *tensors: KernelTensor,
+) -> None:  # fmt: skip
+    """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants.
+
+    lengths  of the arrays: elements from line to line, or entries of a list
+
+    The last tensor is C: an aliased result has no tensor of its own.
+    """
+    kinds = number_kinds()
+    named = [*lengths] if lengths and list(lengths)[-1] == OUT else [*lengths, "c"]
+    pointers = dict(zip(named, [kinds["address"](x.iterator.toint()) for x in tensors], strict=True))
+    pointers["c"] = pointers.get(OUT, pointers.get("c"))
+    words = words_for(plan, product, pointers, lengths) if plan.takes_extra_params else ()
+    values = (*[pointers[name] for name in ("a", "b", "c")], *numbers, *words)
+    kernel(*[kinds[kind](value) for kind, value in zip(plan.parameters.values(), values, strict=True)], stream)
+
+
+def words_for(
+    plan: Sm90Plan, product: ComposedProduct, pointers: Mapping[str, object], lengths: Mapping[str, int]
+) -> tuple[object, ...]:
+    """The sixteen words of a launch: those of the functions, then of each part by the kernel's names."""
+    more: dict[str, object] = {name: float_word(value) for name, value in product.sum_numbers}
+    more |= dict(product.order_numbers)
+    for name in plan.further:
+        more |= {name: pointers[name], f"ld{name}": lengths[name]}
+    if plan.pair is not None:
+        more["k2"] = plan.pair.k
+    tiles = _LIST if _LIST in pointers else TILES
+    if tiles in pointers:
+        more |= {"tiles": pointers[tiles], "tile_count": lengths[tiles]}
+    if ROWS in pointers:
+        more |= {ROWS: pointers[ROWS], "a_rows": plan.rows_of_a}
+    if OUT_ROWS in pointers:
+        more |= {OUT_ROWS: pointers[OUT_ROWS], "c_rows": plan.rows_of_c}
+    return functions.words_for(plan.words, product, plan.epilogue, pointers, more)
