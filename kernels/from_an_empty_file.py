@@ -1,13 +1,9 @@
-"""A kernel of one's own: squared distances D[i, j] = |a_i - b_j|^2 by wgmma, from an empty file to a GPU.
+"""A kernel of one's own: squared distances D[i, j] = |a_i - b_j|^2 by wgmma. docs/empty_file.md explains it.
 
     python kernels/from_an_empty_file.py
 
 Needs: dsl
-
-docs/empty_file.md explains it step by step.
 """
-
-import tempfile
 
 import cutlass
 import cutlass.cute as cute
@@ -21,6 +17,7 @@ from layoutgemm.atoms import wgmma
 from layoutgemm.checks import self_loading
 from layoutgemm.dtypes import bf16, f32
 from layoutgemm.emulator.api import ORDERS
+from layoutgemm.kernels.compile.compiler import compile_function
 from layoutgemm.kernels.dsl import bridge
 from layoutgemm.kernels.dsl.tables import load_word
 from layoutgemm.kernels.ladder import levels
@@ -56,9 +53,7 @@ class DistanceKernel:
         m0, n0, k_tiles = row * self.tile_m, column * self.tile_n, levels.tiles(k, self.tile_k)
         shared, mma = bridge.SharedMemory(self.smem), bridge.Wgmma(self)
         if thread == 0:
-            for s in cutlass.range_constexpr(self.stages):
-                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
-            bridge.barriers_visible()
+            bridge.init_barriers(shared.full, self.stages, self.pipeline.mbarrier("full").count)
         bridge.block_sync()
         for s in cutlass.range_constexpr(self.stages):
             self.load(shared, (map_a, map_b), (m0, n0, s), thread, s, k_tiles)
@@ -114,13 +109,12 @@ if __name__ == "__main__":
     a, b = (rng.integers(-3, 4, (rows, k)).astype(np.float32) for rows in (m, n))
     d, want = np.zeros((m, n), np.float32), ((a[:, None] - b[None]) ** 2).sum(2)
     given = bf16.encode(a), bf16.encode(b), (a * a).sum(1), (b * b).sum(1), d, m, n, k, k, k
-    with tempfile.TemporaryDirectory() as folder:  # no GPU is needed: dummy numbers say the types alone
-        dummies = *[Int64(0)] * 5, *[Int32(1)] * 3, *[Int64(8)] * 2, make_fake_stream()
-        made = cute.compile(kernel, *dummies, options=f"--gpu-arch sm_90a --keep-ptx --keep-cubin --dump-dir {folder}")
-        done = emulate(made, *given, policy=ORDERS)
-        print(f"emulated: {len(done.findings)} finding(s), {int((d != want).sum())} of {d.size} elements are wrong")
-        wrong, survey = bool(done.findings or (d != want).any()), mutate(made, *given, count=12)
-        print(f"{len(survey.rows) - len(survey.survivors)} of {len(survey.rows)} mutants are caught")
-        if target_here(["sm_90a"], ""):
-            wrong |= not (on_gpu(made, 1000, 776, 520) and on_gpu(made, 8192, 8192, 1024))
+    dummies = *[Int64(0)] * 5, *[Int32(1)] * 3, *[Int64(8)] * 2, make_fake_stream()  # they say the types alone
+    made = compile_function(kernel, *dummies, arch="sm_90a")  # without a GPU
+    done = emulate(made, *given, policy=ORDERS)
+    print(f"emulated: {len(done.findings)} finding(s), {int((d != want).sum())} of {d.size} elements are wrong")
+    wrong, survey = bool(done.findings or (d != want).any()), mutate(made, *given, count=12)
+    print(f"{len(survey.rows) - len(survey.survivors)} of {len(survey.rows)} mutants are caught")
+    if target_here(["sm_90a"], ""):
+        wrong |= not (on_gpu(made, 1000, 776, 520) and on_gpu(made, 8192, 8192, 1024))
     raise SystemExit(wrong)

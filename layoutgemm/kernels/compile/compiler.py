@@ -11,7 +11,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -226,37 +225,44 @@ def _trace(plan: Plan, symbol: str) -> dict[str, bytes]:
 
 
 def _machine_code(kernel: object, arch: str, parameters: Mapping[str, str], symbol: str) -> dict[str, bytes]:
-    """Trace and compile the kernel; artefacts pass through a temporary folder of their own and are gone afterwards."""
-    import cutlass.cute as cute
+    """Trace and compile the kernel, and export it."""
     from cutlass import Int32, Int64
     from cutlass.cute.runtime import make_fake_stream
 
     kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8), "word": Int64(0)}
     arguments = [kinds[kind] for kind in parameters.values()]
-    folder = tempfile.mkdtemp(prefix="layoutgemm-")
-    try:
+    # An engine takes a fifth of the time, and is made where the GPU can run the code. It would never be called: every
+    # kernel is loaded from its object.
+    function = compile_function(kernel, *arguments, make_fake_stream(), arch=arch, no_jit_engine=True)
+    runtime_library()  # exporting links the kernel's host half against its symbols
+    content = function.dump_to_object(symbol)
+    return {
+        _PTX: function.__ptx__.encode(),
+        _CUBIN: bytes(function.__cubin__),
+        _OBJECT: content,
+        _LIBRARY: link(content),
+    }
+
+
+def compile_function(kernel: object, *arguments: object, arch: str, **more: bool) -> Any:
+    """The function that `cute.compile` makes, with its PTX and cubin in memory; no GPU is needed.
+
+    kernel     an object of a class with `@cute.jit __call__`, or such a function
+    arguments  of the call, for their types alone
+    arch       as `--gpu-arch` takes it, such as "sm_90a"
+    more       what else `cute.compile` takes
+
+    `layoutgemm.emulate` executes what comes back, and a GPU of that architecture runs it. What the DSL raises passes
+    through.
+    """
+    import cutlass.cute as cute
+
+    # PTX and cubin pass through files, by default in the working directory, and are in memory afterwards.
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-", ignore_cleanup_errors=True) as folder:
         # --gpu-arch always: without it the DSL takes the architecture of the machine it runs on, or of an environment
-        # variable read at import. --dump-dir: PTX and cubin pass through files, by default in the working directory.
+        # variable read at import.
         options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
-        function = cute.compile(
-            kernel,
-            *arguments,
-            make_fake_stream(),
-            options=options,
-            # An engine takes a fifth of the time, and is made where the GPU can run the code. It would never be called:
-            # every kernel is loaded from its object.
-            no_jit_engine=True,
-        )
-        runtime_library()  # exporting links the kernel's host half against its symbols
-        content = function.dump_to_object(symbol)
-        return {
-            _PTX: function.__ptx__.encode(),
-            _CUBIN: bytes(function.__cubin__),
-            _OBJECT: content,
-            _LIBRARY: link(content),
-        }
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return cute.compile(kernel, *arguments, options=options, **more)
 
 
 def kernel_of(plan: Plan) -> object:

@@ -6,6 +6,8 @@ Each function is one instruction, named after what it does. Sources: PTX ISA, "m
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
@@ -17,6 +19,13 @@ from cutlass.experimental import primitives
 def barrier_init(barrier: cute.Pointer, arrivals: int) -> None:
     """mbarrier.init: the phase completes after `arrivals` arrivals and all bytes promised by `barrier_expect`."""
     cute.arch.mbarrier_init(barrier, arrivals)
+
+
+def init_barriers(barrier: Callable[[int], cute.Pointer], count: int, arrivals: int) -> None:
+    """Initialise the barriers 0 to count - 1, and make that visible: by one thread, before the block synchronises."""
+    for number in range(count):
+        barrier_init(barrier(number), arrivals)
+    barriers_visible()
 
 
 def barriers_visible() -> None:

@@ -82,9 +82,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
         if thread == 0:
             for tensor_map in (map_a, map_b):
                 bridge.prefetch_map(tensor_map)
-            for s in cutlass.range_constexpr(plan.stages):
-                bridge.barrier_init(shared.full(s), 1)
-            bridge.barriers_visible()
+            bridge.init_barriers(shared.full, plan.stages, 1)
         bridge.block_sync()
         grid = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
         row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))

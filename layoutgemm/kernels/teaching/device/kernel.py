@@ -95,9 +95,7 @@ class Sm90SingleKernel:
         #    then lets no other thread touch a barrier that is not there yet.
         shared = bridge.SharedMemory(plan.smem)
         if thread == 0:
-            for s in cutlass.range_constexpr(plan.stages):
-                bridge.barrier_init(shared.full(s), plan.barrier.arrivals)
-            bridge.barriers_visible()
+            bridge.init_barriers(shared.full, plan.stages, plan.barrier.arrivals)
         bridge.block_sync()
 
         # 3. Fill the stages: k tile s goes into stage s. There may be fewer k tiles than stages.
