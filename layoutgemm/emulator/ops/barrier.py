@@ -559,17 +559,24 @@ def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
 
 
 def signals(fiber: Fiber, barrier: EmulatedMbarrier, copy: str) -> None:
-    """Report an initialisation that no fence shows to a copy that signals the barrier."""
-    ledger, knows = barrier.cta.cluster.ledger, fiber.knows
+    """Report an initialisation that no fence shows to a copy that signals the barrier.
+
+    Without clusters it is lint where a barrier of the block orders both: Triton's kernels have no such fence.
+    """
+    cluster = barrier.cta.cluster
+    ledger, knows = cluster.ledger, fiber.knows
     if not ledger.enabled or barrier.init.id < ledger.base:
         return
     unfenced = not (knows.inits | ledger.fenced(knows)) & ledger.bit(barrier.init)
     if unfenced and not barrier.init.told:  # one finding for all that one thread initialises at once
         barrier.init.told = True
+        ordered = barrier.init is fiber.epoch or ledger.knows(knows, barrier.init)
+        practice = ordered and len(cluster.ctas) == 1 and not ledger.writers
+        switch = '; PTX asks for one, and Policy(fences="writers") makes this a race' * practice
         fiber.machine.problem(
-            "race",
+            "lint" if practice else "race",
             f"the {barrier} is signalled by {copy}, and no fence.mbarrier_init or fence.proxy.async stands "
-            "between its initialisation and this",
+            f"between its initialisation and this{switch}",
             fiber,
             orders=INIT,
         )

@@ -51,8 +51,12 @@ def test_a_load_that_is_not_waited_for(policy):
 
 def test_an_initialisation_without_a_fence():
     bare = HEAD.replace("@%p0 fence.mbarrier_init.release.cluster; ", "") + EXPECT + LOAD + WAIT + BACK
-    (race,) = run(bare, buffers(), shared=1024, static=16).findings
-    assert race.kind == "race" and "signalled by a bulk copy, and no fence.mbarrier_init" in race.message
+    for policy, kind in ((Policy(), "lint"), (Policy(fences="writers"), "race"), (Policy(strict=True), "race")):
+        (found,) = run(bare, buffers(), shared=1024, static=16, policy=policy).findings
+        assert found.kind == kind and "signalled by a bulk copy, and no fence.mbarrier_init" in found.message
+        assert ('Policy(fences="writers")' in found.message) == (kind == "lint")
+    pair = run(bare, buffers(), shared=1024, static=16, grid=2, cluster=2)
+    assert any(x.kind == "race" and "signalled by a bulk copy" in x.message for x in pair.findings)
     fenced = bare.replace("1; bar.sync", "1; @%p0 fence.proxy.async.shared::cta; bar.sync")
     assert not run(fenced, buffers(), shared=1024, static=16).findings
 
