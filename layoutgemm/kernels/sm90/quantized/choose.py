@@ -202,7 +202,7 @@ def _rounds(blocks: int, split: int, sms: int) -> int:
 
 
 def _scales(group: int | None, rows: int, float8: bool) -> str:
-    """What the scales of groups multiply: sums, of up to 16 rows and unless groups are many."""
+    """The target of the scales of groups: sums, of up to 16 rows and large groups, or weights."""
     many = group is None or group < _LEAST_SUM or rows > _BETWEEN
     return "weights" if many or float8 else "sums"
 
