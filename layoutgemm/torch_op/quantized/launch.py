@@ -107,7 +107,7 @@ def rounds_weights(call: QuantizedCall, rows: int, x: torch.dtype) -> bool:
     if config is None:
         config = streamed_config(call.format, n, rows, k, SMS, arch(HOPPER), NAMES[x])
     if config is None:
-        config = packed_config(n, max(rows, 1), k, group=call.format.group)
+        config = packed_config(n, max(rows, 1), k, weights=call.format)
     return isinstance(config, Sm90Config) and config.tuning.scales == "weights"
 
 
@@ -246,7 +246,7 @@ def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) 
     n, k = call.size
     become = "e4m3" if x in FLOAT8 else x
     given = call.config
-    config = given if isinstance(given, Sm90Config) else packed_config(n, rows, k, sms, become, call.format.group)
+    config = given if isinstance(given, Sm90Config) else packed_config(n, rows, k, sms, become, call.format)
     return Sm90Plan.derive(
         n, rows, k, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
         epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,

@@ -84,7 +84,7 @@ class TunablePacked:
         """
         own = self.plan(None).config
         first: Choice = StreamedChoice(own) if isinstance(own, StreamedConfig) else Sm90Choice(own)
-        by_wgmma = packed_candidates(self.n, self.m, self.k, group=self.weights.group)
+        by_wgmma = packed_candidates(self.n, self.m, self.k, weights=self.weights)
         kinds: list[list[Choice]] = [
             [StreamedChoice(config) for config in streamed_candidates(self.m)],
             [Sm90Choice(config) for config in by_wgmma],

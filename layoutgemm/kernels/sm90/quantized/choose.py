@@ -3,7 +3,7 @@
 Each kind of kernel has an estimate: rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
 the microseconds of one. What comes once is added. The times were fitted to products with int4 weights of six shapes:
 of 16 to 64 rows on an H100 (`benchmarks/NOTES.md`, "Sliced K"), of more on an H200 ("Tiles of packed weights"). Where
-scales multiply sums, of up to 16 rows and groups of 128, they were fitted on an H200 ("Scales on sums").
+scales multiply sums, of up to 16 rows and int4 in groups of 128, they were fitted on an H200 ("Scales on sums").
 
 rows up to 64    tiles of 64, 128 or 256 output features, K in up to 4 parts. First K tiles are brought to L2 before
                  the kernel before it ends. Warpgroups take K tiles in turn (sliced) where a tile has few features
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from ...quantized.formats import UNIT_K, UNIT_ROWS
+from ...quantized.formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 from ..choose.occupancy import ClusterOccupancy
 from ..config import Sm90Config
 
@@ -32,7 +32,7 @@ _FEW = 64  # rows
 _AHEAD = 4  # K tiles that are brought to L2 ahead
 _BETWEEN = 16  # rows of the times of few
 _PARTS = {64: (1, 2), 128: (1, 2, 4), 256: (1, 2, 4), 192: (1, 2), 448: (1, 2)}  # of K, by features, that are tuned
-_LEAST_SUM = 128  # weights of a group whose sum has its scale: a wait for each sum
+_SUMMED = 128  # int4 weights of a group whose sum has its scale: others were not measured
 _SLICED = 32  # rows, at most, of four warpgroups
 _BY_WARPS = 16  # rows: the most of a tile of experts that mma.sync multiplies
 _WIDTH = 128  # rows of a tile of many
@@ -145,21 +145,21 @@ _MANY_FLOAT8 = (
 
 @cache
 def packed_config(
-    n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16", group: int | None = None
+    n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16", weights: QuantizedFormat | None = None
 ) -> Sm90Config:  # fmt: skip
     """The configuration for `rows` activations and weights (n, k), which become that type.
 
-    group  weights of a scale; None for a scale a column
+    weights  their format, where it is known
 
     >>> packed_config(8192, 16, 8192).tile, packed_config(4096, 128, 14336).split, packed_config(8192, 4096, 8192).tile
     ((64, 16), 2, (128, 256))
     """
     float8 = become == "e4m3"
-    return _few(n, rows, k, sms, _scales(group, rows, float8)) if rows <= _FEW else _many(n, rows, k, sms, float8)
+    return _few(n, rows, k, sms, _scales(weights, rows, float8)) if rows <= _FEW else _many(n, rows, k, sms, float8)
 
 
 def packed_candidates(
-    n: int, rows: int, k: int, become: str = "bf16", group: int | None = None
+    n: int, rows: int, k: int, become: str = "bf16", weights: QuantizedFormat | None = None
 ) -> Iterator[Sm90Config]:  # fmt: skip
     """Configurations that could be the fastest, in no order: all kinds of tiles, splits and slices.
 
@@ -170,7 +170,7 @@ def packed_candidates(
     if rows > _FEW:
         yield from (kind.config(rows, store) for kind in (_MANY_FLOAT8 if become == "e4m3" else _MANY))
         return
-    k_tiles, scales = -(-k // UNIT_K), _scales(group, rows, become == "e4m3")
+    k_tiles, scales = -(-k // UNIT_K), _scales(weights, rows, become == "e4m3")
     for tile, parts in _PARTS.items():
         blocks = tile // UNIT_ROWS
         for split in (split for split in parts if split <= k_tiles):
@@ -201,10 +201,10 @@ def _rounds(blocks: int, split: int, sms: int) -> int:
     return -(-blocks // ClusterOccupancy(sms).resident(split))
 
 
-def _scales(group: int | None, rows: int, float8: bool) -> str:
-    """The target of the scales of groups: sums, of up to 16 rows and large groups, or weights."""
-    many = group is None or group < _LEAST_SUM or rows > _BETWEEN
-    return "weights" if many or float8 else "sums"
+def _scales(weights: QuantizedFormat | None, rows: int, float8: bool) -> str:
+    """The target of the scales of groups: sums, of up to 16 rows and int4 in groups of 128, or weights."""
+    able = weights is not None and weights.code == "int4" and weights.group == _SUMMED and rows <= _BETWEEN
+    return "sums" if able and not float8 else "weights"
 
 
 def _few(n: int, rows: int, k: int, sms: int, scales: str) -> Sm90Config:

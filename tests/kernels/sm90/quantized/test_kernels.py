@@ -301,11 +301,11 @@ def test_chosen_configurations_have_plans_that_hold() -> None:
         for n, k in ((8192, 8192), (6144, 4096), (100, 128)):
             plan = Sm90Plan.derive(
                 n, rows, k, a="bf16", b="bf16:col", c="bf16:col", weights=INT4,
-                config=packed_config(n, rows, k, group=128),
+                config=packed_config(n, rows, k, weights=INT4),
             )  # fmt: skip
             assert plan.config.tile[1] >= min(rows, 64)
             assert plan.sums_apart == (rows <= 16)
             if n == 6144 and rows in (1, 200):
                 plan.check().require()
-    few = packed_config(8192, 16, 8192, group=32), packed_config(8192, 16, 8192, become="e4m3", group=128)
-    assert [config.tuning.scales for config in few] == ["weights", "weights"]
+    for fmt, become in ((QuantizedFormat("int4", 32), "bf16"), (QuantizedFormat("int8", 128), "bf16"), (INT4, "e4m3")):
+        assert packed_config(8192, 16, 8192, become=become, weights=fmt).tuning.scales == "weights"
