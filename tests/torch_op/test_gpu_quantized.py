@@ -24,23 +24,23 @@ def weights_of(count: int) -> list[QuantizedWeight]:
     return [QuantizedWeight.quantize(torch.randn(328, 384), fmt).to("cuda") for _ in range(count)]
 
 
-def near(found: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    dense = weight.dense(torch.bfloat16).double()
+def near(found: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight, rounded: bool = True) -> bool:
+    dense = weight.dense(torch.bfloat16).double() if rounded else weight.dense(torch.float64)
     want, size = x.double() @ dense.T, x.double().abs() @ dense.abs().T
     return bool(((found.double() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-17 * size).all())
 
 
 @pytest.mark.parametrize("config", [None, WARPS], ids=["default", "warps"])
 def test_a_captured_product_follows_its_input(config: Sm90Config | None) -> None:
-    weight = weights_of(1)[0]
+    weight, rounded = weights_of(1)[0], config is not None  # as chosen, scales multiply sums
     x = torch.randn(13, 384, device="cuda").bfloat16()
-    assert near(quantized_matmul(x, weight, config=config), x, weight)
+    assert near(quantized_matmul(x, weight, config=config), x, weight, rounded)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = quantized_matmul(x, weight, config=config)
     x.copy_(torch.randn(13, 384))
     graph.replay()
-    assert near(found, x, weight)
+    assert near(found, x, weight, rounded)
 
 
 @pytest.mark.parametrize("config", [None, WARPS], ids=["default", "warps"])
@@ -102,9 +102,11 @@ def test_slices_of_k_give_the_same_bits_every_time(fmt: QuantizedFormat, kind: t
     sliced = 0
     for n, k in ((333, 2304), (8192, 256), (4096, 1664), (64, 128)):
         weight = QuantizedWeight.quantize(torch.randn(n, k), fmt, kind).to("cuda")
-        dense = weight.dense(kind).double() if fmt.group else weight.dense(torch.float64)
         for rows in (5, 8, 16, 21, 32, 47, 64):
-            sliced += packed_config(n, rows, k).schedule == "sliced"
+            config = packed_config(n, rows, k, weights=fmt)
+            sliced += config.schedule == "sliced"
+            rounds = fmt.group is not None and config.tuning.scales == "weights"
+            dense = weight.dense(kind).double() if rounds else weight.dense(torch.float64)
             x = torch.randn(rows, k, device="cuda").to(kind)
             found = quantized_matmul(x, weight)
             want, size = x.double() @ dense.T, x.double().abs() @ dense.abs().T

@@ -64,7 +64,8 @@ def test_values_and_gradients_match_float64(fmt: QuantizedFormat, kind: torch.dt
     weight = weight_of(fmt, kind)
     dense = weight.dense(torch.float64)
     assert np.array_equal(weight.plain().dense().astype(np.float32), dense.numpy().astype(np.float32))
-    rounded = dense if fmt.group is None else dense.to(kind).double()  # what is multiplied
+    exact = fmt.group is None or (fmt.code, fmt.group) == ("int4", 128)  # ten rows: scales multiply sums
+    rounded = dense if exact else dense.to(kind).double()  # what is multiplied
     x = torch.randn(2, 5, 384).to(kind).requires_grad_()
     bias = torch.randn(100).to(kind).requires_grad_()
     found = quantized_matmul(x, weight, bias=bias, activation="silu")
@@ -651,10 +652,13 @@ def test_few_rows_round_no_weight_and_many_do() -> None:
     weight = QuantizedWeight.quantize(torch.randn(64, 2048), QuantizedFormat("int4", 128))
     exact, rounded = weight.dense(torch.float64), weight.dense().bfloat16().double()
     assert not torch.equal(exact, rounded)
-    x = torch.randn(16, 2048).bfloat16()
-    few, many = (quantized_matmul(x[:rows], weight, out_dtype=torch.float32).double() for rows in (4, 5))
-    assert torch.allclose(few, x[:4].double() @ exact.T, rtol=1e-6, atol=1e-6)
-    assert torch.allclose(many, x[:5].double() @ rounded.T, rtol=1e-6, atol=1e-6)
+    x = torch.randn(17, 2048).bfloat16()
+    for rows, dense in ((4, exact), (5, exact), (16, exact), (17, rounded)):  # streamed, then by wgmma
+        found = quantized_matmul(x[:rows], weight, out_dtype=torch.float32).double()
+        assert torch.allclose(found, x[:rows].double() @ dense.T, rtol=1e-6, atol=1e-6)
+    given = Sm90Config((64, 8), consumers=1)
+    by_config = quantized_matmul(x[:5], weight, out_dtype=torch.float32, config=given).double()
+    assert torch.allclose(by_config, x[:5].double() @ rounded.T, rtol=1e-6, atol=1e-6)
     asked = quantized_matmul(x[:8], weight, out_dtype=torch.float32, config=StreamedConfig()).double()
     assert torch.allclose(asked, x[:8].double() @ exact.T, rtol=1e-6, atol=1e-6)
 

@@ -102,11 +102,13 @@ def quantized_product(
 
 
 def rounds_weights(call: QuantizedCall, rows: int, x: torch.dtype) -> bool:
-    """True if weights of groups are rounded to x's type: not by a streamed kernel, where a Hopper GPU has it."""
-    if call.config is not None:
-        return isinstance(call.config, Sm90Config)
-    n, k = call.size
-    return streamed_config(call.format, n, rows, k, SMS, arch(HOPPER), NAMES[x]) is None
+    """True if a Hopper GPU's kernel rounds weights of groups to x's type: not where scales multiply sums."""
+    (n, k), config = call.size, call.config
+    if config is None:
+        config = streamed_config(call.format, n, rows, k, SMS, arch(HOPPER), NAMES[x])
+    if config is None:
+        config = packed_config(n, max(rows, 1), k, weights=call.format)
+    return isinstance(config, Sm90Config) and config.tuning.scales == "weights"
 
 
 def check_given(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.Tensor | None) -> None:
@@ -244,7 +246,7 @@ def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) 
     n, k = call.size
     become = "e4m3" if x in FLOAT8 else x
     given = call.config
-    config = given if isinstance(given, Sm90Config) else packed_config(n, rows, k, sms, become)
+    config = given if isinstance(given, Sm90Config) else packed_config(n, rows, k, sms, become, call.format)
     return Sm90Plan.derive(
         n, rows, k, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
         epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,

@@ -84,9 +84,10 @@ class TunablePacked:
         """
         own = self.plan(None).config
         first: Choice = StreamedChoice(own) if isinstance(own, StreamedConfig) else Sm90Choice(own)
+        by_wgmma = packed_candidates(self.n, self.m, self.k, weights=self.weights)
         kinds: list[list[Choice]] = [
             [StreamedChoice(config) for config in streamed_candidates(self.m)],
-            [Sm90Choice(config) for config in packed_candidates(self.n, self.m, self.k)],
+            [Sm90Choice(config) for config in by_wgmma],
         ]
         kinds.sort(key=lambda kind: not isinstance(first, type(kind[0])) if kind else True)
         yield from dict.fromkeys([first, *kinds[0], *kinds[1]])

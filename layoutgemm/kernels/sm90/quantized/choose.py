@@ -2,7 +2,8 @@
 
 Each kind of kernel has an estimate: rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
 the microseconds of one. What comes once is added. The times were fitted to products with int4 weights of six shapes:
-of 16 to 64 rows on an H100 (`benchmarks/NOTES.md`, "Sliced K"), of more on an H200 ("Tiles of packed weights").
+of 16 to 64 rows on an H100 (`benchmarks/NOTES.md`, "Sliced K"), of more on an H200 ("Tiles of packed weights"). Where
+scales multiply sums, of up to 16 rows and int4 in groups of 128, they were fitted on an H200 ("Scales on sums").
 
 rows up to 64    tiles of 64, 128 or 256 output features, K in up to 4 parts. First K tiles are brought to L2 before
                  the kernel before it ends. Warpgroups take K tiles in turn (sliced) where a tile has few features
@@ -23,21 +24,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from ...quantized.formats import UNIT_K, UNIT_ROWS
+from ...quantized.formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 from ..choose.occupancy import ClusterOccupancy
 from ..config import Sm90Config
 
 _FEW = 64  # rows
 _AHEAD = 4  # K tiles that are brought to L2 ahead
-_BETWEEN = 16  # rows of the first times, `_FEW` of the second
-# Features -> us of a K tile of 128, and of the start and the store, each for `_BETWEEN` and for `_FEW` rows.
-_FEW_ROWS = {
-    64: ((0.18, 0.252), (2.1, 3.0)),
-    128: ((0.40, 0.485), (1.0, 2.0)),
-    256: ((0.70, 0.85), (3.0, 4.0)),
-}
-_EXCHANGE = 1.5  # us of parts of K that bring their sums together
-_PARTS = {64: (1, 2), 128: (1, 2, 4), 256: (1, 2, 4)}  # of K, by features
+_BETWEEN = 16  # rows of the times of few
+_PARTS = {64: (1, 2), 128: (1, 2, 4), 256: (1, 2, 4), 192: (1, 2), 448: (1, 2)}  # of K, by features, that are tuned
+_SUMMED = 128  # int4 weights of a group whose sum has its scale: others were not measured
 _SLICED = 32  # rows, at most, of four warpgroups
 _BY_WARPS = 16  # rows: the most of a tile of experts that mma.sync multiplies
 _WIDTH = 128  # rows of a tile of many
@@ -90,6 +85,42 @@ class _TileKind:
         return rounds * -(-k_tiles // self.split) * self.time + self.once
 
 
+@dataclass(frozen=True, slots=True)
+class _FewKind:
+    """A kind of kernel for up to 64 rows.
+
+    tile        output features
+    split       parts of K
+    time, once  us of a K tile of 128, and of the start, the exchange and the store: of `_BETWEEN` rows
+    more        what `_FEW` rows add to each
+    consumers   warpgroups, of up to 32 rows and of more: four hide the conversions' latency, unless their sums are many
+    """
+
+    tile: int
+    split: int
+    time: float
+    once: float
+    more: tuple[float, float] = (0.0, 0.0)
+    consumers: tuple[int, int] = (4, 2)
+
+
+_BY_WEIGHTS = (
+    _FewKind(64, 1, 0.18, 2.1, (0.072, 0.9)),
+    _FewKind(64, 2, 0.18, 3.6, (0.072, 0.9)),
+    _FewKind(128, 1, 0.40, 1.0, (0.085, 1.0)),
+    _FewKind(128, 2, 0.40, 2.5, (0.085, 1.0)),
+    _FewKind(128, 4, 0.40, 2.5, (0.085, 1.0)),
+    _FewKind(256, 1, 0.70, 3.0, (0.15, 1.0), (2, 2)),
+    _FewKind(256, 2, 0.70, 4.5, (0.15, 1.0), (2, 2)),
+    _FewKind(256, 4, 0.70, 4.5, (0.15, 1.0), (2, 2)),
+)
+_BY_SUMS = (
+    _FewKind(64, 1, 0.153, 2.0, consumers=(2, 2)),
+    _FewKind(64, 2, 0.153, 2.8),
+    _FewKind(128, 1, 0.30, 1.5),
+    _FewKind(128, 2, 0.271, 2.5),
+    _FewKind(256, 1, 0.57, 1.9, consumers=(2, 2)),
+)
 _MANY = (
     _TileKind((64, 128), 0.43, 2.8, consumers=1, loader="warp"),
     _TileKind((64, 128), 0.424, 2.6, split=2, consumers=1, loader="warp"),
@@ -113,17 +144,23 @@ _MANY_FLOAT8 = (
 
 
 @cache
-def packed_config(n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16") -> Sm90Config:
+def packed_config(
+    n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16", weights: QuantizedFormat | None = None
+) -> Sm90Config:  # fmt: skip
     """The configuration for `rows` activations and weights (n, k), which become that type.
+
+    weights  their format, where it is known
 
     >>> packed_config(8192, 16, 8192).tile, packed_config(4096, 128, 14336).split, packed_config(8192, 4096, 8192).tile
     ((64, 16), 2, (128, 256))
     """
     float8 = become == "e4m3"
-    return _few(n, rows, k, sms) if rows <= _FEW else _many(n, rows, k, sms, float8)
+    return _few(n, rows, k, sms, _scales(weights, rows, float8)) if rows <= _FEW else _many(n, rows, k, sms, float8)
 
 
-def packed_candidates(n: int, rows: int, k: int, become: str = "bf16") -> Iterator[Sm90Config]:
+def packed_candidates(
+    n: int, rows: int, k: int, become: str = "bf16", weights: QuantizedFormat | None = None
+) -> Iterator[Sm90Config]:  # fmt: skip
     """Configurations that could be the fastest, in no order: all kinds of tiles, splits and slices.
 
     >>> [config.tile for config in packed_candidates(8192, 256, 8192)][:3]
@@ -133,14 +170,14 @@ def packed_candidates(n: int, rows: int, k: int, become: str = "bf16") -> Iterat
     if rows > _FEW:
         yield from (kind.config(rows, store) for kind in (_MANY_FLOAT8 if become == "e4m3" else _MANY))
         return
-    k_tiles = -(-k // UNIT_K)
-    for tile, parts in {**_PARTS, 192: (1, 2), 448: (1, 2)}.items():
+    k_tiles, scales = -(-k // UNIT_K), _scales(weights, rows, become == "e4m3")
+    for tile, parts in _PARTS.items():
         blocks = tile // UNIT_ROWS
         for split in (split for split in parts if split <= k_tiles):
             for consumers in (consumers for consumers in (1, 2, 3) if blocks % consumers == 0):
-                yield _few_config(tile, rows, split, consumers, k_tiles)
+                yield _few_config(tile, rows, split, consumers, k_tiles, scales)
             for consumers in (consumers for consumers in (2, 3, 4) if consumers > blocks and consumers % blocks == 0):
-                yield _few_config(tile, rows, split, consumers, k_tiles)
+                yield _few_config(tile, rows, split, consumers, k_tiles, scales)
 
 
 def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
@@ -164,35 +201,34 @@ def _rounds(blocks: int, split: int, sms: int) -> int:
     return -(-blocks // ClusterOccupancy(sms).resident(split))
 
 
-def _few(n: int, rows: int, k: int, sms: int) -> Sm90Config:
+def _scales(weights: QuantizedFormat | None, rows: int, float8: bool) -> str:
+    """The target of the scales of groups: sums, of up to 16 rows and int4 in groups of 128, or weights."""
+    able = weights is not None and weights.code == "int4" and weights.group == _SUMMED and rows <= _BETWEEN
+    return "sums" if able and not float8 else "weights"
+
+
+def _few(n: int, rows: int, k: int, sms: int, scales: str) -> Sm90Config:
     """The tile and the parts of K with the least estimate; of equal ones the fewest parts."""
     k_tiles, between = -(-k // UNIT_K), max(0, rows - _BETWEEN) / (_FEW - _BETWEEN)
     found = []
-    for tile, times in _FEW_ROWS.items():
-        time, once = (few + (many - few) * between for few, many in times)
-        for split in _PARTS[tile]:
-            if split <= k_tiles:
-                rounds = _rounds(-(-n // tile), split, sms)
-                each = -(-k_tiles // split) * time + once + (_EXCHANGE if split > 1 else 0)
-                found.append((rounds * each, split, tile))
-    _, split, tile = min(found)
-    return _few_config(tile, rows, split, _consumers(tile, rows), k_tiles)
+    for kind in _BY_SUMS if scales == "sums" else _BY_WEIGHTS:
+        if kind.split <= k_tiles:
+            rounds = _rounds(-(-n // kind.tile), kind.split, sms)
+            time, once = kind.time + between * kind.more[0], kind.once + between * kind.more[1]
+            found.append((rounds * (-(-k_tiles // kind.split) * time + once), kind.split, kind.tile, kind))
+    *_, kind = min(found, key=lambda each: each[:3])
+    consumers = kind.consumers[rows > _SLICED]
+    return _few_config(kind.tile, rows, kind.split, consumers, k_tiles, scales)
 
 
-def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int) -> Sm90Config:
+def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, scales: str) -> Sm90Config:
     """The kernel of few rows with tiles of `tile` features, K in `split` parts."""
     width, sliced = -(-rows // (8 * split)) * (8 * split), consumers > tile // UNIT_ROWS
     return Sm90Config(
         (tile, width), consumers=consumers, split=split, one_tile_per_cluster=sliced or split > 1, store="direct",
         loader="warp", schedule="sliced" if sliced else "cooperative", overlap=True, prefetch=min(_AHEAD, k_tiles),
+        scales=scales,
     )  # fmt: skip
-
-
-def _consumers(tile: int, rows: int) -> int:
-    """Warpgroups of a tile of few rows: four hide the conversions' latency, unless their sums are many."""
-    if tile == UNIT_ROWS:
-        return 4 if rows <= _SLICED else 2
-    return 4 if tile == 2 * UNIT_ROWS and rows <= _SLICED else 2
 
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:

@@ -69,6 +69,7 @@ FORMS = {
         QuantizedFormat("int4", 64, True), "f16", (136, 13, 640),
         Sm90Config((64, 16), consumers=2, stages=4, scales="sums", **SLICED),
     ),
+    "two blocks, scaled sums": (INT4, "bf16", (264, 13, 384), Sm90Config((256, 16), stages=3, scales="sums", **FEW)),
     "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
 }  # fmt: skip
 
@@ -259,6 +260,15 @@ REFUSED = {
         {"weights": None, "config": Sm90Config((64, 16), consumers=1, products="warp")},
         "products = 'warp': only those of packed weights are by mma.sync",
     ),
+    "sums without weights": (
+        {"weights": None, "config": Sm90Config((64, 16), consumers=1, scales="sums")},
+        "scales = 'sums' of no packed weights: there are no scales of groups",
+    ),
+    "sums without groups": (
+        {"weights": QuantizedFormat("int8"), "epilogue": QuantizedFormat("int8").epilogue(),
+         "config": Sm90Config((64, 16), consumers=1, scales="sums")},
+        "scales = 'sums' of weights int8 with a scale a column: there are no scales of groups",
+    ),
     "format": ({"weights": "int4"}, "weights of Sm90Plan.derive must be a QuantizedFormat or None"),
 }  # fmt: skip
 
@@ -290,8 +300,12 @@ def test_chosen_configurations_have_plans_that_hold() -> None:
     for rows in (1, 8, 17, 64, 65, 200, 4096):
         for n, k in ((8192, 8192), (6144, 4096), (100, 128)):
             plan = Sm90Plan.derive(
-                n, rows, k, a="bf16", b="bf16:col", c="bf16:col", weights=INT4, config=packed_config(n, rows, k)
-            )
+                n, rows, k, a="bf16", b="bf16:col", c="bf16:col", weights=INT4,
+                config=packed_config(n, rows, k, weights=INT4),
+            )  # fmt: skip
             assert plan.config.tile[1] >= min(rows, 64)
+            assert plan.sums_apart == (rows <= 16)
             if n == 6144 and rows in (1, 200):
                 plan.check().require()
+    for fmt, become in ((QuantizedFormat("int4", 32), "bf16"), (QuantizedFormat("int8", 128), "bf16"), (INT4, "e4m3")):
+        assert packed_config(8192, 16, 8192, become=become, weights=fmt).tuning.scales == "weights"
