@@ -13,7 +13,7 @@ from layoutgemm.view.panel import MAX_TEXTS, CellTexts, Label, Panel
 from layoutgemm.view.sheet import Legend, Note, Sheet
 from layoutgemm.view.svg import fitted, span_text
 
-from ..arguments import checked, having
+from ..arguments import checked, having, shown
 
 ODD = 0.45  # how much lighter odd threads (or registers) are
 MAX_LISTED = 128
@@ -96,7 +96,7 @@ def coloring(color: str, threads: int, values: int) -> Coloring:
     if color == "quad_lane":
         return Coloring(color, QUAD, min(threads, QUAD))
     if color not in PER_COLOR:
-        raise LayoutError(f"color={color!r}: cells are coloured by {COLORS}")
+        raise LayoutError(f"color={shown(color)}: cells are coloured by {COLORS}")
     return Coloring(color, PER_COLOR[color], -(-threads // PER_COLOR[color]))
 
 

@@ -7,6 +7,7 @@ and on arrays in NumPy. Branches of Python would be taken once, while tracing: a
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import as_arithmetic
+from ...arguments import shown as bounded
 from ...errors import LayoutError, PlanError
 from .places import Value
 
@@ -248,7 +251,7 @@ def evaluate(expression: Expression, x: Value, at: Any) -> Value:
     """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
     head, *rest = expression
     if head == "x":
-        return x
+        return as_arithmetic(x, "x", PlanError)
     if head in ("i", "j"):
         return getattr(at, head)
     if head in ("float", "int"):
@@ -325,6 +328,14 @@ def _as_tuples(parts: object) -> object:
     return tuple([_as_tuples(part) for part in parts]) if isinstance(parts, (list, tuple)) else parts
 
 
+def as_json(what: str, **parts: object) -> str:
+    """Parts of a traced function as text. Raises PlanError for an expression that no trace gives."""
+    try:
+        return json.dumps(parts)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PlanError(f"no expression of {what}: {error}") from None
+
+
 class Values:
     """Values by name, and the operations on them: the place at which an expression without coordinates is evaluated."""
 
@@ -332,8 +343,10 @@ class Values:
         self.values, self.math = values, math
 
     def read(self, name: str) -> Value:
-        """A value by its name."""
-        return self.values[name]
+        """A value by its name. Raises PlanError for a name without one, and for a value without arithmetic."""
+        if name not in self.values:
+            raise PlanError(f"{bounded(name)} is read, and the values are of {bounded(tuple(self.values))}")
+        return as_arithmetic(self.values[name], name, PlanError)
 
 
 def _symbol(value: Any) -> Symbol:
