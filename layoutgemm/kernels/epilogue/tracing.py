@@ -87,7 +87,7 @@ class Symbol:
     def __pow__(self, other: object) -> Symbol:
         if isinstance(other, bool) or not isinstance(other, int) or not 1 <= other <= MAX_POWER:
             raise PlanError(
-                f"x ** {other!r}: a whole number from 1 to {MAX_POWER} is a chain of products; others are "
+                f"x ** {bounded(other)}: a whole number from 1 to {MAX_POWER} is a chain of products; others are "
                 "ops.exp(exponent * ops.log(x)), of a positive x"
             )
         half = self if other < 2 else self ** (other // 2)
@@ -143,7 +143,7 @@ class Operations:
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:
         if name not in _FLOATS:
-            raise PlanError(f"ops has no operation {name!r}; it has {', '.join(_KNOWN)}")
+            raise PlanError(f"ops has no operation {bounded(name)}; it has {', '.join(_KNOWN)}")
         return lambda x: _apply(name, "float", _float(x))
 
     @staticmethod
@@ -175,7 +175,7 @@ class Operations:
     def where(condition: object, yes: object, no: object) -> Symbol:
         """`yes` where the condition holds, else `no`; both are computed."""
         if not isinstance(condition, Symbol) or condition.kind != "bool":
-            raise PlanError(f"where takes a comparison of the function's values, not {condition!r}")
+            raise PlanError(f"where takes a comparison of the function's values, not {bounded(condition)}")
         yes, no = _same(yes, no)
         return _apply("where", yes.kind, condition, yes, no)
 
@@ -233,7 +233,7 @@ def as_value(value: object, kind: str | None = None) -> Symbol:
     found = _symbol(value)
     if kind == "int":
         if found.kind != "int":
-            raise PlanError(f"{value!r} is a {found.kind}, and a whole number belongs here")
+            raise PlanError(f"{bounded(value)} is a {found.kind}, and a whole number belongs here")
         return _int32(found)
     return found if found.kind == "int" and kind is None else _float(found)
 
@@ -304,7 +304,7 @@ def restored(parts: object, names: tuple[str, ...]) -> Expression:
     """
     found = _float(_restored(parts, names)).expression
     if found != _as_tuples(parts):
-        raise PlanError(f"an expression is {str(parts)[:200]}, and a trace would give {str(found)[:200]}")
+        raise PlanError(f"an expression is {bounded(parts)}, and a trace would give {bounded(found)}")
     return found
 
 
@@ -317,7 +317,7 @@ def _restored(parts: object, names: tuple[str, ...]) -> Symbol:
     if head == "given" and len(rest) == 1 and rest[0] in names:
         return Symbol(("given", rest[0]), "float")
     if not isinstance(head, str) or head not in _MADE:
-        raise PlanError(f"no part of an expression: {str(parts)[:200]}")
+        raise PlanError(f"no part of an expression: {bounded(parts)}")
     try:
         return _MADE[head](*[_restored(part, names) for part in rest])
     except TypeError as error:
@@ -355,11 +355,11 @@ def _symbol(value: Any) -> Symbol:
     if getattr(value, "ndim", 1) == 0:  # a number of NumPy's
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PlanError(f"a traced function computes with numbers and its own values, not with {value!r}")
+        raise PlanError(f"a traced function computes with numbers and its own values, not with {bounded(value)}")
     if isinstance(value, int):
         return Symbol(("int", value), "int")
     if math.isfinite(value) and abs(value) > _MAX_F32:
-        raise PlanError(f"{value!r} is beyond float32, in which functions compute")
+        raise PlanError(f"{bounded(value)} is beyond float32, in which functions compute")
     return Symbol(("float", value), "float")
 
 
