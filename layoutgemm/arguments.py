@@ -18,24 +18,59 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard, TypeVar, Union
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, Union
 
 from .errors import LayoutError
 
-__all__ = ["IntTuple", "as_int", "as_number", "check_range", "checked", "is_int", "plain", "read_by", "settle", "shown"]
+__all__ = [
+    "IntTuple",
+    "Integer",
+    "as_int",
+    "as_number",
+    "check_range",
+    "checked",
+    "is_int",
+    "plain",
+    "read_by",
+    "settle",
+    "shown",
+]
 
 IntTuple = int | tuple["IntTuple", ...]
+
+
+class Integer(Protocol):
+    """An operand with integer arithmetic: an int, a symbol, an array of integers or a traced integer."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+    def __radd__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __rsub__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __rmul__(self, other: Any, /) -> Any: ...
+    def __floordiv__(self, other: Any, /) -> Any: ...
+    def __rfloordiv__(self, other: Any, /) -> Any: ...
+    def __mod__(self, other: Any, /) -> Any: ...
+    def __rmod__(self, other: Any, /) -> Any: ...
+    def __neg__(self) -> Any: ...
+    def __lt__(self, other: Any, /) -> object: ...
+    def __le__(self, other: Any, /) -> object: ...
+    def __gt__(self, other: Any, /) -> object: ...
+    def __ge__(self, other: Any, /) -> object: ...
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 Read = Callable[[Any], object]  # converts an argument, or returns _REFUSED
 
 DEPTH = 64  # levels of nested tuples: each level takes several of the 1000 calls that Python allows
 MAX_BITS = 4096  # of an integer: far more than any size or address has, and Python prints it
+FLOAT_BITS = 1023  # of an integer that a float holds
+WORD_BITS = 64  # of an operand of a kernel's arithmetic
 _DIGITS = 40  # of an integer in a message
 _TEXT = 160  # characters of another value in a message
 _REFUSED: object = object()
 # Functions that take these read them with better error messages: `Operand.parse`, `Gated.of`.
-_READ_ELSEWHERE = frozenset({"Operand", "Epilogue", "Gated", "Promoted"})
+_READ_ELSEWHERE = frozenset({"Atom", "Drawable", "Operand", "Epilogue", "Gated", "Promoted"})
 # class name -> its reader of callers' values, which names the nearest in a refusal: `dtype`, `arch`
 _MAKERS: dict[str, Read] = {}
 
@@ -175,10 +210,10 @@ def check_range(error: type[LayoutError], most: int, bound: str, **numbers: int)
             raise error(f"{name} = {shown(number)}: {bound}")
 
 
-def as_number(x: object, what: str, error: type[LayoutError] = LayoutError) -> Any:
+def as_number(x: object, what: str, error: type[LayoutError] = LayoutError, least: int | None = None) -> Any:
     """An integer as a Python int; a symbol, traced value or array unchanged.
 
-    Raises `error` for built-in values other than integers, and for objects without `%`.
+    Raises `error` for built-in values other than integers, integers below `least`, and objects without `%`.
 
     >>> import numpy as np
     >>> as_number(np.int8(4), "a tile"), as_number(np.arange(3), "tiles")
@@ -189,10 +224,27 @@ def as_number(x: object, what: str, error: type[LayoutError] = LayoutError) -> A
     layoutgemm.errors.LayoutError: a tile must be an integer, not 4.0 (float)
     """
     if is_int(x) or isinstance(x, (bool, numbers.Number, str, bytes)) or not hasattr(type(x), "__mod__"):
-        return as_int(x, what, error)
+        return as_int(x, what, error, least)
     kind = getattr(x, "dtype", None)
     if getattr(kind, "kind", "i") not in "iuO" or getattr(kind, "is_floating_point", False):
         raise error(refusal(x, what, "an integer"))
+    return x
+
+
+def as_arithmetic(x: Any, what: str, error: type[LayoutError] = LayoutError) -> Any:
+    """`x` where it has arithmetic: a number, a symbol, a traced value or an array of numbers, unchanged.
+
+    Raises `error` for another value, and for an integer beyond every float.
+
+    >>> as_arithmetic("4", "a sum")
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.LayoutError: a sum must be a number, not '4' (str)
+    """
+    odd = isinstance(x, (bool, str, bytes, tuple, list)) or not hasattr(type(x), "__add__")
+    wide, kind = is_int(x) and int(x).bit_length() > FLOAT_BITS, getattr(getattr(x, "dtype", None), "kind", "f")
+    if odd or wide or kind in ("O", "S", "U", "M", "m"):
+        raise error(refusal(x, what, "a number"))
     return x
 
 
@@ -245,6 +297,15 @@ def _int(x: object) -> object:
             return _REFUSED
         x = int(x)
     return x if x.bit_length() <= MAX_BITS else _REFUSED
+
+
+def _number(x: object) -> object:
+    if is_int(x):
+        return _REFUSED if (taken := int(x)).bit_length() > WORD_BITS else taken
+    try:
+        return as_number(x, "")
+    except LayoutError:
+        return _REFUSED
 
 
 def _bool(x: object) -> object:
@@ -331,6 +392,7 @@ _SIMPLE: dict[object, _AnnotationReader] = {
     bool: _AnnotationReader(_bool, "True or False"),
     float: _AnnotationReader(_float, "a number"),
     str: _AnnotationReader(_instance(str), "a string"),
+    Integer: _AnnotationReader(_number, f"an integer of {WORD_BITS} bits"),
     types.NoneType: _AnnotationReader(_instance(types.NoneType), "None"),
 }
 
@@ -347,7 +409,9 @@ def _plural(wanted: str) -> str:
 
 def _reader(hint: object) -> _AnnotationReader | None:
     """The reader of an annotation's arguments; None for an annotation without a check."""
-    if hint in (Any, object) or isinstance(hint, (TypeVar, str)):
+    if isinstance(hint, TypeVar):
+        return _reader(hint.__bound__) if hint.__bound__ is not None else None
+    if hint in (Any, object) or isinstance(hint, str):
         return None
     if hint is None:
         hint = types.NoneType
@@ -378,10 +442,18 @@ def _reader(hint: object) -> _AnnotationReader | None:
     kind = origin if isinstance(origin, type) else hint
     if isinstance(kind, type) and kind.__name__ in _MAKERS:
         return _AnnotationReader(_MAKERS[kind.__name__], f"a {kind.__name__}")
-    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or kind.__name__ in _READ_ELSEWHERE:
+    if not isinstance(kind, type) or kind.__name__ in _READ_ELSEWHERE:
         return None
+    if getattr(kind, "_is_protocol", False):
+        return _protocol_reader(kind)
     article = "an" if kind.__name__[:1] in "AEIOU" else "a"
     return _AnnotationReader(_instance(kind), f"{article} {kind.__name__}")
+
+
+def _protocol_reader(kind: type) -> _AnnotationReader:
+    members = [name for name in (*vars(kind), *inspect.get_annotations(kind)) if not name.startswith("_")]
+    wanted = f"an object with {', '.join(dict.fromkeys(members))}"
+    return _AnnotationReader(lambda x: x if all(hasattr(x, name) for name in members) else _REFUSED, wanted)
 
 
 def _union_reader(members: Sequence[object]) -> _AnnotationReader | None:

@@ -20,14 +20,14 @@ class LayoutError(ValueError):
         self.witness = witness
 
     def __str__(self) -> str:
-        return _printable(super().__str__())
+        return printable(super().__str__())
 
     def __reduce__(self) -> tuple[object, ...]:
         # An exception's default pickle calls the class with `args`, which drops the attributes.
         return _rebuild, (self.__class__, self.args, self.__dict__)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text with an escape for each unprintable character: halves of surrogate pairs."""
     if text.isascii():
         return text
@@ -97,9 +97,9 @@ def _pointer(text: str, position: int, most: int = 100) -> str:
     start = max(0, min(position - most // 2, len(text) - most))
     shown, before = text[start : start + most], text[start:position]
     left, right = "..." if start else "", "..." if start + most < len(text) else ""
-    blanks = " " * len(left + _printable(before))
+    blanks = " " * len(left + printable(before))
     where = f" (line {number})" if many else ""
-    return f"{where}\n  {left}{_printable(shown)}{right}\n  {blanks}^".replace("\t", " ")
+    return f"{where}\n  {left}{printable(shown)}{right}\n  {blanks}^".replace("\t", " ")
 
 
 class AtomError(LayoutError):

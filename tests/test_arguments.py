@@ -282,7 +282,7 @@ def test_the_number_of_a_tile_may_be_an_array() -> None:
     rows, columns = schedule.Linear().tile(np.arange(6), (2, 3))
     assert rows.tolist() == [0, 1] * 3 and columns.tolist() == [0, 0, 1, 1, 2, 2]
     for bad in (True, 5.0, "5", None, [5], object(), np.array([0.5]), torch.tensor([0.5])):
-        with pytest.raises(PlanError, match="the number of a tile must be an integer"):
+        with pytest.raises(PlanError, match=r"number of Schedule\.tile must be an integer"):
             schedule.Linear().tile(bad, (4, 3))
 
 

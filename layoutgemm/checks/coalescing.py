@@ -204,7 +204,7 @@ def sectors(
 
 def _global_only(kind: str) -> None:
     if kind not in ("ld.global", "st.global", "cp.async"):
-        raise AtomError(f"{kind} does not access global memory: sectors are of ld.global, st.global and cp.async")
+        raise AtomError(f"{shown(kind)} does not access global memory: sectors are of ld.global, st.global, cp.async")
 
 
 def _count(addresses: IntArray, width: int, base: int) -> IntArray:

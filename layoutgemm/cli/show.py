@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from .. import atoms, view
+from ..arguments import shown as bounded
 from ..atoms import SmemTile
 from ..errors import LayoutError
 from ..layouts import Swizzle
@@ -83,7 +84,7 @@ def part(text: str) -> range:
     """
     found = re.fullmatch(r"(\d+):(\d+)(?::([1-9]\d*))?", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part: write FROM:TO, as in 0:16")
+        raise argparse.ArgumentTypeError(f"{bounded(text)} is not a part: write FROM:TO, as in 0:16")
     return range(int(found[1]), int(found[2]), int(found[3] or 1))
 
 

@@ -325,6 +325,7 @@ class GemmPlan(HasPicture, HasPage):
         """The kernel's class in device code, as `kernels.verbs.named` takes it."""
         raise NotImplementedError
 
+    @checked(PlanError)
     def described(self, target: str = "") -> str:
         """The beginning of a plan's text: sizes, target, operands, tile."""
         sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"

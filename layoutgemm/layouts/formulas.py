@@ -350,7 +350,7 @@ def _by_values(function: Formula, sizes: Mapping[str, Any], stuck: MissingFact) 
             return composed
         index, reason = found
         coord = tuple(coordinate(index, extents))
-        raise LayoutError(f"no layout, nor one under a swizzle: {show(coord)} {reason}", coord)
+        raise LayoutError(f"no layout, nor one under a swizzle: {show_coord(coord)} {reason}", coord)
     return found if values[0] == 0 else _offset(int(values[0]), found)
 
 

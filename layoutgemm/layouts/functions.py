@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from ..arguments import as_int, refusal
+from ..arguments import as_int, refusal, shown
 from ..errors import LayoutError
 from . import int_tuple as _t
 from . import profiles
@@ -403,7 +403,7 @@ def _projected(x: object, proj: object, what: str) -> Any:
     if proj is None:
         return x
     if not isinstance(proj, tuple) or not isinstance(x, tuple) or len(x) != len(proj):
-        raise LayoutError(f"proj = {proj} and {what} = {x}: two tuples of one length")
+        raise LayoutError(f"proj = {shown(proj)} and {what} = {shown(x)}: two tuples of one length")
     return tuple([entry for entry, kept in zip(x, proj, strict=True) if kept is not None])
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..arguments import DEPTH, MAX_BITS, as_int, is_int, refusal, shown
+from ..arguments import DEPTH, MAX_BITS, Integer, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from ..lazy_numpy import np
 from .symbols.dims import entry, extent, is_sympy
@@ -34,26 +34,7 @@ Pair: TypeAlias = "tuple[Any, Any]"  # shape and stride of a layout: congruent, 
 Modes: TypeAlias = "tuple[list[Any], list[Any]]"  # extents and strides without nesting: integers alone in most layouts
 
 
-class Integer(Protocol):
-    """An operand with integer arithmetic: an int, a symbol, an array of integers or a traced integer."""
-
-    def __add__(self, other: Any, /) -> Any: ...
-    def __radd__(self, other: Any, /) -> Any: ...
-    def __sub__(self, other: Any, /) -> Any: ...
-    def __rsub__(self, other: Any, /) -> Any: ...
-    def __mul__(self, other: Any, /) -> Any: ...
-    def __rmul__(self, other: Any, /) -> Any: ...
-    def __floordiv__(self, other: Any, /) -> Any: ...
-    def __rfloordiv__(self, other: Any, /) -> Any: ...
-    def __mod__(self, other: Any, /) -> Any: ...
-    def __rmod__(self, other: Any, /) -> Any: ...
-    def __neg__(self) -> Any: ...
-    def __lt__(self, other: Any, /) -> object: ...
-    def __le__(self, other: Any, /) -> object: ...
-    def __gt__(self, other: Any, /) -> object: ...
-    def __ge__(self, other: Any, /) -> object: ...
-
-
+_SHOWN = 64  # entries of a coordinate in a message
 ENUMERABLE = 1 << 28
 BEYOND = 1 << MAX_BITS  # above every entry that a caller may give
 BELOW = -BEYOND  # below every one
@@ -322,7 +303,7 @@ def check_congruent(shape: object, stride: object) -> None:
     """Raise LayoutError unless the stride has the nesting of the shape."""
     if not congruent(shape, stride):
         raise LayoutError(
-            f"stride {show(stride)} is not congruent with shape {show(shape)}: one stride for each extent"
+            f"stride {show_coord(stride)} is not congruent with shape {show(shape)}: one stride for each extent"
         )
 
 
@@ -339,7 +320,9 @@ def check_enumerable(what: str, layout: Layout | ComposedLayout) -> None:
 
 def out_of_range(coord: object, shape: Shape) -> CoordinateError:
     """The error for a Python int outside `shape`."""
-    return CoordinateError(f"coordinate {show(coord)} is outside 0..{product(shape) - 1} of shape {show(shape)}", coord)
+    return CoordinateError(
+        f"coordinate {show_coord(coord)} is outside 0..{product(shape) - 1} of shape {show(shape)}", coord
+    )
 
 
 def other_nesting(coord: object, shape: Shape) -> CoordinateError:
@@ -522,10 +505,11 @@ def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:
 
 
 def show_coord(coord: object, depth: int = 0) -> str:
-    """A coordinate in CuTe's notation; parts that nest deeper than any layout as dots."""
+    """A coordinate in CuTe's notation, of bounded length; parts that nest deeper than any layout as dots."""
     if not isinstance(coord, (tuple, list)):
-        return show(coord) if coord.__class__ is int else shown(coord)
-    return f"({','.join([show_coord(c, depth + 1) for c in coord])})" if depth < DEPTH else "(...)"
+        return show(coord) if coord.__class__ is int and coord.bit_length() <= 64 else shown(coord)
+    entries = [show_coord(c, depth + 1) for c in coord[:_SHOWN]] if depth < DEPTH else []
+    return f"({','.join(entries)}{',' * bool(entries)}...)" if len(entries) < len(coord) else f"({','.join(entries)})"
 
 
 def coal(shape: object, stride: object) -> Modes:

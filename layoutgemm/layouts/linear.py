@@ -26,7 +26,7 @@ from ..arguments import MAX_BITS, as_int, checked, refusal, settle, shown
 from ..errors import CoordinateError, LayoutError
 from ..lazy_numpy import np
 from . import registries
-from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
+from .int_tuple import bit_field, coal, leaves, pack, product, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
 from .proofs.verdicts import TWO_INDICES, CounterExample, Function, Proof, Verdict, layout_of
@@ -206,7 +206,7 @@ class LinearLayout(Function):
             x = bit_field(x, "a coordinate")
         if x.__class__ is int:
             if not 0 <= x < 1 << (stop - start):
-                raise CoordinateError(f"coordinate {show(x)} is outside 0..{(1 << (stop - start)) - 1}", x)
+                raise CoordinateError(f"coordinate {show_coord(x)} is outside 0..{(1 << (stop - start)) - 1}", x)
             value = self.offset
             while x:
                 low = x & -x
@@ -454,7 +454,7 @@ class LinearLayout(Function):
         (1, 2)
         """
         if not 0 <= index < self.size:
-            raise CoordinateError(f"index {show(index)} is outside 0..{self.size - 1}", index)
+            raise CoordinateError(f"index {show_coord(index)} is outside 0..{self.size - 1}", index)
         out = []
         for b in self.bits:
             out.append(index & ((1 << b) - 1))

@@ -288,7 +288,9 @@ def _read(text: str, symbol: Symbols) -> Parsed:
         if other is None or error.position != other.start(1) or PAIR.search(text) is not None:
             raise
         raise ParseError(
-            f"expected a layout, as in (4,8):(8,1), and {other[1]} begins no text that is read", text, other.start(1)
+            f"expected a layout, as in (4,8):(8,1), and {other[1][:64]} begins no text that is read",
+            text,
+            other.start(1),
         ) from None
 
 

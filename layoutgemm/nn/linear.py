@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..arguments import as_int
+from ..arguments import as_int, shown
 from ..errors import OperandError
 from ..torch_op.checks import check_activation
 from ..torch_op.operator import linear
@@ -78,8 +78,9 @@ def refuse_adapters(parent: torch.nn.Module, name: str, module: torch.nn.Module 
     if not has_sizes or "parameter_name" in held:
         return
     raise OperandError(
-        f"{name} is a {type(layer).__name__} with activation={layer.activation!r}, and a module of {kind.__qualname__} "
-        "with out_features takes its place: adapters take it for x @ weight.T + bias, and add behind the activation"
+        f"{name} is a {type(layer).__name__} with activation={shown(layer.activation)}, and a module of "
+        f"{kind.__qualname__} with out_features takes its place: "
+        "adapters take it for x @ weight.T + bias, and add behind the activation"
     )
 
 

@@ -14,16 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import as_int, checked, settle
+from ..arguments import Integer, as_int, as_number, checked, settle
 from ..errors import PlanError
 from ..layouts.display import HasPicture
-from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.verdicts import Answer
 from ..layouts.symbols.facts import Facts
 from ..lazy_numpy import np
-from .tile_order import Minimum, Schedule, Tile, all_proven, checked_grid
+from .tile_order import Grid, Minimum, Schedule, Tile, all_proven, checked_grid
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -50,7 +49,7 @@ class RotatedRows(HasPicture):
             raise PlanError(f"a Schedule is rotated, not {type(self.schedule).__name__}")
 
     @checked(PlanError)
-    def tile(self, number: Integer, grid: Tile, first: Integer, minimum: Minimum = least) -> Tile:
+    def tile(self, number: Integer, grid: Grid, first: Integer, minimum: Minimum = least) -> Tile:
         """The (row, column) visited as number `number`; `first` is the row that the schedule's row 0 becomes."""
         row, column = self.schedule.tile(number, grid, minimum)
         return (row + first) % grid[0], column
@@ -92,17 +91,19 @@ class ShardByShard(HasPicture):
         RotatedRows(self.schedule)
 
     @staticmethod
+    @checked(PlanError)
     def place(number: Integer, each: Integer) -> tuple[Any, Any]:
         """The shard of tile `number`, counted from `first`, and its number in the shard.
 
         each  tiles of a shard
         """
+        each = as_number(each, "tiles of a shard", PlanError, least=1)
         return number // each, number % each
 
     @checked(PlanError)
-    def tile(self, number: Integer, grid: Tile, first: Integer, shards: Integer, minimum: Minimum = least) -> Tile:
+    def tile(self, number: Integer, grid: Grid, first: Integer, shards: Integer, minimum: Minimum = least) -> Tile:
         """The (row, column) visited as number `number`; the grid's rows are a multiple of `shards`."""
-        rows = grid[0] // shards
+        rows = grid[0] // as_number(shards, "the number of shards", PlanError, least=1)
         shard, within = self.place(number, rows * grid[1])
         row, column = self.schedule.tile(within, (rows, grid[1]), minimum)
         return (shard + first) % shards * rows + row, column

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..arguments import checked, is_int, shown
+from ..arguments import Integer, checked, is_int, shown
 from ..errors import LayoutError, PlanError
 from ..layouts import Layout
-from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import injective
@@ -22,7 +21,7 @@ from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.generators import FactError
 from ..lazy_numpy import np
-from .tile_order import Linear, Minimum, Reads, Schedule, Tile, checked_grid
+from .tile_order import Grid, Linear, Minimum, Reads, Schedule, Tile, checked_grid
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -229,7 +228,8 @@ class Formula(Schedule):
         """True if the order visits every tile of a grid."""
         return self.tiles is None
 
-    def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Any:
+    @checked(PlanError)
+    def count(self, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Any:
         """Tiles that are visited in a grid of (rows, columns)."""
         if self.tiles is None:
             return grid[0] * grid[1]
@@ -245,7 +245,7 @@ class Formula(Schedule):
         return np.broadcast_to(np.asarray(evaluate(self.visits, of.__getitem__, least)) > 0, (rows, columns))
 
     @checked(PlanError)
-    def tile(self, number: Integer, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
+    def tile(self, number: Integer, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles."""
         of = {"number": number, "rows": grid[0], "columns": grid[1]}
         row, column = (evaluate(x, of.__getitem__, minimum, reads) for x in (self.row, self.column))
@@ -291,7 +291,7 @@ class LayoutOrder(Schedule):
     layout: Layout = field(default_factory=lambda: Layout(1))
 
     @checked(PlanError)
-    def tile(self, number: Integer, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
+    def tile(self, number: Integer, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles."""
         found = self.layout(number)
         if isinstance(found, tuple):
@@ -305,8 +305,10 @@ class LayoutOrder(Schedule):
         self.check_grid(checked_grid(grid))
         return super().table(grid)
 
+    @checked(PlanError)
     def check_grid(self, grid: tuple[int, int]) -> None:
         """Raise PlanError for a grid with another number of tiles."""
+        checked_grid(grid)
         if self.layout.size != grid[0] * grid[1]:
             raise PlanError(
                 f"order = {self.layout}: a layout of {self.layout.size} tiles orders a grid of as many, and this one "

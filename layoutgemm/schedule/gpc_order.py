@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..arguments import checked, settle, shown
+from ..arguments import Integer, checked, settle, shown
 from ..errors import PlanError
-from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..report import Check
 from .tile_order import Minimum

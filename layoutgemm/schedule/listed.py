@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ..arguments import as_int, checked, settle
+from ..arguments import Integer, as_int, checked, settle
 from ..errors import OperandError, PlanError
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.verdicts import Answer, Proof
 from ..lazy_numpy import np
-from .tile_order import Hilbert, Minimum, Reads, Schedule, Tile, checked_grid, tiles_of, visits_once
+from .tile_order import Grid, Hilbert, Minimum, Reads, Schedule, Tile, checked_grid, entry_of, tiles_of, visits_once
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,9 +62,10 @@ class Banded(Schedule):
         """False: a band's tiles alone."""
         return False
 
-    def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Any:
+    @checked(PlanError)
+    def count(self, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Any:
         """Tiles that are visited in a grid of (rows, columns)."""
-        return int(self.visited(grid).sum())
+        return len(self.table(cast("tuple[int, int]", grid)))
 
     def visited(self, grid: tuple[int, int]) -> npt.NDArray[np.bool_]:
         """True for each tile (row, column) that has an element in the band."""
@@ -77,10 +78,9 @@ class Banded(Schedule):
         return np.asarray((column - row - (high - 1) <= self.above) & (column + wide - 1 - row >= -self.below))
 
     @checked(PlanError)
-    def tile(self, number: Any, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
+    def tile(self, number: Integer, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
         """The (row, column) of tile `number`, an int or an array, from `table`."""
-        found = self.table(grid)[number]
-        return found[..., 0], found[..., 1]
+        return entry_of(self.table, number, grid)
 
     @checked(PlanError)
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
@@ -124,7 +124,8 @@ class TileList(Schedule):
         """True if the list has every tile of a grid."""
         return self.schedule is not None and self.schedule.is_full
 
-    def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Any:
+    @checked(PlanError)
+    def count(self, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Any:
         """Tiles of the list."""
         if reads is not None:
             return reads.word("tile_count")
@@ -141,7 +142,7 @@ class TileList(Schedule):
         return self.schedule
 
     @checked(PlanError)
-    def tile(self, number: Any, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
+    def tile(self, number: Integer, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
         """The (row, column) of tile `number`, from the list. Beyond its end a kernel asks for the last one again."""
         if reads is None:
             return self._own.tile(number, grid, minimum)

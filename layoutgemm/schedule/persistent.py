@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arguments import as_int, checked, settle, shown
+from ..arguments import Integer, as_int, checked, settle, shown
 from ..errors import PlanError
 from ..layouts import Layout
 from ..layouts.display import HasPicture
-from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
@@ -25,7 +24,7 @@ from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import Scalar, show
 from ..lazy_numpy import np
-from .tile_order import Minimum, Reads, Schedule, Tile, all_proven, checked_grid
+from .tile_order import Grid, Minimum, Reads, Schedule, Tile, all_proven, checked_grid
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,14 +57,14 @@ class Persistent(HasPicture):
             as_int(n, "an extent of the cluster", PlanError, least=1)
 
     @checked(PlanError)
-    def clusters(self, grid: Tile) -> Tile:
+    def clusters(self, grid: Grid) -> Tile:
         """The grid in clusters: its extents divided by the cluster's, rounded up."""
         rows, columns = self.cluster
         return -(-grid[0] // rows), -(-grid[1] // columns)
 
     @checked(PlanError)
     def tile(
-        self, worker: Integer, step: Integer, rank: Integer, grid: Tile, minimum: Minimum = least,
+        self, worker: Integer, step: Integer, rank: Integer, grid: Grid, minimum: Minimum = least,
         reads: Reads | None = None,
     ) -> Tile:  # fmt: skip
         """The tile that block `rank` of a worker does as its number `step`; it can lie outside of the grid.
@@ -78,7 +77,7 @@ class Persistent(HasPicture):
         return self.within(self.schedule.tile(number, across, minimum, reads), rank)
 
     @checked(PlanError)
-    def within(self, at: Tile, rank: Integer) -> Tile:
+    def within(self, at: Grid, rank: Integer) -> Tile:
         """The tile of CTA `rank` of the cluster at `at` in the grid of clusters.
 
         >>> from layoutgemm.schedule.tile_order import Linear

@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import as_int, checked, settle, shown
+from ..arguments import Integer, as_int, checked, settle, shown
 from ..errors import PlanError
-from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.verdicts import Answer, Proof
 from ..layouts.symbols.facts import Facts
 from ..lazy_numpy import np
-from .tile_order import Linear, Minimum, Reads, Schedule, Tile, all_proven
+from .tile_order import Grid, Linear, Minimum, Reads, Schedule, Tile, all_proven
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -72,7 +71,7 @@ class Rotated(Schedule):
         return (*self.inner.words, *((self.name,) if self.fixed is None else ()))
 
     @checked(PlanError)
-    def tile(self, number: Integer, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
+    def tile(self, number: Integer, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles."""
         row, column = self.inner.tile(number, grid, minimum, reads)
         if self.fixed is None and reads is None:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..arguments import as_number, checked, refusal, settle, shown
+from ..arguments import Integer, checked, refusal, settle, shown
 from ..errors import PlanError
 from ..layouts import E, Layout
 from ..layouts.display import HasPicture
-from ..layouts.int_tuple import ENUMERABLE, Integer
+from ..layouts.int_tuple import ENUMERABLE
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
@@ -46,7 +46,8 @@ class Reads(Protocol):
         """Number `index` of the 32-bit integers in the array of that name."""
 
 
-Tile = tuple[Any, Any]  # row and column of a tile, or rows and columns of a grid: of each kind of Integer
+Tile = tuple[Any, Any]  # the row and column of a tile: of each kind of Integer
+Grid = tuple[Integer, Integer]  # how many rows and columns of tiles
 Minimum = Callable[..., Integer]
 
 
@@ -120,7 +121,8 @@ class Schedule(HasPicture):
         """The order for tiles of (rows, columns) elements of C: the same, where the elements decide nothing."""
         return self
 
-    def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Any:
+    @checked(PlanError)
+    def count(self, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Any:
         """Tiles that are visited in a grid of (rows, columns).
 
         >>> Linear().count((3, 4))
@@ -133,14 +135,12 @@ class Schedule(HasPicture):
         return np.ones(checked_grid(grid), dtype=bool)
 
     @checked(PlanError)
-    def tile(self, number: Integer, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
+    def tile(self, number: Integer, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles.
 
         minimum  stands in for traced integers, which Python's own does not take
         reads    values of the order's `words`, of an order that has any
         """
-        number = as_number(number, "the number of a tile", PlanError)
-        grid = (as_number(grid[0], "rows of the grid", PlanError), as_number(grid[1], "columns of the grid", PlanError))
         if any(isinstance(extent, int) and extent < 1 for extent in grid):
             raise PlanError(f"a grid of tiles has two extents of 1 or more, not {shown(grid)}")
         if self.along == "M":
@@ -296,10 +296,9 @@ class Hilbert(Schedule):
         return False
 
     @checked(PlanError)
-    def tile(self, number: Any, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
+    def tile(self, number: Integer, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
         """The (row, column) of tile `number`, an int or an array, from `table`."""
-        found = self.table(grid)[number]
-        return found[..., 0], found[..., 1]
+        return entry_of(self.table, number, grid)
 
     @checked(PlanError)
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
@@ -414,6 +413,15 @@ def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
     return grid
 
 
+def entry_of(table: Callable[[tuple[Any, Any]], npt.NDArray[np.int64]], number: Integer, grid: Grid) -> Tile:
+    """The tile of a number, an int or an array, in an order's table. Raises PlanError beyond its end."""
+    every, at = table(grid), np.asarray(number)
+    if (outside := (at < 0) | (at >= len(every))).any():
+        raise PlanError(f"tile {at[outside].flat[0]} of {len(every)}: numbers run from 0 to {len(every) - 1}")
+    found = every[at]
+    return found[..., 0], found[..., 1]
+
+
 def tiles_of(order: object) -> npt.NDArray[np.int64]:
     """An order as an int64 array [number] of (row, column). Raises PlanError for anything but whole numbers.
 
@@ -429,6 +437,13 @@ def tiles_of(order: object) -> npt.NDArray[np.int64]:
     if found.dtype.kind not in "iu" or found.ndim != 2 or found.shape[1] != 2:
         raise PlanError(refusal(order, "an order of tiles", "an array of integers, [number] of (row, column)"))
     return found.astype(np.int64)
+
+
+def _set_of(visited: object, grid: tuple[int, int]) -> npt.NDArray[np.bool_]:
+    """The set of tiles as an array of the grid's shape. Raises PlanError for anything else."""
+    if not isinstance(visited, np.ndarray) or visited.dtype.kind != "b" or visited.shape != grid:
+        raise PlanError(refusal(visited, "the set of tiles visited", f"a bool array of shape {grid}"))
+    return visited
 
 
 @checked(PlanError)
@@ -447,7 +462,7 @@ def visits_once(
     """
     rows, columns = checked_grid(grid)
     tiles = tiles_of(order)
-    every = np.ones((rows, columns), bool) if visited is None else np.asarray(visited, bool)
+    every = np.ones((rows, columns), bool) if visited is None else _set_of(visited, (rows, columns))
     witness = ""
     outside = np.flatnonzero((tiles < 0).any(axis=1) | (tiles >= (rows, columns)).any(axis=1))
     if outside.size:

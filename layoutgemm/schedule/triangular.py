@@ -20,15 +20,14 @@ from functools import cached_property
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arguments import as_int, settle, shown
+from ..arguments import Integer, as_int, checked, settle, shown
 from ..errors import PlanError
-from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..lazy_numpy import np
-from .tile_order import Grouped, Minimum, Reads, Schedule, Tile, all_proven, checked_grid
+from .tile_order import Grid, Grouped, Minimum, Reads, Schedule, Tile, all_proven, checked_grid
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -174,7 +173,8 @@ class Triangular(Schedule):
         return cut.height * cut.whole * self.block[1] + sum(self._corner(cut.height, cut.width, minimum))
 
     # ---------------------------------------------------------------------------------------------------- the schedule
-    def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Any:
+    @checked(PlanError)
+    def count(self, grid: Grid, minimum: Minimum = least, reads: Reads | None = None) -> Any:
         """Tiles that are visited in a grid of (rows, columns).
 
         >>> Triangular(tile_shape=(128, 128)).count((64, 64))

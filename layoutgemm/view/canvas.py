@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from layoutgemm.errors import printable
 from layoutgemm.view.palette import INK, dark_rules, paint
 
 SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
@@ -185,7 +186,7 @@ class Canvas:
         `height` to a browser; converters such as CairoSVG take `height:auto` for zero.) Ids come from the content:
         several pictures fit in one page, and equal pictures are equal text.
         """
-        body = "\n".join(self.parts)
+        title, body = printable(title), printable("\n".join(self.parts))
         paper = f'<rect width="100%" height="100%" {paint("paper")}/>'
         mark = f"{zlib.crc32((title + body).encode()):08x}"
         width, height = math.ceil(width), math.ceil(height)  # a part of a pixel would be half transparent in a PNG
@@ -194,7 +195,7 @@ class Canvas:
             f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}" '
             f'style="max-width:100%;block-size:auto">\n'
             f'<title id="title-{mark}">{escape(title)}</title>\n'
-            f'<desc id="desc-{mark}">{escape(" ".join(description))}</desc>\n'
+            f'<desc id="desc-{mark}">{escape(printable(" ".join(description)))}</desc>\n'
             f"<style>{DARK}{{{dark_rules(paper + body)}}}</style>\n"
             f"{paper}\n{body}\n</svg>\n"
         )

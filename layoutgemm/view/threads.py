@@ -14,6 +14,7 @@ from layoutgemm.view.sheet import Legend, Note, Sheet
 from layoutgemm.view.svg import fitted, span_text
 
 from ..arguments import checked, having
+from ..arguments import shown as bounded
 
 ODD = 0.45  # how much lighter odd threads (or registers) are
 MAX_LISTED = 128
@@ -96,7 +97,7 @@ def coloring(color: str, threads: int, values: int) -> Coloring:
     if color == "quad_lane":
         return Coloring(color, QUAD, min(threads, QUAD))
     if color not in PER_COLOR:
-        raise LayoutError(f"color={color!r}: cells are coloured by {COLORS}")
+        raise LayoutError(f"color={bounded(color)}: cells are coloured by {COLORS}")
     return Coloring(color, PER_COLOR[color], -(-threads // PER_COLOR[color]))
 
 
@@ -179,7 +180,7 @@ def fragment_svg(
         tv = getattr(atom, "layout_C", None) if tv is None else tv  # D is held as C unless the atom says otherwise
     else:
         known = "A, B, C, D, SFA and SFB" if scale is not None else "A, B, C and D"
-        raise LayoutError(f"operand {operand!r}: {atom} has {known}")
+        raise LayoutError(f"operand {bounded(operand)}: {atom} has {known}")
     found = owners_of(tv, tile, rows, columns, thread)
     name = getattr(atom, "name", None) or str(atom)
     pad = len(f"V{len(found.registers) - 1}")

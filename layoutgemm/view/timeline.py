@@ -11,7 +11,7 @@ from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import INK, hue, lighter
 from layoutgemm.view.sheet import MARGIN, NOTE_SIZE, Note, header, legend
 
-from ..arguments import checked, refusal
+from ..arguments import as_int, checked, refusal, shown
 
 WIDTH, HEIGHT, PITCH = 1000.0, 18.0, 24.0
 LANE, MAX_TRACKS = 8.0, 16  # pixels that one more thing at once takes; as many as are told apart
@@ -103,6 +103,7 @@ def rows_of(
     """The rows to draw by role, their block, and the count of rows left out."""
     if not isinstance(timeline, Mapping) or not isinstance(timeline.get("rows"), (list, tuple)):
         raise LayoutError(refusal(timeline, "a timeline", 'a dict with "rows", as Timeline.as_json() gives'))
+    as_int(most, "rows of a timeline", least=1)
     busy = [row for row in timeline["rows"] if row["spans"]]
     if not busy:
         raise LayoutError("a timeline without spans: nothing was recorded (emulate with timeline=True)")
@@ -110,7 +111,7 @@ def rows_of(
     found = [row for row in busy if list(row["cta"]) == where]
     if not found:
         known = sorted({tuple(row["cta"]) for row in busy})
-        raise LayoutError(f"no block {tuple(where)} in the timeline, it has {', '.join(map(str, known[:4]))}"
+        raise LayoutError(f"no block {shown(tuple(where))} in the timeline, it has {', '.join(map(str, known[:4]))}"
                           + (", ..." if len(known) > 4 else ""))  # fmt: skip
     return found[:most], where, max(len(found) - most, 0)
 

@@ -82,8 +82,8 @@ def test_a_pitch_that_is_no_multiple_of_a_sector() -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda: sectors([0], 4, "ld.shared"), "ld.shared does not access global memory"),
-        (lambda: sectors(Layout((8, 64), (64, 1)), matrix_access((8, 64), "bf16"), element=16), "ldmatrix does not"),
+        (lambda: sectors([0], 4, "ld.shared"), "'ld.shared' does not access global memory"),
+        (lambda: sectors(Layout((8, 64), (64, 1)), matrix_access((8, 64), "bf16"), element=16), "'ldmatrix' does not"),
         (lambda: sectors([0], 4, alignment=48), "power of two of bytes, not 48"),
         (lambda: sectors([0], 4, alignment=0), "power of two"),
         (lambda: sectors([0], 4, alignment=True), "alignment of sectors must be an integer"),

@@ -100,7 +100,7 @@ class CopyAtom(HasPicture, HasPage, Convertible):
         """The one side in that space; raises AtomError when neither or both are."""
         found = [side for side in SIDES if self.space(side) == space]
         if len(found) != 1:
-            raise AtomError(f"{self.ptx} goes from {self.source} to {self.target}: no one side is in {space}")
+            raise AtomError(f"{self.ptx} goes from {self.source} to {self.target}: no one side is in {shown(space)}")
         return found[0]
 
     @checked(AtomError)

@@ -205,7 +205,7 @@ def bulk_copy(
     kind = dtype(element)
     if (source, target) not in _BULK:
         known = ", ".join(f"{a} -> {b}" for a, b in _BULK)
-        raise AtomError(f"cp.async.bulk copies {known}, not {source} -> {target}")
+        raise AtomError(f"cp.async.bulk copies {known}, not {shown(source)} -> {shown(target)}")
     if not BULK_ALIGNMENT <= bytes <= BULK_MAX:
         raise AtomError(f"cp.async.bulk copies {BULK_ALIGNMENT} to {BULK_MAX} bytes, not {shown(bytes)}")
     if bytes % BULK_ALIGNMENT:

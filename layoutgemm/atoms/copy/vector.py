@@ -204,7 +204,7 @@ def _vector(
     opcode = _OPCODES.get((source, target))
     if opcode is None:
         known = ", ".join(f"{a} -> {b}" for a, b in _OPCODES)
-        raise AtomError(f"no ld or st copies {source} -> {target}; there are {known}")
+        raise AtomError(f"no ld or st copies {shown(source)} -> {shown(target)}; there are {known}")
     op, space = opcode
     width = kind.bits if bits is None else bits
     if width not in _VECTORS or (width == _WIDE and space != "global"):

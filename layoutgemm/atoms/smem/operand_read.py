@@ -11,7 +11,7 @@ from ...dtypes import dtype as dtype_of
 from ...errors import DescriptorError
 from ..mma.tcgen05 import KINDS
 from .instruction_descriptor import codes_of, ptx_cta_group, ptx_kind
-from .tile import ATOM_ROWS, SWIZZLES, packing_of, slot_bits
+from .tile import ATOM_ROWS, packing_of, slot_bits, swizzle_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class OperandRead:
         Combinations of Type-Size, Major-ness and Swizzling" of tcgen05. (That table lists MN-major operands of 8 bits
         and more; CUTLASS has 4- and 6-bit ones too, in kind f8f6f4, where they lie in 8-bit slots.)
         """
-        mode = SWIZZLES[swizzle_name]
+        mode = swizzle_mode(swizzle_name)
         if self.family not in mode.readers:
             readers = " and ".join(mode.readers) or "no tensor core"
             return f"swizzle {swizzle_name} is read by {readers}"
@@ -76,7 +76,7 @@ def operand_read(atom: Any, operand: str) -> OperandRead:
     """
     if isinstance(atom, OperandRead):
         if atom.name != operand:
-            raise DescriptorError(f"{atom.text} is operand {atom.name}; operand {operand} was asked for")
+            raise DescriptorError(f"{atom.text} is operand {atom.name}; operand {shown(operand)} was asked for")
         return atom
     if operand not in ("A", "B"):
         raise DescriptorError(f"a descriptor hands over operand A or B, not {shown(operand)}")

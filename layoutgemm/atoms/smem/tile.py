@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...arguments import checked, settle, shown
+from ...arguments import Integer, checked, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Swizzle
 from ...layouts.display import HasPicture
-from ...layouts.int_tuple import Integer
 from ...layouts.paged import HasPage
 from ...layouts.proofs.verdicts import Function
 
@@ -402,7 +401,7 @@ def as_tile(
     offset: int = 0
     if isinstance(layout, ComposedLayout):
         if swizzle is not None:
-            raise AtomError(f"{layout} has a swizzle of its own; another, {swizzle}, is named")
+            raise AtomError(f"{layout} has a swizzle of its own; another, {shown(swizzle)}, is named")
         inner, offset, unit = layout.layout, layout.offset, layout.swizzle.unit or bits
         if not isinstance(inner, Layout):
             raise AtomError(f"{layout} is under more than one swizzle; shared memory has one")

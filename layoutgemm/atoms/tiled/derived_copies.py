@@ -58,6 +58,8 @@ def tiled_copy_of_tile(
     """
     if atom.threads != 1:
         raise AtomError(f"{atom} is executed by {atom.threads} threads at once: give make_tiled_copy their layout")
+    if not tile:
+        raise AtomError("a tile of no modes: it has one extent for each mode")
     along = tuple(reversed(range(len(tile)))) if order is None else order
     if sorted(along) != list(range(len(tile))):
         raise AtomError(f"an order of {len(tile)} modes names each once, not {along}")

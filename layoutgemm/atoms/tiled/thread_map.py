@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...arguments import Integer
 from ...errors import AtomError
 from ...layouts import Layout
-from ...layouts.int_tuple import Integer
 from ...layouts.proofs.verdicts import Answer
 
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ...arguments import shown
+from ...arguments import Integer, shown
 from ...errors import TmaError
 from ...layouts import Layout
-from ...layouts.int_tuple import Integer
 from ...layouts.int_tuple import leaves as flat_entries
 from .rules import MAX_BOX, MAX_STEP, MODES, SMEM_UNIT, STRIDE_UNIT, Format, multiple
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...arguments import IntTuple, checked
+from ...arguments import IntTuple, checked, shown
 from ...dtypes import DType
 from ...errors import TmaError
 from ...layouts import Layout
@@ -487,7 +487,7 @@ def _each(name: str, value: IntTuple, count: int) -> tuple[int, ...]:
     """One positive int a spatial mode, W first."""
     parts = value if isinstance(value, tuple) else (value,) * count
     if len(parts) != count or not all(isinstance(part, int) and part >= 1 for part in parts):
-        raise TmaError(f"{name} is one positive int for each of {count} spatial modes, not {value}", rule="tile")
+        raise TmaError(f"{name} is one positive int for each of {count} spatial modes, not {shown(value)}", rule="tile")
     return tuple(part for part in parts[::-1] if isinstance(part, int))
 
 
@@ -497,12 +497,12 @@ def _pads(padding: IntTuple, count: int) -> tuple[tuple[int, int], ...]:
     for part in padding if isinstance(padding, tuple) else (padding,) * count:
         pair = part if isinstance(part, tuple) else (part, part)
         if len(pair) != 2 or not all(isinstance(n, int) and n >= 0 for n in pair):
-            raise TmaError(f"padding is an int of 0 or more, or a pair (before, after); got {part}", rule="tile")
+            raise TmaError(f"padding is an int of 0 or more, or a pair (before, after); got {shown(part)}", rule="tile")
         before, after = pair
         assert isinstance(before, int) and isinstance(after, int)
         out.append((before, after))
     if len(out) != count:
-        raise TmaError(f"padding {padding} for {count} spatial modes", rule="tile")
+        raise TmaError(f"padding {shown(padding)} for {count} spatial modes", rule="tile")
     return tuple(out[::-1])
 
 

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...arguments import checked, shown
+from ...arguments import Integer, checked, shown
 from ...dtypes import DType
 from ...errors import OperandError, TmaError
 from ...layouts import Layout
 from ...layouts.conversion import converted
 from ...layouts.display import HasPicture
-from ...layouts.int_tuple import Integer
 from ...lazy_numpy import np
 from . import engine
 from .box import Digit
@@ -197,7 +196,7 @@ class TmaPlan(HasPicture):
         """
         if len(index) != len(self.starts):
             raise TmaError(
-                f"{len(self.starts)} tile numbers, one a mode of {self.gmem}, not {tuple(index)}", rule="tile"
+                f"{len(self.starts)} tile numbers, one a mode of {self.gmem}, not {shown(tuple(index))}", rule="tile"
             )
         out: list[Integer] = [0] * len(self.box)
         for number, digits in zip(index, self.starts, strict=True):

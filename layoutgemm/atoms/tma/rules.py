@@ -18,11 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...arguments import shown
+from ...arguments import Integer, shown
 from ...dtypes import DType
 from ...errors import LayoutError, TmaError
 from ...layouts import Swizzle
-from ...layouts.int_tuple import Integer
 
 MAX_RANK = 5
 MAX_BOX = 256  # elements along each dimension of the box

@@ -51,6 +51,7 @@ SPACES = ("smem", "tmem", "warp", "reg")
 PRIVATE = ("warp", "reg")  # each warp has its own, and no other warp touches it
 CTA = "cta"  # the named barrier of all threads of a CTA
 MOST_NAMED = 16  # hardware barriers of a CTA (PTX ISA, "bar")
+MOST_BLOCKS = 16  # CTAs of a cluster, beyond the portable 8 (CUDA C++ Programming Guide, "Thread Block Clusters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class Buffer:
         single = tuple(name for name in self.either if isinstance(name, str))
         return (*several, single) if single else several
 
+    @checked(PlanError)
     def reader(self, role: str) -> str:
         """The role in whose name another one reads: the first of those in turn with it.
 
@@ -378,7 +380,8 @@ def validate(pipeline: Pipeline) -> None:
         for name in names:
             if names.count(name) > 1:
                 raise PlanError(f"{pipeline.name}: two {what}s are named {shown(name)}")
-    numbers = [("cluster", pipeline.cluster), *((f"warps of {r.name}", r.warps) for r in pipeline.roles)]
+    as_int(pipeline.cluster, f"cluster of {pipeline.name}", PlanError, least=1, most=MOST_BLOCKS)
+    numbers = [*((f"warps of {r.name}", r.warps) for r in pipeline.roles)]
     for barrier in pipeline.barriers:
         if isinstance(barrier, Mbarrier):
             counts = barrier.count if isinstance(barrier.count, tuple) else (barrier.count,) * pipeline.cluster

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...arch import arch
-from ...arguments import checked, is_int, refusal, shown
+from ...arguments import as_int, checked, is_int, refusal, shown
 from ...atoms.copy.base import SIDES, WARP, CopyAtom
 from ...atoms.smem.tile import ATOM_ROWS, CHUNK_BYTES, MAJORS, SmemTile
 from ...atoms.tiled.copy import TiledCopy
@@ -99,6 +99,8 @@ class AccessPattern:
         >>> warp.over((8, 4), (16, 8)).coords[1, :3, 0].tolist()
         [8, 9, 10]
         """
+        for n in (*block, *extent):
+            as_int(n, "an extent", AtomError, least=1)
         if len(block) != len(extent) or any(e % b for b, e in zip(block, extent)):
             raise AtomError(f"{self.name}: blocks of {tuple(block)} do not fill a tile of {tuple(extent)}")
         size = int(np.prod(block))

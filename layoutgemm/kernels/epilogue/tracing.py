@@ -7,6 +7,7 @@ and on arrays in NumPy. Branches of Python would be taken once, while tracing: a
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import as_arithmetic
+from ...arguments import shown as bounded
 from ...errors import LayoutError, PlanError
 from .places import Value
 
@@ -84,7 +87,7 @@ class Symbol:
     def __pow__(self, other: object) -> Symbol:
         if isinstance(other, bool) or not isinstance(other, int) or not 1 <= other <= MAX_POWER:
             raise PlanError(
-                f"x ** {other!r}: a whole number from 1 to {MAX_POWER} is a chain of products; others are "
+                f"x ** {bounded(other)}: a whole number from 1 to {MAX_POWER} is a chain of products; others are "
                 "ops.exp(exponent * ops.log(x)), of a positive x"
             )
         half = self if other < 2 else self ** (other // 2)
@@ -140,7 +143,7 @@ class Operations:
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:
         if name not in _FLOATS:
-            raise PlanError(f"ops has no operation {name!r}; it has {', '.join(_KNOWN)}")
+            raise PlanError(f"ops has no operation {bounded(name)}; it has {', '.join(_KNOWN)}")
         return lambda x: _apply(name, "float", _float(x))
 
     @staticmethod
@@ -172,7 +175,7 @@ class Operations:
     def where(condition: object, yes: object, no: object) -> Symbol:
         """`yes` where the condition holds, else `no`; both are computed."""
         if not isinstance(condition, Symbol) or condition.kind != "bool":
-            raise PlanError(f"where takes a comparison of the function's values, not {condition!r}")
+            raise PlanError(f"where takes a comparison of the function's values, not {bounded(condition)}")
         yes, no = _same(yes, no)
         return _apply("where", yes.kind, condition, yes, no)
 
@@ -230,7 +233,7 @@ def as_value(value: object, kind: str | None = None) -> Symbol:
     found = _symbol(value)
     if kind == "int":
         if found.kind != "int":
-            raise PlanError(f"{value!r} is a {found.kind}, and a whole number belongs here")
+            raise PlanError(f"{bounded(value)} is a {found.kind}, and a whole number belongs here")
         return _int32(found)
     return found if found.kind == "int" and kind is None else _float(found)
 
@@ -248,7 +251,7 @@ def evaluate(expression: Expression, x: Value, at: Any) -> Value:
     """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
     head, *rest = expression
     if head == "x":
-        return x
+        return as_arithmetic(x, "x", PlanError)
     if head in ("i", "j"):
         return getattr(at, head)
     if head in ("float", "int"):
@@ -301,7 +304,7 @@ def restored(parts: object, names: tuple[str, ...]) -> Expression:
     """
     found = _float(_restored(parts, names)).expression
     if found != _as_tuples(parts):
-        raise PlanError(f"an expression is {str(parts)[:200]}, and a trace would give {str(found)[:200]}")
+        raise PlanError(f"an expression is {bounded(parts)}, and a trace would give {bounded(found)}")
     return found
 
 
@@ -314,7 +317,7 @@ def _restored(parts: object, names: tuple[str, ...]) -> Symbol:
     if head == "given" and len(rest) == 1 and rest[0] in names:
         return Symbol(("given", rest[0]), "float")
     if not isinstance(head, str) or head not in _MADE:
-        raise PlanError(f"no part of an expression: {str(parts)[:200]}")
+        raise PlanError(f"no part of an expression: {bounded(parts)}")
     try:
         return _MADE[head](*[_restored(part, names) for part in rest])
     except TypeError as error:
@@ -325,6 +328,14 @@ def _as_tuples(parts: object) -> object:
     return tuple([_as_tuples(part) for part in parts]) if isinstance(parts, (list, tuple)) else parts
 
 
+def as_json(what: str, **parts: object) -> str:
+    """Parts of a traced function as text. Raises PlanError for an expression that no trace gives."""
+    try:
+        return json.dumps(parts)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PlanError(f"no expression of {what}: {error}") from None
+
+
 class Values:
     """Values by name, and the operations on them: the place at which an expression without coordinates is evaluated."""
 
@@ -332,8 +343,10 @@ class Values:
         self.values, self.math = values, math
 
     def read(self, name: str) -> Value:
-        """A value by its name."""
-        return self.values[name]
+        """A value by its name. Raises PlanError for a name without one, and for a value without arithmetic."""
+        if name not in self.values:
+            raise PlanError(f"{bounded(name)} is read, and the values are of {bounded(tuple(self.values))}")
+        return as_arithmetic(self.values[name], name, PlanError)
 
 
 def _symbol(value: Any) -> Symbol:
@@ -342,11 +355,11 @@ def _symbol(value: Any) -> Symbol:
     if getattr(value, "ndim", 1) == 0:  # a number of NumPy's
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PlanError(f"a traced function computes with numbers and its own values, not with {value!r}")
+        raise PlanError(f"a traced function computes with numbers and its own values, not with {bounded(value)}")
     if isinstance(value, int):
         return Symbol(("int", value), "int")
     if math.isfinite(value) and abs(value) > _MAX_F32:
-        raise PlanError(f"{value!r} is beyond float32, in which functions compute")
+        raise PlanError(f"{bounded(value)} is beyond float32, in which functions compute")
     return Symbol(("float", value), "float")
 
 

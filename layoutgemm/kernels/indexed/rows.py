@@ -72,7 +72,7 @@ class RowIndices:
         settle(self, PlanError)
         check_sizes(rows=self.rows)
         if self.kind not in INDEX_TYPES:
-            raise PlanError(f"row indices of {self.kind}: i32 or i64")
+            raise PlanError(f"row indices of {shown(self.kind)}: i32 or i64")
 
     @property
     def bytes(self) -> int:
@@ -89,7 +89,7 @@ class RowIndices:
         layoutgemm.errors.OperandError: rows[1] = 4: a has 4 rows, 0 to 3
         """
         found = checked_numbers(name, indices, self.kind, count)
-        check_inside(name, found, self.rows, matrix)
+        check_inside(shown(name)[1:-1], found, self.rows, matrix)
         return found
 
 

@@ -300,6 +300,7 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
         along = any(step.axes or step.each for step in self.epilogue.reductions)
         return along or self.epilogue.quantizes is not None or not self.epilogue.stores_c
 
+    @checked(PlanError)
     def columns_before(self, chunk: StoreChunk) -> int:
         """Columns that are loaded before a chunk of an accumulator is stored: its own, and those it has a scale with.
 

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, settle, shown
+from ...arguments import Integer, checked, settle, shown
 from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
 from ...errors import OperandError, PlanError
@@ -77,7 +77,7 @@ class GroupOffsets:
     def __post_init__(self) -> None:
         settle(self, PlanError)
         if self.offsets not in ("i32", "i64"):
-            raise PlanError(f"{self.name} of {self.offsets}: i32 or i64")
+            raise PlanError(f"{self.name} of {shown(self.offsets)}: i32 or i64")
 
     @property
     def name(self) -> str:
@@ -199,7 +199,7 @@ class Ragged(GroupOffsets):
         return (group * 0, entry(group)) if self.masked else (entry(group), entry(group + 1))
 
     @checked(PlanError)
-    def find(self, first: Callable[[Any], Any], tile: object, choose: Callable[[Any, Any, Any], Any]) -> Any:
+    def find(self, first: Callable[[Any], Any], tile: Integer, choose: Callable[[Any, Any, Any], Any]) -> Any:
         """The last group whose first tile is not after `tile`: ints or traced integers alike.
 
         first   group -> its first tile, for 0 to capacity - 1; past the last group the number of all tiles

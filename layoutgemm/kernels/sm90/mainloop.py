@@ -45,6 +45,7 @@ from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
 from ..epilogue.parameters import check_names
 from ..epilogue.places import OperandPlace, Value
+from ..numbers import check_broadcast, check_product, float_type
 from ..plan import check_settings
 from .gated import HALVES
 
@@ -188,6 +189,7 @@ class Promoted:
         total = ("given", TOTAL)
         return head == "add" and sorted(_occurs(total, term) for term in terms) == [False, True] and total in terms
 
+    @checked(PlanError)
     def evaluate(self, product: Value, at: OperandPlace) -> Value:
         """The next total of one element; `at.read` gives the total and the tables' values, `at.math` operations."""
         return tracing.evaluate(self.expression, product, at)
@@ -195,6 +197,7 @@ class Promoted:
     @checked(PlanError)
     def apply(self, total: Value, product: Value, values: dict[str, Value]) -> Value:
         """The same in NumPy."""
+        check_broadcast(total=total, product=product, **values)
         return self.evaluate(product, tracing.Values({TOTAL: total, **values}, Math))
 
     @checked(PlanError)
@@ -207,6 +210,8 @@ class Promoted:
         >>> Promoted.of(lambda t, x, s: t + s * x, Table("s", "m", 2)).reference(*ones, s=np.array([[1, 3]])).tolist()
         [[512.0, 512.0], [512.0, 512.0]]
         """
+        kind = float_type(kind)
+        check_product(a, b)
         m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
         total = np.zeros((*a.shape[:-1], n), kind)
         for number, first in enumerate(range(0, k, self.depth)):
@@ -215,6 +220,8 @@ class Promoted:
             )
             values = {}
             for table in self.tables:
+                if table.name not in tables:
+                    raise PlanError(f"the table {table.name} is not given: {', '.join(tables) or 'none'} is")
                 of_block = np.asarray(tables[table.name], kind)[..., number]
                 each = np.repeat(of_block, table.group, -1)[..., : m if table.axis == "m" else n]
                 values[table.name] = each[..., :, None] if table.axis == "m" else each[..., None, :]

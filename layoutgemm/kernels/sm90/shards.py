@@ -38,18 +38,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ...arguments import shown
+from ...arguments import Integer, shown
 from ...atoms.copy.base import VECTOR_BYTES
 from ...checks.budgets import WARPGROUP, launch_registers
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...layouts.int_tuple import Integer
 from ...layouts.proofs.digits import minimum as least
 from ...layouts.proofs.verdicts import Proof
 from ...report import Check
 from ...schedule import RotatedRows, ShardByShard
-from ...schedule.tile_order import Minimum, Tile
+from ...schedule.tile_order import Grid, Minimum, Tile
 from ..derive import either
 from ..epilogue.steps import Scale, VectorScale
 from ..numbers import W
@@ -150,7 +149,7 @@ class ShardWork(NamedTuple):
     shard_rows: Any
 
 
-def cluster_place(plan: Sm90Plan, number: Integer, grid: Tile, share: ShardWork, minimum: Minimum = least) -> Tile:
+def cluster_place(plan: Sm90Plan, number: Integer, grid: Grid, share: ShardWork, minimum: Minimum = least) -> Tile:
     """(Row, column) of the cluster that a rank computes as its number `number`; ints, arrays or traced integers.
 
     Gathered: rows from the own shard on. Scattered: shard by shard, from the next rank's on.

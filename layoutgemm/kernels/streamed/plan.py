@@ -21,7 +21,7 @@ from functools import cached_property
 
 from ...arch import Arch, ArchName
 from ...arch import arch as arch_named
-from ...arguments import check_range, checked
+from ...arguments import as_number, check_range, checked
 from ...atoms import MmaAtom, mma_sync
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...errors import PlanError
@@ -174,7 +174,7 @@ class StreamedPlan(GemmPlan):
         check_range(PlanError, COLUMNS, f"a streamed product has 1 to {COLUMNS} rows of x", n=n)
         a_spec, b_spec, c_spec = _operands(a, b, c)
         weights.check_depth(k)
-        _check_epilogue(weights, epilogue or Epilogue())
+        _check_epilogue(weights, Epilogue() if epilogue is None else epilogue)
         if config.overlap:
             target.require("griddepcontrol", "overlap=True")
         if config.split > 1:
@@ -251,12 +251,14 @@ class StreamedPlan(GemmPlan):
         return tile_count(self.m, STRIP * self.config.band)
 
     @staticmethod
+    @checked(PlanError)
     def share(cluster: W, clusters: W, bands: W, least: Callable[..., W] = min) -> tuple[W, W]:
         """(first band, band behind the last) of a cluster: runs that differ by one band at most.
 
         >>> [StreamedPlan.share(cluster, 3, 8) for cluster in range(3)]
         [(0, 3), (3, 6), (6, 8)]
         """
+        clusters = as_number(clusters, "clusters", PlanError, least=1)
         each, more = bands // clusters, bands % clusters
         return cluster * each + least(cluster, more), (cluster + 1) * each + least(cluster + 1, more)
 

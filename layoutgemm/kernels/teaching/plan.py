@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ...arguments import checked, shown
+from ...arguments import as_number, checked, shown
 from ...atoms import MmaAtom, SmemTile, wgmma
 from ...atoms.tma.derive import STRIDE_UNIT
 from ...dtypes import bf16, f16, f32
@@ -175,13 +175,14 @@ class TeachingPlan(GemmPlan):
         """Blocks of the launch: one a tile of C, tiles along N first."""
         return (self.tiles[0] * self.tiles[1], 1, 1)
 
+    @checked(PlanError)
     def tile_origin(self, block: W, tiles_n: W | None = None) -> tuple[W, W]:
         """Block number -> (first row, first column) of its tile of C. `tiles_n` may be given at run time.
 
         >>> TeachingPlan.derive(200, 136, 64).tile_origin(4)
         (64, 64)
         """
-        along_n = self.tiles[1] if tiles_n is None else tiles_n
+        along_n = self.tiles[1] if tiles_n is None else as_number(tiles_n, "tiles of N", PlanError, least=1)
         return block // along_n * self.tile[0], block % along_n * self.tile[1]
 
     def for_any_size(self) -> TeachingPlan:

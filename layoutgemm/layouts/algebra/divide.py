@@ -242,7 +242,9 @@ def _orders(shape: Shape, order: object) -> list[int]:
     """The rank of every entry of the shape, from left to right. Raises LayoutError where two modes share one."""
     groups = _ranks(shape, order)
     if len({rank for rank, _ in groups}) < len(groups):
-        raise LayoutError(f"order {show(order)}: two modes of {show(shape)} have one rank, and neither comes first")
+        raise LayoutError(
+            f"order {show_coord(order)}: two modes of {show(shape)} have one rank, and neither comes first"
+        )
     return [rank for rank, n in groups for _ in range(n)]
 
 
@@ -250,7 +252,9 @@ def _ranks(shape: object, order: Any) -> list[tuple[int, int]]:
     """(rank, number of entries) of every mode that the order ranks, from left to right."""
     if order.__class__ is tuple:
         if shape.__class__ is not tuple or len(order) != len(shape):
-            raise LayoutError(f"order {show(order)} does not have the nesting of {show(shape)}: one rank for each mode")
+            raise LayoutError(
+                f"order {show_coord(order)} does not have the nesting of {show(shape)}: one rank for each mode"
+            )
         return [x for s, o in zip(shape, order) for x in _ranks(s, o)]
     return [(order, len(leaves(shape)))]
 

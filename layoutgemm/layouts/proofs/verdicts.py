@@ -153,6 +153,10 @@ class CounterExample:
 
     def __post_init__(self) -> None:
         """A counterexample that refutes nothing cannot be made: LayoutError."""
+        fields = ("between", self.between, tuple), ("sizes", self.sizes, tuple), ("method", self.method, str)
+        for what, value, kind in fields:
+            if not isinstance(value, kind):
+                raise LayoutError(refusal(value, f"{what} of CounterExample", f"a {kind.__name__}"))
         if self.method == TWO_INDICES:
             # One value at two indices; of two layouts the indices are each one's own.
             if not (isinstance(self.coord, tuple) and len(self.coord) == 2) or not _same(self.left, self.right):
@@ -208,7 +212,7 @@ def _same(a: object, b: object) -> bool:
     """True if two values are equal; values that cannot be compared, such as symbols, are not."""
     try:
         return bool(a == b)
-    except LayoutError:
+    except (LayoutError, ValueError):  # arrays of several values
         return False
 
 

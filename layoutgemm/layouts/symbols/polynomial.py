@@ -24,6 +24,7 @@ from math import gcd, prod
 from typing import Any, TypeAlias, final
 
 from ...arguments import MAX_BITS, as_int, is_int, refusal
+from ...arguments import shown as bounded
 from ...errors import LayoutError
 from .. import registries
 from .generators import (
@@ -453,7 +454,7 @@ class Relation:
             return True
         if ge0(-p - 1):
             return False
-        raise MissingFact(f"whether {self!r}", needs_ge(p))
+        raise MissingFact(f"whether {bounded(self)}", needs_ge(p))
 
     def __repr__(self) -> str:
         return f"{show(self.left)} {self.op} {show(self.right)}"

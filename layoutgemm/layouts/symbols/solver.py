@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import gcd
 
+from ...arguments import shown as bounded
 from .generators import GENERATORS, FactError, Shown, generator, inverse, name, of_terms, plus, times
 from .generators import show as show_names
 from .polynomial import (
@@ -100,8 +101,8 @@ class Solver:
         G = GENERATORS[g]
         if G.low not in (None, 0, 1) or G.high is not None or not ge0(d - 1):
             raise FactError(
-                f"{G!r} has a bound of its own, or {show(d)} may be 0 or negative: the multiples within the bounds are "
-                f"not a symbol with integer bounds"
+                f"{bounded(G)} has a bound of its own, or {show(d)} may be 0 or negative: the multiples within the "
+                f"bounds are not a symbol with integer bounds"
             )
         inv = inverse(of_terms(d.terms))
         shown = name(f"({show_names(G.shown)}//{parenthesised(d)})") if inv is None else times(G.shown, inv)
@@ -224,7 +225,7 @@ class Solver:
             if b is None or terms_of(d) != {(b,): 1} or GENERATORS[b].low != 1 or GENERATORS[b].high is not None or k:
                 raise FactError(f"the divisor {show(d)} is no symbol whose only bound is >= 1")
             if G.low != up or G.high is not None:
-                raise FactError(f"{G!r}: the only bound of {show(y)} must be >= {up + 0}")
+                raise FactError(f"{bounded(G)}: the only bound of {show(y)} must be >= {up + 0}")
             t, shown = _quotient_generator(mine, up + 0, None, shown)
             r_shown = plus(times(of_terms(terms_of(d)), shown), of_terms(terms_of(y)), -1)
             r_shown = r_shown if up else _negated(r_shown)

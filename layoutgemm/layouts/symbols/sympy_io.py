@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sympy
 
+from ...arguments import shown
 from ...errors import LayoutError
 from .. import registries
 from .dims import declared
@@ -112,7 +113,7 @@ def from_sympy(x: object) -> Scalar:
     top, bottom = _read(x)
     q = div(top, bottom)
     if q is None:
-        raise MissingFact(f"{x} as an integer", needs_div(bottom, top))
+        raise MissingFact(f"{shown(x)} as an integer", needs_div(bottom, top))
     return q
 
 
@@ -149,12 +150,12 @@ def _read(x: sympy.Expr) -> tuple[Scalar, Scalar]:
         up = isinstance(x, sympy.ceiling)
         q = floordiv(-t if up else t, b)
         if q is None:
-            raise MissingFact(f"{x} as an entry", needs_div(b, t))
+            raise MissingFact(f"{shown(x)} as an entry", needs_div(b, t))
         return (-q if up else q), 1
     if isinstance(x, sympy.Mod):
         t, b = from_sympy(x.args[0]), from_sympy(x.args[1])
         return t % b, 1
-    raise LayoutError(f"{x} ({type(x).__name__}) is no integer expression in + - * / floor, ceiling and Mod")
+    raise LayoutError(f"{shown(x)} ({type(x).__name__}) is no integer expression in + - * / floor, ceiling and Mod")
 
 
 def _read_symbol(x: sympy.Symbol) -> Scalar:
@@ -162,7 +163,8 @@ def _read_symbol(x: sympy.Symbol) -> Scalar:
         return entry_symbol(x.name, *x.facts)
     if not x.is_integer:
         raise LayoutError(
-            f"the SymPy symbol {x} is not known to be an integer: make it Symbol({x.name!r}, integer=True, ...)"
+            f"the SymPy symbol {shown(x)} is not known to be an integer: "
+            f"make it Symbol({shown(x.name)}, integer=True, ...)"
         )
     if not x.name.isidentifier():
         g = generator(x.name, 1 if x.is_positive else 0 if x.is_nonnegative else None, None)

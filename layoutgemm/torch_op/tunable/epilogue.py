@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...arguments import shown
 from ...dtypes import dtype
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
@@ -155,7 +156,7 @@ def tunable_epilogue(
     others  arguments of other products, as `check_alone` has them
     """
     if not isinstance(epilogue, Epilogue) or not epilogue:
-        raise OperandError(f"epilogue is {epilogue!r:.80}: an Epilogue of at least one step")
+        raise OperandError(f"epilogue is {shown(epilogue)}: an Epilogue of at least one step")
     check_alone("epilogue", others)
     if not epilogue.json:
         raise OperandError("the epilogue has a step of another package, whose text no result can be kept by")

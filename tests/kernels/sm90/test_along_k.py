@@ -264,7 +264,7 @@ def test_refusals() -> None:
     ):
         with pytest.raises(PlanError, match=text):
             derive(**given)
-    for make, text in ((lambda: AlongK.of(0), "0: how many groups"), (lambda: AlongK(64, "u8"), "offsets of u8")):
+    for make, text in ((lambda: AlongK.of(0), "0: how many groups"), (lambda: AlongK(64, "u8"), "offsets of 'u8'")):
         with pytest.raises(PlanError, match=text):
             make()
     plan, a, b, offsets, _ = problem("loader")

@@ -286,7 +286,7 @@ def test_refusals() -> None:
     ):
         with pytest.raises(PlanError, match=text):
             derive(**given)
-    for make, text in ((lambda: Ragged.of(0), "ragged = 0"), (lambda: Ragged(64, "u8"), "offsets of u8")):
+    for make, text in ((lambda: Ragged.of(0), "ragged = 0"), (lambda: Ragged(64, "u8"), "offsets of 'u8'")):
         with pytest.raises(PlanError, match=text):
             make()
     plan, a, b, given, _ = problem("small")

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from ....arguments import checked, settle
+from ....arguments import checked, refusal, settle
 from ....atoms import TmaPlan, smem_tile
 from ....atoms.tma.derive import derive as derive_tma
 from ....errors import OperandError, PlanError
@@ -64,7 +64,7 @@ class Combined:
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
-        text = json.dumps({"matrices": self.matrices, "numbers": self.numbers, "value": self.expression})
+        text = tracing.as_json("sums", matrices=self.matrices, numbers=self.numbers, value=self.expression)
         object.__setattr__(self, "json", text)
         if not LEAST_MATRICES <= self.matrices <= MOST_MATRICES:
             raise PlanError(f"{self.matrices} matrices B: a kernel combines {LEAST_MATRICES} to {MOST_MATRICES}")
@@ -135,8 +135,11 @@ class Combined:
         """Names of the kernel's further parameters: of matrices, then the numbers."""
         return (*[word for place in self.places for word in place], *self.numbers)
 
+    @checked(PlanError)
     def apply(self, sums: Sequence[Value], math: object, numbers: Mapping[str, object] | None = None) -> Value:
         """One element, or matrices of them; `math` is a kernel's functions or NumPy's, as for a step of an epilogue."""
+        if not isinstance(sums, (tuple, list)):
+            raise PlanError(refusal(sums, "sums of Combined.apply", "a tuple of numbers"))
         values = {**{sum_name(i): x for i, x in enumerate(sums)}, **(numbers or {})}
         return tracing.evaluate(self.expression, None, tracing.Values(values, math))
 

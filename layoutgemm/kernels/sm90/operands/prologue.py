@@ -35,6 +35,7 @@ from ....errors import OperandError, PlanError
 from ...epilogue import tracing
 from ...epilogue.matrix import numbers_of
 from ...epilogue.numpy_math import Math
+from ...numbers import check_matrix
 from ...plan import PERSISTENT_PARAMETERS, check_settings, present, tile_count
 from ..grouped import START
 from .fragment_loads import loads_of
@@ -66,7 +67,7 @@ class PrologueOperand:
                 f"an operand of a prologue is named {shown(self.name)}, as a parameter of every kernel is: name "
                 "it otherwise"
             )
-        if self.axis not in AXES:
+        if not isinstance(self.axis, str) or self.axis not in AXES:
             raise PlanError(f"{self.name}: axis {shown(self.axis)}: 'm', a number a row of A, or 'k', one a column")
         object.__setattr__(self, "dtype", dtype(self.dtype))
         if self.dtype.name not in KINDS:
@@ -77,6 +78,7 @@ class PrologueOperand:
         """The kernel's parameters: address, and elements from one matrix of a batch to the next."""
         return self.name, f"{self.name}_batch"
 
+    @checked(PlanError)
     def shape(self, m: int, k: int, batch: int = 1) -> tuple[int, ...]:
         """Its shape for an A of m rows and k columns.
 
@@ -85,6 +87,7 @@ class PrologueOperand:
         """
         return (*([batch] if batch > 1 else []), m if self.axis == "m" else k)
 
+    @checked(PlanError)
     def shapes(self, sizes: tuple[int, int, int, int], shared: str = "") -> tuple[tuple[int, ...], ...]:
         """The shapes that it may have.
 
@@ -118,7 +121,7 @@ class Prologue:
     def __post_init__(self) -> None:
         settle(self, PlanError)
         operands = {operand.name: f"{operand.axis}:{operand.dtype}" for operand in self.operands}
-        object.__setattr__(self, "json", json.dumps({"operands": operands, "value": self.expression}))
+        object.__setattr__(self, "json", tracing.as_json("a prologue", operands=operands, value=self.expression))
 
     @classmethod
     @checked(PlanError)
@@ -176,6 +179,7 @@ class Prologue:
         """Names of the operands."""
         return tuple(operand.name for operand in self.operands)
 
+    @checked(PlanError)
     def apply(self, x: object, at: PrologueElement) -> Any:
         """The value of one element; `at` gives i, j (the column), `read` and `math`, as for a step of an epilogue."""
         return tracing.evaluate(self.expression, x, at)
@@ -191,9 +195,12 @@ class Prologue:
         >>> Prologue.of(lambda x, i, k, ops: ops.where(k < i, x, 0.0)).reference(np.ones((2, 2))).tolist()
         [[0.0, 0.0], [1.0, 0.0]]
         """
+        check_matrix("a", a)
         rows, columns = np.arange(a.shape[-2])[:, None], np.arange(a.shape[-1])[None, :]
         values = {}
         for operand in self.operands:
+            if operand.name not in (given or {}):
+                raise PlanError(f"the operand {operand.name} is not given: {shown(tuple(given or {}))} are")
             value = np.asarray((given or {})[operand.name]).astype(np.float32)
             values[operand.name] = value[..., :, None] if operand.axis == "m" else value[..., None, :]
         with np.errstate(all="ignore"):
@@ -247,7 +254,9 @@ class PrologueElement:
         self.i, self.j, self.values, self.math = i, j, values, math
 
     def read(self, name: str) -> object:
-        """An operand's value here."""
+        """An operand's value here. Raises PlanError for a name without one."""
+        if name not in self.values:
+            raise PlanError(f"{shown(name)} is read, and the operands are {shown(tuple(self.values))}")
         return self.values[name]
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....arguments import settle, shown
+from ....arguments import checked, settle, shown
 from ....errors import OperandError, PlanError
 from ....report import Check
 from ...plan import check_settings
@@ -52,6 +52,7 @@ class Triangles:
         if self.a is None and self.b is None:
             raise PlanError("triangles of two full matrices: leave them out")
 
+    @checked(OperandError)
     def check(self, a: np.ndarray, b: np.ndarray) -> None:
         """Raise OperandError, naming the first element, for a matrix with other elements than its triangle's.
 
