@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 # ("number",), ("rows",), ("columns",), ("row",), ("column",), ("word", name), ("int", value), or (operation, x, y).
 Expression = tuple[Any, ...]
 _MOST_INT = 1 << 31
+_OF_NUMBER, _OF_GRID, _OF_TILE = (
+    ("number", "rows", "columns"),
+    ("rows", "columns"),
+    ("row", "column", "rows", "columns"),
+)
+_BINARY = ("+", "-", "*", "//", "%", "minimum")
 _OPERATIONS = "+ - * // % and ops.minimum"
 
 
@@ -168,6 +174,30 @@ def evaluate(expression: Expression, at: Callable[[str], Any], minimum: Minimum,
     return x + y if head == "+" else x - y if head == "-" else x * y
 
 
+def check_expression(parts: object, names: tuple[str, ...], words: bool) -> None:
+    """Raise PlanError for an expression that no trace with these names gives.
+
+    words  whether it may read words
+
+    >>> check_expression(("int", 1 << 31), ("number",), words=False)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: no part of an order's expression of number: ('int', 2147483648)
+    """
+    head, *rest = parts if isinstance(parts, tuple) and parts else (None,)
+    if isinstance(head, str) and head in _BINARY and len(rest) == 2:
+        for part in rest:
+            check_expression(part, names, words)
+        return
+    leaf = not rest and isinstance(head, str) and head in names
+    if head == "int" and len(rest) == 1:
+        leaf = rest[0].__class__ is int and -_MOST_INT <= rest[0] < _MOST_INT
+    if head == "word" and len(rest) == 1:
+        leaf = words and isinstance(rest[0], str) and rest[0].isidentifier()
+    if not leaf:
+        raise PlanError(f"no part of an order's expression of {', '.join(names)}: {shown(parts)}")
+
+
 @dataclass(frozen=True)
 class Formula(Schedule):
     """The tiles that a Python function of their number names, traced: `Formula.of(function)`.
@@ -182,6 +212,17 @@ class Formula(Schedule):
     column: Expression = ("int", 0)
     tiles: Expression | None = None
     visits: Expression | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for expression, names, words in (
+            (self.row, _OF_NUMBER, True), (self.column, _OF_NUMBER, True),
+            (self.tiles, _OF_GRID, False), (self.visits, _OF_TILE, False),
+        ):  # fmt: skip
+            if expression is not None:
+                check_expression(expression, names, words)
+        if (self.tiles is None) != (self.visits is None):
+            raise PlanError("an order of some of the tiles says how many, `tiles`, and which, `visits`")
 
     @classmethod
     def of(
@@ -207,13 +248,11 @@ class Formula(Schedule):
         >>> below.table((3, 2)).tolist()
         [[1, 0], [1, 1], [2, 0], [2, 1]]
         """
-        if (tiles is None) != (visits is None):
-            raise PlanError("an order of some of the tiles says how many, `tiles`, and which, `visits`")
-        row, column = trace(function, ("number", "rows", "columns"), 2, "order")
-        count = None if tiles is None else trace(tiles, ("rows", "columns"), 1, "number of tiles")[0]
+        row, column = trace(function, _OF_NUMBER, 2, "order")
+        count = None if tiles is None else trace(tiles, _OF_GRID, 1, "number of tiles")[0]
         which = None
         if visits is not None:
-            which = trace(visits, ("row", "column", "rows", "columns"), 1, "set of tiles")[0]
+            which = trace(visits, _OF_TILE, 1, "set of tiles")[0]
         if words := words_in(tuple(x for x in (count, which) if x is not None)):
             raise PlanError(f"the set of tiles reads {words[0]}: words decide the order alone")
         return cls("M", row, column, count, which)

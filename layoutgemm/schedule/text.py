@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ..arguments import checked, shown
 from ..errors import LayoutError, PlanError
 from ..layouts import Layout
-from .functions import Expression, Formula, LayoutOrder
+from .functions import Formula, LayoutOrder
 from .listed import Banded, TileList
 from .rotated import Rotated
 from .tile_order import Grouped, Hilbert, Linear, Schedule
@@ -25,8 +25,6 @@ _KINDS: dict[str, type[Schedule]] = {
     kind.__name__: kind
     for kind in (Banded, Formula, Grouped, Hilbert, LayoutOrder, Linear, Rotated, TileList, Triangular)
 }
-_LEAVES = {"number": 0, "rows": 0, "columns": 0, "row": 0, "column": 0, "word": 1, "int": 1}
-_OPERATIONS = ("+", "-", "*", "//", "%", "minimum")
 
 
 @checked(PlanError)
@@ -80,11 +78,7 @@ def _schedule(entry: object) -> Schedule:
     if not isinstance(entry, list) or len(entry) != 2:
         raise PlanError(f"no order's text: {str(entry)[:200]}")
     kind = _KINDS[entry[0]]
-    made = kind(**{name: _field(name, value) for name, value in entry[1].items()})  # type: ignore[arg-type]  # checked there
-    for name in ("row", "column", "tiles", "visits") if isinstance(made, Formula) else ():
-        if getattr(made, name) is not None:
-            _check_expression(getattr(made, name))
-    return made
+    return kind(**{name: _field(name, value) for name, value in entry[1].items()})  # type: ignore[arg-type]  # checked there
 
 
 def _field(name: str, value: object) -> object:
@@ -96,16 +90,3 @@ def _field(name: str, value: object) -> object:
 
 def _tuples(value: object) -> object:
     return tuple([_tuples(part) for part in value]) if isinstance(value, list) else value
-
-
-def _check_expression(parts: Expression) -> None:
-    """Raise PlanError for an expression that no order's trace gives."""
-    head, *rest = parts
-    if head in _LEAVES and len(rest) == _LEAVES[head]:
-        if rest and not isinstance(rest[0], str if head == "word" else int):
-            raise PlanError(f"no part of an order's expression: {str(parts)[:200]}")
-        return
-    if head not in _OPERATIONS or len(rest) != 2:
-        raise PlanError(f"no part of an order's expression: {str(parts)[:200]}")
-    for part in rest:
-        _check_expression(part)

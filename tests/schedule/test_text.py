@@ -48,6 +48,7 @@ def test_layouts_and_functions_are_schedules() -> None:
 
 
 WITHOUT = '["Formula", {"along": "M", "row": %s, "column": ["int", 0], "tiles": null, "visits": null}]'
+OF_SOME = '["Formula", {"along": "M", "row": ["number"], "column": ["int", 0], "tiles": %s, "visits": %s}]'
 REFUSED = {
     "nothing": "no order's text",
     "{}": "no order's text",
@@ -58,6 +59,12 @@ REFUSED = {
     WITHOUT % '["power", ["number"], ["int", 2]]': "no part of an order's expression",
     WITHOUT % '["+", ["number"]]': "no part of an order's expression",
     WITHOUT % '["word", 3]': "no part of an order's expression",
+    WITHOUT % '["int", 2147483648]': "no part of an order's expression",  # the kernel's integers have 32 bits
+    WITHOUT % '["int", true]': "no part of an order's expression",
+    WITHOUT % '["row"]': "no part of an order's expression of number, rows, columns",
+    OF_SOME % ('["number"]', '["int", 1]'): "no part of an order's expression of rows, columns",
+    OF_SOME % ('["word", "rank"]', '["int", 1]'): "no part of an order's expression of rows, columns",
+    OF_SOME % ('["rows"]', "null"): "how many, `tiles`, and which, `visits`",
 }
 
 
