@@ -26,6 +26,7 @@ from .order import PackedOrder
 
 Floats = npt.NDArray[np.floating[Any]]
 _COLUMN_SCALES = dtype("f32")
+_MOST_EXACT = 1 << 53  # of the integers that float64 holds one by one
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,16 @@ class QuantizedWeights:
 
 def _real(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Numbers in float64. Raises OperandError for values that are no real numbers, or that float64 rounds."""
-    array = np.asarray(given)
-    if array.dtype.kind not in "fiu" or array.dtype.itemsize > 8:
+    try:
+        array = np.asarray(given)
+    except ValueError:  # rows of different lengths
+        raise OperandError(f"{name} are {shown(given)}: an array of real numbers") from None
+    # V: the floats that NumPy lacks, as bfloat16, but no records
+    if array.dtype.kind not in "fiuV" or array.dtype.itemsize > 8 or array.dtype.names is not None:
         raise OperandError(f"{name} are {array.dtype} of shape {array.shape}: real numbers")
+    if array.dtype.kind in "iu" and len(wrong := np.argwhere((array > _MOST_EXACT) | (array < -_MOST_EXACT))):
+        at = tuple(int(x) for x in wrong[0])
+        raise OperandError(f"{name} has {array[at]} at {at}: integers up to 2**53 are float64's")
     return array.astype(np.float64)
 
 
@@ -188,7 +196,7 @@ def quantize(weights: npt.ArrayLike, fmt: QuantizedFormat, activations: str | No
     >>> found.scales.tolist(), found.dense()[0, ::4].tolist()
     ([[1.0], [1.0]], [0.0, 7.0, -7.0, 3.0])
     """
-    wide = np.asarray(weights, np.float64)
+    wide = _real("weights", weights)
     if wide.ndim != 2 or 0 in wide.shape or not np.isfinite(wide).all():
         raise OperandError(f"weights have shape {wide.shape}: finite ones of (N, K), neither of them 0")
     n, k = wide.shape

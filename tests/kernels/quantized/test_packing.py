@@ -167,8 +167,18 @@ REFUSED = {
     "K of packed weights": (lambda: replace(pack(_weights()), k=100), "K = 100 is 0 groups of 128 and 100 more"),
     "format": (lambda: QuantizedFormat("int3"), "code = 'int3': known are int4, e2m1, int8, e4m3, e5m2"),
     "zeros of floats": (lambda: QuantizedFormat("e4m3", 128, True), "zero points are of int4 in groups"),
+    "complex weights": (lambda: _int4(np.full((2, 128), 1 + 2j)), "weights are complex128 of shape (2, 128): real"),
+    "weights of text": (lambda: _int4([["1.5"] * 128]), "weights are <U3 of shape (1, 128): real numbers"),
+    "weights of dates": (lambda: _int4(np.zeros((2, 128), "M8[D]")), "weights are datetime64[D] of shape (2, 128)"),
+    "ragged weights": (lambda: _int4([[1.0], [2.0, 3.0]]), "weights are [[1.0], [2.0, 3.0]]: an array of real numbers"),
+    "wide weights": (lambda: _int4(np.full((2, 128), 2**53 + 1)), "weights has 9007199254740993 at (0, 0)"),
+    "wide scales": (lambda: _weights(scales=np.full((2, 1), -(2**53) - 1)), "scales has -9007199254740993 at (0, 0)"),
     "type": (lambda: pack(_weights(), "f32"), "activations = 'f32': known are bf16, f16"),
 }  # fmt: skip
+
+
+def _int4(weights: object) -> QuantizedWeights:
+    return quantize(weights, QuantizedFormat("int4", 128))  # type: ignore[arg-type]
 
 
 def _weights(**other: object) -> QuantizedWeights:
