@@ -341,7 +341,7 @@ def way_to_alike(a: DType, b: DType, spelled: tuple[str, str] | None = None, bot
     return "convert one of them"
 
 
-def dtype(name: str | DType | Any) -> DType:
+def dtype(name: str | DType | object) -> DType:
     """The format of a name, in any case, or of another library's dtype.
 
     Takes dtypes of torch, NumPy and the CuTe DSL. Raises OperandError for other values, with the nearest names and the

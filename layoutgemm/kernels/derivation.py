@@ -95,7 +95,7 @@ def _witness(plan: Any, more: dict[str, object]) -> tuple[str, PlanDifference]:
     return witness, max(found, key=list(PlanDifference).index)
 
 
-def _shown(value: object, text: Callable[[Any], str] = repr) -> str:
+def _shown(value: object, text: Callable[[object], str] = repr) -> str:
     """The beginning of a value's text; the name of its type where it has none."""
     try:
         return text(value)[:_SHOWN]

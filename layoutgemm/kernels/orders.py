@@ -296,7 +296,7 @@ def clusters_of_plan(plan: Any) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def stored_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
+def stored_elements(plan: GemmPlan, values: Mapping[str, object]) -> npt.NDArray[np.bool_] | None:
     """True for each element (row, column) of C that the plan stores; None for all.
 
     values  of the order's words, as `order_values` gives them
@@ -309,7 +309,7 @@ def stored_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np
     return found
 
 
-def visited_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
+def visited_elements(plan: GemmPlan, values: Mapping[str, object]) -> npt.NDArray[np.bool_] | None:
     """True for each element (row, column) in a tile of the order; None for all."""
     visited = visited_tiles(plan, values)
     return None if visited is None else spread_to_elements(plan, visited, np.repeat)

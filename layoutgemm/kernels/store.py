@@ -103,7 +103,7 @@ class RowVectors:
         at = number * WARP + lane
         return at // self.vectors, at % self.vectors * self.width
 
-    def byte(self, place: tuple[Any, Any]) -> Any:
+    def byte(self, place: tuple[object, object]) -> Any:
         """The byte of the vector at a place."""
         return self.tile.byte(*place)
 

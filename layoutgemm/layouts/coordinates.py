@@ -74,7 +74,7 @@ class CoordinateTensor(OverLayout, PicturedLayout, Predicates, HasPage):
         """The strides of the layout, which are coordinates."""
         return self.layout.stride
 
-    def with_parts(self, f: Callable[[Any], Any]) -> CoordinateTensor:
+    def with_parts(self, f: Callable[[object], object]) -> CoordinateTensor:
         """f(layout) from f(offset) on."""
         return CoordinateTensor(f(self.offset), f(self.layout))
 

@@ -275,7 +275,7 @@ def _swizzles(form: NormalForm) -> Iterator[Swizzle]:
         yield Swizzle(bits, base, shift)
 
 
-def _modes(box: DigitBox, stride_of: Callable[[tuple[str, int]], Any]) -> Layout:
+def _modes(box: DigitBox, stride_of: Callable[[tuple[str, int]], object]) -> Layout:
     """The layout with these strides for the digits, coalesced within each variable."""
     shapes, strides = [], []
     for name, n in box.extents.items():

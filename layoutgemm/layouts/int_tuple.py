@@ -193,7 +193,7 @@ def code(x: object) -> str:
 # ---------------------------------------------------------------- tuples as callers give them
 
 
-def as_nested(x: object, what: str, entry: Callable[[Any, str], Any], level: int = 0) -> Any:
+def as_nested(x: object, what: str, entry: Callable[[object, str], object], level: int = 0) -> Any:
     """A caller's nested tuple, at most DEPTH deep: lists become tuples, and `entry(y, what)` converts what is no int.
 
     Every tuple that a caller hands over comes through here, or through `as_shape` and `as_stride`, before any function

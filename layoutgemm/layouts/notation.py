@@ -982,7 +982,7 @@ class _LayoutReader(TextReader):
         except LayoutError as error:
             raise ParseError(error.reason, self.text, start) from None
 
-    def made(self, make: Callable[[], Any], found: re.Match[str]) -> Any:
+    def made(self, make: Callable[[], object], found: re.Match[str]) -> Any:
         """The value, or a ParseError at the match."""
         try:
             return make()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..errors import LayoutError
 from . import registries
 from .proofs.verdicts import Answer, Function, Verdict
 
 
-def verdict(operation: Callable[..., Any], *args: object) -> Verdict:
+def verdict(operation: Callable[..., object], *args: object) -> Verdict:
     """Run an operation and say whether it had an answer: ok, or the reason and witness that it would raise."""
     try:
         operation(*args)

@@ -149,7 +149,7 @@ def words_in(expressions: tuple[Expression, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def evaluate(expression: Expression, at: Callable[[str], Any], minimum: Minimum, reads: Reads | None = None) -> Any:
+def evaluate(expression: Expression, at: Callable[[str], object], minimum: Minimum, reads: Reads | None = None) -> Any:
     """The value of an expression; `at` gives those of its names. Ints, arrays, forms or traced integers.
 
     Raises PlanError for a quotient of a negative integer or array: kernels round it towards zero.
@@ -226,8 +226,8 @@ class Formula(Schedule):
 
     @classmethod
     def of(
-        cls, function: Callable[..., Any], tiles: Callable[..., Any] | None = None,
-        visits: Callable[..., Any] | None = None,
+        cls, function: Callable[..., object], tiles: Callable[..., object] | None = None,
+        visits: Callable[..., object] | None = None,
     ) -> Formula:  # fmt: skip
         """The order of `function(number, rows, columns, ops, *words)`, which gives (row, column).
 

@@ -162,7 +162,7 @@ class _Product(torch.autograd.Function):
         return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[object], output: torch.Tensor) -> None:
         a, b, *_ = inputs
         ctx.save_for_backward(a, b)
         ctx.save_for_forward(a, b)

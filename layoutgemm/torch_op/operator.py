@@ -10,7 +10,7 @@ Imported when `layoutgemm.matmul` is first named; importing layoutgemm alone doe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -633,7 +633,7 @@ def _compiled(
 
 
 def _with_pairs(
-    a: Any, b: Any, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    a: object, b: object, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
     steps: tuple[Epilogue | None, Mapping[str, object] | None], config: Config | None, out_dtype: torch.dtype | None,
     allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
@@ -645,7 +645,7 @@ def _with_pairs(
 
 def _with_rows(
     a: object, b: object, vectors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-    others: dict[str, Any], activation: str | None, out: torch.Tensor | None, config: Config | None,
+    others: dict[str, object], activation: str | None, out: torch.Tensor | None, config: Config | None,
     out_dtype: torch.dtype | None, copy_rows: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """A product with row indices."""

@@ -295,7 +295,7 @@ def _measure(
         failed: list[tuple[tuned.Choice, str]] = []
         replays, names = {}, {}
 
-        def record(run: Callable[[Any], object]) -> Any:
+        def record(run: Callable[[object], object]) -> Any:
             return device.record([functools.partial(run, each) for each in sets] * repeats)
 
         if contest.by_torch is not None:

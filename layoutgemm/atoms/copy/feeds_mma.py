@@ -104,7 +104,7 @@ def feeds(
     mma: MmaAtom,
     operand: str,
     blocks: tuple[int, int] = (1, 1),
-    addresses: Tile | Callable[[Any], Any] | None = None,
+    addresses: Tile | Callable[[object], object] | None = None,
 ) -> Proof | CounterExample:
     """Prove that the copy moves that operand between its registers and shared memory.
 

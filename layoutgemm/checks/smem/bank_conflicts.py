@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...arch import Arch
 from ...arch import arch as arch_of
@@ -283,7 +283,7 @@ Asked = tuple[str, str, IntArray, int]  # name and kind of an access, its addres
 
 def requests_of(
     what: object,
-    how: Any,
+    how: object,
     kind: str | None,
     element: DType | str | int | None,
     default: str,
@@ -308,7 +308,7 @@ def requests_of(
     return [(access.name, access.kind, *byte_addresses(what, access, element)) for access in accesses], str(what)
 
 
-def address_array(addresses: Any) -> IntArray:
+def address_array(addresses: object) -> IntArray:
     """Byte addresses of requests, as int64 (request, lane) with -1 for None. One request may come alone.
 
     Raises AtomError for anything but integers, and for more lanes than a warp has.

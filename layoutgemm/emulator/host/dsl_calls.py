@@ -339,7 +339,7 @@ class CompiledFunction:
         return function
 
     def call(
-        self, values: Sequence[Any], extra: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+        self, values: Sequence[object], extra: Sequence[object] = (), named: Mapping[str, object] | None = None
     ) -> tuple[ArgumentMemory, list[HostLaunch]]:
         """Run the function: returns the memory that its kernels see, and its launches.
 
@@ -383,7 +383,7 @@ class CompiledFunction:
         """The number of workspaces of `cute.experimental` behind the function's own arguments."""
         return int(getattr(self.compiled, "total_added_arguments", 0))
 
-    def _apart(self, values: tuple[Any, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
+    def _apart(self, values: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The values of the function's own arguments, and the workspaces behind them by name.
 
         Raises EmulatorError where the workspaces are missing.
@@ -393,7 +393,7 @@ class CompiledFunction:
             raise EmulatorError(f"{len(values)} arguments; the last {self._added} of a call are workspaces")
         return values[:own], {f"workspace[{n}]": value for n, value in enumerate(values[own:])}
 
-    def _bound(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, object]:
+    def _bound(self, values: tuple[object, ...], named: dict[str, object]) -> dict[str, object]:
         """Values by parameter, with defaults, and None for omitted streams."""
         execution = self.compiled.execution_args
         names, signature = execution._meta.all_names, execution.signature
@@ -416,7 +416,7 @@ class CompiledFunction:
         bound.apply_defaults()
         return {name: bound.arguments[name] for name in names}
 
-    def _leaves(self, bound: Mapping[str, Any]) -> list[CallValue]:
+    def _leaves(self, bound: Mapping[str, object]) -> list[CallValue]:
         """One value for each argument of the host function. Raises EmulatorError that lists each parameter's values."""
         execution, count = self.compiled.execution_args, len(self.parameters) - self._added
         kinds = dict(zip(execution._meta.all_names, execution._meta.annotated_types, strict=True))
@@ -492,7 +492,7 @@ class CompiledFunction:
     # -------------------------------------------------------- TVM-FFI
 
     def _run_ffi(
-        self, bound: Mapping[str, Any], leaves: Sequence[CallValue], arrays: ArgumentMemory
+        self, bound: Mapping[str, object], leaves: Sequence[CallValue], arrays: ArgumentMemory
     ) -> list[HostLaunch]:
         """Run the function through TVM-FFI's entry, which takes no stream of its environment."""
         import tvm_ffi

@@ -49,7 +49,9 @@ class Ranks:
         """The current rank's own state."""
         return self.states[self._turn]
 
-    def run(self, body: Callable[[int], None], within: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    def run(
+        self, body: Callable[[int], None], within: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
         """Run `body(rank)` for each rank, in a context of its own; the first failure is raised at the end."""
         main = sys.modules.get("__main__")
         for rank, state in enumerate(self.states):

@@ -119,7 +119,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
             "leave it first"
         )
 
-    def launch(compiled: object, args: Sequence[Any], named: dict[str, Any]) -> None:
+    def launch(compiled: object, args: Sequence[object], named: dict[str, object]) -> None:
         if (graph := HostGraph.capturing()) is not None:
             return graph.add(lambda: now(compiled, args, named), _stream_among((*args, *named.values())))
         return now(compiled, args, named)
@@ -212,7 +212,7 @@ def _real_torch() -> Iterator[None]:
 class _Call(list[Any]):
     """In place of a direct call's packed arguments: the arguments themselves, by name."""
 
-    def __init__(self, named: dict[str, Any]):
+    def __init__(self, named: dict[str, object]):
         super().__init__()
         self.named = named
 
@@ -305,7 +305,7 @@ def _short_names() -> Iterator[None]:
         yield
 
 
-def _on_the_gpu(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _on_the_gpu(plain: Callable[..., object]) -> Callable[..., Any]:
     """tvm_ffi.from_dlpack, which asks a tensor of torch for its device past Python."""
     return lambda x, *args, **named: plain(GpuCapsule(x) if on_gpu(x) else x, *args, **named)
 
@@ -326,7 +326,7 @@ def _has_kernels(compiled: Any) -> bool:
     return found
 
 
-def _bound_to(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _bound_to(plain: Callable[..., object]) -> Callable[..., Any]:
     """`to` of a compiled function: itself, as there is one device."""
     return lambda self, device=None: self if _has_kernels(self) else plain(self, device)
 
@@ -350,7 +350,7 @@ def _dsls() -> list[Any]:
 
 
 def _benchmark(
-    function: Callable[..., Any], *, workspace_generator: Callable[[], Any] | None = None,
+    function: Callable[..., object], *, workspace_generator: Callable[[], object] | None = None,
     kernel_arguments: object = None, **others: object,
 ) -> float:  # fmt: skip
     """cutlass.testing.benchmark: one call; microseconds of the emulator, which say nothing of a GPU's."""
@@ -361,7 +361,7 @@ def _benchmark(
 
 
 def _benchmark_for_autotune(
-    function: Callable[..., Any], *args: object, warmup_iterations: int = 0, iterations: int = 1,
+    function: Callable[..., object], *args: object, warmup_iterations: int = 0, iterations: int = 1,
     use_cold_l2: bool = False, print_verbose: bool = False, current_stream: object = None, **kwargs: object,
 ) -> float:  # fmt: skip
     """cutlass.testing's benchmark of one configuration: one call, and the emulator's microseconds."""

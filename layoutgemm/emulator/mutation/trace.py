@@ -151,7 +151,12 @@ class AccessTrace:
         return pc if self.origins is None else self.origins[pc]
 
     def _add(
-        self, fiber: Fiber, touched: tuple[Any, ...], event: MemoryEvent | None, knows: Knowledge, pc: int | None = None
+        self,
+        fiber: Fiber,
+        touched: tuple[object, ...],
+        event: MemoryEvent | None,
+        knows: Knowledge,
+        pc: int | None = None,
     ) -> None:
         part = self.part(fiber.cta)
         key = (fiber.cta.coordinate, fiber.warp.number, self._pc(fiber) if pc is None else pc)

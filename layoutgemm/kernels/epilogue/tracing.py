@@ -205,7 +205,7 @@ def element() -> tuple[Symbol, Symbol, Symbol]:
     return Symbol(("x",), "float"), Symbol(("i",), "int"), Symbol(("j",), "int")
 
 
-def called(function: Callable[..., Any], names: tuple[str, ...], symbols: tuple[object, ...]) -> object:
+def called(function: Callable[..., object], names: tuple[str, ...], symbols: tuple[object, ...]) -> object:
     """The result of a function of symbols; `names` are its parameters, for the refusal.
 
     Raises PlanError where it takes others, and for an error that it raises.

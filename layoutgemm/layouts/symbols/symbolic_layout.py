@@ -317,7 +317,7 @@ def together(*layouts: Layout) -> tuple[str, ...]:
 
 
 @registries.applied.register(Layout)
-def applied(layout: Layout, f: Callable[[Any], object]) -> Layout:
+def applied(layout: Layout, f: Callable[[object], object]) -> Layout:
     """The layout with every entry replaced, under the same conditions."""
     shape, stride = as_shape(f(layout.shape)), as_stride(f(layout.stride))
     return make(shape, stride, conditions_of(layout) if _ops.has_symbols(shape, stride) else ())

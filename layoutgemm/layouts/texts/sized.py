@@ -323,7 +323,7 @@ def _entry(text: str, at: int, part: str, symbol_of: Symbols) -> Any:
         raise ParseError(str(getattr(error, "reason", "") or error), text, at) from None
 
 
-def _row_major(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+def _row_major(shape: tuple[object, ...]) -> tuple[Any, ...]:
     """Compact strides, the last mode fastest."""
     out: list[Any] = [1]
     for extent in reversed(shape[1:]):

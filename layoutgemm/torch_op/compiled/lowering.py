@@ -150,7 +150,7 @@ def _site(function: str, options: Mapping[str, object], tensors: Sequence[Any]) 
     return f"{function.replace('.', '_')}_{same}", made
 
 
-def _viewed(x: Any) -> tuple[Any, View | None]:
+def _viewed(x: object) -> tuple[Any, View | None]:
     """The tensor below an input that is a view, and the view.
 
     The input itself and None where there is no view, or one of another type.

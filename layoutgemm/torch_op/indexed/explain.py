@@ -18,7 +18,7 @@ from .product import IndexedCall, IndexedOperands, check_indexed, shape_of, unga
 
 def explain_indexed(
     given: IndexedOperands, out: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None,
-    config: object, copy_rows: bool | None, others: dict[str, Any] | None = None,
+    config: object, copy_rows: bool | None, others: dict[str, object] | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product with row indices takes, why, and what it copies; raises as the product does.
 

@@ -14,7 +14,7 @@ of the product's rows in order; weights and `out_rows` follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -87,7 +87,7 @@ class _IndexedProduct(torch.autograd.Function):
         return value
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[object], output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs[:6])
 
     @staticmethod

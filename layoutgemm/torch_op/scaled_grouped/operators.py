@@ -15,7 +15,6 @@ grouped products too, through the same operator, so they have derivatives of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -215,7 +214,7 @@ class _GroupedProduct(torch.autograd.Function):
         return torch.ops.layoutgemm.grouped_matmul(a, b, groups, said, None, None, out_dtype, "", "", config)
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[object], output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs[:3])
         ctx.save_for_forward(*inputs[:3])
         ctx.set_materialize_grads(False)  # a tangent of None spares its product

@@ -38,7 +38,7 @@ class DeviceUse:
         self.storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.peak = 0
 
-    def add(self, storage: Any) -> None:
+    def add(self, storage: object) -> None:
         """Count a storage from now on, as long as it lives."""
         if id(storage) not in self.storages:
             self.storages[id(storage)] = storage

@@ -376,7 +376,7 @@ def _array_interface(x: Tensor) -> Named:
     return found
 
 
-def _pinned(done: Any) -> Any:
+def _pinned(done: object) -> Any:
     """A tensor of the host, in pinned memory."""
     setattr(done, PINNED, True)
     return done
@@ -412,7 +412,7 @@ class GpuCapsule:
         return DL_CUDA, 0
 
 
-def _read(torch: ModuleType, value: Any, asked: list[bool]) -> Any:
+def _read(torch: ModuleType, value: object, asked: list[bool]) -> Any:
     """An argument; a device becomes the CPU, and `asked` has whether it was a GPU."""
     if isinstance(value, (torch.device, str)) and str(value).split(":")[0] in ("cuda", "cpu"):
         asked.append(str(value).startswith("cuda"))
@@ -422,7 +422,7 @@ def _read(torch: ModuleType, value: Any, asked: list[bool]) -> Any:
     return value
 
 
-def marked(x: Any) -> Any:
+def marked(x: object) -> Any:
     """A tensor in CPU memory, which stands for one on a GPU from now on."""
     return _marked(sys.modules["torch"], x, True)
 
@@ -431,7 +431,7 @@ def _has_gpu(value: object) -> bool:
     return on_gpu(value) or (isinstance(value, (list, tuple)) and any(map(_has_gpu, value)))
 
 
-def _marked(torch: ModuleType, done: Any, gpu: bool) -> Any:
+def _marked(torch: ModuleType, done: object, gpu: bool) -> Any:
     """A result, whose tensors are marked, or not."""
     if isinstance(done, torch.Tensor):
         plain = type(done) in (torch.Tensor, torch.nn.Parameter)
@@ -518,7 +518,7 @@ def _profile(plain: type) -> type:
     """torch.profiler.profile without the activities of a GPU, which has no counters here."""
 
     class HostProfile(plain):
-        def __init__(self, *args: Any, activities: Any = None, **kwargs: Any):
+        def __init__(self, *args: object, activities: object = None, **kwargs: object):
             super().__init__(*args, activities=None, **kwargs)
 
     return HostProfile
@@ -536,7 +536,7 @@ def _of_the_cpu(register: Function) -> Function:
         return {"cuda": "cpu", "CUDA": "CPU"}.get(kind, kind) if isinstance(kind, str) else kind
 
     @functools.wraps(register)
-    def registered(*args: Any, **kwargs: object) -> object:
+    def registered(*args: object, **kwargs: object) -> object:
         if str(getattr(args[0], "ns", "")).startswith(_OF_TORCH):  # torch's have a kernel for the CPU, too
             return register(*args, **kwargs)
         return register(*map(host, args), **{key: host(value) for key, value in kwargs.items()})
@@ -629,7 +629,7 @@ def _compile(torch: ModuleType, session: ExitStack, device: GpuModel, note: Call
     """torch.compile; what its functions compute of tensors on the GPU is on the GPU."""
     plain, ready = torch.compile, False
 
-    def compiled(model: Any = None, **kwargs: object) -> Any:
+    def compiled(model: object = None, **kwargs: object) -> Any:
         nonlocal ready
         if model is None:
             return lambda body: compiled(body, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,7 @@ def _word(operand: Sm80PackedOperand, stage: Bytes, word: int) -> npt.NDArray[np
 
 
 def _first(
-    operand: Sm80PackedOperand, places: ThreadAddresses, byte: Callable[..., Any], number: int
+    operand: Sm80PackedOperand, places: ThreadAddresses, byte: Callable[..., object], number: int
 ) -> npt.NDArray[np.int64]:
     """First bytes of the lanes' loads of a vector, or of scales: (warp, piece, lane)."""
     lanes, found = np.arange(WARP), []

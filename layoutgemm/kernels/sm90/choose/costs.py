@@ -51,7 +51,7 @@ def cost_model(name: str, gpu: str = "h200") -> CostModel:
     return _models(gpu)[name]
 
 
-def _values(part: dict[str, list[Any]]) -> dict[str, object]:
+def _values(part: dict[str, list[object]]) -> dict[str, object]:
     """The values without their units; "256x224" and "64" are keys of two numbers and of one."""
 
     def plain(x: object) -> Any:

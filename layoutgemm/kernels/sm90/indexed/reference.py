@@ -45,7 +45,7 @@ def copied_matrix(plan: Sm90Plan, a: GlobalMatrix, given: dict[str, Any]) -> Glo
 
 
 def gather_tile(
-    plan: Sm90Plan, given: dict[str, Any], a: GlobalMatrix, origin: dict[str, int], end: int, smem: SharedBytes,
+    plan: Sm90Plan, given: dict[str, object], a: GlobalMatrix, origin: dict[str, int], end: int, smem: SharedBytes,
     address: int,
 ) -> None:  # fmt: skip
     """A's K tile by the loader's threads, from the rows that the indices name."""
@@ -64,7 +64,7 @@ def gather_tile(
 
 
 def scatter_chunk(
-    plan: Sm90Plan, given: dict[str, Any], c: Output, chunk: StoreChunk, place: tuple[int, int], end: int,
+    plan: Sm90Plan, given: dict[str, object], c: Output, chunk: StoreChunk, place: tuple[int, int], end: int,
     smem: SharedBytes, address: int,
 ) -> None:  # fmt: skip
     """A warp's chunk, in a buffer, to the rows that the indices name; `place` is its first row and column."""
