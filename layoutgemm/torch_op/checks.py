@@ -38,6 +38,13 @@ tracing_state = torch._C._get_tracing_state
 in_older_vmap = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched=True: no transform of torch.func
 
 
+def check_written(written: Mapping[str, torch.Tensor]) -> None:
+    """Raise TensorError, naming it, for a tensor in whose place autograd keeps no other: torch refuses it later."""
+    for name, x in written.items():
+        if x.requires_grad and x.is_leaf and torch.is_grad_enabled():
+            raise TensorError(f"{name} is a leaf that requires grad, and the epilogue writes to it: give its detach()")
+
+
 # ---------------------------------------------------------------------------------------------------------- whole calls
 
 

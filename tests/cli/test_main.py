@@ -66,7 +66,7 @@ def test_explain(capsys):
 
 def test_errors_are_one_line_and_status_2(capsys):
     assert main(["explain", "0", "64", "64"]) == 2
-    assert capsys.readouterr().err.startswith("layoutgemm: PlanError: m must be at least 1, not 0")
+    assert capsys.readouterr().err.startswith("layoutgemm: PlanError: m = 0: a size is 1 to")
     with pytest.raises(SystemExit) as stop:
         main(["explain", "64"])
     assert stop.value.code == 2

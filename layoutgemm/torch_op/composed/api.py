@@ -23,6 +23,7 @@ from ...kernels.sm90.triangular.operands import Triangles
 from ..checks import (
     NOT_RECORDED,
     autocast,
+    check_written,
     derived_by_transform,
     differentiated,
     has_tangent,
@@ -34,7 +35,6 @@ from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import Tensors
 from ..operands.several import NO_DICT
-from ..own_epilogue.derivatives import check_written
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows
 from .checks import checked, named_operands

@@ -19,6 +19,7 @@ from ..checks import (
     autocast,
     check_call,
     check_out,
+    check_written,
     copied,
     derived_by_transform,
     differentiated,
@@ -41,7 +42,7 @@ from ..epilogue import (
 )
 from ..prepared import Config, choice_of, config_text
 from ..problem import gated_shapes
-from .derivatives import EpilogueProduct, check_written, derivable, dispatched, recorded
+from .derivatives import EpilogueProduct, derivable, dispatched, recorded
 from .operators import CHECK_EPILOGUE, operand_names
 
 

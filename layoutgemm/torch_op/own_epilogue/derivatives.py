@@ -10,7 +10,7 @@ carries the gradient, as torch's own operations in place do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -70,13 +70,6 @@ def _check(call: EpilogueProduct) -> None:
     """Raise TensorError for a product whose derivative is recorded, and which has none."""
     if text := refusal_of_derivatives(call.epilogue, call.a.dtype, call.kind):
         raise TensorError(text)
-
-
-def check_written(written: Mapping[str, torch.Tensor]) -> None:
-    """Raise TensorError, naming it, for a tensor in whose place autograd keeps no other: torch refuses it later."""
-    for name, x in written.items():
-        if x.requires_grad and x.is_leaf and torch.is_grad_enabled():
-            raise TensorError(f"{name} is a leaf that requires grad, and the epilogue writes to it: give its detach()")
 
 
 def refusal_of_derivatives(epilogue: Epilogue | None, multiplied: torch.dtype, kind: torch.dtype) -> str:
@@ -233,7 +226,6 @@ def _is_linear_step(step: Step, wanted: set[str]) -> bool:
 __all__ = [
     "NO_SUMS",
     "EpilogueProduct",
-    "check_written",
     "derivable",
     "derived",
     "dispatched",
