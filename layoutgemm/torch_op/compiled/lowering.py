@@ -95,9 +95,9 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
 
 
 def _writes_every_element(parts: str, wholes: object) -> bool:
-    """True if the launch writes all of C, and reads no whole number, which may be a symbol."""
+    """True if the launch writes all of C and reads no whole number."""
     found = json.loads(parts)
-    return found["order"] is None and "out_rows" not in found["own"] and not wholes
+    return found["order"] is None and "out_rows" not in found["own"] and not wholes  # one may be a symbol
 
 
 @functools.cache
