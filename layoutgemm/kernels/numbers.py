@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,9 +28,9 @@ def check_product(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> None:
         raise OperandError(f"a is {a.shape} and b {b.shape}: K is {a.shape[-1]} and {b.shape[-2]}")
 
 
-def check_broadcast(**values: object) -> None:
+def check_broadcast(values: Mapping[str, object]) -> None:
     """Raise OperandError for numbers and arrays whose shapes are not broadcast together."""
-    shapes = {name: np.asarray(as_arithmetic(value, name, OperandError)).shape for name, value in values.items()}
+    shapes = {name: np.asarray(as_arithmetic(value, shown(name), OperandError)).shape for name, value in values.items()}
     try:
         np.broadcast_shapes(*shapes.values())
     except ValueError:

@@ -184,12 +184,12 @@ def check_expression(parts: object, names: tuple[str, ...], words: bool) -> None
         ...
     layoutgemm.errors.PlanError: no part of an order's expression of number: ('int', 2147483648)
     """
-    head, *rest = parts if isinstance(parts, tuple) and parts else (None,)
-    if isinstance(head, str) and head in _BINARY and len(rest) == 2:
+    head, *rest = parts if isinstance(parts, tuple) and parts and isinstance(parts[0], str) else (None,)
+    if head in _BINARY and len(rest) == 2:
         for part in rest:
             check_expression(part, names, words)
         return
-    leaf = not rest and isinstance(head, str) and head in names
+    leaf = not rest and head in names
     if head == "int" and len(rest) == 1:
         leaf = rest[0].__class__ is int and -_MOST_INT <= rest[0] < _MOST_INT
     if head == "word" and len(rest) == 1:

@@ -229,6 +229,8 @@ def _tile(request: Request) -> tuple[int, ...] | None:
     tile = request.tile
     if tile is None:
         smem = request.smem.layout if isinstance(request.smem, (SmemTile, ComposedLayout)) else request.smem
+        if not isinstance(smem, Layout):
+            return None
         tile = tuple(mode.size for mode in smem)[: request.gmem.rank]
     tile = tile if isinstance(tile, tuple) else (tile,)
     return tile if all(n.__class__ is int for n in tile) else None

@@ -197,7 +197,7 @@ class Promoted:
     @checked(PlanError)
     def apply(self, total: Value, product: Value, values: dict[str, Value]) -> Value:
         """The same in NumPy."""
-        check_broadcast(total=total, product=product, **values)
+        check_broadcast({"total": total, "product": product, **values})
         return self.evaluate(product, tracing.Values({TOTAL: total, **values}, Math))
 
     @checked(PlanError)
