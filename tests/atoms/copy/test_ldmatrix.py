@@ -132,7 +132,7 @@ def test_m16n8_loads_are_m16n16_with_rows_and_bytes_exchanged():
         (lambda: ldmatrix(1, element="e2m3"), "moves no whole e2m3 at src"),
         (lambda: ldmatrix(4, element="f64"), "thread 0, value 0 has bits 16..31 of the tile and then bits 1024..1039"),
         (lambda: ldmatrix(4).layout("a"), 'sides "src" and "dst"'),
-        (lambda: movmatrix().phases, "no one side is in smem"),
+        (lambda: movmatrix().phases, "no one side is in 'smem'"),
         (lambda: ldmatrix(4).accesses("dst"), "shared-memory side at src"),
         (lambda: ldmatrix(4).accesses("src", lambda lane: lane), "fixes the element of every lane"),
         (lambda: ldmatrix(4).address_threads("dst"), "takes no address at dst"),

@@ -222,7 +222,7 @@ def test_operands_without_a_descriptor_are_refused():
         operand_read(wgmma(64), "C")
     with pytest.raises(DescriptorError, match=r"takes no shared-memory descriptor; wgmma and tcgen05.mma do"):
         operand_read(dataclasses.replace(wgmma(64), ptx="mma.sync"), "A")
-    with pytest.raises(DescriptorError, match="is operand A; operand B was asked for"):
+    with pytest.raises(DescriptorError, match="is operand A; operand 'B' was asked for"):
         operand_read(wgmma_read("bf16", 64), "B")
     for call, text in (
         (lambda: tcgen05_read("f16", "e4m3", 128), "kind::f16 takes f16, bf16, not e4m3"),

@@ -200,7 +200,7 @@ def test_any_layout_is_a_tile():
     assert str(shifted) == "S<3,4,3>[bytes] o 64 + ((8,8),(64,1)):((64,512),(1,0)) x bf16"
     for make, text in (
         (lambda: as_tile(tile, "e4m3", "64B"), "has a swizzle and a major of its own"),
-        (lambda: as_tile(tile.composed, "e4m3", "64B"), "has a swizzle of its own; another, 64B, is named"),
+        (lambda: as_tile(tile.composed, "e4m3", "64B"), "has a swizzle of its own; another, '64B', is named"),
         (lambda: as_tile(Layout((8, 8), (2, 32)), "bf16"), "mn is 2 away, along k 32"),
         (lambda: SmemTile(tile.dtype, "K", "none", Layout(8, 1)), "has two modes, mn and k"),
         (lambda: SmemTile(tile.dtype, "M", "none", tile.layout), "major is 'M'"),
