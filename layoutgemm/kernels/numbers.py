@@ -43,7 +43,7 @@ def float_type(kind: object) -> np.dtype[Any]:
         found = np.dtype(kind)  # type: ignore[call-overload]
     except (TypeError, ValueError):
         found = np.dtype(object)
-    if found.kind not in "fV":  # V: the floats that NumPy lacks
+    if found.kind not in "fV" or found.fields is not None or not found.itemsize:  # V: the floats that NumPy lacks
         raise OperandError(refusal(kind, "the type of a reference", "a NumPy type of floats"))
     return found  # type: ignore[no-any-return]
 
@@ -53,7 +53,11 @@ def checked_numbers(name: str, numbers: object, kind: str, count: int) -> npt.ND
     want = {"i32": "int32", "i64": "int64"}[kind]
     if not isinstance(numbers, (np.ndarray, list, tuple)) and not hasattr(type(numbers), "__array__"):
         raise OperandError(refusal(numbers, name, f"an array of {want}"))
-    name, found = shown(name)[1:-1], np.asarray(numbers)
+    name = shown(name)[1:-1]
+    try:
+        found = np.asarray(numbers)
+    except ValueError as error:  # of rows that differ, or that nest too deep
+        raise OperandError(f"{name} is no array of {want}: {error}") from None
     if found.dtype.name != want or found.shape != (count,):
         raise OperandError(f"{name} is {found.dtype} of shape {found.shape}: it takes {want} of ({count},)")
     return found.astype(np.int64)

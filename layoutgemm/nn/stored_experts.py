@@ -95,6 +95,7 @@ def find_experts(
                 f"of each expert: {_WAY_OUT}"
             )
         one = StoredExperts(name, module, layers)
+        _check_layers(one)
         packed = _are_packed(one, stored)
         ordered, reason = _compared(module, layers)
         if not ordered and asked is None:
@@ -174,6 +175,15 @@ def _usual(joined: Sequence[str], there: Sequence[str]) -> dict[str, tuple[str, 
     return found if len(found) == len(joined) else None
 
 
+def _check_layers(one: StoredExperts) -> None:
+    """Raise OperandError for parameters whose rows no layers of equal rows make up."""
+    for key, layers in one.layers.items():
+        experts, rows, _ = one.parameter(key).shape
+        if not experts or not layers or rows % len(layers):
+            said = f"{rows} rows of {experts} experts, in layers {listed_names(layers)} of equal rows"
+            raise OperandError(f"{one.name or 'the model'}.{key}: {said}")
+
+
 def _are_packed(one: StoredExperts, stored: Mapping[str, StoredTensor]) -> bool:
     """True if all layers are packed, False if none is. Raises OperandError for missing layers, and for a mixture."""
     packed = {layer: any(f"{layer}.{key}" in stored for key in PACKED_BY) for layer in one.all_layers}
@@ -200,7 +210,7 @@ def _check_rows(layers: Sequence[str], shapes: Sequence[tuple[int, ...]], x: tor
     """Raise TensorError unless layers of equal rows make up a parameter's rows."""
     want = x.shape[1] // len(layers), x.shape[2]
     for layer, shape in zip(layers, shapes):
-        if tuple(shape) != want or want[0] * len(layers) != x.shape[1]:
+        if tuple(shape) != want:
             raise TensorError(f"{layer} has shape {[*shape]} in the checkpoint, and {[*want]} in the model")
 
 

@@ -149,10 +149,22 @@ def words_in(expressions: tuple[Expression, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _of_32_bits(value: object, of: Expression) -> Any:
+    """The value of a part of an expression. Raises PlanError for one that a kernel's integers do not hold."""
+    if isinstance(value, (int, np.integer, np.ndarray)):
+        beyond = np.extract((np.asarray(value) < -_MOST_INT) | (np.asarray(value) >= _MOST_INT), value)
+        if beyond.size:
+            raise PlanError(
+                f"an order is computed with 32-bit integers, and its {shown(of)} reaches {shown(beyond.item(0))}"
+            )
+    return value
+
+
 def evaluate(expression: Expression, at: Callable[[str], object], minimum: Minimum, reads: Reads | None = None) -> Any:
     """The value of an expression; `at` gives those of its names. Ints, arrays, forms or traced integers.
 
-    Raises PlanError for a quotient of a negative integer or array: kernels round it towards zero.
+    Raises PlanError for a quotient of a negative integer or array: kernels round it towards zero; and for a part beyond
+    32 bits, where they wrap.
     """
     head, *rest = expression
     if head == "int":
@@ -163,7 +175,7 @@ def evaluate(expression: Expression, at: Callable[[str], object], minimum: Minim
         return reads.word(rest[0])
     if not rest:
         return at(head)
-    x, y = [evaluate(part, at, minimum, reads) for part in rest]
+    x, y = [_of_32_bits(evaluate(part, at, minimum, reads), part) for part in rest]
     if head in ("//", "%"):
         for value, least_value in ((x, 0), (y, 1)):
             if isinstance(value, (int, np.integer, np.ndarray)) and np.any(np.asarray(value) < least_value):

@@ -49,6 +49,7 @@ class Reads(Protocol):
 Tile = tuple[Any, Any]  # the row and column of a tile: of each kind of Integer
 Grid = tuple[Integer, Integer]  # how many rows and columns of tiles
 Minimum = Callable[..., Integer]
+MOST_GROUP = 1 << 15  # rows: times a grid's columns, kernels compute them with 32-bit integers
 
 
 class SchedulePiece(NamedTuple):
@@ -192,7 +193,7 @@ class Grouped(Schedule):
     group       rows of a group
     serpentine  every second group walks its columns backwards, so that the next group begins where the last one ended
 
-    Raises PlanError for a group below 1.
+    Raises PlanError for a group below 1 or above `MOST_GROUP`.
 
     >>> Grouped(group=2).table((3, 2)).tolist()
     [[0, 0], [1, 0], [0, 1], [1, 1], [2, 0], [2, 1]]
@@ -208,8 +209,8 @@ class Grouped(Schedule):
     def __post_init__(self) -> None:
         settle(self, PlanError)
         super().__post_init__()
-        if self.group < 1:
-            raise PlanError(f"a group of tiles has 1 row or more, not {shown(self.group)}")
+        if not 1 <= self.group <= MOST_GROUP:
+            raise PlanError(f"a group of tiles has 1 to {MOST_GROUP} rows, not {shown(self.group)}")
 
     @property
     def _group(self) -> int:

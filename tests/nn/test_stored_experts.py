@@ -324,3 +324,21 @@ def test_experts_that_do_not_fit_are_refused_before_the_model_changes(
     with pytest.raises((OperandError, TensorError), match=said):
         load_checkpoint(model, sharded(tmp_path, tensors()), kind or None)
     assert type(model.experts) is Experts and not any(x.any() for x in model.experts.parameters())
+
+
+class OddRows(Experts):
+    """A row more than two layers of equal rows have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(torch.zeros(EXPERTS, 2 * HIDDEN + 1, WIDE, dtype=BF16))
+
+
+@pytest.mark.parametrize("kind", ["gptq", "fp8", ""])
+def test_rows_that_no_layer_has_are_refused(kind: str, tmp_path: Path) -> None:
+    """The last row of packed experts would be whatever memory held."""
+    model, make = Model(OddRows), KINDS[kind][1] if kind else plain
+    layers = {"gate_up_proj": NAMES[:2], "down_proj": NAMES[2:]}
+    with pytest.raises((OperandError, TensorError), match="129"):
+        load_checkpoint(model, sharded(tmp_path, stored(make)), kind or None, experts=layers)
+    assert type(model.experts) is OddRows

@@ -407,3 +407,12 @@ def test_parts_are_explained() -> None:
     assert told.startswith("Triangles(a='lower', b=None): 66.7% of the K tiles")
     assert how.workspace == 3 * 136 * 2 * 4 and how.copies[-1].startswith("reductions: partial results")
     assert explain_matmul((A, A2), (B, B2), activation="relu").kernel.endswith("and a second pair of K = 16")
+
+
+def test_flags_of_other_types_are_refused_after_equal_ones() -> None:
+    """1 equals True, and a cache of texts took it."""
+    a, b, rows = torch.ones(16, 16).bfloat16(), torch.ones(16, 16).bfloat16(), torch.arange(4)
+    given = {"rows": rows, "bias": torch.ones(16).bfloat16()}
+    assert matmul(a, b, copy_rows=True, **given).shape == (4, 16)
+    with pytest.raises(OperandError, match="copy_rows: True or False"):
+        matmul(a, b, copy_rows=1, **given)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import gcd, prod
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...errors import AtomError
 from ...layouts import Layout, make_layout_tv
 from ..copy.base import CopyAtom
@@ -62,12 +62,12 @@ def tiled_copy_of_tile(
         raise AtomError("a tile of no modes: it has one extent for each mode")
     along = tuple(reversed(range(len(tile)))) if order is None else order
     if sorted(along) != list(range(len(tile))):
-        raise AtomError(f"an order of {len(tile)} modes names each once, not {along}")
+        raise AtomError(f"an order of {len(tile)} modes names each once, not {shown(along)}")
     vector = int(atom.layout_src[1].size)
     left, extents = threads, list(tile)
     thread_shape, thread_stride = [1] * len(tile), [0] * len(tile)
     if extents[along[0]] % vector:
-        raise AtomError(f"{atom} moves {vector} elements, and mode {along[0]} of {tile} has {extents[along[0]]}")
+        raise AtomError(f"{atom} moves {vector} elements, and mode {along[0]} of {shown(tile)} has {extents[along[0]]}")
     extents[along[0]] //= vector
     step = 1
     for mode in along:

@@ -125,7 +125,7 @@ def listed(accesses: object) -> list[AccessPattern]:
     several = accesses if isinstance(accesses, Iterable) and not isinstance(accesses, np.ndarray) else [accesses]
     for access in several:
         if not isinstance(access, AccessPattern):
-            said = f"a {type(access).__name__}" if len(repr(access)) > 40 else repr(access)
+            said = shown(access) if len(shown(access)) <= 40 else f"a {type(access).__name__}"
             raise AtomError(f"accesses are AccessPatterns, as matrix_access((64, 64), 'bf16') makes, not {said}")
         found.append(access)
     return found

@@ -258,6 +258,8 @@ def evaluate(expression: Expression, x: Value, at: Any) -> Value:
         return at.math.constant(rest[0]) if head == "float" else rest[0]
     if head == "given":
         return at.read(rest[0])
+    if not hasattr(at.math, head):
+        raise PlanError(f"math has no {head}: {bounded(at.math)}")
     return getattr(at.math, head)(*[evaluate(part, x, at) for part in rest])
 
 

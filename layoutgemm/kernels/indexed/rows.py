@@ -235,7 +235,7 @@ def check_inside(name: str, indices: npt.NDArray[np.int64], rows: int, matrix: s
     outside = (indices < 0) | (indices >= rows)
     if outside.any():
         at = int(np.argmax(outside))
-        raise OperandError(f"{name}[{at}] = {indices[at]}: {matrix} has {rows} rows, 0 to {rows - 1}")
+        raise OperandError(f"{name}[{at}] = {indices[at]}: {shown(matrix)[1:-1]} has {rows} rows, 0 to {rows - 1}")
 
 
 def check_distinct(name: str, indices: npt.NDArray[np.int64]) -> None:

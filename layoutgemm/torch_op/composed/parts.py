@@ -142,6 +142,7 @@ def parts_text(asked: AskedParts, matrices: int, own: Sequence[str], given: Sequ
     >>> parts_of_text(parts_text(AskedParts("lower", activation="relu"), 1, ("bias",), ())).read
     ('bias',)
     """
+    check_copy_rows(asked.copy_rows, own)  # here: the cache takes 1 for True
     try:
         return _kept_text(asked, matrices, tuple(own), tuple(given))
     except TypeError as error:
@@ -151,7 +152,6 @@ def parts_text(asked: AskedParts, matrices: int, own: Sequence[str], given: Sequ
 @lru_cache(256)
 def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tuple[str, ...]) -> str:
     check_activation(asked.activation)
-    check_copy_rows(asked.copy_rows, own)
     if isinstance(asked.order, str):
         check_name(asked.order)
     prologue = prologue_of(asked.prologue) if isinstance(asked.prologue, str) else asked.prologue

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ....arguments import shown
+from ....arguments import settle, shown
 from ....dtypes import DType, bf16, f16, f32
 from ....errors import OperandError, PlanError
 from ....report import Check
@@ -54,6 +54,7 @@ class RowSums:
     kind: str = "f32"
 
     def __post_init__(self) -> None:
+        settle(self, PlanError)
         if self.kind not in ("f32", "bf16", "f16"):
             raise PlanError(f"row_sums of {shown(self.kind)}: 'f32', 'bf16' or 'f16'")
 

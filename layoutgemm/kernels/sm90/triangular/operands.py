@@ -21,6 +21,7 @@ import numpy as np
 from ....arguments import checked, settle, shown
 from ....errors import OperandError, PlanError
 from ....report import Check
+from ...numbers import check_matrix
 from ...plan import check_settings
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Triangles:
         for name, half, value in (("a", self.a, a), ("b", self.b, b)):
             if half is None:
                 continue
+            check_matrix(name, value)
             outside = np.triu(value, 1) if half == "lower" else np.tril(value, -1)
             wrong = np.argwhere(outside != 0)
             if len(wrong):
