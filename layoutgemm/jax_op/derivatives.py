@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,44 @@ _DERIVED = ("bfloat16", "float16", "float32")  # types whose products have deriv
 def differentiable(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
     """The product, whose gradients are products of this library."""
     return multiply(product, a, b, bias)
+
+
+class ProductOfParts(Protocol):
+    """A product of several parts, with the types of a, b and the result."""
+
+    @property
+    def types(self) -> Sequence[str]:
+        """As JAX names them."""
+
+
+def derived_by_jax(
+    mapped: Callable[..., Callable[..., jax.Array]], with_sums: Callable[..., jax.Array]
+) -> Callable[..., jax.Array]:
+    """A product of several parts with its derivative: by jax through the parts, by products through the sums.
+
+    mapped     the product's function of its arrays
+    with_sums  the parts in jax, of a product, of the function that multiplies, and of the arrays
+    """
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def call(product: ProductOfParts, *arrays: jax.Array) -> jax.Array:
+        return mapped(product)(*arrays)
+
+    def forward(product: ProductOfParts, *arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        check_derived(product.types)
+        return call(product, *arrays), arrays
+
+    def backward(product: ProductOfParts, arrays: tuple[jax.Array, ...], grad: jax.Array) -> tuple[jax.Array, ...]:
+        def multiplied(of: Product, a: jax.Array, b: jax.Array) -> jax.Array:
+            return differentiable(of, a, b, None)
+
+        _, pull = jax.vjp(functools.partial(with_sums, product, multiplied), *arrays)
+        found: tuple[jax.Array, ...] = pull(grad)
+        return found
+
+    call.defvjp(forward, backward)
+    made: Callable[..., jax.Array] = call
+    return made
 
 
 def check_derived(types: Sequence[str]) -> None:

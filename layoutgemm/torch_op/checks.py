@@ -38,6 +38,18 @@ tracing_state = torch._C._get_tracing_state
 in_older_vmap = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched=True: no transform of torch.func
 
 
+def seen_and_recorded(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> tuple[bool, bool]:
+    """Whether torch's dispatcher has to see a product of the tensors, and whether its derivative is recorded.
+
+    Raises TensorError for a derivative that an `out` would be part of.
+    """
+    records = differentiated(*tensors)
+    if out is not None and (records or differentiated(out)):
+        raise TensorError(NOT_RECORDED)
+    with torch.no_grad():
+        return needs_dispatcher(*tensors, out), records
+
+
 def check_written(written: Mapping[str, torch.Tensor]) -> None:
     """Raise TensorError, naming it, for a tensor in whose place autograd keeps no other: torch refuses it later."""
     for name, x in written.items():

@@ -33,12 +33,12 @@ from ...kernels.sm90.operands.prologue import Prologue, check_chosen
 from ...layouts import Layout
 from ...schedule import Formula, Schedule
 from ...schedule.listed import tiles_on_host
-from ..derivatives import check_derived, differentiable
+from ..derivatives import derived_by_jax
 from ..functions.api import finish_steps, launch_numbers
 from ..functions.product import FUNCTION_TYPES, check_functions, check_operand
 from ..inputs import array_of, flag, type_name
 from ..primitive import MAX_PRODUCTS, partition_rule, primitive_of, spec_of, varying_alike
-from ..product import Product, check_types, gate_of, stored_as
+from ..product import check_types, gate_of, stored_as
 from ..shardings import WHOLE, Axes, Labels
 from . import gpu
 from .plans import checked_plan
@@ -394,26 +394,5 @@ def _partitioned(product: ComposedProduct) -> Callable[..., jax.Array]:
     return shared
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _differentiable(product: ComposedProduct, *arrays: jax.Array) -> jax.Array:
-    return _mapped(product)(*arrays)
-
-
-def _forward(product: ComposedProduct, *arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    check_derived(product.types)
-    return _differentiable(product, *arrays), arrays
-
-
-def _backward(product: ComposedProduct, arrays: tuple[jax.Array, ...], grad: jax.Array) -> tuple[jax.Array, ...]:
-    """By jax through the parts, and by products of this library through the sums."""
-
-    def multiplied(of: Product, a: jax.Array, b: jax.Array) -> jax.Array:
-        return differentiable(of, a, b, None)
-
-    _, pull = jax.vjp(functools.partial(with_sums, product, multiplied), *arrays)
-    found: tuple[jax.Array, ...] = pull(grad)
-    return found
-
-
-_differentiable.defvjp(_forward, _backward)
+_differentiable = derived_by_jax(_mapped, with_sums)
 _compiled = jax.jit(_differentiable, static_argnums=0)

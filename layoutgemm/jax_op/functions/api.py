@@ -22,10 +22,10 @@ from ...kernels.epilogue.chain import Activation, Bias, Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand, Step
 from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
-from ..derivatives import check_derived, differentiable
+from ..derivatives import derived_by_jax
 from ..inputs import array_of, flag, type_name
 from ..primitive import MAX_PRODUCTS, primitive_of, varying_alike
-from ..product import C_NAMES, Product, check_finish, check_shapes, check_types, stored_as
+from ..product import C_NAMES, check_finish, check_shapes, check_types, stored_as
 from . import gpu
 from .product import FunctionProduct, check_functions, check_given, check_operands
 from .reference import computed, with_sums
@@ -138,26 +138,5 @@ def _stretched(x: jax.Array, on: bool, batch: tuple[int, ...], own: int) -> jax.
     return jnp.broadcast_to(x.reshape(*front, *inner), (*batch, *inner)).reshape(-1, *inner)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _differentiable(product: FunctionProduct, *arrays: jax.Array) -> jax.Array:
-    return _mapped(product)(*arrays)
-
-
-def _forward(product: FunctionProduct, *arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    check_derived(product.types)
-    return _differentiable(product, *arrays), arrays
-
-
-def _backward(product: FunctionProduct, arrays: tuple[jax.Array, ...], grad: jax.Array) -> tuple[jax.Array, ...]:
-    """By jax through the functions, and by products of this library through the sums."""
-
-    def multiplied(of: Product, a: jax.Array, b: jax.Array) -> jax.Array:
-        return differentiable(of, a, b, None)
-
-    _, pull = jax.vjp(functools.partial(with_sums, product, multiplied), *arrays)
-    found: tuple[jax.Array, ...] = pull(grad)
-    return found
-
-
-_differentiable.defvjp(_forward, _backward)
+_differentiable = derived_by_jax(_mapped, with_sums)
 _compiled = jax.jit(_differentiable, static_argnums=0)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...dtypes import f32
-from ...errors import OperandError, TensorError
+from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
@@ -27,8 +27,8 @@ from ..checks import (
     derived_by_transform,
     differentiated,
     has_tangent,
-    needs_dispatcher,
     refuse_traces,
+    seen_and_recorded,
 )
 from ..compiled import kept_launches
 from ..compiled.kept_launches import Extras, again_or
@@ -99,12 +99,9 @@ def composed_product(
         call = checked(left, right, parts, every, out, out_dtype, allow_tf32)
         tensors = call.tensors
         check_written({name: every[name] for name in parts.written})
-        records = differentiated(*tensors)
-        if out is not None and (records or differentiated(out)):
-            raise TensorError(NOT_RECORDED)
-        with torch.no_grad():
-            sees = needs_dispatcher(*tensors, out)
-            if not (sees or records):
+        sees, records = seen_and_recorded(tensors, out)
+        if not (sees or records):
+            with torch.no_grad():
                 return computed(call, config, out)
         if sees:
             derives = derived_by_transform() or any(has_tangent(x) for x in tensors)

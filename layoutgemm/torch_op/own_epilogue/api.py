@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ...errors import OperandError, TensorError
+from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.plan import present
 from ...kernels.run.operand_checks import check_operands
@@ -24,8 +24,8 @@ from ..checks import (
     derived_by_transform,
     differentiated,
     has_tangent,
-    needs_dispatcher,
     refuse_traces,
+    seen_and_recorded,
 )
 from ..compiled.kept_launches import epilogue_again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
@@ -82,12 +82,9 @@ def epilogue_matmul(
         if out is not None:
             check_out(out, gated_shapes(left.shape, right.shape, gate).result, kind, {"a": left, "b": right})
         tensors = left, right, *operands.tensors.values()
-        records = differentiated(*tensors)
-        if out is not None and (records or differentiated(out)):
-            raise TensorError(NOT_RECORDED)
-        with torch.no_grad():
-            sees = needs_dispatcher(*tensors, out)
-            if not (sees or records):
+        sees, records = seen_and_recorded(tensors, out)
+        if not (sees or records):
+            with torch.no_grad():
                 return epilogue_product(left, right, kind, steps, operands.every, config, out, gate)
         shape = tuple(check_fit(left, right, kind, steps, operands.every, out, gate).result)
         call = EpilogueProduct(left, right, kind, steps, operands.every, shape, gate, activation)

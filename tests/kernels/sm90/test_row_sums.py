@@ -119,7 +119,7 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert failing() == set()
     for name, wrong in (
-        ("row_of", lambda lane, warp: 16 * warp + lane // 2 % 2 * 8),  # lanes that meet have other rows
+        ("FIRST_ROW", lambda lane, warp: 16 * warp + lane // 2 % 2 * 8),  # lanes that meet have other rows
         ("column_of", lambda lane, load: lane // 2 + load * 16),  # right, but with bank conflicts
         ("column_of", lambda lane, load: lane // 4 + load * 16),  # half of the elements, twice
     ):

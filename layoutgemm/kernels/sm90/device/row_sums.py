@@ -23,7 +23,7 @@ from ...dsl.math import store_value
 from ...dsl.tables import load_words_shared
 from ...plan import present
 from ...store import ROWS
-from ..operands.row_sums import EXCHANGES, ROW_VECTOR, column_of, loads_of_block, row_of
+from ..operands.row_sums import EXCHANGES, FIRST_ROW, ROW_VECTOR, column_of, loads_of_block
 from .along_k import GroupsAlongK
 from .fused import Sm90FusedKernel
 
@@ -46,7 +46,7 @@ class AddedRows(Sm90FusedKernel):
             lane, warp = thread % WARP, thread // WARP
             for block in cutlass.range_constexpr(plan.blocks):
                 for load in cutlass.range_constexpr(loads_of_block(plan)):
-                    row = (first + block) * ROWS + row_of(lane, warp)
+                    row = (first + block) * ROWS + FIRST_ROW(lane, warp)
                     address = (job.shared.a(stage) + plan.a.smem.byte(row, column_of(lane, load))).toint()
                     values = [x for word in load_words_shared(address) for x in bridge.floats_of(word, plan.a.dtype)]
                     for v in cutlass.range_constexpr(ROW_VECTOR):
@@ -59,7 +59,7 @@ class AddedRows(Sm90FusedKernel):
         if column == 0:
             lane, warp, kind = thread % WARP, thread // WARP, present(plan.row_sums).dtype
             for block in cutlass.range_constexpr(plan.blocks):
-                row = first + block * ROWS + row_of(lane, warp)
+                row = first + block * ROWS + FIRST_ROW(lane, warp)
                 for v in cutlass.range_constexpr(ROW_VECTOR):
                     total = rows[block][v]
                     for distance in EXCHANGES:

@@ -7,10 +7,10 @@ the tensor cores multiply, and add in f32. Each row of tiles has one such tile, 
 the order of the sums is fixed. Of a block of 64 rows and a K tile:
 
     warp w                rows 16 w to 16 w + 15
-    lane l, load i        8 neighbouring rows of one element of K: 16 bytes
+    lane l, load i        8 neighbouring rows of one element of K, 16 bytes: `FIRST_ROW` and `ELEMENT`
     lanes of equal l % 2  one element of each 16 of K: their sums meet by shuffles behind the last K tile
 
-The lanes of a quarter-warp read 8 different 16-byte columns of the swizzled tile: no two wait for one bank.
+Even elements of K come before odd ones, so that the lanes of a quarter-warp read different banks.
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ import numpy as np
 import numpy.typing as npt
 
 from ....arguments import settle, shown
+from ....atoms.copy.base import VECTOR_BYTES, WARP
+from ....checks import bank_conflicts
 from ....dtypes import DType, bf16, f16, f32
 from ....errors import OperandError, PlanError
+from ....layouts import Layout
 from ....report import Check
 from ...numbers import W
 from ...plan import check_settings, present
-from ...store import ROWS
+from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP
 
 if TYPE_CHECKING:
     from ...derive import Operand
     from ..config import Sm90Config
     from ..plan import Sm90Plan
 
-ROW_VECTOR = 8  # neighbouring rows in the 16 bytes that a lane loads
+ROW_VECTOR = VECTOR_BYTES // bf16.bytes  # neighbouring rows in the 16 bytes that a lane loads
+VECTOR_WORDS = VECTOR_BYTES // f32.bytes  # registers of such a load
 EXCHANGES = (2, 4, 8, 16)  # lanes whose sums are of the same rows
-VECTOR_WORDS = 4  # registers of such a load
-_DEPTH = 16  # elements of K that a warp's load covers
-_QUARTER = 8  # lanes of a 16-byte load that shared memory serves at a time
-_COLUMNS, _VECTOR_BYTES = 8, 16  # of 16 bytes, in 128 bytes of shared memory
+_DEPTH = WARP * ROW_VECTOR // WARP_ROWS  # elements of K that a warp's load covers
+# (lane, warp) -> the first of the rows of a block that a lane loads; lane -> its element of a load's K.
+FIRST_ROW = Layout(((2, _DEPTH), WARPS_OF_GROUP), ((ROW_VECTOR, 0), WARP_ROWS))
+ELEMENT = Layout((2, 4, 2, 2), (0, 2, 1, 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +87,13 @@ class RowSums:
         return found
 
 
-def row_of(lane: W, warp: W) -> W:
-    """The first of the rows of a block that a lane loads; ints, arrays or traced integers."""
-    return 16 * warp + lane % 2 * ROW_VECTOR
-
-
 def column_of(lane: W, load: int) -> W:
-    """The element of a K tile that a lane loads: of 16 by one load, even ones first."""
-    part = lane // 2
-    return part % 4 * 2 + part // 4 % 2 + part // 8 * 8 + load * _DEPTH
+    """The element of a K tile that a lane loads; ints, arrays or traced integers.
+
+    >>> [column_of(lane, 1) for lane in range(0, 32, 2)]
+    [16, 18, 20, 22, 17, 19, 21, 23, 24, 26, 28, 30, 25, 27, 29, 31]
+    """
+    return ELEMENT(lane) + load * _DEPTH
 
 
 def loads_of_block(plan: Sm90Plan) -> int:
@@ -113,10 +115,10 @@ def check_row_sums(sums: RowSums, config: Sm90Config, a: Operand, tile_k: int) -
 
 
 def row_sums_check(plan: Sm90Plan) -> Check:
-    """Each element of A's tile is read once, by a lane that has its row; quarter-warps read from all banks."""
-    lanes, warps = np.arange(32)[:, None, None], np.arange(4)[None, :, None]
+    """Each element of A's tile is read once, by a lane that has its row, without bank conflicts."""
+    lanes, warps = np.arange(WARP)[:, None, None], np.arange(WARPS_OF_GROUP)[None, :, None]
     loads = np.arange(loads_of_block(plan))[None, None, :]
-    row, column = np.broadcast_arrays(row_of(lanes, warps), column_of(lanes, 0) + loads * _DEPTH)
+    row, column = np.broadcast_arrays(FIRST_ROW(lanes, warps), column_of(lanes, 0) + loads * _DEPTH)
     each = np.zeros((ROWS, plan.tile[2]), np.int64)
     for v in range(ROW_VECTOR):
         np.add.at(each, (row + v, column), 1)
@@ -125,16 +127,15 @@ def row_sums_check(plan: Sm90Plan) -> Check:
         at = tuple(int(x) for x in np.argwhere(each != 1)[0])
         witness = f"element {at} of a block is read {each[at]} times"
     for distance in EXCHANGES:
-        if (np.asarray(row_of(lanes ^ distance, warps)) != np.asarray(row_of(lanes, warps))).any():
+        if (np.asarray(FIRST_ROW(lanes ^ distance, warps)) != np.asarray(FIRST_ROW(lanes, warps))).any():
             witness = witness or f"lanes {distance} apart have other rows"
     first = np.asarray(plan.a.smem.byte(row, column))
     for v in range(ROW_VECTOR):
         if (np.asarray(plan.a.smem.byte(row + v, column)) != first + 2 * v).any():
             witness = witness or f"row {v} of a load is no neighbour"
-    places = first // _VECTOR_BYTES % _COLUMNS
-    quarters = np.sort(places.reshape(32 // _QUARTER, _QUARTER, -1), 1)
-    if (quarters != np.arange(_QUARTER)[None, :, None]).any():
-        witness = witness or "lanes of a quarter-warp read one bank twice"
+    banks = bank_conflicts(first.reshape(WARP, -1).T, VECTOR_BYTES)
+    if not banks:
+        witness = witness or str(banks.witness)
     statement = (
         f"the lanes of a warpgroup read each element of {ROWS} rows and {plan.tile[2]} of K once, {ROW_VECTOR} rows at "
         f"a time, without bank conflicts; lanes {', '.join(map(str, EXCHANGES))} apart have the same rows"
