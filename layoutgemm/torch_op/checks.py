@@ -39,7 +39,7 @@ in_older_vmap = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batch
 
 
 def seen_and_recorded(tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> tuple[bool, bool]:
-    """Whether torch's dispatcher has to see a product of the tensors, and whether its derivative is recorded.
+    """(torch's dispatcher has to see a product of the tensors, its derivative is recorded).
 
     Raises TensorError for a derivative that an `out` would be part of.
     """

@@ -1,4 +1,4 @@
-"""Configurations of scaled and grouped products on Hopper, as measured on an H100 and an H200.
+"""Configurations of scaled and grouped products, as measured on an H100 and an H200.
 
 A scaled product is estimated for each kind of kernel, tile and split of K: memory against products, waves of CTAs, the
 exchange of partial sums. Groups have one rule each for their average rows: the record has too few of them for a model.

@@ -115,7 +115,7 @@ def check_row_sums(sums: RowSums, config: Sm90Config, a: Operand, tile_k: int) -
 
 
 def row_sums_check(plan: Sm90Plan) -> Check:
-    """Each element of A's tile is read once, by a lane that has its row, without bank conflicts."""
+    """Lanes read each element of A's tile once, without bank conflicts."""
     lanes, warps = np.arange(WARP)[:, None, None], np.arange(WARPS_OF_GROUP)[None, :, None]
     loads = np.arange(loads_of_block(plan))[None, None, :]
     row, column = np.broadcast_arrays(FIRST_ROW(lanes, warps), column_of(lanes, 0) + loads * _DEPTH)
