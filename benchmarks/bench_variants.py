@@ -20,8 +20,9 @@ Beside them is torch._grouped_mm of packed rows, those that count alone, without
 `along K, scaled`: the same of e4m3 with a scale for each 1 x 128 of both; `ours, 128x128` has B's for 128 columns,
 `ours, rows` one for each row of a group. Beside them is `ours of bf16`.
 
-Every result of ours is checked against float64 first. Times are bursts by `layoutgemm/bench/method.py`. Operands rotate
-if they would stay in L2. Ratios are to the fastest peer that computes the same.
+Every result of ours is checked against float64 first. Times are bursts of graphs of about 5 ms by
+`layoutgemm/bench/method.py`. Operands rotate if they would stay in L2. Ratios are to the fastest peer that computes the
+same.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import deepgemm, needs
+from layoutgemm.bench.method import GRAPH_SECONDS, ROTATION_BYTES
 from layoutgemm.kernels import Sm90Config
 from layoutgemm.kernels.run import occupancy
 from layoutgemm.kernels.sm90.choose.scaled_grouped import (
@@ -96,6 +99,11 @@ def spread(scale: Any, group: int, size: int, k: int) -> Any:
 def off(got: Any, want: Any) -> float:
     """The error of a result, as a share of 2**-8 of the wanted values' norm: bf16 rounds to 2**-9 of each."""
     return float((got.double() - want).norm() / want.norm() * 2**8)
+
+
+def copies(weights: Any) -> int:
+    """The copies of weights that are multiplied in turns: as many as hold more than 240 MB."""
+    return int(ROTATION_BYTES // (weights.numel() * weights.element_size())) + 1
 
 
 def attempt(calls: dict[str, list[Call]], name: str, each: list[Call]) -> None:
@@ -210,29 +218,37 @@ def grouped(sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0)
         scales = {"scale_a": sa.mT.contiguous().mT, "scale_b": sb}
         left = a[last].double() * spread(sa[last], 1, left.shape[0], k)
         right = b[-1].double() * spread(sb[-1], DEPTH, n, k)
+    weights = [b, *(b.clone() for _ in range(copies(b) - 1))]
+    if with_scales:
         one_a, one_b = torch.ones(m, device="cuda"), torch.ones(experts, n, device="cuda")
+        more = {"offs": ends, "out_dtype": torch.bfloat16}
         attempt(calls, "torch._scaled_grouped_mm, rows", [
-            lambda: torch._scaled_grouped_mm(a, b.transpose(1, 2), one_a, one_b, offs=ends, out_dtype=torch.bfloat16)
+            lambda b=b: torch._scaled_grouped_mm(a, b.transpose(1, 2), one_a, one_b, **more) for b in weights
         ])  # fmt: skip
     else:
-        attempt(calls, "torch._grouped_mm", [lambda: torch._grouped_mm(a, b.transpose(1, 2), offs=ends)])
+        attempt(calls, "torch._grouped_mm", [
+            lambda b=b: torch._grouped_mm(a, b.transpose(1, 2), offs=ends) for b in weights
+        ])  # fmt: skip
 
-        def loop() -> None:
+        def loop(b: Any) -> None:
             for e in range(experts):
                 torch.mm(a[e * each : (e + 1) * each], b[e].T, out=c[e * each : (e + 1) * each])
 
-        attempt(calls, "a loop of torch.mm", [loop])
+        attempt(calls, "a loop of torch.mm", [partial(loop, b) for b in weights])
     if deepgemm.installed():
         both = (scales["scale_a"], scales["scale_b"]) if scales else None
-        for name, launches in deepgemm.grouped_launches(a, b, each, both).items():
-            attempt(calls, name, launches)
+        found = [deepgemm.grouped_launches(a, b, each, both) for b in weights]
+        for name in found[0]:
+            attempt(calls, name, [launch for of in found for launch in of[name]])
+
+    def ours(where: dict[str, Any], config: Sm90Config | None = None) -> list[Call]:
+        more = where | scales
+        return [lambda b=b: layoutgemm.grouped_matmul(a, b.transpose(1, 2), config=config, **more) for b in weights]
+
     for name, config in list(group_tiles(each, with_scales).items())[:tiles]:
-        more = {"config": config, "out": c, **scales}
-        attempt(calls, f"{OURS} {name}", [
-            lambda more=more: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offsets, **more)
-        ])  # fmt: skip
-    calls[f"{OURS}, ends"] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offs=ends, **scales)]
-    calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offsets, out=c, **scales)]
+        attempt(calls, f"{OURS} {name}", ours({"offsets": offsets, "out": c}, config))
+    calls[f"{OURS}, ends"] = ours({"offs": ends})
+    calls[OURS] = ours({"offsets": offsets, "out": c})
     calls[OURS][0]()
     return calls, off(c[last], left @ right.T)
 
@@ -415,7 +431,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
     parser.add_argument("--tiles", type=int, default=0, help="configurations besides the choice")
-    parser.add_argument("--loop", type=float, default=0.0, help="seconds of launches in a graph; 0: of each set once")
+    parser.add_argument(
+        "--loop", type=float, default=GRAPH_SECONDS, help="seconds of launches in a graph; 0: of each set once"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)

@@ -48,6 +48,7 @@ _QUANTIZED_COLUMNS = 128  # of C that share a scale, and that a CTA of one kerne
 _QUANTIZE_BYTES = 9  # an element of float32, written and read, and its 8 bits
 _QUANTIZED_GATE_START = 3e-6  # seconds, and of a K block of 128 and 256 columns of B, by rows of the tile:
 _LARGEST = (128, 256)  # tile of full kernels
+_NARROWER, _NARROWER_COST = (128, 192), 1.02  # groups' tile where its rounds are fewer columns, and time a column
 _PAIR = 2  # CTAs of a cluster
 _ALONG_N = ((128, 192), _LARGEST)  # tiles of which bands along N were faster
 _AT_ONCE_K = range(512, 2049)  # where a store at once is faster: it takes the memory of a stage
@@ -477,6 +478,8 @@ def grouped_scaled_config(
     [96, 96, 128]
     >>> [grouped_scaled_config(8192, narrow=narrow).tuning.store_at_once for narrow in (True, False)]
     [True, False]
+    >>> [grouped_scaled_config(1024, columns=n, groups=6).tile for n in (4096, 7168)]
+    [(128, 256), (128, 192)]
     """
     if rows <= _ONE_TILE:
         many = _tiles_of_few(_MANY_WIDTH, columns, groups) > _MANY_ROUNDS * MODEL.multiprocessors
@@ -491,9 +494,20 @@ def grouped_scaled_config(
     if rows < _LARGE_GROUP:
         return Sm90Config((192, 128), consumers=3, loader="warpgroup", chunks=2, buffers=1, overlap=True)
     return Sm90Config(
-        _LARGEST, loader="warpgroup", cluster=(2, 1), along="N" if rows >= _LARGER_GROUP else "M",
-        chunks=2 if narrow else 1, buffers=1, store_at_once=narrow, box_rows=ROWS if narrow else WARP_ROWS,
+        _large_tile(rows, columns, groups) if narrow else _LARGEST, loader="warpgroup", cluster=(2, 1),
+        along="N" if rows >= _LARGER_GROUP else "M", chunks=2 if narrow else 1, buffers=1, store_at_once=narrow,
+        box_rows=ROWS if narrow else WARP_ROWS,
     )  # fmt: skip
+
+
+def _large_tile(rows: int, columns: int, groups: int) -> tuple[int, int]:
+    """The tile of groups of many rows whose rounds of pairs of CTAs have the fewest columns to multiply."""
+
+    def cost(tile: tuple[int, int]) -> float:
+        rounds = -(-_tiles((rows, columns, 0, groups), tile, (_PAIR, 1)) // (MODEL.multiprocessors // _PAIR))
+        return rounds * tile[1] * (_NARROWER_COST if tile == _NARROWER else 1)
+
+    return min(_LARGEST, _NARROWER, key=cost)
 
 
 def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
