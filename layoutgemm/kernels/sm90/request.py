@@ -69,6 +69,19 @@ def check_rows(config: Sm90Config, m: int) -> None:
         raise PlanError(f"loaded_a_rows = {config.loaded_a_rows} of A's tile are loaded, and the product has {m}")
 
 
+def check_skipped(asked: Asked, config: Sm90Config) -> None:
+    """Raise PlanError for empty blocks to skip where no group of rows ends within a tile, or A is in registers.
+
+    >>> check_skipped(Asked(), Sm90Config(skip_empty_blocks=True))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: skip_empty_blocks = True: only groups of rows end within a tile
+    """
+    if config.tuning.skip_empty_blocks and (asked.ragged is None or asked.prologue is not None):
+        why = "only groups of rows end within a tile" if asked.ragged is None else "a prologue's loop multiplies all"
+        raise PlanError(f"skip_empty_blocks = True: {why}")
+
+
 class ProductParts(IndexedProduct):
     """Facts that the parts of a product decide, for a request and for its plan."""
 
@@ -118,6 +131,7 @@ class Sm90Request(ProductParts, Asked):
             config = replace(config, tile_k=mainloop.depth)
         if asked.ragged is not None:
             check_ragged(asked.ragged, sizes[3], config, a, c)
+        check_skipped(asked, config)
         if asked.along_k is not None:
             check_along_k(asked.along_k, sizes, config, (a, b), mainloop)
         if asked.experts is not None:

@@ -21,6 +21,7 @@ from layoutgemm.kernels.sm90 import reference as sm90_reference
 from layoutgemm.kernels.sm90.grouped import Ragged, store_place, tables
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.operands.combined import Combined
+from layoutgemm.kernels.store import WARPS_OF_GROUP
 from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 
@@ -49,6 +50,38 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     "scaled": (Sm90Config((128, 64), stages=2), "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
     "boxes": (Sm90Config((128, 64), stages=2, box_rows=64, overlap=True), "bf16", "bf16:col", "bf16", SIZES, None),
     "at once": (replace(AT_ONCE, box_rows=64), "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
+    "skips": (
+        Sm90Config((192, 64), consumers=3, stages=2, skip_empty_blocks=True),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (200, 0, 64, 1, 129, 192),
+        None,
+    ),
+    "skips early": (
+        Sm90Config((256, 64), staged_epilogue_k_tiles=1, stages=2, cluster=(1, 2), skip_empty_blocks=True),
+        "f16",
+        "f16:col",
+        "f16",
+        (300, 0, 1, 256, 65),
+        None,
+    ),
+    "skips in turn": (
+        Sm90Config((128, 64), schedule="pingpong", loader="warpgroup", cluster=(2, 1), skip_empty_blocks=True),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (129, 0, 64, 65),
+        None,
+    ),
+    "skips scaled": (
+        Sm90Config((256, 64), stages=2, cluster=(2, 1), skip_empty_blocks=True),
+        "e4m3",
+        "e4m3:col",
+        "bf16",
+        (70, 0, 513, 1, 129),
+        SCALED,
+    ),
     "warps at once": (AT_ONCE, "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }
 N, K = 88, 200
@@ -133,6 +166,28 @@ def test_ends_without_a_zero_and_rows_behind_them(case: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
+@pytest.mark.parametrize("skips", [True, False])
+def test_empty_blocks_are_not_multiplied(skips: bool) -> None:
+    """Blocks of 64 rows that are multiplied: those with a row of the group, or all of each tile."""
+    plan, a, b, given, want = problem("skips")
+    if not skips:
+        config = replace(plan.config, skip_empty_blocks=False)
+        plan = Sm90Plan.derive(a.shape[0], N, K, batch=len(b), b="bf16:col", config=config, ragged=plan.ragged)
+    c, done = emulate_plan(
+        plan, *[global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))], progress=False,
+        given=(given["offsets"], *[0] * 15),
+    )  # fmt: skip
+    assert not done.findings, done.report()
+    assert np.array_equal(plan.c.dtype.decode(c), want)
+    rows = 64 if skips else plan.tile[0]
+    blocks = sum(-(-size // rows) * rows // 64 for size in FORMS["skips"][4])
+    steps = -(-K // plan.tile[2]) * len(plan.a.descriptor.k_steps)
+    products = sum(count for name, count in done.instructions.items() if name.startswith("wgmma.mma_async"))
+    assert products == WARPS_OF_GROUP * blocks * plan.tiles[1] * steps
+
+
+@needs_dsl
+@pytest.mark.dsl
 @each_policy
 def test_in_other_orders_of_events(policy: Policy) -> None:
     """Two tiles that write one row conflict: the order decides which one wins."""
@@ -166,8 +221,9 @@ def test_one_kernel_serves_all_groups_and_leaves_ungrouped_rows() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-def test_the_compiled_code() -> None:
-    config = Sm90Config((128, 256), chunks=1, buffers=2)
+@pytest.mark.parametrize("skips", [False, True])
+def test_the_compiled_code(skips: bool) -> None:
+    config = Sm90Config((128, 256), chunks=1, buffers=2, skip_empty_blocks=skips)
     plan = Sm90Plan.derive(1000, 512, 512, batch=8, b="bf16:col", config=config, ragged=Ragged.of(8))
     plan.check().require()
     compiled = plan.compile()
@@ -277,6 +333,7 @@ def test_refusals() -> None:
         ({"config": replace(SMALL, one_tile_per_cluster=True)}, "one_tile_per_cluster = True"),
         ({"config": replace(SMALL, overlap=True, prefetch=1)}, "prefetch = 1"),
         ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
+        ({"config": replace(SMALL, skip_empty_blocks=True), "ragged": None}, "only groups of rows end within a tile"),
         (
             {"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1},
             "gated: no kernel has several matrices",

@@ -40,7 +40,10 @@ _ONE_TILE = 64  # rows of a group that are one tile
 _FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (128, 96, 192, 64)  # of the tiles of few rows
 _MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width from this many rounds of tiles on, where the last round does not count
 _START_COLUMNS = 48  # of a tile of few rows without scales, that its start and its rows of A cost
-_LARGE_GROUP, _LARGER_GROUP = 193, 1024  # rows of groups of the largest tile, and of those whose bands lie along N
+# Rows of groups on average. A group of 0.7 to 1.3 of them has, up to the first number, one or two tiles of 128 rows; up
+# to the second one of 256; up to the third, or of scaled ones the fourth, so many of 128 that pairs of them would waste
+# more than sharing B gains. From the last number on bands lie along N, or tiles are larger.
+_TWO_TILES, _ONE_TALL, _UNEVEN, _UNEVEN_SCALED, _LARGER_GROUP = 128, 224, 384, 448, 1024
 _SHORT_K = 4096  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 _QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a product: seconds, and bytes a second
@@ -315,7 +318,9 @@ def grouped_config(
     groups   that have rows
 
     >>> grouped_config(8192).tile, grouped_config(8192, 4096).tile, grouped_config(192).tile
-    ((256, 192), (128, 192), (192, 160))
+    ((256, 192), (128, 192), (256, 128))
+    >>> [grouped_config(rows).tile for rows in (128, 256, 512)]
+    [(192, 160), (128, 256), (128, 256)]
     >>> [grouped_config(20, columns=n, groups=6).tile[1] for n in (4096, 6144, 7168)]
     [192, 144, 176]
     """
@@ -325,23 +330,21 @@ def grouped_config(
         return Sm90Config(
             tile, consumers=1, loader="warp", chunks=1, buffers=2, l2_promotion="256B", overlap=True, trigger=last
         )
-    if wide or rows <= 128:
-        return Sm90Config((128, 256), cluster=(1, 2), chunks=1, buffers=1 if wide else 2, l2_promotion="256B")
-    if rows < _LARGE_GROUP:
-        return Sm90Config(
-            (192, 160), consumers=3, cluster=(1, 2), chunks=1, buffers=2, l2_promotion="256B", overlap=True
-        )
+    if wide:
+        return Sm90Config((128, 256), cluster=(1, 2), chunks=1, buffers=1, l2_promotion="256B")
+    usual = partial(Sm90Config, chunks=1, buffers=2, l2_promotion="256B")
+    if rows <= _TWO_TILES:
+        return usual((192, 160), consumers=3, cluster=(1, 2), overlap=True, skip_empty_blocks=True)
+    if rows < _ONE_TALL:
+        return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True)
+    if rows < _UNEVEN:
+        return usual((128, 256), cluster=(1, 2))
     if rows < _LARGER_GROUP:
-        return Sm90Config((128, 256), cluster=(2, 1), along="N", chunks=1, buffers=2, l2_promotion="256B")
+        return usual((128, 256), cluster=(2, 1), along="N", skip_empty_blocks=True)
     if k_bytes <= _SHORT_K:
-        return Sm90Config(
-            (128, 192), schedule="pingpong", loader="warpgroup", cluster=(2, 1), chunks=1, buffers=2,
-            l2_promotion="256B",
-        )  # fmt: skip
+        return usual((128, 192), schedule="pingpong", loader="warpgroup", cluster=(2, 1))
     early = 2 if k_bytes > STAGE_BYTES_OF_K else 0
-    return Sm90Config(
-        (256, 192), cluster=(1, 2), staged_epilogue_k_tiles=early, group=16, chunks=1, buffers=2, l2_promotion="256B"
-    )
+    return usual((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=early, group=16)
 
 
 def _tiles_of_few(width: int, columns: int, groups: int) -> int:
@@ -473,7 +476,9 @@ def grouped_scaled_config(
     narrow  C has at most 16 bits an element: a whole tile fits beside the stages
 
     >>> grouped_scaled_config(8192).tile, grouped_scaled_config(192).tile, grouped_scaled_config(64, True).tile
-    ((128, 256), (192, 128), (64, 64))
+    ((128, 256), (256, 128), (64, 64))
+    >>> [grouped_scaled_config(rows).cluster for rows in (128, 256, 512)]
+    [(1, 2), (1, 2), (2, 1)]
     >>> [grouped_scaled_config(20, columns=n, groups=6).tile[1] for n in (4096, 6144, 7168)]
     [96, 96, 128]
     >>> [grouped_scaled_config(8192, narrow=narrow).tuning.store_at_once for narrow in (True, False)]
@@ -489,10 +494,15 @@ def grouped_scaled_config(
         return Sm90Config(
             (_ONE_TILE, width), consumers=1, loader="warp", chunks=1, buffers=buffers, l2_promotion="256B", overlap=True
         )
-    if rows <= 128 or each_column:
-        return Sm90Config((128, _EACH_COLUMN if each_column else 128), loader="warpgroup", chunks=1, buffers=1)
-    if rows < _LARGE_GROUP:
-        return Sm90Config((192, 128), consumers=3, loader="warpgroup", chunks=2, buffers=1, overlap=True)
+    usual = partial(Sm90Config, loader="warpgroup", chunks=1, buffers=1)
+    if each_column:
+        return usual((128, _EACH_COLUMN))
+    if rows <= _TWO_TILES:
+        return usual((128, 192), cluster=(1, 2))
+    if rows < _ONE_TALL:
+        return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True)
+    if rows < _UNEVEN_SCALED and narrow:
+        return usual(_LARGEST, cluster=(1, 2), chunks=2, store_at_once=True, box_rows=ROWS)
     return Sm90Config(
         _large_tile(rows, columns, groups) if narrow else _LARGEST, loader="warpgroup", cluster=(2, 1),
         along="N" if rows >= _LARGER_GROUP else "M", chunks=2 if narrow else 1, buffers=1, store_at_once=narrow,
@@ -550,7 +560,7 @@ def usual_config(
         k_bytes = k * dtype(types[0].partition(":")[0]).bytes
         found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
         found = whole_columns(whole_stores(found, types[2], sums), columns * sums)
-    if rows < _LARGE_GROUP or sums > 1:
+    if rows < (_UNEVEN if scales is None else _UNEVEN_SCALED) or sums > 1:
         return found
     return _as_dealt(found, _tiles((rows, n, k, experts), found.tile, found.cluster), places)
 

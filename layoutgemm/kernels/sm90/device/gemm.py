@@ -390,7 +390,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     ) -> None:  # fmt: skip
         """A consumer warpgroup: all its tiles, products and stores."""
         plan = self.plan
-        pingpong = plan.config.schedule == "pingpong"
+        pingpong, skips = plan.config.schedule == "pingpong", plan.config.tuning.skip_empty_blocks
         mma = bridge.Wgmma(plan)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
         rows = self.row_sums()
@@ -431,11 +431,20 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             for added in rows:
                 added.fill(0)
             early = plan.config.staged_epilogue_k_tiles
+            present_blocks = self.count_blocks(job, m0 + first_block * ROWS, matrix)
+            if const_expr(skips):
+                if present_blocks < plan.blocks:
+                    for block in cutlass.range_constexpr(plan.blocks):
+                        accumulators[block].fill(0)
             for k_tile in cutlass.range(k_tiles - early, unroll=1):
                 stage = bridge.uniform(stage)
                 self.between_products(job, tile, k_tile)
                 self.await_stage(job, stage, parity)
-                mma.multiply_blocks(accumulators, a, b, stage, k_tile > 0)
+                if const_expr(not skips):
+                    mma.multiply_blocks(accumulators, a, b, stage, k_tile > 0)
+                for count in cutlass.range_constexpr(1, plan.blocks + 1 if skips else 1):
+                    if present_blocks == count:
+                        mma.multiply_blocks(accumulators[:count], a, b, stage, k_tile > 0)
                 if const_expr(plan.row_sums is not None):
                     self.add_rows(job, rows, stage, (first_block, thread, n0))
                 mma.wait(1)
@@ -506,6 +515,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             done += 2
         self.after_tiles(job, tile)
         self.end_tiles(job, ahead)
+
+    def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
+        """The blocks of 64 rows, from `row` on, that a consumer multiplies: all. Groups may end before."""
+        return Int32(self.plan.blocks)
 
     def row_sums(self) -> list[cute.Tensor]:
         """A lane's sums of A's rows: none."""

@@ -25,7 +25,7 @@ from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
 from ...dsl.tables import WordReads, choose, group_entry
 from ...plan import present, tile_count
-from ...store import WARPS_OF_GROUP
+from ...store import ROWS, WARPS_OF_GROUP
 from ..grouped import ENTRY_BYTES, clusters_of, store_extents, store_place
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
@@ -89,6 +89,11 @@ class RaggedTiles:
                 bridge.store_shared((table.firsts + entry * ENTRY_BYTES).toint(), (tiles,))
         bridge.block_sync()
         return bridge.uniform(table.first(ragged.capacity))
+
+    def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
+        """The blocks of 64 rows, from `row` on, that begin before the group's end; a consumer has so many at most."""
+        rows = end_of_rows(self.plan, job, matrix) - row
+        return cutlass.min(tile_count(cutlass.max(rows, 0), ROWS), self.plan.blocks)
 
     def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
         """Tiles of clusters of a group of that many rows."""

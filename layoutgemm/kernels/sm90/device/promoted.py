@@ -68,10 +68,18 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         stage, parity, span = Int32(0), Int32(0), plan.numbers.span
         # A tile's first products hide what is done at its begin; that of a single tile, the first loads.
         hides = not plan.config.one_tile_per_cluster
-        place = Int32(0), Int32(0), Int32(0)
+        skips = plan.config.tuning.skip_empty_blocks
+        place, blocks = (Int32(0), Int32(0), Int32(0)), Int32(plan.blocks)
+        coming = (*place, blocks)
+        if const_expr(skips):
+            coming = self.coming_tile(job, tile, first_block)
         while tile < job.tiles:
+            if const_expr(skips):
+                place, blocks = coming[:3], coming[3]
             if const_expr(not hides):
-                place = self.begin_tile(job, tile, totals, first_block)
+                clear(totals)
+                if const_expr(not skips):
+                    place = self.begin_tile(job, tile, first_block)
             share = self.share_of_tile(job, tile)
             ready = bridge.barrier_done(job.shared.full(stage), parity)
             for k_tile in cutlass.range(self.count_k_tiles(job, share) // span, unroll=1):
@@ -86,12 +94,19 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                         read = tables.numbers(job.shared, stage)
                     for piece in cutlass.range_constexpr(len(pieces)):
                         block, part = pieces[piece]
-                        mma.multiply_block(products, a, b, stage, block, part, False)
+                        if const_expr(not skips):
+                            mma.multiply_block(products, a, b, stage, block, part, False)
+                        elif blocks > block:
+                            mma.multiply_block(products, a, b, stage, block, part, False)
                         if const_expr(later == piece == 0 and len(pieces) > 1):
                             read = tables.numbers(job.shared, stage)
                         if const_expr(hides and later == piece == 0):
                             if k_tile == 0:
-                                place = self.begin_tile(job, tile, totals, first_block)
+                                clear(totals)
+                                if const_expr(skips):
+                                    coming = self.coming_tile(job, tile + job.workers, first_block)
+                                else:
+                                    place = self.begin_tile(job, tile, first_block)
                         mma.wait(0, products)
                         if const_expr(piece == len(pieces) - 1):
                             self.release(job, stage)
@@ -99,7 +114,10 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                             if const_expr(plan.config.loader == "self"):
                                 if k_tile > 0:  # into the stage before: another consumer may still read this one
                                     ahead = self.load_next(job, maps, ahead)
-                        self.promote(tables, read[later], products, totals[block], (block, part * each))
+                        if const_expr(not skips):
+                            self.promote(tables, read[later], products, totals[block], (block, part * each))
+                        elif blocks > block:
+                            self.promote(tables, read[later], products, totals[block], (block, part * each))
                     stage, parity = following, flipped
             self.settle_group(job, share, totals)
             self.bring_together(job, totals, (consumer, thread))
@@ -114,14 +132,19 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         """The tile's own share of K; () where its place does not decide on it, and is computed behind products."""
         return () if self.plan.along_k is None else self.share_of_k(job, self.origin(job, tile))
 
-    def begin_tile(
-        self, job: bridge.Carried, tile: Int32, totals: Sequence[cute.Tensor], first_block: Int32
-    ) -> bridge.Place:  # fmt: skip
-        """The totals of a tile are 0; the first row of the consumer's blocks, first column and matrix."""
-        for total in totals:
-            total.fill(0)
+    def begin_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> bridge.Place:
+        """The first row of the consumer's blocks, first column and matrix."""
         row, column, matrix = self.origin(job, tile)
         return row + first_block * ROWS, column, matrix
+
+    def coming_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> tuple[Int32, Int32, Int32, Int32]:
+        """A tile's place as `begin_tile` gives it, and how many of the consumer's blocks have rows.
+
+        It is known while the tile before is multiplied, since the tile's first products hang on it. Beyond the last
+        tile it is that one's.
+        """
+        row, column, matrix = self.begin_tile(job, cutlass.min(tile, job.tiles - 1), first_block)
+        return row, column, matrix, self.count_blocks(job, row, matrix)
 
     @cute.jit
     def store_tile(
@@ -196,6 +219,12 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         if self.plan.numbers.parts:
             NumberAddresses(self.plan, job, place, k_tile).copy(job, stage)
             bridge.barrier_arrive_copied(job.shared.full(stage))
+
+
+def clear(totals: Sequence[cute.Tensor]) -> None:
+    """Set a tile's totals to 0."""
+    for total in totals:
+        total.fill(0)
 
 
 class NumberAddresses(bridge.Carried):
