@@ -158,7 +158,7 @@ def grouped(experts: int, rows: int, h: int, k: int, tiles: int) -> tuple[Calls,
         calls[f"gated {said}"] = [lambda c=config: grouped_matmul(a, b.mT, **gated, config=c)]
         calls[f"product {said}"] = [lambda c=config: grouped_matmul(a, b.mT, **options, config=c)]
     if deepgemm.installed():
-        calls |= deepgemm.grouped_launches(a, b, rows, (sa, sb))
+        calls |= deepgemm.grouped_launches(a, b, [rows] * experts, (sa, sb))
     return calls, _expected(a, sa, b[-1].mT, sb[-1], m, rows)
 
 

@@ -12,6 +12,8 @@ torch._grouped_mm and a loop of torch.mm, which needs the group offsets on the h
 is torch._scaled_grouped_mm with row scales. DeepGEMM takes both with each group padded to its alignment; the padding is
 not timed.
 
+`uneven`: the same of groups of 0.7 to 1.3 of the average's rows, drawn at random.
+
 `masked`: 4096 rows for each expert, of which as many count. `ours` is told how many to expect, as DeepGEMM is; `ours,
 rows not told` is not. Peers are DeepGEMM and torch._grouped_mm of 3 dimensions, which multiplies all rows.
 Beside them is torch._grouped_mm of packed rows, those that count alone, without the packing.
@@ -35,7 +37,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +70,14 @@ ALONG_K = tuple(
     (experts, mn[0], mn[1], experts * rows)
     for (experts, rows), mn in product(((4, 8192), (8, 4096), (16, 2048)), ((4096, 7168), (7168, 2048)))
 )  # experts, M, N, K of all of them
+UNEVEN = tuple(
+    (experts, experts * rows, 4096, 4096)
+    for experts, rows in ((32, 100), (32, 160), (32, 192), (16, 256), (16, 300), (16, 400), (16, 512), (8, 768),
+                          (8, 1024), (4, 2048), (4, 8192))
+)  # fmt: skip
 KINDS = {
     "scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED,
-    "along K": ALONG_K, "along K, scaled": ALONG_K,
+    "along K": ALONG_K, "along K, scaled": ALONG_K, "uneven": UNEVEN, "uneven, scaled": UNEVEN,
 }  # fmt: skip
 OURS, OURS_UNTOLD = "ours", "ours, rows not told"
 PACKED = "torch._grouped_mm, packed"
@@ -196,18 +203,36 @@ def group_tiles(rows: int, with_scales: bool) -> dict[str, Sm90Config]:
     return {**found, "128x192 pingpong": turns}
 
 
-def grouped(sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0) -> tuple[dict[str, list[Call]], float]:
-    """A grouped product, with scales or without, in the same form."""
+def rows_between(experts: int, each: int, spread: float) -> list[int]:
+    """The rows of each group, drawn from within `spread` of `each`; the same ones every time.
+
+    >>> rows_between(3, 100, 0.0)
+    [100, 100, 100]
+    """
+    draw = random.Random(experts * each)
+    return [round(each * (1 + spread * (2 * draw.random() - 1))) for _ in range(experts)]
+
+
+def grouped(
+    sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0, spread: float = 0.0
+) -> tuple[dict[str, list[Call]], float]:
+    """A grouped product, with scales or without, in the same form.
+
+    spread  of the groups' rows around their average, as a share of it
+    """
     import torch
 
     import layoutgemm
 
     experts, m, n, k = sizes
     each = m // experts
+    rows = rows_between(experts, each, spread)
+    m = sum(rows)
     a, b = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (experts, n, k)))
     c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-    offsets = torch.arange(0, m + 1, each, device="cuda", dtype=torch.int32)
-    ends, last = offsets[1:].contiguous(), slice(m - min(each, _CHECKED_ROWS), m)
+    places = [0, *accumulate(rows)]
+    offsets = torch.tensor(places, device="cuda", dtype=torch.int32)
+    ends, last = offsets[1:].contiguous(), slice(m - min(rows[-1], _CHECKED_ROWS), m)
     calls: dict[str, list[Call]] = {}
     scales: dict[str, Any] = {}
     left, right = a[last].double(), b[-1].double()
@@ -231,13 +256,13 @@ def grouped(sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0)
         ])  # fmt: skip
 
         def loop(b: Any) -> None:
-            for e in range(experts):
-                torch.mm(a[e * each : (e + 1) * each], b[e].T, out=c[e * each : (e + 1) * each])
+            for e, (first, end) in enumerate(pairwise(places)):
+                torch.mm(a[first:end], b[e].T, out=c[first:end])
 
         attempt(calls, "a loop of torch.mm", [partial(loop, b) for b in weights])
     if deepgemm.installed():
         both = (scales["scale_a"], scales["scale_b"]) if scales else None
-        found = [deepgemm.grouped_launches(a, b, each, both) for b in weights]
+        found = [deepgemm.grouped_launches(a, b, rows, both) for b in weights]
         for name in found[0]:
             attempt(calls, name, [launch for of in found for launch in of[name]])
 
@@ -371,7 +396,7 @@ def along_k_scaled(sizes: tuple[int, int, int, int], tiles: int) -> tuple[dict[s
     return calls, off(c[-1][some], left[:, last] @ right[:, last].T)
 
 
-OF_GROUPS = {"grouped": grouped, "masked": masked}
+OF_GROUPS = {"grouped": grouped, "masked": masked, "uneven": partial(grouped, spread=0.3)}
 
 
 def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, loop: float = 0.0) -> int:

@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from benchmarks.peers import LEFT_OUT
@@ -54,31 +55,34 @@ def _launches(pdl: bool, sets: Sequence[Operands]) -> list[Launch]:
 
 
 def grouped_launches(
-    a: Any, b: Any, rows: int, scales: tuple[Any, Any] | None = None
+    a: Any, b: Any, rows: Sequence[int], scales: tuple[Any, Any] | None = None
 ) -> dict[str, list[Callable[[], Any]]]:
-    """The package's grouped kernel with both launches, on groups of `rows` rows.
+    """The package's grouped kernel with both launches.
 
-    a, b     (groups * rows, K) and (groups, N, K). The package asks for groups that start at a multiple of its
+    rows     of each group
+    a, b     (all rows, K) and (groups, N, K). The package asks for groups that start at a multiple of its
              alignment: the padding is done here once, outside of what is timed
     scales   of 1 x 128 of A and of 128 x 128 of B
     """
     import torch
 
     package = importlib.import_module(PACKAGE)
-    groups, n, _ = b.shape
+    n = b.shape[1]
     alignment = importlib.import_module(f"{PACKAGE}.utils.layout").get_mk_alignment_for_contiguous_layout()
-    padded = -(-rows // alignment) * alignment
-    layout = torch.full((groups, padded), -1, device=a.device, dtype=torch.int32)
-    layout[:, :rows] = torch.arange(groups, device=a.device, dtype=torch.int32)[:, None]
-    layout = layout.view(-1)
+    padded = [-(-size // alignment) * alignment for size in rows]
+    starts = [0, *accumulate(padded)]
+    layout = torch.full((starts[-1],), -1, device=a.device, dtype=torch.int32)
+    for group, (size, start) in enumerate(zip(rows, starts, strict=False)):
+        layout[start : start + size] = group
 
     def pad(x: Any) -> Any:
-        whole = torch.zeros(groups, padded, x.shape[-1], device=x.device, dtype=x.dtype)
-        whole[:, :rows] = x.view(groups, rows, x.shape[-1])
-        return whole.view(groups * padded, x.shape[-1])
+        whole = torch.zeros(starts[-1], x.shape[-1], device=x.device, dtype=x.dtype)
+        for part, start in zip(x.split(list(rows)), starts, strict=False):
+            whole[start : start + len(part)] = part
+        return whole
 
     left = pad(a)
-    c = torch.empty(groups * padded, n, device=a.device, dtype=torch.bfloat16)
+    c = torch.empty(starts[-1], n, device=a.device, dtype=torch.bfloat16)
     aligned = package.get_mn_major_tma_aligned_tensor(pad(scales[0])) if scales else None
 
     def launch(pdl: bool) -> None:
