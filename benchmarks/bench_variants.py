@@ -17,8 +17,10 @@ rows not told` is not. Peers are DeepGEMM and torch._grouped_mm of 3 dimensions,
 Beside them is torch._grouped_mm of packed rows, those that count alone, without the packing.
 
 `along K`: the gradients of experts' weights, of as many rows each. Peers are torch._grouped_mm and a loop of torch.mm.
-`along K, scaled`: the same of e4m3 with a scale for each 1 x 128 of both; `ours, 128x128` has B's for 128 columns,
-`ours, rows` one for each row of a group. Beside them is `ours of bf16`.
+`along K, scaled`: the same of e4m3 with a scale for each 1 x 128 of both, and a float32 result. The peer is DeepGEMM,
+which adds to a float32 result; its operands are each group's own matrices, whose copy is not timed. `ours, bf16 result`
+has a result of 16 bits, `ours, 128x128` scales of B for 128 columns, `ours, rows` one for each row of a group; both
+results are of 16 bits. Beside them is `ours of bf16`.
 
 Every result of ours is checked against float64 first. Times are bursts of graphs of about 5 ms by
 `layoutgemm/bench/method.py`. Operands rotate if they would stay in L2. Ratios are to the fastest peer that computes the
@@ -68,6 +70,16 @@ ALONG_K = tuple(
     (experts, mn[0], mn[1], experts * rows)
     for (experts, rows), mn in product(((4, 8192), (8, 4096), (16, 2048)), ((4096, 7168), (7168, 2048)))
 )  # experts, M, N, K of all of them
+EACH_LINE = (
+    ((256, 128), (1, 1)),
+    ((256, 128), (2, 1)),
+    ((256, 128), (1, 2)),
+    ((128, 128), (1, 1)),
+    ((128, 128), (1, 2)),
+    ((128, 160), (1, 1)),
+    ((128, 160), (2, 1)),
+    ((128, 64), (1, 1)),
+)  # tiles and clusters, the likeliest first, of a scale for each row and each column
 KINDS = {
     "scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED,
     "along K": ALONG_K, "along K, scaled": ALONG_K,
@@ -347,24 +359,33 @@ def along_k_scaled(sizes: tuple[int, int, int, int], tiles: int) -> tuple[dict[s
     each = k // experts
     x, grad = (torch.randn(k, size, device="cuda", dtype=torch.bfloat16) for size in (m, n))
     (a, sa), (b, sb) = quantised(x.T, 1), quantised(grad.T, 1)
-    c = torch.empty(experts, m, n, device="cuda", dtype=torch.bfloat16)
+    c = torch.empty(experts, m, n, device="cuda")
+    short = torch.empty(experts, m, n, device="cuda", dtype=torch.bfloat16)
     offsets = torch.arange(0, k + 1, each, device="cuda", dtype=torch.int32)
+    lines = {"scale_a": sa.T.contiguous().T, "scale_b": sb.T.contiguous().T}
     ways: dict[str, dict[str, Any]] = {
-        f"{OURS}, 128x128": {"scale_a": sa.T.contiguous().T, "scale_b": sb[::DEPTH].contiguous()},
+        f"{OURS}, 128x128": {"scale_a": lines["scale_a"], "scale_b": sb[::DEPTH].contiguous(), "out": short},
         f"{OURS}, rows": {
             "scale_a": torch.ones(experts, m, 1, device="cuda"), "scale_b": torch.ones(experts, 1, n, device="cuda"),
+            "out": short,
         },
-        OURS: {"scale_a": sa.T.contiguous().T, "scale_b": sb.T.contiguous().T},
+        f"{OURS}, bf16 result": {**lines, "out": short},
+        OURS: {**lines, "out": c},
     }  # fmt: skip
+    for scales in ways.values():
+        scales["out_dtype"] = scales["out"].dtype
     calls: dict[str, list[Call]] = {
-        "ours of bf16": [lambda: layoutgemm.grouped_matmul(x.T, grad, offsets, out=c)],
+        "ours of bf16": [lambda: layoutgemm.grouped_matmul(x.T, grad, offsets, out=short)],
     }
-    for tile in ((128, 64), (128, 128), (256, 128))[:tiles]:
-        more = {**ways[OURS], "config": Sm90Config(tile, loader="warpgroup", chunks=1, buffers=1)}
-        name = f"{OURS} {tile[0]}x{tile[1]}"
-        attempt(calls, name, [lambda more=more: layoutgemm.grouped_matmul(a, b.T, offsets, out=c, **more)])
+    if deepgemm.installed():
+        for name, launches in deepgemm.along_k_launches(a, b, each, (sa, sb)).items():
+            attempt(calls, name, launches)
+    for tile, cluster in EACH_LINE[:tiles]:
+        more = {**ways[OURS], "config": Sm90Config(tile, cluster=cluster, loader="warpgroup", chunks=1, buffers=1)}
+        name = f"{OURS} {tile[0]}x{tile[1]}, cluster {cluster}"
+        attempt(calls, name, [lambda more=more: layoutgemm.grouped_matmul(a, b.T, offsets, **more)])
     for name, scales in ways.items():
-        calls[name] = [lambda scales=scales: layoutgemm.grouped_matmul(a, b.T, offsets, out=c, **scales)]
+        calls[name] = [lambda scales=scales: layoutgemm.grouped_matmul(a, b.T, offsets, **scales)]
     calls[OURS][0]()
     some, last = torch.randperm(m, device="cuda")[:_CHECKED_ROWS], slice(k - each, k)
     left, right = a[some].double() * spread(sa[some], 1, len(some), k), b.double() * spread(sb, 1, n, k)
