@@ -1,4 +1,4 @@
-"""A weight's gradient and its bias's by one launch, in all that autograd has around a backward pass.
+"""The gradients of a weight and its bias by one launch, under everything that autograd has.
 
 On the CPU torch computes both, from the addresses that a kernel would get; `test_gpu_recorded` runs the same table by
 the kernel.

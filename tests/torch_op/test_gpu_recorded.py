@@ -184,7 +184,7 @@ def test_around_a_backward_pass(name: str, kind: Any, monkeypatch: pytest.Monkey
 
 
 def test_a_weight_and_its_bias_in_a_graph_and_on_streams() -> None:
-    """Replays read new operands; streams beside one another have gradients of their own."""
+    """Replays read new operands; each of two streams has gradients of its own."""
     x, w, b, grad = of_both(BF16)
     x, w, b = leaf(x), leaf(w), leaf(b)
 

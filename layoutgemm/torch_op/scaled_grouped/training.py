@@ -29,7 +29,7 @@ from ..types import listed
 from .api import scaled_matmul
 from .recipes import BLOCK, FAMILIES, ROW, SQUARE, Recipes, recipe_text
 
-_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fp8_matmul(
@@ -66,40 +66,44 @@ def fp8_matmul(
     if not torch.compiler.is_compiling():
         given = {"a": a, "b": b, **named(bias=bias)}
         check_operands(given)
-        _refuse_transforms(given)
+        refuse_transforms("fp8_matmul", given)
     a, b = autocast(a, b)
     _check(a, b)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     for family in FAMILIES:
         if names[0] in family and names[1] not in family:
-            _refuse(f"recipe_a {names[0]} and recipe_b {names[1]}: both are of {' and '.join(family)}, or neither is")
+            refuse_training(
+                f"recipe_a {names[0]} and recipe_b {names[1]}: both are of {' and '.join(family)}, or neither is"
+            )
     rows = a.flatten(0, -2) if b.ndim == 2 else a
     value: torch.Tensor = _Fp8Product.apply(rows, b.mT, bias, Recipes(*names), out_dtype or a.dtype, True)
     return value if value.ndim == a.ndim else value.view(*a.shape[:-1], b.shape[1])
 
 
-def _refuse_transforms(given: dict[str, torch.Tensor]) -> None:
+def refuse_transforms(function: str, given: dict[str, torch.Tensor]) -> None:
     """Raise OperandError under torch.func, TensorError for a tangent: the gradients are autograd's."""
     if transforms():
         raise OperandError(
-            "fp8_matmul under torch.func: its derivatives are backward()'s alone, and a batch is (batch, M, K)"
+            f"{function} under torch.func: its derivatives are backward()'s alone, and a batch is (batch, M, K)"
         )
     for name, x in given.items():
         if has_tangent(x):
-            raise TensorError(f"{name} has a tangent, and fp8_matmul has none: give unpack_dual({name}).primal")
+            raise TensorError(f"{name} has a tangent, and {function} has none: give unpack_dual({name}).primal")
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:
     for name, x in (("a", a), ("b", b)):
-        if x.dtype not in _TYPES:
-            _refuse(f"{name} is {x.dtype}: fp8_matmul quantises {listed(_TYPES)}; scaled_matmul takes 8-bit floats")
+        if x.dtype not in TRAINED:
+            refuse_training(
+                f"{name} is {x.dtype}: fp8_matmul quantises {listed(TRAINED)}; scaled_matmul takes 8-bit floats"
+            )
     batch = b.ndim == 3 and a.ndim == 3 and a.shape[0] == b.shape[0]
     if a.ndim < 2 or not (b.ndim == 2 or batch) or a.shape[-1] != b.shape[-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
-        _refuse(f"{shapes}: (..., M, K) and (K, N), or (batch, M, K) and (batch, K, N)", TensorError)
+        refuse_training(f"{shapes}: (..., M, K) and (K, N), or (batch, M, K) and (batch, K, N)", TensorError)
 
 
-def _refuse(text: str, kind: type[OperandError] | type[TensorError] = OperandError) -> None:
+def refuse_training(text: str, kind: type[OperandError] | type[TensorError] = OperandError) -> None:
     """Raise the error; under torch.compile, in a way that its tracer can follow."""
     if torch.compiler.is_dynamo_compiling():
         refuse(text)
