@@ -1,4 +1,4 @@
-"""The gradients of a weight and its bias by one launch, under everything that autograd has.
+"""The gradients of a weight and its bias by one launch, under autograd's own tools.
 
 On the CPU torch computes both, from the addresses that a kernel would get; `test_gpu_recorded` runs the same table by
 the kernel.
