@@ -72,12 +72,13 @@ def test_product_and_gradients(said: str, transposed: bool) -> None:
 
 def test_groups_at_any_row_have_a_gradient_of_16_bits() -> None:
     check_gradients("cpu", "offs", True, multiple=1)
-    x, experts = normal(60, 144).requires_grad_(), normal(2, 144, 48, kind=F32).requires_grad_()
-    c = fp8_grouped_matmul(x, experts, torch.tensor([0, 17, 60]), out_dtype=F32)
-    grad = normal(60, 48, kind=F32)
-    c.backward(grad)
-    want = x.detach()[:17].double().t() @ grad[:17].bfloat16().double()
-    assert c.dtype == experts.grad.dtype == F32 and torch.equal(experts.grad[0], want.float())
+    for kind in (F32, torch.float16):  # of the result, whose gradient is cast to x's
+        x, experts = normal(60, 144), normal(2, 48, 144, kind=F32).requires_grad_()
+        c = fp8_grouped_matmul(x, experts.mT, torch.tensor([0, 17, 60]), out_dtype=kind)
+        grad = normal(60, 48, kind=kind)
+        c.backward(grad)
+        want = grad[:17].bfloat16().double().t() @ x[:17].double()
+        assert c.dtype == kind and experts.grad.dtype == F32 and torch.equal(experts.grad[0], want.float())
 
 
 @pytest.mark.gpu
