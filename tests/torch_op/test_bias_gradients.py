@@ -1,13 +1,13 @@
 """The gradients of a weight and its bias by one launch, under autograd's own tools.
 
-On the CPU torch computes both, from the addresses that a kernel would get; `test_gpu_recorded` runs the same table by
-the kernel.
+On the CPU torch computes both, from the addresses that a kernel would get. On a GPU the kernel does.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +17,12 @@ from tests import needs
 torch = needs.module("torch")
 
 from torch._dynamo import compiled_autograd
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from layoutgemm.torch_op import operator
+from layoutgemm.nn import Linear
+from layoutgemm.torch_op import operator, prepared
+from layoutgemm.torch_op.autograd import bias as bias_launch
 from tests.torch_op.host_launches import HostLaunches, host_launches
 from tests.torch_op.test_recorded import BF16, F32, Added, added, integers, leaf
 
@@ -175,3 +178,90 @@ def test_around_a_backward_pass(name: str, kind: Any, added: Added, launches: Ho
         check(name, operator.linear, x, w, b, grad)
     if name not in ("batched", "cast", "created", "transformed", "by_compiled_autograd"):
         assert added.made
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+
+BOTH = (3, 512, 2048), (4096, 2048), (4096,)  # x, a weight and a bias whose gradients are one launch
+
+
+def of_both(kind: Any) -> tuple[Any, Any, Any, Any]:
+    x, w, b = (integers(*shape, kind=of).cuda() for shape, of in zip(BOTH, (BF16, BF16, kind), strict=True))
+    return x, w, b, integers(*BOTH[0][:2], BOTH[1][0]).cuda()
+
+
+@pytest.mark.gpu
+@pytest.mark.dsl
+@pytest.mark.parametrize("kind", [BF16, F32])
+@pytest.mark.parametrize("name", AROUND)
+def test_around_a_backward_pass_on_a_gpu(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact gradients of a weight and its bias, in all that autograd has; twice by kept launches."""
+    made: list[Any] = []
+    known = bias_launch.compile_plan
+    monkeypatch.setattr(bias_launch, "compile_plan", lambda plan: (made.append(plan), known(plan))[1])
+    prepared.forget()
+    for _ in range(3):
+        check(name, operator.linear, *of_both(kind))
+    assert made or name in ("batched", "cast", "created", "transformed", "by_compiled_autograd")
+
+
+@pytest.mark.gpu
+@pytest.mark.dsl
+def test_a_weight_and_its_bias_in_a_graph_and_on_streams() -> None:
+    """Replays read new operands; each of two streams has gradients of its own."""
+    x, w, b, grad = of_both(BF16)
+    x, w, b = leaf(x), leaf(w), leaf(b)
+
+    def step() -> None:
+        w.grad = b.grad = None
+        operator.linear(x, w, b).backward(grad)
+
+    def is_right() -> bool:
+        rows = grad.reshape(-1, grad.shape[-1]).double()
+        exact = rows.mT @ x.detach().reshape(rows.shape[0], -1).double(), rows.sum(0)
+        return torch.equal(w.grad, exact[0].to(BF16)) and torch.equal(b.grad, exact[1].to(BF16))
+
+    sides = [torch.cuda.Stream() for _ in range(2)]
+    for turn in range(4):
+        with torch.cuda.stream(sides[turn % 2]):
+            step()
+        sides[turn % 2].synchronize()
+        assert is_right()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for turn in range(3):
+        grad.copy_(grad.roll(turn, 0))
+        with torch.no_grad():
+            x.neg_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert is_right()
+
+
+@pytest.mark.gpu
+@pytest.mark.dsl
+@pytest.mark.parametrize("wrapped", ["ddp", "fsdp2"])
+def test_a_weight_and_its_bias_of_wrapped_layers(wrapped: str, tmp_path: Path) -> None:
+    """One rank of DistributedDataParallel and of fully_shard, whose hooks read the gradients."""
+    x, w, b, grad = of_both(BF16)
+    x = x.reshape(-1, x.shape[-1])
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        layer = Linear(w.shape[1], w.shape[0], device="cuda", dtype=BF16)
+        with torch.no_grad():
+            layer.weight.copy_(w), layer.bias.copy_(b)
+        model = torch.nn.Sequential(layer)
+        if wrapped == "ddp":
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        else:
+            fully_shard(model)
+        rows = grad.reshape(-1, grad.shape[-1])
+        exact = (rows.double().mT @ x.double()).to(BF16), rows.double().sum(0).to(BF16)
+        for _ in range(3):
+            model.zero_grad()
+            model(x).backward(rows)
+            found = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, exact, strict=True))
+    finally:
+        torch.distributed.destroy_process_group()

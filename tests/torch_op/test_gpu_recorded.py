@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 from benchmarks.bench_models import experts_forward
 from layoutgemm import matmul
-from layoutgemm.nn import Linear
-from layoutgemm.torch_op import operator, prepared
-from layoutgemm.torch_op.autograd import bias as bias_launch
+from layoutgemm.torch_op import operator
 from tests.benchmarks.test_bench_models import experts
-from tests.torch_op.test_bias_gradients import AROUND, check
 from tests.torch_op.test_recorded import BF16, CASES, F32, ONE_LAUNCH_EACH, integers, leaf, wanted
 
 
@@ -160,84 +156,3 @@ def test_a_weight_and_its_bias_by_one_launch(sizes: tuple[int, int, int], kind: 
     want = wide.mT @ x.double()
     assert bool(((found[0][0].double() - want).norm() / want.norm()) < 2.0**-8)
     assert all(torch.equal(w, found[0][0]) and torch.equal(b, found[0][1]) for w, b in found[1:])
-
-
-BOTH = (3, 512, 2048), (4096, 2048), (4096,)  # x, a weight and a bias whose gradients are one launch
-
-
-def of_both(kind: Any) -> tuple[Any, Any, Any, Any]:
-    x, w, b = (integers(*shape, kind=of).cuda() for shape, of in zip(BOTH, (BF16, BF16, kind), strict=True))
-    return x, w, b, integers(*BOTH[0][:2], BOTH[1][0]).cuda()
-
-
-@pytest.mark.parametrize("kind", [BF16, F32])
-@pytest.mark.parametrize("name", AROUND)
-def test_around_a_backward_pass(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exact gradients of a weight and its bias, in all that autograd has; twice by kept launches."""
-    made: list[Any] = []
-    known = bias_launch.compile_plan
-    monkeypatch.setattr(bias_launch, "compile_plan", lambda plan: (made.append(plan), known(plan))[1])
-    prepared.forget()
-    for _ in range(3):
-        check(name, operator.linear, *of_both(kind))
-    assert made or name in ("batched", "cast", "created", "transformed", "by_compiled_autograd")
-
-
-def test_a_weight_and_its_bias_in_a_graph_and_on_streams() -> None:
-    """Replays read new operands; each of two streams has gradients of its own."""
-    x, w, b, grad = of_both(BF16)
-    x, w, b = leaf(x), leaf(w), leaf(b)
-
-    def step() -> None:
-        w.grad = b.grad = None
-        operator.linear(x, w, b).backward(grad)
-
-    def is_right() -> bool:
-        rows = grad.reshape(-1, grad.shape[-1]).double()
-        exact = rows.mT @ x.detach().reshape(rows.shape[0], -1).double(), rows.sum(0)
-        return torch.equal(w.grad, exact[0].to(BF16)) and torch.equal(b.grad, exact[1].to(BF16))
-
-    sides = [torch.cuda.Stream() for _ in range(2)]
-    for turn in range(4):
-        with torch.cuda.stream(sides[turn % 2]):
-            step()
-        sides[turn % 2].synchronize()
-        assert is_right()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    for turn in range(3):
-        grad.copy_(grad.roll(turn, 0))
-        with torch.no_grad():
-            x.neg_()
-        graph.replay()
-        torch.cuda.synchronize()
-        assert is_right()
-
-
-@pytest.mark.parametrize("wrapped", ["ddp", "fsdp2"])
-def test_a_weight_and_its_bias_of_wrapped_layers(wrapped: str, tmp_path: Path) -> None:
-    """One rank of DistributedDataParallel and of fully_shard, whose hooks read the gradients."""
-    from torch.distributed.fsdp import fully_shard
-
-    x, w, b, grad = of_both(BF16)
-    x = x.reshape(-1, x.shape[-1])
-    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
-    try:
-        layer = Linear(w.shape[1], w.shape[0], device="cuda", dtype=BF16)
-        with torch.no_grad():
-            layer.weight.copy_(w), layer.bias.copy_(b)
-        model = torch.nn.Sequential(layer)
-        if wrapped == "ddp":
-            model = torch.nn.parallel.DistributedDataParallel(model)
-        else:
-            fully_shard(model)
-        rows = grad.reshape(-1, grad.shape[-1])
-        exact = (rows.double().mT @ x.double()).to(BF16), rows.double().sum(0).to(BF16)
-        for _ in range(3):
-            model.zero_grad()
-            model(x).backward(rows)
-            found = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()]
-            assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, exact, strict=True))
-    finally:
-        torch.distributed.destroy_process_group()
