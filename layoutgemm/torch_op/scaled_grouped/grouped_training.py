@@ -10,8 +10,8 @@ Each product quantises its operands along the dimension that it sums over:
 
 A block of rows has one scale, so dB is such a product where groups begin at multiples of 128. Elsewhere it is a product
 of 16 bits. Accumulators are float32. Scales are constants to autograd, and rounding is the identity. The operands
-themselves are kept for the backward pass. A product along K has gradients by the first two rows of the table, so there
-are second derivatives.
+themselves are kept for the backward pass. There `quantize_both` makes both forms of dC in one launch. A product along K
+has gradients by the first two rows of the table, so there are second derivatives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ...kernels.sm90.mainloop import DEPTH
 from ..autograd.products import dense
 from ..checks import autocast, differentiated
 from ..compiled.traced import check_kinds, named
-from ..fp8.api import quantize
+from ..fp8.api import quantize, quantize_both
+from ..fp8.launch import Pair
 from ..types import listed
 from .api import grouped_matmul
 from .grouped import ALONG_K, ENDS, OFFSETS, ROWS, groups_of
@@ -141,37 +142,51 @@ class _Fp8Groups(torch.autograd.Function):
         wants_left, wants_right = ctx.needs_input_grad[:2]
         grad = dense(grad)
         # Recorded where a derivative of these is asked for; else without a node of autograd.
-        multiply = _Fp8Groups.apply if torch.is_grad_enabled() else _product
+        multiply = _recorded if torch.is_grad_enabled() else _product
         facts = groups, said
-        made_left = made_right = None
+        made_left = made_right = dy = turned = None
         if form == ALONG_K:
             if wants_left:
                 made_left = multiply(right, grad.mT, *facts, ROWS, multiple, of_left).mT
             if wants_right:
                 made_right = multiply(left.mT, grad, *facts, ROWS, multiple, of_right)
             return made_left, made_right, None, None, None, None, None
+        if wants_left and wants_right and multiple == DEPTH and multiply is _product:
+            dy, turned = quantize_both(grad)
         if wants_left:
-            made_left = multiply(grad, right.mT, *facts, ROWS, multiple, of_left)
+            made_left = multiply(grad, right.mT, *facts, ROWS, multiple, of_left, x=dy)
         if multiple == 1 and of_left in _SHORT:
             grad = grad.to(of_left)
         if wants_right and by_columns:  # with the strides of the operand that it is of
-            made_right = multiply(grad.mT, left, *facts, ALONG_K, multiple, of_right).mT
+            made_right = multiply(grad.mT, left, *facts, ALONG_K, multiple, of_right, x=turned).mT
         elif wants_right:
-            made_right = multiply(left.mT, grad, *facts, ALONG_K, multiple, of_right)
+            made_right = multiply(left.mT, grad, *facts, ALONG_K, multiple, of_right, y=turned)
         return made_left, made_right, None, None, None, None, None
+
+
+def _recorded(
+    left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, said: str, form: str, multiple: int,
+    kind: torch.dtype, x: Pair | None = None, y: Pair | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """A product of a derivative, which autograd records."""
+    value: torch.Tensor = _Fp8Groups.apply(left, right, groups, said, form, multiple, kind)
+    return value
 
 
 def _product(
     left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, said: str, form: str, multiple: int,
-    kind: torch.dtype,
+    kind: torch.dtype, x: Pair | None = None, y: Pair | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product by `grouped_matmul`: both quantised along what is summed over, or groups at any row in 16 bits."""
+    """The product by `grouped_matmul`: both quantised along what is summed over, or groups at any row in 16 bits.
+
+    x, y  left, and right's transpose, as they were quantised, or None
+    """
     of_groups = {OFFSETS: groups} if said == OFFSETS else {ENDS: groups}
     if form == ALONG_K and multiple == 1:
         short = next((x.dtype for x in (left, right) if x.dtype in _SHORT), torch.bfloat16)
         return grouped_matmul(left.to(short), right.to(short), **of_groups, out_dtype=kind)
     of_right = SQUARE if form == ROWS else BLOCK
-    (x, scale_x), (y, scale_y) = quantize(left, BLOCK), quantize(right.mT, of_right)
+    (a, scale_a), (b, scale_b) = x or quantize(left, BLOCK), y or quantize(right.mT, of_right)
     return grouped_matmul(
-        x, y.mT, **of_groups, scale_a=scale_x, scale_b=scale_y, recipe_a=BLOCK, recipe_b=of_right, out_dtype=kind
+        a, b.mT, **of_groups, scale_a=scale_a, scale_b=scale_b, recipe_a=BLOCK, recipe_b=of_right, out_dtype=kind
     )
