@@ -22,6 +22,10 @@ which adds to a float32 result; its operands are each group's own matrices, whos
 has a result of 16 bits, `ours, 128x128` scales of B for 128 columns, `ours, rows` one for each row of a group; both
 results are of 16 bits. Beside them is `ours of bf16`.
 
+`steps`: the forward pass of experts and both gradients, of large groups. `ours` is `fp8_grouped_matmul` with groups at
+multiples of 128, quantising included; `ours, multiple of 1` has the weights' gradient in bf16. The peer is
+torch._grouped_mm of bf16, which computes other values; beside them is `ours of bf16`.
+
 Every result of ours is checked against float64 first. Times are bursts of graphs of about 5 ms by
 `layoutgemm/bench/method.py`. Operands rotate if they would stay in L2. Ratios are to the fastest peer that computes the
 same.
@@ -61,6 +65,9 @@ SCALED = (*[(m, *nk) for m, nk in product((1, 64, 128, 4096), SHARED)], (8192, 8
 GROUPS = ((4, 8192), (8, 4096), (32, 192), (6, 20), (64, 64), (128, 512))  # experts, rows of each
 WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))  # N, K
 GROUPED = tuple((experts, experts * rows, *nk) for (experts, rows), nk in product(GROUPS, WEIGHTS))
+STEPS = tuple(
+    (experts, experts * rows, *nk) for (experts, rows), nk in product(GROUPS[:2], ((4096, 7168), (7168, 2048)))
+)
 MASKED_ROWS = 4096  # of each group; some of them count
 MASKED = tuple(
     (experts, experts * rows, *nk)
@@ -82,7 +89,7 @@ EACH_LINE = (
 )  # tiles and clusters, the likeliest first, of a scale for each row and each column
 KINDS = {
     "scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED,
-    "along K": ALONG_K, "along K, scaled": ALONG_K,
+    "along K": ALONG_K, "along K, scaled": ALONG_K, "steps": STEPS,
 }  # fmt: skip
 OURS, OURS_UNTOLD = "ours", "ours, rows not told"
 PACKED = "torch._grouped_mm, packed"
@@ -392,6 +399,36 @@ def along_k_scaled(sizes: tuple[int, int, int, int], tiles: int) -> tuple[dict[s
     return calls, off(c[-1][some], left[:, last] @ right[:, last].T)
 
 
+def steps(sizes: tuple[int, int, int, int]) -> tuple[dict[str, list[Call]], float]:
+    """The forward and the backward pass of experts; the error is that of the last one's weight."""
+    import torch
+
+    import layoutgemm
+
+    experts, m, n, k = sizes
+    each = m // experts
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    weight = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    grad = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
+    ends = torch.arange(each, m + 1, each, device="cuda", dtype=torch.int32)
+
+    def step(multiply: Callable[..., Any], **more: Any) -> Call:
+        return lambda: torch.autograd.grad(multiply(x, weight.mT, offs=ends, **more), (x, weight), grad)
+
+    calls: dict[str, list[Call]] = {}
+    attempt(calls, "torch._grouped_mm", [step(torch._grouped_mm)])
+    calls["ours of bf16"] = [step(layoutgemm.grouped_matmul)]
+    calls[f"{OURS}, multiple of 1"] = [step(layoutgemm.fp8_grouped_matmul)]
+    calls[OURS] = [step(layoutgemm.fp8_grouped_matmul, multiple=DEPTH)]
+    for name in list(calls):
+        for _ in range(3):  # the third pass is by kept launches
+            found = calls[name][0]()
+    some, last = torch.randperm(n, device="cuda")[:_CHECKED_ROWS], slice(m - each, m)
+    (a, sa), (b, sb) = layoutgemm.quantize(grad.mT), layoutgemm.quantize(x.detach().mT)
+    left, right = a[some].double() * spread(sa[some], 1, len(some), m), b.double() * spread(sb, 1, k, m)
+    return calls, off(found[1][-1][some], left[:, last] @ right[:, last].T)
+
+
 OF_GROUPS = {"grouped": grouped, "masked": masked}
 
 
@@ -414,7 +451,9 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, lo
         torch.manual_seed(0)
         title = f"{kind} {'x'.join(map(str, sizes))}"
         form, with_scales = kind.partition(",")[0], kind.endswith("scaled")
-        if form in OF_GROUPS:
+        if form == "steps":
+            calls, error = steps(sizes)
+        elif form in OF_GROUPS:
             calls, error = OF_GROUPS[form](sizes, with_scales, tiles)
         else:
             of_k = along_k_scaled if with_scales else along_k
@@ -433,7 +472,7 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, lo
         beside = f"{min(alike) / times[OURS]:.3f} of the best peer's speed" if alike else "no peer"
         if alike:
             ratios.setdefault(kind, []).append(min(alike) / times[OURS])
-        tflops = 2 * sizes[-3] * sizes[-2] * sizes[-1] / times[OURS] / 1e12
+        tflops = (6 if form == "steps" else 2) * sizes[-3] * sizes[-2] * sizes[-1] / times[OURS] / 1e12
         said = ", ".join(f"{name} {us * 1e6:.1f}" for name, us in sorted(times.items(), key=lambda x: x[1]))
         print(f"{title}: {beside}, {tflops:.0f} TFLOP/s, {error:.2f} of the bound", flush=True)
         print(f"    {said} us", flush=True)
