@@ -399,14 +399,19 @@ class BothWays(Transposed):
         place  the first line, the first element of the thread's vectors, and the block of 128 elements
         """
         first, start, block = place
+        lane, leader = thread % self.plan.lanes, thread % WARP // self.plan.lanes * self.plan.lanes
+        maxima = [self.across(self.amax(values), self.plan.lanes) for values in held]
+        own = maxima[0]
+        for number, found in enumerate(maxima):  # each lane divides for one line
+            own = element.ElementMath.where(lane == number, found, own)
+        scale, inverse = self.scaled(own)
+        at = Int64(first + lane) * job.line_m + Int64(block) * job.line_k
+        mine = (lane < len(held)) & (first + lane < job.k)
+        element.store_value(job.line_scales + at * f32.bytes, scale, f32, mine)
         for number, values in enumerate(held):
-            line = first + number
-            scale, inverse = self.scaled(self.across(self.amax(values), self.plan.lanes))
-            at = Int64(line) * job.line_m + Int64(block) * job.line_k
-            leads = (thread % self.plan.lanes == 0) & (line < job.k)
-            element.store_value(job.line_scales + at * f32.bytes, scale, f32, leads)
+            line, factor = first + number, cute.arch.shuffle_sync(inverse, leader + number)
             address = job.line_values + Int64(line) * job.ldl + start
-            store_words(address, self.words_of(values, inverse), (line < job.k) & (start < job.m))
+            store_words(address, self.words_of(values, factor), (line < job.k) & (start < job.m))
 
 
 @cute.jit
