@@ -239,7 +239,7 @@ class BothWaysPlan(QuantizePlan):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group != 1 or self.order != "col":
-            raise PlanError(f"group = {self.group}, order = {self.order!r}: both ways are 1 of 'col'")
+            raise PlanError(f"group = {shown(self.group)}, order = {shown(self.order)}: both ways are 1 of 'col'")
 
 
 def pitch_of(columns: int) -> int:
