@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,13 @@ def check(name: str, linear: Multiply, x: Any, w: Any, b: Any, grad: Any) -> Non
         assert bool((error <= torch.finfo(BF16).eps * exact.abs()).all()), (name, of, error.max())
 
 
-@pytest.mark.parametrize("kind", [BF16, F32])
-@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=pytest.mark.slow if name == "by_compiled_autograd" else ())
+        for name, kind in zip(AROUND, cycle((BF16, F32)))
+    ],
+)
 def test_around_a_backward_pass(name: str, kind: Any, added: Added, launches: HostLaunches) -> None:
     x, w, b, grad = integers(3, 16, 72), integers(40, 72), integers(40, kind=kind), integers(3, 16, 40)
     for _ in range(3):

@@ -85,8 +85,8 @@ def test_the_kernel_has_the_bits_of_the_reference(name: str) -> None:
 
 
 BOTH_WAYS = {  # plan, batch, rows, columns
-    "bf16": (BothWaysPlan("bf16", "e4m3"), 2, 136, 200),
-    "f32, 4 bytes": (BothWaysPlan("f32", "e5m2", access=4, powers=True), 1, 130, 129),
+    "bf16": (BothWaysPlan("bf16", "e4m3"), 2, 136, 24),
+    "f32, 4 bytes": (BothWaysPlan("f32", "e5m2", access=4, powers=True), 1, 9, 129),
 }
 
 
@@ -105,7 +105,7 @@ def test_both_ways_are_the_bits_of_each(name: str) -> None:
     (of_values, of_scales, sizes, m, k), (line_values, line_scales, of_lines, *_) = sides
     given = x.view(torch.uint8).numpy().copy(), of_values, of_scales, m, k, batch, columns, rows * columns, *sizes
     host = host_of(plan.compile())
-    emulate_host(host, (*given, line_values, line_scales, *of_lines), policy=ORDERS[:3], progress=False
+    emulate_host(host, (*given, line_values, line_scales, *of_lines), policy=ORDERS[:2], progress=False
                  ).raise_for_findings()  # fmt: skip
     for one, (got, scales, _, m, k) in zip((x.mT, x), sides, strict=True):
         want, right = quantized(one, RECIPES[1], TYPES[plan.values], plan.powers)
