@@ -228,6 +228,7 @@ def test_a_weight_and_its_bias_in_a_graph_and_on_streams() -> None:
         return torch.equal(w.grad, exact[0].to(BF16)) and torch.equal(b.grad, exact[1].to(BF16))
 
     sides = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
     for turn in range(4):
         with torch.cuda.stream(sides[turn % 2]):
             step()
