@@ -345,6 +345,23 @@ def test_a_sharded_k_of_groups_is_reduced_before_bias_and_activation(mesh: Mesh)
         near(mine, exact(want), 2e-2)
 
 
+@pytest.mark.parametrize("name", ["1x128", "128x128", "rows"])
+def test_sharded_rows_and_columns_of_groups_of_k(mesh: Mesh, name: str) -> None:
+    """No operand is gathered, but for squares, which a shard would cut."""
+    a, b = normal(40, K, kind=E4M3), normal(24, K, kind=E4M3, seed=1)
+    sa, sb = [scales(*shape, seed=i) for i, shape in enumerate(ALONG_K[name])]
+
+    def product(a: Any, b: Any) -> Any:
+        return grouped_matmul(a, b, BLOCK_ENDS, scale_a=sa, scale_b=sb, transpose_b=True, out_dtype="float32")
+
+    given = placed(mesh, a, "x", None), placed(mesh, b, "y", None)
+    compiled = jax.jit(product).lower(*given).compile()
+    assert ("all-gather" in compiled.as_text()) == (name == "128x128")
+    got = compiled(*given)
+    assert got.sharding.spec == PartitionSpec(None, "x", "y")
+    near(got, exact(product(a, b)), 1e-5)
+
+
 def test_factors_have_names() -> None:
     plain = ScaledProduct("plain", (2, M, K), (2, N, K), (E4M3,) * 3, True, scales=((2, M, 3), (2, 2, 3)))
     assert cut(plain) == ("l", "m", "n") and labels_of(plain.__class__("K", (8, 4), (8, 5), (E4M3,) * 3)).result == (
