@@ -2,7 +2,8 @@
 
     python benchmarks/bench_quantize.py --json FILE          # on a Hopper GPU, about a minute
 
-x is bf16 and becomes e4m3. `quantize` stands beside a copy of as many bytes, and torch.compile of the same formula. A
+x is bf16 and becomes e4m3. `quantize_both` is x and its transpose, and stands beside `quantize` of each. `quantize`
+stands beside a copy of as many bytes, and torch.compile of the same formula. A
 result with scales of its own, as `scaled_matmul` gives it and by one kernel, stands beside the product to bf16 or to
 float32, and `quantize` behind it. Operands rotate, so that the L2 cache has none of them. Values or scales that differ
 from the CPU's end the program with 1.
@@ -55,7 +56,7 @@ def quantizers(m: int, k: int, device: str, compiled: Callable[..., object]) -> 
     """The contenders for (m, k), and the bytes that each reads and writes."""
     import torch
 
-    from layoutgemm import quantize
+    from layoutgemm import quantize, quantize_both
 
     moved = 3 * m * k + 4 * m * -(-k // 128)
     xs = [torch.randn(m, k, device=device).bfloat16() for _ in range(max(1, min(160, ROTATED // moved + 1)))]
@@ -67,6 +68,8 @@ def quantizers(m: int, k: int, device: str, compiled: Callable[..., object]) -> 
         "quantize 1x128 of a transpose": [lambda x=x: quantize(x) for x in turned],
         "quantize 128x128": [lambda x=x: quantize(x, SQUARE) for x in xs],
         "quantize RowWise": [lambda x=x: quantize(x, ROW) for x in xs],
+        "quantize_both": [lambda x=x: quantize_both(x) for x in xs],
+        "quantize 1x128, then of the transpose": [lambda x=x: (quantize(x), quantize(x.mT)) for x in xs],
         "torch.compile 1x128": [lambda x=x: compiled(x) for x in xs],
         "a copy of as many bytes": [lambda x=x: x.clone() for x in halves],
     }, moved
@@ -128,7 +131,7 @@ def differing(device: str) -> list[str]:
     """The recipes with values or scales that are not the CPU's, bit by bit."""
     import torch
 
-    from layoutgemm import quantize
+    from layoutgemm import quantize, quantize_both
 
     found = []
     for recipe in (BLOCK, SQUARE, ROW):
@@ -136,7 +139,9 @@ def differing(device: str) -> list[str]:
         (v, s), (w, t) = quantize(x.to(device), recipe), quantize(x, recipe)
         same = torch.equal(v.cpu().view(torch.uint8), w.view(torch.uint8)) and torch.equal(s.cpu(), t)
         found += [] if same else [recipe]
-    return found
+    ways = zip(quantize_both(x.to(device)), (quantize(x), quantize(x.mT)), strict=True)
+    equal = [torch.equal(v.cpu().float(), w.float()) and torch.equal(s.cpu(), t) for (v, s), (w, t) in ways]
+    return found if all(equal) else [*found, "both ways"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,8 +19,14 @@ rows not told` is not. Peers are DeepGEMM and torch._grouped_mm of 3 dimensions,
 Beside them is torch._grouped_mm of packed rows, those that count alone, without the packing.
 
 `along K`: the gradients of experts' weights, of as many rows each. Peers are torch._grouped_mm and a loop of torch.mm.
-`along K, scaled`: the same of e4m3 with a scale for each 1 x 128 of both; `ours, 128x128` has B's for 128 columns,
-`ours, rows` one for each row of a group. Beside them is `ours of bf16`.
+`along K, scaled`: the same of e4m3 with a scale for each 1 x 128 of both, and a float32 result. The peer is DeepGEMM,
+which adds to a float32 result; its operands are each group's own matrices, whose copy is not timed. `ours, bf16 result`
+has a result of 16 bits, `ours, 128x128` scales of B for 128 columns, `ours, rows` one for each row of a group; both
+results are of 16 bits. Beside them is `ours of bf16`.
+
+`steps`: the forward pass of experts and both gradients, of large groups. `ours` is `fp8_grouped_matmul` with groups at
+multiples of 128, quantising included; `ours, multiple of 1` has the weights' gradient in bf16. The peer is
+torch._grouped_mm of bf16, which computes other values; beside them is `ours of bf16`.
 
 Every result of ours is checked against float64 first. Times are bursts of graphs of about 5 ms by
 `layoutgemm/bench/method.py`. Operands rotate if they would stay in L2. Ratios are to the fastest peer that computes the
@@ -61,6 +67,9 @@ SCALED = (*[(m, *nk) for m, nk in product((1, 64, 128, 4096), SHARED)], (8192, 8
 GROUPS = ((4, 8192), (8, 4096), (32, 192), (6, 20), (64, 64), (128, 512))  # experts, rows of each
 WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))  # N, K
 GROUPED = tuple((experts, experts * rows, *nk) for (experts, rows), nk in product(GROUPS, WEIGHTS))
+STEPS = tuple(
+    (experts, experts * rows, *nk) for (experts, rows), nk in product(GROUPS[:2], ((4096, 7168), (7168, 2048)))
+)
 MASKED_ROWS = 4096  # of each group; some of them count
 MASKED = tuple(
     (experts, experts * rows, *nk)
@@ -75,9 +84,19 @@ UNEVEN = tuple(
     for experts, rows in ((32, 100), (32, 160), (32, 192), (16, 256), (16, 300), (16, 400), (16, 512), (8, 768),
                           (8, 1024), (4, 2048), (4, 8192))
 )  # fmt: skip
+EACH_LINE = (
+    ((256, 128), (1, 1)),
+    ((256, 128), (2, 1)),
+    ((256, 128), (1, 2)),
+    ((128, 128), (1, 1)),
+    ((128, 128), (1, 2)),
+    ((128, 160), (1, 1)),
+    ((128, 160), (2, 1)),
+    ((128, 64), (1, 1)),
+)  # tiles and clusters, the likeliest first, of a scale for each row and each column
 KINDS = {
     "scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED,
-    "along K": ALONG_K, "along K, scaled": ALONG_K, "uneven": UNEVEN, "uneven, scaled": UNEVEN,
+    "along K": ALONG_K, "along K, scaled": ALONG_K, "uneven": UNEVEN, "uneven, scaled": UNEVEN, "steps": STEPS,
 }  # fmt: skip
 OURS, OURS_UNTOLD = "ours", "ours, rows not told"
 PACKED = "torch._grouped_mm, packed"
@@ -372,28 +391,67 @@ def along_k_scaled(sizes: tuple[int, int, int, int], tiles: int) -> tuple[dict[s
     each = k // experts
     x, grad = (torch.randn(k, size, device="cuda", dtype=torch.bfloat16) for size in (m, n))
     (a, sa), (b, sb) = quantised(x.T, 1), quantised(grad.T, 1)
-    c = torch.empty(experts, m, n, device="cuda", dtype=torch.bfloat16)
+    c = torch.empty(experts, m, n, device="cuda")
+    short = torch.empty(experts, m, n, device="cuda", dtype=torch.bfloat16)
     offsets = torch.arange(0, k + 1, each, device="cuda", dtype=torch.int32)
+    lines = {"scale_a": sa.T.contiguous().T, "scale_b": sb.T.contiguous().T}
     ways: dict[str, dict[str, Any]] = {
-        f"{OURS}, 128x128": {"scale_a": sa.T.contiguous().T, "scale_b": sb[::DEPTH].contiguous()},
+        f"{OURS}, 128x128": {"scale_a": lines["scale_a"], "scale_b": sb[::DEPTH].contiguous(), "out": short},
         f"{OURS}, rows": {
             "scale_a": torch.ones(experts, m, 1, device="cuda"), "scale_b": torch.ones(experts, 1, n, device="cuda"),
+            "out": short,
         },
-        OURS: {"scale_a": sa.T.contiguous().T, "scale_b": sb.T.contiguous().T},
+        f"{OURS}, bf16 result": {**lines, "out": short},
+        OURS: {**lines, "out": c},
     }  # fmt: skip
+    for scales in ways.values():
+        scales["out_dtype"] = scales["out"].dtype
     calls: dict[str, list[Call]] = {
-        "ours of bf16": [lambda: layoutgemm.grouped_matmul(x.T, grad, offsets, out=c)],
+        "ours of bf16": [lambda: layoutgemm.grouped_matmul(x.T, grad, offsets, out=short)],
     }
-    for tile in ((128, 64), (128, 128), (256, 128))[:tiles]:
-        more = {**ways[OURS], "config": Sm90Config(tile, loader="warpgroup", chunks=1, buffers=1)}
-        name = f"{OURS} {tile[0]}x{tile[1]}"
-        attempt(calls, name, [lambda more=more: layoutgemm.grouped_matmul(a, b.T, offsets, out=c, **more)])
+    if deepgemm.installed():
+        for name, launches in deepgemm.along_k_launches(a, b, each, (sa, sb)).items():
+            attempt(calls, name, launches)
+    for tile, cluster in EACH_LINE[:tiles]:
+        more = {**ways[OURS], "config": Sm90Config(tile, cluster=cluster, loader="warpgroup", chunks=1, buffers=1)}
+        name = f"{OURS} {tile[0]}x{tile[1]}, cluster {cluster}"
+        attempt(calls, name, [lambda more=more: layoutgemm.grouped_matmul(a, b.T, offsets, **more)])
     for name, scales in ways.items():
-        calls[name] = [lambda scales=scales: layoutgemm.grouped_matmul(a, b.T, offsets, out=c, **scales)]
+        calls[name] = [lambda scales=scales: layoutgemm.grouped_matmul(a, b.T, offsets, **scales)]
     calls[OURS][0]()
     some, last = torch.randperm(m, device="cuda")[:_CHECKED_ROWS], slice(k - each, k)
     left, right = a[some].double() * spread(sa[some], 1, len(some), k), b.double() * spread(sb, 1, n, k)
     return calls, off(c[-1][some], left[:, last] @ right[:, last].T)
+
+
+def steps(sizes: tuple[int, int, int, int]) -> tuple[dict[str, list[Call]], float]:
+    """The forward and the backward pass of experts; the error is that of the last one's weight."""
+    import torch
+
+    import layoutgemm
+
+    experts, m, n, k = sizes
+    each = m // experts
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    weight = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    grad = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
+    ends = torch.arange(each, m + 1, each, device="cuda", dtype=torch.int32)
+
+    def step(multiply: Callable[..., Any], **more: Any) -> Call:
+        return lambda: torch.autograd.grad(multiply(x, weight.mT, offs=ends, **more), (x, weight), grad)
+
+    calls: dict[str, list[Call]] = {}
+    attempt(calls, "torch._grouped_mm", [step(torch._grouped_mm)])
+    calls["ours of bf16"] = [step(layoutgemm.grouped_matmul)]
+    calls[f"{OURS}, multiple of 1"] = [step(layoutgemm.fp8_grouped_matmul)]
+    calls[OURS] = [step(layoutgemm.fp8_grouped_matmul, multiple=DEPTH)]
+    for name in list(calls):
+        for _ in range(3):  # the third pass is by kept launches
+            found = calls[name][0]()
+    some, last = torch.randperm(n, device="cuda")[:_CHECKED_ROWS], slice(m - each, m)
+    (a, sa), (b, sb) = layoutgemm.quantize(grad.mT), layoutgemm.quantize(x.detach().mT)
+    left, right = a[some].double() * spread(sa[some], 1, len(some), m), b.double() * spread(sb, 1, k, m)
+    return calls, off(found[1][-1][some], left[:, last] @ right[:, last].T)
 
 
 OF_GROUPS = {"grouped": grouped, "masked": masked, "uneven": partial(grouped, spread=0.3)}
@@ -418,7 +476,9 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, lo
         torch.manual_seed(0)
         title = f"{kind} {'x'.join(map(str, sizes))}"
         form, with_scales = kind.partition(",")[0], kind.endswith("scaled")
-        if form in OF_GROUPS:
+        if form == "steps":
+            calls, error = steps(sizes)
+        elif form in OF_GROUPS:
             calls, error = OF_GROUPS[form](sizes, with_scales, tiles)
         else:
             of_k = along_k_scaled if with_scales else along_k
@@ -437,7 +497,7 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, lo
         beside = f"{min(alike) / times[OURS]:.3f} of the best peer's speed" if alike else "no peer"
         if alike:
             ratios.setdefault(kind, []).append(min(alike) / times[OURS])
-        tflops = 2 * sizes[-3] * sizes[-2] * sizes[-1] / times[OURS] / 1e12
+        tflops = (6 if form == "steps" else 2) * sizes[-3] * sizes[-2] * sizes[-1] / times[OURS] / 1e12
         said = ", ".join(f"{name} {us * 1e6:.1f}" for name, us in sorted(times.items(), key=lambda x: x[1]))
         print(f"{title}: {beside}, {tflops:.0f} TFLOP/s, {error:.2f} of the bound", flush=True)
         print(f"    {said} us", flush=True)

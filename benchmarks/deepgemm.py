@@ -95,3 +95,30 @@ def grouped_launches(
             package.m_grouped_bf16_gemm_nt_contiguous(left, b, c, layout)
 
     return {name: [functools.partial(launch, pdl)] for name, pdl in WAYS.items()}
+
+
+def along_k_launches(a: Any, b: Any, rows: int, scales: tuple[Any, Any]) -> dict[str, list[Callable[[], Any]]]:
+    """The package's kernel of groups along K with both launches: it adds the products to a float32 result.
+
+    a, b     (M, groups * rows) and (N, groups * rows), K contiguous. The package takes each group's columns as a
+             matrix of its own: they are copied here once, outside of what is timed
+    scales   of 1 x 128 of each, in either order
+    """
+    import torch
+
+    package = importlib.import_module(PACKAGE)
+    groups = a.shape[1] // rows
+    apart = [x.view(x.shape[0], groups, rows).transpose(0, 1).contiguous().view(-1) for x in (a, b)]
+    aligned = [package.get_mn_major_tma_aligned_tensor(x) for x in scales]
+    c = torch.zeros(groups, a.shape[0], b.shape[0], device=a.device)
+    sizes = [rows] * groups
+    on_device = torch.tensor(sizes, device=a.device, dtype=torch.int32)
+
+    def launch(pdl: bool) -> Any:
+        package.set_pdl(pdl)
+        package.k_grouped_fp8_gemm_nt_contiguous(
+            (apart[0], aligned[0]), (apart[1], aligned[1]), c, sizes, on_device, c=c
+        )
+        return c
+
+    return {name: [functools.partial(launch, pdl)] for name, pdl in WAYS.items()}

@@ -5,8 +5,8 @@ Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts
 Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, budgets and banks in `layoutgemm.checks`
 Kernels              plan, GemmPlan, Operand, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
                      Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, fp8_matmul,
-                     quantize, quantized_matmul with QuantizedFormat and QuantizedWeight, explain_matmul, tune; on
-                     JAX's arrays jax.matmul
+                     fp8_grouped_matmul, quantize, quantize_both, quantized_matmul with QuantizedFormat and
+                     QuantizedWeight, explain_matmul, tune; on JAX's arrays jax.matmul
 Tools                emulate, emulate_ptx, emulated_gpu, mutate, mutate_ptx, from_cute
 
 Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.
@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from .layouts.symbols.facts import Facts
     from .torch_op.explain import explain_matmul as explain_matmul
     from .torch_op.fp8.api import quantize as quantize
+    from .torch_op.fp8.api import quantize_both as quantize_both
     from .torch_op.operator import gemm as gemm
     from .torch_op.operator import matmul as matmul
     from .torch_op.quantized import QuantizedWeight as QuantizedWeight
     from .torch_op.quantized import quantized_matmul as quantized_matmul
+    from .torch_op.scaled_grouped import fp8_grouped_matmul as fp8_grouped_matmul
     from .torch_op.scaled_grouped import fp8_matmul as fp8_matmul
     from .torch_op.scaled_grouped import grouped_matmul as grouped_matmul
     from .torch_op.scaled_grouped import scaled_matmul as scaled_matmul
@@ -69,6 +71,7 @@ _LATER = {
     "emulate_ptx": "emulator.api",
     "emulated_gpu": "emulator.api",
     "explain_matmul": "torch_op.explain",
+    "fp8_grouped_matmul": "torch_op.scaled_grouped",
     "fp8_matmul": "torch_op.scaled_grouped",
     "from_cute": "interop",
     "gemm": "torch_op.operator",
@@ -79,6 +82,7 @@ _LATER = {
     "plan": "kernels.planner",
     "prove": "layouts.proofs.prove",
     "quantize": "torch_op.fp8.api",
+    "quantize_both": "torch_op.fp8.api",
     "quantized_matmul": "torch_op.quantized",
     "scaled_matmul": "torch_op.scaled_grouped",
     "smem_tile": "atoms",

@@ -7,5 +7,6 @@
 
 from .jax_op.matmul import matmul
 from .jax_op.scaled_grouped.api import grouped_matmul, scaled_matmul
+from .jax_op.scaled_grouped.training import fp8_grouped_matmul
 
-__all__ = ["grouped_matmul", "matmul", "scaled_matmul"]
+__all__ = ["fp8_grouped_matmul", "grouped_matmul", "matmul", "scaled_matmul"]

@@ -462,7 +462,7 @@ LONG: dict[str, str] = {
     "emulator/races/happens_before.py:access": "the emulator's innermost loop: a call in it is felt in every run",
     "kernels/sm80/device/gemm_tma.py:tensor_kernel": _ROLES,
     "kernels/sm90/device/gemm.py:consume": "the registers of a consumer live through its whole loop",
-    "kernels/sm90/device/promoted.py:consume": "one loop of a consumer, whose registers stay in it",
+    "kernels/sm90/device/promoted.py:consume": "the registers of a consumer live through its whole loop",
     "kernels/sm90/device/gemm.py:kernel": _ROLES,
     "kernels/sm100/device/gemm.py:kernel": _ROLES,
     "kernels/teaching/device/kernel.py:kernel": _ROLES,

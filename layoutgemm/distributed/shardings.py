@@ -30,7 +30,7 @@ from ..torch_op.quantized import experts as _experts  # noqa: F401  # which impo
 from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401
 from .rules.grouped import grouped_rules
 from .rules.packed import PACKED
-from .rules.scaled import quantize_rules, scaled_quantized_rules, scaled_rules
+from .rules.scaled import quantize_both_rules, quantize_rules, scaled_quantized_rules, scaled_rules
 from .rules.signature import Placement, Rule, TensorLike, whole_partial_shard
 
 
@@ -142,4 +142,5 @@ _RULES: dict[str, Callable[..., list[Rule]]] = {
     "scaled_matmul_quantized": scaled_quantized_rules,
     "grouped_matmul": grouped_rules,
     "quantize": quantize_rules,
+    "quantize_both": quantize_both_rules,
 }

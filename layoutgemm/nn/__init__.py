@@ -7,13 +7,15 @@
                      of these layers but the packed ones
     ScaledLinear     Linear with float8 weights, scales of blocks    torch.nn.Linear's, or with weight_scale_inv
     MasterLinear     Linear in fp8 with gradients in fp8, to train   torch.nn.Linear's
+    MasterGroups     the same of rows in groups, as of experts        (experts, out features, in features)
     QuantizedLinear  Linear with packed weights of 4 or 8 bits       units, scales, bias
-    ExpertsMLP       gated MLPs of experts, packed or float8         of both layers: units, or codes and scales
+    ExpertsMLP       gated MLPs of experts, of packed, float8 or     of both layers
+                     master weights
 
 `load_checkpoint` fills a model from safetensors, packed layers included. Linear is DenseLinear, as models and reports
 print it.
-Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul` or `quantized_matmul`, with their rules and
-refusals.
+Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul`, `quantized_matmul` or a grouped one of these, with
+their rules and refusals.
 
 >>> import torch
 >>> from layoutgemm.nn import swap_linears
@@ -28,7 +30,7 @@ from .experts import ExpertsMLP
 from .gated import GatedMLP
 from .linear import DenseLinear
 from .loading import Loaded, load_checkpoint
-from .master import MasterLinear
+from .master import MasterGroups, MasterLinear
 from .quantized import QuantizedLinear
 from .scaled import ScaledLinear
 from .swap import Swapped, Swaps, swap_linears
@@ -42,6 +44,7 @@ __all__ = [
     "GatedMLP",
     "Linear",
     "Loaded",
+    "MasterGroups",
     "MasterLinear",
     "QuantizedLinear",
     "ScaledLinear",

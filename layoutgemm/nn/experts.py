@@ -1,6 +1,6 @@
-"""Experts with packed or float8 weights, as grouped products of rows.
+"""Experts with packed, float8 or master weights, as grouped products of rows.
 
-weights (experts, out, in)  -> rows of each expert, x[g] @ weights[e].T       PackedGroups, ScaledGroups
+weights (experts, out, in)  -> rows of each expert, x[g] @ weights[e].T       PackedGroups, ScaledGroups, MasterGroups
 two such layers and a gate  -> down(gate(x @ gate_up.T)), weighted and summed  ExpertsMLP
 """
 
@@ -18,6 +18,7 @@ from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from ..torch_op.scaled_grouped import grouped_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
+from .master import MasterGroups
 from .quantized import PackedBuffers
 from .scaled import FLOAT8, ScaledBuffers, ScaledLinear, dequantized
 
@@ -111,12 +112,15 @@ class ExpertsMLP(torch.nn.Module):
     """
 
     def __init__(
-        self, first: PackedGroups | ScaledGroups, down: PackedGroups | ScaledGroups,
+        self, first: PackedGroups | ScaledGroups | MasterGroups, down: PackedGroups | ScaledGroups | MasterGroups,
         gate: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:  # fmt: skip
         sizes = [(x.experts, x.in_features, x.out_features) for x in (first, down)]
         if sizes[0][:2] != (sizes[1][0], sizes[1][2]) or sizes[0][2] not in (sizes[1][1], 2 * sizes[1][1]):
             raise OperandError(f"first and down have (experts, in, out) sizes {sizes}: (e, n, m or 2m) and (e, m, n)")
+        for name, layer in (("first", first), ("down", down)):
+            if isinstance(layer, MasterGroups) and layer.multiple > 1:
+                raise OperandError(f"{name}: multiple = {layer.multiple}, and an expert's rows begin anywhere")
         super().__init__()
         self.first, self.down, self.gate = first, down, gate
 

@@ -1,4 +1,4 @@
-"""torch.nn.Linear with master weights of 16 or 32 bits, multiplied in fp8 in both passes."""
+"""Layers with master weights of 16 or 32 bits, multiplied in fp8 in both passes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..torch_op.checks import autocast, autocast_type, check_activation, check_i
 from ..torch_op.fp8.api import quantize
 from ..torch_op.problem import half
 from ..torch_op.scaled_grouped import scaled_matmul
+from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, FAMILIES, SQUARE, recipe_text
 from ..torch_op.scaled_grouped.training import fp8_matmul
 from .linear import ActivatedLayer, check_features, sizes_text
@@ -97,3 +98,45 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
         """Sizes, recipes, and options that differ from torch.nn.Linear's defaults."""
         said = f"{sizes_text(self)}, recipes={self.recipe_a} x {self.recipe_b}"
         return said if self.activation is None else f"{said}, activation={self.activation!r}"
+
+
+class MasterGroups(torch.nn.Module):
+    """Rows in groups, each times master weights of its own expert, by `layoutgemm.fp8_grouped_matmul`.
+
+    experts, in_features, out_features, device, dtype  sizes, and the parameter's type: bfloat16, float16 or float32
+    multiple  128 promises groups that begin at multiples of 128: the weights' gradient is in fp8 too
+
+    The parameter `weight` is (experts, out features, in features). `ExpertsMLP` takes two such layers, with groups that
+    begin at any row.
+
+    Raises OperandError for sizes that are no numbers of features.
+
+    >>> layer = MasterGroups(2, 128, 3, dtype=torch.bfloat16)
+    >>> layer(torch.ones(3, 128).bfloat16(), torch.tensor([0, 1, 3])).shape, layer.weight.shape
+    (torch.Size([3, 3]), torch.Size([2, 3, 128]))
+    """
+
+    def __init__(
+        self, experts: int, in_features: int, out_features: int, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, *, multiple: int = 1,
+    ) -> None:  # fmt: skip
+        check_features(experts=experts, in_features=in_features, out_features=out_features)
+        super().__init__()
+        self.experts, self.in_features, self.out_features, self.multiple = experts, in_features, out_features, multiple
+        self.weight = torch.nn.Parameter(torch.empty(experts, out_features, in_features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights as torch.nn.Linear draws each expert's."""
+        bound = max(self.in_features, 1) ** -0.5
+        torch.nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
+        check_input(x, self.in_features)
+        return fp8_grouped_matmul(x, self.weight.mT, offsets, multiple=self.multiple)
+
+    def extra_repr(self) -> str:
+        """Sizes, and the promise."""
+        said = f"{self.experts} x (in_features={self.in_features}, out_features={self.out_features})"
+        return said if self.multiple == 1 else f"{said}, multiple={self.multiple}"

@@ -338,8 +338,9 @@ def linear(
 ) -> torch.Tensor:  # fmt: skip
     """matmul(x, weight.mT, bias=bias, activation=activation), of a weight (N, K).
 
-    Where autograd records a repeated call, the weight itself is the node's operand: there is no view, nor its
-    derivative. That view takes a fifth of the host's time of both passes.
+    Where autograd records a call, the weight itself is the node's operand: there is no view, nor its derivative. That
+    view takes a fifth of the host's time of both passes. The first call saves the same tensors as a repeated one, since
+    torch's checkpoints compare them.
 
     >>> linear(torch.ones(1, 2).half(), torch.arange(6.0).view(3, 2).half()).tolist()
     [[1.0, 5.0, 9.0]]
@@ -352,11 +353,24 @@ def linear(
         and (weight.requires_grad or x.requires_grad or _records(bias))
         and (activation is None or activation == "relu")
         and x.ndim > 1 < weight.ndim
-        and (found := _linear_again(x, weight, bias, activation)) is not None
+        and _seen_by_autograd_alone(bias)
     ):
-        return found
+        found = _linear_again(x, weight, bias, activation)
+        return _first_linear(x, weight, bias, activation, allow_tf32) if found is None else found
     matrix = weight.mT if isinstance(weight, torch.Tensor) and weight.ndim > 1 else _not_linear(weight)
     return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
+
+
+def _first_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, allow_tf32: bool | None
+) -> torch.Tensor:
+    """`linear` with all checks, recorded."""
+    matrix = weight.mT
+    with torch.no_grad():
+        c = matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
+    ready = _prepared(x, matrix, None, bias, activation, None, None)
+    first: torch.Tensor = _RecordedProduct.apply(x, weight, bias, (c, ready, activation, True))
+    return first
 
 
 def _not_linear(weight: object) -> torch.Tensor:
@@ -369,9 +383,7 @@ def _not_linear(weight: object) -> torch.Tensor:
 def _linear_again(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
 ) -> torch.Tensor | None:
-    """A kept launch of `linear`, recorded; None without one, or where torch's dispatcher has to see the call."""
-    if not seen_by_autograd_alone():
-        return None
+    """A kept launch of `linear`, recorded; None without one."""
     given = (x, weight) if bias is None else (x, weight, bias)
     short = x.shape, weight.shape, activation, len(given)
     ready: PreparedProblem | None = None

@@ -20,7 +20,12 @@ def test_every_contender_runs_and_moves_what_is_said(monkeypatch: pytest.MonkeyP
     assert moved == 64 * 256 * 3 + 64 * 2 * 4
     values = {name: each[0]() for name, each in calls.items()}
     assert 2 * values["a copy of as many bytes"].nbytes == moved
-    for name, (found, _) in [(name, x) for name, x in values.items() if isinstance(x, tuple)]:
+    pairs = [(name, x) for name, x in values.items() if isinstance(x, tuple)]
+    both, apart = (values.pop(name) for name in ("quantize_both", "quantize 1x128, then of the transpose"))
+    assert all(
+        torch.equal(x.float(), y.float()) for one, two in zip(both, apart, strict=True) for x, y in zip(one, two)
+    )
+    for name, (found, _) in [(name, x) for name, x in pairs if name in values]:
         assert found.dtype == torch.float8_e4m3fn and found.numel() == 64 * 256, name
     (v, s), (w, t) = values["quantize 1x128"], values["torch.compile 1x128"]
     one, two = (x.float().unflatten(-1, (-1, 128)) * scale[..., None] for x, scale in ((v, s), (w, t)))
@@ -38,9 +43,11 @@ def test_other_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.differing("cpu") == []
     plain, count = layoutgemm.quantize, iter(range(100))
 
-    def wrong(x: Any, recipe: str) -> Any:
+    def wrong(x: Any, recipe: str = bench.BLOCK) -> Any:
         values, scales = plain(x, recipe)
         return values, scales * (2 if next(count) == 2 else 1)
 
     monkeypatch.setattr(layoutgemm, "quantize", wrong)
     assert bench.differing("cpu") == [bench.SQUARE]
+    monkeypatch.setattr(layoutgemm, "quantize_both", lambda x: (plain(x), plain(-x.mT)))
+    assert bench.differing("cpu") == ["both ways"]

@@ -69,3 +69,24 @@ def test_a_package_that_does_not_load_has_no_version(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(deepgemm, "installed", lambda: True)
     monkeypatch.setitem(sys.modules, "deep_gemm", None)
     assert deepgemm.version() == "unknown (ModuleNotFoundError)"
+
+
+def test_groups_along_k_are_matrices_of_their_own(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
+    """Each group's columns are contiguous, and the products are added to one result."""
+    seen: list[Any] = []
+
+    def kernel(a: Any, b: Any, d: Any, sizes: list[int], on_device: Any, c: Any) -> None:
+        seen.append((a, b, d, sizes, on_device.tolist(), c))
+
+    package = sys.modules["deep_gemm"]
+    monkeypatch.setattr(package, "k_grouped_fp8_gemm_nt_contiguous", kernel, raising=False)
+    monkeypatch.setattr(package, "get_mn_major_tma_aligned_tensor", lambda x: x, raising=False)
+    a, b = torch.arange(12).view(2, 6), torch.arange(18).view(3, 6)
+    scales = torch.ones(2, 1), torch.ones(3, 1)
+    for launches in deepgemm.along_k_launches(a, b, 3, scales).values():
+        launches[0]()
+    assert calls == [False, True] and len(seen) == 2
+    for (left, _), (right, scale_b), result, sizes, on_device, added in seen:
+        assert left.tolist() == [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11] and right[:6].tolist() == [0, 1, 2, 6, 7, 8]
+        assert scale_b is scales[1] and sizes == on_device == [3, 3]
+        assert result is added and result.shape == (2, 2, 3) and result.dtype == torch.float32

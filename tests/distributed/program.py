@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from layoutgemm import grouped_matmul, matmul, quantize, quantized_matmul, scaled_matmul
+from layoutgemm import grouped_matmul, matmul, quantize, quantize_both, quantized_matmul, scaled_matmul
 from layoutgemm.distributed import register_shardings
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.nn import Linear
@@ -136,6 +136,13 @@ def blocks(mesh: Any) -> None:
                 part = x.chunk(size, p.dim)[mesh.get_local_rank()]
                 assert torch.equal(values.to_local().view(torch.uint8), part.view(torch.uint8)), (of_a, p)
                 near(scales, sx, (of_a, p, "scales"))
+    for p, turned in ((Shard(0), Shard(1)), (Shard(1), Shard(0))):
+        lines, columns = quantize_both(placed(b, mesh, p))
+        for pair, right, place in ((lines, quantize(b), p), (columns, quantize(b.mT), turned)):
+            assert all(t.placements == (place,) for t in pair), (p, [t.placements for t in pair])
+            part = right[0].chunk(size, place.dim)[mesh.get_local_rank()]
+            assert torch.equal(pair[0].to_local().view(torch.uint8), part.view(torch.uint8)), (p, place)
+            near(pair[1], right[1], (p, place, "scales"))
     (x, sx), (y, sy) = quantize(a), quantize(b)
     given = [placed(t, mesh, p) for t, p in ((x, whole), (sx, whole), (y.mT, Shard(1)), (sy, whole))]
     for gate in ("silu", "swiglu", "silu"):  # DTensor keeps its choices: by activations, too

@@ -18,9 +18,10 @@ jnp = jax.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.jax import grouped_matmul, scaled_matmul
+from layoutgemm.jax import fp8_grouped_matmul, grouped_matmul, scaled_matmul
 from layoutgemm.jax_op.scaled_grouped.product import ScaledProduct
 from layoutgemm.jax_op.scaled_grouped.sharded import cut, labels_of
+from layoutgemm.jax_op.scaled_grouped.training import quantized
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 M, N, K = 130, 140, 272
@@ -145,6 +146,63 @@ def test_groups_of_k() -> None:
     assert (exact(grouped_matmul(a, b, OFFSETS, transpose_a=True))[1] == 0).all()  # an empty group
 
 
+BLOCK_ENDS = np.array([0, 128, 128, 256, K], np.int32)
+ALONG_K = {
+    "1x128": ((40, BLOCKS), (24, BLOCKS)), "128x128": ((1, BLOCKS), (1, BLOCKS)), "one": ((40, BLOCKS), None),
+    "rows": ((4, 40, 1), (4, 1, 24)), "tensors": ((1,), (1,)), "none": (None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONG_K)
+def test_groups_of_k_with_scales(name: str) -> None:
+    """Groups that begin or end inside of a block of 128 are NaN, and no others."""
+    a, b = normal(40, K, kind=E4M3), normal(24, K, kind=E5M2, seed=1)
+    sa, sb = [None if shape is None else scales(*shape, seed=i) for i, shape in enumerate(ALONG_K[name])]
+    blocks = name in ("1x128", "128x128", "one")
+    left, right = [
+        exact(x) * spread(scale, x.shape, 128 if name == "128x128" else 1) if blocks and scale is not None else exact(x)
+        for x, scale in ((a, sa), (b, sb))
+    ]
+    want = np.stack([left[:, x:y] @ right[:, x:y].T for x, y in pairwise(BLOCK_ENDS)])
+    if name in ("rows", "tensors"):
+        want = want * exact(sa) * exact(sb)
+
+    def product(a: Any, b: Any, ends: Any, turned: bool) -> Any:
+        return grouped_matmul(a, b, ends, scale_a=sa, scale_b=sb, out_dtype="float32", transpose_b=turned)
+
+    near(jax.jit(product, static_argnums=3)(a, b, BLOCK_ENDS, True), want, 1e-4)
+    near(product(a, b.T, BLOCK_ENDS, False), want, 1e-4)
+    got = exact(product(a, b, np.array([0, 128, 200, 256, K]), True))
+    assert [bool(np.isnan(x).all()) for x in got] == [False, True, True, False] and np.isfinite(got[[0, 3]]).all()
+
+
+@pytest.mark.parametrize("multiple", [1, 128])
+@pytest.mark.parametrize("turned", [False, True])
+def test_gradients_in_fp8_are_products_of_what_is_quantised(multiple: int, turned: bool) -> None:
+    """Each within float32's sums of the values that are multiplied, twice."""
+    a, b, grad = normal(K, 40), normal(4, 40, 24, seed=1), normal(K, 24, seed=2)
+
+    def ours(a: Any, b: Any) -> Any:
+        b = jnp.swapaxes(b, 1, 2) if turned else b
+        return fp8_grouped_matmul(a, b, BLOCK_ENDS, multiple=multiple, transpose_b=turned)
+
+    def seen(x: Any, rows: int = 1) -> np.ndarray:
+        values, of = quantized(x, "BlockWise1x128" if rows == 1 else "BlockWise128x128")
+        return exact(values) * spread(of, x.shape, rows)
+
+    value, pull = jax.vjp(jax.jit(ours), a, b)
+    of_a, of_b = pull(grad)
+    parts = [slice(x, y) for x, y in pairwise(BLOCK_ENDS)]
+    right, turned_right = seen(jnp.swapaxes(b, 1, 2), 128), seen(b, 128)
+    near(value, np.concatenate([seen(a)[part] @ right[e].T for e, part in enumerate(parts)]))
+    near(of_a, np.concatenate([seen(grad)[part] @ turned_right[e].T for e, part in enumerate(parts)]))
+    lines = (seen(a.T), seen(grad.T)) if multiple == 128 else (exact(a).T, exact(grad).T)
+    near(of_b, np.stack([lines[0][:, part] @ lines[1][:, part].T for part in parts]))
+    first = jax.grad(lambda a, b: (ours(a, b).astype(jnp.float32) ** 2).sum(), (0, 1))
+    second = jax.jit(jax.grad(lambda b: sum((g.astype(jnp.float32) ** 2).sum() for g in first(a, b))))(b)
+    assert second.shape == b.shape and np.isfinite(exact(second)).all() and exact(second)[0].any()
+
+
 @pytest.mark.parametrize("form", ["rows", pytest.param("rows, turned", marks=pytest.mark.slow), "K"])
 def test_gradients_once_and_twice_are_those_of_jax(form: str) -> None:
     a = normal(M, 16, kind="float16")
@@ -212,7 +270,13 @@ REFUSED = [
     (lambda: grouped_matmul(X, Y[..., :9, :], OFFSETS), TensorError, "K is 16 in a of shape"),
     (lambda: grouped_matmul(X.astype(jnp.float32), Y, OFFSETS), OperandError, "a is float32: a grouped product is of"),
     (lambda: grouped_matmul(X, X, OFFSETS, transpose_a=True, activation="relu"), OperandError, "activation: groups"),
-    (lambda: grouped_matmul(EIGHT, EIGHT, OFFSETS, transpose_a=True), OperandError, "groups of K of float8_e4m3fn"),
+    (lambda: grouped_matmul(EIGHT, EIGHT, OFFSETS, transpose_a=True, scale_a=scales(16, 1)), TensorError,
+     r"scale_a has shape \[16, 1\]: \[16, 2\], or \[1, 2\] for a scale of 128; \[4, 16, 1\] for"),
+    (lambda: fp8_grouped_matmul(EIGHT, Y, OFFSETS), OperandError, "a is float8_e4m3fn: fp8_grouped_matmul quantises"),
+    (lambda: fp8_grouped_matmul(X, Y, OFFSETS, transpose_b=True), TensorError, r"\(4, 16, 8\): .*\(groups, N, K\)"),
+    (lambda: fp8_grouped_matmul(X, Y, OFFSETS, multiple=64), OperandError, "multiple = 64: groups begin at any row"),
+    (lambda: jax.grad(lambda a: fp8_grouped_matmul(a, Y, OFFSETS).sum())(X.astype(jnp.float32)), OperandError,
+     "a is float32, and b's gradient of groups that begin at any row"),
     (lambda: grouped_matmul(X, Y, OFFSETS, scale_b=scales(4, 1, 8)), OperandError, "scale_b without a scale_a"),
     (lambda: grouped_matmul(X[None], Y, OFFSETS), TensorError, r"a and b have shapes \(1, 130, 16\)"),
     (lambda: grouped_matmul(EIGHT, Y.astype(E4M3), OFFSETS, scale_a=scales(2, 1), scale_b=scales(4, 1, 1)),
@@ -279,6 +343,23 @@ def test_a_sharded_k_of_groups_is_reduced_before_bias_and_activation(mesh: Mesh)
     alone = jax.jit(jax.grad(lambda *x: (layer(*x) ** 2).sum(), (0, 1, 2)))(a, b, bias)
     for mine, want in zip(found, alone, strict=True):
         near(mine, exact(want), 2e-2)
+
+
+@pytest.mark.parametrize("name", ["1x128", "128x128", "rows"])
+def test_sharded_rows_and_columns_of_groups_of_k(mesh: Mesh, name: str) -> None:
+    """No operand is gathered, but for squares, which a shard would cut."""
+    a, b = normal(40, K, kind=E4M3), normal(24, K, kind=E4M3, seed=1)
+    sa, sb = [scales(*shape, seed=i) for i, shape in enumerate(ALONG_K[name])]
+
+    def product(a: Any, b: Any) -> Any:
+        return grouped_matmul(a, b, BLOCK_ENDS, scale_a=sa, scale_b=sb, transpose_b=True, out_dtype="float32")
+
+    given = placed(mesh, a, "x", None), placed(mesh, b, "y", None)
+    compiled = jax.jit(product).lower(*given).compile()
+    assert ("all-gather" in compiled.as_text()) == (name == "128x128")
+    got = compiled(*given)
+    assert got.sharding.spec == PartitionSpec(None, "x", "y")
+    near(got, exact(product(a, b)), 1e-5)
 
 
 def test_factors_have_names() -> None:

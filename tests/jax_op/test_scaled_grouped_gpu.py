@@ -23,6 +23,7 @@ from tests.jax_op.emulated import emulate_calls
 E4M3, BF16, F32 = "float8_e4m3fn", "bfloat16", "float32"
 ROW, BLOCK, SQUARE = "RowWise", "BlockWise1x128", "BlockWise128x128"
 OFFSETS = np.array([0, 20, 20, 50], np.int32)
+BLOCK_ENDS = np.array([0, 128, 128, 300], np.int32)
 
 
 def lowered(f: Any, *shapes: tuple[tuple[int, ...], str]) -> str:
@@ -105,6 +106,16 @@ CASES = {
     "groups of K": (
         ScaledProduct("K", (50, 72), (50, 40), (BF16, BF16, BF16), False, "int32", 3),
         [small(50, 72, kind=BF16), small(50, 40, kind=BF16), OFFSETS],
+    ),
+    "groups of K with scales of blocks": (
+        ScaledProduct("K", (72, 300), (40, 300), (E4M3, E4M3, F32), True, "int32", 3, Recipes(BLOCK, BLOCK),
+                  ((72, 3), (40, 3))),
+        [small(72, 300, kind=E4M3), small(40, 300, kind=E4M3), BLOCK_ENDS, powers(72, 3), powers(40, 3)],
+    ),
+    "groups of K with scales of rows": (
+        ScaledProduct("K", (72, 300), (40, 300), (E4M3, E4M3, BF16), True, "int32", 3, Recipes(ROW, ROW),
+                  ((3, 72, 1), (3, 1, 40))),
+        [small(72, 300, kind=E4M3), small(40, 300, kind=E4M3), BLOCK_ENDS, powers(3, 72, 1), powers(3, 1, 40)],
     ),
     "a batch with scales of blocks": (
         ScaledProduct("plain", (2, 40, 144), (2, 48, 144), (E4M3, E4M3, BF16), True, recipes=Recipes(BLOCK, BLOCK),

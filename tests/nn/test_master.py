@@ -1,4 +1,4 @@
-"""layoutgemm.nn.MasterLinear: training in fp8 by recipe, alone and through swap_linears."""
+"""layoutgemm.nn.MasterLinear and MasterGroups: training in fp8 by recipe, alone and in a model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import quantize
+from layoutgemm import fp8_grouped_matmul, quantize
 from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.nn import MasterLinear, swap_linears
+from layoutgemm.nn import ExpertsMLP, MasterGroups, MasterLinear, swap_linears
 from layoutgemm.torch_op.reference import rounded
 from layoutgemm.torch_op.scaled_grouped import training
 
@@ -176,3 +176,32 @@ def test_a_swapped_model_trains_on_a_gpu(kind: Any) -> None:
     for mine, want in zip(ours.parameters(), theirs.parameters(), strict=True):
         off = (mine.grad.double() - want.grad.double()).norm() / want.grad.double().norm()
         assert mine.grad.dtype == kind and float(off) < 2**-3
+
+
+def test_experts_train_in_fp8() -> None:
+    """ExpertsMLP of master weights, and all gradients, are near float32's."""
+    torch.manual_seed(0)
+    first, down = MasterGroups(3, 128, 256, dtype=BF16), MasterGroups(3, 128, 128, dtype=BF16)
+    mlp = ExpertsMLP(first, down, lambda x: torch.nn.functional.silu(x[:, :128]) * x[:, 128:])
+    x, index, factors = torch.randn(40, 128).to(BF16), torch.randint(0, 3, (40, 2)), torch.rand(40, 2)
+    leaf, other = (x.clone().requires_grad_() for _ in range(2))
+    mlp(leaf, index, factors).sum().backward()
+    wide = [w.detach().float().requires_grad_() for w in (first.weight, down.weight)]
+    hidden = torch.einsum("rk,rsnk->rsn", other.float(), wide[0][index])
+    hidden = torch.nn.functional.silu(hidden[..., :128]) * hidden[..., 128:]
+    (torch.einsum("rsk,rsnk->rsn", hidden, wide[1][index]) * factors[..., None]).sum().backward()
+    for got, want in ((leaf.grad, other.grad), (first.weight.grad, wide[0].grad), (down.weight.grad, wide[1].grad)):
+        assert got.dtype == BF16 and float((got.float() - want.float()).norm() / want.float().norm()) < 2**-3
+    with pytest.raises(OperandError, match="down: multiple = 128, and an expert's rows begin anywhere"):
+        ExpertsMLP(first, MasterGroups(3, 128, 128, multiple=128), torch.nn.ReLU())
+    with pytest.raises(OperandError, match="experts"):
+        MasterGroups(-1, 2, 2)
+
+
+def test_groups_at_multiples_of_128_have_gradients_in_fp8() -> None:
+    layer, x, ends = MasterGroups(2, 128, 64, multiple=128), torch.randn(256, 128), torch.tensor([0, 128, 256])
+    layer(x, ends).sum().backward()
+    weight = layer.weight.detach().clone().requires_grad_()
+    fp8_grouped_matmul(x, weight.mT, ends, multiple=128).sum().backward()
+    assert torch.equal(layer.weight.grad, weight.grad) and "multiple=128" in repr(layer)
+    assert float(layer.weight.detach().abs().max()) <= 128**-0.5

@@ -12,7 +12,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import quantize, scaled_matmul
+from layoutgemm import quantize, quantize_both, scaled_matmul
 from layoutgemm.emulator.api import emulate_host
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels.run.emulated import host_of
@@ -116,6 +116,35 @@ def test_compiled_mapped_and_of_fake_tensors() -> None:
     torch.library.opcheck(torch.ops.layoutgemm.quantize, (x, SQUARE), {"dtype": E5M2})
 
 
+def equal(found: Any, wanted: Any) -> bool:
+    """True for pairs of the same bits, types and strides."""
+    return all(
+        torch.equal(have.float(), right.float()) and (have.dtype, have.stride()) == (right.dtype, right.stride())
+        for mine, other in zip(found, wanted, strict=True)
+        for have, right in zip(mine, other, strict=True)
+    )
+
+
+def test_both_ways_are_quantize_of_each() -> None:
+    """On the CPU, under the compiler, vmap and FakeTensor."""
+    x = normal(3, 130, 200)
+    want = quantize(x), quantize(x.mT)
+    compiled = torch.compile(lambda x: quantize_both(x), backend="aot_eager", fullgraph=True)
+    for found in (quantize_both(x), compiled(x), torch.vmap(quantize_both)(x)):
+        assert equal(found, want)
+    options = {"dtype": E5M2, "power_of_two": True, "scale_major": "k"}
+    assert equal(quantize_both(x[0], **options), (quantize(x[0], **options), quantize(x[0].mT, **options)))
+    with torch._subclasses.FakeTensorMode():
+        for found, right in zip(quantize_both(torch.empty(3, 130, 200)), want):
+            assert [(t.shape, t.stride(), t.dtype) for t in found] == [(t.shape, t.stride(), t.dtype) for t in right]
+    torch.library.opcheck(torch.ops.layoutgemm.quantize_both, (x[0],), {"dtype": E5M2})
+    for bad, said in ((x[0, 0], "x has shape"), (x.clone().requires_grad_(), "requires grad")):
+        with pytest.raises(TensorError, match=said):
+            quantize_both(bad)
+    with pytest.raises(OperandError, match="scale_major"):
+        quantize_both(x, scale_major="up")
+
+
 # ------------------------------------------------------------------------------------------------------------ launches
 
 
@@ -150,17 +179,22 @@ class Emulated:
         def entry(values: list[int]) -> None:
             self.launched += 1
             held = [x.view(torch.uint8) if x.itemsize == 1 else x for x in self.held]
-            arrays = [memory_at(at, held) for at in values[:3]]
-            emulate_host(host_of(plan.compile()), (*arrays, *values[3:-2]), progress=False).raise_for_findings()
+            given = [
+                memory_at(value, held) if kind == "address" else value
+                for value, kind in zip(values, plan.parameters.values())
+            ]
+            emulate_host(host_of(plan.compile()), tuple(given), progress=False).raise_for_findings()
 
         return SimpleNamespace(load=lambda device: None, block=block, entry=entry)
 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
-    launch.READY.clear()
+    for ready in (launch.READY, launch.BOTH_READY):
+        ready.clear()
     yield lambda: Emulated(monkeypatch)
-    launch.READY.clear()
+    for ready in (launch.READY, launch.BOTH_READY):
+        ready.clear()
 
 
 @needs_dsl
@@ -189,6 +223,21 @@ def test_a_launch_reads_x_where_it_lies(emulated: Any, monkeypatch: pytest.Monke
         for have, right in zip(found, want):
             assert torch.equal(have.float(), right.float()) and have.stride() == right.stride()
     assert gpu.launched == len(cases)
+
+
+@needs_dsl
+def test_both_ways_are_one_launch(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contiguous rows or columns are read in place; the second time without checks."""
+    x = normal(2, 24, 136)
+    cases = x, x[1, :, 8:].mT
+    wanted = [(quantize(t), quantize(t.mT)) for t in cases]
+    gpu = emulated()
+    for turn in range(2):
+        for t, want in zip(cases, wanted, strict=True):
+            gpu.read(t)
+            assert equal(quantize_both(t), want)
+        assert gpu.launched == 2 * (turn + 1)
+        monkeypatch.setattr(api, "check_quantized", None)
 
 
 @needs_dsl

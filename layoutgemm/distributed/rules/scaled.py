@@ -146,3 +146,17 @@ def quantize_rules(*args: object) -> list[Rule]:
         cut.append(rank - 1)
     found += [PlacedRule((shard(place), shard(place)), {"x": shard(place)}) for place in cut]
     return call.rules(found)
+
+
+def quantize_both_rules(*args: object) -> list[Rule]:
+    """Rules of torch.ops.layoutgemm.quantize_both: dimensions cut in whole blocks of a scale."""
+    call = OperatorCall("quantize_both", args)
+    whole, _, shard = whole_partial_shard()
+    x = call.tensor("x")
+    rank, parts, found = len(x.shape), parts_of(x), [PlacedRule((whole,) * 4, {})]
+    found += [PlacedRule((shard(place),) * 4, {"x": shard(place)}) for place in range(rank - 2)]
+    for place, turned in ((rank - 2, rank - 1), (rank - 1, rank - 2)):
+        if x.shape[place] % (DEPTH * parts) == 0:
+            results = shard(place), shard(place), shard(turned), shard(turned)
+            found.append(PlacedRule(results, {"x": shard(place)}))
+    return call.rules(found)

@@ -119,12 +119,15 @@ def grouped_matmul(
 
     a (rows, K), b (groups, K, N)  groups of rows: (rows, N). transpose_b: b is (groups, N, K)
     a (M, K), b (K, N)             groups of K: (groups, M, N). transpose_a: a is (K, M), read in place
-    a, b      bfloat16, float16, float8_e4m3fn or float8_e5m2; of K bfloat16 and float16. On GPUs of compute capability
-              9.0, or on the CPU
+    a, b      bfloat16, float16, float8_e4m3fn or float8_e5m2. On GPUs of compute capability 9.0, or on the CPU. Of
+              float8 and groups of K the kernel reads a, and b by transpose_b, in place
     offsets   int32 or int64 of groups + 1: where each group begins, from 0, and the last one ends, at a's rows (or K);
-              none below the one before it, so that groups may be empty. Their values are not checked
+              none below the one before it, so that groups may be empty. Their values are not checked. Groups of K of
+              float8 begin at multiples of 128, and end there or at K: the product of any other is NaN
     scale_a   of float8 and groups of rows: (rows, K blocks of 128), (rows, 1), (rows,) or one element; scale_b (groups,
-              N, K blocks), (groups, N / 128, K blocks), (groups, 1, N), (groups, N, 1), (groups, N) or one element
+              N, K blocks), (groups, N / 128, K blocks), (groups, 1, N), (groups, N, 1), (groups, N) or one element.
+              Of groups of K: (M, K blocks) or (M / 128, K blocks), and N for M of b; (groups, M, 1) and (groups, 1, N);
+              or one element
     bias      of groups of rows: (N,), or (groups, N) for one of each group. In the kernel, as the activation
     activation  of groups of rows also a gate, "swiglu" or "geglu": b is [gate | up] of each group, and the result has
               half of its columns; bias and scale_b are of all. In one kernel for transpose_b=True and for float8
@@ -162,14 +165,18 @@ def grouped_matmul(
     count, kind = ends.shape[0] - 1, str(ends.dtype)
     types = _types(left, right, out_dtype)
     if groups is None:
-        for name, x in (("scale_a", scale_a), ("bias", bias), ("activation", activation)):
+        for name, x in (("bias", bias), ("activation", activation)):
             if x is not None:
                 raise OperandError(why_unfinished(ALONG_K, name))
-        if str(left.dtype) in FLOAT8:
-            raise OperandError(f"groups of K of {left.dtype}: wgmma reads 8-bit operands with K contiguous alone")
-        left, right = left if transpose_a else left.T, right.T if transpose_b else right
-        product = ScaledProduct(ALONG_K, tuple(left.shape), tuple(right.shape), types, offsets=kind, groups=count)
-        return _finished(product, [left, right, ends], (None, None, epilogue, given), [])
+        blocks = str(left.dtype) in FLOAT8  # whose K is contiguous
+        left, right = left if transpose_a != blocks else left.T, right.T if transpose_b != blocks else right
+        product = ScaledProduct(
+            ALONG_K, tuple(left.shape), tuple(right.shape), types, blocks, kind, count, fast=use_fast_accum
+        )
+        operands = [left, right, ends]
+        if scale_a is not None:
+            product, operands = _with_scales(product, operands, scale_a, scale_b, recipe_a, recipe_b)
+        return _finished(product, operands, (None, None, epilogue, given), [])
     left = left.T if transpose_a else left
     product = ScaledProduct(
         ROWS, tuple(left.shape), tuple(right.shape), types, transpose_b, kind, count, fast=use_fast_accum

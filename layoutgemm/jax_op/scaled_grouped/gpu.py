@@ -27,6 +27,7 @@ from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
     gated_config,
+    k_blocks_config,
     plan_with_scales,
     read_each_column,
     scaled_config,
@@ -34,7 +35,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
 )
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
-from ...kernels.sm90.mainloop import widest_span
+from ...kernels.sm90.mainloop import DEPTH, widest_span
 from ...kernels.sm90.plan import Sm90Plan
 from ...torch_op.problem import Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from ...torch_op.scaled_grouped.epilogue import epilogue_of
@@ -102,15 +103,19 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
     m, n, k, batch = product.sizes
     a, b, c = NAMES[product.types[0]], NAMES[product.types[1]], C_NAMES[product.types[2]]
     recipes, epilogue = product.recipes, epilogue_for(product) or None
-    if product.form == ALONG_K:
-        config = along_k_config(m, n, k, batch, wide=dtype(c).bits == 32)
-        groups = AlongK.of(batch, _INTS[str(product.offsets)])
-        return Sm90Plan.derive(
-            m, n, k, batch=batch, a=f"{a}:col", b=f"{b}:row", c=c, config=config, along_k=groups, epilogue=epilogue
-        )
     scales: tuple[int, ...] | None = None
     if recipes is not None:
         scales = recipes.groups if recipes.in_mainloop else None if product.fast else ()
+    if product.form == ALONG_K:
+        config = (
+            k_blocks_config(m, n, k, batch, scales, c, places)
+            if product.turned
+            else along_k_config(m, n, k, batch, wide=dtype(c).bits == 32)
+        )
+        orders = ("row", "col") if product.turned else ("col", "row")
+        groups = AlongK.of(batch, _INTS[str(product.offsets)], multiple=DEPTH if product.turned else 1)
+        types = f"{a}:{orders[0]}", f"{b}:{orders[1]}", c
+        return plan_with_scales((m, n, k, batch), types, scales, config, along_k=groups, epilogue=epilogue)
     types = a, f"{b}:{'col' if product.turned or dtype(b).bits == 8 else 'row'}", c
     ragged, sums = None, 1 if product.gate is None else HALVES
     if product.form == ROWS:

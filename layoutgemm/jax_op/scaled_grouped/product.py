@@ -5,9 +5,11 @@
     plain    (batch?, M, K)     (batch?, K, N); turned (.., N, K)    (batch?, M, N)
     rows     (rows, K)          (groups, K, N); turned (.., N, K)    (rows, N)
     K        (lines, M)         (lines, N)                           (groups, M, N)
+             turned (M, lines)  turned (N, lines)
 
-The last form multiplies A^T by B over the lines of each group: it is the gradient of a group's matrix. Of the others
-b may be [gate | up], of twice the result's columns.
+The last form multiplies A^T by B over the lines of each group: it is the gradient of a group's matrix. Of 8-bit floats
+it is turned: K is contiguous, and groups begin at multiples of 128. Of the others b may be [gate | up], of twice the
+result's columns.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class ScaledProduct:
     form        plain, rows or K: see the table above
     a, b        shapes as the arrays have them
     types       of a, b and of the result, as JAX names them
-    turned      whether b holds the transposes of the matrices that are multiplied
+    turned      whether b holds the transposes of the matrices that are multiplied; of groups of K both operands
     offsets     the type of the groups' offsets, or None
     groups      their number, 0 without offsets
     recipes     of the scales, or None
@@ -98,7 +100,8 @@ class ScaledProduct:
     def sizes(self) -> tuple[int, int, int, int]:
         """M, N, K, and the batch or the groups: of groups of rows M is that of all, and K of all along it."""
         if self.form == ALONG_K:
-            return self.a[1], self.b[1], self.a[0], self.groups
+            lines, other = (1, 0) if self.turned else (0, 1)
+            return self.a[other], self.b[other], self.a[lines], self.groups
         n, k = self.columns // (1 if self.gate is None else HALVES), self.b[-1 if self.turned else -2]
         return self.a[-2], n, k, self.groups if self.form == ROWS else prod(self.a[:-2])
 
@@ -128,9 +131,13 @@ def recipes_for(
     """The recipes of the scales of a product. Raises OperandError or TensorError, naming the scales."""
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     m, _, k, _ = product.sizes
-    n, front_b = product.columns, product.b[:-2]
-    of_a = ScaledOperand("a", product.a[:-2], m, -(-k // DEPTH))
-    found = recipes_of(of_a, scale_a, names[0], ScaledOperand("b", front_b, n, -(-k // DEPTH)), scale_b, names[1])
+    n, along_k = product.columns, product.form == ALONG_K
+    fronts = [(product.groups,)] * 2 if along_k else [product.a[:-2], product.b[:-2]]
+    of_a, of_b = [
+        ScaledOperand(side, front, size, -(-k // DEPTH), along_k)
+        for side, front, size in (("a", fronts[0], m), ("b", fronts[1], n))
+    ]
+    found = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
     if product.form == ROWS and found.a == SQUARE and m > 1:
         shape = [m, of_a.blocks]
         raise TensorError(f"scale_a has shape {list(scale_a.shape)}: {shape}, as groups end at any row")

@@ -18,11 +18,11 @@ def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
     """The product by jax, operands in the order of its names."""
     given = dict(zip(product.names, operands, strict=True))
     a, b = given["a"].astype(jnp.float32), given["b"].astype(jnp.float32)
+    if product.form == ALONG_K:
+        return finished(product, _groups_of_k(product, a, b, given), given)
     b = jnp.swapaxes(b, -1, -2) if product.turned else b
     a, b = _scaled(product, a, b, given)
-    if product.form == ALONG_K:
-        sums = _along_k(a, b, given["offsets"])
-    elif product.form == ROWS:
+    if product.form == ROWS:
         sums = _rows(a, b, given["offsets"])
     else:
         sums = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
@@ -88,6 +88,27 @@ def _rows(a: jax.Array, b: jax.Array, offsets: jax.Array) -> jax.Array:
         return jnp.where((group == e)[:, None], own, sums)
 
     return jax.lax.fori_loop(0, b.shape[0], add, jnp.zeros((a.shape[0], b.shape[-1]), jnp.float32))
+
+
+def _groups_of_k(product: ScaledProduct, a: jax.Array, b: jax.Array, given: Mapping[str, jax.Array]) -> jax.Array:
+    """The sums of groups of K; NaN for groups that end inside of a block of 128, where these are turned."""
+    offsets, recipes = given["offsets"], product.recipes
+    if not product.turned:
+        return _along_k(a, b, offsets)
+    m, n, k, groups = product.sizes
+    factors = []
+    if recipes is not None and recipes.in_mainloop:
+        a = a * _spread(given["scale_a"], recipes.a, a.shape)
+        b = b * _spread(given["scale_b"], recipes.b, b.shape) if "scale_b" in given else b
+    elif recipes is not None:
+        for name, recipe, shape in (("scale_a", recipes.a, (groups, m, 1)), ("scale_b", recipes.b, (groups, 1, n))):
+            if name in given:
+                factors.append(given[name].reshape((1, 1, 1) if recipe == TENSOR else shape))
+    sums = _along_k(a.T, b.T, offsets)
+    for factor in factors:
+        sums = sums * factor
+    inside = (offsets % DEPTH != 0) & (offsets != k)
+    return jnp.where((inside[:-1] | inside[1:])[:, None, None], jnp.nan, sums)
 
 
 def _along_k(a: jax.Array, b: jax.Array, offsets: jax.Array) -> jax.Array:

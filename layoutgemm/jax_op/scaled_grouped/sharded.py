@@ -12,6 +12,8 @@
                  blocks                        psum of float32 sums    anywhere
     groups       -                             whole                   whole
 
+Of groups of K with scales m and n are cut as in a plain product.
+
 Nothing here imports jax.
 """
 
@@ -29,7 +31,9 @@ def labels_of(product: ScaledProduct) -> Labels:
     'm k, e k n, o -> m n'
     """
     if product.form == ALONG_K:
-        return Labels((("k", "m"), ("k", "n"), ("o",)), ("e", "m", "n"))
+        lines = [("m", "k"), ("n", "k")] if product.turned else [("k", "m"), ("k", "n")]
+        others = [_of_scales(product, i, shape, ()) for i, shape in enumerate(product.scales) if shape is not None]
+        return Labels((*lines, ("o",), *others), ("e", "m", "n"))
     front = ("l",) * (len(product.a) - 2)
     columns, of_c = ("n", "n") if product.gate is None else COLUMNS
     of_b = (*(("e",) if product.form == ROWS else front), *((columns, "k") if product.turned else ("k", columns)))
@@ -49,7 +53,7 @@ def _of_scales(product: ScaledProduct, side: int, shape: tuple[int, ...], front:
     assert product.recipes is not None
     own = tuple([f"{'st'[side]}{i}" for i in range(len(shape))])
     recipe, line = product.recipes[side], ("m", "n" if product.gate is None else COLUMNS[0])[side]
-    if side and product.form == ROWS:
+    if (side and product.form == ROWS) or (recipe == ROW and product.form == ALONG_K):
         front = ("e",)
     if recipe == TENSOR or recipe not in (BLOCK, ROW):
         return own if recipe == TENSOR else (*front, *own[len(front) :])
@@ -65,11 +69,11 @@ def cut(product: ScaledProduct) -> tuple[str, ...]:
     >>> cut(ScaledProduct("K", (8, 4), (8, 5), ("bfloat16",) * 3, offsets="int32", groups=3))
     ('m', 'n')
     """
-    if product.form == ALONG_K:
-        return ("m", "n")
     by_row = (BLOCK, ROW, TENSOR, "")
     recipes = product.recipes or ("", "")
     found = [line for line, recipe in zip("mn", recipes, strict=True) if recipe in by_row]
+    if product.form == ALONG_K:
+        return tuple(found)
     if product.form == ROWS:
         found = [line for line in found if line == "n"] + ["k"] * (product.recipes is None)
     if product.gate is not None:

@@ -1,4 +1,4 @@
-"""QuantizePlan: how a kernel turns bf16, f16 or f32 into 8-bit floats with a scale of each block.
+"""QuantizePlan: a kernel that turns bf16, f16 or f32 into 8-bit floats with a scale of each block.
 
     group    elements that share a scale    CTA                               reads its elements
     -----    ---------------------------    -------------------------------   ---------------------------------
@@ -8,6 +8,7 @@
 
 x is in either order: with rows contiguous ("row"), or columns ("col"), as in the transpose that a weight's gradient
 needs. Values have contiguous rows always. A "col" tile is transposed through shared memory, whose words are swizzled.
+`BothWaysPlan` quantises a matrix and its transpose: a "col" tile whose lines are stored too, each with a scale.
 
 The arithmetic is that of `epilogue.reduce.Quantize`, each operation rounded to f32:
 
@@ -74,6 +75,7 @@ class QuantizePlan:
     powers: bool = False
 
     arch: ClassVar[Arch] = arch("sm_90a")
+    key: ClassVar[str] = "quantize"  # of a compiled kernel's facts
     device_kernel: ClassVar[str] = "fp8.device.quantize:kernel_of"  # as `kernels.verbs.named` takes it
     parameters: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("x", "values", "scales"), "address"),
@@ -168,7 +170,7 @@ class QuantizePlan:
     def compile(self) -> CompiledGemm:
         """The kernel, compiled or from the cache; it needs the DSL, and a GPU only to launch."""
         own = ("source", "values", "group", "order", "access", "powers")
-        facts = {"quantize": {name: getattr(self, name) for name in own}}
+        facts = {type(self).key: {name: getattr(self, name) for name in own}}
         made: CompiledGemm = named("compile.compiler:compile_kernel")(
             named(self.device_kernel)(self), self.arch.name, facts, self
         )
@@ -206,6 +208,38 @@ class QuantizePlan:
         for row in range(BLOCK):
             banks = {self.words(row, word) % 32 for word in range(BLOCK // 4)}
             yield "" if len(banks) == WARP else f"row {row}: {len(banks)} banks"
+
+
+@dataclass(frozen=True)
+class BothWaysPlan(QuantizePlan):
+    """A kernel that quantises a matrix along its rows, and along its columns.
+
+    The parameters of `QuantizePlan` are of the columns: m of them, of k elements each, are rows of its values. Those of
+    the rows follow. A line of x lies in one half of a warp, or in a warp, so its maximum needs no shared memory.
+
+    Raises PlanError for groups other than 1x128, and for columns that are no lines of x.
+
+    >>> plan = BothWaysPlan("bf16", "e4m3")
+    >>> (plan.group, plan.order, plan.lanes, plan.passes), list(BothWaysPlan.parameters)[13:16]
+    ((1, 'col', 16, 8), ['line_values', 'line_scales', 'ldl'])
+    """
+
+    group: int = 1
+    order: str = "col"
+
+    key: ClassVar[str] = "quantize both ways"
+    parameters: ClassVar[dict[str, str]] = {
+        **QuantizePlan.parameters,
+        **dict.fromkeys(("line_values", "line_scales"), "address"),
+        **dict.fromkeys(("ldl", "stride_l"), "stride"),
+        **dict.fromkeys(("line_m", "line_k"), "size"),
+        "stride_ls": "stride",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group != 1 or self.order != "col":
+            raise PlanError(f"group = {shown(self.group)}, order = {shown(self.order)}: both ways are 1 of 'col'")
 
 
 def pitch_of(columns: int) -> int:

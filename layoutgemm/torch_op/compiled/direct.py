@@ -138,6 +138,15 @@ def quantize(
     return _fp8.quantize(x, recipe, dtype=kind, power_of_two=power_of_two, scale_major=scale_major)
 
 
+def quantize_both(
+    x: torch.Tensor, *, dtype: torch.dtype | None, power_of_two: bool, scale_major: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values and scales of x, and of its transpose."""
+    kind = dtype or torch.float8_e4m3fn
+    lines, columns = _fp8.quantize_both(x, dtype=kind, power_of_two=power_of_two, scale_major=scale_major)
+    return *lines, *columns
+
+
 def scaled_matmul_quantized(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor, out_dtype: torch.dtype | None,
     activation: str | None, recipe_a: str, recipe_b: str, use_fast_accum: bool, config: str, tensors: tuple[str, ...],

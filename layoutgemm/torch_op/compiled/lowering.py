@@ -37,6 +37,7 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "grouped_matmul": ("groups", "scale_a", "scale_b", "bias"),
     "quantized_matmul": ("scales", "bias", "scale_x"),
     "quantize": (),
+    "quantize_both": (),
     "scaled_matmul_quantized": ("scale_b", "bias"),
 }
 _ALWAYS = ("a", "scale_a", "b", "x", "units", "read")  # tensors of the operators, in the order of their arguments

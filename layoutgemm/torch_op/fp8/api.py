@@ -1,4 +1,4 @@
-"""layoutgemm.quantize: a kept launch, or all checks, then the kernel, the reference, or torch's dispatcher."""
+"""layoutgemm.quantize and quantize_both: kept launches, or all checks and then a kernel or torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..checks import (
 from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import check_kinds, refusal, refuse
 from ..scaled_grouped.recipes import BLOCK, recipe_text
-from .launch import READY, Key, computed
+from .launch import BOTH_READY, READY, Key, Pair, computed, computed_both
 from .operators import CHECK_QUANTIZE, WAY_OUT, check_quantized, options_of
 
 _is_traced = torch.compiler.is_dynamo_compiling
@@ -95,6 +95,64 @@ def quantize(
     return computed(x, asked, key)
 
 
+def quantize_both(
+    x: torch.Tensor, *, dtype: torch.dtype = torch.float8_e4m3fn, power_of_two: bool = False, scale_major: str = "mn"
+) -> tuple[Pair, Pair]:
+    """quantize(x) and quantize(x.mT), by one kernel that reads x once.
+
+    Both have a scale for each 1x128. A product that sums over x's last dimension reads the first pair, one that sums
+    over the dimension before it the second. Of a gradient dC these are dC @ B^T and A^T @ dC.
+
+    x, dtype, power_of_two, scale_major  as `quantize` has them; x has rows or columns contiguous, or is copied
+
+    The bits, shapes and strides are those of `quantize`. Works under torch.compile, FakeTensor, vmap and in CUDA
+    graphs. No gradients.
+
+    Raises OperandError, or TensorError for shapes and derivatives, naming the argument.
+
+    >>> import torch
+    >>> (values, scales), (turned, of_turned) = quantize_both(torch.tensor([[1.0, -3.5], [0.0, 1.75]]))
+    >>> values.float().tolist(), turned.float().tolist()
+    ([[128.0, -448.0], [0.0, 448.0]], [[448.0, 0.0], [-448.0, 224.0]])
+    """
+    if _is_traced():
+        check_kinds({"x": x}, {})
+        refuse(refusal("quantize", BLOCK, dtype, power_of_two, scale_major))
+        _refuse_derived("quantize_both", x)
+        return _both_by_operator(x, dtype, power_of_two, scale_major)
+    key: Key = ()
+    if type(x) in PLAIN and not needs_dispatcher(x):
+        try:
+            index = x.get_device()
+            key = x.shape, x.stride(), x.dtype, index, dtype, power_of_two, scale_major
+            kept = BOTH_READY.get(key)
+            if (
+                kept is not None
+                and _current_device() == index
+                and not (x.is_neg() or (x.requires_grad and _grad_enabled()))
+                and not (at := x.data_ptr()) & kept.mask
+            ):
+                return kept.run(at, index)
+        except (RuntimeError, TypeError):  # as in `quantize`
+            key = ()
+    asked = options_of(BLOCK, dtype, power_of_two, scale_major)
+    check_quantized(x)
+    if needs_dispatcher(x):
+        return _both_by_operator(x, *asked[1:])
+    return computed_both(x, asked, key)
+
+
+def _both_by_operator(x: torch.Tensor, *options: object) -> tuple[Pair, Pair]:
+    values, scales, turned, of_turned = torch.ops.layoutgemm.quantize_both(x, *options)
+    return (values, scales), (turned, of_turned)
+
+
+def _refuse_derived(function: str, x: torch.Tensor) -> None:
+    if differentiated(x):
+        refuse(f"x requires grad, and {function} has no gradient: {WAY_OUT}")
+    CHECK_QUANTIZE(x)
+
+
 def _by_operator(x: torch.Tensor, *options: object) -> tuple[torch.Tensor, torch.Tensor]:
     found: tuple[torch.Tensor, torch.Tensor] = torch.ops.layoutgemm.quantize(x, *options)
     return found
@@ -106,9 +164,7 @@ def _traced(
     """The same under torch.compile, whose tracer meets no exception of ours."""
     check_kinds({"x": x}, {})
     refuse(refusal("quantize", recipe, dtype, power_of_two, scale_major))
-    if differentiated(x):
-        refuse(f"x requires grad, and quantize has no gradient: {WAY_OUT}")
-    CHECK_QUANTIZE(x)
+    _refuse_derived("quantize", x)
     return _by_operator(x, _name(recipe), dtype, power_of_two, scale_major)
 
 

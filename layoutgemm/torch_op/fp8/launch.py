@@ -17,7 +17,7 @@ from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import OperandError
 from ...kernels.compile.compiler import CompiledGemm
 from ...kernels.fp8.plan import BLOCK as DEPTH
-from ...kernels.fp8.plan import QuantizePlan, pitch_of, scale_pitch
+from ...kernels.fp8.plan import BothWaysPlan, QuantizePlan, pitch_of, scale_pitch
 from ...kernels.plan import MAX_COORDINATE, tile_count
 from ..compiled.guards import MAX_READY
 from ..launch import DirectLaunch, empty_on_gpu, raw_stream
@@ -28,6 +28,7 @@ from ..types import C_NAMES
 from .reference import quantized
 
 Key = tuple[object, ...]
+Pair = tuple[torch.Tensor, torch.Tensor]
 _GROUPS = {BLOCK: 1, SQUARE: DEPTH, ROW: 0}
 
 
@@ -98,8 +99,16 @@ class KeptQuantizer:
 
     def run(self, at: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Quantise what lies at an address, on the current device and stream."""
-        values, scales = empty_on_gpu(*self.values), empty_on_gpu(*self.scales)
+        values, scales = self.empty()
         self.write(at, values, scales, index)
+        return self.cut(values, scales)
+
+    def empty(self) -> Pair:
+        """Memory of the results."""
+        return empty_on_gpu(*self.values), empty_on_gpu(*self.scales)
+
+    def cut(self, values: torch.Tensor, scales: torch.Tensor) -> Pair:
+        """The results in that memory."""
         return values.narrow(-1, 0, self.columns) if self.columns else values, scales
 
     def write(self, at: int, values: torch.Tensor, scales: torch.Tensor, index: int) -> None:
@@ -107,7 +116,34 @@ class KeptQuantizer:
         self.direct.launch((at, values.data_ptr(), scales.data_ptr()), raw_stream(index))
 
 
+@dataclass(slots=True)
+class KeptBothWays:
+    """A launch that quantises tensors of one shape, strides and type along both dimensions.
+
+    lines, columns  results of the contiguous dimension, and of the other one
+    swapped         whether the contiguous dimension is x's columns
+    """
+
+    lines: KeptQuantizer
+    columns: KeptQuantizer
+    swapped: bool
+
+    @property
+    def mask(self) -> int:
+        """Address bits that are 0."""
+        return self.lines.mask
+
+    def run(self, at: int, index: int) -> tuple[Pair, Pair]:
+        """Quantise what lies at an address, on the current device and stream: x, and its transpose."""
+        lines, columns = self.lines.empty(), self.columns.empty()
+        addresses = at, *[x.data_ptr() for x in (*columns, *lines)]
+        self.lines.direct.launch(addresses, raw_stream(index))
+        found = self.lines.cut(*lines), self.columns.cut(*columns)
+        return found[::-1] if self.swapped else found
+
+
 READY: dict[Key, KeptQuantizer] = {}
+BOTH_READY: dict[Key, KeptBothWays] = {}
 
 
 def computed(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,6 +162,25 @@ def computed(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[to
         if len(READY) >= MAX_READY:
             READY.clear()
         READY[key] = kept
+    return found
+
+
+def computed_both(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[Pair, Pair]:
+    """Values and scales of a checked tensor and of its transpose, now; by one kernel, or one after the other.
+
+    key  by which the launch is kept, or ()
+    """
+    index = x.get_device()
+    if not _by_kernel(x, asked):
+        return computed(x, asked), computed(x.mT, asked)
+    read = _readable(x.detach().resolve_neg(), asked.recipe)
+    with torch.cuda.device(index):
+        kept = _both_prepared(read, tuple(x.shape), asked, index)
+        found = kept.run(read.data_ptr(), index)
+    if key and read.data_ptr() == x.data_ptr():
+        if len(BOTH_READY) >= MAX_READY:
+            BOTH_READY.clear()
+        BOTH_READY[key] = kept
     return found
 
 
@@ -209,19 +264,46 @@ def _prepared(x: torch.Tensor, made: QuantizedShapes, asked: QuantizeOptions, in
     """The launch for (batch, M, K). Raises OperandError for more scales than a grid has CTAs."""
     batch, m, k = x.shape
     order = "row" if x.stride(-1) == 1 or k == 1 else "col"
-    pitch, lines, length = (x.stride(1), m, k) if order == "row" else (x.stride(2), k, m)
-    size = x.element_size()
-    steps = [step * size for step, count in ((pitch, lines), (x.stride(0), batch)) if count > 1]
-    access = _alignment(x.data_ptr(), length * size, *steps)
+    pitch, access = _pitch_and_access(x if order == "row" else x.mT)
     plan = QuantizePlan(C_NAMES[x.dtype], C_NAMES[asked.dtype], _GROUPS[asked.recipe], order, access, asked.powers)
+    arguments = (0, 0, 0, m, k, batch, pitch, x.stride(0), *_distances(x, made))
+    direct = DirectLaunch(compiled(plan), arguments, (0, 1, 2), index, plan)
+    return _kept(made, asked, direct, access)
+
+
+def _both_prepared(x: torch.Tensor, shape: tuple[int, ...], asked: QuantizeOptions, index: int) -> KeptBothWays:
+    """The launch for (batch, M, K), and for its transpose. Raises OperandError as `_prepared` does."""
+    swapped = x.stride(-1) != 1 and x.shape[-1] != 1
+    x, shape = (x.mT, (*shape[:-2], shape[-1], shape[-2])) if swapped else (x, shape)
+    (batch, lines, length), (pitch, access) = x.shape, _pitch_and_access(x)
+    of_lines, of_columns = shapes_of(shape, asked), shapes_of((*shape[:-2], length, lines), asked)
+    plan = BothWaysPlan(C_NAMES[x.dtype], C_NAMES[asked.dtype], access=access, powers=asked.powers)
+    arguments = (0, 0, 0, length, lines, batch, pitch, x.stride(0), *_distances(x.mT, of_columns),
+                 0, 0, *_distances(x, of_lines))  # fmt: skip
+    direct = DirectLaunch(compiled(plan), arguments, (0, 1, 2, 13, 14), index, plan)
+    return KeptBothWays(_kept(of_lines, asked, direct, access), _kept(of_columns, asked, direct, access), swapped)
+
+
+def _kept(made: QuantizedShapes, asked: QuantizeOptions, direct: DirectLaunch, access: int) -> KeptQuantizer:
+    return KeptQuantizer((*made.values, asked.dtype), (*made.scales, torch.float32), made.columns, direct, access - 1)
+
+
+def _pitch_and_access(x: torch.Tensor) -> tuple[int, int]:
+    """Elements between the contiguous lines of (batch, lines, elements), and bytes of a load."""
+    batch, lines, length = x.shape
+    pitch, size = x.stride(1), x.element_size()
+    steps = [step * size for step, count in ((pitch, lines), (x.stride(0), batch)) if count > 1]
+    return pitch, _alignment(x.data_ptr(), length * size, *steps)
+
+
+def _distances(x: torch.Tensor, made: QuantizedShapes) -> tuple[int, ...]:
+    """Elements between rows and matrices of values; and between scales: of groups, K blocks, matrices."""
+    batch, m, k = x.shape
     (groups, blocks), (scale_m, scale_k) = made.scales[0][-2:], made.scales[1][-2:]
     if batch * m * tile_count(k, DEPTH) > MAX_COORDINATE or max(scale_m, scale_k) > MAX_COORDINATE:
         raise OperandError(f"x has shape {list(x.shape)}, {batch * m} rows of blocks: more than 2**31 - 1 blocks")
     matrix = groups * blocks if scale_k == 1 else scale_k * blocks
-    arguments = (0, 0, 0, m, k, batch, pitch, x.stride(0), made.values[1][-2], m * made.values[1][-2],
-                 scale_m, scale_k, matrix)  # fmt: skip
-    direct = DirectLaunch(compiled(plan), arguments, (0, 1, 2), index, plan)
-    return KeptQuantizer((*made.values, asked.dtype), (*made.scales, torch.float32), made.columns, direct, access - 1)
+    return made.values[1][-2], m * made.values[1][-2], scale_m, scale_k, matrix
 
 
 @functools.lru_cache(256)

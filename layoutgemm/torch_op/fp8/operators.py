@@ -2,8 +2,10 @@
 
     quantize(Tensor x, str recipe="BlockWise1x128", ScalarType? dtype=None, bool power_of_two=False,
              str scale_major="mn") -> (Tensor, Tensor)
+    quantize_both(Tensor x, ScalarType? dtype=None, bool power_of_two=False, str scale_major="mn")
+        -> (Tensor, Tensor, Tensor, Tensor)
 
-It has no derivative: rounding has none.
+They have no derivatives: rounding has none.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from ..compiled.traced import CHECKS, checking_operator
 from ..library import with_autograd
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from ..types import READ, listed
-from .launch import QuantizeOptions, computed, empty_results
+from .launch import Pair, QuantizeOptions, computed, computed_both, empty_results
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
 _VALUES = (torch.float8_e4m3fn, torch.float8_e5m2)
 _MAJORS = ("mn", "k")
-Pair = tuple[torch.Tensor, torch.Tensor]
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def options_of(recipe: object, dtype: object, power_of_two: object, scale_major: object) -> QuantizeOptions:
@@ -81,7 +83,7 @@ def _(
 
 def _underived(x: torch.Tensor, *others: object) -> Pair:
     check_quantized(x)
-    raise OperandError("torch.ops.layoutgemm.quantize has no derivative")
+    raise OperandError("x: torch.ops.layoutgemm.quantize and quantize_both have no derivatives")
 
 
 with_autograd("quantize", _underived)
@@ -93,6 +95,36 @@ def _(info: object, in_dims: Sequence[int | None], x: torch.Tensor, *options: ob
     at = in_dims[0]
     assert at is not None  # what else is mapped is no tensor
     return torch.ops.layoutgemm.quantize(x.movedim(at, 0), *options), (0, 0)
+
+
+@torch.library.custom_op("layoutgemm::quantize_both", mutates_args=())
+def _quantize_both(
+    x: torch.Tensor, dtype: torch.dtype | None = None, power_of_two: bool = False, scale_major: str = "mn"
+) -> Four:
+    asked = options_of(BLOCK, dtype, power_of_two, scale_major)
+    check_quantized(x)
+    (values, scales), (turned, of_turned) = computed_both(x, asked)
+    return values, scales, turned, of_turned
+
+
+@_quantize_both.register_fake
+def _(x: torch.Tensor, dtype: torch.dtype | None = None, power_of_two: bool = False, scale_major: str = "mn") -> Four:
+    asked = options_of(BLOCK, dtype, power_of_two, scale_major)
+    check_quantized(x)
+    return *empty_results(x, tuple(x.shape), asked), *empty_results(x, tuple(x.mT.shape), asked)
+
+
+with_autograd("quantize_both", _underived)
+
+
+@_quantize_both.register_vmap
+def _(
+    info: object, in_dims: Sequence[int | None], x: torch.Tensor, *options: object
+) -> tuple[Four, tuple[int, int, int, int]]:
+    """As of `quantize`."""
+    at = in_dims[0]
+    assert at is not None
+    return torch.ops.layoutgemm.quantize_both(x.movedim(at, 0), *options), (0, 0, 0, 0)
 
 
 CHECK_QUANTIZE = checking_operator("check_quantize", "(Tensor x) -> ()", check_quantized)

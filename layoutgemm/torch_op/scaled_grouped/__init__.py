@@ -9,6 +9,7 @@ A call passes through these files, in this order:
     kept         launches, kept for the next call
     recipes      which part of an operand shares a scale: without torch, for JAX too
     training     fp8_matmul, which quantises its operands and those of its gradients, and calls `api`
+    grouped_training  fp8_grouped_matmul, likewise of groups
 
 Imported when first named.
 """
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
     from ...kernels.sm90.mainloop import mainloop_of as mainloop_of
     from .api import grouped_matmul as grouped_matmul
     from .api import scaled_matmul as scaled_matmul
+    from .grouped_training import fp8_grouped_matmul as fp8_grouped_matmul
     from .scaled import check_config as check_config
     from .training import fp8_matmul as fp8_matmul
 
-__all__ = ["DEPTH", "check_config", "fp8_matmul", "grouped_matmul", "mainloop_of", "scaled_matmul"]
+__all__ = [
+    "DEPTH", "check_config", "fp8_grouped_matmul", "fp8_matmul", "grouped_matmul", "mainloop_of", "scaled_matmul",
+]  # fmt: skip
 
 _LATER = {
     "DEPTH": "...kernels.sm90.mainloop",
     "check_config": ".scaled",
+    "fp8_grouped_matmul": ".grouped_training",
     "fp8_matmul": ".training",
     "grouped_matmul": ".api",
     "mainloop_of": "...kernels.sm90.mainloop",

@@ -8,10 +8,10 @@ Each product quantises its operands along the dimension that it sums over:
     dA = dC @ B^T  dC (M, N), N            B (K, N), N            as named, the same for square ones
     dB = A^T @ dC  A^T (K, M), M           dC^T (N, M), M         1x128 by 1x128
 
-Of batches each matrix is such a product. `layoutgemm.quantize` makes values and scales. Scales are constants to
-autograd, and rounding is the identity. Accumulators are float32. The operands themselves are kept for the backward
-pass, and quantised again there. The last two products have gradients by the same rows of the table, so there are
-second derivatives.
+Of batches each matrix is such a product. `layoutgemm.quantize` makes values and scales. Where both gradients take 1x128
+of dC, `quantize_both` makes both forms in one launch. Scales are constants to autograd, and rounding is the identity.
+Accumulators are float32. The operands themselves are kept for the backward pass, and quantised again there. The last
+two products have gradients by the same rows of the table, so there are second derivatives.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from ...kernels.run.operand_checks import check_operands
 from ..autograd.products import dense
 from ..checks import autocast, has_tangent, transforms
 from ..compiled.traced import named, refuse
-from ..fp8.api import quantize
+from ..fp8.api import quantize, quantize_both
+from ..fp8.launch import Pair
 from ..types import listed
 from .api import scaled_matmul
 from .recipes import BLOCK, FAMILIES, ROW, SQUARE, Recipes, recipe_text
 
-_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fp8_matmul(
@@ -66,40 +67,44 @@ def fp8_matmul(
     if not torch.compiler.is_compiling():
         given = {"a": a, "b": b, **named(bias=bias)}
         check_operands(given)
-        _refuse_transforms(given)
+        refuse_transforms("fp8_matmul", given)
     a, b = autocast(a, b)
     _check(a, b)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     for family in FAMILIES:
         if names[0] in family and names[1] not in family:
-            _refuse(f"recipe_a {names[0]} and recipe_b {names[1]}: both are of {' and '.join(family)}, or neither is")
+            refuse_training(
+                f"recipe_a {names[0]} and recipe_b {names[1]}: both are of {' and '.join(family)}, or neither is"
+            )
     rows = a.flatten(0, -2) if b.ndim == 2 else a
     value: torch.Tensor = _Fp8Product.apply(rows, b.mT, bias, Recipes(*names), out_dtype or a.dtype, True)
     return value if value.ndim == a.ndim else value.view(*a.shape[:-1], b.shape[1])
 
 
-def _refuse_transforms(given: dict[str, torch.Tensor]) -> None:
+def refuse_transforms(function: str, given: dict[str, torch.Tensor]) -> None:
     """Raise OperandError under torch.func, TensorError for a tangent: the gradients are autograd's."""
     if transforms():
         raise OperandError(
-            "fp8_matmul under torch.func: its derivatives are backward()'s alone, and a batch is (batch, M, K)"
+            f"{function} under torch.func: its derivatives are backward()'s alone, and a batch is (batch, M, K)"
         )
     for name, x in given.items():
         if has_tangent(x):
-            raise TensorError(f"{name} has a tangent, and fp8_matmul has none: give unpack_dual({name}).primal")
+            raise TensorError(f"{name} has a tangent, and {function} has none: give unpack_dual({name}).primal")
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:
     for name, x in (("a", a), ("b", b)):
-        if x.dtype not in _TYPES:
-            _refuse(f"{name} is {x.dtype}: fp8_matmul quantises {listed(_TYPES)}; scaled_matmul takes 8-bit floats")
+        if x.dtype not in TRAINED:
+            refuse_training(
+                f"{name} is {x.dtype}: fp8_matmul quantises {listed(TRAINED)}; scaled_matmul takes 8-bit floats"
+            )
     batch = b.ndim == 3 and a.ndim == 3 and a.shape[0] == b.shape[0]
     if a.ndim < 2 or not (b.ndim == 2 or batch) or a.shape[-1] != b.shape[-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
-        _refuse(f"{shapes}: (..., M, K) and (K, N), or (batch, M, K) and (batch, K, N)", TensorError)
+        refuse_training(f"{shapes}: (..., M, K) and (K, N), or (batch, M, K) and (batch, K, N)", TensorError)
 
 
-def _refuse(text: str, kind: type[OperandError] | type[TensorError] = OperandError) -> None:
+def refuse_training(text: str, kind: type[OperandError] | type[TensorError] = OperandError) -> None:
     """Raise the error; under torch.compile, in a way that its tracer can follow."""
     if torch.compiler.is_dynamo_compiling():
         refuse(text)
@@ -133,16 +138,22 @@ class _Fp8Product(torch.autograd.Function):
         of_left, of_right, of_bias = ctx.types
         wants_left, wants_right, wants_bias = ctx.needs_input_grad[:3]
         grad = dense(grad)
-        # Recorded where a derivative of these is asked for; else without a node of autograd.
-        multiply = _recorded if torch.is_grad_enabled() else _product
-        made_left = multiply(grad, right.mT, ctx.recipes, of_left) if wants_left else None
-        made_right = None
-        if wants_right and ctx.by_columns:  # with the strides of the operand that it is of
-            made_right = multiply(left.mT, grad.mT, _lines(ctx.recipes), of_right).mT
-        elif wants_right:
-            made_right = multiply(grad.mT, left.mT, _lines(ctx.recipes), of_right)
-        lines = tuple(range(grad.ndim - 1))
-        made_bias = grad.sum(lines, dtype=torch.float32).to(of_bias) if wants_bias else None
+        lines, made_right = _lines(ctx.recipes), None
+        if torch.is_grad_enabled():  # a derivative of these is asked for: recorded
+            made_left = _recorded(grad, right.mT, ctx.recipes, of_left) if wants_left else None
+            if wants_right and ctx.by_columns:  # with the strides of the operand that it is of
+                made_right = _recorded(left.mT, grad.mT, lines, of_right).mT
+            elif wants_right:
+                made_right = _recorded(grad.mT, left.mT, lines, of_right)
+        else:
+            both = wants_left and wants_right and ctx.recipes.a == lines.a == BLOCK
+            dy, turned = quantize_both(grad) if both else (None, None)
+            made_left = _product(grad, right.mT, ctx.recipes, of_left, x=dy) if wants_left else None
+            if wants_right and ctx.by_columns:
+                made_right = _product(left.mT, grad.mT, lines, of_right, y=turned).mT
+            elif wants_right:
+                made_right = _product(grad.mT, left.mT, lines, of_right, x=turned)
+        made_bias = grad.sum(tuple(range(grad.ndim - 1)), dtype=torch.float32).to(of_bias) if wants_bias else None
         return made_left, made_right, made_bias, None, None, None
 
 
@@ -159,11 +170,14 @@ def _lines(recipes: Recipes) -> Recipes:
 
 def _product(
     left: torch.Tensor, right: torch.Tensor, recipes: Recipes, kind: torch.dtype,
-    bias: torch.Tensor | None = None, fast: bool = False,
+    bias: torch.Tensor | None = None, fast: bool = False, x: Pair | None = None, y: Pair | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """left @ right^T, both quantised along their rows; `fast` sums of row-wise scales stay in the tensor core."""
-    (x, scale_x), (y, scale_y) = quantize(left, recipes[0]), quantize(right, recipes[1])
+    """left @ right^T, both quantised along their rows; `fast` sums of row-wise scales stay in the tensor core.
+
+    x, y  the operands as they were quantised, or None
+    """
+    (a, scale_a), (b, scale_b) = x or quantize(left, recipes[0]), y or quantize(right, recipes[1])
     return scaled_matmul(
-        x, scale_x, y.mT, scale_y, recipe_a=recipes[0], recipe_b=recipes[1], bias=bias, use_fast_accum=fast,
+        a, scale_a, b.mT, scale_b, recipe_a=recipes[0], recipe_b=recipes[1], bias=bias, use_fast_accum=fast,
         out_dtype=kind,
     )  # fmt: skip

@@ -15,7 +15,7 @@ torch = needs.module("torch")
 from layoutgemm.emulator.api import ORDERS, emulate_host
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.epilogue.chain import Epilogue, Quantize
-from layoutgemm.kernels.fp8.plan import LEAST, QuantizePlan, pitch_of, scale_pitch
+from layoutgemm.kernels.fp8.plan import LEAST, BothWaysPlan, QuantizePlan, pitch_of, scale_pitch
 from layoutgemm.kernels.run.emulated import host_of
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from layoutgemm.torch_op.fp8.reference import quantized
@@ -84,6 +84,36 @@ def test_the_kernel_has_the_bits_of_the_reference(name: str) -> None:
     assert np.array_equal(done.scales, scales.numpy(), equal_nan=True)
 
 
+BOTH_WAYS = {  # plan, batch, rows, columns
+    "bf16": (BothWaysPlan("bf16", "e4m3"), 2, 136, 24),
+    "f32, 4 bytes": (BothWaysPlan("f32", "e5m2", access=4, powers=True), 1, 9, 129),
+}
+
+
+@needs_dsl
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_both_ways_are_the_bits_of_each(name: str) -> None:
+    """x and its transpose, each as the reference quantises it, in several orders of events."""
+    plan, batch, rows, columns = BOTH_WAYS[name]
+    x = values(plan, batch, rows, columns)
+    sides = []
+    for m, k in ((columns, rows), (rows, columns)):
+        blocks, of_scales = -(-k // 128), scale_pitch(m)
+        sizes = pitch_of(k), m * pitch_of(k), 1, of_scales, blocks * of_scales
+        made = np.full((batch, m, pitch_of(k)), 0xEE, np.uint8), np.full((batch, blocks, of_scales), -1, np.float32)
+        sides.append((*made, sizes, m, k))
+    (of_values, of_scales, sizes, m, k), (line_values, line_scales, of_lines, *_) = sides
+    given = x.view(torch.uint8).numpy().copy(), of_values, of_scales, m, k, batch, columns, rows * columns, *sizes
+    host = host_of(plan.compile())
+    emulate_host(host, (*given, line_values, line_scales, *of_lines), policy=ORDERS[:2], progress=False
+                 ).raise_for_findings()  # fmt: skip
+    for one, (got, scales, _, m, k) in zip((x.mT, x), sides, strict=True):
+        want, right = quantized(one, RECIPES[1], TYPES[plan.values], plan.powers)
+        assert np.array_equal(got[..., :k], want.view(torch.uint8).numpy())
+        assert np.array_equal(scales[..., :m].swapaxes(1, 2), right.numpy(), equal_nan=True)
+        assert (scales[..., m:] == -1).all() and plan.check()
+
+
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
 def test_the_reference_has_the_bits_of_the_epilogue_step(kind: str) -> None:
     x = values(QuantizePlan("bf16", kind, 1), 40, 300).float()
@@ -134,8 +164,9 @@ def test_a_tile_that_overlaps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         (("bf16", "e4m3", 0, "col"), "group = 0, order = 'col'"),
         (("bf16", "e4m3", 1, "up"), "order = 'up'"),
         (("f32", "e4m3", 1, "row", 2), "access = 2: 4 to 16 bytes"),
+        (("bf16", "e4m3", 128, "col", 16, False, BothWaysPlan), "group = 128, order = 'col': both ways"),
     ],
 )
 def test_other_plans_are_refused(given: Any, said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        QuantizePlan(*given)
+        (given[6] if len(given) > 6 else QuantizePlan)(*given[:6])

@@ -6,6 +6,7 @@ LineTiles   "row"     loads its vectors, all at once; maxima by shuffles, of squ
 RowTiles    "row"     the same of a whole row, in two loops over it
 Transposed  "col"     loads neighbouring lines; maxima of columns through shared memory; words of four values through
                       shared memory, so that a warp stores 128 bytes of a row
+BothWays    "col"     the same, and the maxima of lines by shuffles; stores its vectors of lines too
 
 All wait for the kernel before them, and let the next one begin at once: it waits for all that these write.
 """
@@ -25,7 +26,7 @@ from ...dsl import math as element
 from ...dsl.fp8 import four_values, load_bytes, magnitude, store_words
 from ...dsl.tables import load_word_shared
 from ...plan import tile_count
-from ..plan import BLOCK, LEAST, THREADS, QuantizePlan
+from ..plan import BLOCK, LEAST, THREADS, BothWaysPlan, QuantizePlan
 
 _WARPS = THREADS // WARP
 _largest = element.ElementMath.largest
@@ -79,19 +80,23 @@ class QuantizeKernel:
         """Device side."""
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        x, values, scales, m, k, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s = given
         matrix, tile = _divided(block, tiles)
-        job = bridge.Carried(
-            x=x + Int64(matrix) * stride_x * self.plan.x.bytes, values=values + Int64(matrix) * stride_v,
-            scales=scales + Int64(matrix) * stride_s * f32.bytes, m=m, k=k, ldx=ldx, ldv=ldv, scale_m=scale_m,
-            scale_k=scale_k,
-        )  # fmt: skip
+        job = self.job(given, matrix)
         shared = Int32(0)
         if const_expr(self.plan.shared_bytes > 0):
             shared = cutlass.memory.SmemAllocator().allocate(self.plan.shared_bytes, 16).toint()
         bridge.wait_for_previous_kernel()
         bridge.allow_next_kernel()
         self.run(job, thread, tile, shared)
+
+    def job(self, given: tuple, matrix: Int32) -> bridge.Carried:
+        """The arguments for one matrix of the batch."""
+        x, values, scales, m, k, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s = given
+        return bridge.Carried(
+            x=x + Int64(matrix) * stride_x * self.plan.x.bytes, values=values + Int64(matrix) * stride_v,
+            scales=scales + Int64(matrix) * stride_s * f32.bytes, m=m, k=k, ldx=ldx, ldv=ldv, scale_m=scale_m,
+            scale_k=scale_k,
+        )  # fmt: skip
 
     def run(self, job: bridge.Carried, thread: Int32, tile: Int32, shared: Int32) -> None:
         """One tile."""
@@ -280,6 +285,7 @@ class Transposed(QuantizeKernel):
             at = k_block * BLOCK + line + number
             room = element.ElementMath.where(at < job.k, job.m - row, Int32(0))
             held.append(self.load(job, at, row, room))
+        self.store_lines(job, thread, held, (k_block * BLOCK + line, row, down))
         own = [self.amax([values[i] for values in held]) for i in range(plan.vector)]
         words = shared + (_WARPS + 1) * BLOCK * 4
         if plan.group == 1:
@@ -296,6 +302,11 @@ class Transposed(QuantizeKernel):
                 bridge.store_shared(words + at * 4, [word])
         bridge.block_sync()
         self.store_rows(job, thread, words, row0, k_block)
+
+    def store_lines(
+        self, job: bridge.Carried, thread: Int32, held: Sequence[Sequence[Float32]], place: tuple[Int32, Int32, Int32]
+    ) -> None:
+        """Store the lines themselves; here they are not wanted."""
 
     def of_rows(
         self, job: bridge.Carried, thread: Int32, shared: Int32, own: Sequence[Float32], row0: Int32, k_block: Int32
@@ -329,6 +340,80 @@ class Transposed(QuantizeKernel):
             store_words(address, [word], (row0 + row < job.m) & (column < job.k))
 
 
+class BothWays(Transposed):
+    """The same tiles, whose lines are quantised too."""
+
+    @cute.jit
+    def __call__(
+        self,
+        x: Int64,
+        values: Int64,
+        scales: Int64,
+        m: Int32,
+        k: Int32,
+        batch: Int32,
+        ldx: Int64,
+        stride_x: Int64,
+        ldv: Int64,
+        stride_v: Int64,
+        scale_m: Int32,
+        scale_k: Int32,
+        stride_s: Int64,
+        line_values: Int64,
+        line_scales: Int64,
+        ldl: Int64,
+        stride_l: Int64,
+        line_m: Int32,
+        line_k: Int32,
+        stride_ls: Int64,
+        stream: bridge.Stream,
+    ) -> None:
+        """Host side: a CTA for each tile of each matrix.
+
+        ldl, stride_l     elements between rows of the lines' values, and between matrices
+        line_m, line_k    elements from a line's scale to the next, and from a block's to the next
+        """
+        columns = (x, values, scales, m, k, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s)
+        given = (*columns, line_values, line_scales, ldl, stride_l, line_m, line_k, stride_ls)
+        self.kernel(given, self.tiles(m, k)).launch(
+            grid=(self.tiles(m, k) * batch, 1, 1),
+            block=(THREADS, 1, 1),
+            smem=self.plan.shared_bytes,
+            use_pdl=True,
+            stream=stream,
+        )
+
+    def job(self, given: tuple, matrix: Int32) -> bridge.Carried:
+        """The arguments of columns, and of lines."""
+        line_values, line_scales, ldl, stride_l, line_m, line_k, stride_ls = given[12:]
+        return QuantizeKernel.job(self, given[:12], matrix).extended(
+            line_values=line_values + Int64(matrix) * stride_l,
+            line_scales=line_scales + Int64(matrix) * stride_ls * f32.bytes, ldl=ldl, line_m=line_m, line_k=line_k,
+        )  # fmt: skip
+
+    def store_lines(
+        self, job: bridge.Carried, thread: Int32, held: Sequence[Sequence[Float32]], place: tuple[Int32, Int32, Int32]
+    ) -> None:
+        """Each line's scale and values, from the registers of the lanes that loaded it.
+
+        place  the first line, the first element of the thread's vectors, and the block of 128 elements
+        """
+        first, start, block = place
+        lane, leader = thread % self.plan.lanes, thread % WARP // self.plan.lanes * self.plan.lanes
+        maxima = [self.across(self.amax(values), self.plan.lanes) for values in held]
+        own = maxima[0]
+        for number, found in enumerate(maxima):  # each lane divides for one line
+            own = element.ElementMath.where(lane == number, found, own)
+        scale, inverse = self.scaled(own)
+        at = Int64(first + lane) * job.line_m + Int64(block) * job.line_k
+        mine = (lane < len(held)) & (first + lane < job.k)
+        element.store_value(job.line_scales + at * f32.bytes, scale, f32, mine)
+        for number, values in enumerate(held):
+            line, factor = first + number, cute.arch.shuffle_sync(inverse, leader + number)
+            address = job.line_values + Int64(line) * job.ldl + start
+            store_words(address, self.words_of(values, factor), (line < job.k) & (start < job.m))
+
+
 @cute.jit
 def _store_first(thread: Int32, address: Int32, value: Float32) -> None:
     """Store a row's number, by the first of the two threads that have it."""
@@ -349,5 +434,7 @@ def _number(address: Int32) -> Float32:
 
 def kernel_of(plan: QuantizePlan) -> QuantizeKernel:
     """The kernel of a plan."""
+    if isinstance(plan, BothWaysPlan):
+        return BothWays(plan)
     kind = Transposed if plan.order == "col" else LineTiles if plan.group else RowTiles
     return kind(plan)
