@@ -42,6 +42,7 @@ class TensorMemory:
     owned        which columns are allocated
     history      the allocations in order: the blocks of a pair get the same columns for the same request
     allocators   first column -> the warp that allocated it last
+    freed        column -> says what freed it last
     """
 
     def __init__(self, cta: Cta) -> None:
@@ -52,6 +53,7 @@ class TensorMemory:
         self.owned = np.zeros(COLUMNS, dtype=bool)
         self.history: list[tuple[int, int]] = []
         self.allocators: dict[int, int] = {}
+        self.freed: dict[int, Callable[[], str]] = {}
         self.relinquished = False
         self.group: int | None = None
         self.waiting: list[Fiber] = []
@@ -79,7 +81,9 @@ class TensorMemory:
             )
         if not self.owned[column : column + columns].all():
             at = column + int(np.nonzero(~self.owned[column : column + columns])[0][0])
-            raise EmulatorError(f"column {at} of tensor memory is not allocated")
+            freed = self.freed.get(at)
+            why = f": {freed()} has freed it; a dealloc comes after the last access" if freed else ""
+            raise EmulatorError(f"column {at} of tensor memory is not allocated{why}")
 
     def forget(self, places: int) -> None:
         """Drop the accesses to these places: their next owner allocates them after the release."""

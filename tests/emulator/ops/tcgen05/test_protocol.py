@@ -201,6 +201,14 @@ def test_deallocation_before_the_product_has_completed_races():
     only(BASE.run(text), "race", "tcgen05.dealloc")
 
 
+def test_an_access_to_freed_columns_names_the_deallocation():
+    wait = "  @!%done bra wait;\n"
+    with pytest.raises(
+        EmulatorError, match=r"not allocated: tcgen05\.dealloc.* by CTA \(0, 0, 0\) warp \d has freed it"
+    ):
+        BASE.run(BASE.text.replace(DEALLOC, "").replace(wait, wait + DEALLOC))
+
+
 def test_shared_memory_is_watched():
     only(broken(BASE, "  fence.proxy.async.shared::cta;\n", ""), "race", "no fence.proxy.async")
     for operand in "AB":
