@@ -136,7 +136,7 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
             for cta in blocks:
                 tensor_of(cta).forget(places)
         tensor.owned[column : column + count] = False
-        tensor.freed |= dict.fromkeys(range(column, column + count), said(fiber, ins))
+        tensor.freed |= dict.fromkeys(range(column, column + count), (event, said(fiber, ins)))
         for cta in blocks:
             cta.cluster.wake(tensor_of(cta).waiting)
 

@@ -349,7 +349,7 @@ def _record(fiber: Fiber, ins: PtxInstruction, job: IssuedTcgen05) -> None:
             if operand is not None:
                 _touch_shared(fiber, cta, operand, what, event)
         for places, (lane, column), writes in tensors:
-            tensor_of(cta).check(lane, column, places.lanes, places.columns)
+            tensor_of(cta).check(fiber, lane, column, places.lanes, places.columns)
             if machine.policy.races:
                 touch(fiber, cta, places.places(lane, column), writes, what, event)
 

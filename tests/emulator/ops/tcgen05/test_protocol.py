@@ -202,11 +202,24 @@ def test_deallocation_before_the_product_has_completed_races():
 
 
 def test_an_access_to_freed_columns_names_the_deallocation():
-    wait = "  @!%done bra wait;\n"
+    """It is a race if nothing orders the two, and reads the words as they are."""
+    text = """
+      .reg .b32 %t, %s, %c, %v; .reg .pred %p;
+      mov.u32 %t, %tid.x; mov.u32 %s, smem; setp.ge.u32 %p, %t, 32; @%p bra other;
+      tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 32; ld.shared.b32 %c, [%s];
+      tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 32;
+      BARRIER bra done;
+    other:
+      BARRIER mov.b32 %c, 0x2001e0; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v}, [%c]; tcgen05.wait::ld.sync.aligned;
+    done:
+    """
+    ordered = text.replace("BARRIER", "bar.sync 1, 64;")
     with pytest.raises(
-        EmulatorError, match=r"not allocated: tcgen05\.dealloc.* by CTA \(0, 0, 0\) warp \d has freed it"
+        EmulatorError, match=r"not allocated: tcgen05\.dealloc.* by CTA \(0, 0, 0\) warp 0 has freed it"
     ):
-        BASE.run(BASE.text.replace(DEALLOC, "").replace(wait, wait + DEALLOC))
+        run(ordered, block=64, shared=64, target="sm_100a")
+    found = run(text.replace("BARRIER", ""), block=64, shared=64, target="sm_100a").findings
+    assert found[0].kind == "race" and "column 480 of tensor memory, and before it" in found[0].message
 
 
 def test_shared_memory_is_watched():
