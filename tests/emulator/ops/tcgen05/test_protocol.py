@@ -202,7 +202,7 @@ def test_deallocation_before_the_product_has_completed_races():
 
 
 def test_an_access_to_freed_columns_names_the_deallocation():
-    """Without an order of the two it is a race, and reads the words as they are."""
+    """Without an order it is a race, and reads the words as they are."""
     text = """
       .reg .b32 %t, %s, %c, %v; .reg .pred %p;
       mov.u32 %t, %tid.x; mov.u32 %s, smem; setp.ge.u32 %p, %t, 32; @%p bra other;
