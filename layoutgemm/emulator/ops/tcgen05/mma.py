@@ -87,7 +87,7 @@ class Tcgen05Operation:
 
 
 @dataclass(frozen=True)
-class Spelling:
+class MmaWords:
     """The words of an opcode.
 
     vector   the scale vector's word, "" where there is none
@@ -102,7 +102,7 @@ class Spelling:
 
 
 @cache
-def _form(form: Spelling, word: int, group: int, a_source: str) -> Tcgen05Operation:
+def _form(form: MmaWords, word: int, group: int, a_source: str) -> Tcgen05Operation:
     """The decoded operation. Raises DescriptorError and AtomError for words without an instruction."""
     says = InstructionDescriptor.decode(word, form.kind)
     if says.sparse != form.sparse:
@@ -235,7 +235,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-def _decoded(words: Spelling, word: int, size: int, a_source: str, report: Report) -> Tcgen05Operation:
+def _decoded(words: MmaWords, word: int, size: int, a_source: str, report: Report) -> Tcgen05Operation:
     """The operation of an opcode and an instruction descriptor. Raises EmulatorError for words without one."""
     try:
         form = _form(words, _without_version(word, words.kind, report), size, a_source)
@@ -270,7 +270,7 @@ def _without_version(word: int, kind: str, report: Callable[[str, str], None]) -
     return word & ~SPARSITY_VERSION
 
 
-def _words(ins: PtxInstruction) -> Spelling:
+def _words(ins: PtxInstruction) -> MmaWords:
     """The words of the opcode. Raises ValueError for unknown ones."""
     words = list(ins.words[2:])
     ws = words[:1] == ["ws"]
@@ -294,7 +294,7 @@ def _words(ins: PtxInstruction) -> Spelling:
             raise ValueError(f".{word} is not emulated")
     if kind == "mxf4nvf4" and not vectors:
         raise ValueError("kind::mxf4nvf4 says how many elements share a scale factor")
-    return Spelling(kind, ws, sparse, vectors[0] if vectors else "", shifts)
+    return MmaWords(kind, ws, sparse, vectors[0] if vectors else "", shifts)
 
 
 # Of a zero-column mask descriptor: bit 39 has the mask generated, bits 56 to 61 shift columns. PTX ISA, "Zero-Column
