@@ -23,7 +23,7 @@ from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import Layout
 from ..targets import TENSOR_MEMORY_ARCHS
-from ..tmem.layout import DataPath, TmemLayout, accumulator, datapath, operand_a, scale_factors
+from ..tmem.layout import DataPath, TmemLayout, accumulator, datapath, operand_a, scale_factors, sparse_metadata
 from .base import NARROW, MmaAtom, ScaleFactors
 
 
@@ -130,9 +130,21 @@ class Tcgen05Atom(MmaAtom):
         m, _, k = self.shape_mnk
         if self.a_source != "tmem":
             raise AtomError(f"{self} reads A from shared memory")
-        if self.sparse:
-            raise AtomError(f"{self}: no layout of a sparse A in tensor memory is known here")
-        return operand_a(m, k, self.a_dtype, self.kind, self.threads, self.ws)
+        if self.sparse and self.datapath.spread:
+            raise AtomError(f"{self}: no layout of a sparse A over half of the lanes is known here")
+        stored = k // 2 if self.sparse else k
+        return operand_a(m, stored, self.a_dtype, self.kind, self.threads, self.ws)
+
+    @property
+    def metadata(self) -> TmemLayout:
+        """The tensor memory of one CTA's metadata of a sparse A; AtomError for a dense A.
+
+        >>> print(tcgen05_mma("f8f6f4", 128, 64, sparse=True).metadata)
+        sparse metadata, layout D: (128,(8,2),1):(1@0,(4@2,1@1),0)
+        """
+        if not self.sparse:
+            raise AtomError(f"{self} has a dense A, without metadata")
+        return sparse_metadata(self.shape_mnk[0], self.kind, self.threads, self.ws)
 
     @checked(AtomError)
     def scale_layout(self, operand: str, instructions: int = 1) -> TmemLayout:
@@ -251,8 +263,8 @@ def tcgen05_mma(
     With A in tensor memory CUTLASS admits N in steps of 16 (M = 128) or 32 (two blocks) only; PTX's table and the DSL
     make no such difference, nor does this.
 
-    Raises AtomError for every other combination, naming what PTX allows. Left out: where the metadata of sparse A
-    lies, and the sub-forms .ashift, .collector and scale-input-d, which change no map.
+    Raises AtomError for every other combination, naming what PTX allows. Left out: the sub-forms .ashift, .collector
+    and scale-input-d, which change no map.
 
     >>> print(tcgen05_mma("mxf4nvf4", 128, 64), tcgen05_mma("f16", 64, 8, a_source="tmem").a_source)
     tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 tmem

@@ -215,7 +215,8 @@ class InstructionDescriptor(HasPicture):
             yield "the kind does not negate its operands"
         if self.saturate and not kind.saturate:
             yield "only integers saturate"
-        if self.sparsity_selector and (not self.sparse or kind.scales):
+        # PTX ISA, "Layout of the Sparsity Metadata Matrix": 0 for kind::i8 and kind::f8f6f4.
+        if self.sparsity_selector and (not self.sparse or self.kind not in ("f16", "tf32")):
             yield f"sparsity selector {self.sparsity_selector} without a sparse A of a kind that has one"
         for name in ("scale_a_id", "scale_b_id"):
             value = getattr(self, name)

@@ -275,6 +275,39 @@ def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1, ws:
 
 
 @checked(AtomError)
+def sparse_metadata(m: int, kind: str, cta_group: int = 1, ws: bool = False) -> TmemLayout:
+    """The tensor memory of one CTA's metadata of a sparse A, for one instruction.
+
+    The layout's modes are row, group of K and copy. A group is 4 elements of K (2 of tf32, 8 of the kinds of E2M1
+    alone), and has 4 bits. 16-bit and tf32 rows take one column: 16 rows lie in 16 lanes, and lane 8*e + i has half e
+    of K for rows i (low bits) and i + 8. Other rows take two columns of their own lane. The copies are those of operand
+    A.
+
+    Raises AtomError for M = 64 without .ws and for M = 128 over two blocks: their rows use half of the lanes, which no
+    source describes but the PTX ISA's figures.
+
+    Sources: PTX ISA, "Sparsity selector"; cute/atom/mma_traits_sm100_frag.hpp, tmem_e_frg and tmem_e_frg_ws; JAX
+    (pallas/mosaic_gpu, format_tcgen05_sparse_metadata), which has run the layouts of 8 and 16 bits for M = 128.
+
+    >>> print(sparse_metadata(128, "f16").layout, sparse_metadata(32, "i8", ws=True).layout)
+    ((8,2,8),(4,2),1):((1@0,16@2,16@0),(4@2,8@0),0) (32,(8,2),4):(1@0,(4@2,1@1),32@0)
+    """
+    path = datapath(m, cta_group, ws, sparse=True)
+    if path.spread:
+        raise AtomError(
+            f"kind::{kind}, M = {m}, cta_group::{cta_group}: no layout of sparse metadata over half of the lanes "
+            f"(layout {path.letter}) is known here"
+        )
+    copies = Layout(path.parts, path.rows * E(0)) if path.parts > 1 else Layout(1, 0)
+    if kind in ("f16", "tf32"):
+        rows = Layout((8, 2, path.rows // 16), (E(0), 16 * E(2), 16 * E(0)))
+        groups = Layout((4, 2), (4 * E(2), 8 * E(0)))
+    else:
+        rows, groups = Layout(path.rows, E(0)), Layout((8, 2), (4 * E(2), E(1)))
+    return TmemLayout(f"sparse metadata, layout {path.letter}", dtype("u4"), Layout.join(rows, groups, copies))
+
+
+@checked(AtomError)
 def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves: int = 1) -> TmemLayout:
     """The tensor memory of the scale factors of A or B: `rows` rows (of B: of N) with `factors` to a row.
 

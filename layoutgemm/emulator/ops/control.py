@@ -94,7 +94,7 @@ def dependent_grid(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("mma.sp", "mma.sp::ordered_metadata", "wgmma.mma_async.sp", "tcgen05.mma.sp", "tcgen05.mma.ws.sp")
+@operation("mma.sp", "mma.sp::ordered_metadata", "wgmma.mma_async.sp")
 def sparse_product(program: Program, ins: PtxInstruction) -> Run:
     """Refuse sparse products, whose metadata no hardware has confirmed here."""
     name = ins.opcode[: ins.opcode.index(".sp") + 3]

@@ -22,6 +22,11 @@ REFILL = (
     "no fence.proxy.async stands between the read and the copy that overwrites it: PTX asks for one, and pipelines of "
     "CUTLASS go without; Policy(strict=True) makes this a finding"
 )
+ALLOCATED = (
+    "no fence.proxy.async stands between tcgen05.alloc's write and the copy that overwrites it: PTX asks for one "
+    "between the proxies, and has an allocation keep the order of accesses to one address; "
+    "Policy(strict=True) makes this a race"
+)
 NARROW = (
     "only an mbarrier orders the two blocks, and its arrival or its wait has one block's scope (.cta, the default): "
     "PTX orders nothing by that, CUTLASS's remote arrivals count on it, and Policy(strict=True) makes this a finding"

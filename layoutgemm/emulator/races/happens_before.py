@@ -38,6 +38,7 @@ from ..machine.memory import GRANULE
 from ..ptx.program import SHARED_START
 from .clocks import NO_CLOCKS, Stamp
 from .conflicts import (
+    ALLOCATED,
     ANOTHERS_FENCE,
     CLUSTER_SCOPE,
     FENCE,
@@ -80,11 +81,12 @@ class MemoryEvent:
     divided   the events that have some of its lanes' accesses since those lanes waited alone
     fellows   of a warp's part of a product: those of its warpgroup, None where a warp has not issued it
     told      whether a finding says already that its mbarriers are signalled without a fence
+    settled   whether PTX orders its write before later writes of the same address by other instructions
     """
 
     __slots__ = (
         "asynchronous", "describe", "divided", "engine", "fellows", "id", "issued", "joint", "lanes", "near", "pieces",
-        "stamp", "time", "told", "touches", "wrote",
+        "settled", "stamp", "time", "told", "touches", "wrote",
     )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: object = None) -> None:
@@ -92,7 +94,7 @@ class MemoryEvent:
         self.time = 0
         self.issued: Knowledge | None = None
         self.stamp: Stamp | None = None
-        self.lanes, self.joint, self.wrote, self.told = 0, False, False, False
+        self.lanes, self.joint, self.wrote, self.told, self.settled = 0, False, False, False, False
         self.touches: list[tuple[ShadowMemory, bool, LaneAccess]] = []
         self.pieces: dict[tuple[int, bool, bool], dict[int, int]] = {}
         self.near: deque[MemoryEvent] | None = None
@@ -750,6 +752,8 @@ class ShadowMemory:
                 f"lane {alone[0]} wrote it and fenced that (fence.proxy.async), lane {alone[1]} has it accessed by an "
                 "asynchronous engine, and no bar.warp.sync or other barrier stands between the two"
             )
+        elif known and earlier.settled and writes:
+            return Conflict(f"{self._both(record, common, what)}; {ALLOCATED}", FENCE, lint=not ledger.refills)
         elif known:
             missing = "no fence.proxy.async between the write and the access by an asynchronous engine"
         orders = FENCE if known else remedy(record.what(), earlier.asynchronous, what(), asynchronous)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from layoutgemm import emulated_gpu
+from layoutgemm.emulator.host.torch_device.tensors import tensor_at
 from layoutgemm.errors import EmulatorError
 from tests import needs
 
@@ -146,6 +147,11 @@ def test_memory_in_use_is_counted() -> None:
     assert torch.cuda.memory_allocated() == before and torch.cuda.max_memory_allocated() >= before + 4096
     with pytest.raises(torch.cuda.OutOfMemoryError):
         torch.empty(1 << 50, device="cuda")
+
+
+def test_a_parameter_keeps_the_storage_of_its_tensor_named() -> None:
+    weight = torch.nn.Parameter(torch.zeros(4, device="cuda"), requires_grad=False)
+    assert (place := tensor_at(weight.data_ptr())) is not None and place[0] == "the storage of a tensor, 16 bytes"
 
 
 def test_autocast_is_of_the_gpu() -> None:

@@ -78,7 +78,7 @@ def tensor_at(address: int) -> Place | None:
     for storage in list(_USE.storages.values()):
         low, size = storage.data_ptr(), storage.nbytes()
         if low <= address < low + size:
-            return f"{size} bytes of a tensor that is gone", low, bytes_at(low, size, storage)
+            return f"the storage of a tensor, {size} bytes", low, bytes_at(low, size, storage)
     return None
 
 

@@ -231,14 +231,18 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
             handed = ledger.knowledge(fiber.warp.scratch.get("cp.async waited"))
             for one in copies:
                 ledger.learn_open(handed, one.event)
+            # The arrival releases the copies alone, but comes after what the thread has waited for.
+            handed.past |= fiber.knows.seen | fiber.knows.past
+            knows = ledger.knowledge(fiber.knows)
 
             def land(barrier: EmulatedMbarrier = barrier, copies: list[AsyncOperation] = copies, count: int = count,
-                     handed: Knowledge = handed, arrival: MemoryEvent = arrival) -> None:  # fmt: skip
+                     handed: Knowledge = handed, arrival: MemoryEvent = arrival,
+                     knows: Knowledge = knows) -> None:  # fmt: skip
                 for one in copies:
                     one.finish()
                 barrier.knows.merge(handed)
                 for _ in range(count):
-                    barrier.arrive(1, arrival, fiber.knows)
+                    barrier.arrive(1, arrival, knows)
 
             machine.defer(fiber.cta.cluster, "loads", land)
 

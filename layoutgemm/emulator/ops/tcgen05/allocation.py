@@ -89,7 +89,12 @@ def allocate(program: Program, ins: PtxInstruction) -> Run:
         cta, offsets = place(fiber, "shared", np.array([fiber.one(address(fiber))]))
         assert cta is not None
         cta.shared.check(offsets, 4, ins.opcode)
-        fiber.machine.touch(fiber, cta, granules(offsets, 4), True, said(fiber, ins), parts=parts_of(offsets, 4))
+        # PTX, "Asynchronous Operations" of tcgen05: an allocation keeps same-address order with other instructions.
+        ledger = cta.cluster.ledger
+        write = ledger.event(False, fiber.describe)
+        write.settled = True
+        ledger.learn(fiber.knows, write)
+        fiber.machine.touch(fiber, cta, granules(offsets, 4), True, said(fiber, ins), write, parts=parts_of(offsets, 4))
         cta.shared.write(offsets, np.array([[first]], dtype=np.uint32).view(np.uint8))
         return None
 
@@ -131,6 +136,7 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
             for cta in blocks:
                 tensor_of(cta).forget(places)
         tensor.owned[column : column + count] = False
+        tensor.freed |= dict.fromkeys(range(column, column + count), (event, said(fiber, ins)))
         for cta in blocks:
             cta.cluster.wake(tensor_of(cta).waiting)
 

@@ -105,7 +105,7 @@ def _window(fiber: Fiber, tensor: TensorMemory, places: TmemCoordinates, address
             f"lanes {lane}..{lane + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
             f"{own[0]}..{own[-1]}"
         )
-    tensor.check(lane, column, places.lanes, places.columns)
+    tensor.check(fiber, lane, column, places.lanes, places.columns)
     return lane, column
 
 
@@ -247,7 +247,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         event, what = engine.event(fiber, ins), said(fiber, ins)
         for cta in group_of(fiber, group_size(ins)):
             tensor = tensor_of(cta)
-            tensor.check(lane, column, places.lanes, places.columns)
+            tensor.check(fiber, lane, column, places.lanes, places.columns)
             machine.touch(fiber, cta, found.places << first, False, what, event, True)
             touch(fiber, cta, places.places(lane, column), True, what, event)
             if shifts:

@@ -1,4 +1,4 @@
-"""Blackwell's matrix product: tcgen05.mma, dense and weight-stationary (.ws), of every kind.
+"""Blackwell's matrix product: tcgen05.mma, dense, sparse (.sp) and weight-stationary (.ws), of every kind.
 
 The library's own table (`atoms/smem/instruction_descriptor.py`) decodes the instruction descriptor. Its fields make an
 atom (`atoms/mma/tcgen05.py`), which gives the place of accumulators, A and scale factors in tensor memory. Operands in
@@ -24,7 +24,7 @@ from ....atoms.tmem.layout import LANES, WARP_LANES, container_bits, scale_facto
 from ....errors import AtomError, DescriptorError, EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...ptx.parser import PtxInstruction, PtxOperand
-from ...ptx.program import Program, Run
+from ...ptx.program import Program, Reader, Run
 from ...ptx.values import M32
 from ...races.happens_before import MemoryEvent
 from ..memory import said
@@ -43,6 +43,7 @@ from ..registry import operation
 from .allocation import GROUPS, group_size
 from .copy import low_bit
 from .shift import ALL, shift_rows
+from .sparse import dense, metadata_column
 from .tmem import TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 
 # Hints to keep an operand in the collector buffer, without an effect on results.
@@ -62,6 +63,7 @@ class Tcgen05Operation:
     read_a   each block's read of A in shared memory, or None
     a        [row, k, copy] of one block's A in tensor memory, or None
     scales   [row, factor, copy] of A's and B's scale factors, or None
+    metadata  [row, group of K, copy] of a sparse A's metadata, or None
     """
 
     atom: Tcgen05Atom
@@ -71,6 +73,7 @@ class Tcgen05Operation:
     read_b: SharedOperandRead
     a: TmemCoordinates | None
     scales: tuple[TmemCoordinates, TmemCoordinates] | None
+    metadata: TmemCoordinates | None
 
     @property
     def parts(self) -> int:
@@ -83,21 +86,36 @@ class Tcgen05Operation:
         return -1 if self.says.negate_a != self.says.negate_b else 1
 
 
+@dataclass(frozen=True)
+class MmaWords:
+    """The words of an opcode.
+
+    vector   the scale vector's word, "" where there is none
+    shifts   .ashift
+    """
+
+    kind: str
+    ws: bool
+    sparse: bool
+    vector: str
+    shifts: bool
+
+
 @cache
-def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str) -> Tcgen05Operation:
+def _form(form: MmaWords, word: int, group: int, a_source: str) -> Tcgen05Operation:
     """The decoded operation. Raises DescriptorError and AtomError for words without an instruction."""
-    says = InstructionDescriptor.decode(word, kind)
-    if says.sparse:
-        raise DescriptorError(f"{word:#x} says that A is sparse; the instruction is not tcgen05.mma.sp")
-    depth = says.k
-    per_scale = None
+    says = InstructionDescriptor.decode(word, form.kind)
+    if says.sparse != form.sparse:
+        a, is_not = ("sparse", "is not") if says.sparse else ("dense", "is")
+        raise DescriptorError(f"{word:#x} says that A is {a}; the instruction {is_not} tcgen05.mma.sp")
+    depth, per_scale, vector = says.k, None, form.vector
     if vector.startswith("scale_vec"):
-        per_scale = depth // int(vector[-2])
+        per_scale = depth // (2 if form.sparse else 1) // int(vector[-2])
     elif vector:
         per_scale = int(vector.removeprefix("block"))
     atom = tcgen05_mma(
-        kind, says.m, says.n, says.a, says.b, says.d, group, a_source, says.scale, per_scale,
-        depth if says.k_96 else None, ws,
+        form.kind, says.m, says.n, says.a, says.b, says.d, group, a_source, says.scale, per_scale,
+        depth if says.k_96 else None, form.ws, form.sparse,
     )  # fmt: skip
 
     in_smem = a_source == "smem"
@@ -113,6 +131,7 @@ def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str
         shared_read(atom, "B", says.b_major),
         None if in_smem else TmemCoordinates.of(atom.operand_a.layout),
         scales,
+        TmemCoordinates.of(atom.metadata.layout) if form.sparse else None,
     )
 
 
@@ -133,7 +152,7 @@ class IssuedTcgen05:
 
     a, b      descriptors' readings; for A or its address in tensor memory, `a_at`
     d         address of the accumulator
-    scales    addresses of the scale factors
+    scales    addresses of the scale factors; metadata: of a sparse A's
     adds      True: the accumulator is added, times `factor`
     disabled  for each block, lanes whose accumulators do not change
     shifts    True: A's rows move by one afterwards (.ashift)
@@ -146,6 +165,7 @@ class IssuedTcgen05:
     b: tuple[OperandChunks, int]
     d: tuple[int, int]
     scales: tuple[tuple[int, int], ...]
+    metadata: tuple[int, int]
     adds: bool
     factor: float
     disabled: npt.NDArray[np.bool_] | None
@@ -159,27 +179,26 @@ def product(program: Program, ins: PtxInstruction) -> Run:
 
     Operands: [D], A's descriptor or [A], B's descriptor, the instruction descriptor; with block scales [A's], [B's];
     otherwise optionally the disabled lanes; enable-input-d; optionally scale-input-d, or for .ws a zero-column mask.
-    `.collector` words have no effect; .ashift moves A's rows afterwards (`emulator/ops/tcgen05/shift.py`); .sp and a
-    mask that zeroes or shifts columns are refused.
+    .sp has [A's metadata] before the instruction descriptor.
+    `.collector` words have no effect; .ashift moves A's rows afterwards (`emulator/ops/tcgen05/shift.py`); a mask that
+    zeroes or shifts columns is refused.
     """
-    kind, ws, vector, shifts = _words(ins)
+    words = _words(ins)
     size = group_size(ins)
-    target, first, second, word, *rest = ins.operands
+    target, first, second, *rest = ins.operands
     a_source = "tmem" if first.kind == "address" else "smem"
-    if shifts and a_source == "smem":
+    if words.shifts and a_source == "smem":
         raise ValueError(".ashift moves the rows of an A in tensor memory")
-    scale_at = [program.address(rest.pop(0)) for _ in range(2)] if KINDS[kind].scales else []
-    disable = None
-    if rest and rest[0].kind == "vector":
-        disable = program.sources(rest.pop(0))
-        if scale_at or ws or len(disable) != LANES // 32 * size:
-            raise ValueError(f"disable-output-lane is a vector of {LANES // 32 * size}, and of the plain form alone")
+    metadata_at = program.address(rest.pop(0)) if words.sparse else None
+    says = program.value(rest.pop(0))
+    scale_at = [program.address(rest.pop(0)) for _ in range(2)] if KINDS[words.kind].scales else []
+    disable = _disabled(program, rest, size, bool(scale_at) or words.ws)
     adds = program.value(rest.pop(0), "pred")
-    mask = program.value(rest.pop(0), "b64") if ws and rest else None
-    factor = _factor(rest.pop(0), kind) if rest and not ws else 1.0
+    mask = program.value(rest.pop(0), "b64") if words.ws and rest else None
+    factor = _factor(rest.pop(0), words.kind) if rest and not words.ws else 1.0
     if rest:
         raise ValueError("operands after the last one that is known")
-    d_at, b_word, says = program.address(target), program.value(second, "b64"), program.value(word)
+    d_at, b_word = program.address(target), program.value(second, "b64")
     a_at = program.address(first) if a_source == "tmem" else program.value(first, "b64")
 
     def go(fiber: Fiber) -> None:
@@ -191,15 +210,10 @@ def product(program: Program, ins: PtxInstruction) -> Run:
         def report(which: str, message: str) -> None:
             machine.problem(which, message, fiber, ins, which == UNWRITTEN)
 
-        try:
-            form = _form(kind, _without_version(fiber.one(says(fiber)), kind, report), size, a_source, ws, vector)
-        except (DescriptorError, AtomError) as error:
-            report("descriptor", str(error))
-            raise EmulatorError(str(error)) from error
-        if shifts and form.atom.shape_mnk[0] not in (128, 256):
-            raise EmulatorError(f".ashift is for M = 128 or 256, not {form.atom.shape_mnk[0]}")
+        form = _decoded(words, fiber.one(says(fiber)), size, a_source, report)
         a = fiber.one(a_at(fiber))
         disabled = None if disable is None else np.array([fiber.one(part(fiber)) for part in disable])
+        lane, column = (0, 0) if metadata_at is None else coordinate(fiber.one(metadata_at(fiber)))
         job = IssuedTcgen05(
             form,
             blocks,
@@ -208,16 +222,39 @@ def product(program: Program, ins: PtxInstruction) -> Run:
             reading(fiber.one(b_word(fiber)), form.read_b, fiber, report),
             coordinate(fiber.one(d_at(fiber))),
             _scale_addresses(form, [fiber.one(at(fiber)) for at in scale_at], report),
+            (lane, metadata_column(form.atom, column, form.says.sparsity_selector)),
             bool(fiber.one(adds(fiber))),
             factor,
             None if disabled is None else (disabled[:, None] >> np.arange(32) & 1).astype(bool).reshape(size, LANES),
-            shifts,
+            words.shifts,
             report,
         )
         _record(fiber, ins, job)
         engine_of(fiber).add(fiber, lambda: _run(job))
 
     return go
+
+
+def _decoded(words: MmaWords, word: int, size: int, a_source: str, report: Report) -> Tcgen05Operation:
+    """The operation of an opcode and an instruction descriptor. Raises EmulatorError for words without one."""
+    try:
+        form = _form(words, _without_version(word, words.kind, report), size, a_source)
+    except (DescriptorError, AtomError) as error:
+        report("descriptor", str(error))
+        raise EmulatorError(str(error)) from error
+    if words.shifts and form.atom.shape_mnk[0] not in (128, 256):
+        raise EmulatorError(f".ashift is for M = 128 or 256, not {form.atom.shape_mnk[0]}")
+    return form
+
+
+def _disabled(program: Program, rest: list[PtxOperand], size: int, never: bool) -> list[Reader] | None:
+    """Take the vector of disabled lanes off the operands, or None without one."""
+    if not rest or rest[0].kind != "vector":
+        return None
+    disable = program.sources(rest.pop(0))
+    if never or len(disable) != LANES // 32 * size:
+        raise ValueError(f"disable-output-lane is a vector of {LANES // 32 * size}, and of the plain form alone")
+    return disable
 
 
 # In the kinds of E2M1 alone, bit 12 is reserved in PTX; NVIDIA/cutlass, cute/arch/mma_sm100_desc.hpp, keeps a version
@@ -233,11 +270,13 @@ def _without_version(word: int, kind: str, report: Callable[[str, str], None]) -
     return word & ~SPARSITY_VERSION
 
 
-def _words(ins: PtxInstruction) -> tuple[str, bool, str, bool]:
-    """(kind, .ws, scale vector, .ashift) of the opcode. Raises ValueError for unknown words."""
+def _words(ins: PtxInstruction) -> MmaWords:
+    """The words of the opcode. Raises ValueError for unknown ones."""
     words = list(ins.words[2:])
     ws = words[:1] == ["ws"]
     words = words[ws:]
+    sparse = words[:1] == ["sp"]
+    words = words[sparse:]
     kinds = [word.removeprefix("kind::") for word in words if word.startswith("kind::")]
     if len(kinds) != 1 or kinds[0] not in KINDS:
         raise ValueError(f"its kind is one of {', '.join(KINDS)}")
@@ -255,7 +294,7 @@ def _words(ins: PtxInstruction) -> tuple[str, bool, str, bool]:
             raise ValueError(f".{word} is not emulated")
     if kind == "mxf4nvf4" and not vectors:
         raise ValueError("kind::mxf4nvf4 says how many elements share a scale factor")
-    return kind, ws, vectors[0] if vectors else "", shifts
+    return MmaWords(kind, ws, sparse, vectors[0] if vectors else "", shifts)
 
 
 # Of a zero-column mask descriptor: bit 39 has the mask generated, bits 56 to 61 shift columns. PTX ISA, "Zero-Column
@@ -301,6 +340,8 @@ def _record(fiber: Fiber, ins: PtxInstruction, job: IssuedTcgen05) -> None:
         tensors.append((form.a, job.a_at, False))
         if job.shifts:
             tensors.append((ALL, job.a_at, True))
+    if form.metadata is not None:
+        tensors.append((form.metadata, job.metadata, False))
     if form.scales is not None:
         tensors += [(places, at, False) for places, at in zip(form.scales, job.scales, strict=True)]
     for cta in job.blocks:
@@ -308,7 +349,7 @@ def _record(fiber: Fiber, ins: PtxInstruction, job: IssuedTcgen05) -> None:
             if operand is not None:
                 _touch_shared(fiber, cta, operand, what, event)
         for places, (lane, column), writes in tensors:
-            tensor_of(cta).check(lane, column, places.lanes, places.columns)
+            tensor_of(cta).check(fiber, lane, column, places.lanes, places.columns)
             if machine.policy.races:
                 touch(fiber, cta, places.places(lane, column), writes, what, event)
 
@@ -336,6 +377,8 @@ def _run(job: IssuedTcgen05) -> None:
         for part in range(form.parts):
             columns = slice(part * n // form.parts, (part + 1) * n // form.parts)
             left = _a(cta, job, part) if job.a is None else _shared(cta, job.a, job.report)
+            if form.metadata is not None:
+                left = dense(form.atom, left, _metadata(cta, job, form.metadata, part), job.report)
             if form.scales is None:
                 half = form.atom.c_dtype.bits == 16
                 found[:, columns] = accumulate(
@@ -390,6 +433,13 @@ def _a(cta: Cta, job: IssuedTcgen05, part: int) -> Matrix:
     low = low_bit(element) if bits != element.bits else 0
     fields = words >> (own.bit + low).astype(np.uint32) & np.uint32((1 << element.bits) - 1)
     return element.decode(fields).astype(np.float32, copy=False)
+
+
+def _metadata(cta: Cta, job: IssuedTcgen05, places: TmemCoordinates, part: int) -> npt.NDArray[np.uint32]:
+    """Metadata of a sparse A, 4 bits for each [row, group], of one copy."""
+    own = _copy(places, part)
+    words = _words_at(cta, job, own, job.metadata, "metadata of A")
+    return words >> own.bit.astype(np.uint32) & np.uint32(0xF)
 
 
 @cache

@@ -93,7 +93,7 @@ def shift(program: Program, ins: PtxInstruction) -> Run:
         event, what = engine.event(fiber, ins), said(fiber, ins)
         for cta in group_of(fiber, size):
             tensor = tensor_of(cta)
-            tensor.check(lane, column, WARP_LANES, COLUMNS_MOVED)
+            tensor.check(fiber, lane, column, WARP_LANES, COLUMNS_MOVED)
             places = PARTITION.places(lane, column)
             touch(fiber, cta, places, True, what, event)
             in_pipeline(fiber, ins, cta, places, SHIFT, event)

@@ -26,6 +26,7 @@ from ....layouts.basis import component
 from ...machine.interpreter import Cta, Fiber
 from ...ptx.parser import PtxInstruction
 from ...races.happens_before import Knowledge, MemoryEvent, ShadowMemory
+from ...races.lanes import NOTHING
 from ..mma.operands import bits_of
 from .waits import fenced_knowledge, known_beside
 
@@ -42,6 +43,7 @@ class TensorMemory:
     owned        which columns are allocated
     history      the allocations in order: the blocks of a pair get the same columns for the same request
     allocators   first column -> the warp that allocated it last
+    freed        column -> (its last deallocation, what that is)
     """
 
     def __init__(self, cta: Cta) -> None:
@@ -52,6 +54,7 @@ class TensorMemory:
         self.owned = np.zeros(COLUMNS, dtype=bool)
         self.history: list[tuple[int, int]] = []
         self.allocators: dict[int, int] = {}
+        self.freed: dict[int, tuple[MemoryEvent, Callable[[], str]]] = {}
         self.relinquished = False
         self.group: int | None = None
         self.waiting: list[Fiber] = []
@@ -70,16 +73,28 @@ class TensorMemory:
                 "exit", f"CTA {cta.coordinate} ends with {count} columns allocated, from column {column}", None, ins
             )
 
-    def check(self, lane: int, column: int, lanes: int, columns: int) -> None:
-        """Raise EmulatorError for an access outside tensor memory or allocated columns."""
+    def check(self, fiber: Fiber, lane: int, column: int, lanes: int, columns: int) -> None:
+        """Raise EmulatorError for an access outside tensor memory or allocated columns.
+
+        One that nothing orders after the deallocation is a race instead, and sees the words as they are.
+        """
         if lane + lanes > LANES or column + columns > COLUMNS:
             raise EmulatorError(
                 f"tensor memory has lanes 0..{LANES - 1} and columns 0..{COLUMNS - 1}; this reaches "
                 f"({lane + lanes - 1}, {column + columns - 1})"
             )
-        if not self.owned[column : column + columns].all():
-            at = column + int(np.nonzero(~self.owned[column : column + columns])[0][0])
+        if self.owned[column : column + columns].all():
+            return
+        at = column + int(np.nonzero(~self.owned[column : column + columns])[0][0])
+        if at not in self.freed:
             raise EmulatorError(f"column {at} of tensor memory is not allocated")
+        event, freed = self.freed[at]
+        if fiber.machine.policy.races and not fiber.cta.cluster.ledger.knows(fiber.knows, event):
+            message = f"this reaches column {at} of tensor memory, and before it {freed()} has freed that; {NOTHING}"
+            orders = "A barrier or an mbarrier after the last access and before tcgen05.dealloc orders them."
+            fiber.machine.problem("race", message, fiber, orders=orders)
+            return
+        raise EmulatorError(f"column {at} of tensor memory is not allocated: {freed()} has freed it")
 
     def forget(self, places: int) -> None:
         """Drop the accesses to these places: their next owner allocates them after the release."""

@@ -189,6 +189,32 @@ def test_an_mbarrier_that_is_not_told_of_the_copies():
     assert "race" in mbarrier(COPY + only, count=1).kinds
 
 
+# Warp 0 refills one buffer; warps 1 and 2 read it and arrive at the second mbarrier.
+RING = """
+mov.u32 %r20, fixed; setp.eq.u32 %p0, %r30, 0; mov.u32 %r5, 0;
+@%p0 mbarrier.init.shared.b64 [%r20], 32; @%p0 mbarrier.init.shared.b64 [%r20+8], 64; bar.sync 0;
+and.b32 %r10, %r30, 31; mad.lo.u32 %r10, %r10, 16, %r29; setp.ge.u32 %p1, %r30, 32; @%p1 bra consumer;
+loader: xor.b32 %r6, %r5, 1; WAIT
+cp.async.cg.shared.global [%r10], [%d0], 16; cp.async.mbarrier.arrive.noinc.shared.b64 [%r20];
+add.u32 %r5, %r5, 1; setp.lt.u32 %p4, %r5, 3; @%p4 bra loader; bra done;
+consumer: and.b32 %r6, %r5, 1; full: mbarrier.try_wait.parity.shared.b64 %p2, [%r20], %r6; @!%p2 bra full;
+ld.shared.v4.b32 {%r0, %r1, %r2, %r3}, [%r10]; mbarrier.arrive.shared.b64 _, [%r20+8];
+add.u32 %r5, %r5, 1; setp.lt.u32 %p4, %r5, 3; @%p4 bra consumer;
+done:
+"""
+EMPTY = "and.b32 %r6, %r6, 1; empty: mbarrier.try_wait.parity.shared.b64 %p3, [%r20+8], %r6; @!%p3 bra empty;"
+
+
+@pytest.mark.parametrize("policy", [LATE, EARLY], ids=["late", "early"])
+def test_an_arrival_after_copies_comes_after_what_its_thread_has_waited_for(policy):
+    """So warp 1's second arrival comes after warp 2's first."""
+    assert not go(RING.replace("WAIT", EMPTY), policy, 96, static=16).findings
+
+
+def test_a_refill_without_a_wait_is_reported():
+    assert "race" in go(RING.replace("WAIT", ""), LATE, 96, static=16).kinds
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -66,13 +66,35 @@ def scale_places(atom, operand: str, row, block, first: int):
     return [(g, lane, own // 32 + groups * word, byte) for g in range(atom.cta_group) for lane in lanes]
 
 
+# What the 4 bits of a group say: the places of its two stored parts, the lower bits first.
+PAIRS = {0b0100: (0, 1), 0b1000: (0, 2), 0b1100: (0, 3), 0b1001: (1, 2), 0b1101: (1, 3), 0b0110: (2, 1), 0b1110: (2, 3)}
+SINGLE = {0b0100: (0,), 0b1110: (1,)}
+
+
+def metadata_places(atom, row, group):
+    """(block, lane, column, bit) of the 4 bits of a sparse A's group, with copies."""
+    m = atom.shape_mnk[0]
+    block, row = divmod(row, m // atom.cta_group)
+    if atom.kind in ("f16", "tf32"):  # 16 rows in 16 lanes: rows 0..7 and 8..15 in halves of the word
+        lane, column, bit = (
+            16 * (row // 16) + row % 8 + 8 * (group // 4),
+            0 * group,
+            16 * (row // 8 % 2) + 4 * (group % 4),
+        )
+    else:
+        lane, column, bit = row, group // 8, 4 * (group % 8)
+    copies = {(64, 1): 2, (32, 1): 4}.get((m, atom.cta_group), 1)
+    return [(block, lane + 128 // copies * copy, column, bit) for copy in range(copies)]
+
+
 # ------------------------------------------------------------ one product
 
 
 class Case:
     """One tcgen05.mma, its inputs and what it gives exactly.
 
-    The image's columns: the accumulator, then A if it is in tensor memory, then the scale factors of A and of B.
+    The image's columns: the accumulator, then A if it is in tensor memory, then the scale factors of A and of B. Those
+    of a sparse A's metadata come last, 2 of 4, of which `selector` names one.
     """
 
     def __init__(self, atom, major_a="K", major_b="K", swizzle="128B", seed=0, ids=(0, 0), adds=True, mma="", **says):
@@ -81,7 +103,10 @@ class Case:
         n = atom.shape_mnk[1]
         draw = {op: values.range_of(atom.dtype_of(op)) for op in "ABC"}
         self.m = {op: rng.integers(low, high + 1, size=atom.tile_of(op)) for op, (low, high) in draw.items()}
-        self.tiles, self.inputs = {}, {}
+        self.tiles, self.inputs, self.stored = {}, {}, {"A": self.m["A"], "B": self.m["B"]}
+        selector = says.get("sparsity_selector", 0)
+        if atom.sparse:
+            self.thin_out(rng)
         for operand, major in (("A", major_a), ("B", major_b)):
             if operand == "A" and atom.a_source == "tmem":
                 continue
@@ -91,6 +116,8 @@ class Case:
         columns = d_columns + (16 if atom.a_source == "tmem" else 0)
         if atom.scale is not None:
             columns = d_columns + 48
+        self.at["META"] = columns
+        columns += 8 * atom.sparse
         self.image = np.full((self.group, 128, columns), 0x7FC0DEAD, dtype=np.uint32)
         self.bring_accumulator()
         if atom.a_source == "tmem":
@@ -99,6 +126,8 @@ class Case:
         if atom.scale is not None:
             self.bring_scales(rng, ids)
             says |= {"scale_a_id": ids[0], "scale_b_id": ids[1]}
+        if atom.sparse:
+            self.bring_metadata(selector)
         self.word = instruction_descriptor(atom, major_a, major_b, **says).word
         self.adds = adds
         self.body = self.instructions(mma)
@@ -112,7 +141,7 @@ class Case:
         tile = smem_tile(extent, read.dtype, major, swizzle, read.packing)
         padded = smem_tile((read.rows * (extent[0] // read.rows), extent[1]), read.dtype, major, swizzle, read.packing)
         described = derive(padded, read, operand)
-        rows = self.m[operand].reshape(self.group, read.rows, read.depth)
+        rows = self.stored[operand].reshape(self.group, read.rows, read.depth)
         data = []
         for own in rows:
             matrix = np.vstack([own, np.zeros((tile.extent[0] - read.rows, read.depth), dtype=np.int64)])
@@ -125,12 +154,34 @@ class Case:
         self.image[accumulator_place(self.atom, *np.indices(bits.shape))] = bits
 
     def bring_a(self) -> None:
-        bits = values.encode(self.atom.a_dtype, self.m["A"])
+        bits = values.encode(self.atom.a_dtype, self.stored["A"])
         columns = slice(self.at["A"], self.at["A"] + 16)
         self.image[:, :, columns] = 0
         for block, lane, column, bit in a_places(self.atom, *np.indices(bits.shape)):
             where = (block, lane, self.at["A"] + column)
             np.bitwise_or.at(self.image, where, (bits << bit.astype(np.uint64)).astype(np.uint32))
+
+    def thin_out(self, rng) -> None:
+        """Leave half of A, and say where it is: `metadata` [row, group of K]."""
+        single, per = self.atom.kind == "tf32", 2 if self.atom.kind in ("mxf4", "mxf4nvf4") else 1
+        said = SINGLE if single else PAIRS
+        whole = self.m["A"]
+        parts = whole.reshape(len(whole), -1, 2 if single else 4, per)
+        self.metadata = rng.choice(list(said), size=parts.shape[:2])
+        places = np.array([said.get(bits, (0,)) for bits in range(16)] if single else
+                          [said.get(bits, (0, 0)) for bits in range(16)])[self.metadata]  # fmt: skip
+        stored = np.take_along_axis(parts, places[..., None], axis=2)
+        self.m["A"] = np.zeros_like(parts)
+        np.put_along_axis(self.m["A"], places[..., None], stored, axis=2)
+        self.m["A"] = self.m["A"].reshape(whole.shape)
+        self.stored["A"] = stored.reshape(len(whole), -1)
+
+    def bring_metadata(self, selector: int) -> None:
+        first = self.at["META"]
+        self.image[:, :, first : first + 8] = 0
+        for block, lane, column, bit in metadata_places(self.atom, *np.indices(self.metadata.shape)):
+            where = (block, lane, first + selector + column)
+            np.bitwise_or.at(self.image, where, (self.metadata << bit).astype(np.uint32))
 
     def bring_scales(self, rng, ids) -> None:
         vector = self.atom.scale.vector
@@ -147,13 +198,17 @@ class Case:
     def instructions(self, mma: str) -> list[str]:
         in_tmem = self.atom.a_source == "tmem"
         scaled = ", [%sfa], [%sfb]" if self.atom.scale is not None else ""
+        sparse = "[%at], " if self.atom.sparse else ""
         name = mma or self.atom.ptx
         return [
             f"mov.u32 %idesc, {self.word:#x};",
             "mov.b32 %d, %base;",
-            *(f"add.u32 %{to}, %base, {self.at[of]};" for to, of in (("a", "A"), ("sfa", "SFA"), ("sfb", "SFB"))),
+            *(
+                f"add.u32 %{to}, %base, {self.at[of]};"
+                for to, of in (("a", "A"), ("sfa", "SFA"), ("sfb", "SFB"), ("at", "META"))
+            ),
             f"setp.{'eq' if self.adds else 'ne'}.u32 %add, 0, 0;",
-            f"{name} [%d], {'[%a]' if in_tmem else '%descA'}, %descB, %idesc{scaled}, %add;",
+            f"{name} [%d], {'[%a]' if in_tmem else '%descA'}, %descB, {sparse}%idesc{scaled}, %add;",
             *text_of.commit(self.group),
         ]
 

@@ -40,6 +40,42 @@ def test_every_kind(atom):
     Case(atom, swizzle="32B" if atom.shape_mnk[0] > 64 else "128B").check()
 
 
+def sparse_products():
+    """Each kind with a sparse A, in forms that take turns: its memory, one block and two, .ws with each M."""
+    forms = ((128, 1, "smem", False), (256, 2, "smem", False), (128, 1, "tmem", False))
+    stationary = ((32, 1, "smem", True), (64, 1, "tmem", True))
+    for number, (kind, entry) in enumerate(KINDS.items()):
+        chosen = (forms[number % 3], *(() if entry.scales else (stationary[number % 2],)))
+        for m, group, source, ws in (*forms, *stationary) if kind == "f16" else chosen:
+            vectors = next(iter(entry.scales.values()), (None,))
+            n = 64 if ws else 32
+            yield tcgen05_mma(kind, m, n, cta_group=group, a_source=source, vector=vectors[-1], ws=ws, sparse=True)
+
+
+@pytest.mark.parametrize("atom", list(sparse_products()), ids=name_of)
+def test_every_sparse_kind(atom):
+    Case(atom, sparsity_selector=int(atom.kind in ("f16", "tf32")), seed=1).check()
+
+
+def test_sparse_metadata_is_checked():
+    sparse = Case(tcgen05_mma("f16", 128, 16, sparse=True))
+    sparse.check()
+    sparse.image[0, 3, sparse.at["META"]] &= 0xFFFF0FFF  # group 3 of row 3
+    only(sparse.run(), "protocol", "metadata of row 3, group 3 of A is 0b0000; PTX gives a meaning to 0b0100, 0b1000")
+    with pytest.raises(EmulatorError, match="names a pair of columns"):
+        sparse.run(sparse.text.replace("%descB, [%at],", "%descB, [%at+1],"))
+    with pytest.raises(EmulatorError, match="sparsity selector 2: kind::f16 selects one of two columns"):
+        Case(sparse.atom, sparsity_selector=2).run()
+    with pytest.raises(
+        EmulatorError, match=r"M = 64, cta_group::1: no layout of sparse metadata over half of the lanes"
+    ):
+        sparse.run(sparse.text.replace(f"{sparse.word:#x}", f"{sparse.word - (4 << 24):#x}"))
+    with pytest.raises(EmulatorError, match=r"says that A is dense; the instruction is tcgen05\.mma\.sp"):
+        sparse.run(sparse.text.replace(f"{sparse.word:#x}", f"{sparse.word & ~4:#x}"))
+    unread = sparse.text.replace("%descB, [%at],", "%descB, [%at+4],")
+    assert "0b0000" in sparse.run(unread).findings[0].message
+
+
 @pytest.mark.parametrize("kind,a", (("f16", "bf16"), ("tf32", "tf32"), ("f8f6f4", "e2m3"), ("i8", "u8")))
 def test_every_swizzle_and_major(kind, a):
     ran = 0

@@ -130,6 +130,33 @@ def test_several_allocations():
     assert out.tolist() == [448, 416, 160]
 
 
+@pytest.mark.parametrize("fence,strict", (("", True), ("", False), ("fence.proxy.async.shared::cta;", True)))
+@pytest.mark.parametrize("write", ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r29], 32;", "st"))
+def test_a_copy_over_the_word_of_an_allocation(write, fence, strict):
+    """PTX keeps the order with an allocation's write, and asks for a proxy fence."""
+    alloc = write if write != "st" else f"{ALLOC.replace('%s', '%r29+64')} st.shared.b32 [%r29], 0;"
+    at = "%r29" if write != "st" else "%r29+64"
+    text = f"""
+      mov.u32 %r29, smem; mov.u32 %r20, fixed; mov.u32 %r1, %tid.x; setp.eq.u32 %p0, %r1, 0;
+      @%p0 mbarrier.init.shared.b64 [%r20], 1; @%p0 fence.mbarrier_init.release.cluster;
+      {alloc} ld.shared.b32 %r2, [{at}]; {fence} bar.sync 0;
+      @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r20], 16;
+      @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r29], [%a], 16, [%r20];
+      wait: mbarrier.try_wait.parity.shared.b64 %p2, [%r20], 0; @!%p2 bra wait;
+      tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;
+    """
+    policy = Policy(strict=strict)
+    found = run(text, {"a": np.zeros(16, np.uint8)}, shared=128, static=16, target="sm_100a", policy=policy).findings
+    races = [one.message for one in found if one.kind == "race"]
+    if fence:
+        assert found == []
+    elif write == "st":
+        assert any("no fence.proxy.async between the write" in one for one in races)
+    else:
+        assert strict or any("tcgen05.alloc's write and the copy" in one.message for one in found)
+        assert bool(races) == strict
+
+
 def test_a_product_by_many_threads_is_reported():
     text = BASE.text.replace("setp.ne.u32 %stop, %w, 0;", "setp.gt.u32 %stop, %w, 1;")
     text = text.replace("[%bar], 1;", "[%bar], 2;")
@@ -172,6 +199,27 @@ def test_deallocation_before_the_product_has_completed_races():
     reads = r"  (add.u32 %at, %ta, \d+;\n  tcgen05.ld|st.global|tcgen05.wait::ld).*\n"
     text = re.sub(reads, "", BASE.text.replace(wait, ""))
     only(BASE.run(text), "race", "tcgen05.dealloc")
+
+
+def test_an_access_to_freed_columns_names_the_deallocation():
+    """Without an order it is a race, and reads the words as they are."""
+    text = """
+      .reg .b32 %t, %s, %c, %v; .reg .pred %p;
+      mov.u32 %t, %tid.x; mov.u32 %s, smem; setp.ge.u32 %p, %t, 32; @%p bra other;
+      tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 32; ld.shared.b32 %c, [%s];
+      tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 32;
+      BARRIER bra done;
+    other:
+      BARRIER mov.b32 %c, 0x2001e0; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v}, [%c]; tcgen05.wait::ld.sync.aligned;
+    done:
+    """
+    ordered = text.replace("BARRIER", "bar.sync 1, 64;")
+    with pytest.raises(
+        EmulatorError, match=r"not allocated: tcgen05\.dealloc.* by CTA \(0, 0, 0\) warp 0 has freed it"
+    ):
+        run(ordered, block=64, shared=64, target="sm_100a")
+    found = run(text.replace("BARRIER", ""), block=64, shared=64, target="sm_100a").findings
+    assert found[0].kind == "race" and "column 480 of tensor memory, and before it" in found[0].message
 
 
 def test_shared_memory_is_watched():
