@@ -11,38 +11,45 @@ from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.run import IN_TURN, LaunchCase, MutantOutcome
 from layoutgemm.emulator.mutation.survivors import PROVEN
 from layoutgemm.emulator.ptx.parser import PtxKernel
+from layoutgemm.kernels import GemmPlan
 
 if TYPE_CHECKING:
     from layoutgemm.emulator.host.launcher import HostFunction
 
 Bits = np.ndarray
-UNWRITTEN = 0xFFFF
 
 
 def launch_case(
-    host: HostFunction, name: str, operands: Sequence[Bits], rest: Sequence[object], want: Bits,
-    policy: Policy = IN_TURN, pitch: int | None = None,
+    host: HostFunction, name: str, matrices: Sequence[Bits], rest: Sequence[object], want: Bits,
+    policy: Policy = IN_TURN,
 ) -> tuple[PtxKernel, LaunchCase]:  # fmt: skip
-    """The host function's kernel, and its launch with copies of the operands and an unwritten C.
+    """The host function's kernel, and its launch with copies of the matrices.
 
-    operands  bits of A and of B
-    rest      the arguments behind C
-    want      C's bits; `pitch`: elements from one of its rows to the next, where that is more than a row
+    matrices  bits of A, of B, and of C before the launch
+    rest      the arguments behind them
+    want      C's bits afterwards; what C has beyond its columns is not looked at
     """
-    held: dict[int, Bits] = {}  # the emulator works in these arrays' own memory
+    held: dict[int, list[Bits]] = {}  # the emulator works in these arrays' own memory
 
     def launch() -> Launch:
-        c = np.full((*want.shape[:-1], pitch or want.shape[-1]), UNWRITTEN, np.uint16)
-        arrays, (made,) = host.call((*[bits.copy() for bits in operands], c, *rest))
-        held[id(arrays.memory)] = c
+        own = [bits.copy() for bits in matrices]
+        arrays, (made,) = host.call((*own, *rest))
+        held[id(arrays.memory)] = own
         return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
 
     def check(done: Launch) -> str | None:
-        wrong = held.pop(id(done.memory))[..., : want.shape[-1]] != want
+        wrong = held.pop(id(done.memory))[2][..., : want.shape[-1]] != want
         return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
 
     launch()
     return host.launches[0].kernel, LaunchCase(name, launch, check, policy)
+
+
+def integers(m: int, n: int, k: int, plan: GemmPlan) -> tuple[tuple[Bits, Bits], Bits]:
+    """Bits of random A (m, k) and transposed B (n, k), whose product is exact, and of C."""
+    rng = np.random.default_rng(m + n + k)
+    a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))
+    return (plan.a.dtype.encode(a), plan.b.dtype.encode(b)), plan.c.dtype.encode(a @ b.T)
 
 
 def unproven(rows: Sequence[MutantOutcome], unjudged: str = "\0") -> list[str]:

@@ -17,7 +17,7 @@ from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from tests import needs
-from tests.kernels.launch_cases import launch_case, unproven
+from tests.kernels.launch_cases import integers, launch_case, unproven
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,11 +35,10 @@ SIZES = ((72, 136, 184), (64, 64, 32), (136, 79, 160), (136, 200, 32))
 
 
 def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
-    rng = np.random.default_rng(m + n + k)
-    a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))
-    bits, ldc = [plan.a.dtype.encode(a), plan.b.dtype.encode(b)], -(-n // 8) * 8
+    bits, want = integers(m, n, k, plan)
+    ldc = -(-n // 8) * 8
     rest = (m, n, k, 1, k, k, ldc, 0, 0, 0, *(2,) * plan.config.persistent)
-    return launch_case(linked(plan), f"{m}x{n}x{k}", bits, rest, plan.c.dtype.encode(a @ b.T), pitch=ldc)
+    return launch_case(linked(plan), f"{m}x{n}x{k}", [*bits, np.full((m, ldc), 0xFFFF, np.uint16)], rest, want)
 
 
 @lru_cache

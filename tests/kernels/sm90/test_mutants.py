@@ -20,7 +20,7 @@ from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from tests import needs
-from tests.kernels.launch_cases import launch_case, unproven
+from tests.kernels.launch_cases import integers, launch_case, unproven
 
 pytestmark = [
     needs.DSL,
@@ -41,11 +41,11 @@ ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"),
 
 
 def case(plan: Sm90Plan, m: int, n: int, k: int, workers: int, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
-    rng = np.random.default_rng(m + n + k)
-    a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))
-    bits, want = [plan.a.dtype.encode(a), plan.b.dtype.encode(b)], plan.c.dtype.encode(a @ b.T)
+    bits, want = integers(m, n, k, plan)
     rest = (m, n, k, 1, k, k, n, 0, 0, 0, workers)
-    return launch_case(linked(plan), f"{m}x{n}x{k} by {workers}", bits, rest, want, policy)
+    return launch_case(
+        linked(plan), f"{m}x{n}x{k} by {workers}", [*bits, np.full_like(want, 0xFFFF)], rest, want, policy
+    )
 
 
 @lru_cache

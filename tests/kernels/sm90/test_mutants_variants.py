@@ -98,7 +98,7 @@ def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarra
 
 def case(form: str, shape: Any, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
     plan, (a, b, *rest), want = problem(form, shape)
-    return launch_case(linked(plan), f"{shape}", [a, b], rest, want, policy)
+    return launch_case(linked(plan), f"{shape}", [a, b, np.full_like(want, 0xFFFF)], rest, want, policy)
 
 
 @lru_cache

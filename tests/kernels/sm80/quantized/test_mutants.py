@@ -33,8 +33,9 @@ def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]
     a, codes = rng.integers(-2, 3, (m, k)).astype(np.float32), rng.integers(6, 11, (n, k)).astype(np.uint8)
     units = pack(QuantizedWeights(WEIGHTS, codes, np.ones((n, k // 64)))).units.reshape(-1)
     want, ldc = plan.c.dtype.encode(a @ (codes.astype(np.float32) - 8).T), -(-n // 8) * 8
+    matrices = plan.a.dtype.encode(a), units, np.full((m, ldc), 0xFFFF, np.uint16)
     rest = (m, n, k, 1, k, k, ldc, 0, 0, 0, 1, *[0] * 16)
-    return launch_case(linked(plan), f"{m}x{n}x{k}", [plan.a.dtype.encode(a), units], rest, want, pitch=ldc)
+    return launch_case(linked(plan), f"{m}x{n}x{k}", matrices, rest, want)
 
 
 def test_every_synchronisation_is_needed() -> None:
