@@ -321,6 +321,10 @@ class Clamp(Step):
         for name, value in (("low", self.low), ("high", self.high)):
             if not _is_number(value):
                 raise PlanError(f"clamp with {name} = {shown(value)}: a number")
+            try:
+                tracing.as_value(value, "float")
+            except PlanError as error:
+                raise PlanError(f"clamp with {name} = {shown(value)}: {error}") from None
         if not self.low <= self.high:
             raise PlanError(f"clamp(low={self.low}, high={self.high}): low must not exceed high")
         object.__setattr__(self, "low", exact(self.low))
