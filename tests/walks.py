@@ -14,7 +14,9 @@ ROOT = Path(layoutgemm.__file__).resolve().parent
 
 
 def files_of(is_it: Callable[[Any], bool], call: Callable[[], object], folder: str) -> list[str]:
-    """The files whose functions are handed the value, alone or in a container, each time that the walk enters one.
+    """The files whose functions are handed the value, in the order of the walk.
+
+    It may be in a container. A file is named each time that the walk enters it.
 
     folder  whose files are named without it
     """

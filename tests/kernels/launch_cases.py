@@ -46,7 +46,7 @@ def launch_case(
 
 
 def integers(m: int, n: int, k: int, plan: GemmPlan) -> tuple[tuple[Bits, Bits], Bits]:
-    """Bits of random A (m, k) and transposed B (n, k), whose product is exact, and of C."""
+    """Bits of random A (m, k) and B (n, k), and of their exact product."""
     rng = np.random.default_rng(m + n + k)
     a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))
     return (plan.a.dtype.encode(a), plan.b.dtype.encode(b)), plan.c.dtype.encode(a @ b.T)

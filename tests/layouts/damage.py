@@ -25,7 +25,10 @@ def outcomes(texts: Iterable[str], refusal: type[LayoutError] = LayoutError) -> 
 def damaged(
     texts: Sequence[str], seed: int, signs: Sequence[str], places: int = 1, most: int = 2, count: int = 3000
 ) -> Iterator[str]:
-    """Random ones of the texts, in up to `places` of which a sign stands for up to `most` letters."""
+    """Random ones of the texts, each with some letters replaced.
+
+    places, most  up to so many replacements in a text, each of up to so many letters by one of `signs`
+    """
     rng = random.Random(seed)
     for _ in range(count):
         text = rng.choice(texts)
