@@ -144,11 +144,7 @@ def host() -> str:
 
 def key_of(facts: Mapping[str, object]) -> str:
     """The file name for a set of facts: 32 hexadecimal digits."""
-    return hashlib.sha256(_text_of(facts)).hexdigest()[:32]
-
-
-def _text_of(facts: Mapping[str, object]) -> bytes:
-    return json.dumps(facts, sort_keys=True).encode()
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def read(facts: Mapping[str, object], names: tuple[str, ...], folder: str = "kernels") -> dict[str, bytes] | None:
@@ -159,7 +155,7 @@ def read(facts: Mapping[str, object], names: tuple[str, ...], folder: str = "ker
         return None
     try:
         with zipfile.ZipFile(io.BytesIO(found.data)) as archive:
-            if archive.read(_FACTS) != _text_of(facts):  # texts, since NaN equals nothing
+            if json.loads(archive.read(_FACTS)) != json.loads(json.dumps(facts)):
                 return None
             digests = json.loads(archive.read(_DIGESTS))
             parts = {name: archive.read(name) for name in names}
@@ -219,7 +215,7 @@ def write(facts: Mapping[str, object], parts: Mapping[str, bytes], folder: str =
 
     def fill(stream: BinaryIO) -> None:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(_FACTS, _text_of(facts))
+            archive.writestr(_FACTS, json.dumps(facts, sort_keys=True))
             archive.writestr(_DIGESTS, json.dumps({name: _digest(part) for name, part in parts.items()}))
             for name, part in parts.items():
                 archive.writestr(name, part)

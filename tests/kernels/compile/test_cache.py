@@ -41,16 +41,6 @@ def test_written_files_are_read() -> None:
     assert object_cache.read(FACTS, ("kernel.cubin",)) is None
 
 
-def test_facts_with_nan_and_signed_zeros_are_read() -> None:
-    facts = [{**FACTS, "number": float(number)} for number in ("nan", "0.0", "-0.0")]
-    for number, each in enumerate(facts):
-        object_cache.write(each, {"kernel.ptx": bytes([number])})
-    facts[0] = {**FACTS, "number": float("nan")}  # another object
-    assert [object_cache.read(each, ("kernel.ptx",)) for each in facts] == [
-        {"kernel.ptx": bytes([i])} for i in range(3)
-    ]
-
-
 def test_every_damaged_byte_is_noticed_or_harmless() -> None:
     """Flip one byte at a time: the parts come back whole, or not at all."""
     path = object_cache.write(FACTS, PARTS)
