@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .arguments import read_by, shown
 from .errors import OperandError
@@ -17,6 +17,8 @@ from .lazy_numpy import np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,15 @@ class DType:
             raise OperandError(f"{self.name} is an integer format: it has no unit roundoff")
         return 2.0**-self.mantissa
 
-    def encode(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    def encode(self, values: npt.ArrayLike) -> Array:
         """The raw bits of values: unsigned integers of this width, rounded to nearest even.
 
         Floats beyond the range of a format of 16 bits or more become infinities, NaN stays NaN, as in the hardware's
         cvt.rn. Formats of 8 bits or less saturate, as in cvt.rn.satfinite: values beyond the range, and infinities,
         become the largest finite value. NaN becomes the format's NaN (0x7f, ue8m0: 0xff), or the largest value in a
         format without one. Negative values of an unsigned float format raise OperandError, and so do integers outside
-        an integer format's range; the error names the first one.
+        an integer format's range; the error names the first one. So do values that are no real numbers of up to 64
+        bits: complex ones, texts, dates, objects.
 
         Source: PTX ISA, "cvt" and "Alternate Floating-Point Data Formats".
 
@@ -69,33 +72,39 @@ class DType:
         >>> dtype("e4m3").encode([1.0, 1e9, -0.0625]).tolist(), dtype("e2m1").encode([2.5, -7.0]).tolist()
         ([56, 126, 152], [4, 15])
         """
+        array = self._array(values)
         if self.kind != "float":
-            return self._encode_integers(np.asarray(values))
+            return self._encode_integers(array)
+        if array.dtype.kind not in "fiubV" or array.dtype.itemsize > 8 or array.dtype.names is not None:
+            raise OperandError(f"{self.name} takes real numbers of up to 64 bits, not {array.dtype}")
         if self.name == "f64":
-            return np.asarray(values, dtype=np.float64).view(np.uint64)
-        if self.name == "f16":
+            return array.astype(np.float64).view(np.uint64)
+        if self.name in ("f16", "f32"):
             with np.errstate(over="ignore"):
-                return np.asarray(values).astype(np.float16).view(np.uint16)
-        if self.name == "f32":
-            with np.errstate(over="ignore"):
-                return np.asarray(values).astype(np.float32).view(np.uint32)
+                return array.astype(f"f{self.bits // 8}").view(self.storage)
         if self.name == "bf16":
-            return _rounded(np.asarray(values), 16).astype(np.uint16)
+            return _rounded(array, 16).astype(np.uint16)
         if self.name == "tf32":
-            return _rounded(np.asarray(values), 13) << np.uint32(13)
-        return self._encode_narrow(np.asarray(values, dtype=np.float64))
+            return _rounded(array, 13) << np.uint32(13)
+        return self._encode_narrow(_to_float64(array))
 
-    def decode(self, bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def decode(self, bits: Array) -> Array:
         """The values of raw bits (unsigned integers of this width), exact.
 
         The type is float32 for floats of 32 bits or less, whose excess bits are ignored, and float64 for f64. Integers
-        get the integer type of the format's width, of at least 8 bits.
+        get the integer type of the format's width, of at least 8 bits. Raises OperandError for bits that are no
+        integers.
 
         >>> dtype("bf16").decode(dtype("bf16").encode([1.0, 3.140625])).tolist()
         [1.0, 3.140625]
         >>> dtype("e5m2").decode(np.array([0x3C, 0x7B, 0x7C])).tolist(), dtype("i4").decode(np.array([7, 15])).tolist()
         ([1.0, 57344.0, inf], [7, -1])
         """
+        bits = self._array(bits)
+        if bits.dtype.kind not in "iub":
+            if bits.size:
+                raise OperandError(f"bits of {self.name} are unsigned integers, not {bits.dtype}")
+            bits = bits.astype(self.storage)  # an empty list is one of floats
         if self.name == "bf16":
             return (np.asarray(bits, dtype=np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         if self.name == "f16":
@@ -120,7 +129,13 @@ class DType:
         types: dict[int, type[np.unsignedinteger[Any]]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
         return types[max(self.bits, 8)]
 
-    def _encode_integers(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _array(self, values: npt.ArrayLike) -> Array:
+        try:
+            return np.asarray(values)
+        except ValueError:  # rows of different lengths
+            raise OperandError(f"{self.name} takes an array, not {shown(values)}") from None
+
+    def _encode_integers(self, values: Array) -> Array:
         if values.dtype.kind not in "iu":
             raise OperandError(f"{self.name} takes integers, not {values.dtype}: values are not rounded to integers")
         half = 1 << self.bits - 1
@@ -156,14 +171,14 @@ class DType:
         return self.name
 
 
-def _rounded(values: npt.NDArray[Any], drop: int) -> npt.NDArray[np.uint32]:
+def _rounded(values: Array, drop: int) -> npt.NDArray[np.uint32]:
     """The upper 32 - drop bits of float32 words, rounded to nearest even in one step.
 
     A float64 first goes to float32 with the sticky bit kept (round to odd). Rounding to nearest twice would turn ties
     of the first rounding into wrong results of the second.
     """
     if values.dtype != np.float32:
-        wide = values.astype(np.float64)
+        wide = _to_float64(values)
         with np.errstate(over="ignore"):
             single = wide.astype(np.float32)
         back = single.astype(np.float64)
@@ -177,6 +192,20 @@ def _rounded(values: npt.NDArray[Any], drop: int) -> npt.NDArray[np.uint32]:
     nan = (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     rounded = (word + np.uint32((1 << drop - 1) - 1) + ((word >> amount) & np.uint32(1))) >> amount
     return np.where(nan, (word | np.uint32(0x400000)) >> amount, rounded)
+
+
+_CUT = 11  # lower bits of a 64-bit integer that float64 has no room for
+
+
+def _to_float64(values: Array) -> npt.NDArray[np.float64]:
+    """Values in float64. Integers beyond 53 bits keep a sticky bit: a narrower format rounds them a second time."""
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
+        return values.astype(np.float64)
+    size = np.where(values < 0, np.uint64(0) - values.astype(np.uint64), values.astype(np.uint64))
+    cut = size & np.uint64((1 << _CUT) - 1)
+    odd = size - cut | (cut != 0).astype(np.uint64) << np.uint64(_CUT)
+    wide = np.where(size >> np.uint64(53) != 0, odd, size).astype(np.float64)
+    return np.where(values < 0, -wide, wide)
 
 
 # Float formats of 8 bits or less: (bits of the exponent, bits of the mantissa, exponent bias, meaning of the highest

@@ -162,3 +162,29 @@ def test_integers_narrower_than_a_byte():
     with pytest.raises(OperandError, match=r"i4 holds -8..7; element \(0,\) is 8"):
         i4.encode(np.array([8]))
     assert i4.storage is np.uint8
+
+
+@pytest.mark.parametrize("name", ["bf16", "tf32", "e5m2", "ue8m0"])
+def test_integers_of_64_bits_are_rounded_once(name: str) -> None:
+    """Beside the middle of two values, where float64 has no room for the last bits."""
+    kind = dtype(name)
+    for sign in (1,) if name == "ue8m0" else (1, -1):
+        low, high = (2**62, 2**62 + 2 ** (63 - kind.mantissa)) if name != "e5m2" else (49152, 57344)
+        middle = np.array([sign * ((low + high) // 2 + step) for step in (-1, 1)])
+        assert kind.decode(kind.encode(middle)).tolist() == [sign * float(low), sign * float(high)]
+    assert dtype("bf16").decode(dtype("bf16").encode(np.array([-(2**63)]))).tolist() == [-(2.0**63)]
+
+
+@pytest.mark.parametrize("values", [[1 + 2j], ["1.5"], [None], [np.datetime64("2020-01-01")], [[1], [2, 3]], [10**30]])
+@pytest.mark.parametrize("name", ["f64", "f32", "f16", "bf16", "tf32", "e2m1"])
+def test_what_is_no_real_number_is_no_value(name: str, values: list[object]) -> None:
+    with pytest.raises(OperandError, match=f"^{name} takes"):
+        dtype(name).encode(values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["f64", "f16", "bf16", "tf32", "e4m3", "e2m1", "i4", "u8"])
+def test_what_is_no_integer_is_no_bits(name: str) -> None:
+    for bits in (np.array([1.7]), np.array(["1"])):
+        with pytest.raises(OperandError, match=f"^bits of {name} are unsigned integers, not {bits.dtype}"):
+            dtype(name).decode(bits)
+    assert dtype(name).decode(np.array([])).size == 0

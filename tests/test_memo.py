@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from layoutgemm.memo import memoized
+from layoutgemm.kernels.epilogue.chain import Clamp, Custom, Epilogue
+from layoutgemm.kernels.epilogue.reductions import Reduction
+from layoutgemm.kernels.sm90.mainloop import Promoted
+from layoutgemm.kernels.sm90.operands.combined import Combined
+from layoutgemm.kernels.sm90.operands.prologue import Prologue
+from layoutgemm.memo import ExactFloat, exact, memoized
 
 
 def test_equal_arguments_are_computed_once() -> None:
@@ -34,3 +44,45 @@ def test_an_error_is_raised_each_time() -> None:
         with pytest.raises(ValueError, match="3"):
             refuse(3)
     assert asked == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda z: Custom.of(lambda x, i, j, ops: x + z),
+        lambda z: Custom(("add", ("x",), ("float", z))),
+        lambda z: Reduction.traced(lambda x, i, j, ops: x + z, lambda a, b, ops: a[0] + b[0], [0.0]),
+        lambda z: Reduction.traced(lambda x, i, j, ops: x, lambda a, b, ops: a[0] + b[0], [z]),
+        lambda z: Promoted.of(lambda total, product: total + product * z),
+        lambda z: Combined.of(lambda x, y, ops: x + y * z),
+        lambda z: Prologue.of(lambda x, i, k, ops: x * z),
+    ],
+)
+def test_values_with_floats_are_keys(made: Callable[[float], Any]) -> None:
+    """0.0 and -0.0 are two kernels, and NaN is one."""
+    assert made(0.0) != made(-0.0) and len({made(0.0): 1, made(-0.0): 2, made(0.0): 3}) == 2
+    assert made(math.nan) == made(float("-nan")) and len({made(math.nan), made(float("nan"))}) == 1
+
+
+def test_bounds_keep_the_sign_of_zero() -> None:
+    assert Clamp(0.0, 1.0) != Clamp(-0.0, 1.0) and Clamp(0.0, 1.0) == Clamp(0.0, 1.0)
+    for step in (Clamp(-0.0, 1.0), Custom.of(lambda x, i, j, ops: ops.where(i > 1, x, -0.0)), Custom.of(_nan)):
+        epilogue = Epilogue(step)
+        assert Epilogue.from_json(epilogue.json) == epilogue
+
+
+def _nan(x: Any, i: object, j: object, ops: object) -> object:
+    return x + math.nan
+
+
+def test_exact_floats_are_floats() -> None:
+    zero, nan = ExactFloat(-0.0), ExactFloat(math.nan)
+    assert zero != 0.0 and zero != 0 and zero == -0.0 and ExactFloat(0.0) == 0 and ExactFloat(2.0) == 2
+    assert ExactFloat(2.0) != "2.0" and nan != 1.0 and nan == exact((float("nan"),))[0]
+    assert pickle.loads(pickle.dumps(nan)) is nan and pickle.loads(pickle.dumps(zero)) == zero
+    assert json.dumps([zero, nan]) == "[-0.0, NaN]" and repr(zero) == "-0.0" and type(zero + 1) is float
+
+
+def test_a_negated_zero_has_the_other_sign() -> None:
+    found = Epilogue(Custom.of(lambda x, i, j, ops: -x)).reference(np.array([[0.0, -0.0]])).c
+    assert np.signbit(found).tolist() == [[True, False]]

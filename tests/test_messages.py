@@ -24,7 +24,7 @@ def unbounded(text: str) -> list[str]:
     ['1: x', '1: y']
     """
     found = []
-    for statement in ast.walk(ast.parse(text)):
+    for statement in ast.walk(ast.parse(text)) if "!r" in text or "repr(" in text else ():
         if not isinstance(statement, ast.Raise) or not isinstance(statement.exc, ast.Call):
             continue
         if ast.unparse(statement.exc.func) in FOREIGN:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..atoms import MmaAtom
+from ..atoms import MmaAtom, SmemTile, TmaPlan
+from ..atoms.smem.descriptor import OperandDescriptor
 from ..checks import (
     Pipeline,
     PipelineProof,
@@ -20,6 +21,7 @@ from ..checks import (
 )
 from ..checks.pipeline.prove import Interleaving
 from ..errors import PlanError
+from ..memo import memoized
 from ..report import Check
 from ..schedule.persistent import numbered_once
 from .derive import OperandPlan, one_matrix
@@ -30,16 +32,27 @@ from .store import StorePlan, distinct_chunks
 Region = tuple[str, int, int, int]  # name, first byte, bytes, alignment
 
 
+@memoized(512)
+def tile_checks(name: str, tile: SmemTile, descriptor: OperandDescriptor, mma: MmaAtom) -> tuple[Check, ...]:
+    """An operand's tile as the instruction reads it: a bijection, its descriptor, banks."""
+    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
+    return (
+        bijective_tile(f"tile {name}", tile),
+        read_by(f"descriptor {name}", tile, descriptor, mma, name),
+        banks.as_check(f"banks {name}"),
+    )
+
+
+@memoized(512)
+def copy_check(name: str, tile: SmemTile, tma: TmaPlan) -> Check:
+    """The TMA loads of an operand fill its tile."""
+    return filled_by(f"copy {name}", tile, one_matrix(tma))
+
+
 def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
     """The tile's layout is bijective, filled by its copies, and read without bank conflicts."""
-    name, tile = operand.name, operand.smem
-    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
-    return [
-        bijective_tile(f"tile {name}", operand.smem),
-        filled_by(f"copy {name}", operand.smem, operand.tma),
-        read_by(f"descriptor {name}", operand.smem, operand.descriptor, mma, name),
-        banks.as_check(f"banks {name}"),
-    ]
+    bijective, *read = tile_checks(operand.name, operand.smem, operand.descriptor, mma)
+    return [bijective, copy_check(operand.name, operand.smem, operand.tma), *read]
 
 
 def fragment_checks(mma: MmaAtom) -> list[Check]:

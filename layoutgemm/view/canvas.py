@@ -39,7 +39,7 @@ def number(value: float) -> str:
     >>> number(12.0), number(3.14159)
     ('12', '3.1')
     """
-    return f"{value:.1f}".removesuffix(".0")
+    return f"{value + 0.0:.1f}".removesuffix(".0")  # -0.0 and 0.0 are one key, and one text
 
 
 def width_of(text: str, size: float) -> float:

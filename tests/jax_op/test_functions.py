@@ -309,3 +309,10 @@ def test_on_a_gpu(with_prologue: bool) -> None:
     values = {name: np.asarray(given[name], np.float32) for name in ("slope", "d")}
     want = steps.reference(sums.astype(np.float32), alpha=0.5, **values).c
     assert np.abs(found - want).max() <= 1e-4 * np.abs(want).max()
+
+
+def test_numbers_that_differ_in_their_sign_are_two_programs() -> None:
+    ones = jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 4), jnp.bfloat16)
+    for alpha in (0.0, -0.0, 0.0):
+        found = np.asarray(matmul(*ones, epilogue=Epilogue(Scale()), given={"alpha": alpha}))
+        assert np.signbit(found).tolist() == np.full((4, 4), np.signbit(alpha)).tolist()

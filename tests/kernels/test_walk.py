@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
-import layoutgemm
 from layoutgemm import kernels, plan
 from layoutgemm.kernels import planner
 from layoutgemm.kernels.plan import tile_count
+from tests import walks
 
-ROOT = Path(layoutgemm.__file__).resolve().parent
 MOST = 5
 READER = "arguments"  # stands at every door
 # Sizes that no tile, grid or constant is equal to: one for the rules of few rows, one for the others.
@@ -23,30 +18,9 @@ SMALL, LARGE = 37, 5003
 
 
 def files_of(size: int, call: Callable[[], object]) -> list[str]:
-    """The files whose functions are handed the size, in the order of the first visit. It may be in a container."""
-    found: dict[str, None] = {}
-
-    def holds(value: Any) -> bool:
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
-        return any(type(each) is int and each == size for each in inner)
-
-    def see(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(str(ROOT)):
-            return
-        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-        # comprehensions and nested functions belong to the function around them
-        if "<" not in code.co_name and any(holds(frame.f_locals.get(name)) for name in code.co_varnames[:count]):
-            path = Path(code.co_filename).relative_to(ROOT).with_suffix("").parts
-            found[".".join(path[1:] if path[0] == "kernels" else path)] = None
-
-    before = sys.getprofile()
-    sys.setprofile(see)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return [name for name in found if name != READER]
+    """The files whose functions are handed the size, in the order of the first visit."""
+    found = walks.files_of(lambda x: type(x) is int and x == size, call, "kernels")
+    return [name for name in dict.fromkeys(found) if name != READER]
 
 
 def drawn(size: int) -> list[str]:

@@ -9,10 +9,11 @@ import pytest
 
 from layoutgemm import Layout, parse, wgmma
 from layoutgemm.atoms import mma_sync
-from layoutgemm.errors import LayoutError, ParseError
+from layoutgemm.errors import ParseError
 from layoutgemm.layouts import LinearLayout
 from layoutgemm.layouts.listing import Listing
 from layoutgemm.layouts.proofs.prove import prove
+from tests.layouts.damage import damaged, outcomes
 
 CUTE_MMA = """TiledMMA
   ThrLayoutVMNK:  (_32,_2,_2,_1):(_1,_32,_64,_0)
@@ -166,26 +167,11 @@ def test_damaged_bases_are_refused_where_they_are(text: str, position: int, expe
 
 
 def test_random_damage_is_read_or_refused() -> None:
-    rng = random.Random(1)
     texts = [
         *printed({"register": [[0, 1]], "lane": [[1, 0], [2, 0]], "warp": [], "block": []}, [4, 2]),
         CUTE_MMA,
         DSL_COPY,
     ]
-    read = refused = 0
-    for _ in range(3000):
-        text = rng.choice(texts)
-        for _ in range(rng.randint(1, 3)):
-            at = rng.randrange(len(text))
-            text = (
-                text[:at]
-                + rng.choice(["", "(", "]", "{", "}", "=", "9", "x", "\n", ",", "->", "'"])
-                + text[at + rng.randint(0, 4) :]
-            )
-        try:
-            parse(text)
-        except LayoutError:
-            refused += 1
-        else:
-            read += 1
+    signs = ["", "(", "]", "{", "}", "=", "9", "x", "\n", ",", "->", "'"]
+    read, refused = outcomes(damaged(texts, 1, signs, places=3, most=4))
     assert read > 100 and refused > 2500, (read, refused)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests import needs
+from tests import needs, walks
 
 torch = needs.module("torch")
 
@@ -36,34 +35,8 @@ def drawn() -> list[str]:
 
 
 def files_of(tensor: Any, call: Callable[[], object]) -> list[str]:
-    """The files whose functions are handed the tensor, alone or within a container."""
-    found: list[str] = []
-
-    def holds(value: Any) -> bool:
-        if isinstance(value, dict):
-            value = list(value.values())
-        return value is tensor or (isinstance(value, (list, tuple)) and any(each is tensor for each in value))
-
-    def see(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(str(ROOT)):
-            return
-        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-        # comprehensions and nested functions belong to the function around them
-        if "<" in code.co_name or not any(holds(frame.f_locals.get(name)) for name in code.co_varnames[:count]):
-            return
-        path = Path(code.co_filename).relative_to(ROOT).with_suffix("").parts
-        name = ".".join(path[1:] if path[0] == "torch_op" else path)
-        if found[-1:] != [name]:
-            found.append(name)
-
-    before = sys.getprofile()
-    sys.setprofile(see)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return found
+    """The files whose functions are handed the tensor."""
+    return walks.files_of(lambda x: x is tensor, call, "torch_op")
 
 
 @contextlib.contextmanager

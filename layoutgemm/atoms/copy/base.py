@@ -37,6 +37,22 @@ PHASE_LANES = {1: 32, 2: 32, 4: 32, 8: 16, 16: 8}
 _Copy = TypeVar("_Copy", bound="CopyAtom")
 
 
+def lane_copy(make: Callable[..., _Copy], kind: DType, bits: int, moved: str, section: str, /, **own: object) -> _Copy:
+    """An instruction of one lane, which moves `bits` that lie side by side.
+
+    make     the atom's class; `own` are its fields beside those that follow
+    moved    the bits in words
+    section  of the PTX ISA
+
+    Raises AtomError for bits that are no whole elements.
+    """
+    if bits % kind.bits:
+        raise AtomError(f"{moved} hold no whole elements of {kind} ({kind.bits} bits)")
+    map_ = Layout((1, bits // kind.bits), (0, 1))
+    reference = f'PTX ISA, "Data Movement and Conversion Instructions: {section}"'
+    return make(element=kind, threads=1, layout_src=map_, layout_dst=map_, reference=reference, **own)
+
+
 class Access(NamedTuple):
     """The bytes that one lane touches at its address: `bytes` bytes from element number `first` of the tile on."""
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from ...arguments import checked, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
-from ...layouts import Layout
 from ..targets import since
-from .base import CopyAtom
+from .base import CopyAtom, lane_copy
 from .vector import L2_PREFETCH, LOAD_CACHE
 
 # PTX ISA, "cp.async": cp-size is 4, 8 or 16 bytes, and 16 only with .cg, which bypasses L1.
@@ -144,26 +143,15 @@ def cp_async(
     sizes = _ASYNC_BYTES[cop]
     if bytes not in sizes:
         raise AtomError(f"cp.async.{cop} copies {', '.join(map(str, sizes))} bytes, not {shown(bytes)}")
-    if bytes * 8 % kind.bits:
-        raise AtomError(f"{bytes} bytes hold no whole elements of {kind} ({kind.bits} bits)")
     if src_bytes not in (None, "register") and (isinstance(src_bytes, str) or not 0 <= src_bytes <= bytes):
         raise AtomError(f"cp.async of {bytes} bytes reads 0..{bytes} of them, not {shown(src_bytes)}")
     if l2_prefetch is not None and l2_prefetch not in L2_PREFETCH:
         raise AtomError(f"L2 prefetch sizes are {', '.join(map(str, L2_PREFETCH))} bytes, not {shown(l2_prefetch)}")
-    map_ = Layout((1, bytes * 8 // kind.bits), (0, 1))
-    return AsyncCopy(
-        ptx=f"cp.async.{cop}.shared.global" + (f".L2::{l2_prefetch}B" if l2_prefetch else ""),
-        archs=since("sm_80"),
-        element=kind,
-        threads=1,
-        source="gmem",
-        target="smem",
-        layout_src=map_,
-        layout_dst=map_,
-        reference='PTX ISA, "Data Movement and Conversion Instructions: cp.async"',
-        bytes=bytes,
-        src_bytes=src_bytes,
-    )
+    ptx = f"cp.async.{cop}.shared.global" + (f".L2::{l2_prefetch}B" if l2_prefetch else "")
+    return lane_copy(
+        AsyncCopy, kind, bytes * 8, f"{bytes} bytes", "cp.async",
+        ptx=ptx, archs=since("sm_80"), source="gmem", target="smem", bytes=bytes, src_bytes=src_bytes,
+    )  # fmt: skip
 
 
 # (source, target) -> state spaces in PTX's order and how the copy completes. PTX ISA, "cp.async.bulk".
@@ -211,30 +199,17 @@ def bulk_copy(
     if bytes % BULK_ALIGNMENT:
         count, rest = divmod(bytes, BULK_ALIGNMENT)
         raise AtomError(f"cp.async.bulk copies multiples of 16 bytes; {bytes} is {count} x 16 + {rest}")
-    if bytes * 8 % kind.bits:
-        raise AtomError(f"{bytes} bytes hold no whole elements of {kind} ({kind.bits} bits)")
     spaces, completion = _BULK[source, target]
     if multicast and (source, target) != ("gmem", "smem"):
         raise AtomError(f"cp.async.bulk multicasts gmem -> smem alone, not {source} -> {target}")
     if byte_mask and (source, target) != ("smem", "gmem"):
         raise AtomError(f"cp.async.bulk masks bytes smem -> gmem alone, not {source} -> {target}")
-    map_ = Layout((1, bytes * 8 // kind.bits), (0, 1))
     suffix = ".multicast::cluster" if multicast else ".cp_mask" if byte_mask else ""
-    return BulkCopy(
-        ptx=f"cp.async.bulk.{spaces}{_COMPLETION[completion]}{suffix}",
-        archs=since("sm_100" if byte_mask else "sm_90"),
-        element=kind,
-        threads=1,
-        source=source,
-        target=target,
-        layout_src=map_,
-        layout_dst=map_,
-        reference='PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk"',
-        bytes=bytes,
-        completion=completion,
-        multicast=multicast,
-        byte_mask=byte_mask,
-    )
+    return lane_copy(
+        BulkCopy, kind, bytes * 8, f"{bytes} bytes", "cp.async.bulk",
+        ptx=f"cp.async.bulk.{spaces}{_COMPLETION[completion]}{suffix}", archs=since("sm_100" if byte_mask else "sm_90"),
+        source=source, target=target, bytes=bytes, completion=completion, multicast=multicast, byte_mask=byte_mask,
+    )  # fmt: skip
 
 
 # PTX ISA, "st.async": .b32, .b64, and vectors of two or four.
@@ -254,19 +229,9 @@ def st_async(bits: int = 32, element: DType | str = "u32") -> CopyAtom:
     kind = dtype(element)
     if bits not in _STORE_BITS:
         raise AtomError(f"st.async stores {', '.join(map(str, _STORE_BITS))} bits, not {shown(bits)}")
-    if bits % kind.bits:
-        raise AtomError(f"{bits} bits hold no whole elements of {kind} ({kind.bits} bits)")
-    map_ = Layout((1, bits // kind.bits), (0, 1))
-    return CopyAtom(
-        ptx=f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{_STORE_BITS[bits]}",
-        archs=since("sm_90"),
-        element=kind,
-        threads=1,
-        source="rmem",
-        target="smem",
-        layout_src=map_,
-        layout_dst=map_,
-        reference='PTX ISA, "Data Movement and Conversion Instructions: st.async"',
+    ptx = f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{_STORE_BITS[bits]}"
+    return lane_copy(
+        CopyAtom, kind, bits, f"{bits} bits", "st.async", ptx=ptx, archs=since("sm_90"), source="rmem", target="smem"
     )
 
 

@@ -13,7 +13,7 @@ from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Verdict
 from ...layouts.int_tuple import leaves
 from ..targets import TARGETS, since
-from .base import CopyAtom
+from .base import CopyAtom, lane_copy
 
 # Bits of one ld or st -> vector suffix and type. PTX ISA, "Vectors" and "Data Movement and Conversion Instructions: ld"
 # and "st": at most 128 bits, except .v8.b32 of global memory on sm_100 and later.
@@ -210,24 +210,13 @@ def _vector(
     if width not in _VECTORS or (width == _WIDE and space != "global"):
         most = _WIDE if space == "global" else 128
         raise AtomError(f"{op}.{space} has 8, 16, 32, ..., {most} bits; no one instruction copies {shown(width)}")
-    if width % kind.bits:
-        raise AtomError(f"{width} bits hold no whole elements of {kind} ({kind.bits} bits)")
     name = f"{op}{_order(op, order, scope)}.{space}"
     name += _caching(op, space, cache, evict, l2_prefetch, order, read_only)
     archs = _WIDE_ARCHS if width == _WIDE else since("sm_90") if scope == "cluster" else TARGETS
-    map_ = Layout((1, width // kind.bits), (0, 1))
-    return VectorCopy(
-        ptx=name + _VECTORS[width],
-        archs=archs,
-        element=kind,
-        threads=1,
-        source=source,
-        target=target,
-        layout_src=map_,
-        layout_dst=map_,
-        reference=f'PTX ISA, "Data Movement and Conversion Instructions: {op}"',
-        bits=width,
-    )
+    return lane_copy(
+        VectorCopy, kind, width, f"{width} bits", op,
+        ptx=name + _VECTORS[width], archs=archs, source=source, target=target, bits=width,
+    )  # fmt: skip
 
 
 def _order(op: str, order: str, scope: str | None) -> str:

@@ -31,6 +31,7 @@ from ...kernels.sm90.gated import combination
 from ...kernels.sm90.operands.combined import Combine, Combined, function_of, refusal_of_matrices
 from ...kernels.sm90.operands.prologue import Prologue, check_chosen
 from ...layouts import Layout
+from ...memo import exact
 from ...schedule import Formula, Schedule
 from ...schedule.listed import tiles_on_host
 from ..derivatives import derived_by_jax
@@ -269,7 +270,7 @@ def _whole(name: str, value: object) -> int:
 def _float(name: str, value: object) -> float:
     if isinstance(value, jax.core.Tracer):
         raise OperandError(f"{name} is traced, and combine='s number is a launch's: give a Python number")
-    return float(host_number(name, value))
+    return exact(float(host_number(name, value)))
 
 
 def _tiles(product: ComposedProduct, tiles: object) -> jax.Array:

@@ -22,6 +22,7 @@ from ...kernels.epilogue.chain import Activation, Bias, Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand, Step
 from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
+from ...memo import exact
 from ..derivatives import derived_by_jax
 from ..inputs import array_of, flag, type_name
 from ..primitive import MAX_PRODUCTS, primitive_of, varying_alike
@@ -90,7 +91,7 @@ def launch_numbers(epilogue: Epilogue, given: Mapping[str, object]) -> tuple[tup
                 f"{operand.name} is traced, and a launch's: give a Python number, or an array to Scale(device=True)"
             )
         found.append((operand.name, host_number(operand.name, value, operand.dtype.name == "i32")))
-    return tuple(found)
+    return exact(tuple(found))
 
 
 _bound = primitive_of("layoutgemm_functions", gpu.multiply, computed)

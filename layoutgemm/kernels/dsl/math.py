@@ -46,7 +46,7 @@ class ElementMath:
     @staticmethod
     def constant(value: float) -> float:
         """A number of f32."""
-        return value
+        return float(value)  # Python's own type, which the DSL knows
 
     @staticmethod
     def to_float(x: Int32) -> Float32:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...arguments import shown
 from ...errors import PlanError
+from ...memo import exact
 from . import tracing
 from .numpy_math import Math
 from .places import ElementPlace, Value
@@ -45,6 +46,9 @@ class About:
 
     term: Expression
     merged: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "term", exact(self.term))
 
     @classmethod
     def traced(cls, term: Callable[..., Symbol], merged: str) -> About:
@@ -75,6 +79,10 @@ class Reduction:
     results: tuple[tuple[str, str], ...]
     atomic: str | None = None
     about: About | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lift", "combine", "finish", "identity"):
+            object.__setattr__(self, name, exact(getattr(self, name)))
 
     @classmethod
     def of(

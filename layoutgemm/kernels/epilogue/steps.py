@@ -13,6 +13,7 @@ from ...arguments import shown
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
+from ...memo import exact
 from ..derive import ORDERS, OTHER_ORDER
 from . import tracing
 from .places import Functions, StepPlace, Value
@@ -57,6 +58,7 @@ class EpilogueOperand:
         if self.dtype.name not in known:
             raise PlanError(f"{self.name} is {self.dtype}; an epilogue's operand is one of {', '.join(known)}")
         object.__setattr__(self, "unit", tuple(self.unit))
+        object.__setattr__(self, "start", exact(self.start))
         if self.unit != (1, 1) and not (self.written and self.axes == "mn"):
             raise PlanError(f"{self.name}: unit {self.unit} is for a written matrix")
 
@@ -319,8 +321,14 @@ class Clamp(Step):
         for name, value in (("low", self.low), ("high", self.high)):
             if not _is_number(value):
                 raise PlanError(f"clamp with {name} = {shown(value)}: a number")
+            try:
+                tracing.as_value(value, "float")
+            except PlanError as error:
+                raise PlanError(f"clamp with {name} = {shown(value)}: {error}") from None
         if not self.low <= self.high:
             raise PlanError(f"clamp(low={self.low}, high={self.high}): low must not exceed high")
+        object.__setattr__(self, "low", exact(self.low))
+        object.__setattr__(self, "high", exact(self.high))
 
     def apply(self, x: Value, at: StepPlace) -> Value:
         """The nearest value of the range."""
@@ -382,6 +390,9 @@ class Custom(Step):
 
     expression: tracing.Expression
     operands: tuple[EpilogueOperand, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "expression", exact(self.expression))
 
     @classmethod
     def of(cls, function: Callable[..., object], *operands: EpilogueOperand) -> Custom:

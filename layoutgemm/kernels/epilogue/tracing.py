@@ -19,6 +19,7 @@ import numpy as np
 from ...arguments import as_arithmetic
 from ...arguments import shown as bounded
 from ...errors import LayoutError, PlanError
+from ...memo import exact
 from .places import Value
 
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
@@ -94,10 +95,10 @@ class Symbol:
         return half if other == 1 else half * half if other % 2 == 0 else half * half * self
 
     def __neg__(self) -> Symbol:
-        return _arithmetic("sub", 0, self)
+        return _arithmetic("sub", 0 if self.kind == "int" else -0.0, self)  # 0.0 - 0.0 would lose the sign of zero
 
     def __abs__(self) -> Symbol:
-        return _arithmetic("maximum", self, -self)
+        return _arithmetic("maximum", self, 0 - self)
 
     def __floordiv__(self, other: object) -> Symbol:
         return _integers("floordiv", self, other)
@@ -305,7 +306,7 @@ def restored(parts: object, names: tuple[str, ...]) -> Expression:
     ('mul', ('x',), ('given', 's'))
     """
     found = _float(_restored(parts, names)).expression
-    if found != _as_tuples(parts):
+    if exact(found) != exact(_as_tuples(parts)):
         raise PlanError(f"an expression is {bounded(parts)}, and a trace would give {bounded(found)}")
     return found
 
@@ -314,7 +315,7 @@ def _restored(parts: object, names: tuple[str, ...]) -> Symbol:
     head, *rest = parts if isinstance(parts, (list, tuple)) and parts else (None,)
     if head in ("x", "i", "j") and not rest:
         return Symbol((head,), "float" if head == "x" else "int")
-    if head in ("float", "int") and len(rest) == 1 and type(rest[0]).__name__ == head:
+    if head in ("float", "int") and len(rest) == 1 and isinstance(rest[0], float if head == "float" else int):
         return _symbol(rest[0])
     if head == "given" and len(rest) == 1 and rest[0] in names:
         return Symbol(("given", rest[0]), "float")

@@ -13,11 +13,6 @@ from ...atoms.smem.operand_read import operand_read
 from ...atoms.targets import exists_on
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns, warp_lanes
 from ...checks import (
-    bank_conflicts,
-    bijective_tile,
-    filled_by,
-    matrix_access,
-    read_by,
     registers,
     shared_memory_of,
     tensor_memory,
@@ -26,7 +21,7 @@ from ...checks.coverage import not_once
 from ...errors import LayoutError
 from ...report import Check, Report
 from ..derivation import checked
-from ..derive import OperandPlan, one_matrix
+from ..derive import OperandPlan
 from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan import MOST_BYTES
@@ -35,6 +30,7 @@ from ..plan_checks import (
     barriers_at,
     buffers_of_c,
     misplaced,
+    operand_checks,
     pipelines,
     stage_budget,
     stages_of,
@@ -137,14 +133,8 @@ def _operand(plan: Sm100Plan, operand: OperandPlan) -> list[Check]:
         "arithmetic",
         witness,
     )
-    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
-    return [
-        bijective_tile(f"tile {name}", tile),
-        filled_by(f"copy {name}", tile, one_matrix(operand.tma)),
-        share,
-        read_by(f"descriptor {name}", tile, operand.descriptor, plan.mma, name),
-        banks.as_check(f"banks {name}"),
-    ]
+    bijective, filled, *reads = operand_checks(operand, plan.mma)
+    return [bijective, filled, share, *reads]
 
 
 def _instruction(plan: Sm100Plan) -> Check:

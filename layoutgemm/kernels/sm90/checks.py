@@ -12,21 +12,19 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ...atoms import MmaAtom
 from ...atoms.tma.engine import shared_bits
-from ...checks import bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ...checks import bijective_tile
 from ...checks.coverage import not_once
 from ...checks.pipeline.model import MOST_NAMED, NamedBarrier
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import ge0, show
-from ...memo import memoized
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan import MOST_BYTES
-from ..plan_checks import fragment_checks, pipelines, tiles_of_c, tiles_of_k
+from ..plan_checks import copy_check, fragment_checks, pipelines, tile_checks, tiles_of_c, tiles_of_k
 from ..store import ROWS
 from ..store_ring import StoreRing
 from .along_k import along_k_checks
@@ -237,7 +235,7 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     elif name == "B" and plan.gated is not None:
         filled = filled_side_by_side(plan) if plan.gated.separate else filled_by_halves(plan)
     else:
-        filled = filled_by(f"copy {name}", tile, one_matrix(operand.tma))
+        filled = copy_check(name, tile, operand.tma)
     problem = ""
     for tma in operand.copies:
         problem = problem or uneven_shares(tma)
@@ -260,19 +258,7 @@ def _read(plan: Sm90Plan, operand: OperandPlan | GatheredOperand) -> tuple[Check
     """The tile as products read it: a bijection first."""
     if operand.name == "A" and plan.prologue is not None:  # through registers: `fragment_load_checks`
         return (bijective_tile("tile A", operand.smem),)
-    return _multiplied(operand, plan.mma)
-
-
-@memoized(512)
-def _multiplied(operand: OperandPlan | GatheredOperand, mma: MmaAtom) -> tuple[Check, ...]:
-    """The tile as wgmma reads it: a bijection, its descriptor, banks."""
-    name, tile = operand.name, operand.smem
-    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
-    return (
-        bijective_tile(f"tile {name}", tile),
-        read_by(f"descriptor {name}", tile, operand.descriptor, mma, name),
-        banks.as_check(f"banks {name}"),
-    )
+    return tile_checks(operand.name, operand.smem, operand.descriptor, plan.mma)
 
 
 def _blocks(plan: Sm90Plan, operand: OperandPlan | GatheredOperand, groups: int) -> Check:

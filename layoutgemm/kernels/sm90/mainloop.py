@@ -40,6 +40,7 @@ from ...atoms.smem.descriptor import OperandDescriptor
 from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...checks import read_by
 from ...errors import OperandError, PlanError
+from ...memo import exact
 from ...report import Check
 from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
@@ -139,6 +140,9 @@ class Promoted:
     tables: tuple[Table, ...] = ()
     depth: int = DEPTH
     span: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "expression", exact(self.expression))
 
     @classmethod
     @checked(PlanError)

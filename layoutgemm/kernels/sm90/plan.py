@@ -212,25 +212,25 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
                          tile half of either; the epilogue comes after it. See `kernels.sm90.gated`. Or a Combined: C
                          is a function of A @ B0, A @ B1, ..., of as many matrices. See `kernels.sm90.operands.combined`
         mainloop         what happens to the sum of each K block, where it is more than added; see
-        `kernels.sm90.mainloop`
+                         `kernels.sm90.mainloop`
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
-        rows of each group as many are computed as count: see `kernels.sm90.grouped`
+                         rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
         pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; see `kernels.sm90.operands.pair`
         shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
         weights          A is packed weights of that format, in a kernel's order; `a` is the type they become: see
-        `kernels.sm90.quantized`
+                         `kernels.sm90.quantized`
         experts          C's n columns are `batch` groups, each times packed weights of its own: see
-        `kernels.sm90.quantized.experts`
+                         `kernels.sm90.quantized.experts`
         order            the order of tiles, of all or some of them: a Schedule, a name such as "lower", a Layout, or a
                          function of the tile's number; see `kernels.orders`. None: the configuration's bands
         triangles        A or B is triangular, and K tiles of zeros are skipped: see `triangular.operands`
         indexed          A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows:
                          see `kernels.indexed.rows`
         prologue         a function of A's elements, in registers before they are multiplied: see
-        `kernels.sm90.operands.prologue`
+                         `kernels.sm90.operands.prologue`
         row_sums         the sums of A's rows along K are stored too, as a bias's gradient beside its weight's: see
-        `kernels.sm90.operands.row_sums`
+                         `kernels.sm90.operands.row_sums`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.

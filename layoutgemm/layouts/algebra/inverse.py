@@ -58,6 +58,8 @@ def _gaps(shape: Any, stride: Any, bound: Scalar) -> tuple[list[Scalar], list[St
         except TypeError:
             _refuse_basis("complement", shape, stride)
             raise
+    if not modes:  # coordinates of extent 1 were left out
+        _refuse_basis("complement", shape, stride)
     S: list[Scalar] = []
     D: list[StrideEntry] = []
     slack = None
@@ -108,9 +110,9 @@ def right_inverse(shape: Shape, stride: Stride) -> Pair:
     modes = []
     w: Scalar = 1
     for s, d in zip(S, D):
+        if d.__class__ is not int:
+            _refuse_basis("right_inverse", shape, stride)
         if s != 1:
-            if d.__class__ is not int:
-                _refuse_basis("right_inverse", shape, stride)
             if d > 0:
                 modes.append((d, s, w))
             w *= s

@@ -175,12 +175,12 @@ def chain(shape: Shape, stride: Stride, what: str) -> list[Link]:
     """
     rest: list[Mode] = []
     for s, d in zip(leaves(shape), leaves(stride)):
-        if (s.__class__ is int and s == 1) or (d.__class__ is int and d == 0):
-            continue
         if d.__class__ is ScaledBasis:
             raise LayoutError(
                 f"{what} of {_text((shape, stride))}: its values are coordinates, and {what} needs integer offsets"
             )
+        if (s.__class__ is int and s == 1) or (d.__class__ is int and d == 0):
+            continue
         rest.append((s, d))
     out = []
     end: Scalar = 1

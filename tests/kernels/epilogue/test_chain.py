@@ -167,6 +167,8 @@ def test_powers_are_products() -> None:
         (lambda: EpilogueOperand("w", "m", "f99"), "unknown number format 'f99'"),
         (lambda: Activation(["relu"]), "activation"),
         (lambda: Clamp("a", "b"), "low = 'a'"),
+        (lambda: Clamp(-(10**400)), "low = an integer of 1329 bits: an integer of 1329 bits is beyond float32"),
+        (lambda: Clamp(0.0, 1e39), r"high = 1e\+39: 1e\+39 is beyond float32"),
         (lambda: Dropout("x"), "p = 'x'"),
         (lambda: Epilogue.named(5), "named by text"),
         (
@@ -184,7 +186,7 @@ def test_powers_are_products() -> None:
         (lambda: Epilogue(Dropout(0.5)).reference(np.zeros((2, 2)), seed=2**40), "41 bits"),
         (lambda: words_of(Epilogue(Scale()), {"alpha": 1e39}), "alpha = 1e[+]39 is beyond float32"),
     ],
-    ids=range(28),
+    ids=range(30),
 )
 def test_meaningless_functions_are_refused_with_a_reason(make: Any, text: str) -> None:
     with pytest.raises((PlanError, OperandError), match=text):

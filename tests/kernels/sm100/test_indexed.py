@@ -13,7 +13,7 @@ import pytest
 from layoutgemm import plan as planned
 from layoutgemm.atoms.tma.gather import in_fours
 from layoutgemm.emulator.api import ORDERS, Emulation
-from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.mutants import alterations, deletions, fields
 from layoutgemm.emulator.mutation.run import LaunchCase, sample, survey, unreached
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
@@ -25,12 +25,13 @@ from layoutgemm.kernels.run.epilogue_operands import words_read
 from layoutgemm.kernels.sm100 import rows_checks
 from layoutgemm.layouts import Layout
 from tests import needs
+from tests.kernels.indexed_problem import problem
+from tests.kernels.launch_cases import launch_case, unproven
 from tests.kernels.sm100.table import one, pair
 
 needs_dsl = needs.DSL
 needs_cc = needs.C_COMPILER
 STRICT = Policy(tensor_strict=True)
-KINDS = {"i32": np.int32, "i64": np.int64}
 WEIGHTED = Epilogue(Custom.of(lambda x, i, j, ops, w: w * x, EpilogueOperand("w", "m", "f32")))
 # M, N, K; A, B, C; configuration; (rows of A, type of indices), (rows of C, type of indices)
 FORMS: dict[str, tuple[Any, ...]] = {
@@ -51,24 +52,6 @@ def plan_of(form: str, **more: Any) -> Sm100Plan:
     m, n, k = more.pop("sizes", sizes)
     indexed = IndexedRows(*[None if part is None else RowIndices(*part) for part in (gather, scatter)])
     return Sm100Plan.derive(m, n, k, **{"a": a, "b": b, "c": c, "config": config, "indexed": indexed, **more})
-
-
-def problem(plan: Sm100Plan) -> tuple[np.ndarray, np.ndarray, dict[str, Any], np.ndarray]:
-    """A, B, the vectors, and C with zeros in rows that none names; exact."""
-    rng, indexed = np.random.default_rng(plan.m), plan.indexed
-    assert indexed is not None
-    most = 1 if plan.c.dtype.bits == 8 else 3
-    a = rng.integers(-most, most + 1, (plan.rows_of_a, plan.k)).astype(np.float32)
-    b = rng.integers(-most, most + 1, (plan.k, plan.n)).astype(np.float32)
-    given: dict[str, Any] = {}
-    if indexed.gather is not None:
-        given["rows"] = rng.integers(0, plan.rows_of_a, plan.m).astype(KINDS[indexed.gather.kind])
-    want = product = (a[given["rows"]] if indexed.gather is not None else a) @ b
-    if indexed.scatter is not None:
-        given["out_rows"] = rng.permutation(plan.rows_of_c)[: plan.m].astype(KINDS[indexed.scatter.kind])
-        want = np.zeros((plan.rows_of_c, plan.n), np.float32)
-        want[given["out_rows"]] = product
-    return a, b, given, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(want)))
 
 
 @pytest.mark.parametrize("form", [pytest.param(form, marks=[pytest.mark.slow] * (form == "widest")) for form in FORMS])
@@ -198,22 +181,10 @@ def test_reductions_and_scales_are_of_the_products_rows() -> None:
 def cases() -> tuple[Any, tuple[LaunchCase, ...]]:
     """The kernel of "both, a pair" and its launches, in two orders of events."""
     plan = plan_of("both, a pair", sizes=SMALL)
-    host, held = linked(plan), {}
-    arguments, want = launch_of(plan, {})
-
-    def launch() -> Launch:
-        c = np.full_like(want, 0x7777)
-        arrays, (made,) = host.call((*arguments[:2], c, *arguments[2:]))
-        held[id(arrays.memory)] = (c, arguments)
-        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
-
-    def check(done: Launch) -> str | None:
-        wrong = held.pop(id(done.memory))[0][:, : plan.n] != want[:, : plan.n]
-        return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
-
-    launch()
-    policy = replace(STRICT, edges=False)
-    return host.launches[0].kernel, (LaunchCase("both", launch, check, policy),)
+    (a, b, *rest), want = launch_of(plan, {})
+    matrices = a, b, np.full_like(want, 0x7777)
+    kernel, case = launch_case(linked(plan), "both", matrices, rest, want[:, : plan.n], replace(STRICT, edges=False))
+    return kernel, (case,)
 
 
 @needs_dsl
@@ -240,8 +211,7 @@ def test_a_sample_of_mutants_is_caught_or_changes_nothing() -> None:
     judge = Explainer(kernel, found, ())
     mutants = [*deletions(kernel), *fields(kernel), *alterations(kernel, found[0].launch())]
     rows = [judge.row(mutant) for mutant in sample(mutants, 60)]
-    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
-    assert [f"{row.mutant}: {row.reason}" for row in left] == []
+    assert unproven(rows) == []
     late = replace(found[0], policy=replace(STRICT, edges=False, waits="reluctant"))
     assert [str(ins) for ins in unreached(kernel, (*found, late))] == []
 

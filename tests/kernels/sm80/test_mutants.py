@@ -10,14 +10,14 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine.interpreter import Launch
 from layoutgemm.emulator.mutation.mutants import deletions
 from layoutgemm.emulator.mutation.run import LaunchCase
-from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
+from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from tests import needs
+from tests.kernels.launch_cases import integers, launch_case, unproven
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,26 +35,10 @@ SIZES = ((72, 136, 184), (64, 64, 32), (136, 79, 160), (136, 200, 32))
 
 
 def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
-    host = linked(plan)
-    rng = np.random.default_rng(m + n + k)
-    a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))
-    want = plan.c.dtype.encode(a @ b.T)
+    bits, want = integers(m, n, k, plan)
     ldc = -(-n // 8) * 8
-    held: dict[int, tuple[np.ndarray, ...]] = {}  # the emulator works in these arrays' own memory
-
-    def launch() -> Launch:
-        given = (plan.a.dtype.encode(a), plan.b.dtype.encode(b), np.full((m, ldc), 0xFFFF, np.uint16))
-        workers = (2,) * plan.config.persistent
-        arrays, (made,) = host.call((*given, m, n, k, 1, k, k, ldc, 0, 0, 0, *workers))
-        held[id(arrays.memory)] = given
-        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
-
-    def check(done: Launch) -> str | None:
-        wrong = held.pop(id(done.memory))[2][:, :n] != want
-        return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
-
-    launch()
-    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k}", launch, check)
+    rest = (m, n, k, 1, k, k, ldc, 0, 0, 0, *(2,) * plan.config.persistent)
+    return launch_case(linked(plan), f"{m}x{n}x{k}", [*bits, np.full((m, ldc), 0xFFFF, np.uint16)], rest, want)
 
 
 @lru_cache
@@ -83,6 +67,4 @@ def test_every_synchronisation_is_needed(form: str) -> None:
     judge = explainer(form)
     rows = [judge.row(mutant) for mutant in deletions(judge.kernel)]
     # lanes of a warp are executed together, so that bar.warp.sync is not judged
-    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
-    survivors = [f"{row.mutant}: {row.reason}" for row in left if "bar.warp.sync" not in row.mutant.place]
-    assert survivors == [] and sum(row.caught for row in rows) >= 5
+    assert unproven(rows, "bar.warp.sync") == [] and sum(row.caught for row in rows) >= 5

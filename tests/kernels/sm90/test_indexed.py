@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 from layoutgemm.atoms import smem_tile
 from layoutgemm.checks.pipeline.actions import FenceProxy, ForK, ForTiles, Wait
-from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.mutants import deletions, fields
 from layoutgemm.emulator.mutation.run import LaunchCase, sample, survey, unreached
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
@@ -26,6 +25,8 @@ from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted
 from tests import needs
+from tests.kernels.indexed_problem import problem
+from tests.kernels.launch_cases import launch_case, unproven
 
 needs_dsl = needs.DSL
 needs_cc = needs.C_COMPILER
@@ -52,31 +53,6 @@ def plan_of(form: str, **more: Any) -> Sm90Plan:
     indexed = IndexedRows(*[None if part is None else RowIndices(*part) for part in (gather, scatter)])
     groups: dict[str, Any] = {"batch": len(sizes), "ragged": Ragged.of(len(sizes))} if sizes else {}
     return Sm90Plan.derive(m, n, k, a=a, b=b, c=c, config=config, indexed=indexed, **groups, **more)
-
-
-def problem(plan: Sm90Plan, sizes: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray, dict[str, Any], np.ndarray]:
-    """A, B, the vectors, and C with zeros in rows that none names; exact."""
-    rng, indexed = np.random.default_rng(plan.m), plan.indexed
-    assert indexed is not None
-    most = 1 if plan.c.dtype.bits == 8 else 3
-    a = rng.integers(-most, most + 1, (plan.rows_of_a, plan.k)).astype(np.float32)
-    b = rng.integers(-most, most + 1, (*[len(sizes)] * bool(sizes), plan.k, plan.n)).astype(np.float32)
-    given: dict[str, Any] = {}
-    kinds = {"i32": np.int32, "i64": np.int64}
-    read = a
-    if indexed.gather is not None:
-        given["rows"] = rng.integers(0, plan.rows_of_a, plan.m).astype(kinds[indexed.gather.kind])
-        read = a[given["rows"]]
-    product = read @ b
-    if sizes:
-        given["offsets"] = np.cumsum([0, *sizes]).astype(np.int32)
-        product = np.concatenate([read[x:y] @ b[e] for e, (x, y) in enumerate(pairwise(given["offsets"]))])
-    want = product
-    if indexed.scatter is not None:
-        given["out_rows"] = rng.permutation(plan.rows_of_c)[: plan.m].astype(kinds[indexed.scatter.kind])
-        want = np.zeros((plan.rows_of_c, plan.n), np.float32)
-        want[given["out_rows"]] = product
-    return a, b, given, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(want)))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -191,21 +167,9 @@ def test_fences_of_consumers_serve_copies_of_others() -> None:
 def cases() -> tuple[Any, tuple[LaunchCase, ...]]:
     """The kernel of "groups" and its launches."""
     plan = plan_of("groups")
-    host, held = linked(plan), {}
-    arguments, want = launch_of(plan, SIZES, {})
-
-    def launch() -> Launch:
-        c = np.zeros_like(want)
-        arrays, (made,) = host.call((*arguments[:2], c, *arguments[2:]))
-        held[id(arrays.memory)] = (c, arguments)
-        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
-
-    def check(done: Launch) -> str | None:
-        wrong = held.pop(id(done.memory))[0] != want
-        return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
-
-    launch()
-    return host.launches[0].kernel, (LaunchCase("groups", launch, check),)
+    (a, b, *rest), want = launch_of(plan, SIZES, {})
+    kernel, case = launch_case(linked(plan), "groups", [a, b, np.zeros_like(want)], rest, want)
+    return kernel, (case,)
 
 
 @needs_dsl
@@ -232,8 +196,7 @@ def test_a_sample_of_mutants_is_caught() -> None:
     kernel, found = cases()
     judge = Explainer(kernel, found, ())
     rows = [judge.row(mutant) for mutant in sample([*deletions(kernel), *fields(kernel)], 24)]
-    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
-    assert [f"{row.mutant}: {row.reason}" for row in left] == []
+    assert unproven(rows) == []
 
 
 @needs_dsl

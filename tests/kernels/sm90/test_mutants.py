@@ -11,15 +11,16 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.api import mutate
 from layoutgemm.emulator.mutation.mutants import alterations, deletions, fields
-from layoutgemm.emulator.mutation.run import EARLY, LaunchCase, MutantOutcome, sample
-from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
+from layoutgemm.emulator.mutation.run import EARLY, LaunchCase, sample
+from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from tests import needs
+from tests.kernels.launch_cases import integers, launch_case, unproven
 
 pytestmark = [
     needs.DSL,
@@ -40,24 +41,11 @@ ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"),
 
 
 def case(plan: Sm90Plan, m: int, n: int, k: int, workers: int, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
-    host = linked(plan)
-    rng = np.random.default_rng(m + n + k)
-    a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))
-    want = plan.c.dtype.encode(a @ b.T)
-    held: dict[int, tuple[np.ndarray, ...]] = {}  # the emulator works in these arrays' own memory
-
-    def launch() -> Launch:
-        given = (plan.a.dtype.encode(a), plan.b.dtype.encode(b), np.full((m, n), 0xFFFF, np.uint16))
-        arrays, (made,) = host.call((*given, m, n, k, 1, k, k, n, 0, 0, 0, workers))
-        held[id(arrays.memory)] = given
-        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
-
-    def check(done: Launch) -> str | None:
-        wrong = held.pop(id(done.memory))[2] != want
-        return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
-
-    launch()
-    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k} by {workers}", launch, check, policy)
+    bits, want = integers(m, n, k, plan)
+    rest = (m, n, k, 1, k, k, n, 0, 0, 0, workers)
+    return launch_case(
+        linked(plan), f"{m}x{n}x{k} by {workers}", [*bits, np.full_like(want, 0xFFFF)], rest, want, policy
+    )
 
 
 @lru_cache
@@ -78,12 +66,6 @@ def explainer(form: str) -> Explainer:
 def test_every_instruction_is_reached(form: str) -> None:
     judge = explainer(form)
     assert [str(ins) for ins in judge.kernel.instructions if not judge.executed[ins.pc]] == []
-
-
-def unproven(rows: list[MutantOutcome]) -> list[str]:
-    """Survivors without a proof."""
-    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
-    return [f"{row.mutant}: {row.reason}" for row in left]
 
 
 @pytest.mark.parametrize("form", FORMS)

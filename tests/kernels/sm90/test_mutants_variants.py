@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.mutants import deletions, fields
 from layoutgemm.emulator.mutation.run import EARLY, LaunchCase, sample, unreached
-from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
+from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.along_k import AlongK
@@ -20,6 +20,7 @@ from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from tests import needs
+from tests.kernels.launch_cases import launch_case, unproven
 
 pytestmark = [
     pytest.mark.slow,
@@ -97,21 +98,7 @@ def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarra
 
 def case(form: str, shape: Any, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
     plan, (a, b, *rest), want = problem(form, shape)
-    host = linked(plan)
-    held: dict[int, tuple[np.ndarray, ...]] = {}  # the emulator works in these arrays' own memory
-
-    def launch() -> Launch:
-        c = np.full(want.shape, 0xFFFF, np.uint16)
-        arrays, (made,) = host.call((a, b, c, *rest))
-        held[id(arrays.memory)] = (c,)
-        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
-
-    def check(done: Launch) -> str | None:
-        wrong = held.pop(id(done.memory))[0] != want
-        return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
-
-    launch()
-    return host.launches[0].kernel, LaunchCase(f"{shape}", launch, check, policy)
+    return launch_case(linked(plan), f"{shape}", [a, b, np.full_like(want, 0xFFFF)], rest, want, policy)
 
 
 @lru_cache
@@ -131,5 +118,4 @@ def test_a_sample_of_mutants_is_caught_or_changes_nothing(form: str) -> None:
     kernel, cases = everything(form)
     judge = Explainer(kernel, cases[: len(SHAPES[form])], cases[len(SHAPES[form]) :])
     rows = [judge.row(mutant) for mutant in sample([*deletions(judge.kernel), *fields(judge.kernel)], 24)]
-    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
-    assert [f"{row.mutant}: {row.reason}" for row in left] == []
+    assert unproven(rows) == []

@@ -12,7 +12,6 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine.interpreter import Launch
 from layoutgemm.emulator.mutation.mutants import Mutant, deletions, edited, fields
 from layoutgemm.emulator.mutation.run import LaunchCase, Survey, sample, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
@@ -20,6 +19,7 @@ from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels import TeachingPlan
 from layoutgemm.kernels.run.emulated import linked
 from tests import needs
+from tests.kernels.launch_cases import launch_case
 
 pytestmark = [
     needs.DSL,
@@ -31,25 +31,12 @@ SIZES = ((64, 64, 64), (70, 66, 100), (64, 130, 192), (33, 64, 328))
 
 def case(m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
     plan = TeachingPlan.derive(m, n, k, a="bf16", b="bf16:col", c="f32")
-    host = linked(plan)
     rng = np.random.default_rng(m + n + k)
     pitch = -(-k // 8) * 8
     a, b = (rng.integers(-3, 4, size=(rows, pitch)).astype(np.float32) for rows in (m, n))
-    want = a[:, :k] @ b[:, :k].T
-    held: dict[int, tuple[np.ndarray, ...]] = {}  # the emulator works in these arrays' own memory
-
-    def launch() -> Launch:
-        given = (plan.a.dtype.encode(a), plan.b.dtype.encode(b), np.full((m, n), 0xFFFFFFFF, np.uint32))
-        arrays, (made,) = host.call((*given, m, n, k, pitch, pitch, n))
-        held[id(arrays.memory)] = given
-        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
-
-    def check(done: Launch) -> str | None:
-        got = held.pop(id(done.memory))[2].view(np.float32)
-        return None if np.array_equal(got, want) else f"{int((got != want).sum())} elements of C are wrong"
-
-    launch()
-    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k}", launch, check)
+    want = plan.c.dtype.encode(a[:, :k] @ b[:, :k].T)
+    matrices = plan.a.dtype.encode(a), plan.b.dtype.encode(b), np.full_like(want, 0xFFFFFFFF)
+    return launch_case(linked(plan), f"{m}x{n}x{k}", matrices, (m, n, k, pitch, pitch, n), want)
 
 
 @lru_cache

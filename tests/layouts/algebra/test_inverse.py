@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 from itertools import pairwise, permutations, product
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from layoutgemm.errors import LayoutError
-from layoutgemm.layouts import Layout
+from layoutgemm.layouts import E, Layout
+from layoutgemm.layouts.symbols.dims import dim
 from tests.layouts import reference as ref
 from tests.layouts.strategies import INJECTIVE, Pair, pairs, random_pair, random_stride, refined, seeds
 
@@ -234,3 +236,16 @@ def longest_chain(modes: list[tuple[int, int]], top: int = 1) -> int:
         if mode[1] == top and mode[0] > 1
     ]
     return max([top, *ends])
+
+
+@pytest.mark.parametrize("shape", [1, (1,), (1, 1), dim("rows_of_one")])  # a name that no other test prints
+def test_coordinates_of_extent_1_are_no_offsets_either(shape: Any) -> None:
+    """Their products had offsets and coordinates for strides, which is no layout."""
+    layout = Layout(shape, E(0) if shape.__class__ is not tuple else tuple(E(i) for i in range(len(shape))))
+    for call in (
+        layout.right_inverse, layout.left_inverse, lambda: layout.complement(8), lambda: layout.logical_product(3),
+        lambda: layout.blocked_product(Layout(3)), lambda: layout.raked_product(Layout(3)),
+        lambda: Layout(1, E(0)).tile_to_shape((4,)), lambda: layout.zipped_product(Layout(3)),
+    ):  # fmt: skip
+        with pytest.raises(LayoutError, match="its values are coordinates"):
+            call()

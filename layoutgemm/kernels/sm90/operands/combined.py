@@ -30,6 +30,7 @@ from ....arguments import checked, refusal, settle
 from ....atoms import TmaPlan, smem_tile
 from ....atoms.tma.derive import derive as derive_tma
 from ....errors import OperandError, PlanError
+from ....memo import exact
 from ...derive import Operand, OperandPlan
 from ...epilogue import tracing
 from ...epilogue.places import Value
@@ -64,6 +65,7 @@ class Combined:
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
+        object.__setattr__(self, "expression", exact(self.expression))
         text = tracing.as_json("sums", matrices=self.matrices, numbers=self.numbers, value=self.expression)
         object.__setattr__(self, "json", text)
         if not LEAST_MATRICES <= self.matrices <= MOST_MATRICES:

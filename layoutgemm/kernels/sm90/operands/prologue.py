@@ -32,6 +32,7 @@ import numpy.typing as npt
 from ....arguments import checked, settle, shown
 from ....dtypes import DType, dtype
 from ....errors import OperandError, PlanError
+from ....memo import exact
 from ...epilogue import tracing
 from ...epilogue.matrix import numbers_of
 from ...epilogue.numpy_math import Math
@@ -120,6 +121,7 @@ class Prologue:
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
+        object.__setattr__(self, "expression", exact(self.expression))
         operands = {operand.name: f"{operand.axis}:{operand.dtype}" for operand in self.operands}
         object.__setattr__(self, "json", tracing.as_json("a prologue", operands=operands, value=self.expression))
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine.interpreter import Launch
 from layoutgemm.emulator.mutation.mutants import deletions
 from layoutgemm.emulator.mutation.run import LaunchCase
-from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
+from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from tests import needs
+from tests.kernels.launch_cases import launch_case, unproven
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,25 +29,13 @@ WEIGHTS = QuantizedFormat("int4", 64)
 
 
 def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
-    host, rng = linked(plan), np.random.default_rng(m + n + k)
+    rng = np.random.default_rng(m + n + k)
     a, codes = rng.integers(-2, 3, (m, k)).astype(np.float32), rng.integers(6, 11, (n, k)).astype(np.uint8)
     units = pack(QuantizedWeights(WEIGHTS, codes, np.ones((n, k // 64)))).units.reshape(-1)
-    want = plan.c.dtype.encode(a @ (codes.astype(np.float32) - 8).T)
-    ldc = -(-n // 8) * 8
-    held: dict[int, tuple[np.ndarray, ...]] = {}  # the emulator works in these arrays' own memory
-
-    def launch() -> Launch:
-        given = (plan.a.dtype.encode(a), units.copy(), np.full((m, ldc), 0xFFFF, np.uint16))
-        arrays, (made,) = host.call((*given, m, n, k, 1, k, k, ldc, 0, 0, 0, 1, *[0] * 16))
-        held[id(arrays.memory)] = given
-        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
-
-    def check(done: Launch) -> str | None:
-        wrong = held.pop(id(done.memory))[2][:, :n] != want
-        return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
-
-    launch()
-    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k}", launch, check)
+    want, ldc = plan.c.dtype.encode(a @ (codes.astype(np.float32) - 8).T), -(-n // 8) * 8
+    matrices = plan.a.dtype.encode(a), units, np.full((m, ldc), 0xFFFF, np.uint16)
+    rest = (m, n, k, 1, k, k, ldc, 0, 0, 0, 1, *[0] * 16)
+    return launch_case(linked(plan), f"{m}x{n}x{k}", matrices, rest, want)
 
 
 def test_every_synchronisation_is_needed() -> None:
@@ -56,6 +44,4 @@ def test_every_synchronisation_is_needed() -> None:
     judge = Explainer(found[0][0], tuple(each for _, each in found), ())
     rows = [judge.row(mutant) for mutant in deletions(judge.kernel)]
     # lanes of a warp are executed together, so that bar.warp.sync is not judged
-    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
-    survivors = [f"{row.mutant}: {row.reason}" for row in left if "bar.warp.sync" not in row.mutant.place]
-    assert survivors == [] and sum(row.caught for row in rows) >= 5
+    assert unproven(rows, "bar.warp.sync") == [] and sum(row.caught for row in rows) >= 5
