@@ -161,12 +161,12 @@ class Reduction:
                 math.where(counts, value, fill) for value, fill in zip(self.lifted(x, at), self.identity, strict=True)
             ]
         values = [math.where(counts, x, -INFINITY) for counts, (x, _) in zip(inside, elements, strict=True)]
-        most = _by_halves(math.largest, [math.constant(self.identity[0]), *values])
+        most = by_halves(math.largest, [math.constant(self.identity[0]), *values])
         terms = [
             tracing.evaluate(self.about.term, x, _About(at, {MOST: most}))
             for x, (_, at) in zip(values, elements, strict=True)
         ]
-        return [most, _by_halves(getattr(math, self.about.merged), terms)]
+        return [most, by_halves(getattr(math, self.about.merged), terms)]
 
     def combined(self, a: Sequence[Value], b: Sequence[Value], math: object) -> list[Value]:
         """One tuple of two."""
@@ -304,12 +304,12 @@ def _close(x: Sequence[Value], y: Sequence[Value]) -> bool:
     )
 
 
-def _by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
+def by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
     """Values combined in a tree: the operations of a level do not wait for each other."""
     if len(values) == 1:
         return values[0]
     half = len(values) // 2
-    return operation(_by_halves(operation, values[:half]), _by_halves(operation, values[half:]))
+    return operation(by_halves(operation, values[:half]), by_halves(operation, values[half:]))
 
 
 def _several(values: object) -> tuple[object, ...]:
@@ -427,4 +427,4 @@ def reduction_of(given: str | Reduction) -> Reduction:
     return REDUCTIONS[given]
 
 
-__all__ = ["LOWEST", "REDUCTIONS", "Reduction", "reduction_of", "said"]
+__all__ = ["LOWEST", "REDUCTIONS", "Reduction", "by_halves", "reduction_of", "said"]
