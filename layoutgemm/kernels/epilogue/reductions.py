@@ -393,7 +393,7 @@ REDUCTIONS: Mapping[str, Reduction] = {
         _of_one("sum_of_squares", lambda x, i, j, ops: x * x, lambda a, b, ops: a + b, 0.0, "sum"),
         _of_one("max", lambda x, i, j, ops: x, lambda a, b, ops: ops.largest(a, b), -math.inf, "max"),
         _of_one("min", lambda x, i, j, ops: x, lambda a, b, ops: ops.smallest(a, b), math.inf, "min"),
-        _of_one("amax", lambda x, i, j, ops: ops.largest(x, -x), lambda a, b, ops: ops.largest(a, b), 0.0, "max"),
+        _of_one("amax", lambda x, i, j, ops: abs(x), lambda a, b, ops: ops.largest(a, b), 0.0, "max"),
         _log_sum_exp("log_sum_exp", lambda a, ops: a[0] + ops.log(a[1])),
         _log_sum_exp(
             "softmax",

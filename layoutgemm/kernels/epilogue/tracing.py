@@ -24,7 +24,7 @@ from .places import Value
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
 Expression = tuple[Any, ...]
 
-_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid")  # of one float
+_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs")  # of one float
 MAX_POWER = 16  # of x ** n
 _CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
 _KNOWN = (*_FLOATS, "float", *_CHOICES)  # what ops has
@@ -97,7 +97,7 @@ class Symbol:
         return _arithmetic("sub", 0, self)
 
     def __abs__(self) -> Symbol:
-        return _arithmetic("maximum", self, -self)
+        return _arithmetic("maximum", self, -self) if self.kind == "int" else _apply("abs", "float", _float(self))
 
     def __floordiv__(self, other: object) -> Symbol:
         return _integers("floordiv", self, other)
@@ -136,7 +136,7 @@ class Symbol:
 class Operations:
     """The functions that a traced function may call, in f32.
 
-    exp, log, sqrt, rsqrt, tanh, erf, sigmoid; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
     minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which arithmetic
     with floats does by itself. A division is correctly rounded where the result has 32 bits, else within 2 ulp of f32.
     """
