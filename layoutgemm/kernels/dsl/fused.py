@@ -118,9 +118,7 @@ class FusedBlock:
             found = self.maxima(rows, values, True)
         return found
 
-    def maxima(
-        self, rows: Sequence[Sequence[int]], values: Sequence[Float32], asks: bool
-    ) -> tuple[Float32, ...]:
+    def maxima(self, rows: Sequence[Sequence[int]], values: Sequence[Float32], asks: bool) -> tuple[Float32, ...]:
         """The same; `asks`: of each value, whether its column is one of C's."""
         sizes = dict(zip([v for own in rows for v in own], [self.math.abs(x) for x in values], strict=True))
         if asks:

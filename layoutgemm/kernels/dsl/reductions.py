@@ -186,7 +186,9 @@ class BlockReductions:
 
         amax  the thread's own largest |x| of each row: rows are side by side, since none waits for another
         """
-        found = [self.block.math.largest(x, step.least) for (x,) in self.of_lanes(step.reduction, "m", [[x] for x in amax])]
+        found = [
+            self.block.math.largest(x, step.least) for (x,) in self.of_lanes(step.reduction, "m", [[x] for x in amax])
+        ]
         for x, at in zip(found, places, strict=True):
             self.store_of_group(step.given[0], at, element.divided_by(x, step.most), step.each)
         # As torch computes most / amax: by the reciprocal.

@@ -427,4 +427,4 @@ def reduction_of(given: str | Reduction) -> Reduction:
     return REDUCTIONS[given]
 
 
-__all__ = ["LOWEST", "REDUCTIONS", "Reduction", "by_halves", "reduction_of", "said"]
+__all__ = ["LOWEST", "NO_INDEX", "REDUCTIONS", "Reduction", "by_halves", "reduction_of", "said"]

@@ -136,9 +136,10 @@ class Symbol:
 class Operations:
     """The functions that a traced function may call, in f32.
 
-    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
-    minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which arithmetic
-    with floats does by itself. A division is correctly rounded where the result has 32 bits, else within 2 ulp of f32.
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum
+    and minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which
+    arithmetic with floats does by itself. A division is correctly rounded where the result has 32 bits, else within
+    2 ulp of f32.
     """
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:
