@@ -167,6 +167,31 @@ def test_second_derivatives_and_compiled_calls() -> None:
         assert torch.equal(x, y)
 
 
+def test_gradients_behind_a_gate() -> None:
+    case, found = Case("offs"), []
+    b, read = random(GROUPS, K, 2 * N).bfloat16(), random(GROUPS, 2 * N)
+    steps = Epilogue(VectorScale("n", "f32", "column"), Activation("relu"), ColumnReduce("sum", "total"), sums=1)
+    weights = torch.arange(N) * torch.arange(1, GROUPS + 1)[:, None]
+    for exact in (False, True):
+        own = [
+            x.to(torch.float64 if exact else x.dtype).requires_grad_()
+            for x in (case.a.clone(), b.clone(), read.clone())
+        ]
+        if exact:
+            parts = [(own[0][e - n : e] @ own[1][g]) * own[2][g] for g, (n, e) in enumerate(zip(SIZES, ENDS))]
+            gated = [torch.relu(torch.nn.functional.silu(x[:, :N]) * x[:, N:]) for x in parts]
+            total, c = torch.stack([x.sum(0) for x in gated]), torch.cat(gated)
+        else:
+            total = torch.zeros(GROUPS, N)
+            c = grouped_matmul(
+                own[0], own[1], **case.groups, activation="swiglu", epilogue=steps,
+                given={"column": own[2], "total": total}, out_dtype=torch.float32,
+            )  # fmt: skip
+        found.append(torch.autograd.grad((total * weights).sum() + c.square().sum(), own))
+    for x, y in zip(*found, strict=True):
+        assert torch.linalg.norm(x.double() - y) <= 2e-2 * torch.linalg.norm(y) > 0
+
+
 @pytest.mark.dsl
 def test_the_forward_pass_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     with emulated(monkeypatch) as calls:
