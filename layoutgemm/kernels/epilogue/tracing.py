@@ -248,6 +248,16 @@ def transposed(expression: Expression) -> Expression:
     return (expression[0], *map(transposed, expression[1:]))
 
 
+def reads_place(expression: Expression) -> bool:
+    """True if an expression reads i or j.
+
+    >>> reads_place(trace(lambda x, i, j, ops: ops.where(i < j, x, 0.0), ())), reads_place(("x",))
+    (True, False)
+    """
+    head, *parts = expression
+    return head in ("i", "j") or (head not in ("float", "int", "given") and any(map(reads_place, parts)))
+
+
 def evaluate(expression: Expression, x: Value, at: Any) -> Value:
     """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
     head, *rest = expression
