@@ -67,7 +67,7 @@ def derivable(call: SummedProduct) -> torch.Tensor:
 def recorded(call: SummedProduct) -> torch.Tensor:
     """The product by a kernel, with its gradients."""
     forms = [call.every[name].detach() for name in call.steps.writes]
-    c, *written = _Recorded.apply(call.alone, forms, *_held_apart(call).tensors)
+    c, *written = _RecordedSteps.apply(call.alone, forms, *_held_apart(call).tensors)
     return _placed(call, StepResults(c, dict(zip(call.steps.writes, written, strict=True))))
 
 
@@ -83,7 +83,7 @@ def _placed(call: SummedProduct, made: StepResults) -> torch.Tensor:
     return made.c if call.steps.stores_c else made.c.new_empty(0)
 
 
-class _Recorded(torch.autograd.Function):
+class _RecordedSteps(torch.autograd.Function):
     """A product with an epilogue, computed by a kernel into new tensors, with its gradients."""
 
     @staticmethod

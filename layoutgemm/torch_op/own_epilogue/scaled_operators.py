@@ -34,12 +34,12 @@ from ..scaled_grouped.grouped_epilogue import (
     CheckedGroups,
     GroupedFactors,
     GroupedOptions,
-    GroupedSums,
+    GroupedFormula,
     checked_groups,
     grouped_steps,
 )
 from ..scaled_grouped.operators import plain_config
-from ..scaled_grouped.own_epilogue import CheckedScales, ScaledFactors, ScaledSums, checked, scaled_steps
+from ..scaled_grouped.own_epilogue import CheckedScales, ScaledFactors, ScaledFormula, checked, scaled_steps
 from ..scaled_grouped.scaled import BiasActivation
 from .names import OperandNames
 from .operators import check_mapped, epilogue_of_text, operands_of
@@ -170,7 +170,7 @@ def _scaled_recorded(
     )  # fmt: skip
     check_derivable(made.steps, made.call.kind, made.of.tensors, False)
     made = made._replace(operands=_with_symbols(made.steps, made.operands, wholes))
-    return recorded(ScaledSums(made, use_fast_accum, config, activation))
+    return recorded(ScaledFormula(made, use_fast_accum, config, activation))
 
 
 def _grouped_recorded(
@@ -186,7 +186,7 @@ def _grouped_recorded(
         recipe_b, use_fast_accum, config, activation,
     )  # fmt: skip
     made.check_derivable()
-    return recorded(GroupedSums(made._replace(operands=_with_symbols(made.steps, made.operands, wholes))))
+    return recorded(GroupedFormula(made._replace(operands=_with_symbols(made.steps, made.operands, wholes))))
 
 
 def _with_symbols(steps: Epilogue, operands: GivenOperands, wholes: Sequence[int]) -> GivenOperands:

@@ -276,9 +276,9 @@ def grouped_with_epilogue(
         if records:
             made.check_derivable()
             if derived_by_transform() or any(has_tangent(x) for x in tensors):
-                return derivable(GroupedSums(made))
+                return derivable(GroupedFormula(made))
             if not sees:
-                return recorded(GroupedSums(made))
+                return recorded(GroupedFormula(made))
         return _dispatched(made, out) if sees or records else grouped_steps(made, out)
 
     if asked.finish.bias is not None or of.groups is None:
@@ -309,7 +309,7 @@ def in_place_of_rows(
     return copied(value, out)
 
 
-class GroupedSums(NamedTuple):
+class GroupedFormula(NamedTuple):
     """A checked product in groups, as `own_epilogue.recorded` derives it."""
 
     made: CheckedGroups
@@ -335,11 +335,11 @@ class GroupedSums(NamedTuple):
         return [*self.made.of.tensors.values(), *[self.every[name] for name in (*self.steps.reads, *self.held)]]
 
     @property
-    def alone(self) -> GroupedSums:
+    def alone(self) -> GroupedFormula:
         """The same without tensors."""
         return self.of([NOTHING] * len(self.tensors), without_tensors(self.every))
 
-    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> GroupedSums:
+    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> GroupedFormula:
         """The same of other tensors, and of other operands of the epilogue."""
         own = self.made.of
         of, rest = taken(tuple(own.tensors), tensors)

@@ -108,7 +108,7 @@ def with_epilogue(
         made = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
         tensors = *of.tensors.values(), *made.operands.tensors.values()
         sees, records = seen_and_recorded(tensors, out)
-        sums = ScaledSums(made, finish.fast, config_text(config), finish.activation)
+        sums = ScaledFormula(made, finish.fast, config_text(config), finish.activation)
         if records:
             check_derivable(made.steps, made.call.kind, of.tensors, False)
             if derived_by_transform() or any(has_tangent(x) for x in tensors):
@@ -134,7 +134,7 @@ def dispatched(made: CheckedScales, fast: bool, config: str, activation: str | N
     return value
 
 
-class ScaledSums(NamedTuple):
+class ScaledFormula(NamedTuple):
     """A checked product with scales, as `own_epilogue.recorded` derives it.
 
     made    the product, and its operands
@@ -169,11 +169,11 @@ class ScaledSums(NamedTuple):
         return [*self.made.of.tensors.values(), *[self.every[name] for name in (*self.steps.reads, *self.held)]]
 
     @property
-    def alone(self) -> ScaledSums:
+    def alone(self) -> ScaledFormula:
         """The same without tensors."""
         return self.of([NOTHING] * len(self.tensors), without_tensors(self.every))
 
-    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> ScaledSums:
+    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> ScaledFormula:
         """The same of other tensors, and of other operands of the epilogue."""
         of, rest = taken(tuple(self.made.of.tensors), tensors)
         values = dict(zip((*self.steps.reads, *self.held), rest, strict=True))
