@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ class Case:
         if self.form == "counts":
             return [((g, slice(0, n)), (g, slice(0, n)), (g, slice(0, n))) for g, n in enumerate(SIZES)]
         ends = [0, *ENDS.tolist()] if self.form == "offs" else self.groups["offsets"].tolist()
-        rows = [(slice(s, e),) for s, e in zip(ends, ends[1:])]
+        rows = [(slice(s, e),) for s, e in pairwise(ends)]
         return [(each, each, each) for each in rows]
 
     def by_hand(self, a: torch.Tensor, b: torch.Tensor, of: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -286,18 +286,6 @@ class Epilogue:
         return tuple(given for given in self.given if given.axes == "mn" and not given.written)
 
     @cached_property
-    def goes_along_rows(self) -> bool:
-        """True if matrices of C's shape are read or written, or rows are reduced: columns are slower.
-
-        A lane holds neighbours of a row. Two exchanges of lanes combine a row; a column takes three, in eight lanes.
-
-        >>> [Epilogue(step).goes_along_rows for step in (Bias(), Aux(), RowReduce("sum"))]
-        [False, True, True]
-        """
-        reduced = any(step.axes == "m" for step in self.reductions)
-        return reduced or any(given.axes == "mn" for given in self.given)
-
-    @cached_property
     def read_in_lines(self) -> tuple[int, int]:
         """Matrices that are read in whole lines, and reductions of rows beside them: what a choice of tiles weighs.
 

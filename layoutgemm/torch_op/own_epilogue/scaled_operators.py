@@ -33,8 +33,8 @@ from ..scaled_grouped.epilogue_gradients import check_derivable
 from ..scaled_grouped.grouped_epilogue import (
     CheckedGroups,
     GroupedFactors,
-    GroupedOptions,
     GroupedFormula,
+    GroupedOptions,
     checked_groups,
     grouped_steps,
 )
