@@ -1,4 +1,4 @@
-"""Gradients of grouped and scaled products behind an epilogue, against float64 autograd of each group by hand."""
+"""Gradients behind epilogues of groups and scales, against float64 autograd by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from layoutgemm import grouped_matmul, scaled_matmul
+from layoutgemm import explain_matmul, grouped_matmul, scaled_matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
@@ -69,7 +69,7 @@ class Case:
         }  # fmt: skip
 
     def parts(self) -> list[tuple[Any, Any, Any]]:
-        """(the group's part of a, of the result, of what lies along its rows) of each."""
+        """Each group's part of a, of the result, and of what lies along its rows."""
         whole = slice(None)
         if self.form == "K":
             return [((whole, slice(s, e)), (g,), (g,)) for g, (s, e) in enumerate(((0, 5), (5, 5), (5, K)))]
@@ -230,6 +230,21 @@ def test_gradients_of_what_a_scaled_epilogue_reads(name: str) -> None:
     derived = torch.func.grad(lambda *x: call(*x, torch.zeros(m)), argnums=(0, 1))(*read)
     for x, y, z in zip(found, again, derived, strict=True):
         assert torch.equal(x, y) and torch.equal(x, z)
+
+
+def test_the_explanation_says_what_the_backward_pass_computes() -> None:
+    case, (given, sums) = Case("offs"), scaled_case("rows")
+    steps, d = Epilogue(Residual("f32", beta=None)), torch.zeros(M, N)
+    a = case.a.clone().requires_grad_()
+    again = f"float32 sums again, {4 * M * N} bytes, by one product for each; torch derives the steps"
+    assert (
+        explain_matmul(a, case.b, **case.groups, epilogue=steps, given={"d": d}).backward == f"{again}; then products"
+    )
+    told = explain_matmul(case.a, case.b, **case.groups, epilogue=steps, given={"d": d.clone().requires_grad_()})
+    assert told.backward == again
+    assert not explain_matmul(case.a, case.b, **case.groups, epilogue=steps, given={"d": d}).backward
+    told = explain_matmul(**given, epilogue=steps, given={"d": torch.zeros(sums.shape, requires_grad=True)})
+    assert told.backward == again.replace(str(4 * M * N), str(4 * sums.numel()))
 
 
 def test_refusals_name_the_operand() -> None:

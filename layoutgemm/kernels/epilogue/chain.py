@@ -19,7 +19,7 @@ import numpy as np
 
 from ...arguments import checked, shown
 from ...errors import PlanError
-from ..plan import MAX_WORDS, WORKSPACE
+from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of
 from .places import StepPlace, Value
@@ -104,6 +104,8 @@ class Epilogue:
             raise PlanError("Quantize is the last step of an epilogue: what follows would be of C's rounded values")
         if not stores_c and not any(given.written for given in self.given):
             raise PlanError("stores_c=False, and no step writes anything: such a product has no result")
+        if same := set(self.words) & set(PERSISTENT_PARAMETERS):
+            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
         if len(self.words) > MAX_WORDS:
             raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
         object.__setattr__(self, "json", self._as_json())

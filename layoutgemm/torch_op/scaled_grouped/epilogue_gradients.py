@@ -1,4 +1,4 @@
-"""What derivatives of products with scales, and in groups, behind an epilogue share.
+"""Derivatives behind an epilogue of products with scales, and in groups: shared parts.
 
 of                      gradients
 ----------------------  ---------------------------------------------------------

@@ -356,7 +356,7 @@ class GroupedFormula(NamedTuple):
         return grouped_steps(self.made)
 
     def formula(self) -> StepResults:
-        """Float32 sums by a product that has derivatives, and the steps by torch on the rows of each group."""
+        """Float32 sums with derivatives, and the steps by torch, group by group."""
         made, call, of = self.made, self.made.call, self.made.of.gathered()
         if of.scale_a is None:
             sums = differentiable(of.a, of.b, of.groups, of.said, torch.float32)

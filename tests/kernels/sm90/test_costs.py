@@ -135,7 +135,7 @@ def test_reductions_cost_what_the_record_says() -> None:
 
 
 def test_the_choice_and_its_reason_weigh_reductions() -> None:
-    """Row and column reductions of one product prefer the operand order in which they are of rows."""
+    """Reductions prefer the operand order in which they are of rows."""
     row, column = (Epilogue(kind("argmax")) for kind in (RowReduce, ColumnReduce))
     for m, n, k in ((4096, 256, 7168), (4096, 4096, 4096)):
         of_row, of_column = (likeliest(m, n, k, epilogue=x) for x in (row, column))

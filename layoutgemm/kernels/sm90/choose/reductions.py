@@ -46,7 +46,7 @@ class ReductionCost(NamedTuple):
         return ReductionCost(self.columns, self.rows, self.launches)
 
     def seconds(self, elements: int) -> float:
-        """The time of a kernel whose CTAs have that many elements, one tile after the other."""
+        """The time that they add where each CTA has that many elements of tiles."""
         of_rows = self.rows[0] * MODEL.row + self.rows[1] * MODEL.row_of_several
         of_columns = self.columns[0] * MODEL.column + self.columns[1] * MODEL.column_of_several
         return float(self.launches * MODEL.launch + elements * (of_rows + of_columns))
