@@ -2,10 +2,12 @@
 
     python benchmarks/bench_programs.py --json benchmarks/results/programs_h200.json     # on the GPU, about ten minutes
     python benchmarks/bench_programs.py router causal --size 4096
+    python benchmarks/bench_programs.py router quantised cross-entropy --size 8192 --tiles --jobs 13
 
 Each result is first compared with the formula in float64, and a second call has to give the same bits. Contenders get
 the same operands: two sets in turn, in one CUDA graph. Times are bursts by `layoutgemm/bench/method.py`. torch.compile
 runs in two modes. quack has three of the programs, and runs them with the configuration that it takes untuned.
+`--tiles` adds other configurations of three programs (`configurations.of_programs`), each compiled and compared first.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +29,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 from benchmarks.bench_variants import attempt
+from benchmarks.configurations import of_programs
 from benchmarks.timing import microseconds
 from layoutgemm import grouped_matmul, matmul
 from layoutgemm.bench.method import CudaDevice, Launch
@@ -43,6 +47,8 @@ from layoutgemm.kernels.epilogue.chain import (
 
 if TYPE_CHECKING:
     import torch
+
+    from layoutgemm.torch_op.prepared import Config
 
 OURS, EAGER, ALONE, QUACK = "ours", "eager", "product alone", "quack"
 MODES = ("default", "max-autotune-no-cudagraphs")
@@ -71,6 +77,7 @@ class Program:
     exact     the formula in float64, where torch's own function does not take it
     compared  the part of a result that is compared
     modes     of torch.compile
+    tiled     ours by a configuration that is given
     """
 
     sizes: tuple[int, int, int]
@@ -82,6 +89,7 @@ class Program:
     exact: Call | None = None
     compared: Callable[[Any], Any] = lambda result: result
     modes: tuple[str, ...] = MODES
+    tiled: Callable[..., tuple[Any, ...]] | None = None
 
 
 def normal(*shape: int, where: str, scale: float = 1.0) -> torch.Tensor:
@@ -164,16 +172,18 @@ def cross_entropy(size: int) -> Program:
     def operands(where: str) -> Operands:
         return *product(where), torch.randint(VOCABULARY, (size,), device=where)
 
-    def ours(a: torch.Tensor, b: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def ours(
+        a: torch.Tensor, b: torch.Tensor, label: torch.Tensor, config: Config | None = None
+    ) -> tuple[torch.Tensor, ...]:
         found = {name: a.new_empty(size, dtype=torch.float32) for name in ("all", "own")}
-        matmul(a, b, epilogue=epilogue, given={"label": label.float(), **found})
+        matmul(a, b, epilogue=epilogue, given={"label": label.float(), **found}, config=config)
         return tuple(found.values())
 
     def formula(a: torch.Tensor, b: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits = wide(a @ b)
         return logits.logsumexp(1), logits.gather(1, label[:, None])[:, 0]
 
-    return Program((size, VOCABULARY, size), operands, ours, formula, first_two)
+    return Program((size, VOCABULARY, size), operands, ours, formula, first_two, tiled=ours)
 
 
 def router(size: int) -> Program:
@@ -182,16 +192,16 @@ def router(size: int) -> Program:
 
     epilogue = Epilogue(RowReduce("argmax", "best"), stores_c=False)
 
-    def ours(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def ours(a: torch.Tensor, b: torch.Tensor, config: Config | None = None) -> tuple[torch.Tensor, ...]:
         value, index = a.new_empty(size, dtype=torch.float32), a.new_empty(size, dtype=torch.int32)
-        matmul(a, b, epilogue=epilogue, given={"best_value": value, "best_index": index})
+        matmul(a, b, epilogue=epilogue, given={"best_value": value, "best_index": index}, config=config)
         return value, index
 
     def formula(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         value, index = (a @ b).max(1)
         return value, index
 
-    return Program((size, ROUTED, 7168), product_operands(size, ROUTED, 7168), ours, formula, matmul)
+    return Program((size, ROUTED, 7168), product_operands(size, ROUTED, 7168), ours, formula, matmul, tiled=ours)
 
 
 def quantised(size: int) -> Program:
@@ -200,16 +210,17 @@ def quantised(size: int) -> Program:
 
     epilogue = Epilogue(Quantize())
 
-    def ours(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def ours(a: torch.Tensor, b: torch.Tensor, config: Config | None = None) -> tuple[torch.Tensor, ...]:
         scales = a.new_empty(size, size // 128, dtype=torch.float32)
-        return matmul(a, b, epilogue=epilogue, given={"scales": scales}, out_dtype=torch.float8_e4m3fn), scales
+        given, kind = {"scales": scales}, torch.float8_e4m3fn
+        return matmul(a, b, epilogue=epilogue, given=given, out_dtype=kind, config=config), scales
 
     def formula(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = wide(a @ b).unflatten(1, (-1, 128))
         amax = x.abs().amax(-1).clamp_min(1e-10)
         return (x * (448.0 / amax)[..., None]).flatten(1).to(torch.float8_e4m3fn), amax / 448.0
 
-    return Program((size,) * 3, product_operands(size, size, size), ours, formula, matmul)
+    return Program((size,) * 3, product_operands(size, size, size), ours, formula, matmul, tiled=ours)
 
 
 # --------------------------------------------------------------------------------------- orders of tiles, and operands
@@ -409,11 +420,39 @@ def fault(program: Program, operands: Operands) -> str:
     return ""
 
 
-def contenders(program: Program, sets: Sequence[Operands]) -> dict[str, list[Launch]]:
+def tiles_of(name: str, program: Program, operands: Operands, jobs: int | None) -> dict[str, Call]:
+    """Ours by other configurations: those that compile, `jobs` at once, and whose results are ours.
+
+    Indices and values of 8 bits may differ from ours where `fault` lets them.
+    """
+    if program.tiled is None:
+        return {}
+    with ThreadPoolExecutor(jobs) as pool:  # each thread's call has its kernel compiled by a process of its own
+        asked = {
+            label: pool.submit(program.tiled, *operands, config=config) for label, config in of_programs(name).items()
+        }
+    found: dict[str, Call] = {}
+    for label, future in asked.items():
+        call = functools.partial(program.tiled, config=of_programs(name)[label])
+        if error := future.exception():
+            said = str(error).splitlines()[0][:160]
+        else:
+            said = fault(replace(program, ours=call), operands)
+        if said:
+            print(f"    {label}: {said}", flush=True)
+        else:
+            found[f"{OURS}, {label}"] = call
+    return found
+
+
+def contenders(
+    program: Program, sets: Sequence[Operands], tiles: Mapping[str, Call] | None = None
+) -> dict[str, list[Launch]]:
     """Calls by name, one for each set; those that fail are left out and say so."""
     import torch
 
     calls: dict[str, Callable[..., Any]] = {OURS: program.ours, EAGER: program.formula, ALONE: program.alone}
+    calls |= tiles or {}
     calls |= {
         f"torch.compile {mode}": torch.compile(program.formula, mode=mode, dynamic=False) for mode in program.modes
     }
@@ -441,6 +480,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("programs", nargs="*", help=f"of {', '.join(PROGRAMS)}; all by default")
     parser.add_argument("--size", type=int, nargs="*", default=list(SIZES), help="(%(default)s)")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--tiles", action="store_true", help="other configurations too")
+    parser.add_argument("--jobs", type=int, help="of them compiled at once")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     if unknown := set(options.programs) - set(PROGRAMS):
@@ -461,7 +502,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sets = [program.operands("cuda") for _ in range(SETS)]
             said = fault(program, sets[0])
             torch.cuda.empty_cache()
-            us = microseconds(device, contenders(program, sets), options.rounds)
+            tiles = tiles_of(name, program, sets[0], options.jobs) if options.tiles and not said else {}
+            torch.cuda.empty_cache()
+            us = microseconds(device, contenders(program, sets, tiles), options.rounds)
             record["programs"].setdefault(name, []).append({"size": size, "sizes": program.sizes, "us": us})
             if said:
                 record["faults"][f"{name} {size}"] = said

@@ -6,7 +6,9 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.schedule import GpcOrder
@@ -29,6 +31,81 @@ def candidates(m: int, n: int, k: int, b_major: str = "k", likely: int | None = 
         more = _other_launches(found) if m <= 64 else _many_rows(m, n, found[0].config.tuning.overlap)
         found = list(dict.fromkeys([*found, *more]))
     yield from found if likely is None else found[: 1 + likely]
+
+
+def of_programs(name: str) -> dict[str, Sm90Choice]:
+    """Configurations of three programs of bench_programs.py at 8192, by what they change.
+
+    router         rows of A come from DRAM once; what CTAs share, how deep a stage is, and who is transposed
+    quantised      tiles of whole groups of 128 columns: which of them hide their stores, and their order
+    cross-entropy  the largest tiles in other orders, and smaller ones that hide the reduction
+
+    >>> {name: len(of_programs(name)) for name in ("router", "quantised", "cross-entropy", "causal")}
+    {'router': 17, 'quantised': 13, 'cross-entropy': 10, 'causal': 0}
+    """
+    return {"router": _router, "quantised": _quantised, "cross-entropy": _cross_entropy}.get(name, dict)()
+
+
+_ROUNDS = ClusterOccupancy().gpc_rounds(2)
+
+
+def _named(base: dict[str, Any], settings: dict[str, dict[str, Any]], turned: bool = False) -> dict[str, Sm90Choice]:
+    """Choices by name: a base's settings with others in their place."""
+    return {name: Sm90Choice(Sm90Config(**{**base, **more}), turned) for name, more in settings.items()}
+
+
+def _router() -> dict[str, Sm90Choice]:
+    base: dict[str, Any] = {
+        "tile": (128, 128), "cluster": (1, 2), "consumers": 1, "loader": "warp", "launch": "tiles", "overlap": True,
+        "prefetch": 2, "chunks": 1, "buffers": 2,
+    }  # fmt: skip
+    split = {"split": 2, "one_tile_per_cluster": True, "cluster": (1, 1), "consumers": 2, "chunks": 2, "buffers": 1}
+    straight = {
+        "128 deep": {"tile_k": 128}, "128 deep, 256B": {"tile_k": 128, "l2_promotion": "256B"},
+        "256B": {"l2_promotion": "256B"}, "no prefetch": {"prefetch": 0}, "trigger at the end": {"trigger": "end"},
+        "two warpgroups": {"consumers": 2}, "alone": {"cluster": (1, 1)}, "shared B": {"cluster": (2, 1)},
+        "64x256": {"tile": (64, 256), "cluster": (1, 1)}, "64x256, shared B": {"tile": (64, 256), "cluster": (2, 1)},
+        "128x256 in 2 parts": {**split, "tile": (128, 256)}, "256x128 in 2 parts": {**split, "tile": (256, 128)},
+    }  # fmt: skip
+    transposed = {  # clusters of four: 30 are resident, and 29 of 128x144 cover 8192 tokens
+        "transposed 128x144, four": {"tile": (128, 144), "cluster": (2, 2)},
+        "transposed 256x72, four": {"tile": (256, 72), "cluster": (1, 4), "consumers": 2},
+        "transposed 256x64": {"tile": (256, 64), "consumers": 2},
+        "transposed 256x64, 128 deep": {"tile": (256, 64), "consumers": 2, "tile_k": 128},
+        "transposed 128x128": {"cluster": (2, 1)},
+    }
+    return _named(base, straight) | _named(base, transposed, True)
+
+
+def _quantised() -> dict[str, Sm90Choice]:
+    base: dict[str, Any] = {
+        "tile": (128, 256), "cluster": (2, 1), "along": "N", "gpc_order": _ROUNDS, "l2_promotion": "256B", "chunks": 1,
+        "buffers": 2,
+    }  # fmt: skip
+    low = {"tile": (256, 128), "cluster": (1, 2), "staged_epilogue_k_tiles": 2}
+    return _named(base, {
+        "not dealt": {"gpc_order": ()}, "shared A": {"cluster": (1, 2)}, "along M": {"along": "M"},
+        "bands of 16": {"group": 16}, "bands of 4": {"group": 4}, "K backwards": {"reverse_odd_tiles": True},
+        "one buffer": {"buffers": 1}, "two chunks": {"chunks": 2, "buffers": 1}, "a loader": {"loader": "warpgroup"},
+        "256x128": low, "256x128, shared B": {**low, "cluster": (2, 1)},
+        "128x128 in turn": {"tile": (128, 128), "schedule": "pingpong", "loader": "warpgroup"},
+        "192x256": {"tile": (192, 256), "consumers": 3, "gpc_order": ()},
+    })  # fmt: skip
+
+
+def _cross_entropy() -> dict[str, Sm90Choice]:
+    base: dict[str, Any] = {
+        "tile": (256, 224), "cluster": (1, 2), "staged_epilogue_k_tiles": 2, "gpc_order": _ROUNDS,
+        "l2_promotion": "256B", "chunks": 1, "buffers": 2,
+    }  # fmt: skip
+    return _named(base, {
+        "not dealt": {"gpc_order": ()}, "shared B": {"cluster": (2, 1)}, "along N": {"along": "N"},
+        "bands of 16": {"group": 16}, "bands of 4": {"group": 4}, "K backwards": {"reverse_odd_tiles": True},
+        "256x208": {"tile": (256, 208)}, "stored whole": {"staged_epilogue_k_tiles": 0},
+        "128x256": {"tile": (128, 256), "cluster": (2, 1), "along": "N", "staged_epilogue_k_tiles": 0},
+        "128x192 in turn": {"tile": (128, 192), "cluster": (2, 1), "schedule": "pingpong", "loader": "warpgroup",
+                            "staged_epilogue_k_tiles": 0},
+    })  # fmt: skip
 
 
 def _other_launches(found: list[Sm90Choice]) -> Iterator[Sm90Choice]:

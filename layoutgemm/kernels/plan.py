@@ -180,9 +180,7 @@ def check_settings(config: object, what: str, /, **wanted: object) -> None:
 
 
 def check_epilogue(epilogue: Epilogue, c: Operand) -> None:
-    """Raise PlanError for operands named as the product's parameters, and an integer C."""
-    if same := set(epilogue.words) & set(PERSISTENT_PARAMETERS):
-        raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
+    """Raise PlanError for an integer C."""
     if epilogue and c.dtype.kind != "float":
         raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
 

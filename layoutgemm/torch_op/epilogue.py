@@ -185,9 +185,6 @@ def operands_of_one(epilogue: Epilogue, operands: GivenOperands) -> GivenOperand
     return GivenOperands(every, *[{name: every[name] for name in names} for names in (epilogue.reads, epilogue.writes)])
 
 
-NO_DERIVATIVE = "call it under torch.no_grad(), or give its detach(); bias= and activation= have one"
-
-
 def epilogue_product(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors,
     config: Config | None = None, out: torch.Tensor | None = None, gate: str | None = None,

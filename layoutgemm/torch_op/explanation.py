@@ -103,9 +103,10 @@ def with_steps(
     return replace(told[0], launches=sum(one.launches for one in told), copies=copies, workspace=most)
 
 
-def sums_again(elements: int) -> str:
-    """The sentence on a backward pass that computes sums of that many elements again."""
-    return f"float32 sums again, {4 * elements} bytes, by one product for each; torch derives the steps; then products"
+def sums_again(elements: int, products: bool = True) -> str:
+    """The sentence on a backward pass that computes sums of that many elements again; `products`: then A's and B's."""
+    text = f"float32 sums again, {4 * elements} bytes, by one product for each; torch derives the steps"
+    return f"{text}; then products" if products else text
 
 
 def partial_text(size: int) -> str:

@@ -11,8 +11,10 @@ from tests import needs
 torch = needs.module("torch")
 
 from benchmarks import bench_programs
-from benchmarks.bench_programs import PROGRAMS, Program, fault
+from benchmarks.bench_programs import PROGRAMS, Program, fault, tiles_of
+from benchmarks.configurations import of_programs
 from docs import tables
+from layoutgemm.kernels.epilogue.chain import Epilogue, Quantize, RowReduce
 
 SIZE = 128
 
@@ -45,6 +47,34 @@ def test_a_wrong_result_is_named() -> None:
     runs = iter(range(2))
     random = replace(program, ours=lambda a, b: (torch.full((SIZE,), float(next(runs))), *program.ours(a, b)[1:]))
     assert fault(random, operands) == "result 0 has other bits in a second call"
+
+
+def test_other_configurations_have_kernels() -> None:
+    """Each derives with its program's epilogue; one that is refused, or is wrong, is left out and says so."""
+    sizes = {"router": (8192, 256, 7168), "quantised": (8192,) * 3, "cross-entropy": (8192, 128256, 8192)}
+    steps = {
+        "router": Epilogue(RowReduce("argmax"), stores_c=False), "quantised": Epilogue(Quantize()),
+        "cross-entropy": Epilogue(RowReduce("log_sum_exp"), RowReduce("sum"), stores_c=False),
+    }  # fmt: skip
+    for name, (m, n, k) in sizes.items():
+        for choice in of_programs(name).values():
+            c = "e4m3" if name == "quantised" else "bf16"
+            assert choice.plan(m, n, k, b="bf16:col", c=c, epilogue=steps[name].in_pairs())
+
+
+def test_configurations_that_fail_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    program = made("router")
+
+    def tiled(a: torch.Tensor, b: torch.Tensor, config: object) -> tuple[torch.Tensor, ...]:
+        if config == of_programs("router")["alone"]:
+            raise ValueError("no such kernel")
+        value, index = program.ours(a, b)
+        return value + (config == of_programs("router")["256B"]), index
+
+    found = tiles_of("router", replace(program, tiled=tiled), program.operands("cpu"), 1)
+    assert len(found) == len(of_programs("router")) - 2
+    said = capsys.readouterr().out
+    assert "alone: no such kernel" in said and "256B: result 0 is off" in said
 
 
 def test_the_record_has_every_program_and_no_fault() -> None:

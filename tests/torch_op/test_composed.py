@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from layoutgemm import Sm90Config, explain_matmul, matmul
 from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels import Prologue, Triangles
-from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Custom, Epilogue, RowReduce
+from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Custom, Epilogue, RowReduce, Scale
 from layoutgemm.schedule import Linear, Rotated, Triangular
 from layoutgemm.torch_op.composed import operators
 from layoutgemm.torch_op.composed.parts import AskedParts, parts_text
@@ -355,7 +355,7 @@ def test_operators_pass_torchs_checks() -> None:
 REFUSED: list[tuple[str, Callable[..., Any]]] = [
     ("order = 'spiral': known are", lambda a, b: matmul(a, b, order="spiral")),
     ("rank is missing", lambda a, b: matmul(a, b, order=RANKS)),
-    ("an epilogue and a symmetric order", lambda a, b: matmul(a, b, order="symmetric", activation="relu")),
+    ("an element's place and a symmetric order", lambda a, b: matmul(a, b, order="symmetric", bias=BIAS)),
     ("a second pair and triangular operands: its loop has as many K tiles", lambda a, b: matmul(
         (a, a), (b, b), triangles=Triangles("lower"))),
     ("triangles is a str: a Triangles", lambda a, b: matmul(a, b, triangles="lower")),
@@ -416,3 +416,15 @@ def test_flags_of_other_types_are_refused_after_equal_ones() -> None:
     assert matmul(a, b, copy_rows=True, **given).shape == (4, 16)
     with pytest.raises(OperandError, match="copy_rows: True or False"):
         matmul(a, b, copy_rows=1, **given)
+
+
+def test_a_symmetric_product_behind_an_epilogue_has_gradients() -> None:
+    x = torch.randn(70, 24, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    steps, exact = Epilogue(Scale("s"), Activation("tanh")), x.detach().double().requires_grad_()
+    c = matmul(x, x.mT, order="symmetric", epilogue=steps, given={"s": 0.2}, out_dtype=torch.float32)
+    want = torch.tanh(0.2 * (exact @ exact.mT))
+    weights = torch.arange(70.0)
+    assert torch.allclose(c.double(), want, atol=1e-6)
+    (found,) = torch.autograd.grad((c * weights).sum(), x)
+    (expected,) = torch.autograd.grad((want * weights).sum(), exact)
+    assert torch.linalg.norm(found.double() - expected) <= 1e-2 * torch.linalg.norm(expected)

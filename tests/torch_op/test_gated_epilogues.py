@@ -202,8 +202,6 @@ def test_refusals_name_the_argument() -> None:
         ("groups of K take none", lambda: grouped_matmul(of["a"].T, of["d"], **along_k, **gate)),
         ("one or the other", lambda: grouped_matmul(whole["a"], whole["b"], offs=ENDS, bias=of["bias"], **gate)),
         ("the product is torch.int32", lambda: matmul(of["a"].to(torch.int8), of["b"].to(torch.int8), **gate)),
-        ("no gradient", lambda: grouped_matmul(
-            whole["a"].clone().requires_grad_(), whole["b"], offs=ENDS, **gate)),
     ):  # fmt: skip
         with pytest.raises(LayoutError, match=text):
             call()

@@ -80,7 +80,7 @@ def test_batches_types_and_symmetric_products() -> None:
         ({"order": "lower", "given": {"rank": 0}}, OperandError, "rank is no operand of it"),
         ({"order": RANKS, "given": {"rank": -1}}, OperandError, "rank is an integer from 0 on"),
         ({"order": "list", "given": {"tiles": "all"}}, OperandError, "tiles is a builtins.str"),
-        ({"order": "symmetric", "bias": torch.zeros(264)}, PlanError, "an epilogue and a symmetric order"),
+        ({"order": "symmetric", "bias": torch.zeros(264)}, PlanError, "place and a symmetric order"),
         ({"order": "lower", "out": torch.zeros(200, 264)}, TensorError, "out"),
     ],
 )

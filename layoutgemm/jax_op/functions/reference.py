@@ -38,7 +38,7 @@ class JaxMath:
         """A choice by element."""
         return jnp.where(condition, yes, no)
 
-    exp, log, sqrt, tanh = (staticmethod(f) for f in (jnp.exp, jnp.log, jnp.sqrt, jnp.tanh))
+    exp, log, sqrt, tanh, abs = (staticmethod(f) for f in (jnp.exp, jnp.log, jnp.sqrt, jnp.tanh, jnp.abs))
     rsqrt, erf, sigmoid = (staticmethod(f) for f in (jax.lax.rsqrt, jax.lax.erf, jax.nn.sigmoid))
     normal = staticmethod(jax.scipy.special.ndtr)
     maximum, minimum = staticmethod(jnp.fmax), staticmethod(jnp.fmin)  # of a NaN and a number, the number

@@ -6,6 +6,7 @@ column is read once a block of 64 rows, two neighbours at once where the epilogu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import cutlass
@@ -14,6 +15,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 
 from ..derive import Operand
 from ..epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep
+from ..epilogue.reductions import by_halves
 from ..partials import PartialResults
 from . import bridge
 from . import math as element
@@ -94,16 +96,35 @@ class FusedBlock:
         of_row: dict[int, list[int]] = {}
         for v in values:
             of_row.setdefault(int(self.plan.mma.coords_C(0, v)[0]), []).append(v)
-        scaled = {}
-        for own in of_row.values():
-            found = Float32(0.0)
-            for v in own:
-                at = NeighbourPair(self, v - v % 2).element(v % 2)
-                size = self.math.largest(values[v], -values[v])
-                found = self.math.largest(found, self.math.where(at.inside("m"), size, 0.0))
-            factor = self.reductions.quantized(step, found, NeighbourPair(self, own[0]).element(0))
-            scaled.update({v: values[v] * factor for v in own})
-        return scaled
+        rows = tuple(of_row.values())
+        found = self.row_maxima(rows, tuple([values[v] for own in rows for v in own]), step.each)
+        places = [NeighbourPair(self, own[0]).element(0) for own in rows]
+        factors = self.reductions.quantized(step, found, places)
+        return {v: values[v] * factor for own, factor in zip(rows, factors, strict=True) for v in own}
+
+    @cute.jit
+    def row_maxima(
+        self, rows: cutlass.Constexpr, values: tuple[Float32, ...], each: cutlass.Constexpr
+    ) -> tuple[Float32, ...]:
+        """The thread's largest |x| in each row of a group of columns; those behind C's last column count as 0.
+
+        rows  the accumulator's numbers of each row's values, which `values` holds in the same order
+
+        One branch asks for all columns: in most tiles all are C's, and a question each costs a third of the work.
+        """
+        found = self.maxima(rows, values, False)
+        end = (int(self.plan.mma.coords_C(0, rows[0][0])[1]) // each + 1) * each
+        if self.column + end > self.job.n:
+            found = self.maxima(rows, values, True)
+        return found
+
+    def maxima(self, rows: Sequence[Sequence[int]], values: Sequence[Float32], asks: bool) -> tuple[Float32, ...]:
+        """The same; `asks`: of each value, whether its column is one of C's."""
+        sizes = dict(zip([v for own in rows for v in own], [self.math.abs(x) for x in values], strict=True))
+        if asks:
+            inside = {v: NeighbourPair(self, v - v % 2).element(v % 2).inside("m") for v in sizes}
+            sizes = {v: self.math.where(inside[v], x, 0.0) for v, x in sizes.items()}
+        return tuple([by_halves(self.math.largest, [sizes[v] for v in own]) for own in rows])
 
     def applied(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
         """The accumulator's values after the epilogue's steps, element by element."""

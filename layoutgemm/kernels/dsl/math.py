@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
+import numpy as np
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from ...dtypes import DType
 from ..epilogue.numpy_math import mix
+from .packed_weights import multiply_add
 from .registers import convert_pair
 from .types import assembly
 
@@ -64,6 +66,11 @@ class ElementMath:
         return _unary("lg2.approx.f32", x) * (1 / _LOG2E)
 
     @staticmethod
+    def abs(x: Float32) -> Float32:
+        """The magnitude; machine code takes it with the instruction that reads it."""
+        return _unary("abs.f32", x)
+
+    @staticmethod
     def sqrt(x: Float32) -> Float32:
         """The square root, correctly rounded."""
         return _unary("sqrt.rn.f32", x)
@@ -79,7 +86,7 @@ class ElementMath:
             return _unary("tanh.approx.f32", x)
         # By exp for large |x|, where it saturates without overflow; by the series below 0.04, where 1 - exp cancels.
         small = x * (1.0 + (x * x) * (-1 / 3 + (x * x) * (2 / 15)))
-        size = self.maximum(x, -x)
+        size = self.abs(x)
         large = 1.0 - 2.0 * _unary("rcp.approx.ftz.f32", 1.0 + self.exp(2.0 * size))
         return self.where(size < 0.04, small, self.where(x < 0.0, -large, large))
 
@@ -110,7 +117,7 @@ class ElementMath:
 
     def _tail(self, x: Float32, scale: float, factor: float) -> Float32:
         """factor * erfc(|x| * scale); the terms in pairs, so that the chain of dependent products is short."""
-        size = self.maximum(x, -x)
+        size = self.abs(x)
         t = _unary("rcp.approx.ftz.f32", 1.0 + (_ERF_P * scale) * size)
         density = _unary("ex2.approx.ftz.f32", (x * x) * (-_LOG2E * scale * scale))
         a, b, c, d, e = [factor * coefficient for coefficient in _ERF]
@@ -269,6 +276,24 @@ def store_two(address: Int64, low: Float32, high: Float32, dtype: DType, inside:
 def divided(x: Float32 | float, y: Float32 | float) -> Float32:
     """x / y, correctly rounded."""
     return assembly("div.rn.f32 $0, $1, $2;", "=f,f,f", [Float32(x), Float32(y)], (Float32,), pure=True)[0]
+
+
+def divided_by(x: Float32, y: float) -> Float32:
+    """x / y of a constant y, correctly rounded, without a branch: x is 1e-30 or more, infinite or NaN.
+
+    Markstein's theorem: of a quotient within an ulp, and 1 / y rounded to nearest, one step by the exact remainder.
+    """
+    inverse = float(np.float32(1) / np.float32(y))
+    quotient = Float32(x) * inverse
+    step = multiply_add(quotient, Float32(-y), Float32(x))
+    rounded = multiply_add(step, Float32(inverse), quotient)
+    return ElementMath.where(x < math.inf, rounded, x)
+
+
+def inverse_of(x: Float32) -> Float32:
+    """1 / x, correctly rounded, of 2**-126 <= x < 2**126: rcp.approx and one Newton step, as in rcp.rn's own code."""
+    guess = _unary("rcp.approx.ftz.f32", x)
+    return multiply_add(multiply_add(-Float32(x), guess, Float32(1.0)), guess, guess)
 
 
 # Combination of an f32 with the one in memory. Floats that are not negative are ordered as their bits are as integers,

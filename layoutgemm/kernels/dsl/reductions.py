@@ -21,6 +21,7 @@ from ...atoms import MmaAtom
 from ...atoms.copy.base import WARP
 from ...dtypes import f32
 from ..epilogue.chain import Quantize, Reduction, ReductionStep
+from ..epilogue.reductions import by_halves
 from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, PartialResults, exchanges_of, words_of_matrix
 from ..plan import WORKSPACE, present, tile_count
 from . import bridge
@@ -107,7 +108,7 @@ class BlockReductions:
 
     def store(self, step: ReductionStep, at: Element, own: list[Any]) -> None:
         """Combine the lanes of a line and store its tuple."""
-        values = self.of_lanes(step.reduction, step.axes, own)
+        (values,) = self.of_lanes(step.reduction, step.axes, [own])
         if step.partial:
             self.store_partial(step, at, values)
         elif step.each is not None:
@@ -115,12 +116,14 @@ class BlockReductions:
         else:
             self.combine_in_memory(step, at, values)
 
-    def of_lanes(self, reduction: Reduction, axis: str, values: list[Any]) -> list[Any]:
-        """The tuple of all lanes of the line, in each of them."""
+    def of_lanes(self, reduction: Reduction, axis: str, lines: Sequence[list[Any]]) -> list[list[Any]]:
+        """The tuples of all lanes of each line, in each lane: an exchange of all lines before the next exchange."""
+        found = list(lines)
         for distance in self.exchanges(axis):
-            others = [cute.arch.shuffle_sync_bfly(value, distance) for value in values]
-            values = typed(reduction, reduction.combined(values, others, self.block.math))
-        return values
+            others = [[cute.arch.shuffle_sync_bfly(value, distance) for value in values] for values in found]
+            pairs = zip(found, others, strict=True)
+            found = [typed(reduction, reduction.combined(*pair, self.block.math)) for pair in pairs]
+        return found
 
     def exchanges(self, axis: str) -> tuple[int, ...]:
         """The distances between lanes of a line; of all of C, those between all lanes."""
@@ -178,12 +181,36 @@ class BlockReductions:
             word = at.pair.address(given, word, at.i, at.j)
         element.combine_value(word, values[0], present(step.reduction.atomic), inside)
 
-    def quantized(self, step: Quantize, amax: Float32, at: Element) -> Float32:
-        """The factor of a group of columns; its scale is stored. `amax` is the thread's own largest |x|."""
-        (found,) = self.of_lanes(step.reduction, "m", [amax])
-        found = self.block.math.largest(found, step.least)
-        self.store_of_group(step.given[0], at, element.divided(found, step.most), step.each)
-        return element.divided(1.0, found) * step.most  # as torch computes most / amax: by the reciprocal
+    def quantized(self, step: Quantize, amax: Sequence[Float32], places: Sequence[Element]) -> list[Float32]:
+        """The factors of rows' groups of columns; their scales are stored.
+
+        amax  the thread's own largest |x| of each row: rows are side by side, since none waits for another
+        """
+        found = [
+            self.block.math.largest(x, step.least) for (x,) in self.of_lanes(step.reduction, "m", [[x] for x in amax])
+        ]
+        for x, at in zip(found, places, strict=True):
+            self.store_of_group(step.given[0], at, element.divided_by(x, step.most), step.each)
+        # As torch computes most / amax: by the reciprocal.
+        return [x * step.most for x in self.inverses(tuple(found))]
+
+    @cute.jit
+    def inverses(self, values: tuple[Float32, ...]) -> tuple[Float32, ...]:
+        """1 / x of each, correctly rounded; those whose inverse is subnormal, infinite ones and NaN by a branch."""
+        found = inverses_of(values)
+        if not by_halves(element.ElementMath.largest, values) < 2.0**126:
+            found = divided_ones(values)
+        return found
+
+
+def inverses_of(values: Sequence[Float32]) -> tuple[Float32, ...]:
+    """1 / x of each, as `math.inverse_of` has it."""
+    return tuple([element.inverse_of(x) for x in values])
+
+
+def divided_ones(values: Sequence[Float32]) -> tuple[Float32, ...]:
+    """1 / x of each, by a division."""
+    return tuple([element.divided(1.0, x) for x in values])
 
 
 def partials_address(

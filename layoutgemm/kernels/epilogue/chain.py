@@ -19,7 +19,7 @@ import numpy as np
 
 from ...arguments import checked, shown
 from ...errors import PlanError
-from ..plan import MAX_WORDS, WORKSPACE
+from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of
 from .places import StepPlace, Value
@@ -104,6 +104,8 @@ class Epilogue:
             raise PlanError("Quantize is the last step of an epilogue: what follows would be of C's rounded values")
         if not stores_c and not any(given.written for given in self.given):
             raise PlanError("stores_c=False, and no step writes anything: such a product has no result")
+        if same := set(self.words) & set(PERSISTENT_PARAMETERS):
+            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
         if len(self.words) > MAX_WORDS:
             raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
         object.__setattr__(self, "json", self._as_json())
@@ -284,18 +286,6 @@ class Epilogue:
         ['d']
         """
         return tuple(given for given in self.given if given.axes == "mn" and not given.written)
-
-    @cached_property
-    def goes_along_rows(self) -> bool:
-        """True if matrices of C's shape are read or written, or rows are reduced: columns are slower.
-
-        A lane holds neighbours of a row. Two exchanges of lanes combine a row; a column takes three, in eight lanes.
-
-        >>> [Epilogue(step).goes_along_rows for step in (Bias(), Aux(), RowReduce("sum"))]
-        [False, True, True]
-        """
-        reduced = any(step.axes == "m" for step in self.reductions)
-        return reduced or any(given.axes == "mn" for given in self.given)
 
     @cached_property
     def read_in_lines(self) -> tuple[int, int]:

@@ -112,7 +112,8 @@ class EpilogueMatrix:
         amax = np.maximum(amax, least)
         self.written[step.name] = amax / most
         inverse = np.float32(1) / amax * most  # as torch computes most / amax: by the reciprocal
-        return x * np.repeat(inverse, step.each, -1)[..., : x.shape[-1]]
+        with np.errstate(invalid="ignore"):  # of an infinite row, whose inverse is 0
+            return x * np.repeat(inverse, step.each, -1)[..., : x.shape[-1]]
 
     def random(self, name: str) -> Array:
         """16 bits for each element, 0 to 65535."""

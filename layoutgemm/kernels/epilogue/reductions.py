@@ -169,12 +169,12 @@ class Reduction:
                 math.where(counts, value, fill) for value, fill in zip(self.lifted(x, at), self.identity, strict=True)
             ]
         values = [math.where(counts, x, -INFINITY) for counts, (x, _) in zip(inside, elements, strict=True)]
-        most = _by_halves(math.largest, [math.constant(self.identity[0]), *values])
+        most = by_halves(math.largest, [math.constant(self.identity[0]), *values])
         terms = [
             tracing.evaluate(self.about.term, x, _About(at, {MOST: most}))
             for x, (_, at) in zip(values, elements, strict=True)
         ]
-        return [most, _by_halves(getattr(math, self.about.merged), terms)]
+        return [most, by_halves(getattr(math, self.about.merged), terms)]
 
     def combined(self, a: Sequence[Value], b: Sequence[Value], math: object) -> list[Value]:
         """One tuple of two."""
@@ -312,12 +312,12 @@ def _close(x: Sequence[Value], y: Sequence[Value]) -> bool:
     )
 
 
-def _by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
+def by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
     """Values combined in a tree: the operations of a level do not wait for each other."""
     if len(values) == 1:
         return values[0]
     half = len(values) // 2
-    return operation(_by_halves(operation, values[:half]), _by_halves(operation, values[half:]))
+    return operation(by_halves(operation, values[:half]), by_halves(operation, values[half:]))
 
 
 def _several(values: object) -> tuple[object, ...]:
@@ -401,7 +401,7 @@ REDUCTIONS: Mapping[str, Reduction] = {
         _of_one("sum_of_squares", lambda x, i, j, ops: x * x, lambda a, b, ops: a + b, 0.0, "sum"),
         _of_one("max", lambda x, i, j, ops: x, lambda a, b, ops: ops.largest(a, b), -math.inf, "max"),
         _of_one("min", lambda x, i, j, ops: x, lambda a, b, ops: ops.smallest(a, b), math.inf, "min"),
-        _of_one("amax", lambda x, i, j, ops: ops.largest(x, -x), lambda a, b, ops: ops.largest(a, b), 0.0, "max"),
+        _of_one("amax", lambda x, i, j, ops: abs(x), lambda a, b, ops: ops.largest(a, b), 0.0, "max"),
         _log_sum_exp("log_sum_exp", lambda a, ops: a[0] + ops.log(a[1])),
         _log_sum_exp(
             "softmax",
@@ -435,4 +435,4 @@ def reduction_of(given: str | Reduction) -> Reduction:
     return REDUCTIONS[given]
 
 
-__all__ = ["LOWEST", "REDUCTIONS", "Reduction", "reduction_of", "said"]
+__all__ = ["LOWEST", "NO_INDEX", "REDUCTIONS", "Reduction", "by_halves", "reduction_of", "said"]

@@ -25,7 +25,7 @@ from .places import Value
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
 Expression = tuple[Any, ...]
 
-_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid")  # of one float
+_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs")  # of one float
 MAX_POWER = 16  # of x ** n
 _CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
 _KNOWN = (*_FLOATS, "float", *_CHOICES)  # what ops has
@@ -98,7 +98,7 @@ class Symbol:
         return _arithmetic("sub", 0 if self.kind == "int" else -0.0, self)  # 0.0 - 0.0 would lose the sign of zero
 
     def __abs__(self) -> Symbol:
-        return _arithmetic("maximum", self, 0 - self)
+        return _arithmetic("maximum", self, -self) if self.kind == "int" else _apply("abs", "float", _float(self))
 
     def __floordiv__(self, other: object) -> Symbol:
         return _integers("floordiv", self, other)
@@ -137,9 +137,10 @@ class Symbol:
 class Operations:
     """The functions that a traced function may call, in f32.
 
-    exp, log, sqrt, rsqrt, tanh, erf, sigmoid; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
-    minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which arithmetic
-    with floats does by itself. A division is correctly rounded where the result has 32 bits, else within 2 ulp of f32.
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum
+    and minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which
+    arithmetic with floats does by itself. A division is correctly rounded where the result has 32 bits, else within
+    2 ulp of f32.
     """
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:
@@ -246,6 +247,16 @@ def transposed(expression: Expression) -> Expression:
     if expression[0] in ("i", "j"):
         return ("j",) if expression[0] == "i" else ("i",)
     return (expression[0], *map(transposed, expression[1:]))
+
+
+def reads_place(expression: Expression) -> bool:
+    """True if an expression reads i or j.
+
+    >>> reads_place(trace(lambda x, i, j, ops: ops.where(i < j, x, 0.0), ())), reads_place(("x",))
+    (True, False)
+    """
+    head, *parts = expression
+    return head in ("i", "j") or (head not in ("float", "int", "given") and any(map(reads_place, parts)))
 
 
 def evaluate(expression: Expression, x: Value, at: Any) -> Value:

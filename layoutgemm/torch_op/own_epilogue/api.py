@@ -30,7 +30,6 @@ from ..checks import (
 from ..compiled.kept_launches import epilogue_again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import (
-    NO_DERIVATIVE,
     GivenOperands,
     Tensors,
     arguments_beside,
@@ -103,7 +102,7 @@ def _traced(
     activation: str | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
-    text, lists = traced_operands(epilogue, given, beside, {"a": a, "b": b}, out, activation is not None, True)
+    text, lists = traced_operands(epilogue, given, beside, {"a": a, "b": b}, out, activation is not None)
     if differentiated(a, b, out, *lists[0], *lists[1]):  # type: ignore[arg-type]  # tensors, by the checks
         refuse(NOT_RECORDED if out is not None else refusal("derivative", text, a.dtype, out_dtype))
     refuse(refusal("config", config))
@@ -119,13 +118,12 @@ def _traced(
 
 def traced_operands(
     epilogue: Epilogue | None, given: Mapping[str, object] | None, beside: list[str], tensors: Tensors,
-    out: torch.Tensor | None, gated: bool = False, derives: bool = False,
+    out: torch.Tensor | None, gated: bool = False,
 ) -> tuple[str, tuple[list[torch.Tensor | int | float], ...]]:  # fmt: skip
     """An epilogue's text and its operands in the operators' four lists, refused under the compiler.
 
     beside, gated  as `refusal_of_epilogue` has them
     tensors  that the product reads, by name
-    derives  whether the product has derivatives
     """
     if refused := refusal_of_epilogue(epilogue, given, beside, gated):
         refuse(refused)
@@ -136,10 +134,6 @@ def traced_operands(
     reads, writes, numbers, wholes = operand_names(text)
     read, written = {name: every[name] for name in reads}, {name: every[name] for name in writes}
     check_kinds({**tensors, **read}, {**written, **named(out=out)})
-    if not derives:
-        for name, x in {**tensors, **read, **written, **named(out=out)}.items():
-            if differentiated(x):
-                refuse(f"{name} requires grad, and this product has no gradient: {NO_DERIVATIVE}")
     for name in (*numbers, *wholes):
         check_number(name, every[name], name in wholes)
     launched = [float(every[name]) for name in numbers], [every[name] for name in wholes]

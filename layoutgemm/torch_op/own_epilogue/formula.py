@@ -22,7 +22,7 @@ from ...errors import OperandError
 from ...kernels.epilogue.chain import Activation, Clamp, ColumnReduce, Epilogue, ReductionStep, RowReduce, Step
 from ...kernels.epilogue.numpy_math import mix
 from ...kernels.epilogue.reduce import Quantize
-from ...kernels.epilogue.reductions import Reduction
+from ...kernels.epilogue.reductions import NO_INDEX, Reduction
 from ...kernels.plan import present
 from ..bias_activation import ACTIVATIONS
 from ..epilogue import COMBINED
@@ -45,6 +45,18 @@ _NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
 }
 
 
+class RowGroups(NamedTuple):
+    """The groups of a grouped product's rows.
+
+    inside  True for the rows that are in one, to be broadcast along C: others keep what is written there. None for all
+    group   of each row, or None where each group has a matrix; `number` of them
+    """
+
+    inside: torch.Tensor | None
+    group: torch.Tensor | None
+    number: int
+
+
 class StepResults(NamedTuple):
     """C of its type, and what the steps write, by name."""
 
@@ -54,13 +66,14 @@ class StepResults(NamedTuple):
 
 def steps_by_torch(
     epilogue: Epilogue, sums: torch.Tensor, given: Mapping[str, object], kind: torch.dtype, gate: str | None = None,
-    visited: torch.Tensor | None = None,
+    visited: torch.Tensor | None = None, rows: RowGroups | None = None,
 ) -> StepResults:  # fmt: skip
     """The steps on sums of float32, with derivatives where they are recorded.
 
     given    operands by name; of those that are written, those that are combined with what they hold are read
     gate     the function of a gate, whose sums are of twice the columns, or None
     visited  True for the elements (row, column) of an order's tiles; None for all
+    rows     of a grouped product: its elements that count are those of rows in a group
 
     >>> from layoutgemm.kernels.epilogue.chain import Bias
     >>> x = torch.tensor([[1.0, -2.0]], requires_grad=True)
@@ -69,12 +82,12 @@ def steps_by_torch(
     ([[2.0, -1.0]], [1.0])
     """
     if gate is not None:
-        wide = _EpilogueElements(epilogue, sums, given, visited)
+        wide = _EpilogueElements(epilogue, sums, given, visited, rows)
         for step in epilogue.steps[: epilogue.sums]:
             sums = _applied(step, sums, wide)
         left, right = sums.chunk(2, -1)
         sums = ACTIVATIONS[gate](left) * right
-    at = _EpilogueElements(epilogue, sums, given, visited)
+    at = _EpilogueElements(epilogue, sums, given, visited, rows)
     x = sums
     for step in epilogue.steps[epilogue.sums :]:
         x = at.spread(_applied(step, x, at))
@@ -108,9 +121,12 @@ class _EpilogueElements:
     """All elements of C at once, as a step's `at`."""
 
     def __init__(
-        self, epilogue: Epilogue, sums: torch.Tensor, given: Mapping[str, object], visited: torch.Tensor | None
-    ):
-        self._epilogue, self._sums, self._given, self._visited = epilogue, sums, given, visited
+        self, epilogue: Epilogue, sums: torch.Tensor, given: Mapping[str, object], visited: torch.Tensor | None,
+        groups: RowGroups | None = None,
+    ):  # fmt: skip
+        self._epilogue, self._sums, self._given, self._groups = epilogue, sums, given, groups
+        inside = None if groups is None else groups.inside
+        self._visited = visited if inside is None else inside.expand(sums.shape)
         rows, columns = (torch.arange(n, dtype=torch.int32, device=sums.device) for n in sums.shape[-2:])
         self.i, self.j, self.math = rows[:, None], columns[None, :], TorchMath(sums)
         self.written: dict[str, torch.Tensor] = {}
@@ -127,6 +143,8 @@ class _EpilogueElements:
         x = x.to(self._sums.dtype)
         if not operand.axes:
             return x.reshape(())
+        if self._groups is not None and self._groups.group is not None and operand.axes == "n" and x.ndim == 2:
+            return x[self._groups.group.clamp(max=self._groups.number - 1)]
         return x.unsqueeze({"m": -1, "n": -2}[operand.axes]) if operand.axes != "mn" else x
 
     def write(self, name: str, x: torch.Tensor) -> None:
@@ -138,12 +156,25 @@ class _EpilogueElements:
     def reduce(self, step: ReductionStep, x: torch.Tensor) -> None:
         """Keep a reduction's results, in their types."""
         x = self.spread(x)
-        results = self._of_groups(step, x) if step.each is not None else self._reduced(step, x, self._visited, 0)
-        for operand, value in zip(step.given, results, strict=True):
+        for operand, value in zip(step.given, self._results(step, x), strict=True):
             if not step.ordered:
                 held = self._held(operand.name)
                 value = COMBINED[str(step.reduction.atomic)](value.reshape(held.shape), held)
             self.written[operand.name] = value.to(TYPES[operand.dtype.name])
+
+    def _results(self, step: ReductionStep, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The results; of rows in no group, what is there."""
+        if step.each is not None:
+            return self._of_groups(step, x)
+        groups = self._groups
+        if groups is not None and groups.group is not None and isinstance(step, ColumnReduce):
+            x = x if groups.inside is None else torch.where(groups.inside, x, 0)
+            return columns_of_groups(str(step.operation), x, groups.group, groups.number)
+        found = self._reduced(step, x, self._visited, 0)
+        if groups is None or groups.inside is None or not isinstance(step, RowReduce):
+            return found
+        inside = groups.inside.squeeze(-1)
+        return [torch.where(inside, y, self._held(of.name)) for y, of in zip(found, step.given, strict=True)]
 
     def random(self, name: str) -> torch.Tensor:
         """16 bits for each element, 0 to 65535."""
@@ -190,6 +221,42 @@ class _EpilogueElements:
         return [torch.where(there, x, self._held(y.name)) for x, y in zip(results, step.given, strict=True)]
 
 
+def columns_of_groups(operation: str, x: torch.Tensor, group: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """A named reduction of the columns of each group of rows: one row of results for each group.
+
+    group  of each row; `count` and more for rows of none, which no result takes
+
+    >>> x, group = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 2])
+    >>> [y.tolist() for y in columns_of_groups("sum", x, group, 2)]
+    [[[4.0], [0.0]]]
+    """
+    group = group.clamp(max=count)
+    index = group.unsqueeze(-1).expand(x.shape)
+
+    def total(y: torch.Tensor) -> torch.Tensor:
+        return y.new_zeros(count + 1, y.shape[-1]).index_add(0, group, y)
+
+    def most(y: torch.Tensor, fill: float, way: str = "amax") -> torch.Tensor:
+        return y.new_full((count + 1, y.shape[-1]), fill).scatter_reduce(0, index, y, way)
+
+    if operation in ("sum", "sum_of_squares"):
+        found = [total(x if operation == "sum" else x.square())]
+    elif operation in ("max", "min", "amax"):
+        way = "amin" if operation == "min" else "amax"
+        found = [most(x.abs() if operation == "amax" else x, _NAMED[operation][1], way)]
+    elif operation == "argmax":
+        largest = most(x, -torch.inf)
+        rows = torch.arange(x.shape[0], device=x.device, dtype=torch.int32).unsqueeze(-1)
+        equal = torch.where(x == largest[group], rows, NO_INDEX)
+        found = [largest, most(equal, NO_INDEX, "amin")]
+    else:
+        largest = most(x, -torch.inf)
+        shift = torch.where(largest.isfinite(), largest, 0).detach()
+        sums = shift + total((x - shift[group]).exp()).log()
+        found = [sums] if operation == "log_sum_exp" else [largest, sums]
+    return [y[:count] for y in found]
+
+
 @dataclass(frozen=True)
 class _TensorPlace:
     """Coordinates of elements, as a reduction's traced functions read them."""
@@ -230,4 +297,4 @@ class _Word:
         return _Word(self.value >> other.value)
 
 
-__all__ = ["StepResults", "combines", "refusal_of_derivative", "steps_by_torch"]
+__all__ = ["RowGroups", "StepResults", "columns_of_groups", "combines", "refusal_of_derivative", "steps_by_torch"]

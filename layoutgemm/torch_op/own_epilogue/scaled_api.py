@@ -5,19 +5,20 @@ A refusal is an operator's: the tracer meets no exception of this package.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.sm90.config import Sm90Config
-from ..checks import autocast, copied
+from ..checks import NOT_RECORDED, autocast, copied, differentiated
 from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import named, refusal, refuse, refuse_finish
 from ..epilogue import arguments_beside, gate_of
 from ..indexed.grouped_rows import Options, checked_rows
 from ..prepared import config_text
 from ..scaled_grouped.grouped_epilogue import in_place_of_rows, refusal_beside
+from ..scaled_grouped.operators import WAY_OUT
 from ..scaled_grouped.own_epilogue import ScaledFactors
 from ..scaled_grouped.recipes import fast_accum, recipe_text
 from .api import traced_operands
@@ -37,6 +38,7 @@ def traced_scaled(
     beside, gated = arguments_beside(options["bias"], activation), gate_of(activation) is not None
     out, out_dtype, config = options["out"], options["out_dtype"], options["config"]
     text, lists = traced_operands(epilogue, given, beside, of.tensors, out, gated)
+    _refuse_underived(text, lists, of.tensors, of.tensors, out, out_dtype, False)
     names = _names(options["recipe_a"], options["recipe_b"], config)
     refuse_finish(None, of.a, out_dtype)
     fast, of_config = fast_accum(options["use_fast_accum"]), config_text(config)
@@ -69,6 +71,8 @@ def traced_grouped(
     gated = gate_of(activation) is not None
     beside = arguments_beside(options["bias"], activation)
     text, lists = traced_operands(epilogue, given, beside, tensors, out, gated)
+    constants = tensors if scale_a is not None or a.dtype.itemsize == 1 else {}
+    _refuse_underived(text, lists, tensors, constants, out, out_dtype, b.ndim == 3 and a.ndim == 2)
     names = _names(options["recipe_a"], options["recipe_b"], config)
     refuse_finish(None, a, out_dtype)
     a, b = autocast(a, b)
@@ -81,6 +85,25 @@ def traced_grouped(
     )
     leaves_rows = by != "offsets" and not a.ndim == b.ndim == 2
     return in_place_of_rows(value, out, by if leaves_rows else "", groups)
+
+
+def _refuse_underived(
+    text: str, lists: Sequence[Sequence[torch.Tensor | int | float]], tensors: Mapping[str, torch.Tensor],
+    constants: Mapping[str, torch.Tensor], out: torch.Tensor | None, out_dtype: torch.dtype | None, of_rows: bool,
+) -> None:  # fmt: skip
+    """Refuse a derivative that is recorded, and that the product does not have.
+
+    constants, of_rows  as `check_derivable` has them
+    """
+    own = [x for each in lists[:2] for x in each]
+    if not differentiated(out, *tensors.values(), *own):  # type: ignore[arg-type]  # tensors, by the checks
+        return
+    if out is not None:
+        refuse(NOT_RECORDED)
+    for name, x in constants.items():
+        if differentiated(x):
+            refuse(f"{name} requires grad, and this product has no gradient: {WAY_OUT}")
+    refuse(refusal("derivative of groups", text, out_dtype, of_rows))
 
 
 def _names(recipe_a: object, recipe_b: object, config: Sm90Config | None) -> tuple[str, str]:

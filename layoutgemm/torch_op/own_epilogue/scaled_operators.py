@@ -17,22 +17,33 @@ from collections.abc import Sequence
 
 import torch
 
-from ...errors import OperandError
-from ..checks import refuse_derivatives
+from ...kernels.epilogue.chain import Epilogue
 from ..compiled.flops import count_flops
-from ..compiled.traced import checking_operator
-from ..library import Places, VmapInfo, one_after_another, with_autocast, with_autograd
+from ..compiled.traced import CHECKS, checking_operator
+from ..epilogue import GivenOperands
+from ..library import (
+    Places,
+    VmapInfo,
+    one_after_another,
+    refuse_under_functorch,
+    with_autocast,
+    with_autograd,
+)
+from ..scaled_grouped.epilogue_gradients import check_derivable
 from ..scaled_grouped.grouped_epilogue import (
     CheckedGroups,
     GroupedFactors,
+    GroupedFormula,
     GroupedOptions,
     checked_groups,
     grouped_steps,
 )
-from ..scaled_grouped.operators import WAY_OUT, plain_config
-from ..scaled_grouped.own_epilogue import CheckedScales, ScaledFactors, checked, scaled_steps
+from ..scaled_grouped.operators import plain_config
+from ..scaled_grouped.own_epilogue import CheckedScales, ScaledFactors, ScaledFormula, checked, scaled_steps
 from ..scaled_grouped.scaled import BiasActivation
-from .operators import check_mapped, epilogue_of_text, operand_names, operands_of
+from .names import OperandNames
+from .operators import check_mapped, epilogue_of_text, operands_of
+from .recorded import recorded
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
 
@@ -146,17 +157,41 @@ CHECK_GROUPED_EPILOGUE = checking_operator(
 )
 
 
-def _with_rules(name: str, operands: tuple[str, ...]) -> None:
-    """The autograd rule of an operator, which refuses; `operands`: names of the tensors before its lists."""
-    lists = len(operands)
+def _scaled_recorded(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
+    epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
+) -> torch.Tensor:  # fmt: skip
+    refuse_under_functorch("scaled_epilogue_matmul")
+    made = _checked_scaled(
+        a, scale_a, b, scale_b, read, written, numbers, wholes, epilogue, out_dtype, recipe_a, recipe_b,
+        use_fast_accum, config, activation,
+    )  # fmt: skip
+    check_derivable(made.steps, made.call.kind, made.of.tensors, False)
+    made = made._replace(operands=_with_symbols(made.steps, made.operands, wholes))
+    return recorded(ScaledFormula(made, use_fast_accum, config, activation))
 
-    def refused(*arguments: object) -> torch.Tensor:
-        reads, writes, *_ = operand_names(str(arguments[lists + 4]))
-        own = [x for each in arguments[lists : lists + 2] if isinstance(each, (list, tuple)) for x in each]
-        refuse_derivatives(dict(zip((*operands, *reads, *writes), (*arguments[:lists], *own))), WAY_OUT)
-        raise OperandError(f"torch.ops.layoutgemm.{name} has no derivative")
 
-    with_autograd(name, refused)
+def _grouped_recorded(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
+    said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
+) -> torch.Tensor:  # fmt: skip
+    refuse_under_functorch("grouped_epilogue_matmul")
+    made = _checked_grouped(
+        a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
+        recipe_b, use_fast_accum, config, activation,
+    )  # fmt: skip
+    made.check_derivable()
+    return recorded(GroupedFormula(made._replace(operands=_with_symbols(made.steps, made.operands, wholes))))
+
+
+def _with_symbols(steps: Epilogue, operands: GivenOperands, wholes: Sequence[int]) -> GivenOperands:
+    """The operands with whole numbers as the operator has them: symbols, of which `operands_of` makes 0."""
+    return operands._replace(every={**operands.every, **dict(zip(OperandNames.of(steps).wholes, wholes, strict=True))})
 
 
 def _mapped(info: VmapInfo, in_dims: Places, arguments: Sequence[object], name: str, lists: int) -> torch.Tensor:
@@ -169,8 +204,8 @@ def _mapped(info: VmapInfo, in_dims: Places, arguments: Sequence[object], name: 
 
 _OF_SCALED = ("a", "scale_a", "b", "scale_b")
 _OF_GROUPED = ("a", "b", "groups", "scale_a", "scale_b", "rows")
-_with_rules("scaled_epilogue_matmul", _OF_SCALED)
-_with_rules("grouped_epilogue_matmul", _OF_GROUPED)
+with_autograd("scaled_epilogue_matmul", _scaled_recorded)
+with_autograd("grouped_epilogue_matmul", _grouped_recorded)
 with_autocast(_library, "grouped_epilogue_matmul")
 count_flops("scaled_epilogue_matmul", "grouped_epilogue_matmul")
 
@@ -183,3 +218,12 @@ def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor
 @_grouped.register_vmap
 def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
     return _mapped(info, in_dims, arguments, "grouped_epilogue_matmul", len(_OF_GROUPED)), 0
+
+
+def _check_derivative(text: str, asked: torch.dtype | None, of_rows: bool) -> None:
+    """Raise TensorError or OperandError for an epilogue without a derivative."""
+    if text:
+        check_derivable(epilogue_of_text(text), asked or torch.bfloat16, {}, of_rows)
+
+
+CHECKS["derivative of groups"] = _check_derivative  # of values that are no tensors, for the compiler

@@ -157,7 +157,7 @@ def scaled_matmul(
     config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
     epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.chain.Epilogue`, behind the scales. Its
              first `sums` steps come before a gate
-    given    what it reads and writes, by name, as for `matmul`. No gradients
+    given    what it reads and writes, by name, as for `matmul`; its tensors have gradients
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
@@ -355,7 +355,7 @@ def grouped_matmul(
               but columns; with `rows`, of groups of rows and, without scales, of masked groups
     given     what it reads and writes, by name, as for `matmul`. Of groups of rows a vector along N is (N,), or
               (experts, N) for one of each group, and columns are reduced to (experts, N). Rows of no group are in no
-              reduction and are not written. No gradients
+              reduction and are not written. Gradients as behind `matmul`'s epilogue; of float8, of what is read alone
     prologue  a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors that
               it reads: see `torch_op.prologue.grouped`. Of groups of rows and masked ones, of bfloat16 and float16,
               with bias, activation and, of groups of rows, `rows`, which torch copies first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -17,8 +17,17 @@ from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
-from ..epilogue import finish_of
-from ..explanation import ZEROS, Explanation, gated_after, of_plan, of_solution, partial_text, with_steps
+from ..epilogue import GivenOperands, finish_of
+from ..explanation import (
+    ZEROS,
+    Explanation,
+    gated_after,
+    of_plan,
+    of_solution,
+    partial_text,
+    sums_again,
+    with_steps,
+)
 from ..fp8.launch import AS_QUANTIZE, shapes_of, writes_in_place
 from ..indexed.torch_rows import of_rows
 from ..prepared import NO_FINISH, problem_at
@@ -80,11 +89,23 @@ def explain_own_epilogue(
         if promotes(call, finish.fast):
             reason = "scales of K blocks are the main loop's" if call.recipes.in_mainloop else "exact sums"
         partial = [(partial_text(plan.partial_bytes).rpartition(",")[0], plan.partial_bytes)] if plan.partials else []
-        return of_plan(plan, of.a, of.b, out, f"{reason}; {why}", [*copies, *partial])
+        return _derived(of_plan(plan, of.a, of.b, out, f"{reason}; {why}", [*copies, *partial]), call, of.b, operands)
     found = with_steps(of.a, of.b, call.kind, whole, every, out, config)
     said, total = [f"{why}, {size} bytes" for why, size in copies], sum(size for _, size in copies)
     why = f"scales of rows, columns and tensors are the epilogue's; {found.why}"
-    return replace(found, why=why, copies=(*said, *found.copies), workspace=total + found.workspace)
+    told = replace(found, why=why, copies=(*said, *found.copies), workspace=total + found.workspace)
+    return _derived(told, call, of.b, operands)
+
+
+def _derived(
+    told: Explanation, call: ScaledCall | GroupedCall, b: torch.Tensor, operands: GivenOperands,
+    products: Sequence[torch.Tensor] = (),
+) -> Explanation:  # fmt: skip
+    """The explanation with the backward pass, where an operand requires grad; `products`: A and B with gradients."""
+    multiplied = any(x.requires_grad for x in products)
+    if not (multiplied or any(x.requires_grad for x in operands.tensors.values())):
+        return told
+    return replace(told, backward=sums_again(prod(call.shape[:-1]) * b.shape[-1], multiplied))
 
 
 def _then_quantized(
@@ -266,7 +287,9 @@ def explain_grouped_epilogue(
     why = found.why
     if asked.expected_rows is not None:
         why = f"expected_rows = {asked.expected_rows}: tiles of {'x'.join(map(str, plan.config.tile))}"
-    return of_plan(plan, a, of.b, out, f"{_one_launch(call.form)}; {why}", copies)
+    told = of_plan(plan, a, of.b, out, f"{_one_launch(call.form)}; {why}", copies)
+    products = (made.of.a, made.of.b) if made.of.scale_a is None else ()
+    return _derived(told, made.call, of.b, made.operands, products)
 
 
 def _of_rows(

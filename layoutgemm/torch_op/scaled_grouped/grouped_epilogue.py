@@ -18,7 +18,7 @@ Rows and columns are counted in C, those of masked groups and of K in each of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,12 +34,19 @@ from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.plan import Sm90Plan
-from ..checks import autocast, copied, needs_dispatcher, refuse_derivatives, refuse_traces
+from ..checks import (
+    autocast,
+    copied,
+    derived_by_transform,
+    has_tangent,
+    needs_dispatcher,
+    refuse_traces,
+    seen_and_recorded,
+)
 from ..compiled.guards import MAX_READY
 from ..compiled.kept_launches import epilogue_again_or
 from ..compiled.traced import named
 from ..epilogue import (
-    NO_DERIVATIVE,
     GivenOperands,
     Groups,
     Tensors,
@@ -56,9 +63,12 @@ from ..epilogue import (
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import gathered, of_rows
 from ..launch import note_workspace, workspace_on
+from ..own_epilogue.formula import RowGroups, StepResults, combines, steps_by_torch
 from ..own_epilogue.names import OperandNames
+from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
 from .epilogue import why_unfinished
+from .epilogue_gradients import NOTHING, check_derivable, operands_of, taken, without_tensors
 from .grouped import (
     BATCH,
     COLUMNS,
@@ -77,7 +87,7 @@ from .grouped import (
     plan_of,
 )
 from .kept import PLANS, launch_once, require_hopper
-from .operators import checked_grouped
+from .operators import checked_grouped, differentiable
 from .own_epilogue import CheckedScales, ScaledFactors, behind_scales, scaled_steps
 from .recipes import Recipes, fast_accum, recipe_text
 from .scaled import NO_FINISH, BiasActivation, ScaledCall, check_config, of_group
@@ -161,6 +171,11 @@ class CheckedGroups(NamedTuple):
     def gate(self) -> str | None:
         """The function of the gate, or None."""
         return gate_of(self.activation)
+
+    def check_derivable(self) -> None:
+        """Raise TensorError or OperandError, naming it, for what has no derivative where one is recorded."""
+        constants = {name: x for name, x in self.of.tensors.items() if self.of.scale_a is not None or x.itemsize == 1}
+        check_derivable(self.steps, self.call.kind, constants, self.call.form == ROWS)
 
     @property
     def joined(self) -> int:
@@ -256,9 +271,15 @@ def grouped_with_epilogue(
     def make() -> torch.Tensor:
         refuse_traces("epilogue=")
         made = checked_groups(of, epilogue, given, asked)
-        out, tensors = asked.out, {**made.of.tensors, **made.operands.tensors}
-        refuse_derivatives({**tensors, **named(out=out)}, NO_DERIVATIVE)
-        return _dispatched(made, out) if needs_dispatcher(out, *tensors.values()) else grouped_steps(made, out)
+        out, tensors = asked.out, [*made.of.tensors.values(), *made.operands.tensors.values()]
+        sees, records = seen_and_recorded(tensors, out)
+        if records:
+            made.check_derivable()
+            if derived_by_transform() or any(has_tangent(x) for x in tensors):
+                return derivable(GroupedFormula(made))
+            if not sees:
+                return recorded(GroupedFormula(made))
+        return _dispatched(made, out) if sees or records else grouped_steps(made, out)
 
     if asked.finish.bias is not None or of.groups is None:
         return make()
@@ -286,6 +307,84 @@ def in_place_of_rows(
     if out is not None and said and groups is not None:
         value = torch.where(in_groups(value.shape, said, groups), value, out)
     return copied(value, out)
+
+
+class GroupedFormula(NamedTuple):
+    """A checked product in groups, as `own_epilogue.recorded` derives it."""
+
+    made: CheckedGroups
+
+    @property
+    def steps(self) -> Epilogue:
+        """The epilogue."""
+        return self.made.steps
+
+    @property
+    def every(self) -> Tensors:
+        """The epilogue's operands by name."""
+        return self.made.operands.every
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Written operands that keep a part of what they have: all, where rows are in no group."""
+        return self.steps.writes if self.made.call.leaves_rows else combines(self.steps)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """A, B, groups, scales and row indices, then what the steps read."""
+        return [*self.made.of.tensors.values(), *[self.every[name] for name in (*self.steps.reads, *self.held)]]
+
+    @property
+    def alone(self) -> GroupedFormula:
+        """The same without tensors."""
+        return self.of([NOTHING] * len(self.tensors), without_tensors(self.every))
+
+    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> GroupedFormula:
+        """The same of other tensors, and of other operands of the epilogue."""
+        own = self.made.of
+        of, rest = taken(tuple(own.tensors), tensors)
+        if own.said in of:
+            of["groups"] = of.pop(own.said)
+        values = dict(zip((*self.steps.reads, *self.held), rest, strict=True))
+        operands = operands_of(self.steps, {**self.every, **values} if every is None else every)
+        return self._replace(made=self.made._replace(of=own._replace(**of), operands=operands))
+
+    def launched(self) -> torch.Tensor:
+        """The product by a kernel, into the operands that it has."""
+        if needs_dispatcher(*self.made.of.tensors.values(), *self.made.operands.tensors.values()):
+            return _dispatched(self.made, None)
+        return grouped_steps(self.made)
+
+    def formula(self) -> StepResults:
+        """Float32 sums with derivatives, and the steps by torch, group by group."""
+        made, call, of = self.made, self.made.call, self.made.of.gathered()
+        if of.scale_a is None:
+            sums = differentiable(of.a, of.b, of.groups, of.said, torch.float32)
+        else:
+            assert call.recipes is not None
+            sums = torch.ops.layoutgemm.grouped_matmul(
+                of.a, of.b, of.groups, of.said, of.scale_a, of.scale_b, torch.float32, *call.recipes, "", None, None,
+                made.fast,
+            )  # fmt: skip
+        rows = self._rows()
+        found = steps_by_torch(self.steps, sums, self.every, call.kind, made.gate, rows=rows)
+        if rows is None or rows.inside is None:
+            return found
+        return found._replace(c=torch.where(rows.inside, found.c, 0))
+
+    def _rows(self) -> RowGroups | None:
+        """The groups of the result's rows; None where all rows of each matrix are in one."""
+        call, of = self.made.call, self.made.of
+        groups = of.groups
+        if groups is None or call.form not in (ROWS, MASKED):
+            return None
+        if call.form == MASKED:
+            return RowGroups(in_groups(call.shape, call.said, groups), None, 0)
+        ends = groups if of.said == ENDS else groups[1:]
+        rows = torch.arange(call.shape[0], device=ends.device)
+        group = torch.searchsorted(ends.long(), rows, right=True)
+        inside = (group < call.experts).unsqueeze(-1) if call.leaves_rows else None
+        return RowGroups(inside, group, call.experts)
 
 
 def grouped_steps(made: CheckedGroups, out: torch.Tensor | None = None) -> torch.Tensor:

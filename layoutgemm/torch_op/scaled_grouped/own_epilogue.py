@@ -8,7 +8,7 @@ of rows, of tensors       the epilogue's first steps, `scale_a` and `scale_b`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.rules import whole_columns
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
-from ..checks import copied, needs_dispatcher, refuse_derivatives, refuse_traces
+from ..checks import copied, derived_by_transform, has_tangent, needs_dispatcher, refuse_traces, seen_and_recorded
 from ..compiled.kept_launches import epilogue_again_or
 from ..epilogue import (
     GivenOperands,
@@ -35,12 +35,15 @@ from ..epilogue import (
     reference_of,
 )
 from ..launch import workspace_on
+from ..own_epilogue.formula import StepResults, combines, steps_by_torch
 from ..own_epilogue.names import OperandNames
+from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
+from .epilogue_gradients import NOTHING, check_derivable, operands_of, taken, without_tensors
 from .kept import launch_once, require_hopper
-from .operators import WAY_OUT, checked_scaled
+from .operators import checked_scaled, plain_config
 from .recipes import Recipes, recipe_text
 from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, gated_choice, of_group, sums, vectors_of
 
@@ -103,20 +106,91 @@ def with_epilogue(
     def make() -> torch.Tensor:
         refuse_traces("epilogue=")
         made = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
-        refuse_derivatives(made.operands.tensors, WAY_OUT)
-        if not needs_dispatcher(*of.tensors.values(), out, *made.operands.tensors.values()):
+        tensors = *of.tensors.values(), *made.operands.tensors.values()
+        sees, records = seen_and_recorded(tensors, out)
+        sums = ScaledFormula(made, finish.fast, config_text(config), finish.activation)
+        if records:
+            check_derivable(made.steps, made.call.kind, of.tensors, False)
+            if derived_by_transform() or any(has_tangent(x) for x in tensors):
+                return derivable(sums)
+            if not sees:
+                return recorded(sums)
+        if not (sees or records):
             return scaled_steps(made, finish.fast, config, out)
-        names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
-        lists, text = OperandNames.of(made.steps).lists(made.operands.every), config_text(config)
-        value: torch.Tensor = torch.ops.layoutgemm.scaled_epilogue_matmul(
-            *of, *lists, made.steps.json, made.call.kind, *names, finish.fast, text, finish.activation
-        )
-        return copied(value, out)
+        return copied(dispatched(made, finish.fast, sums.config, finish.activation), out)
 
     if finish.bias is not None:
         return make()
     tensors = {"a": of.a, "b": of.b, "scale_a": of.scale_a, "scale_b": of.scale_b}
     return epilogue_again_or(make, ("scaled_matmul", recipes, finish, out_dtype, config), tensors, epilogue, given, out)
+
+
+def dispatched(made: CheckedScales, fast: bool, config: str, activation: str | None) -> torch.Tensor:
+    """The product that torch's dispatcher sees, of operands that have been checked; `config` is text."""
+    lists, call = OperandNames.of(made.steps).lists(made.operands.every), made.call
+    value: torch.Tensor = torch.ops.layoutgemm.scaled_epilogue_matmul(
+        *made.of, *lists, made.steps.json, call.kind, *call.recipes, fast, config, activation
+    )
+    return value
+
+
+class ScaledFormula(NamedTuple):
+    """A checked product with scales, as `own_epilogue.recorded` derives it.
+
+    made    the product, and its operands
+    fast    whether sums of 8-bit floats stay in the tensor core
+    config  of the kernel, as text
+    activation  that gates, before the epilogue, or None
+    """
+
+    made: CheckedScales
+    fast: bool
+    config: str
+    activation: str | None
+
+    @property
+    def steps(self) -> Epilogue:
+        """The epilogue."""
+        return self.made.steps
+
+    @property
+    def every(self) -> Tensors:
+        """The epilogue's operands by name."""
+        return self.made.operands.every
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Written operands that results are combined with."""
+        return combines(self.steps)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """A, B and their scales, then what the steps read."""
+        return [*self.made.of.tensors.values(), *[self.every[name] for name in (*self.steps.reads, *self.held)]]
+
+    @property
+    def alone(self) -> ScaledFormula:
+        """The same without tensors."""
+        return self.of([NOTHING] * len(self.tensors), without_tensors(self.every))
+
+    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> ScaledFormula:
+        """The same of other tensors, and of other operands of the epilogue."""
+        of, rest = taken(tuple(self.made.of.tensors), tensors)
+        values = dict(zip((*self.steps.reads, *self.held), rest, strict=True))
+        operands = operands_of(self.steps, {**self.every, **values} if every is None else every)
+        return self._replace(made=self.made._replace(of=self.made.of._replace(**of), operands=operands))
+
+    def launched(self) -> torch.Tensor:
+        """The product by a kernel, into the operands that it has."""
+        if not needs_dispatcher(*self.made.of.tensors.values(), *self.made.operands.tensors.values()):
+            return scaled_steps(self.made, self.fast, plain_config(self.config))
+        return dispatched(self.made, self.fast, self.config, self.activation)
+
+    def formula(self) -> StepResults:
+        """Float32 sums, and the steps by torch."""
+        call, of = self.made.call, self.made.of
+        sums = torch.ops.layoutgemm.scaled_matmul(*of, None, None, torch.float32, *call.recipes, self.fast)
+        return steps_by_torch(self.steps, sums, self.every, call.kind, self.made.gate)
 
 
 def scaled_steps(

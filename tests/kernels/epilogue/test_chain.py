@@ -405,4 +405,4 @@ def test_functions_are_as_near_as_they_say(c: str, swapped: bool) -> None:
 def test_operands_are_not_named_as_the_products_own() -> None:
     for name in ("c", "lda", "workers"):
         with pytest.raises(PlanError, match=f"named {name}, as a parameter of the product"):
-            Sm90Plan.derive(64, 64, 64, epilogue=Epilogue(Residual(name=name)))
+            Epilogue(Residual(name=name))

@@ -321,6 +321,8 @@ def test_values_quantised_to_the_bit(form: str) -> None:
     if form == "halves":
         config = Sm90Config((64, 64), consumers=1, staged_epilogue_k_tiles=1, chunks=1)
     a, b = numbers((m, k), 1) / 3, numbers((k, n), 2) / 7
+    a[:2] *= np.float32([2.0**120, 2.0**124])[:, None]
+    a[2:4], a[2:4, 0], b[0] = 0, [np.inf, np.nan], np.abs(b[0]) + 1
     types = {"a": "bf16", "b": "bf16:col"}
     given: dict[str, Any] = {"bias": np.linspace(-1e-3, 5, n).astype(np.float32)}
     if form == "promoted":
@@ -338,10 +340,13 @@ def test_values_quantised_to_the_bit(form: str) -> None:
         m, n, k, **types, c=same, config=replace(config, staged_epilogue_k_tiles=0), epilogue=Epilogue(Bias()), **more
     )
     sums = wide.run(a, b, given=given, device="emulator").c
+    if form != "promoted":  # inverses that are normal, subnormal and 0, in rows of one thread and of others
+        largest = np.abs(sums[:4]).max(1)
+        assert largest[0] < 2.0**126 < largest[1] < largest[2] == np.inf and np.isnan(largest[3])
     want = Epilogue(step).reference(sums)
-    assert np.array_equal(result.written["scales"], want.written["scales"])
-    assert np.array_equal(result.c, plan.c.dtype.decode(plan.c.dtype.encode(np.asarray(want.c))))
-    assert np.abs(result.c).max() == 448 and result.written["scales"].shape == (m, -(-n // step.each))
+    assert np.array_equal(result.written["scales"], want.written["scales"], equal_nan=True)
+    assert np.array_equal(result.c, plan.c.dtype.decode(plan.c.dtype.encode(np.asarray(want.c))), equal_nan=True)
+    assert np.nanmax(np.abs(result.c)) == 448 and result.written["scales"].shape == (m, -(-n // step.each))
 
 
 @needs_dsl

@@ -130,7 +130,6 @@ def test_a_lane_holds_a_row_and_all_lanes_a_column(monkeypatch: pytest.MonkeyPat
     [
         (Epilogue(RowReduce("sum", each=48)), "bf16", "each = 48 columns, and a tile is stored 64 columns at a time"),
         (Epilogue(Quantize(each=64)), "bf16", "Quantize gives e4m3, and c is bf16"),
-        (Epilogue(Scale("workers")), "bf16", "an operand of the epilogue is named workers"),
     ],
 )
 def test_refused_by_name(epilogue: Epilogue, c: str, said: str) -> None:

@@ -164,7 +164,6 @@ def test_lanes_of_a_row_and_of_a_column_are_the_instructions() -> None:
         ({"epilogue": Epilogue(Quantize(each=32))}, "Quantize gives e4m3, and c is bf16"),
         ({"epilogue": Epilogue(Quantize(each=32)), "c": "e4m3"}, "c is e4m3; of bf16 inputs this kernel stores f32"),
         ({"epilogue": Epilogue(Bias()), "a": "i8", "b": "i8"}, "c is i32, and an epilogue computes in f32"),
-        ({"epilogue": Epilogue(Scale("lda"))}, "an operand of the epilogue is named lda, as a parameter"),
         ({"epilogue": Epilogue(Bias(), Scale(), sums=1)}, "before a gate, and there is none"),
         ({"epilogue": "relu"}, "it is made of steps"),
         ({"c": "f32", "a": "i8", "b": "i8"}, "c is f32; of i8 inputs this kernel stores i32"),

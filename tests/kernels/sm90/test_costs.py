@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from layoutgemm.kernels.sm90.choose import costs, large_m, occupancy, rules, scaled_grouped, small_m
+from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, RowReduce
+from layoutgemm.kernels.sm90.choose import costs, large_m, occupancy, reductions, rules, scaled_grouped, small_m
 from layoutgemm.kernels.sm90.choose.costs import cost_model
+from layoutgemm.kernels.sm90.choose.reductions import ReductionCost
+from layoutgemm.kernels.sm90.choose.rules import choose, likeliest
 from layoutgemm.kernels.sm90.indexed import choose as indexed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,7 +64,8 @@ def test_scaled_products_have_a_file_of_their_own_gpu() -> None:
     entries = OF_H100
     found, text = entries["promoted"], Path(scaled_grouped.__file__).read_text(encoding="utf-8")
     assert (
-        set(entries) == {"gpu", "promoted", "indexed_rows"} and (ROOT / found["fitted_to"].partition(":")[0]).is_file()
+        set(entries) == {"gpu", "promoted", "indexed_rows", "reductions"}
+        and (ROOT / found["fitted_to"].partition(":")[0]).is_file()
     )
     steps = {f"{kind}_{part}" for kind in scaled_grouped.KINDS for part in ("step", "end")}
     used = set(re.findall(r"(?:MODEL|model)\.(\w+)", text)) | steps
@@ -111,3 +115,34 @@ def test_an_entry_without_a_unit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
 def test_import_of_the_package_does_not_read_it() -> None:
     code = "import sys, layoutgemm; print('layoutgemm.kernels.sm90.choose.costs' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_reductions_cost_what_the_record_says() -> None:
+    used = set(re.findall(r"MODEL\.(\w+)", Path(reductions.__file__).read_text(encoding="utf-8")))
+    assert used == cost_model("reductions", "h100").numbers.keys()
+    record = json.loads((ROOT / "benchmarks/results/reductions_h100.json").read_text())["costs"]
+    steps = {
+        "row sum": RowReduce("sum"), "row max": RowReduce("max"), "row softmax": RowReduce("softmax"),
+        "row argmax": RowReduce("argmax"), "column sum": ColumnReduce("sum"), "column argmax": ColumnReduce("argmax"),
+    }  # fmt: skip
+    for size, elements in (("4096", 4 * 128 * 256), ("8192", 9 * 256 * 224)):
+        plain = record[size]["plain"]
+        for name, step in steps.items():
+            found = ReductionCost.of(Epilogue(step)).seconds(elements) * 1e6
+            assert abs(found - (record[size][name] - plain)) < plain * (0.02 if name == "column argmax" else 0.003), (
+                name
+            )
+
+
+def test_the_choice_and_its_reason_weigh_reductions() -> None:
+    """Reductions prefer the operand order in which they are of rows."""
+    row, column = (Epilogue(kind("argmax")) for kind in (RowReduce, ColumnReduce))
+    for m, n, k in ((4096, 256, 7168), (4096, 4096, 4096)):
+        of_row, of_column = (likeliest(m, n, k, epilogue=x) for x in (row, column))
+        fastest = {swapped: [next(e for e in each if e.swapped is swapped) for each in (of_row, of_column)]
+                   for swapped in (False, True)}  # fmt: skip
+        assert fastest[False][0].reduced < fastest[False][1].reduced
+        assert fastest[True][0].reduced > fastest[True][1].reduced
+        assert "of them for reductions" in str(of_row[0])
+    choice, why = choose(4096, 4096, 4096, epilogue=column)
+    assert choice.swapped and "of them for reductions" in why

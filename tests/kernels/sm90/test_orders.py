@@ -12,9 +12,19 @@ from layoutgemm import plan as plan_of
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Ragged, Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue, RowReduce
+from layoutgemm.kernels.epilogue.chain import (
+    Activation,
+    Aux,
+    Bias,
+    Custom,
+    Dropout,
+    Epilogue,
+    RowReduce,
+    Scale,
+)
 from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.run.hardware_model import unwritten
+from layoutgemm.kernels.sm90.triangular.mirror import depends_on_place
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Banded, Formula, Grouped, Linear, Rotated, Triangular
@@ -118,6 +128,21 @@ def test_the_rule_chooses_for_the_tiles_of_the_set() -> None:
         assert plan_of(*sizes, b="bf16:col", order="symmetric").check()
 
 
+@needs_dsl
+@pytest.mark.dsl
+def test_equal_sums_of_a_symmetric_product_have_equal_results() -> None:
+    own = Custom.of(lambda x, i, j, ops: ops.exp(-abs(x)) * x)
+    epilogue = Epilogue(Scale("s"), own, Activation("relu"))
+    place = Custom.of(lambda x, i, j, ops: ops.where(i < j, x, 0.0))
+    assert [depends_on_place(x) for x in (epilogue, Epilogue(place), Epilogue(Dropout(0.5)))] == [False, True, True]
+    plan = Sm90Plan.derive(136, 136, 72, b="bf16:col", config=ONE, order="symmetric", epilogue=epilogue)
+    assert plan.check()
+    a = np.random.default_rng(0).integers(-3, 4, (136, 72)).astype(np.float32) / 4
+    c = plan.run(a, a.T, given={"s": 0.25}, device="emulator").c
+    x = 0.25 * (a.astype(np.float64) @ a.T)
+    assert np.array_equal(c, c.T) and np.abs(c - np.maximum(np.exp(-np.abs(x)) * x, 0)).max() < 2e-3
+
+
 @pytest.mark.parametrize(("n", "tiles"), [(4096, 528), (6144, 528), (8192, 1056)])
 def test_a_triangle_takes_tiles_that_fill_whole_rounds(n: int, tiles: int) -> None:
     """528 and 1056 tiles are four and eight rounds of 132 SMs."""
@@ -143,7 +168,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": "symmetric", "config": replace(ONE, tile=(64, 128))}, "needs square tiles"),
     ({"order": "symmetric", "config": replace(ONE, store="direct")}, "a symmetric product takes 'tma'"),
     ({"order": "symmetric", "config": SPLIT}, "split = 2: a symmetric product takes 1"),
-    ({"order": "symmetric", "epilogue": Epilogue(Bias())}, "epilogue: no kernel has an epilogue and a symmetric order"),
+    ({"order": "symmetric", "epilogue": Epilogue(Bias())}, "depends on an element's place and a symmetric order"),
     ({"triangles": Triangles("lower"), "config": SELF}, "loader = 'self'"),
     ({"triangles": Triangles("lower"), "config": PINGPONG}, "schedule = 'pingpong'"),
     ({"triangles": Triangles("lower"), "config": ONE.tuned(reverse_odd_tiles=True)}, "reverse_odd_tiles = True"),

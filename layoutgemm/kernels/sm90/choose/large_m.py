@@ -23,6 +23,7 @@ from ..config import BESIDE_MATRICES, MAX_CLUSTER
 from ..multicast import LINE
 from .costs import cost_model
 from .occupancy import ClusterOccupancy
+from .reductions import ReductionCost
 from .small_m import between
 from .stages import FEW, TALL, buffers, sent, stages, warpgroups
 
@@ -54,6 +55,7 @@ class Estimate:
     pingpong  two warpgroups take tiles in turn
     split     parts of K, a cluster each
     gpc_rounds  rounds in which the GPU deals clusters out, where tiles are taken by them: see `schedule.GpcOrder`
+    reduced   seconds of the epilogue's reductions, a part of `seconds`
     """
 
     tile: tuple[int, int]
@@ -68,12 +70,15 @@ class Estimate:
     split: int = 1
     swapped: bool = False
     gpc_rounds: Rounds = ()
+    reduced: float = 0.0
 
     def __str__(self) -> str:
         rows, columns = self.tile
         name = f"{rows}x{columns}" + " of the transposed product" * self.swapped + " in turn" * self.pingpong
         name += f" in {self.split} parts of K" * (self.split > 1) + " dealt out" * bool(self.gpc_rounds)
-        return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
+        return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us" + (
+            f", {self.reduced * 1e6:.1f} of them for reductions" if self.reduced else ""
+        )
 
 
 class _Launch(NamedTuple):
@@ -94,8 +99,9 @@ class LargeMModel:
     """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on `places` multiprocessors.
 
     swapped   rows are columns of C
-    matrices  whether an epilogue reads or writes matrices of C's shape, or reduces its rows
+    matrices  whether an epilogue reads or writes matrices of C's shape
     read      (matrices of C's shape that it reads in whole lines, reductions of rows)
+    reduced   its reductions, of the kernel's rows and columns
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
     >>> print(LargeMModel(512, 4096, 4096, 1, ClusterOccupancy()).estimate((128, 128), (2, 1), pingpong=False))
@@ -111,6 +117,7 @@ class LargeMModel:
     matrices: bool = False
     rows_of: int | None = None
     read: tuple[int, int] = (0, 0)
+    reduced: ReductionCost = ReductionCost()
 
     @property
     def multiprocessors(self) -> int:
@@ -164,12 +171,20 @@ class LargeMModel:
             seconds += MODEL.more_parts * (cluster[0] * cluster[1] * split > 2)
             seconds += MODEL.late_split * (not early_parts(cluster, split, tiles))
         seconds += MODEL.swapped_end * self.swapped
-        seconds += self._matrices(launch)
+        reduced = self._reductions(launch)
+        seconds += self._matrices(launch) + reduced
         group, along = self._order(launch, bool(rounds))
         return Estimate(
             tile, seconds, waves, tiles, self.multiprocessors, cluster, group, along, pingpong, split, self.swapped,
-            rounds,
+            rounds, reduced,
         )  # fmt: skip
+
+    def _reductions(self, launch: _Launch) -> float:
+        """Seconds of an epilogue's reductions; those of rows beside matrices that are read are counted with them."""
+        cost = self.reduced
+        if launch.waves > 1 and self.read[0]:
+            cost = cost._replace(columns=(0, 0)) if self.swapped else cost._replace(rows=(0, 0))
+        return cost.seconds(launch.waves * launch.tile[0] * launch.tile[1])
 
     def _matrices(self, launch: _Launch) -> float:
         """Seconds of an epilogue's matrices of C's shape. Lines that are read in one wave were not measured."""

@@ -32,6 +32,7 @@ from ..types import operands, output_of
 from .costs import cost_model
 from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, early_parts
 from .occupancy import ClusterOccupancy
+from .reductions import ReductionCost
 from .small_m import crowded, fetched, for_few_rows
 from .stages import TALL, buffers, warpgroups
 
@@ -153,9 +154,9 @@ def choose(
              has n columns, and a tile as many of each
     multiprocessors  the GPU's SMs, or its `ClusterOccupancy`; by their number alone it places clusters as an H200 does
     in_place whether the operands keep their places: nothing is computed as C^T = B^T @ A^T
-    epilogue as it is launched; of 16 bits and more than 64 rows, those that go along rows (`Epilogue.goes_along_rows`)
-             let operands change places for a larger gain alone, and matrices that are read in lines
-             (`Epilogue.read_in_lines`) cost other tiles and schedules other times
+    epilogue as it is launched; of 16 bits and more than 64 rows, matrices let operands change places for a
+             larger gain alone, those that are read in lines (`Epilogue.read_in_lines`) cost other tiles and schedules
+             other times, and reductions of rows and of columns cost what `ReductionCost` says
 
     Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
     such a B or of a batch.
@@ -230,12 +231,15 @@ def likeliest(
     places = ClusterOccupancy.of(multiprocessors)
     read, along = (0, 0), False
     if epilogue is not None:
-        read, along = epilogue.read_in_lines, epilogue.goes_along_rows
-    straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of, read=read)
+        read, along = epilogue.read_in_lines, any(given.axes == "mn" for given in epilogue.given)
+    reduced = ReductionCost.of(epilogue)
+    straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of, read=read, reduced=reduced)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
-    turned = LargeMModel(n, m, k, batch, places, swapped=True, matrices=along, rows_of=rows_of, read=read)
+    turned = LargeMModel(
+        n, m, k, batch, places, swapped=True, matrices=along, rows_of=rows_of, read=read, reduced=reduced.turned
+    )
     found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 

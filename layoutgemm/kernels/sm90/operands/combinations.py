@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....errors import PlanError
+from ..triangular.mirror import depends_on_place
 
 if TYPE_CHECKING:
     from ....schedule import Schedule
@@ -46,6 +47,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "triangular operands": ("triangles", "triangular operands"),
     "batch": ("batch", "a batch"),
     "epilogue": ("epilogue", "an epilogue"),
+    "steps by place": ("epilogue", "an epilogue that depends on an element's place"),
     "symmetric order": ("order", "a symmetric order"),
     "order of some tiles": ("order", "an order of some tiles"),
     "order with words": ("order", "an order that reads words"),
@@ -117,7 +119,7 @@ REFUSED: dict[tuple[str, str], str] = {
     **{(part, "triangular operands"): "rows in another order are no triangle"
        for part in ("gathered rows", "copied rows", "scattered rows")},
     **{(part, "symmetric order"): _NOT_SQUARE for part in ("gate", "several B", "main loop", "prologue")},
-    ("epilogue", "symmetric order"): "each tile is stored twice, and steps may depend on its place",
+    ("steps by place", "symmetric order"): "an element is computed once, and stored at (i, j) and at (j, i)",
     **{(part, "symmetric order"): "rows in another order have no diagonal"
        for part in ("gathered rows", "copied rows", "scattered rows")},
     **{(part, "symmetric order"): _OWN_GRIDS for part in ("groups of rows", "masked groups")},
@@ -185,6 +187,7 @@ class Asked:
             "triangular operands": self.triangles is not None,
             "batch": self.batch > 1 and all(groups is None for groups in (ragged, self.along_k, self.experts)),
             "epilogue": bool(self.epilogue),
+            "steps by place": depends_on_place(self.epilogue),
             "symmetric order": self.symmetric,
         }
         return tuple(name for name, there in found.items() if there)

@@ -18,6 +18,8 @@ from ....errors import PlanError
 from ....report import Check
 from ....schedule import Schedule, Triangular
 from ...derive import Operand
+from ...epilogue.chain import Activation, Clamp, Custom, Epilogue, Scale
+from ...epilogue.tracing import reads_place
 from ...numbers import W
 from ...plan import PersistentPlan, check_settings, present
 from ...plan_checks import boxes_of_c
@@ -37,6 +39,26 @@ def other_order(c: Operand) -> Operand:
 def is_mirrored(schedule: Schedule) -> bool:
     """True if tiles are stored twice."""
     return isinstance(schedule, Triangular) and schedule.mirror
+
+
+def depends_on_place(epilogue: Epilogue | None) -> bool:
+    """True unless equal sums give equal results everywhere: no operands of C's axes, no coordinates.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Bias, RowReduce
+    >>> [depends_on_place(Epilogue(step)) for step in (Scale(), Activation("relu"), Bias(), RowReduce("sum"))]
+    [False, False, True, True]
+    """
+    if epilogue is None:
+        return False
+    return (
+        bool(epilogue.reductions)
+        or any(operand.axes for operand in epilogue.given)
+        or not all(
+            isinstance(step, (Scale, Activation, Clamp))
+            or (isinstance(step, Custom) and not reads_place(step.expression))
+            for step in epilogue.steps
+        )
+    )
 
 
 def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config) -> None:
