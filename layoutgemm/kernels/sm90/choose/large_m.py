@@ -23,7 +23,7 @@ from ..config import BESIDE_MATRICES, MAX_CLUSTER
 from ..multicast import LINE
 from .costs import cost_model
 from .occupancy import ClusterOccupancy
-from .reductions import ReductionCost
+from .reductions import NO_REDUCTIONS, ReductionCost
 from .small_m import between
 from .stages import FEW, TALL, buffers, sent, stages, warpgroups
 
@@ -117,7 +117,7 @@ class LargeMModel:
     matrices: bool = False
     rows_of: int | None = None
     read: tuple[int, int] = (0, 0)
-    reduced: ReductionCost = ReductionCost()
+    reduced: ReductionCost = NO_REDUCTIONS
 
     @property
     def multiprocessors(self) -> int:

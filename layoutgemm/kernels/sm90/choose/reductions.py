@@ -50,3 +50,6 @@ class ReductionCost(NamedTuple):
         of_rows = self.rows[0] * MODEL.row + self.rows[1] * MODEL.row_of_several
         of_columns = self.columns[0] * MODEL.column + self.columns[1] * MODEL.column_of_several
         return float(self.launches * MODEL.launch + elements * (of_rows + of_columns))
+
+
+NO_REDUCTIONS = ReductionCost()
