@@ -576,7 +576,7 @@ def chosen(
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
     config = usual_config(sizes, types, scales, sums, columns, gpu(index)[0])
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
-    return config, f"{rows} rows a group on average: tiles of {tile} (groups_h100.json, groups_h200.json)"
+    return config, f"{rows} rows a group on average: tiles of {tile} (groups_h200.json, groups_uneven_h200.json)"
 
 
 def ragged_name(

@@ -41,9 +41,9 @@ _FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (128, 96, 192, 
 _MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width from this many rounds of tiles on, where the last round does not count
 _START_COLUMNS = 48  # of a tile of few rows without scales, that its start and its rows of A cost
 # Rows of groups on average. A group of 0.7 to 1.3 of them has, up to the first number, one or two tiles of 128 rows; up
-# to the second one of 256; up to the third, or of scaled ones the fourth, so many of 128 that pairs of them would waste
-# more than sharing B gains. From the last number on bands lie along N, or tiles are larger.
-_TWO_TILES, _ONE_TALL, _UNEVEN, _UNEVEN_SCALED, _LARGER_GROUP = 128, 224, 384, 448, 1024
+# to the second one of 256; up to the third so many of 128 that pairs of them would waste more than sharing B gains.
+# From the last number on bands lie along N, or tiles are larger.
+_TWO_TILES, _ONE_TALL, _UNEVEN, _LARGER_GROUP = 128, 224, 384, 1024
 _SHORT_K = 4096  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 _QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a product: seconds, and bytes a second
@@ -501,7 +501,7 @@ def grouped_scaled_config(
         return usual((128, 192), cluster=(1, 2))
     if rows < _ONE_TALL:
         return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True)
-    if rows < _UNEVEN_SCALED and narrow:
+    if rows < _UNEVEN and narrow:
         return usual(_LARGEST, cluster=(1, 2), chunks=2, store_at_once=True, box_rows=ROWS)
     return Sm90Config(
         _large_tile(rows, columns, groups) if narrow else _LARGEST, loader="warpgroup", cluster=(2, 1),
@@ -560,7 +560,7 @@ def usual_config(
         k_bytes = k * dtype(types[0].partition(":")[0]).bytes
         found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
         found = whole_columns(whole_stores(found, types[2], sums), columns * sums)
-    if rows < (_UNEVEN if scales is None else _UNEVEN_SCALED) or sums > 1:
+    if rows < _UNEVEN or sums > 1:
         return found
     return _as_dealt(found, _tiles((rows, n, k, experts), found.tile, found.cluster), places)
 
