@@ -195,15 +195,16 @@ def test_gradients_behind_a_gate() -> None:
 
 @pytest.mark.dsl
 def test_the_forward_pass_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, a = Case("offs"), Case("offs").a.requires_grad_()
+    steps = Epilogue(Bias("n", "f32"), Aux("f32"), ColumnReduce("argmax", "best"), stores_c=False)
+    best = {"best_value": torch.zeros(GROUPS, N), "best_index": torch.zeros(GROUPS, N).int()}
+    given = {"bias": case.read["bias"], "aux": case.written["aux"], **best}
     with emulated(monkeypatch) as calls:
-        case = Case("offs")
-        a = case.a.clone().requires_grad_()
-        squares, steps = torch.zeros(GROUPS, N), Epilogue(Bias("n", "f32"), ColumnReduce("sum_of_squares", "squares"))
-        given = {"bias": case.read["bias"], "squares": squares}
-        grouped_matmul(a, case.b, **case.groups, epilogue=steps, given=given, config=SMALL)
-        assert len(calls) == 1 and squares.requires_grad
-        squares.sum().backward()
-    assert a.grad is not None and a.grad[: int(ENDS[-1])].abs().sum() > 0 == a.grad[int(ENDS[-1]) :].abs().sum()
+        assert grouped_matmul(a, case.b, **case.groups, epilogue=steps, given=given, config=SMALL).shape == (0,)
+        assert len(calls) == 1 and best["best_value"].requires_grad and not best["best_index"].requires_grad
+        best["best_value"][:1].sum().backward()
+    (largest, *_), used = best["best_index"], a.grad.abs().sum(1) > 0
+    assert set(used.nonzero().flatten().tolist()) == set(largest.tolist())
 
 
 @pytest.mark.parametrize("name", ["rows", "1x128, 1x128"])
