@@ -22,6 +22,7 @@ from layoutgemm.kernels.epilogue.chain import (
     RowReduce,
     VectorScale,
 )
+from layoutgemm.torch_op.own_epilogue.formula import NAMED, columns_of_groups
 from tests.torch_op.test_operator import emulated
 from tests.torch_op.test_scaled_kernels import SMALL, scaled_case
 
@@ -191,6 +192,34 @@ def test_gradients_behind_a_gate() -> None:
         found.append(torch.autograd.grad((total * weights).sum() + c.square().sum(), own))
     for x, y in zip(*found, strict=True):
         assert torch.linalg.norm(x.double() - y) <= 2e-2 * torch.linalg.norm(y) > 0
+
+
+def test_column_results_of_groups_are_torchs() -> None:
+    """Forward mode and torch.func take them, where a recorded call has the kernel's."""
+    x, group = random(M, N), torch.repeat_interleave(torch.arange(GROUPS + 1), torch.tensor((*SIZES, M - sum(SIZES))))
+    x[0] = -torch.inf
+    for name, (form, _) in NAMED.items():
+        found = columns_of_groups(name, x, group, GROUPS)
+        for g in (0, 2):
+            rows = (group == g).nonzero().flatten()
+            for y, want in zip(found, form(x[rows].mT), strict=True):
+                want = rows[want] if y.dtype == torch.int32 else want
+                assert torch.allclose(y[g].double(), want.double(), rtol=1e-5), (name, g)
+    case = Case("offs")
+    read, bias = (VectorScale("m", "f32", "row"), Bias("n", "f32")), random(N)
+
+    def total(a: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros(GROUPS, N)
+        given = {"row": case.read["row"], "bias": bias, "all": found}
+        grouped_matmul(
+            a, case.b, **case.groups, epilogue=Epilogue(*read, ColumnReduce("log_sum_exp", "all")), given=given
+        )
+        return found[::2].sum()
+
+    own = case.a.clone().requires_grad_()
+    (want,) = torch.autograd.grad(value := total(own), own)
+    gradient, again = torch.func.grad_and_value(total)(case.a)
+    assert torch.allclose(again, value, rtol=1e-5) and torch.equal(gradient, want)
 
 
 @pytest.mark.dsl

@@ -33,7 +33,7 @@ from ..types import TYPES
 _MASK = 0xFFFFFFFF
 Results = tuple[torch.Tensor, ...]
 # By name: the results along the last dimension, and what an element outside of the order's tiles is.
-_NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
+NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
     "sum": (lambda x: (x.sum(-1),), 0.0),
     "sum_of_squares": (lambda x: (x.square().sum(-1),), 0.0),
     "max": (lambda x: (x.amax(-1),), -torch.inf),
@@ -199,7 +199,7 @@ class _EpilogueElements:
         own = getattr(step, "operation", "amax")
         along = isinstance(step, ColumnReduce)
         if isinstance(own, str):
-            function, fill = _NAMED[own]
+            function, fill = NAMED[own]
             x = x if visited is None else torch.where(visited, x, fill)
             return function(x.mT if along else x if isinstance(step, RowReduce) else x.flatten())
         place = _TensorPlace(self.i, self.j[:, : x.shape[-1]] + column, self.math)
@@ -243,7 +243,7 @@ def columns_of_groups(operation: str, x: torch.Tensor, group: torch.Tensor, coun
         found = [total(x if operation == "sum" else x.square())]
     elif operation in ("max", "min", "amax"):
         way = "amin" if operation == "min" else "amax"
-        found = [most(x.abs() if operation == "amax" else x, _NAMED[operation][1], way)]
+        found = [most(x.abs() if operation == "amax" else x, NAMED[operation][1], way)]
     elif operation == "argmax":
         largest = most(x, -torch.inf)
         rows = torch.arange(x.shape[0], device=x.device, dtype=torch.int32).unsqueeze(-1)
@@ -297,4 +297,12 @@ class _Word:
         return _Word(self.value >> other.value)
 
 
-__all__ = ["RowGroups", "StepResults", "columns_of_groups", "combines", "refusal_of_derivative", "steps_by_torch"]
+__all__ = [
+    "NAMED",
+    "RowGroups",
+    "StepResults",
+    "columns_of_groups",
+    "combines",
+    "refusal_of_derivative",
+    "steps_by_torch",
+]
