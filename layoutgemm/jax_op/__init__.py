@@ -6,5 +6,6 @@ primitive     one product of matrices or batches: vmap, shardings, and the lower
 shardings     axes of a mesh, factor by factor, and what each device multiplies
 gpu           the problem's solution as a call of `cutlass.jax`
 functions     epilogues and prologues; composed: products of several parts
+outputs       what a product gives: C, and what an epilogue writes
 reference     on the CPU, by jax in float32, rounded once; and all that follows the sums outside a kernel
 """

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from ..errors import OperandError
+from ..kernels.epilogue.chain import Epilogue
+from .outputs import Arrays, WritingProduct
 from .primitive import multiply
 from .product import Product
 from .reference import activated, finish
@@ -26,17 +27,9 @@ def differentiable(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array
     return multiply(product, a, b, bias)
 
 
-class ProductOfParts(Protocol):
-    """A product of several parts, with the types of a, b and the result."""
-
-    @property
-    def types(self) -> Sequence[str]:
-        """As JAX names them."""
-
-
 def derived_by_jax(
-    mapped: Callable[..., Callable[..., jax.Array]], with_sums: Callable[..., jax.Array]
-) -> Callable[..., jax.Array]:
+    mapped: Callable[..., Callable[..., Arrays]], with_sums: Callable[..., Arrays]
+) -> Callable[..., Arrays]:
     """A product of several parts with its derivative: by jax through the parts, by products through the sums.
 
     mapped     the product's function of its arrays
@@ -44,32 +37,34 @@ def derived_by_jax(
     """
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-    def call(product: ProductOfParts, *arrays: jax.Array) -> jax.Array:
+    def call(product: WritingProduct, *arrays: jax.Array) -> Arrays:
         return mapped(product)(*arrays)
 
-    def forward(product: ProductOfParts, *arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        check_derived(product.types)
+    def forward(product: WritingProduct, *arrays: jax.Array) -> tuple[Arrays, tuple[jax.Array, ...]]:
+        check_derived(product.types, product.epilogue)
         return call(product, *arrays), arrays
 
-    def backward(product: ProductOfParts, arrays: tuple[jax.Array, ...], grad: jax.Array) -> tuple[jax.Array, ...]:
+    def backward(product: WritingProduct, arrays: tuple[jax.Array, ...], grads: Arrays) -> tuple[jax.Array, ...]:
         def multiplied(of: Product, a: jax.Array, b: jax.Array) -> jax.Array:
             return differentiable(of, a, b, None)
 
         _, pull = jax.vjp(functools.partial(with_sums, product, multiplied), *arrays)
-        found: tuple[jax.Array, ...] = pull(grad)
+        found: tuple[jax.Array, ...] = pull(grads)
         return found
 
     call.defvjp(forward, backward)
-    made: Callable[..., jax.Array] = call
+    made: Callable[..., Arrays] = call
     return made
 
 
-def check_derived(types: Sequence[str]) -> None:
-    """Raise OperandError for types whose products have no derivative; those of a, b and the result."""
+def check_derived(types: Sequence[str], epilogue: Epilogue | None = None) -> None:
+    """Raise OperandError for products without a derivative; `types`: of a, b and the result."""
     if types[0] not in _DERIVED:
         raise OperandError(
             f"a is {types[0]} and b is {types[1]}: products of 8-bit types have no derivative; multiply in bfloat16"
         )
+    if epilogue is not None and epilogue.quantizes is not None:
+        raise OperandError(f"{epilogue.quantizes}: values of 8 bits have no derivative")
 
 
 def _forward(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, Kept]:

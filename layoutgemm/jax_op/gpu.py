@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..arch import arch
 from ..dtypes import DType
@@ -24,6 +25,9 @@ from ..kernels.compile.compiler import kernel_facts, kernel_of, require_dsl
 from ..kernels.compile.launcher import runtime_library
 from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.epilogue.reduce import combined
+from ..kernels.partials import ReducingPlan
+from ..kernels.plan import WORKSPACE, GemmPlan
 from ..kernels.run.occupancy import cluster_occupancy
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..torch_op.problem import (
@@ -41,8 +45,28 @@ from ..torch_op.problem import (
     workers,
 )
 from ..torch_op.solver import solve, why_unfused
+from .outputs import Arrays, Shaped, WritingProduct, one_or_all, stores_c, written_arrays
 from .product import C_NAMES, NAMES, Product, bytes_of
 from .reference import finish
+
+Kernel = Callable[..., None]
+Address: TypeAlias = Any  # the DSL's Int64; in the emulator an array
+Start = Callable[[Kernel, object, Mapping[str, Address]], None]
+
+
+class TensorAddress(Protocol):
+    """The place of a tensor of the DSL."""
+
+    def toint(self) -> object:
+        """The address."""
+
+
+class KernelTensor(Protocol):
+    """A tensor as `cutlass_call` gives it."""
+
+    @property
+    def iterator(self) -> TensorAddress:
+        """Its first element."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +169,9 @@ def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | Non
         for x, copy, turned in zip((a, b), found.copies[:2], product.turned, strict=True)
     ]
     if not fuses(product, on):
-        sums = _call(product.without_finish(), found, on)(*operands)
+        sums = _call(product.without_finish(), found, on, operands)
         return finish(sums, bias, product.activation, kind)
-    result: jax.Array = _call(product, found, on)(*operands, *(() if bias is None else (bias,)))
-    return result
+    return _call(product, found, on, [*operands, *(() if bias is None else (bias,))])
 
 
 def copied(x: jax.Array, copy: OperandCopy) -> jax.Array:
@@ -160,28 +183,65 @@ def copied(x: jax.Array, copy: OperandCopy) -> jax.Array:
     return jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, leading - x.shape[-1])])
 
 
-def _call(product: Product, solution: Solution, on: Target) -> Callable[..., jax.Array]:
-    """The launches of a solution as a function of A, B and any bias."""
+def _call(product: Product, solution: Solution, on: Target, arrays: Sequence[jax.Array]) -> jax.Array:
+    """The launches of a solution; `arrays`: A, B and any bias."""
     plan = solution.kernel.plan(*solution.sizes)
     steps = [bytes_of(each) for each in product.types]
     clusters = workers(solution, on.places)
     facts = {"launches": solution.launches, "sizes": solution.sizes, "workers": clusters,
              "leading": solution.leading, "strides": solution.strides}  # fmt: skip
-    start = functools.partial(_start, kernel_of(plan.for_any_size()), plan.parameters, solution, steps, clusters)
-    return called(plan, on, product.result, product.types[2], facts, start)
+    start = functools.partial(_start, plan.parameters, solution, steps, clusters)
+    read = dict(zip(("a", "b", "bias"), arrays))
+    return launched(plan, on, read, [CallResult("c", *product.outputs[0])], facts, start)["c"]
+
+
+class CallResult(NamedTuple):
+    """An array that a call gives: its name, shape and type, and what it holds before, or None."""
+
+    name: str
+    shape: Ints
+    kind: str
+    first: jax.Array | None = None
+
+
+def launched(
+    plan: GemmPlan, on: Target, read: Mapping[str, jax.Array], results: Sequence[CallResult],
+    facts: Mapping[str, object], start: Start,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """The arrays that one call of a kernel gives, by name.
+
+    read   the arrays that it reads, by name
+    facts  what of the call decides on the code of `start`, besides the names and shapes of its arrays
+    start  the launch, traced on the host's side, of the kernel, the stream and the arrays' addresses by name
+
+    Raises PlanError without the CuTe DSL and its `cutlass.jax`.
+    """
+    arrays = {**read, **{x.name: x.first for x in results if x.first is not None}}
+    # A result that takes an array's memory is no further argument of the launch.
+    names = (*arrays, *[x.name for x in results if x.first is None])
+    aliases = {[*arrays].index(x.name): at for at, x in enumerate(results) if x.first is not None}
+    shapes = [(x.shape, x.kind) for x in results]
+    traced = functools.partial(_at_addresses, cast(Kernel, kernel_of(plan.for_any_size())), start, names)
+    found = called(plan, on, shapes, {**facts, "names": names}, traced, aliases)(*arrays.values())
+    return dict(zip([x.name for x in results], found, strict=True))
+
+
+def _at_addresses(kernel: Kernel, start: Start, names: Sequence[str], stream: object, *tensors: KernelTensor) -> None:
+    """Host side, traced: `start` with the addresses of the tensors."""
+    address = number_kinds()["address"]
+    pointers = {name: address(x.iterator.toint()) for name, x in zip(names, tensors, strict=True)}
+    start(kernel, stream, {"c": address(0), **pointers})  # of a C that is not stored nothing is read
 
 
 def called(
-    plan: Any, on: Target, shape: Ints, kind: str, facts: Mapping[str, object], start: Callable[..., None],
-    aliases: Mapping[int, int] | None = None,
-) -> Callable[..., jax.Array]:  # fmt: skip
+    plan: GemmPlan, on: Target, shapes: Sequence[Shaped], facts: Mapping[str, object], start: Callable[..., None],
+    aliases: Mapping[int, int],
+) -> Callable[..., Sequence[jax.Array]]:  # fmt: skip
     """A function of arrays that launches a kernel: `start`, traced on the host's side, has it.
 
-    shape, kind  of the result
-    facts        what else of the call decides on the code of `start`
-    aliases      array -> 0 where the result takes its memory
-
-    Raises PlanError without the CuTe DSL and its `cutlass.jax`.
+    shapes   of the results, and their types
+    facts    what else of the call decides on the code of `start`
+    aliases  array -> result that takes its memory
     """
     require_dsl()
     try:
@@ -190,14 +250,38 @@ def called(
         raise PlanError(f"layoutgemm.jax launches by cutlass.jax, which does not import here: {error}") from None
 
     runtime_library()  # exporting the call links its host half against these symbols
-    call: Callable[..., jax.Array] = cutlass.jax.cutlass_call(
+    call: Callable[..., Sequence[jax.Array]] = cutlass.jax.cutlass_call(
         start,
-        output_shape_dtype=jax.ShapeDtypeStruct(shape, jnp.dtype(kind)),
-        input_output_aliases=aliases,
+        output_shape_dtype=tuple([jax.ShapeDtypeStruct(shape, jnp.dtype(kind)) for shape, kind in shapes]),
+        input_output_aliases=aliases or None,
         compile_options=f"--gpu-arch {on.code}",
         compile_key=object_cache.key_of({**kernel_facts(plan), **facts}),
     )
     return call
+
+
+def call_results(product: WritingProduct, plan: ReducingPlan, c: CallResult, partly: bool = False) -> list[CallResult]:
+    """The results of a call: C, the epilogue's outputs, and a workspace of partial results.
+
+    partly  whether the kernel computes some tiles alone
+    """
+    held = () if product.epilogue is None else combined(product.epilogue.reductions)
+    found = [c] * stores_c(product)
+    for operand, (shape, kind) in written_arrays(product):
+        begins = operand.name in held or (partly and operand.axes == "mn")
+        first = jnp.full(shape or (1,), operand.start, kind) if begins else None
+        found.append(CallResult(operand.name, shape or (1,), kind, first))
+    if plan.partials:
+        runs = [np.full(count, value).view(np.uint8) for count, value in plan.first_partials]
+        first = jnp.asarray(np.concatenate(runs)) if runs else None
+        found.append(CallResult(WORKSPACE, (plan.partial_bytes,), "uint8", first))
+    return found
+
+
+def outputs_from(product: WritingProduct, found: Mapping[str, jax.Array]) -> Arrays:
+    """The product's arrays, from a call's results by name."""
+    stored = [found["c"][..., : product.result[-1]]] if stores_c(product) else []  # rows may be longer
+    return one_or_all([*stored, *[found[x.name].reshape(shape) for x, (shape, _) in written_arrays(product)]])
 
 
 def number_kinds() -> dict[str, Callable[[object], Any]]:
@@ -214,19 +298,21 @@ def lines_of(x: jax.Array, kind: DType) -> jax.Array:
 
 
 def _start(
-    kernel: Any, parameters: dict[str, str], solution: Solution, steps: Sequence[int], clusters: int,
-    stream: object, *tensors: Any,
+    parameters: Mapping[str, str], solution: Solution, steps: Sequence[int], clusters: int,
+    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
 ) -> None:  # fmt: skip
     """Host side, traced: each launch at the tensors' addresses, with sizes and strides as constants.
 
-    kernel, parameters  the DSL's kernel, and the kinds of what it takes
-    steps               bytes of an element of A, B and C
-    tensors             A, B, the bias if any, and C
+    parameters  the kinds of what the kernel takes
+    steps       bytes of an element of A, B and C
     """
-    kinds = number_kinds()
-    a, b, *bias, c = [kinds["address"](tensor.iterator.toint()) for tensor in tensors]
-    words = (*bias, 0) if bias else ()
+    words = (pointers["bias"], 0) if "bias" in pointers else ()
     for at in solution.launches:
-        pointers = [x + place * step for x, place, step in zip((a, b, c), at, steps, strict=True)]
-        values = arguments(solution, pointers, clusters, words)
-        kernel(*[kinds[kind](value) for kind, value in zip(parameters.values(), values, strict=True)], stream)
+        places = [pointers[name] + place * step for name, place, step in zip("abc", at, steps, strict=True)]
+        start_kernel(kernel, parameters, arguments(solution, places, clusters, words), stream)
+
+
+def start_kernel(kernel: Kernel, parameters: Mapping[str, str], values: Sequence[object], stream: object) -> None:
+    """Host side, traced: one launch; `parameters`: names and kinds of what the kernel takes."""
+    kinds = number_kinds()
+    kernel(*[kinds[kind](value) for kind, value in zip(parameters.values(), values, strict=True)], stream)

@@ -15,6 +15,7 @@ from .composed.api import CallParts, composes, multiply_parts
 from .derivatives import compiled
 from .functions.api import multiply_with_functions
 from .inputs import array_of, flag, type_name
+from .outputs import Result
 from .primitive import varying_alike
 from .product import Product, check_finish, check_shapes, check_types, stored_as
 
@@ -39,7 +40,7 @@ def matmul(
     row_weights: jax.Array | None = None,
     copy_rows: bool | None = None,
     out: jax.Array | None = None,
-) -> jax.Array:
+) -> Result:
     """activation(a @ b + bias), with shapes as in jax.numpy.matmul: vectors, matrices, batches that broadcast.
 
     a, b         bfloat16, float16, float8_e4m3fn or float8_e5m2, int8 or uint8 (two kinds of 8 bits may meet), or
@@ -54,8 +55,9 @@ def matmul(
     transpose_a  a is given as (..., k, m), transpose_b: b as (..., n, k). The kernel reads them so; `b.T` would be
                  copied by XLA first
     allow_tf32   whether float32 may be multiplied as tf32
-    epilogue     in place of bias and activation: any `kernels.epilogue.chain.Epilogue` that writes C alone, for two
-                 matrices or two batches of as many. given has the arrays and numbers that it reads, by name
+    epilogue     in place of bias and activation: any `kernels.epilogue.chain.Epilogue`, for two matrices or two
+                 batches of as many. given has the arrays and numbers that it reads, by name. Of one that writes more
+                 than C, as a reduction, the result is (c, {name: array}), and c is None with stores_c=False
     prologue     a function of a's elements before they are multiplied, a `kernels.Prologue`: of bfloat16, float16 and
                  float8, on 9.0. It goes with an epilogue, or with bias and activation; given has its vectors, too
     combine      for a tuple b of two to four matrices: the function of (*products, ops, **given) that makes each

@@ -23,12 +23,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import OperandError
 from . import gpu, reference
+from .outputs import Arrays, Shaped, listed, one_or_all
 from .product import Product
 from .reference import finish
 from .shardings import COLUMNS, Axes, Labels, axes_of, entries_of, labels_of
 
 Entries = Callable[[NamedSharding, Sequence[str]], tuple[object, ...]]
-Local = Callable[..., jax.Array]
+Local = Callable[..., Arrays]
 MAX_PRODUCTS = 1024  # traced functions that are kept
 
 
@@ -36,12 +37,8 @@ class PrimitiveProduct(Protocol):
     """A product as its primitive reads it."""
 
     @property
-    def result(self) -> tuple[int, ...]:
-        """The result's shape."""
-
-    @property
-    def types(self) -> tuple[str, str, str]:
-        """JAX's names of the types of a, b and the result."""
+    def outputs(self) -> tuple[Shaped, ...]:
+        """Shape and type of each array that it gives."""
 
 
 def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -99,6 +96,25 @@ def _mapped(product: Product) -> Callable[..., jax.Array]:
     return shared
 
 
+def all_mapped(found: Arrays) -> object:
+    """True for each result: all have the mapped dimension."""
+    return jax.tree.map(lambda _: True, found)
+
+
+def one_by_one(
+    made: Callable[[], Callable[..., Arrays]], mapped: Sequence[bool], arrays: Sequence[jax.Array]
+) -> tuple[Arrays, object]:
+    """A vmap rule's results of one call after another; `made` gives the function of one."""
+    moving = [x for x, on in zip(arrays, mapped, strict=True) if on]
+
+    def one(parts: Sequence[jax.Array]) -> Arrays:
+        rest = iter(parts)
+        return made()(*[next(rest) if on else x for x, on in zip(arrays, mapped, strict=True)])
+
+    found: Arrays = jax.lax.map(one, moving)
+    return found, all_mapped(found)
+
+
 def _front(x: jax.Array, rank: int) -> jax.Array:
     """The array with its first dimension in front of `rank` others."""
     return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.ndim), *x.shape[1:])
@@ -117,23 +133,23 @@ def partition_rule(labels: Labels, k: int, entries: Entries, local: Local) -> Ca
 
     k        its size
     entries  (sharding, factors of the dimensions) -> entries of the partition spec
-    local    (axes of each factor, parts of the operands) -> part of the result
+    local    (axes of each factor, parts of the operands) -> parts of the results
     """
 
-    def partition(
-        mesh: Mesh, operands: Sequence[jax.ShapeDtypeStruct], result: jax.ShapeDtypeStruct
-    ) -> tuple[object, ...]:
+    def partition(mesh: Mesh, operands: Sequence[jax.ShapeDtypeStruct], results: Arrays) -> tuple[object, ...]:
         sizes: Mapping[str, int] = mesh.shape
         given = [entries(x.sharding, names) for x, names in zip(operands, labels.operands, strict=True)]
-        axes = axes_of(labels, given, entries(result.sharding, labels.result), k, sizes)
+        wanted = [entries(x.sharding, names) for x, names in zip(listed(results), labels.results, strict=True)]
+        axes = axes_of(labels, given, wanted, k, sizes)
 
         def sharding(names: Sequence[str]) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*entries_of(names, axes)))
 
-        def of_parts(*parts: jax.Array) -> jax.Array:
+        def of_parts(*parts: jax.Array) -> Arrays:
             return local(axes, *parts)
 
-        return mesh, of_parts, sharding(labels.result), tuple([sharding(names) for names in labels.operands])
+        made, read = ([sharding(names) for names in each] for each in (labels.results, labels.operands))
+        return mesh, of_parts, one_or_all(made), tuple(read)
 
     return partition
 
@@ -156,47 +172,48 @@ def _partitioned(product: Product) -> Callable[..., jax.Array]:
     return shared
 
 
-def result_type(*operands: jax.core.ShapedArray, product: PrimitiveProduct) -> jax.core.ShapedArray:
-    """The type of a product's result; under shard_map it varies along the axes that its operands vary along."""
-    shape, kind, first = product.result, jax.numpy.dtype(product.types[2]), operands[0]
-    if not first.manual_axis_type.varying:
-        return jax.core.ShapedArray(shape, kind)
-    whole = NamedSharding(first.sharding.mesh, PartitionSpec(*(None,) * len(shape)))
-    return jax.core.ShapedArray(shape, kind, sharding=whole, manual_axis_type=first.manual_axis_type)
+def result_types(*operands: jax.core.ShapedArray, product: PrimitiveProduct) -> list[jax.core.ShapedArray]:
+    """The types of a product's arrays; under shard_map they vary along the axes that its operands vary along."""
+    first, found = operands[0], []
+    for shape, kind in product.outputs:
+        if not first.manual_axis_type.varying:
+            found.append(jax.core.ShapedArray(shape, jax.numpy.dtype(kind)))
+            continue
+        whole = NamedSharding(first.sharding.mesh, PartitionSpec(*(None,) * len(shape)))
+        manual = first.manual_axis_type
+        found.append(jax.core.ShapedArray(shape, jax.numpy.dtype(kind), sharding=whole, manual_axis_type=manual))
+    return found
 
 
-def primitive_of(
-    name: str, on_cuda: Callable[..., jax.Array], on_cpu: Callable[..., jax.Array]
-) -> Callable[..., jax.Array]:
-    """A primitive with its shape and its lowerings; gives the function that binds it: (product, *operands) -> array.
+def primitive_of(name: str, on_cuda: Callable[..., Arrays], on_cpu: Callable[..., Arrays]) -> Callable[..., Arrays]:
+    """A primitive with its shapes and its lowerings; gives the function that binds it: (product, *operands) -> arrays.
 
-    on_cuda, on_cpu  (product, *operands) -> array; the product has `result`, its shape, and `types`, its own the third
+    on_cuda, on_cpu  (product, *operands) -> the product's `outputs`, as `one_or_all` has them
     """
     made = Primitive(name)
+    made.multiple_results = True
 
-    def bound(product: object, *operands: jax.Array) -> jax.Array:
-        result: jax.Array = made.bind(*operands, product=product)
-        return result
+    def bound(product: object, *operands: jax.Array) -> Arrays:
+        return one_or_all(made.bind(*operands, product=product))
 
-    def lowering(compute: Callable[..., jax.Array]) -> Callable[..., object]:
-        def traced(*operands: jax.Array, product: object) -> jax.Array:
-            return compute(product, *operands)
+    def lowering(compute: Callable[..., Arrays]) -> Callable[..., object]:
+        def traced(*operands: jax.Array, product: object) -> list[jax.Array]:
+            return listed(compute(product, *operands))
 
         def lowered(ctx: mlir.LoweringRuleContext, *operands: object, product: object) -> object:
             # One device's parts: the axes along which they vary would have to meet in all that `compute` calls.
             types = [jax.core.ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
-            return mlir.lower_fun(traced, multiple_results=False)(
+            return mlir.lower_fun(traced, multiple_results=True)(
                 ctx.replace(avals_in=types), *operands, product=product
             )
 
         return lowered
 
-    made.def_abstract_eval(result_type)
+    made.def_abstract_eval(result_types)
 
-    def computed(*operands: jax.Array, product: object) -> jax.Array:
+    def computed(*operands: jax.Array, product: object) -> list[jax.Array]:
         with jax.disable_jit(False):  # else jit would call the primitive, and this again
-            result: jax.Array = jax.jit(functools.partial(bound, product))(*operands)
-            return result
+            return listed(jax.jit(functools.partial(bound, product))(*operands))
 
     made.def_impl(computed)
     mlir.register_lowering(made, lowering(on_cuda), platform="cuda")

@@ -67,6 +67,11 @@ class Product:
         """The result's shape."""
         return (*self.batch, *self.sizes[:2])
 
+    @property
+    def outputs(self) -> tuple[tuple[Ints, str], ...]:
+        """Shape and type of the result."""
+        return ((self.result, self.types[2]),)
+
     def without_finish(self) -> Product:
         """The sums of all columns alone, in their own type."""
         return replace(self, types=(*self.types[:2], self.wide), bias=None, activation=None)

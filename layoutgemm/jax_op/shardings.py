@@ -18,20 +18,20 @@ from typing import NamedTuple
 from .product import Product
 
 Axes = tuple[str, ...]
-WHOLE = "g", "h", "p", "q"  # factors that no mesh axis cuts
+WHOLE = "g", "h", "p", "q", "r", "s"  # factors that no mesh axis cuts
 COLUMNS = WHOLE[:2]  # of b and of the result
 
 
 class Labels(NamedTuple):
-    """Factors of each operand's dimensions, and of the result's."""
+    """Factors of each operand's dimensions, and of each result's."""
 
     operands: tuple[tuple[str, ...], ...]
-    result: tuple[str, ...]
+    results: tuple[tuple[str, ...], ...]
 
     @property
     def rule(self) -> str:
         """Shardy's notation."""
-        return f"{', '.join(map(' '.join, self.operands))} -> {' '.join(self.result)}"
+        return " -> ".join(", ".join(map(" ".join, each)) for each in self)
 
 
 def labels_of(product: Product) -> Labels:
@@ -57,24 +57,24 @@ def labels_of(product: Product) -> Labels:
     )
     a, b = (*outer("a", product.a[:-2]), *of_a), (*outer("c", product.b[:-2]), *of_b)
     bias = () if product.bias is None else ((columns,),)
-    return Labels((a, b, *bias), (*[f"b{i}" for i in range(len(batch))], "m", of_c))
+    return Labels((a, b, *bias), ((*[f"b{i}" for i in range(len(batch))], "m", of_c),))
 
 
-def axes_of(labels: Labels, operands: Sequence[Sequence[object]], result: Sequence[object], k: int,
+def axes_of(labels: Labels, operands: Sequence[Sequence[object]], results: Sequence[Sequence[object]], k: int,
             mesh: Mapping[str, int]) -> dict[str, Axes]:  # fmt: skip
-    """The mesh axes of each factor: the result's come first, then a's, b's and the bias'; each axis serves one.
+    """The mesh axes of each factor: the results' come first, then a's, b's and the bias'; each axis serves one.
 
-    operands, result  entries of partition specs, as many as dimensions: an axis, axes, or None
-    k                 the size of K, which is sharded evenly or not at all: padding would be added to the sums
-    mesh              the sizes of its axes
+    operands, results  entries of partition specs, as many as dimensions: an axis, axes, or None
+    k                  the size of K, which is sharded evenly or not at all: padding would be added to the sums
+    mesh               the sizes of its axes
 
     >>> labels = labels_of(Product((8, 6), (6, 4), ("bfloat16",) * 3))
-    >>> axes_of(labels, [("x", "y"), ("y", None)], (None, None), 6, {"x": 2, "y": 2})
+    >>> axes_of(labels, [("x", "y"), ("y", None)], [(None, None)], 6, {"x": 2, "y": 2})
     {'m': ('x',), 'k': ('y',)}
     """
     found: dict[str, Axes] = {}
     taken: set[str] = set()
-    for names, entries in ((labels.result, result), *zip(labels.operands, operands, strict=True)):
+    for names, entries in zip((*labels.results, *labels.operands), (*results, *operands), strict=True):
         for name, entry in zip(names, entries, strict=True):
             if name in WHOLE:
                 continue

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.jax_op import gpu
 from layoutgemm.jax_op.gpu import Target
 from layoutgemm.kernels.run.emulated import emulate_launch
 
@@ -36,18 +37,22 @@ class _Kernel:
         emulate_launch(self.plan, values[:-1], Policy(edges=False), False).raise_for_findings()
 
 
-def emulate_calls(monkeypatch: pytest.MonkeyPatch, gpu: ModuleType) -> None:
-    """Have a module's launches emulated, for an H200; C holds 77 before, or the array whose memory it takes."""
+def emulate_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Have a module's launches emulated, for an H200; results hold 77 before, or the array whose memory they take."""
 
-    def called(plan: Any, on: Any, shape: Any, kind: str, facts: Any, start: Any, aliases: Any = None) -> Any:
+    def called(plan: Any, on: Any, shapes: Any, facts: Any, start: Any, aliases: Any) -> Any:
         def call(*arrays: Any) -> Any:
-            given = [np.array(x) for x in arrays]
-            given = [x.view(SIGNED[x.itemsize]) if x.itemsize < 4 else x for x in given]
-            kept = jnp.dtype(kind)
-            c = given[next(iter(aliases))] if aliases else np.full(shape, 77, SIGNED[kept.itemsize])
+            given = [_as_stored(np.array(x)) for x in arrays]
+            own = {at: given[i] for i, at in aliases.items()}
+            kinds = [jnp.dtype(kind) for _, kind in shapes]
+            made = {
+                at: np.full(shape, 77, SIGNED.get(kinds[at].itemsize, np.int64))
+                for at, (shape, _) in enumerate(shapes)
+                if at not in own
+            }
             start.args[0].plan = plan
-            start(None, *[_Tensor(x) for x in (given if aliases else (*given, c))])
-            return jnp.asarray(c.view(kept))
+            start(None, *[_Tensor(x) for x in (*given, *made.values())])
+            return [jnp.asarray(x.view(kinds[at])) for at, x in sorted((own | made).items())]
 
         return call
 
@@ -55,4 +60,10 @@ def emulate_calls(monkeypatch: pytest.MonkeyPatch, gpu: ModuleType) -> None:
     monkeypatch.setattr(gpu, "kernel_of", lambda plan: _Kernel())
     kinds = dict.fromkeys(("address", "size", "stride", "word"), lambda x: x)
     monkeypatch.setattr(gpu, "number_kinds", lambda: kinds)
-    monkeypatch.setattr(gpu, "target", lambda: Target())
+    monkeypatch.setattr(module, "target", lambda: Target())
+
+
+def _as_stored(x: np.ndarray) -> np.ndarray:
+    """The bits of a type that NumPy lacks; a number is an array of one, which has an address."""
+    x = np.atleast_1d(x)
+    return x.view(SIGNED[x.itemsize]) if x.itemsize < 4 else x

@@ -101,26 +101,19 @@ def test_the_call_passes_the_solutions_arguments(product: Product, on: gpu.Targe
     plan = found.kernel.plan(*found.sizes)
     seen: list[list[int]] = []
 
-    class Tensor:
-        def __init__(self, address: int):
-            self.iterator = self
-            self.address = address
-
-        def toint(self) -> int:
-            return self.address
-
     def kernel(*values: Any) -> None:
         seen.append([int(getattr(x, "value", x)) for x in values])
 
-    tensors = [Tensor(0x1000 * (i + 1)) for i in range(3 if product.bias is None else 4)]
+    names = ("a", "b", *(() if product.bias is None else ("bias",)), "c")
+    pointers = {name: 0x1000 * (i + 1) for i, name in enumerate(names)}
     clusters = workers(found, on.places)
-    gpu._start(kernel, plan.parameters, found, [2, 2, 2], clusters, 99, *tensors)
+    gpu._start(plan.parameters, found, [2, 2, 2], clusters, kernel, 99, pointers)
     words = () if product.bias is None else (0x3000, 0)
     wanted = [
         [
             *arguments(
                 found,
-                [x.address + 2 * o for x, o in zip((tensors[0], tensors[1], tensors[-1]), at, strict=True)],
+                [pointers[name] + 2 * o for name, o in zip("abc", at, strict=True)],
                 clusters,
                 words,
             ),

@@ -20,7 +20,6 @@ from layoutgemm.jax_op.scaled_grouped import gpu
 from layoutgemm.jax_op.scaled_grouped.product import ALONG_K, PLAIN, ROWS, ScaledProduct
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
-    Aux,
     Bias,
     Custom,
     Epilogue,
@@ -130,7 +129,6 @@ def test_products_without_elements_have_the_steps() -> None:
     ("more", "message"),
     [
         ({"activation": "relu"}, "activation and epilogue: one or the other"),
-        ({"epilogue": Epilogue(Aux())}, "the epilogue writes aux: the product of JAX arrays is one result"),
         ({"epilogue": None}, "there is neither"),
         ({"given": {}}, "the epilogue takes bias: bias is missing"),
         ({"given": {"bias": jnp.ones((3, N))}}, "bias is float32 of shape (3, 12): it takes float32 of shape (12,) or"),

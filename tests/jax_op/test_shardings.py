@@ -130,5 +130,5 @@ def test_shard_map_over_some_axes_is_refused(mesh: Mesh) -> None:
 def test_an_axis_serves_one_factor_and_k_is_split_evenly() -> None:
     labels = labels_of(Product((8, 6), (6, 4), ("bfloat16",) * 3))
     sizes = {"x": 2, "y": 4}
-    assert axes_of(labels, [("x", None), (None, "x")], (None, None), 6, sizes) == {"m": ("x",)}
-    assert axes_of(labels, [(None, "y"), ("y", None)], (None, None), 6, sizes) == {}  # 6 / 4
+    assert axes_of(labels, [("x", None), (None, "x")], [(None, None)], 6, sizes) == {"m": ("x",)}
+    assert axes_of(labels, [(None, "y"), ("y", None)], [(None, None)], 6, sizes) == {}  # 6 / 4

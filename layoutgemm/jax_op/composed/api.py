@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
-from jax.experimental.custom_partitioning import custom_partitioning
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue, VectorScale
@@ -36,11 +35,12 @@ from ...schedule import Formula, Schedule
 from ...schedule.listed import tiles_on_host
 from ..derivatives import derived_by_jax
 from ..functions.api import finish_steps, launch_numbers
-from ..functions.product import FUNCTION_TYPES, check_functions, check_operand
+from ..functions.product import FUNCTION_TYPES, check_functions, check_operand, check_stored, check_written
+from ..functions.sharded import partitioned
 from ..inputs import array_of, flag, type_name
-from ..primitive import MAX_PRODUCTS, partition_rule, primitive_of, spec_of, varying_alike
+from ..outputs import Arrays, Result, listed, named_results
+from ..primitive import MAX_PRODUCTS, one_by_one, primitive_of, varying_alike
 from ..product import check_types, gate_of, stored_as
-from ..shardings import WHOLE, Axes, Labels
 from . import gpu
 from .plans import checked_plan
 from .product import (
@@ -89,7 +89,7 @@ def composes(a: object, b: object, asked: CallParts) -> bool:
 def multiply_parts(
     a: object, b: object, asked: CallParts, given: Mapping[str, object] | None, out_dtype: object,
     turned: tuple[object, object], allow_tf32: object,
-) -> jax.Array:  # fmt: skip
+) -> Result:  # fmt: skip
     """The product with its parts. Raises TensorError, OperandError or PlanError for those that do not fit."""
     left, right = _matrices("a", a), _matrices("b", b)
     _check_counts(left, right, asked)
@@ -107,8 +107,11 @@ def multiply_parts(
         raise OperandError("order = 'symmetric': b is a's own transpose, as in matmul(a, a, transpose_b=True, order=)")
     product, arrays = _product_of(left, right, asked, values, (flags, kind, gate))
     _check_indices(product, dict(zip(product.names, arrays, strict=True)))
-    result: jax.Array = _compiled(product, *varying_alike(*arrays))
-    return result.reshape(*front, *result.shape[1:]) if front else result
+    found: Arrays = _compiled(product, *varying_alike(*arrays))
+    if front:  # without an epilogue of the caller's
+        (only,) = listed(found)
+        return only.reshape(*front, *only.shape[1:])
+    return named_results(product.epilogue, found)
 
 
 def _matrices(name: str, x: object) -> list[jax.Array]:
@@ -182,7 +185,9 @@ def _product_of(
     order = _order(asked.order)
     epilogue = _epilogue(asked, gate, kind, right[0].shape[-2 if flags[1] else -1], values)
     prologue, more = asked.prologue, order_names(order)
-    owned = [*(prologue.names if prologue is not None else ()), *(x.name for x in (epilogue.given if epilogue else ()))]
+    check_written(epilogue, values)
+    of_epilogue = [] if epilogue is None else [x.name for x in epilogue.given if not x.written]
+    owned = [*(prologue.names if prologue is not None else ()), *of_epilogue]
     how, sums = _function(asked, gate, len(right), [name for name in values if name not in (*owned, *more)])
     check_names([*owned, *more, *sums], values, "the product's parts read")
     if prologue is not None and str(left[0].dtype) not in FUNCTION_TYPES:
@@ -213,6 +218,7 @@ def _product_of(
     product = replace(product, shapes=tuple([x.shape for x in own]))
     beside = [name for name in ("bias", ROW_WEIGHTS) if getattr(asked, name) is not None]
     check_parts_together(product, beside)
+    check_stored(epilogue, kind)
     for operand, x in zip(product.operands, own, strict=True):
         check_operand(operand, product.wanted(operand), x.shape, str(x.dtype))
     if out is not None:
@@ -318,22 +324,16 @@ _bound = primitive_of("layoutgemm_composed", gpu.multiply, computed)
 
 
 @functools.lru_cache(MAX_PRODUCTS)
-def _mapped(product: ComposedProduct) -> Callable[..., jax.Array]:
+def _mapped(product: ComposedProduct) -> Callable[..., Arrays]:
     """The product as a function that vmap maps: rows of a plain product are one product, others follow each other."""
-    shared = custom_vmap(_partitioned(product))
+    shared = custom_vmap(partitioned(product, functools.partial(_bound, product), _bound))
 
     @shared.def_vmap
-    def rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
+    def rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, object]:
         named = dict(zip(product.names, mapped, strict=True))
         if _folds(product, named):
             return _folded(product, size, named, arrays), True
-        moving = [x for x, on in zip(arrays, mapped, strict=True) if on]
-
-        def one(parts: Sequence[jax.Array]) -> jax.Array:
-            rest = iter(parts)
-            return _mapped(product)(*[next(rest) if on else x for x, on in zip(arrays, mapped, strict=True)])
-
-        return jax.lax.map(one, moving), True
+        return one_by_one(functools.partial(_mapped, product), mapped, arrays)
 
     return shared
 
@@ -341,7 +341,8 @@ def _mapped(product: ComposedProduct) -> Callable[..., jax.Array]:
 def _folds(product: ComposedProduct, mapped: Mapping[str, bool]) -> bool:
     """True if mapped matrices a are rows of one product: no other array is mapped, or has a number for each row."""
     lefts = {"a", "a2"} if product.second else {"a"}
-    of_rows = any("m" in x.axes for x in (() if product.epilogue is None else product.epilogue.given))
+    steps = product.epilogue
+    of_rows = steps is not None and (any("m" in x.axes for x in steps.given) or bool(steps.writes))
     only = {name for name, on in mapped.items() if on} == lefts
     return only and not (product.known_by_place or of_rows or product.turned[0] or product.batch)
 
@@ -351,48 +352,8 @@ def _folded(product: ComposedProduct, size: int, mapped: Mapping[str, bool], arr
     named = dict(zip(mapped, flat, strict=True))
     second = (named["a2"].shape, product.second[1]) if product.second else ()
     own = replace(product, a=named["a"].shape, second=second)
-    return _mapped(own)(*flat).reshape(size, *product.result)
-
-
-def labels_of(product: ComposedProduct) -> Labels:
-    """The factors of a product's dimensions: rows and columns are cut, and no K.
-
-    >>> labels_of(ComposedProduct((8, 4), (4, 6), ("bfloat16",) * 3, (False, False), None, None)).rule
-    'm g, g n -> m n'
-    """
-    k, k2, wide, narrow = WHOLE
-    of_b, of_c = (wide, narrow) if product.gates else ("n", "n")
-    axes = {"": (), "m": ("m",), "n": (of_c,), "mn": ("m", of_c)}
-    found: dict[str, tuple[str, ...]] = {x.name: axes[x.axes] for x in product.operands}  # type: ignore[union-attr]
-    for name in product.names:
-        if name[0] in "ab" and name not in found:
-            depth = k2 if name in ("a2", "b2") and product.second else k
-            pair = ("m", depth) if name[0] == "a" else (depth, of_b)
-            found[name] = pair[::-1] if product.turned[name[0] == "b"] else pair
-    return Labels(tuple([found[name] for name in product.names]), ("m", of_c))
-
-
-def _partitioned(product: ComposedProduct) -> Callable[..., jax.Array]:
-    """The product as a function that is partitioned over a mesh, where its parts allow."""
-    bound = functools.partial(_bound, product)
-    if product.known_by_place or product.batch:
-        return bound
-    labels = labels_of(product)
-
-    def local(axes: Mapping[str, Axes], *parts: jax.Array) -> jax.Array:
-        named = dict(zip(product.names, parts, strict=True))
-        own = replace(
-            product, a=named["a"].shape, b=named["b"].shape,
-            second=(named["a2"].shape, named["b2"].shape) if product.second else (),
-            shapes=tuple([named[x.name].shape for x in product.operands]),
-        )  # fmt: skip
-        return _bound(own, *parts)
-
-    rule = partition_rule(labels, product.sizes[2], lambda sharding, names: spec_of(sharding, len(names)), local)
-    shared = custom_partitioning(bound)
-    whole = tuple([name for name in WHOLE if any(name in each for each in (*labels.operands, labels.result))])
-    shared.def_partition(rule, sharding_rule=labels.rule, need_replication_factors=whole)
-    return shared
+    (found,) = listed(_mapped(own)(*flat))
+    return found.reshape(size, *product.result)
 
 
 _differentiable = derived_by_jax(_mapped, with_sums)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ...errors import OperandError
-from ...kernels.compile.compiler import kernel_of
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.parameters import float_word
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
@@ -24,8 +22,19 @@ from ...kernels.run.partial import is_partial
 from ...kernels.sm90.plan import Sm90Plan
 from ...schedule import TileList
 from ..functions import gpu as functions
-from ..functions.gpu import KernelTensor
-from ..gpu import Target, called, lines_of, number_kinds, target
+from ..gpu import (
+    Address,
+    CallResult,
+    Kernel,
+    Target,
+    call_results,
+    launched,
+    lines_of,
+    outputs_from,
+    start_kernel,
+    target,
+)
+from ..outputs import Arrays
 from .plans import as_read, plan_of
 from .product import OUT, TILES, ComposedProduct
 from .reference import gathered
@@ -33,7 +42,7 @@ from .reference import gathered
 _LIST = "tile_list"  # an array that is made here, of an order's own tiles
 
 
-def multiply(product: ComposedProduct, *arrays: jax.Array) -> jax.Array:
+def multiply(product: ComposedProduct, *arrays: jax.Array) -> Arrays:
     """The product by a kernel: what the primitive lowers to on a GPU.
 
     Raises PlanError without the CuTe DSL and its `cutlass.jax`, OperandError on a GPU without such a kernel.
@@ -52,7 +61,8 @@ def multiply(product: ComposedProduct, *arrays: jax.Array) -> jax.Array:
     schedule = schedule_of(plan)
     if isinstance(schedule, TileList) and schedule.schedule is not None:
         own[_LIST] = jnp.asarray(schedule.list_for(clusters_of_plan(plan)))
-    return _launched(read, plan, own, on)
+    found = _launched(read, plan, own, on)
+    return outputs_from(product, found)
 
 
 def _as_read(product: ComposedProduct, read: ComposedProduct, own: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -69,44 +79,34 @@ def _as_read(product: ComposedProduct, read: ComposedProduct, own: dict[str, jax
 _MORE: Mapping[str, tuple[str, ...]] = {"a": ("a2",), "b": ("b1", "b2", "b3")}
 
 
-def _launched(product: ComposedProduct, plan: Sm90Plan, own: dict[str, jax.Array], on: Target) -> jax.Array:
-    """One launch; the result's memory is the last array where some of it is kept."""
+def _launched(product: ComposedProduct, plan: Sm90Plan, own: dict[str, jax.Array], on: Target) -> dict[str, jax.Array]:
+    """One launch; the result's memory is that of an array where some of it is kept."""
     (m, n, k), rows = product.sizes, product.result[-2]
     made = padded_leading(plan.c.dtype, n) if plan.stores_by_maps else n
-    kept = is_partial(plan)
-    into = own.pop(OUT, None)
-    if kept:
+    partly, into, first = is_partial(plan), own.pop(OUT, None), None
+    if partly:
         first = jnp.zeros(product.result, product.types[2]) if into is None else into
-        own[OUT] = jnp.pad(first, [*[(0, 0)] * (first.ndim - 1), (0, made - n)]) if made != n else first
+        first = jnp.pad(first, [*[(0, 0)] * (first.ndim - 1), (0, made - n)]) if made != n else first
     a, b = own["a"], own["b"]
     pitches = a.shape[-1] * a.shape[-2], b.shape[-1] * b.shape[-2], rows * made
     numbers = (m, n, k, plan.batch, a.shape[-1], b.shape[-1], made, *pitches, on.places.resident(plan.cluster_size))
     lengths = {name: x.shape[-1] if name in (*plan.further, TILES, _LIST) else 0 for name, x in own.items()}
-    start = functools.partial(_start, kernel_of(plan.for_any_size()), plan, product, numbers, lengths)
-    facts = {"numbers": numbers, "product": str(product), "names": [*own], "lengths": lengths}
-    shape = (*product.result[:-1], made)
-    call = called(plan, on, shape, product.types[2], facts, start, {len(own) - 1: 0} if kept else None)
-    result = call(*own.values())
-    return result[..., :n] if made != n else result
+    facts = {"numbers": numbers, "product": str(product), "lengths": lengths}
+    c = CallResult("c", (*product.result[:-1], made), product.types[2], first)
+    start = functools.partial(_start, plan, product, numbers, lengths)
+    return launched(plan, on, own, call_results(product, plan, c, partly), facts, start)
 
 
 def _start(
-    kernel: Any, plan: Sm90Plan, product: ComposedProduct, numbers: Sequence[int], lengths: Mapping[str, int],
-    stream: object, *tensors: KernelTensor,
+    plan: Sm90Plan, product: ComposedProduct, numbers: Sequence[int], lengths: Mapping[str, int],
+    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
 ) -> None:  # fmt: skip
     """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants.
 
     lengths  of the arrays: elements from line to line, or entries of a list
-
-    The last tensor is C: an aliased result has no tensor of its own.
     """
-    kinds = number_kinds()
-    named = [*lengths] if lengths and list(lengths)[-1] == OUT else [*lengths, "c"]
-    pointers = dict(zip(named, [kinds["address"](x.iterator.toint()) for x in tensors], strict=True))
-    pointers["c"] = pointers.get(OUT, pointers.get("c"))
     words = words_for(plan, product, pointers, lengths) if plan.takes_extra_params else ()
-    values = (*[pointers[name] for name in ("a", "b", "c")], *numbers, *words)
-    kernel(*[kinds[kind](value) for kind, value in zip(plan.parameters.values(), values, strict=True)], stream)
+    start_kernel(kernel, plan.parameters, (*[pointers[name] for name in "abc"], *numbers, *words), stream)
 
 
 def words_for(

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import OperandError, TensorError
-from ...kernels.epilogue.chain import Custom, Dropout
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.orders import Order, names_in_given
+from ...kernels.plan import WORKSPACE
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.operands.combined import Combined
 from ...torch_op.problem import Ints, half
@@ -100,9 +100,14 @@ class ComposedProduct(FunctionProduct):
     @property
     def known_by_place(self) -> bool:
         """True if an element may depend on its row or column: no mesh axis cuts the product."""
-        steps = () if self.epilogue is None else self.epilogue.steps
         placed = self.order is not None or self.rows is not None or self.out_rows is not None
-        return placed or self.keeps or self.prologue is not None or any(isinstance(x, (Custom, Dropout)) for x in steps)
+        return placed or self.keeps or super().known_by_place
+
+    def of_parts(self, shapes: Mapping[str, Ints]) -> ComposedProduct:
+        """The product of one device's parts; `shapes`: of the arrays by name."""
+        second = (shapes["a2"], shapes["b2"]) if self.second else ()
+        own = tuple([shapes[x.name] for x in self.operands])
+        return replace(self, a=shapes["a"], b=shapes["b"], second=second, shapes=own)
 
 
 def check_matrices(
@@ -155,7 +160,9 @@ def check_parts_together(product: ComposedProduct, beside: Sequence[str]) -> Non
         raise OperandError("row_weights: the rows of a product with rows= or out_rows= have weights")
     if product.gates and "bias" in beside:
         raise OperandError("bias and a gate: add it to the sums of [gate | up] yourself, or scale in a prologue")
-    names = (*product.names, *[name for name, _ in (*product.numbers, *product.sum_numbers, *product.order_numbers)])
+    writes = () if product.epilogue is None else product.epilogue.writes
+    numbers = [name for name, _ in (*product.numbers, *product.sum_numbers, *product.order_numbers)]
+    names = ("c", WORKSPACE, *product.names, *writes, *numbers)
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise OperandError(f"two operands of the product are named {twice[0]}: give one of them another name")
 

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.orders import clusters_of_plan, order_values, spread_to_elements, visited_tiles
 from ...schedule.listed import decoded
-from ..functions.reference import JaxMath, Multiply, applied, spread, with_steps
+from ..functions.math import JaxMath
+from ..functions.reference import JaxElement, Multiply, applied, finished_outputs, spread, with_steps
+from ..outputs import Arrays, listed, one_or_all, read_by
 from ..product import Product
 from ..reference import finish, multiply
 from .plans import checked_plan
@@ -19,22 +21,24 @@ from .product import OUT, TILES, ComposedProduct
 _Arrays = Mapping[str, jax.Array]
 
 
-def computed(product: ComposedProduct, *arrays: jax.Array) -> jax.Array:
+def computed(product: ComposedProduct, *arrays: jax.Array) -> Arrays:
     """The product by jax."""
     return with_sums(product, multiply, *arrays)
 
 
-def with_sums(product: ComposedProduct, multiplied: Multiply, *arrays: jax.Array) -> jax.Array:
+def with_sums(product: ComposedProduct, multiplied: Multiply, *arrays: jax.Array) -> Arrays:
     """The parts by jax, around products of their own."""
     own: _Arrays = dict(zip(product.names, arrays, strict=True))
     sums = together(product, _sums(product, multiplied, own))
-    if product.epilogue is not None:
-        values = {
-            **dict(product.numbers),
-            **{x.name: spread(x, own[x.name]) for x in product.epilogue.given if not x.host},
-        }
-        sums = with_steps(product.epilogue, sums, values)
-    return placed(product, finish(sums, None, None, product.types[2]), own)
+    steps, inside = product.epilogue, visited(product, own.get(TILES))
+    if steps is None:
+        return placed(product, finish(sums, None, None, product.types[2]), inside, own)
+    values = {**dict(product.numbers), **{x.name: spread(x, own[x.name]) for x in read_by(steps)}}
+    at = JaxElement(sums.shape, values, inside)
+    found = listed(finished_outputs(product, with_steps(steps, sums, at), at.written))
+    if steps.stores_c:
+        found[0] = placed(product, found[0], inside, own)
+    return one_or_all(found)
 
 
 def _sums(product: ComposedProduct, multiplied: Multiply, own: _Arrays) -> list[jax.Array]:
@@ -67,10 +71,12 @@ def together(product: ComposedProduct, sums: list[jax.Array]) -> jax.Array:
     return jnp.broadcast_to(jnp.asarray(value, jnp.float32), parts[0].shape)
 
 
-def placed(product: ComposedProduct, value: jax.Array, own: _Arrays) -> jax.Array:
-    """The product's elements in the result: the visited ones, in the rows that the indices name."""
+def placed(product: ComposedProduct, value: jax.Array, inside: jax.Array | None, own: _Arrays) -> jax.Array:
+    """The product's elements in the result: the visited ones, in the rows that the indices name.
+
+    inside  True for the visited ones; None for all
+    """
     kept = own[OUT] if product.keeps else jnp.zeros(product.result, value.dtype)
-    inside = visited(product, own.get(TILES))
     if product.out_rows is None:
         return value if inside is None else jnp.where(inside, value, kept)
     rows = own[OUT_ROWS]

@@ -3,8 +3,9 @@
     matmul(x, w, prologue=norm, given={"rstd": rstd, "w": gamma})
     matmul(x, w, epilogue=Epilogue(Custom.of(...)), given={...})
 
-A derivative recomputes the sums, and jax derives the functions. Under jit on sharded arrays XLA gathers a kernel's
-operands; under shard_map coordinates are those of a device's part.
+A derivative recomputes the sums, and jax derives the functions. Under jit on sharded arrays rows and columns stay
+sharded where no function knows an element's place, and nothing is reduced across them; XLA gathers all other operands.
+Under shard_map coordinates are those of a device's part.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
 from ...memo import exact
 from ..derivatives import derived_by_jax
 from ..inputs import array_of, flag, type_name
-from ..primitive import MAX_PRODUCTS, primitive_of, varying_alike
+from ..outputs import Arrays, Result, listed, named_results, one_or_all, written_by
+from ..primitive import MAX_PRODUCTS, all_mapped, one_by_one, primitive_of, varying_alike
 from ..product import C_NAMES, check_finish, check_shapes, check_types, stored_as
 from . import gpu
 from .product import FunctionProduct, check_functions, check_given, check_operands
 from .reference import computed, with_sums
+from .sharded import partitioned
 
 
 def multiply_with_functions(
     a: jax.Array, b: jax.Array, epilogue: Epilogue | None, prologue: Prologue | None,
     given: Mapping[str, object] | None, finish: tuple[jax.Array | None, str | None], out_dtype: object,
     turned: tuple[object, object], allow_tf32: object,
-) -> jax.Array:  # fmt: skip
+) -> Result:  # fmt: skip
     """epilogue(prologue(a) @ b), or activation(prologue(a) @ b + bias).
 
     finish  bias and activation, which go with a prologue alone
@@ -62,8 +65,7 @@ def multiply_with_functions(
     arrays = [array_of(operand.name, values[operand.name]) for operand in product.operands]
     product = replace(product, shapes=tuple([x.shape for x in arrays]))
     check_operands(product, [(x.shape, str(x.dtype)) for x in arrays])
-    result: jax.Array = _compiled(product, *varying_alike(left, right, *arrays))
-    return result
+    return named_results(epilogue, _compiled(product, *varying_alike(left, right, *arrays)))
 
 
 def finish_steps(
@@ -98,18 +100,23 @@ _bound = primitive_of("layoutgemm_functions", gpu.multiply, computed)
 
 
 @functools.lru_cache(MAX_PRODUCTS)
-def _mapped(product: FunctionProduct) -> Callable[..., jax.Array]:
-    """The product as a function that vmap maps to a batch."""
-    shared = custom_vmap(functools.partial(_bound, product))
+def _mapped(product: FunctionProduct) -> Callable[..., Arrays]:
+    """The product as a function that vmap maps: to a batch, or call by call."""
+    shared = custom_vmap(partitioned(product, functools.partial(_bound, product), _bound))
 
     @shared.def_vmap
-    def rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
+    def rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, object]:
+        if any(not operand.axes for operand in written_by(product.epilogue)):
+            return one_by_one(functools.partial(_mapped, product), mapped, arrays)
         batch = (size, *product.batch)
         found = [_stretched(x, on, batch, len(product.batch)) for x, on in zip(arrays[:2], mapped[:2], strict=True)]
         for operand, x, on in zip(product.operands, arrays[2:], mapped[2:], strict=True):
             found.append(_of_batch(operand, x, on, batch, product))
         own = replace(product, a=found[0].shape, b=found[1].shape, shapes=tuple([x.shape for x in found[2:]]))
-        return _mapped(own)(*found).reshape(*batch, *product.result[-2:]), True
+        made = [
+            x.reshape(size, *shape) for x, (shape, _) in zip(listed(_mapped(own)(*found)), product.outputs, strict=True)
+        ]
+        return one_or_all(made), all_mapped(one_or_all(made))
 
     return shared
 

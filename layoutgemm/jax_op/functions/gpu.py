@@ -7,44 +7,41 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from ...errors import OperandError
-from ...kernels.compile.compiler import kernel_of
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
-from ...kernels.plan import MAX_WORDS
+from ...kernels.plan import MAX_WORDS, WORKSPACE, present
 from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.operands.prologue import PrologueOperand
 from ...kernels.sm90.plan import Sm90Plan
 from ...torch_op.problem import Problem, Solution, arguments, stores_fused, workers
 from ...torch_op.solver import solve
-from ..gpu import Target, called, copied, lines_of, number_kinds, operand_of, target
+from ..gpu import (
+    Address,
+    CallResult,
+    Kernel,
+    Target,
+    call_results,
+    copied,
+    launched,
+    lines_of,
+    operand_of,
+    outputs_from,
+    start_kernel,
+    target,
+)
+from ..outputs import Arrays, written_arrays
 from ..product import C_NAMES, NAMES, bytes_of
 from .product import FunctionProduct, in_rows, known_by_row
 from .reference import computed
 
 
-class TensorAddress(Protocol):
-    """The place of a tensor of the DSL."""
-
-    def toint(self) -> object:
-        """The address."""
-
-
-class KernelTensor(Protocol):
-    """A tensor as `cutlass_call` gives it."""
-
-    @property
-    def iterator(self) -> TensorAddress:
-        """Its first element."""
-
-
-def multiply(product: FunctionProduct, *arrays: jax.Array) -> jax.Array:
+def multiply(product: FunctionProduct, *arrays: jax.Array) -> Arrays:
     """The product by a kernel: what the primitive lowers to on a GPU.
 
     Raises PlanError without the CuTe DSL and its `cutlass.jax`, OperandError where no kernel exists.
@@ -69,7 +66,7 @@ def plan_of(product: FunctionProduct, on: Target) -> Sm90Plan:
     return plan_with_prologue(sizes, names, product.prologue, epilogue, None, on.places.multiprocessors)
 
 
-def _with_prologue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Target) -> jax.Array:
+def _with_prologue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Target) -> Arrays:
     """One launch of the kernel with a prologue. Of 8 bits XLA turns the arrays that have K in their rows.
 
     wgmma reads those with K contiguous alone.
@@ -84,33 +81,20 @@ def _with_prologue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Ta
     made = padded_leading(plan.c.dtype, n) if plan.store is not None else n
     pitches = a.shape[-1] * a.shape[-2], b.shape[-1] * b.shape[-2], m * made
     numbers = (m, n, k, batch, a.shape[-1], b.shape[-1], made, *pitches, on.places.resident(plan.cluster_size))
-    call = called(
-        plan, on, (*product.result[:-1], made), product.types[2], {"numbers": numbers, "product": str(product)},
-        functools.partial(_start, kernel_of(plan.for_any_size()), plan, product, numbers),
-    )  # fmt: skip
-    result = call(a, b, *arrays[2:])
-    return result[..., :n] if made != n else result
+    read = dict(zip(product.names, (a, b, *arrays[2:]), strict=True))
+    facts = {"numbers": numbers, "product": str(product)}
+    start = functools.partial(_start, plan, product, numbers)
+    results = call_results(product, plan, CallResult("c", (*product.result[:-1], made), product.types[2]))
+    return outputs_from(product, launched(plan, on, read, results, facts, start))
 
 
 def _start(
-    kernel: Any,
-    plan: Sm90Plan,
-    product: FunctionProduct,
-    numbers: Sequence[int],
-    stream: object,
-    *tensors: KernelTensor,
-) -> None:
+    plan: Sm90Plan, product: FunctionProduct, numbers: Sequence[int],
+    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
+) -> None:  # fmt: skip
     """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
-    kinds = number_kinds()
-    pointers = _pointers(product, tensors)
     words = words_for(plan.words, product, plan.epilogue, pointers)
-    values = (*[pointers[name] for name in ("a", "b", "c")], *numbers, *words)
-    kernel(*[kinds[kind](value) for kind, value in zip(plan.parameters.values(), values, strict=True)], stream)
-
-
-def _pointers(product: FunctionProduct, tensors: Sequence[KernelTensor]) -> dict[str, object]:
-    names = "a", "b", *[operand.name for operand in product.operands], "c"
-    return dict(zip(names, [number_kinds()["address"](x.iterator.toint()) for x in tensors], strict=True))
+    start_kernel(kernel, plan.parameters, (*[pointers[name] for name in "abc"], *numbers, *words), stream)
 
 
 def words_for(
@@ -126,15 +110,16 @@ def words_for(
     placed: dict[str, object] = dict(product.numbers)
     table: dict[str, object] = dict(more or {})
     m, n, _ = product.sizes
-    for operand, shape in zip(product.operands, product.shapes, strict=True):
+    written = [(operand, shape) for operand, (shape, _) in written_arrays(product)]
+    for operand, shape in (*zip(product.operands, product.shapes, strict=True), *written):
         if isinstance(operand, PrologueOperand):
             table |= dict(zip(operand.words, (pointers[operand.name], shape[-1]), strict=True))
             continue
         one = operand.shape(m, n)
         size = functools.reduce(lambda x, y: x * y, one, 1)
         several = bool(product.batch) and operand.axes != "" and len(shape) > len(one)
-        placed[operand.name] = PlacedOperand(pointers[operand.name], n, size if several else 0)
-    table |= dict(zip(epilogue.words, words_of(epilogue, placed), strict=False))
+        placed[operand.name] = PlacedOperand(pointers[operand.name], (0, *one)[-1], size if several else 0)
+    table |= dict(zip(epilogue.words, words_of(epilogue, placed, pointers.get(WORKSPACE)), strict=False))
     if missing := [name for name in names if name not in table]:
         raise OperandError(f"the kernel takes {missing[0]}, which a product of JAX arrays does not have")
     return (*[table[name] for name in names], *[0] * (MAX_WORDS - len(names)))
@@ -165,7 +150,7 @@ def solution_of(product: FunctionProduct, on: Target) -> Solution:
     return found
 
 
-def _with_epilogue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Target) -> jax.Array:
+def _with_epilogue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Target) -> Arrays:
     """The launch of matmul's kernel."""
     found = solution_of(product, on)
     operands = [
@@ -176,18 +161,18 @@ def _with_epilogue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Ta
     clusters = workers(found, on.places)
     facts = {"launches": found.launches, "sizes": found.sizes, "workers": clusters, "leading": found.leading,
              "strides": found.strides, "product": str(product)}  # fmt: skip
-    start = functools.partial(_start_solved, kernel_of(plan.for_any_size()), plan.parameters, found, product, clusters)
-    return called(plan, on, product.result, product.types[2], facts, start)(*operands, *arrays[2:])
+    start = functools.partial(_start_solved, plan.parameters, found, product, clusters)
+    read = dict(zip(product.names, (*operands, *arrays[2:]), strict=True))
+    results = call_results(product, plan, CallResult("c", product.result, product.types[2]))
+    return outputs_from(product, launched(plan, on, read, results, facts, start))
 
 
 def _start_solved(
-    kernel: Any, parameters: dict[str, str], solution: Solution, product: FunctionProduct, clusters: int,
-    stream: object, *tensors: KernelTensor,
+    parameters: Mapping[str, str], solution: Solution, product: FunctionProduct, clusters: int,
+    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
 ) -> None:  # fmt: skip
     """Host side, traced: matmul's launch with the epilogue's words."""
-    kinds, pointers = number_kinds(), _pointers(product, tensors)
-    epilogue = solution.kernel.epilogue
-    assert epilogue is not None
+    epilogue = present(solution.kernel.epilogue)
     words = words_for(epilogue.words, product, epilogue, pointers)[: len(epilogue.words)]
-    values = arguments(solution, [pointers[name] for name in ("a", "b", "c")], clusters, words)
-    kernel(*[kinds[kind](value) for kind, value in zip(parameters.values(), values, strict=True)], stream)
+    values = arguments(solution, [pointers[name] for name in "abc"], clusters, words)
+    start_kernel(kernel, parameters, values, stream)

@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...errors import OperandError, TensorError
-from ...kernels.epilogue.chain import Custom, Dropout, Epilogue, EpilogueOperand
+from ...kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, EpilogueOperand, Reduction
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import ordered
+from ...kernels.plan import WORKSPACE
 from ...kernels.sm90.operands.prologue import TYPES as ROUNDED
 from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
 from ...torch_op.problem import Ints
+from ..outputs import Shaped, outputs_of, read_by
 from ..product import C_NAMES, TYPES, check_shapes
 
+TAKEN = ("a", "b", "c", WORKSPACE)  # names of a call's own arrays
 FUNCTION_TYPES = tuple([TYPES[name] for name in ROUNDED])  # of an A with a prologue
 
 
@@ -29,7 +32,7 @@ class FunctionProduct:
 
     a, b      shapes as the arrays have them: the last two exchanged where `turned`
     types     of a, b and the result, as JAX names them
-    epilogue  without outputs of its own, or None; prologue likewise
+    epilogue  or None; prologue likewise
     shapes    of the arrays that they read, prologue's first
     numbers   of the epilogue: name and value
     """
@@ -60,6 +63,33 @@ class FunctionProduct:
         return (*self.batch, *self.sizes[:2])
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The arrays, in the order of a call."""
+        return ("a", "b", *[operand.name for operand in self.operands])
+
+    @property
+    def gates(self) -> bool:
+        """True if b is [gate | up]."""
+        return False
+
+    @property
+    def second(self) -> tuple[Ints, ...]:
+        """Shapes of a second pair, or ()."""
+        return ()
+
+    @property
+    def known_by_place(self) -> bool:
+        """True if an element may depend on its row or column: no mesh axis cuts the product."""
+        steps = () if self.epilogue is None else self.epilogue.steps
+        own = any(isinstance(getattr(x, "operation", None), Reduction) for x in steps)
+        return own or self.prologue is not None or any(isinstance(x, (Custom, Dropout)) for x in steps)
+
+    def of_parts(self, shapes: Mapping[str, Ints]) -> FunctionProduct:
+        """The product of one device's parts; `shapes`: of the arrays by name."""
+        own = tuple([shapes[x.name] for x in self.operands])
+        return replace(self, a=shapes["a"], b=shapes["b"], shapes=own)
+
+    @property
     def k_contiguous(self) -> FunctionProduct:
         """The product of arrays that are turned so that K is contiguous."""
         m, n, k = self.sizes
@@ -69,7 +99,12 @@ class FunctionProduct:
     def operands(self) -> tuple[PrologueOperand | EpilogueOperand, ...]:
         """The arrays of the functions, in the order of `shapes`."""
         own = () if self.prologue is None else self.prologue.operands
-        return (*own, *[x for x in (self.epilogue.given if self.epilogue is not None else ()) if not x.host])
+        return (*own, *read_by(self.epilogue))
+
+    @cached_property
+    def outputs(self) -> tuple[Shaped, ...]:
+        """Shapes and types of the results: C, then the epilogue's outputs."""
+        return outputs_of(self)
 
     def wanted(self, operand: PrologueOperand | EpilogueOperand) -> tuple[Ints, ...]:
         """The shapes that an array for an operand may have."""
@@ -101,19 +136,33 @@ def check_functions(epilogue: object, prologue: object, given: object, beside: S
         )
     if epilogue.flipped or epilogue.sums:
         raise OperandError("the epilogue is of a transposed C, or of a gate's sums: of C itself, steps alone")
-    if epilogue.writes or not epilogue.stores_c or epilogue.quantizes is not None:
-        written = ", ".join(epilogue.writes) or "no C"
-        raise OperandError(f"the epilogue writes {written}: the product of JAX arrays is one result, C")
 
 
 def check_given(epilogue: Epilogue | None, prologue: Prologue | None, given: Mapping[str, object]) -> None:
     """Raise OperandError unless `given` has what the functions read, each name once."""
     of_prologue = () if prologue is None else prologue.names
-    of_epilogue = () if epilogue is None else tuple([operand.name for operand in epilogue.given])
+    of_epilogue = () if epilogue is None else tuple([x.name for x in epilogue.given if not x.written])
+    check_written(epilogue, given)
+    own = (*of_prologue, *of_epilogue, *(() if epilogue is None else epilogue.writes))
+    if taken := [name for name in own if name in TAKEN]:
+        raise OperandError(f"an operand of the functions is named {taken[0]}, as one of the product is")
     if twice := [name for name in of_prologue if name in of_epilogue]:
         raise OperandError(f"{twice[0]} is an operand of the prologue and of the epilogue: name one otherwise")
     takes = "the prologue takes" if epilogue is None else "the epilogue takes" if prologue is None else "they take"
     check_names((*of_prologue, *of_epilogue), given, takes)
+
+
+def check_written(epilogue: Epilogue | None, given: Mapping[str, object]) -> None:
+    """Raise OperandError for an array to write to: what an epilogue writes is a result."""
+    if found := [name for name in (() if epilogue is None else epilogue.writes) if name in given]:
+        raise OperandError(f"{found[0]} is given, and the epilogue writes it: JAX arrays are results, (c, {{name: x}})")
+
+
+def check_stored(epilogue: Epilogue | None, kind: str) -> None:
+    """Raise OperandError for a C of another type than a `Quantize` step gives."""
+    step = None if epilogue is None else epilogue.quantizes
+    if step is not None and C_NAMES[kind] != step.dtype:
+        raise OperandError(f"the epilogue quantizes to {step.dtype}: say out_dtype={TYPES[step.dtype]!r}, not {kind}")
 
 
 def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]]) -> None:
@@ -124,6 +173,7 @@ def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]])
             f"epilogue= and prologue= are of two matrices, or of two batches of as many: not of shapes {product.a} and "
             f"{product.b}; jax.numpy.broadcast_to makes a batch"
         )
+    check_stored(product.epilogue, product.types[2])
     if product.types[2] == "int32":
         raise OperandError("the product is int32, and functions compute in float32: say out_dtype='float32'")
     if product.prologue is not None and product.types[0] not in FUNCTION_TYPES:
@@ -145,12 +195,14 @@ def check_operand(
 
 def in_rows(epilogue: Epilogue, n: int) -> Epilogue:
     """The epilogue as a kernel takes it: matrices with contiguous rows, two or eight columns at a time."""
-    rows = {operand.name: "row" for operand in epilogue.given if operand.axes == "mn"}
-    steps = [ordered(step, rows) for step in epilogue.steps]
-    return Epilogue(*steps).in_pairs(n % 2 == 0, n % 8 == 0 and bool(epilogue.matrices))
+    matrices = [operand for operand in epilogue.given if operand.axes == "mn"]
+    steps = [ordered(step, dict.fromkeys([x.name for x in matrices], "row")) for step in epilogue.steps]
+    pairs = all(operand.shape(1, n)[1] % 2 == 0 for operand in matrices) and n % 2 == 0
+    lines = n % 8 == 0 and bool(epilogue.matrices)
+    return Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, lines=lines)
 
 
 def known_by_row(epilogue: Epilogue) -> bool:
     """True if a step may know its row, or its matrix of a batch: no two matrices are merged."""
     own = any(operand.axes not in ("", "n") for operand in epilogue.given)
-    return own or any(isinstance(step, (Custom, Dropout)) for step in epilogue.steps)
+    return own or any(isinstance(step, (Custom, Dropout, ColumnReduce)) for step in epilogue.steps)

@@ -3,61 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
-from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
+from ...kernels.epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep, RowReduce
 from ...kernels.epilogue.numpy_math import mix
-from ...kernels.epilogue.places import StepPlace
+from ...kernels.epilogue.places import StepPlace, Value
 from ...kernels.sm90.operands.prologue import Prologue, PrologueElement, PrologueOperand
+from ..outputs import Arrays, WritingProduct, one_or_all, stores_c, written_arrays
 from ..product import Product
 from ..reference import finish, multiply
+from .math import JaxMath, Number
 from .product import FunctionProduct
+from .reductions import reduced, seen
 
-Number: TypeAlias = "int | float | jax.Array"
 Multiply = Callable[[Product, jax.Array, jax.Array], jax.Array]  # float32 sums
 
 
-class JaxMath:
-    """The functions of steps and traced expressions on JAX arrays, in float32."""
-
-    @staticmethod
-    def constant(value: float) -> jax.Array:
-        """A number."""
-        return jnp.float32(value)
-
-    @staticmethod
-    def to_float(x: jax.Array) -> jax.Array:
-        """Coordinates as float32."""
-        return x.astype(jnp.float32)
-
-    @staticmethod
-    def where(condition: jax.Array, yes: Number, no: Number) -> jax.Array:
-        """A choice by element."""
-        return jnp.where(condition, yes, no)
-
-    exp, log, sqrt, tanh, abs = (staticmethod(f) for f in (jnp.exp, jnp.log, jnp.sqrt, jnp.tanh, jnp.abs))
-    rsqrt, erf, sigmoid = (staticmethod(f) for f in (jax.lax.rsqrt, jax.lax.erf, jax.nn.sigmoid))
-    normal = staticmethod(jax.scipy.special.ndtr)
-    maximum, minimum = staticmethod(jnp.fmax), staticmethod(jnp.fmin)  # of a NaN and a number, the number
-    largest, smallest = staticmethod(jnp.maximum), staticmethod(jnp.minimum)
-    add, sub, mul, div = (staticmethod(f) for f in (jnp.add, jnp.subtract, jnp.multiply, jnp.divide))
-    floordiv, mod = staticmethod(jnp.floor_divide), staticmethod(jnp.mod)
-    lt, le, gt, ge = (staticmethod(f) for f in (jnp.less, jnp.less_equal, jnp.greater, jnp.greater_equal))
-    eq, ne = staticmethod(jnp.equal), staticmethod(jnp.not_equal)
-    and_, or_, xor = (staticmethod(f) for f in (jnp.bitwise_and, jnp.bitwise_or, jnp.bitwise_xor))
-
-
 class JaxElement:
-    """The place of an epilogue's step: coordinates of C, operands and operations."""
+    """The place of an epilogue's step: coordinates of C, operands and operations.
+
+    visited  True for the elements in an order's tiles: no others are reduced or written; None for all
+    groups   of rows: the group of each, and their number. Columns are reduced in each group
+    """
 
     math = JaxMath
 
-    def __init__(self, shape: tuple[int, int], values: Mapping[str, Number]):
-        self.i, self.j = (jnp.arange(n, dtype=jnp.int32) for n in shape)
+    def __init__(
+        self, shape: tuple[int, ...], values: Mapping[str, Number], visited: jax.Array | None = None,
+        groups: tuple[jax.Array, int] | None = None,
+    ):  # fmt: skip
+        self.i, self.j = (jnp.arange(n, dtype=jnp.int32) for n in shape[-2:])
         self.i, self.j, self._values = self.i[:, None], self.j[None, :], values
+        self._shape, self._visited, self._groups = shape, visited, groups
+        self.written: dict[str, jax.Array] = {}
+
+    def spread(self, x: Value) -> jax.Array:
+        """A value of each element, in float32."""
+        return jnp.broadcast_to(jnp.asarray(x, jnp.float32), self._shape)
+
+    def write(self, name: str, x: Value) -> None:
+        """Keep a matrix: zeros beside the order's tiles."""
+        value = self.spread(x)
+        self.written[name] = value if self._visited is None else jnp.where(self._visited, value, 0.0)
+
+    def reduce(self, step: ReductionStep, x: Value) -> None:
+        """Keep a reduction's results."""
+        results = reduced(step, self.spread(x), (self.i, self.j), self._visited, self._groups)
+        self.written |= dict(zip([operand.name for operand in step.given], results, strict=True))
+
+    def quantized(self, step: Quantize, x: Value) -> jax.Array:
+        """Values scaled to the range of C's type; the scales are kept."""
+        wide = self.spread(x)
+        most = RowReduce("amax", step.name, each=step.each)
+        (amax,) = reduced(most, wide, (self.i, self.j), self._visited, None)
+        # Behind a barrier: XLA would multiply by a constant's inverse, which rounds otherwise.
+        largest, one = jax.lax.optimization_barrier((jnp.float32(step.most), jnp.float32(1)))
+        amax = jnp.maximum(amax, jnp.float32(step.least))
+        scales, inverse = amax / largest, one / amax * largest
+        self.written[step.name] = scales if self._visited is None else jnp.where(seen(most, self._visited), scales, 0.0)
+        return wide * jnp.repeat(inverse, step.each, -1)[..., : wide.shape[-1]]
 
     def read(self, name: str) -> jax.Array:
         """An operand, broadcast along C; a number as float32."""
@@ -100,22 +107,30 @@ def sums_of(product: FunctionProduct, a_type: str) -> Product:
     )
 
 
-def computed(product: FunctionProduct, *arrays: jax.Array) -> jax.Array:
+def computed(product: FunctionProduct, *arrays: jax.Array) -> Arrays:
     """The product by jax; arrays are a, b, then the functions' operands."""
     return with_sums(product, lambda of, a, b: multiply(of, a, b), *arrays)
 
 
-def with_sums(product: FunctionProduct, multiplied: Multiply, *arrays: jax.Array) -> jax.Array:
+def with_sums(product: FunctionProduct, multiplied: Multiply, *arrays: jax.Array) -> Arrays:
     """The functions by jax, around a product of their own."""
     a, b, *others = arrays
     operands = dict(zip([operand.name for operand in product.operands], others, strict=True))
     if product.prologue is not None:
         a = applied(product.prologue, jnp.swapaxes(a, -1, -2) if product.turned[0] else a, operands)
     sums = multiplied(sums_of(product, str(a.dtype)), a, b)
-    if product.epilogue is not None:
-        own = {x.name: spread(x, operands[x.name]) for x in product.operands if not isinstance(x, PrologueOperand)}
-        sums = with_steps(product.epilogue, sums, {**dict(product.numbers), **own})
-    return finish(sums, None, None, product.types[2])
+    if product.epilogue is None:
+        return finish(sums, None, None, product.types[2])
+    own = {x.name: spread(x, operands[x.name]) for x in product.operands if not isinstance(x, PrologueOperand)}
+    at = JaxElement(sums.shape, {**dict(product.numbers), **own})
+    return finished_outputs(product, with_steps(product.epilogue, sums, at), at.written)
+
+
+def finished_outputs(product: WritingProduct, c: jax.Array, written: Mapping[str, jax.Array]) -> Arrays:
+    """The results, each rounded once to its type."""
+    stored = [finish(c, None, None, product.types[2])] * stores_c(product)
+    own = [finish(written[x.name], None, None, kind).reshape(shape) for x, (shape, kind) in written_arrays(product)]
+    return one_or_all([*stored, *own])
 
 
 def spread(operand: EpilogueOperand, x: jax.Array) -> jax.Array:
@@ -130,8 +145,6 @@ def spread(operand: EpilogueOperand, x: jax.Array) -> jax.Array:
     return x if axis is None else jnp.expand_dims(x, axis)
 
 
-def with_steps(epilogue: Epilogue, sums: jax.Array, values: Mapping[str, Number]) -> jax.Array:
-    """The steps on float32 sums; `values`: operands that broadcast along C, and numbers, by name."""
-    at = cast(StepPlace, JaxElement((sums.shape[-2], sums.shape[-1]), values))  # its steps only read
-    found = epilogue.apply(sums, at)
-    return jnp.broadcast_to(jnp.asarray(found, jnp.float32), sums.shape)
+def with_steps(epilogue: Epilogue, sums: jax.Array, at: JaxElement) -> jax.Array:
+    """The steps on float32 sums, at all elements of C."""
+    return at.spread(epilogue.apply(sums, cast(StepPlace, at)))

@@ -15,8 +15,9 @@ from ...kernels.epilogue.chain import Epilogue
 from ...torch_op.scaled_grouped.epilogue import why_unfinished
 from ..derivatives import check_derived
 from ..functions.api import launch_numbers
-from ..functions.product import check_functions, check_given, check_operand
+from ..functions.product import check_functions, check_given, check_operand, check_stored
 from ..inputs import array_of, flag, type_name
+from ..outputs import Arrays, Result, listed, named_results, read_by
 from ..primitive import varying_alike
 from ..product import check_finish, stored_as
 from ..reference import activated
@@ -52,7 +53,7 @@ def scaled_matmul(
     transpose_b: bool = False,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
-) -> jax.Array:
+) -> Result:
     """activation(A @ B + bias) of 8-bit floats, each with its scales.
 
     a, b     float8_e4m3fn or float8_e5m2 each, (M, K) and (K, N), or batches of them; transpose_b: b is (N, K), which
@@ -63,8 +64,8 @@ def scaled_matmul(
     bias     float32, bfloat16 or float16, (N,); activation one of relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
     activation  also a gate, "swiglu" or "geglu": b is [gate | up], and the result act(a @ gate) * (a @ up) has half of
              b's columns. scale_b and bias are of all of b's; they come before the gate
-    epilogue in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue` that writes C
-             alone. given has the arrays and numbers that it reads, by name
+    epilogue in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. given has the
+             arrays and numbers that it reads, by name. Of one that writes more than C the result is (c, {name: array})
 
     On the CPU jax computes in float32 and rounds once. Works under jit, vmap and on meshes, where rows, columns and
     batch may be sharded, but not blocks of 128. No gradients, as of all products of 8 bits.
@@ -114,7 +115,7 @@ def grouped_matmul(
     transpose_b: bool = False,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
-) -> jax.Array:
+) -> Result:
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
     a (rows, K), b (groups, K, N)  groups of rows: (rows, N). transpose_b: b is (groups, N, K)
@@ -132,8 +133,9 @@ def grouped_matmul(
     activation  of groups of rows also a gate, "swiglu" or "geglu": b is [gate | up] of each group, and the result has
               half of its columns; bias and scale_b are of all. In one kernel for transpose_b=True and for float8
     out_dtype default a's type; bfloat16 for float8
-    epilogue  in place of bias and activation, of both forms: any `kernels.epilogue.chain.Epilogue` that writes C alone.
-              given has the arrays and numbers that it reads, by name: of groups of rows a vector along N is (N,), or
+    epilogue  in place of bias and activation, of both forms: any `kernels.epilogue.chain.Epilogue`; of one that
+              writes more than C the result is (c, {name: array}), columns reduced in each group of rows. given has the
+              arrays and numbers that it reads, by name: of groups of rows a vector along N is (N,), or
               (groups, N); of K each group has vectors and matrices of its own, or all share one
 
     Differentiable for bfloat16 and float16 in reverse mode, any number of times. vmap computes one product after
@@ -207,7 +209,7 @@ def _with_scales(
 def _finished(
     product: ScaledProduct, operands: list[jax.Array],
     finish: tuple[object, object, Epilogue | None, Mapping[str, object] | None], shapes: list[tuple[int, ...]],
-) -> jax.Array:  # fmt: skip
+) -> Result:  # fmt: skip
     """The product with bias and activation, or with an epilogue and what it reads, checked."""
     bias, activation, epilogue, given = finish
     if epilogue is not None or given is not None:
@@ -224,21 +226,22 @@ def _finished(
 
 def _with_epilogue(
     product: ScaledProduct, operands: list[jax.Array], epilogue: Epilogue, given: Mapping[str, object]
-) -> jax.Array:
+) -> Result:
     """The product with an epilogue of the caller's own, checked."""
     check_given(epilogue, None, given)
     if taken := [name for name in given if name in product.names]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as one of the product is")
-    arrays = [array_of(operand.name, given[operand.name]) for operand in epilogue.given if not operand.host]
+    arrays = [array_of(operand.name, given[operand.name]) for operand in read_by(epilogue)]
     shapes, numbers = tuple([tuple(x.shape) for x in arrays]), launch_numbers(epilogue, given)
     product = replace(product, epilogue=epilogue, shapes=shapes, numbers=numbers)
+    check_stored(epilogue, product.types[2])
     for operand, x in zip(product.operands, arrays, strict=True):
         check_operand(operand, product.wanted(operand), tuple(x.shape), str(x.dtype))
-    return _differentiable(product, *operands, *arrays)
+    return named_results(epilogue, _differentiable(product, *operands, *arrays))
 
 
-def _differentiable(product: ScaledProduct, *operands: jax.Array | None) -> jax.Array:
-    result: jax.Array = _compiled(product, *varying_alike(*[x for x in operands if x is not None]))
+def _differentiable(product: ScaledProduct, *operands: jax.Array | None) -> Arrays:
+    result: Arrays = _compiled(product, *varying_alike(*[x for x in operands if x is not None]))
     return result
 
 
@@ -246,25 +249,32 @@ def _differentiable(product: ScaledProduct, *operands: jax.Array | None) -> jax.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
+def _product(product: ScaledProduct, *operands: jax.Array) -> Arrays:
     return multiply(product, *operands)
 
 
-def _forward(product: ScaledProduct, *operands: jax.Array) -> tuple[jax.Array, _Kept]:
+def _sums(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
+    """The product of one array."""
+    (found,) = listed(_product(product, *operands))
+    return found
+
+
+def _forward(product: ScaledProduct, *operands: jax.Array) -> tuple[Arrays, _Kept]:
     """The product, and what its gradients need: with an activation or a gate, the sums in float32."""
-    check_derived(product.types)
+    check_derived(product.types, product.epilogue)
     if product.activation is None or product.epilogue is not None:
         return _product(product, *operands), (operands, None)
     wide = replace(product, types=(*product.types[:2], "float32"), activation=None)
-    sums = _product(wide, *operands)
+    sums = _sums(wide, *operands)
     return activated(sums, product.activation).astype(product.types[2]), (operands, sums)
 
 
-def _backward(product: ScaledProduct, kept: _Kept, grad: jax.Array) -> tuple[jax.Array | None, ...]:
+def _backward(product: ScaledProduct, kept: _Kept, grads: Arrays) -> tuple[jax.Array | None, ...]:
     operands, sums = kept
     given = dict(zip(product.names, operands, strict=True))
     if product.epilogue is not None:
-        return _through_epilogue(product, given, grad)
+        return _through_epilogue(product, given, grads)
+    (grad,) = listed(grads)
     if sums is not None:
         _, pull = jax.vjp(functools.partial(activated, activation=str(product.activation)), sums)
         (grad,) = pull(grad.astype(jnp.float32))
@@ -281,14 +291,14 @@ def _backward(product: ScaledProduct, kept: _Kept, grad: jax.Array) -> tuple[jax
 
 
 def _through_epilogue(
-    product: ScaledProduct, given: Mapping[str, jax.Array], grad: jax.Array
+    product: ScaledProduct, given: Mapping[str, jax.Array], grads: Arrays
 ) -> tuple[jax.Array | None, ...]:
     """The gradients with an epilogue: the sums are computed again, and jax derives the steps."""
     plain = product.without_finish()
-    sums = _product(plain, *[given[name] for name in plain.names])
+    sums = _sums(plain, *[given[name] for name in plain.names])
     read = {operand.name: given[operand.name] for operand in product.operands}
     _, pull = jax.vjp(lambda sums, read: finished(product, sums, {**given, **read}), sums, read)
-    grad, of_read = pull(grad)
+    grad, of_read = pull(grads)
     of_a, of_b = gradients(product, given["a"], given["b"], given["offsets"], grad.astype(product.types[0]))
     ends = np.zeros(given["offsets"].shape, jax.dtypes.float0)
     found = {"a": of_a, "b": of_b, "offsets": ends, **of_read}
@@ -311,12 +321,12 @@ def gradients(
     def rows(left: jax.Array, right: jax.Array, turned: bool) -> jax.Array:
         shapes = tuple(left.shape), tuple(right.shape)
         made = ScaledProduct(ROWS, *shapes, (kind,) * 3, turned, product.offsets, product.groups)
-        return _product(made, left, right, offsets)
+        return _sums(made, left, right, offsets)
 
     def along(left: jax.Array, right: jax.Array) -> jax.Array:
         shapes = tuple(left.shape), tuple(right.shape)
         made = ScaledProduct(ALONG_K, *shapes, (kind,) * 3, offsets=product.offsets, groups=product.groups)
-        return _product(made, left, right, offsets)
+        return _sums(made, left, right, offsets)
 
     if product.form == ALONG_K:
         return rows(b, grad, True), rows(a, grad, False)

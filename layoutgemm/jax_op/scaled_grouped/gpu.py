@@ -17,11 +17,10 @@ import jax.numpy as jnp
 
 from ...dtypes import dtype
 from ...errors import OperandError
-from ...kernels.compile.compiler import kernel_of
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
-from ...kernels.plan import MAX_WORDS
+from ...kernels.plan import MAX_WORDS, WORKSPACE, present
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.scaled_grouped import (
@@ -42,7 +41,20 @@ from ...torch_op.scaled_grouped.epilogue import epilogue_of
 from ...torch_op.scaled_grouped.recipes import Recipes
 from ...torch_op.solver import solve
 from ..functions.product import in_rows
-from ..gpu import Target, called, copied, lines_of, number_kinds, target
+from ..gpu import (
+    Address,
+    CallResult,
+    Kernel,
+    Target,
+    call_results,
+    copied,
+    launched,
+    lines_of,
+    outputs_from,
+    start_kernel,
+    target,
+)
+from ..outputs import Arrays, listed, written_arrays
 from ..product import C_NAMES, NAMES
 from .product import ALONG_K, PLAIN, ROWS, ScaledProduct
 from .reference import finished
@@ -51,7 +63,7 @@ _INTS = {"int32": "i32", "int64": "i64"}
 _Given = Mapping[str, Any]
 
 
-def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
+def multiply(product: ScaledProduct, *operands: jax.Array) -> Arrays:
     """The product by a kernel, operands in the order of its names: what `primitive` lowers to on a GPU.
 
     Raises OperandError on GPUs without such kernels, PlanError without the CuTe DSL and its `cutlass.jax`.
@@ -64,12 +76,13 @@ def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
         )
     given = dict(zip(product.names, operands, strict=True))
     if 0 in (*product.result, product.sizes[2], *product.b):  # an empty sum is 0
-        if 0 in product.result or 0 in product.b[:1]:
+        if product.epilogue is None and (0 in product.result or 0 in product.b[:1]):
             return jnp.zeros(product.result, product.types[2])
         return finished(product, jnp.zeros(product.without_finish().result, jnp.float32), given)
     if product.gate is not None and not product.turned and dtype(NAMES[product.types[1]]).bits > 8:
         sums = product.without_finish()  # a gated product's kernel reads a K-major b, which 8 bits are copied to
-        return finished(product, multiply(sums, *[given[name] for name in sums.names]), given)
+        (wide,) = listed(multiply(sums, *[given[name] for name in sums.names]))
+        return finished(product, wide, given)
     in_mainloop = product.recipes is None or product.recipes.in_mainloop or not product.fast
     if product.form == PLAIN and not in_mainloop and product.gate is None:
         return _solved(product, given, on)
@@ -91,7 +104,7 @@ def epilogue_for(product: ScaledProduct) -> Epilogue:
     if product.epilogue is None:
         return found
     own = in_rows(product.epilogue, product.sizes[1])
-    return Epilogue(*found.steps, *own.steps, pairs=own.pairs, lines=own.lines)
+    return Epilogue(*found.steps, *own.steps, pairs=own.pairs, stores_c=own.stores_c, lines=own.lines)
 
 
 @functools.lru_cache(1024)
@@ -103,6 +116,7 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
     m, n, k, batch = product.sizes
     a, b, c = NAMES[product.types[0]], NAMES[product.types[1]], C_NAMES[product.types[2]]
     recipes, epilogue = product.recipes, epilogue_for(product) or None
+    columns = 1 if epilogue is None else epilogue.columns
     scales: tuple[int, ...] | None = None
     if recipes is not None:
         scales = recipes.groups if recipes.in_mainloop else None if product.fast else ()
@@ -110,7 +124,7 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
         config = (
             k_blocks_config(m, n, k, batch, scales, c, places)
             if product.turned
-            else along_k_config(m, n, k, batch, wide=dtype(c).bits == 32)
+            else along_k_config(m, n, k, batch, wide=dtype(c).bits == 32, columns=columns)
         )
         orders = ("row", "col") if product.turned else ("col", "row")
         groups = AlongK.of(batch, _INTS[str(product.offsets)], multiple=DEPTH if product.turned else 1)
@@ -120,17 +134,17 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
     ragged, sums = None, 1 if product.gate is None else HALVES
     if product.form == ROWS:
         ragged = Ragged.of(batch, _INTS[str(product.offsets)])
-        config = usual_config((m, n, k, batch), types, scales, sums, places=places)
+        config = usual_config((m, n, k, batch), types, scales, sums, columns, places)
     elif scales is None:
         config, _ = gated_config((m, n, k, batch), types, str(product.gate), places)
     else:
         each = read_each_column(scales, n, sums)
-        config = scaled_config(m, n, k, batch=batch, each_column=each, c=c, sums=sums, places=places)
+        config = scaled_config(m, n, k, batch=batch, each_column=each, columns=columns, c=c, sums=sums, places=places)
     more = {"ragged": ragged, "epilogue": epilogue, "gated": product.gate}  # all arrays are contiguous
     return plan_with_scales((m, n, k, batch), types, scales, config, widest_span(k), **more)
 
 
-def _planned(product: ScaledProduct, given: _Given, on: Target) -> jax.Array:
+def _planned(product: ScaledProduct, given: _Given, on: Target) -> Arrays:
     """One launch of the product's own plan."""
     plan = plan_of(product, on.places)
     m, n, _, batch = product.sizes
@@ -144,23 +158,19 @@ def _planned(product: ScaledProduct, given: _Given, on: Target) -> jax.Array:
     leading = a.shape[-1], b.shape[-1], made
     resident = on.places.resident(plan.cluster_size)
     numbers = (m, n, product.sizes[2], batch, *leading, *pitches, resident)
-    others = [given[name] for name in product.names[2:]]
-    call = called(
-        plan, on, (*product.result[:-1], made), product.types[2], {"numbers": numbers, "product": str(product)},
-        functools.partial(_start, kernel_of(plan.for_any_size()), plan, product, numbers),
-    )  # fmt: skip
-    result = call(a, b, *others)
-    return result[..., :n] if made != n else result
+    facts = {"numbers": numbers, "product": str(product)}
+    start = functools.partial(_start, plan, product, numbers)
+    results = call_results(product, plan, CallResult("c", (*product.result[:-1], made), product.types[2]))
+    return outputs_from(product, launched(plan, on, {**given, "a": a, "b": b}, results, facts, start))
 
 
 def _start(
-    kernel: Any, plan: Sm90Plan, product: ScaledProduct, numbers: Sequence[int], stream: object, *tensors: Any
-) -> None:
+    plan: Sm90Plan, product: ScaledProduct, numbers: Sequence[int],
+    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
+) -> None:  # fmt: skip
     """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
-    kinds = number_kinds()
-    pointers = dict(zip((*product.names, "c"), [kinds["address"](x.iterator.toint()) for x in tensors], strict=True))
-    values = (*[pointers[name] for name in ("a", "b", "c")], *numbers, *words_for(plan, product, pointers))
-    kernel(*[kinds[kind](value) for kind, value in zip(plan.parameters.values(), values, strict=True)], stream)
+    values = (*[pointers[name] for name in "abc"], *numbers, *words_for(plan, product, pointers))
+    start_kernel(kernel, plan.parameters, values, stream)
 
 
 def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, object]) -> tuple[Any, ...]:
@@ -168,7 +178,8 @@ def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, obj
 
     pointers  addresses of the operands, by name; all are contiguous
     """
-    own = words_of(plan.epilogue, _placed(product, plan.epilogue, pointers))[: len(plan.epilogue.words)]
+    placed = _placed(product, plan.epilogue, pointers)
+    own = words_of(plan.epilogue, placed, pointers.get(WORKSPACE))[: len(plan.epilogue.words)]
     words: list[Any] = [*own]
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
         shape = product.scales["scale_b" == table.name]
@@ -184,6 +195,7 @@ def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, o
     """An epilogue's operands: each matrix of a batch, or group, has its own vector, or all share one."""
     m, n, _, batch = product.sizes
     own = {operand.name: shape for operand, shape in zip(product.operands, product.shapes, strict=True)}
+    own |= {operand.name: shape for operand, (shape, _) in written_arrays(product)}
     found: dict[str, object] = dict(product.numbers)
     for operand in epilogue.given:
         if operand.host:
@@ -192,9 +204,9 @@ def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, o
         shape = product.scales[operand.name == "scale_b"] if shape is None else shape
         assert shape is not None
         # a gate's are of all columns of b
-        size = {"m": m, "n": product.columns, "mn": m * n}.get(operand.axes, 0)
+        size = product.columns if operand.axes == "n" else _count(operand.shape(m, n))
         several = batch > 1 and operand.axes != "" and _count(shape) > size
-        leading = n if operand.axes == "mn" else 0
+        leading = shape[-1] if operand.axes == "mn" else 0
         found[operand.name] = PlacedOperand(pointers[operand.name], leading, size if several else 0)
     return found
 
@@ -210,7 +222,8 @@ def _count(shape: Sequence[int]) -> int:
 def solution_of(product: ScaledProduct, on: Target) -> Solution:
     """matmul's kernel with the scales in its epilogue. Raises OperandError where no kernel exists."""
     epilogue = epilogue_for(product)
-    epilogue = epilogue.in_pairs(product.sizes[1] % 2 == 0, epilogue.lines)
+    pairs = product.sizes[1] % 2 == 0 if product.epilogue is None else epilogue.pairs
+    epilogue = epilogue.in_pairs(pairs, epilogue.lines)
     kind = C_NAMES[product.types[2]]
     b = product.b
     strides = contiguous_strides(b)
@@ -226,7 +239,7 @@ def solution_of(product: ScaledProduct, on: Target) -> Solution:
     )  # fmt: skip
 
 
-def _solved(product: ScaledProduct, given: _Given, on: Target) -> jax.Array:
+def _solved(product: ScaledProduct, given: _Given, on: Target) -> Arrays:
     """The launches of matmul's kernel."""
     found = solution_of(product, on)
     if found.copies[2] is not None:
@@ -238,20 +251,19 @@ def _solved(product: ScaledProduct, given: _Given, on: Target) -> jax.Array:
     clusters = workers(found, on.places)
     facts = {"launches": found.launches, "sizes": found.sizes, "workers": clusters, "leading": found.leading,
              "strides": found.strides, "product": str(product)}  # fmt: skip
-    start = functools.partial(_start_solved, kernel_of(plan.for_any_size()), plan.parameters, found, product, clusters)
-    call = called(plan, on, product.result, product.types[2], facts, start)
-    return call(a, b, *[given[name] for name in product.names[2:]])
+    start = functools.partial(_start_solved, plan.parameters, found, product, clusters)
+    results = call_results(product, plan, CallResult("c", product.result, product.types[2]))
+    return outputs_from(product, launched(plan, on, {**given, "a": a, "b": b}, results, facts, start))
 
 
 def _start_solved(
-    kernel: Any, parameters: dict[str, str], solution: Solution, product: ScaledProduct, clusters: int, stream: object,
-    *tensors: Any,
+    parameters: Mapping[str, str], solution: Solution, product: ScaledProduct, clusters: int,
+    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
 ) -> None:  # fmt: skip
     """Host side, traced: matmul's launch with the epilogue's words."""
-    kinds = number_kinds()
-    pointers = dict(zip((*product.names, "c"), [kinds["address"](x.iterator.toint()) for x in tensors], strict=True))
-    epilogue = solution.kernel.epilogue
-    assert epilogue is not None and len(solution.launches) == 1
-    words = words_of(epilogue, _placed(product, epilogue, pointers))[: len(epilogue.words)]
-    values = arguments(solution, [pointers[name] for name in ("a", "b", "c")], clusters, words)
-    kernel(*[kinds[kind](value) for kind, value in zip(parameters.values(), values, strict=True)], stream)
+    epilogue = present(solution.kernel.epilogue)
+    assert len(solution.launches) == 1
+    placed = _placed(product, epilogue, pointers)
+    words = words_of(epilogue, placed, pointers.get(WORKSPACE))[: len(epilogue.words)]
+    values = arguments(solution, [pointers[name] for name in "abc"], clusters, words)
+    start_kernel(kernel, parameters, values, stream)

@@ -23,6 +23,7 @@ from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.problem import Ints
 from ...torch_op.scaled_grouped.recipes import SQUARE, Recipes, ScaledOperand, Scales, recipe_text, recipes_of
+from ..outputs import Shaped, outputs_of, read_by
 from ..product import BIASES, check_alike, gate_of
 
 PLAIN, ROWS, ALONG_K = "plain", "rows", "K"
@@ -46,7 +47,7 @@ class ScaledProduct:
     fast        whether sums of row-wise and tensor-wise scales stay in the tensor core
     bias        type and shape of the bias, or None
     activation  a name, or None; a gate's scales of b and bias are of all columns of b
-    epilogue    in place of both, without outputs of its own, or None
+    epilogue    in place of both, or None
     shapes      of the arrays that it reads, in their order
     numbers     of it: name and value
     """
@@ -70,7 +71,12 @@ class ScaledProduct:
     @property
     def operands(self) -> tuple[EpilogueOperand, ...]:
         """The arrays of the epilogue, in the order of `shapes`."""
-        return () if self.epilogue is None else tuple([x for x in self.epilogue.given if not x.host])
+        return read_by(self.epilogue)
+
+    @property
+    def outputs(self) -> tuple[Shaped, ...]:
+        """Shapes and types of the results: C, then the epilogue's outputs."""
+        return outputs_of(self)
 
     def wanted(self, operand: EpilogueOperand) -> tuple[Ints, ...]:
         """The shapes that an array for an operand of the epilogue may have.

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.scaled_grouped.recipes import ROW, SQUARE, TENSOR
-from ..functions.reference import Number, spread, with_steps
+from ..functions.math import Number
+from ..functions.reference import JaxElement, finished_outputs, spread, with_steps
+from ..outputs import Arrays
 from ..reference import finish
 from .product import ALONG_K, ROWS, ScaledProduct
 
 
-def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
+def multiply(product: ScaledProduct, *operands: jax.Array) -> Arrays:
     """The product by jax, operands in the order of its names."""
     given = dict(zip(product.names, operands, strict=True))
     a, b = given["a"].astype(jnp.float32), given["b"].astype(jnp.float32)
@@ -29,7 +31,7 @@ def multiply(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
     return finished(product, sums, given)
 
 
-def finished(product: ScaledProduct, sums: jax.Array, given: Mapping[str, jax.Array]) -> jax.Array:
+def finished(product: ScaledProduct, sums: jax.Array, given: Mapping[str, jax.Array]) -> Arrays:
     """The epilogue, or bias and activation, on sums in float32, rounded once."""
     if product.epilogue is not None:
         values: dict[str, Number] = dict(product.numbers)
@@ -39,7 +41,11 @@ def finished(product: ScaledProduct, sums: jax.Array, given: Mapping[str, jax.Ar
                 values[operand.name] = x.astype(jnp.float32)[groups_of_rows(given["offsets"], sums.shape[0])]
             else:
                 values[operand.name] = spread(operand, x)
-        return finish(with_steps(product.epilogue, sums, values), None, None, product.types[2])
+        groups = None
+        if product.form == ROWS:
+            groups = groups_of_rows(given["offsets"], sums.shape[0]), product.groups
+        at = JaxElement(sums.shape, values, groups=groups)
+        return finished_outputs(product, with_steps(product.epilogue, sums, at), at.written)
     bias = given.get("bias")
     if bias is not None and bias.ndim > 1:
         bias = bias[groups_of_rows(given["offsets"], sums.shape[0])]

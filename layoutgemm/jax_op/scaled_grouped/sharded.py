@@ -33,7 +33,7 @@ def labels_of(product: ScaledProduct) -> Labels:
     if product.form == ALONG_K:
         lines = [("m", "k"), ("n", "k")] if product.turned else [("k", "m"), ("k", "n")]
         others = [_of_scales(product, i, shape, ()) for i, shape in enumerate(product.scales) if shape is not None]
-        return Labels((*lines, ("o",), *others), ("e", "m", "n"))
+        return Labels((*lines, ("o",), *others), (("e", "m", "n"),))
     front = ("l",) * (len(product.a) - 2)
     columns, of_c = ("n", "n") if product.gate is None else COLUMNS
     of_b = (*(("e",) if product.form == ROWS else front), *((columns, "k") if product.turned else ("k", columns)))
@@ -45,7 +45,7 @@ def labels_of(product: ScaledProduct) -> Labels:
             found.append(_of_scales(product, side, shape, front))
     if product.bias is not None:
         found.append((*(("e",) * (len(product.bias[1]) - 1)), columns))
-    return Labels(tuple(found), (*front, "m", of_c))
+    return Labels(tuple(found), ((*front, "m", of_c),))
 
 
 def _of_scales(product: ScaledProduct, side: int, shape: tuple[int, ...], front: tuple[str, ...]) -> tuple[str, ...]:

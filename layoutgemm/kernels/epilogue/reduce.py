@@ -13,6 +13,7 @@ With `ordered=False` atomic instructions combine the results in memory: no secon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,6 +60,15 @@ class ReductionStep(Step):
         """x, unchanged."""
         at.reduce(self, x)
         return x
+
+
+def combined(steps: Sequence[ReductionStep]) -> tuple[str, ...]:
+    """Names of the outputs that are combined with what memory holds.
+
+    >>> combined([Amax(), RowReduce("sum")])
+    ('amax',)
+    """
+    return tuple([given.name for step in steps if not step.ordered for given in step.given])
 
 
 @dataclass(frozen=True)
@@ -264,4 +274,4 @@ class Quantize(Step):
         )
 
 
-__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "ReductionStep", "RowReduce"]
+__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "ReductionStep", "RowReduce", "combined"]

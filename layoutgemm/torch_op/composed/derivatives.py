@@ -15,13 +15,14 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import TensorError
+from ...kernels.epilogue.reduce import combined
 from ...kernels.sm90.triangular.operands import Triangles
 from ..autograd.products import check_derivable, dense, gradients
 from ..checks import derived_by_func, has_tangent, needs_dispatcher
 from ..compute import product
 from ..library import Places, VmapInfo, bias_gradient, differentiable, in_front
 from ..own_epilogue.derivatives import derived, refusal_of_derivatives
-from ..own_epilogue.formula import StepResults, combines, steps_by_torch
+from ..own_epilogue.formula import StepResults, steps_by_torch
 from ..prepared import Config, config_text
 from .checks import ComposedCall, checked
 from .parts import BIAS, AskedParts, lists_of, parts_of_text, parts_text
@@ -85,7 +86,7 @@ def held(call: ComposedCall) -> tuple[str, ...]:
     if epilogue is None:
         return ()
     left = [x.name for x in epilogue.given if x.written and x.axes == "mn" and call.parts.order is not None]
-    return (*combines(epilogue), *left)
+    return (*combined(epilogue.reductions), *left)
 
 
 def dependencies(call: ComposedCall) -> list[torch.Tensor]:

@@ -18,13 +18,14 @@ from torch.autograd.function import FunctionCtx
 
 from ...errors import TensorError
 from ...kernels.epilogue.chain import Aux, Bias, Dropout, Epilogue, ReductionStep, Residual, Scale, Step, VectorScale
+from ...kernels.epilogue.reduce import combined
 from ..autograd.products import gradients
 from ..checks import needs_dispatcher
 from ..compute import product
 from ..epilogue import Tensors, epilogue_product
 from ..library import differentiable
 from ..prepared import Config, config_text
-from .formula import StepResults, combines, refusal_of_derivative, steps_by_torch
+from .formula import StepResults, refusal_of_derivative, steps_by_torch
 from .names import OperandNames
 
 
@@ -43,7 +44,7 @@ class EpilogueProduct(NamedTuple):
     @property
     def read(self) -> tuple[str, ...]:
         """Names of the tensors on which a result depends: written ones too, where they are combined with results."""
-        return (*self.epilogue.reads, *combines(self.epilogue))
+        return (*self.epilogue.reads, *combined(self.epilogue.reductions))
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -97,7 +98,7 @@ def recorded(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
 
 def _held_apart(call: EpilogueProduct) -> EpilogueProduct:
     """The same with the values before the launch of what results are combined with: autograd keeps them."""
-    held = {name: call.every[name].clone() for name in combines(call.epilogue)}
+    held = {name: call.every[name].clone() for name in combined(call.epilogue.reductions)}
     return call._replace(every={**call.every, **held})
 
 
@@ -124,7 +125,7 @@ class _RecordedEpilogue(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        held = combines(call.epilogue)
+        held = combined(call.epilogue.reductions)
         written = [
             torch.empty_like(x) if name not in held else x.clone()
             for name, x in zip(call.epilogue.writes, forms, strict=True)

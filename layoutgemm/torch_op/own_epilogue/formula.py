@@ -103,11 +103,6 @@ def refusal_of_derivative(epilogue: Epilogue) -> str:
     return ""
 
 
-def combines(epilogue: Epilogue) -> tuple[str, ...]:
-    """Names of the written operands that are combined with what they hold."""
-    return tuple([operand.name for step in epilogue.reductions if not step.ordered for operand in step.given])
-
-
 def _applied(step: Step, x: torch.Tensor, at: _EpilogueElements) -> torch.Tensor:
     if isinstance(step, Activation):
         return ACTIVATIONS[step.kind](x)
@@ -302,7 +297,6 @@ __all__ = [
     "RowGroups",
     "StepResults",
     "columns_of_groups",
-    "combines",
     "refusal_of_derivative",
     "steps_by_torch",
 ]

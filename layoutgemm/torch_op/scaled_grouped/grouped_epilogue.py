@@ -28,6 +28,7 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.epilogue.numpy_math import Math
+from ...kernels.epilogue.reduce import combined
 from ...kernels.indexed.row_copy import COPIED
 from ...kernels.indexed.rows import check_inside
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
@@ -63,7 +64,7 @@ from ..epilogue import (
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import gathered, of_rows
 from ..launch import note_workspace, workspace_on
-from ..own_epilogue.formula import RowGroups, StepResults, combines, steps_by_torch
+from ..own_epilogue.formula import RowGroups, StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
@@ -327,7 +328,7 @@ class GroupedFormula(NamedTuple):
     @property
     def held(self) -> tuple[str, ...]:
         """Written operands that keep a part of what they have: all, where rows are in no group."""
-        return self.steps.writes if self.made.call.leaves_rows else combines(self.steps)
+        return self.steps.writes if self.made.call.leaves_rows else combined(self.steps.reductions)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

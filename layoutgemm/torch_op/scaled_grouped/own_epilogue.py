@@ -15,6 +15,7 @@ import torch
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
+from ...kernels.epilogue.reduce import combined
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.rules import whole_columns
@@ -35,7 +36,7 @@ from ..epilogue import (
     reference_of,
 )
 from ..launch import workspace_on
-from ..own_epilogue.formula import StepResults, combines, steps_by_torch
+from ..own_epilogue.formula import StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
@@ -161,7 +162,7 @@ class ScaledFormula(NamedTuple):
     @property
     def held(self) -> tuple[str, ...]:
         """Written operands that results are combined with."""
-        return combines(self.steps)
+        return combined(self.steps.reductions)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
