@@ -27,7 +27,11 @@ _NO_PRODUCTS = (
     torch.nn.Embedding, torch.nn.EmbeddingBag, torch.nn.modules.conv._ConvNd, torch.nn.LayerNorm, torch.nn.RMSNorm,
     ParametrizationList,
 )  # fmt: skip
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
+    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+_USUAL = frozenset(vars(torch.nn.Linear(1, 1, device="meta")))  # attributes of a linear layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +138,15 @@ def swap_linears(
         reason = asked(name, layer) or bypassed.get(layer) or reason_to_stay(layer, allow_tf32 or weights != "own")
         if not reason and weights not in ("own", "master") and (others := shared.get(layer.weight)):
             reason = f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
+        if not reason and weights not in ("own", "master"):
+            reason = _lost_with(layer.weight)
         if not reason:
             try:
                 made[layer] = _made(layer, weights, allow_tf32)
             except LayoutError as error:
                 reason = str(error)
+        if not reason and (taken := [name for name in own_attributes(layer) if hasattr(made[layer], name)]):
+            reason = f"its attribute {taken[0]} has another meaning in a {type(made.pop(layer)).__name__}"
         found.append(Swapped(name, reason=reason) if reason else Swapped(name, type(made[layer]).__name__))
     beside = tuple(_other_matrices(model))
     replace_modules(model, made)
@@ -146,11 +154,34 @@ def swap_linears(
 
 
 def replace_modules(model: torch.nn.Module, made: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
-    """Put new modules in the places of others, in each that a shared one has."""
+    """Put new modules in the places of others, in each that a shared one has; attributes of one's own go along."""
+    for layer, new in made.items():
+        for name, value in own_attributes(layer).items():
+            if not hasattr(new, name):
+                setattr(new, name, value)
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # named_children would name a shared layer once
             if child in made:
                 setattr(parent, name, made[child])
+
+
+def own_attributes(layer: torch.nn.Module) -> dict[str, object]:
+    """Public attributes that a linear layer was given, such as a prefix or a loader.
+
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> layer.prefix = "model.0"
+    >>> own_attributes(layer)
+    {'prefix': 'model.0'}
+    """
+    return {name: value for name, value in vars(layer).items() if name not in _USUAL and not name.startswith("_")}
+
+
+def _lost_with(weight: torch.Tensor) -> str:
+    """Why a weight is needed as it is: attributes and hooks that codes in its place would not have; or ""."""
+    own = [name for name in vars(weight) if not name.startswith("_")]
+    hooks = [name for name in ("_backward_hooks", "_post_accumulate_grad_hooks") if getattr(weight, name, None)]
+    named = [*own, *[name.strip("_") for name in hooks]]
+    return f"its weight has {', '.join(named)}, which would be lost" if named else ""
 
 
 def _other_matrices(model: torch.nn.Module) -> Iterator[Swapped]:
@@ -197,8 +228,11 @@ def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
         return f"a {type(layer).__qualname__}, whose forward may be its own"
     if "forward" in layer.__dict__:
         return "its forward was replaced"
-    if hooks := hooks_of(layer):
-        return f"it has {', '.join(hooks)}, which would be lost"
+    if layer.__dict__.get("_compiled_call_impl") is not None:
+        return "its compile() was called: compile the model, or the layer in its place"
+    others = [*layer._buffers, *layer._modules, *[name for name in layer._parameters if name not in ("weight", "bias")]]
+    if lost := [*hooks_of(layer), *others]:
+        return f"it has {', '.join(lost)}, which would be lost"
     if type(layer.weight) is not torch.nn.Parameter:
         return f"its weight is a {type(layer.weight).__qualname__}"
     try:
@@ -256,7 +290,7 @@ def _swap_gated(
         layers = [part for part in parts if isinstance(part, torch.nn.Linear)]
         names = [f"{name}.{each}" for each in NAMES]
         reason = next(
-            filter(None, [asked(x, layer) or reason_to_stay(layer, allow_tf32) for x, layer in zip(names, layers)]), ""
+            filter(None, [asked(x, layer) or _reason_alone(layer, allow_tf32) for x, layer in zip(names, layers)]), ""
         )
         if not reason and any(layer.weight in shared for layer in layers):
             reason = "a weight is tied to another module's"
@@ -266,6 +300,13 @@ def _swap_gated(
             setattr(model.get_submodule(parent), last, made)
             found += [Swapped(x, "GatedMLP") for x in names]
     return found
+
+
+def _reason_alone(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
+    """Why a layer is not joined with another one, or ""."""
+    own = list(own_attributes(layer))
+    said = f"it has {', '.join(own)}, which would be lost" if own else ""
+    return reason_to_stay(layer, allow_tf32) or said or _lost_with(layer.weight)
 
 
 def _gated(

@@ -270,6 +270,8 @@ def has_tangent(x: torch.Tensor) -> bool:
     """True if forward mode is on, and the tensor carries a tangent."""
     if torch.compiler.is_dynamo_compiling() or _forward._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return False
+    while torch._C._functorch.is_batchedtensor(x):  # of which torch unpacks none
+        x = torch._C._functorch.get_unwrapped(x)
     return _forward.unpack_dual(x).tangent is not None
 
 

@@ -124,6 +124,19 @@ def test_transforms_of_functions_give_gradients_maps_and_tangents(name: str) -> 
     )
 
 
+@pytest.mark.parametrize("name", ["dense", "float8", "packed"])
+def test_maps_of_tangents_and_tangents_of_maps(name: str) -> None:
+    """A gradient's product sees a mapped tensor while forward mode is on: torch unpacks no tangent of one."""
+    module, x = LAYERS[name]().requires_grad_(False), X[:1]
+
+    def loss(x: Any) -> Any:
+        return module(x).float().square().sum()
+
+    assert near(torch.func.hessian(loss)(x), torch.func.jacrev(torch.func.grad(loss))(x))
+    _, tangent = torch.func.jvp(torch.func.vmap(module), (x,), (x,))
+    assert near(tangent, torch.func.vmap(lambda x: torch.func.jvp(module, (x,), (x,))[1])(x))
+
+
 def test_float8_layers_are_refused_by_tracers_that_cannot_hold_them() -> None:
     module = LAYERS["float8"]().eval()
     with pytest.raises(OperandError, match=r"ScaledLinear under torch\.jit\.trace: torch\.export takes it"):

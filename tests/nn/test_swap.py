@@ -203,3 +203,46 @@ def test_layers_refuse_values_of_other_types_by_name() -> None:
         with pytest.raises(LayoutError, match=said):
             call()
     assert type(model[0]) is torch.nn.Linear
+
+
+KINDS = {"own": "own", "master": "master", "fp8": "fp8", "packed": QuantizedFormat("int4", 128)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attributes_of_layers_and_parameters_stay_or_keep_the_layer(kind: str) -> None:
+    """Loaders that walk parameters find the attributes that a library has put there."""
+    kept = kind in ("own", "master")
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128, dtype=BF16) for _ in range(4)])
+    model[0].prefix = "model.0"
+    model[1].weight.weight_loader = print
+    model[2].weight.register_hook(lambda grad: grad)
+    model[3].extra_repr = model[3].weights = "taken"  # one that every module has, and one that none has
+    weight = model[1].weight
+    swaps = swap_linears(model, weights=KINDS[kind])
+    assert swaps.layers[0].by and model[0].prefix == "model.0"
+    assert (model[1].weight is weight) and bool(swaps.layers[1].by) is kept
+    if not kept:
+        assert swaps.layers[1].reason == "its weight has weight_loader, which would be lost"
+        assert swaps.layers[2].reason == "its weight has backward_hooks, which would be lost"
+    assert "its attribute extra_repr has another meaning in a " in swaps.layers[3].reason
+
+
+def test_layers_with_state_of_their_own_are_left() -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(16, 16, dtype=BF16) for _ in range(5)])
+    model[0].register_buffer("mask", torch.ones(16))
+    model[1].lora = torch.nn.Linear(16, 1)
+    model[2].register_parameter("scale", torch.nn.Parameter(torch.ones(16)))
+    model[3].register_load_state_dict_post_hook(lambda *x: None)
+    model[4]._compiled_call_impl = model[4]._call_impl  # as compile() leaves it
+    keys = [*model.state_dict()]
+    reasons = [each.reason.partition(",")[0] for each in swap_linears(model) if len(each.name) == 1]
+    assert reasons[:4] == ["it has mask", "it has lora", "it has scale", "it has load_state_dict_post_hooks"]
+    assert reasons[4].startswith("its compile() was called") and [*model.state_dict()] == keys
+
+
+def test_a_gate_joins_no_layers_with_attributes() -> None:
+    model = torch.nn.Sequential(Mlp(torch.nn.SiLU()), Mlp(torch.nn.SiLU()))
+    model[0].up_proj.weight.weight_loader = print
+    swap_linears(model, gated=True)
+    assert not isinstance(model[0], GatedMLP) and isinstance(model[1], GatedMLP)
+    assert model[0].up_proj.weight.weight_loader is print
