@@ -128,6 +128,10 @@ def blocks(mesh: Any) -> None:
             got = scaled_matmul(*given, recipe_a=of_a, recipe_b=of_b)
             assert got.placements == (result,), (of_a, of_b, p, q, got.placements)
             near(got, want, (of_a, of_b, p, q))
+            bias = normal(n)  # the kernel adds each process' part of it
+            got = scaled_matmul(*given, recipe_a=of_a, recipe_b=of_b, bias=placed(bias, mesh, whole))
+            assert got.placements == (result,), (of_a, of_b, p, q, got.placements, "with a bias")
+            near(got, want + bias, (of_a, of_b, p, q, "bias"))
         for p in (Shard(0), Shard(1)):
             values, scales = quantize(placed(a, mesh, p), of_a)
             cut = (of_a != "RowWise" or p == Shard(0),)

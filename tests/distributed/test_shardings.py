@@ -74,6 +74,8 @@ def test_scales_are_cut_along_their_own_dimension() -> None:
     assert columns == [Replicate(), Replicate(), Shard(1), Shard(0)]
     (along_k,) = [inputs for results, inputs in rules if results == [Partial()]]
     assert along_k == [Shard(1), Shard(1), Shard(0), Shard(1)]
+    with_bias = scaled_rules(Shaped(4, 512), Shaped(1, 4), Shaped(512, 256), Shaped(256, 4), Shaped(256))
+    assert [inputs[4] for results, inputs in with_bias if results == [Partial()]] == [Partial()]
     square = scaled_rules(Shaped(256, 200), Shaped(2, 2), Shaped(200, 100), Shaped(1, 2))  # 200 is no whole blocks
     assert [results for results, _ in square] == [[Replicate()], [Shard(0)], [Shard(1)]]
 

@@ -7,8 +7,8 @@
     K          replicated        where shards are whole blocks, or one has all       replicated
     batch      cut likewise      cut likewise             cut likewise               replicated
 
-Columns of b are cut as rows of a are, but not those of a gate and of its pair. With K cut the result is partial, so
-there is neither bias nor activation, and a result of 8 bits is not computed so.
+Columns of b are cut as rows of a are, but not those of a gate and of its pair. With K cut result and bias are partial,
+so there is no activation, and a result of 8 bits is not computed so.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def _scaled(call: OperatorCall, results: int) -> list[Rule]:
         given = {"b": shard(rank - 1), "scale_b": lines, "bias": shard(0)}
         found.append(PlacedRule((shard(rank - 1),) * results, given))
     k_a, k_b = of_a.k(), of_b.k()
-    plain = call.optional("bias") is None and not call.text("activation") and _sums(call.given["out_dtype"])
+    plain = not call.text("activation") and _sums(call.given["out_dtype"])
     if results == 1 and plain and k_a is not None and k_b is not None:
-        given = {"a": shard(rank - 1), "scale_a": k_a, "b": shard(rank - 2), "scale_b": k_b}
+        given = {"a": shard(rank - 1), "scale_a": k_a, "b": shard(rank - 2), "scale_b": k_b, "bias": partial}
         found.append(PlacedRule((partial,), given))
     for place in range(rank - 2):
         given = {"a": shard(place), "scale_a": of_a.front(place), "b": shard(place), "scale_b": of_b.front(place)}
