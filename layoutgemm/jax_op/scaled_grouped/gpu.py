@@ -122,7 +122,7 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
         scales = recipes.groups if recipes.in_mainloop else None if product.fast else ()
     if product.form == ALONG_K:
         config = (
-            k_blocks_config(m, n, k, batch, scales, c, places)
+            k_blocks_config(m, n, k, batch, scales, c, places, columns)
             if product.turned
             else along_k_config(m, n, k, batch, wide=dtype(c).bits == 32, columns=columns)
         )
