@@ -162,7 +162,7 @@ def check_parts_together(product: ComposedProduct, beside: Sequence[str]) -> Non
         raise OperandError("bias and a gate: add it to the sums of [gate | up] yourself, or scale in a prologue")
     writes = () if product.epilogue is None else product.epilogue.writes
     numbers = [name for name, _ in (*product.numbers, *product.sum_numbers, *product.order_numbers)]
-    names = ("c", WORKSPACE, *product.names, *writes, *numbers)
+    names = (WORKSPACE, *product.names, *writes, *numbers)
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise OperandError(f"two operands of the product are named {twice[0]}: give one of them another name")
 

@@ -22,7 +22,6 @@ from ...torch_op.problem import Ints
 from ..outputs import Shaped, outputs_of, read_by
 from ..product import C_NAMES, TYPES, check_shapes
 
-TAKEN = ("a", "b", "c", WORKSPACE)  # names of a call's own arrays
 FUNCTION_TYPES = tuple([TYPES[name] for name in ROUNDED])  # of an A with a prologue
 
 
@@ -144,8 +143,8 @@ def check_given(epilogue: Epilogue | None, prologue: Prologue | None, given: Map
     of_epilogue = () if epilogue is None else tuple([x.name for x in epilogue.given if not x.written])
     check_written(epilogue, given)
     own = (*of_prologue, *of_epilogue, *(() if epilogue is None else epilogue.writes))
-    if taken := [name for name in own if name in TAKEN]:
-        raise OperandError(f"an operand of the functions is named {taken[0]}, as one of the product is")
+    if WORKSPACE in own:  # other names of a call's own arrays are refused where functions are made
+        raise OperandError(f"an operand of the functions is named {WORKSPACE}, as one of the product is")
     if twice := [name for name in of_prologue if name in of_epilogue]:
         raise OperandError(f"{twice[0]} is an operand of the prologue and of the epilogue: name one otherwise")
     takes = "the prologue takes" if epilogue is None else "the epilogue takes" if prologue is None else "they take"
