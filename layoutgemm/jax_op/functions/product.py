@@ -161,7 +161,7 @@ def check_stored(epilogue: Epilogue | None, kind: str) -> None:
     """Raise OperandError for a C of another type than a `Quantize` step gives."""
     step = None if epilogue is None else epilogue.quantizes
     if step is not None and C_NAMES[kind] != step.dtype:
-        raise OperandError(f"the epilogue quantizes to {step.dtype}: say out_dtype={TYPES[step.dtype]!r}, not {kind}")
+        raise OperandError(f"the epilogue quantizes to {step.dtype}: say out_dtype='{TYPES[step.dtype]}', not {kind}")
 
 
 def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]]) -> None:
