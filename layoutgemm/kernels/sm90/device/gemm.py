@@ -431,8 +431,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             for added in rows:
                 added.fill(0)
             early = plan.config.staged_epilogue_k_tiles
-            present_blocks = self.count_blocks(job, m0 + first_block * ROWS, matrix)
+            present_blocks = Int32(plan.blocks)
             if const_expr(skips):
+                present_blocks = self.count_blocks(job, m0 + first_block * ROWS, matrix)
                 if present_blocks < plan.blocks:
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0)
