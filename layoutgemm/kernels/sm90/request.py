@@ -70,7 +70,9 @@ def check_rows(config: Sm90Config, m: int) -> None:
 
 
 def check_skipped(asked: Asked, config: Sm90Config) -> None:
-    """Raise PlanError for empty blocks to skip where no group of rows ends within a tile, or A is in registers.
+    """Raise PlanError for empty blocks to skip in other kernels than those of groups.
+
+    A prologue's kernel, with A in registers, multiplies all blocks.
 
     >>> check_skipped(Asked(), Sm90Config(skip_empty_blocks=True))
     Traceback (most recent call last):

@@ -18,6 +18,8 @@ from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_launch, emulate_plan
 from layoutgemm.kernels.sm90 import grouped as sm90_ragged
 from layoutgemm.kernels.sm90 import reference as sm90_reference
+from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
+from layoutgemm.kernels.sm90.choose.scaled_grouped import gated_config, plan_with_scales, usual_config
 from layoutgemm.kernels.sm90.grouped import Ragged, store_place, tables
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.operands.combined import Combined
@@ -309,6 +311,23 @@ def test_a_bias_of_each_group() -> None:
     found, done = emulate_plan(plan, lying[0], lying[1], progress=False, given=words)
     assert not done.findings, done.report()
     assert np.array_equal(found.view(np.float32), want)
+
+
+@pytest.mark.parametrize("columns", [1, 128])
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("kind", ["bf16", "e4m3"])
+def test_each_chosen_configuration_has_a_plan(kind: str, gate: str | None, columns: int) -> None:
+    """Groups of any average, and batches of as many rows, whose matrices have no empty blocks."""
+    types, scales, sums = (kind, f"{kind}:col", "bf16"), (1, 128) if kind == "e4m3" else None, 1 if gate is None else 2
+    for rows in (65, 128, 129, 192, 223, 224, 383, 384, 512, 1023, 1024):
+        sizes = 4 * rows, 1024, 1024, 4
+        config = usual_config(sizes, types, scales, sums, columns)
+        assert config.tile[1] % (columns * sums) == 0
+        plan = plan_with_scales(sizes, types, scales, config, ragged=Ragged.of(4), gated=gate)
+        assert plan.blocks * plan.mma.accumulator_registers <= 192
+        if gate is not None and columns == 1:
+            config, _ = gated_config((rows, 1024, 1024, 4), types, gate, ClusterOccupancy())
+            Sm90Plan.derive(rows, 1024, 1024, batch=4, a=kind, b=f"{kind}:col", c="bf16", config=config, gated=gate)
 
 
 def test_refusals() -> None:

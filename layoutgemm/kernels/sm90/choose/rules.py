@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....arguments import as_int, checked
+from ....checks.budgets import WARPGROUP
 from ....dtypes import DType, bf16
 from ....errors import PlanError
 from ...derive import Operand, OperandSpec
@@ -20,6 +21,8 @@ from ...indexed.rows import IndexedRows
 from ...operand_orders import KernelChoice
 from ...orders import Order
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
+from ...store import ROWS
+from ..config import BESIDE_MATRICES
 from ..gated import combination
 from ..grouped import Ragged
 from ..multicast import LINE
@@ -282,11 +285,19 @@ def whole_columns(config: Sm90Config, columns: int) -> Sm90Config:
     >>> found = Sm90Config((192, 160), consumers=3)
     >>> [whole_columns(found, columns).tile[1] for columns in (1, 32, 48, 128, 192, 384)]
     [160, 160, 144, 128, 192, 160]
+
+    A wider tile has half of the rows where a consumer's registers do not hold the sums of all:
+
+    >>> [whole_columns(Sm90Config((256, width)), 256).tile for width in (128, 192)]
+    [(128, 256), (128, 256)]
     """
     rows, most = config.tile
     if most % columns == 0 or columns > _MOST_COLUMNS:
         return config
-    return replace(config, tile=(rows, max(columns, most // columns * columns)))
+    width = max(columns, most // columns * columns)
+    blocks = rows // ROWS // config.warpgroups_of_tile
+    halved = blocks > 1 and blocks * ROWS * width // WARPGROUP > BESIDE_MATRICES
+    return replace(config, tile=(rows // 2 if halved else rows, width))
 
 
 def in_place(

@@ -40,8 +40,8 @@ _ONE_TILE = 64  # rows of a group that are one tile
 _FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (128, 96, 192, 64)  # of the tiles of few rows
 _MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width from this many rounds of tiles on, where the last round does not count
 _START_COLUMNS = 48  # of a tile of few rows without scales, that its start and its rows of A cost
-# Rows of groups on average. A group of 0.7 to 1.3 of them has, up to the first number, one or two tiles of 128 rows; up
-# to the second one of 256; up to the third so many of 128 that pairs of them would waste more than sharing B gains.
+# Rows of groups on average. A group of 0.7 to 1.3 of them has, up to the first number, one or two tiles of 128 rows,
+# and up to the second one tile of 256. Up to the third, pairs of tiles of 128 waste more rows than sharing B gains.
 # From the last number on bands lie along N, or tiles are larger.
 _TWO_TILES, _ONE_TALL, _UNEVEN, _LARGER_GROUP = 128, 224, 384, 1024
 _SHORT_K = 4096  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
@@ -498,7 +498,7 @@ def grouped_scaled_config(
     if each_column:
         return usual((128, _EACH_COLUMN))
     if rows <= _TWO_TILES:
-        return usual((128, 192), cluster=(1, 2))
+        return usual(_NARROWER, cluster=(1, 2))
     if rows < _ONE_TALL:
         return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True)
     if rows < _UNEVEN and narrow:
@@ -511,7 +511,10 @@ def grouped_scaled_config(
 
 
 def _large_tile(rows: int, columns: int, groups: int) -> tuple[int, int]:
-    """The tile of groups of many rows whose rounds of pairs of CTAs have the fewest columns to multiply."""
+    """The tile of groups of many rows with the fewest columns to multiply.
+
+    Those of all rounds of pairs of CTAs.
+    """
 
     def cost(tile: tuple[int, int]) -> float:
         rounds = -(-_tiles((rows, columns, 0, groups), tile, (_PAIR, 1)) // (MODEL.multiprocessors // _PAIR))
@@ -549,6 +552,8 @@ def usual_config(
     ((64, 192), (64, 192))
     >>> usual_config((160, 3072, 4096, 8), types, None, columns=128).tile
     (64, 128)
+    >>> [usual_config((1600, 3072, 4096, 8), types, (1, 128), sums, 128).tile for sums in (1, 2)]
+    [(256, 128), (128, 256)]
     """
     m, n, k, experts = sizes
     rows, wide = -(-m // experts), dtype(types[2]).bits == 32
@@ -574,12 +579,16 @@ def gated_config(
 
     sizes  M, N, K and the batch; N is C's columns
 
-    >>> gated_config((64, 2048, 4096, 1), ("e4m3", "e4m3:col", "bf16"), "silu", ClusterOccupancy())[0].tile
+    >>> types = ("e4m3", "e4m3:col", "bf16")
+    >>> gated_config((64, 2048, 4096, 1), types, "silu", ClusterOccupancy())[0].tile
     (64, 32)
+    >>> gated_config((200, 2048, 4096, 4), types, "silu", ClusterOccupancy())[0].tuning.skip_empty_blocks
+    False
     """
     m, n, k, batch = sizes
     if batch > 1:
         config = usual_config((m * batch, n, k, batch), types, None, HALVES, places=places)
+        config = config.tuned(skip_empty_blocks=False)  # a matrix of a batch has all rows
         return config, f"{m} rows a matrix, gated: tiles of {'x'.join(map(str, config.tile))}"
     choice, why = choose(m, n, k, a=types[0], multiprocessors=places, gated=gate)
     return whole_stores(choice.config, types[2], HALVES), why

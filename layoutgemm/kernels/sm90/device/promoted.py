@@ -138,7 +138,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         return row + first_block * ROWS, column, matrix
 
     def coming_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> tuple[Int32, Int32, Int32, Int32]:
-        """A tile's place as `begin_tile` gives it, and how many of the consumer's blocks have rows.
+        """A tile's place, as `begin_tile` gives it, and its number of blocks with rows.
 
         It is known while the tile before is multiplied, since the tile's first products hang on it. Beyond the last
         tile it is that one's.
