@@ -445,4 +445,5 @@ def explain_ragged(plan: Sm90Plan) -> list[str]:
         f"groups: {plan.batch} of {of} in global memory{' says' * ragged.masked}; tables of "
         f"{ragged.entries} {entries} and first tiles at {plan.smem.table_offset}, {ragged.bytes} bytes",
         f"  {ends}",
+        *["  blocks of 64 rows behind a group's end are not multiplied"] * plan.config.tuning.skip_empty_blocks,
     ]

@@ -181,6 +181,7 @@ def test_empty_blocks_are_not_multiplied(skips: bool) -> None:
     )  # fmt: skip
     assert not done.findings, done.report()
     assert np.array_equal(plan.c.dtype.decode(c), want)
+    assert ("behind a group's end are not multiplied" in plan.explain()) == skips
     rows = 64 if skips else plan.tile[0]
     blocks = sum(-(-size // rows) * rows // 64 for size in FORMS["skips"][4])
     steps = -(-K // plan.tile[2]) * len(plan.a.descriptor.k_steps)
