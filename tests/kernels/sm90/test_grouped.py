@@ -318,7 +318,7 @@ def test_a_bias_of_each_group() -> None:
 @pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize("kind", ["bf16", "e4m3"])
 def test_each_chosen_configuration_has_a_plan(kind: str, gate: str | None, columns: int) -> None:
-    """Groups of any average, and batches of as many rows, whose matrices have no empty blocks."""
+    """Groups of any average have one; so have gated batches, which skip no blocks."""
     types, scales, sums = (kind, f"{kind}:col", "bf16"), (1, 128) if kind == "e4m3" else None, 1 if gate is None else 2
     for rows in (65, 128, 129, 192, 223, 224, 383, 384, 512, 1023, 1024):
         sizes = 4 * rows, 1024, 1024, 4
