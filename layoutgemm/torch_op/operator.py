@@ -472,7 +472,7 @@ class _RecordedProduct(torch.autograd.Function):
         if rectified is not None:
             grad = torch.ops.aten.threshold_backward(grad, rectified, 0)
         wants_a, wants_b, wants_bias, _ = ctx.needs_input_grad
-        if prepared is not None and (wants_a or wants_b) and not _grad_enabled():
+        if prepared is not None and (wants_a or wants_b) and not (_grad_enabled() or _is_traced()):
             wants = wants_a, wants_b, kind_of_bias if wants_bias else None
             found = _gradients_again(prepared, a, b, grad, wants, turned)
             if found is not None:

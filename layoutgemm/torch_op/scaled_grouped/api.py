@@ -527,7 +527,7 @@ class _RecordedGroups(torch.autograd.Function):
         said, stand_ins = ctx.facts
         if stand_ins is not None:
             a, b = [x if x is not None else other for x, other in zip((a, b), stand_ins)]
-        if grad is not None and not _grad_enabled():
+        if grad is not None and not (_grad_enabled() or _is_traced()):
             again = gradients_again(a, b, groups, said, ctx.needs_input_grad[:2], grad)
             if again is not None:
                 return (*again, None, None, None)
