@@ -3,6 +3,7 @@
     python benchmarks/bench_quantized.py --json benchmarks/results/quantized_h100.json      # a Hopper GPU, 5 minutes
     python benchmarks/bench_quantized.py --float8 --json FILE       # float8 activations, beside bf16 ones
     python benchmarks/bench_quantized.py --own --jobs 13 --json FILE    # `default` alone, 1 to 64 rows: a minute
+    python benchmarks/bench_quantized.py --step --jobs 13 --json FILE   # a decoder's products, alone and in turn
     ncu --profile-from-start off --print-details all python benchmarks/bench_quantized.py --profile
 
 `default` is the configuration that `quantized_matmul` takes; a few others are timed beside it. Peers are
@@ -72,6 +73,8 @@ FLOAT8 = "int4 g128, float8 x"  # with a scale for each row
 W4A16 = "bf16 x"  # the same weights, packed for bf16
 DEFAULT, BF16, TORCH, INT4PACK = "default", "bf16 matmul", "torch.mm", "_weight_int4pack_mm"
 QUACK = "quack gemm_w4a16"
+LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # N, K of a decoder's layer: Llama 3's of 8 billion
+LAYERS, STEP_ROWS = 6, (1, 2, 4, 16)  # of `--step`
 _BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
 _FEW = 16  # rows of `--few`
 OWN_ROWS = (1, 4, 16, 64)  # of `--own`
@@ -295,6 +298,44 @@ def measured_own(device: Device, rate: float, rounds: int, save: Callable[[Row],
         measured(device, name, size, rate, rounds, save, rows_of=OWN_ROWS, alone=True)
 
 
+def measured_steps(device: Device, rate: float, rounds: int, jobs: int) -> list[dict[str, Any]]:
+    """Times the products of six layers of a decoder in turn, and each product alone; bf16 weights beside them.
+
+    Products that are unlike their neighbours show what equal ones hide: where the next one's blocks find room.
+    """
+    import torch
+
+    import layoutgemm
+
+    compile_choices([(INT4, rows, size) for size in LAYER for rows in STEP_ROWS], jobs)
+    first = {size: random_weight(FORMATS[INT4], *size, torch.bfloat16) for size in LAYER}
+    weights = [[replace(each, units=each.units.clone()) for each in first.values()] for _ in range(LAYERS)]
+    wide = [[torch.randn(k, n, device="cuda", dtype=torch.bfloat16) for n, k in LAYER] for _ in range(2)]
+    found: list[dict[str, Any]] = []
+    for rows in STEP_ROWS:
+        x = {k: torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _, k in LAYER}
+        loops: dict[str, list[Call]] = {}
+        for (n, k), each in first.items():
+            copies = [
+                replace(each, units=each.units.clone()) for _ in range(int(ROTATION_BYTES // each.units.numel()) + 1)
+            ]
+            loops[f"{n}x{k} alone"] = [product(weight, x[k], None) for weight in copies]
+        loops["in turn"] = [product(weight, x[weight.k], None) for layer in weights for weight in layer]
+        for name, multiply in ((BF16, layoutgemm.matmul), (TORCH, torch.mm)):
+            loops[name] = [partial(multiply, x[weight.shape[0]], weight) for layer in wide for weight in layer]
+        us = microseconds(device, {name: loop * (1 + 40 // len(loop)) for name, loop in loops.items()}, rounds)
+        for name in ("in turn", BF16, TORCH):
+            us[name] = round(len(LAYER) * us[name], 2)
+        alone = round(sum(us[f"{n}x{k} alone"] for n, k in LAYER), 2)
+        read = round(sum(each.units.numel() for each in first.values()) / rate * 1e6, 2)
+        found.append({"rows": rows, "ideal us": read, "alone": alone, "us": us})
+        print(
+            f"a layer, {rows} row(s): read {read} us, the products alone {alone}, in turn {us['in turn']}; {us}",
+            flush=True,
+        )
+    return found
+
+
 def profiled() -> None:
     """Launches the chosen kernels of PROFILED between cudaProfilerStart and Stop, each once."""
     import torch
@@ -394,7 +435,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--few", action="store_true", help="up to 16 rows alone, of the first format")
     parser.add_argument("--quick", action="store_true", help="the first shape and format only")
     parser.add_argument("--own", action="store_true", help="the choice alone, up to 64 rows, all sizes and formats")
-    parser.add_argument("--jobs", type=int, default=4, help="processes that compile for --own")
+    parser.add_argument("--jobs", type=int, default=4, help="processes that compile for --own and --step")
+    parser.add_argument("--step", action="store_true", help="the products of a decoder's layers, in turn and alone")
     parser.add_argument("--profile", action="store_true", help="one launch each of six kernels, for ncu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
@@ -411,7 +453,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     device = CudaDevice()
     rate = copy_rate(device)
-    correct, bad = ({}, []) if options.own else checked()
+    correct, bad = ({}, []) if options.own or options.step else checked()
     found: dict[str, Any] = {"machine": machine.facts(), "copy TB/s": rate / 1e12, "correct": correct, "rows": []}
     print(found["machine"], f"copy {rate / 1e12:.3f} TB/s; wrong: {bad or 'none'}", flush=True)
 
@@ -423,6 +465,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
 
+    if options.step:
+        found["steps"] = measured_steps(device, rate, options.rounds, options.jobs)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+        return 0
     if options.own:
         measured_own(device, rate, options.rounds, save, options.jobs)
         return 1 if bad else 0

@@ -92,6 +92,15 @@ class Arch:
         return self.smem_per_sm - self.smem_reserved_per_block
 
     @property
+    def smem_of_one_block(self) -> int:
+        """The fewest bytes of shared memory that a multiprocessor has once, and not twice.
+
+        >>> arch("sm_90a").smem_of_one_block
+        115713
+        """
+        return self.smem_per_sm // 2 - self.smem_reserved_per_block + 1
+
+    @property
     def is_family(self) -> bool:
         """True for a family target: its code runs on all its capabilities, and uses what they have in common."""
         return self.name.endswith("f")

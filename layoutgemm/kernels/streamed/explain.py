@@ -33,12 +33,17 @@ def explain_streamed(plan: StreamedPlan) -> str:
         f"sums         of {config.strips} strips, {smem.c_buffer_bytes} bytes each: added in the order of the warps",
         *([f"exchange     {smem.received_bytes} bytes: a block stores {plan.own_strips} strip(s) of {config.strips}, "
            "and adds the blocks' sums in their order"] * (split > 1)),
-        f"shared       {smem.total} bytes, {config.blocks_per_sm} block(s) a multiprocessor",
+        f"shared       {smem.total} bytes, {config.blocks_per_sm} block(s) a multiprocessor{_asked(plan)}",
         f"launch       {early}",
         *[f"epilogue     {step}" for step in plan.epilogue.steps],
         explain_workspace(plan),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _asked(plan: StreamedPlan) -> str:
+    asked = plan.launch_bytes
+    return f": {asked} are asked for, so that two never share one" * (asked > plan.smem.total)
 
 
 def _who(plan: StreamedPlan) -> str:

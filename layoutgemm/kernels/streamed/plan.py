@@ -230,6 +230,22 @@ class StreamedPlan(GemmPlan):
         return WARP * self.config.warps
 
     @property
+    def launch_bytes(self) -> int:
+        """Bytes of shared memory that a launch asks for: with `overlap`, so many that an SM holds `blocks_per_sm`.
+
+        Blocks that start early go where there is room. Two of them on the first free SMs leave others without one: four
+        unlike products in turn took 51.6 us for 33.5 (`benchmarks/NOTES.md`, "One block on an SM").
+
+        >>> from layoutgemm import QuantizedFormat
+        >>> int4, config = QuantizedFormat("int4", 128), StreamedConfig(overlap=True)
+        >>> plan = StreamedPlan.derive(8192, 1, 4096, weights=int4, config=config)
+        >>> plan.smem.total, plan.launch_bytes
+        (86032, 115713)
+        """
+        alone = self.config.overlap and self.config.blocks_per_sm == 1
+        return max(self.smem.total, self.arch.smem_of_one_block if alone else 0)
+
+    @property
     def fused(self) -> bool:
         """True if differences and products of conversions are fused multiply-adds: before sm_90 bf16 has no others."""
         return self.a.packing.activations == "bf16" and "griddepcontrol" not in self.arch.features

@@ -13,6 +13,7 @@ from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import choose, likeliest, of_estimate
 from layoutgemm.kernels.sm90.choose.scaled_grouped import plan_with_scales, scaled_config
 from layoutgemm.kernels.sm90.choose.stages import sent, stages
+from layoutgemm.kernels.sm90.plan import Sm90Plan
 
 # (M, N, K) -> tile, cluster, loader, swapped, launched early. What is picked; test_choices_record.py says how it stands
 # where that was measured.
@@ -363,3 +364,14 @@ def test_every_choice_of_a_scaled_product_has_a_plan(c: str) -> None:
         for span in (1, 4):
             plan = plan_with_scales((m, n, k, 1), ("e4m3", "e4m3:col", c), (1, 128), config, span)
             assert registers_fit(plan) and plan.numbers.span in (1, span), (m, n, k, span)
+            assert plan.smem.total >= plan.arch.smem_of_one_block, (m, n, k, span)
+
+
+@pytest.mark.parametrize("m", [1, 16, 128, 512, 4096])
+def test_a_multiprocessor_holds_one_block_of_a_chosen_kernel(m: int) -> None:
+    """So blocks that start early never share one while another has none."""
+    for n, k in product((512, 2112, 28672), (512, 4096, 14336)):
+        choice, _ = choose(m, n, k)
+        sizes = (n, m, k) if choice.swapped else (m, n, k)
+        plan = Sm90Plan.derive(*sizes, b="bf16:col", config=choice.config)
+        assert plan.smem.total >= plan.arch.smem_of_one_block, (m, n, k)

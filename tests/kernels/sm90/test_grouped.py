@@ -326,6 +326,7 @@ def test_each_chosen_configuration_has_a_plan(kind: str, gate: str | None, colum
         assert config.tile[1] % (columns * sums) == 0
         plan = plan_with_scales(sizes, types, scales, config, ragged=Ragged.of(4), gated=gate)
         assert plan.blocks * plan.mma.accumulator_registers <= 192
+        assert plan.smem.total >= plan.arch.smem_of_one_block, rows
         if gate is not None and columns == 1:
             config, _ = gated_config((rows, 1024, 1024, 4), types, gate, ClusterOccupancy())
             Sm90Plan.derive(rows, 1024, 1024, batch=4, a=kind, b=f"{kind}:col", c="bf16", config=config, gated=gate)

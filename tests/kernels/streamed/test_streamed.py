@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -152,6 +153,20 @@ def test_the_chosen_kernel_of_a_decoder_spills_nothing() -> None:
     compiled = StreamedPlan.derive(8192, 1, 8192, weights=INT4, config=config).compile()
     assert not compiled.sass().local_memory
     assert "griddepcontrol.wait" in compiled.ptx
+
+
+@pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
+def test_a_multiprocessor_holds_the_blocks_that_a_chosen_grid_has_for_it(name: str) -> None:
+    """Two blocks of a grid with one for each never share one."""
+    facts = arch(name)
+    for rows, n, k in itertools.product((1, 2, 3, 4), (1024, 4096, 28672), (2048, 4096, 14336)):
+        config = streamed_config(INT4, n, rows, k, 132, facts, shared=facts.smem_per_block)
+        if config is not None:
+            plan = StreamedPlan.derive(n, rows, k, weights=INT4, arch=facts, config=config)
+            each = plan.launch_bytes + facts.smem_reserved_per_block
+            assert facts.smem_per_sm // each == config.blocks_per_sm, (rows, n, k)
+            assert plan.smem.total <= plan.launch_bytes <= facts.smem_per_block
+            assert replace(plan, config=replace(config, overlap=False, prefetch=0)).launch_bytes == plan.smem.total
 
 
 def test_the_choice_knows_what_it_does_not_stream() -> None:

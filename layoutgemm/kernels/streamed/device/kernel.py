@@ -67,8 +67,8 @@ class StreamedKernel(FusedEntry):
         m, n, _, _ = sizes
         clusters = cutlass.min(self.bands(m), workers)
         self.kernel(*matrices, m, n, pitches["b"][0], pitches["c"][0], tuple(words)).launch(
-            grid=(clusters * plan.cluster_size, 1, 1), block=(plan.threads, 1, 1), smem=plan.smem.total, stream=stream,
-            cluster=(plan.cluster_size, 1, 1) if plan.cluster_size > 1 else None,
+            grid=(clusters * plan.cluster_size, 1, 1), block=(plan.threads, 1, 1), stream=stream,
+            cluster=(plan.cluster_size, 1, 1) if plan.cluster_size > 1 else None, smem=plan.launch_bytes,
             min_blocks_per_mp=plan.config.blocks_per_sm, use_pdl=plan.config.overlap,
             preferred_smem_carveout=ALL_SHARED if several else None,
         )  # fmt: skip
