@@ -1,6 +1,7 @@
 """Models of transformers, a Llama and a Mixtral, by our products and by torch's.
 
     python benchmarks/bench_models.py --json models.json        # on a GPU
+    python benchmarks/bench_models.py --packed --models llama --json packed.json    # linear layers of int4 weights
     python benchmarks/bench_models.py --tiny                    # anywhere: small sizes, which times say nothing about
 
 Weights are random, and nothing is downloaded. One line a figure: model, step, tokens, mode, both times in ms, torch's
@@ -14,6 +15,9 @@ time over ours, and how far each one's result is from a float32 model.
 Both models have the same weights. In ours every torch.nn.Linear multiplies by `matmul`, and the experts by
 `grouped_matmul` with offsets that stay on the device. torch's experts are transformers' "grouped_mm". Each round runs
 both models in an order drawn anew, and times are medians of the rounds.
+
+With `--packed` our linear layers but the last are `swap_linears`', of int4 in groups of 128; torch's have the same
+weights in bfloat16, and the float32 model too.
 
 A result is wrong where `off` is more than 1.5 times torch's and 2**-8, bfloat16's unit roundoff. Then the exit status
 is 1.
@@ -46,8 +50,9 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
-from layoutgemm import grouped_matmul, matmul
+from layoutgemm import QuantizedFormat, grouped_matmul, matmul
 from layoutgemm.bench import machine
+from layoutgemm.nn import QuantizedLinear, swap_linears
 
 Run = Callable[[], Any]
 MODELS = ("llama", "mixtral")
@@ -72,6 +77,9 @@ class Step(NamedTuple):
 STEPS = (
     Step("prefill", 1, 4096), Step("prefill", 4, 512), Step("odd", 3, 77), Step("decode", 16, 1), Step("decode", 64, 1),
     Step("train", 2, 1024, True), Step("train", 3, 77, True),
+)  # fmt: skip
+PACKED_STEPS = (
+    Step("decode", 1, 1), Step("decode", 4, 1), Step("decode", 16, 1), Step("decode", 64, 1), Step("prefill", 1, 4096),
 )  # fmt: skip
 TINY_STEPS = (Step("prefill", 2, 24), Step("odd", 3, 7), Step("decode", 4, 1), Step("train", 3, 7, True))
 
@@ -151,6 +159,19 @@ def with_our_layers(model: torch.nn.Module) -> int:
             continue
         count += 1
     return count
+
+
+def with_packed_layers(model: torch.nn.Module, others: Sequence[torch.nn.Module]) -> int:
+    """Pack the linear layers but the last, and give other models the same weights; the number of layers packed."""
+    weights = QuantizedFormat("int4", 128)
+    swaps = swap_linears(model, where=lambda name, _: not name.endswith("lm_head"), weights=weights)
+    packed = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)]
+    for name, layer in packed:
+        for other in others:
+            weight = other.get_submodule(name).weight
+            weight.data = layer.weight.dense(torch.float32).to(torch.bfloat16).to(weight.dtype)
+    assert len(packed) == len(swaps.replaced)
+    return len(packed)
 
 
 def model_of(name: str, tiny: bool, seed: int = 0) -> torch.nn.Module:
@@ -281,7 +302,7 @@ def medians(runs: dict[str, Run], rounds: int, on_gpu: bool) -> dict[str, float]
 
 def figures(
     name: str, steps: Sequence[Step], modes: Sequence[str], tiny: bool, rounds: int, device: str, backend: str,
-    say: Callable[[str], object] = print,
+    say: Callable[[str], object] = print, packed: bool = False,
 ) -> list[Figure]:  # fmt: skip
     """The figures of a model, each said as soon as it is measured."""
     exact = model_of(name, tiny).to(device)
@@ -289,7 +310,7 @@ def figures(
     for parameter in theirs.parameters():  # buffers of positions stay float32, as transformers has them
         parameter.data = parameter.data.to(torch.bfloat16)
     ours = copy.deepcopy(theirs)
-    assert with_our_layers(ours) > 0
+    assert (with_packed_layers(ours, (exact, theirs)) if packed else with_our_layers(ours)) > 0
     found = []
     for step in steps:
         for model in (exact, theirs, ours):
@@ -330,6 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", default=",".join(MODELS), help="of llama, mixtral")
     parser.add_argument("--modes", default=",".join(MODES), help="of eager, graph, compiled")
     parser.add_argument("--tiny", action="store_true", help="small models; without a GPU on the CPU")
+    parser.add_argument("--packed", action="store_true", help="linear layers of int4 weights, without training")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
@@ -344,11 +366,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in options.models.split(","):
         # without a GPU nothing is worth compiling: the graphs run as they were traced
         where = ("cuda", "inductor") if on_gpu else ("cpu", "aot_eager")
-        steps = TINY_STEPS if options.tiny else STEPS
-        found += figures(name, steps, modes, options.tiny, options.rounds, *where)
+        steps: Sequence[Step] = TINY_STEPS if options.tiny else PACKED_STEPS if options.packed else STEPS
+        steps = [step for step in steps if not (options.packed and step.train)]
+        found += figures(name, steps, modes, options.tiny, options.rounds, *where, packed=options.packed)
     if options.json:
         rows = [figure.recorded for figure in found]
-        record = {"machine": facts, "tiny": options.tiny, "rounds": options.rounds, "figures": rows}
+        asked = {"tiny": options.tiny, "packed": options.packed, "rounds": options.rounds}
+        record = {"machine": facts, **asked, "figures": rows}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     least = min(found, key=lambda figure: figure.ratio)
     print(f"least: {least.ratio:.3f}, {least.model} {least.step} {least.shape} {least.mode}")
