@@ -17,8 +17,17 @@ The second call of a kind ends in `compiled.guards`, which finds the third one; 
 Where autograd alone has to see the call, `api` records the result of that path, and `autograd` keeps the launches of
 the backward pass. Functorch, modes and other derivatives take a tensor from `checks` to `operators`, which begin at the
 second line again.
-`composed` has orders of tiles, two pairs, and several parts together.
 Under torch.compile, `compiled` calls the checks, and `operators` follows.
+
+    problem, solver, choose       a product as a value; its kernel, copies and launches; which kernel, of those that can
+    emulated                      a solution on CPU tensors, in the emulator
+    tuning, tuned_store           layoutgemm.tune: candidates measured; the fastest, kept as JSON
+    explain, explanation          layoutgemm.explain_matmul, and its text
+    types                         torch's types and the plans' names for them
+
+Each folder has a further product or option: `api` is the function that users call, `operators` are its operators in
+torch.ops, and `explain` is its part of explain_matmul. `composed` has orders of tiles, two pairs, and several options
+together.
 """
 
 from importlib import import_module
