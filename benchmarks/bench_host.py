@@ -34,8 +34,8 @@ from layoutgemm import (
 from layoutgemm.inductor.registration import layoutgemm_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.nn import QuantizedLinear
+from layoutgemm.torch_op.api import linear
 from layoutgemm.torch_op.compiled import direct
-from layoutgemm.torch_op.operator import linear
 from tests.torch_op.host_launches import bare_launches
 
 SIZE = 128

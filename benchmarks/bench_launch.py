@@ -133,7 +133,7 @@ def forward(n: int) -> dict[str, Callable[[], object]]:
     import torch
 
     from layoutgemm import matmul
-    from layoutgemm.torch_op.operator import linear
+    from layoutgemm.torch_op.api import linear
 
     a, b, bias, _ = leaves(n)
     return {
@@ -150,7 +150,7 @@ def both(n: int) -> dict[str, Callable[[], object]]:
     import torch
 
     from layoutgemm import matmul
-    from layoutgemm.torch_op.operator import linear
+    from layoutgemm.torch_op.api import linear
 
     a, b, bias, grad = leaves(n)
 

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from .layouts.proofs.prove import prove
     from .layouts.symbols.dims import dim, dims
     from .layouts.symbols.facts import Facts
+    from .torch_op.api import gemm as gemm
+    from .torch_op.api import matmul as matmul
     from .torch_op.explain import explain_matmul as explain_matmul
     from .torch_op.fp8.api import quantize as quantize
     from .torch_op.fp8.api import quantize_both as quantize_both
-    from .torch_op.operator import gemm as gemm
-    from .torch_op.operator import matmul as matmul
     from .torch_op.quantized import QuantizedWeight as QuantizedWeight
     from .torch_op.quantized import quantized_matmul as quantized_matmul
     from .torch_op.scaled_grouped import fp8_grouped_matmul as fp8_grouped_matmul
@@ -74,9 +74,9 @@ _LATER = {
     "fp8_grouped_matmul": "torch_op.scaled_grouped",
     "fp8_matmul": "torch_op.scaled_grouped",
     "from_cute": "interop",
-    "gemm": "torch_op.operator",
+    "gemm": "torch_op.api",
     "grouped_matmul": "torch_op.scaled_grouped",
-    "matmul": "torch_op.operator",
+    "matmul": "torch_op.api",
     "mutate": "emulator.mutation.api",
     "mutate_ptx": "emulator.mutation.api",
     "plan": "kernels.planner",

@@ -466,7 +466,7 @@ LONG: dict[str, str] = {
     "kernels/sm90/device/gemm.py:kernel": _ROLES,
     "kernels/sm100/device/gemm.py:kernel": _ROLES,
     "kernels/teaching/device/kernel.py:kernel": _ROLES,
-    "torch_op/operator.py:matmul": "the fast path of a call: each function call in it delays every launch",
+    "torch_op/api.py:matmul": "the fast path of a call: each function call in it delays every launch",
 }
 PRIVATE = 3
 BETWEEN_ARCHITECTURES: dict[tuple[str, str], int] = {}
@@ -487,7 +487,7 @@ GOOD = {
     "layoutgemm/kernels/dsl/bridge.py": "import cutlass\n",
     "layoutgemm/kernels/page.py": "from ..view import pages\n",
     "layoutgemm/kernels/sm90/device/gemm.py": "import cutlass.cute as cute\nfrom layoutgemm import layouts\n",
-    "layoutgemm/torch_op/operator.py": "import torch\nfrom layoutgemm import Layout\n",
+    "layoutgemm/torch_op/api.py": "import torch\nfrom layoutgemm import Layout\n",
     "layoutgemm/cli/main.py": "import layoutgemm.view\nfrom layoutgemm.kernels import sm90\n",
     "kernels/first_gemm.py": "import torch\nimport layoutgemm\n",
 }

@@ -11,10 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "layoutgemm"
 FILES = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
+LARGE = 12  # files, with __init__
 FOLDERS = sorted({path.parent for path in FILES})
 TOP = {path.stem for path in ROOT.iterdir() if path.is_dir()}
 ELSEWHERE = {"1cta_mma_a_from_tmem.py", "mla_decode_fp8.py", "hca_fp8.py"}  # of CUTLASS and FlashInfer
 MODULE = re.compile(r"`([a-z_0-9]+(?:\.[A-Za-z_0-9]+)+)`")
+FORMER = re.compile(r"(?<!/)\b(sm(?:80|90|100)_[a-z]\w*)\b(?!\.cuh)")  # files are in folders of these names
 FILE = re.compile(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)`")
 
 
@@ -57,6 +59,7 @@ def broken(path: Path, text: str) -> list[str]:
     """References of a module's text that lead nowhere."""
     dotted = [x for x in MODULE.findall(text) if x.split(".")[0] in TOP and not x.endswith(".py")]
     wrong = [x for x in dotted if not resolves(x, path.parent)]
+    wrong += FORMER.findall(text)
     files = set(FILE.findall(text)) - ELSEWHERE
     return wrong + [x for x in files if not ((ROOT.parent / x).is_file() or any((at / x) in FILES for at in FOLDERS))]
 
@@ -66,9 +69,26 @@ def test_references_lead_somewhere(path: Path) -> None:
     assert broken(path, FILES[path]) == []
 
 
+def unnamed(folder: Path) -> list[str]:
+    """Modules of a package that its docstring does not name."""
+    told = ast.get_docstring(ast.parse(FILES[folder / "__init__.py"])) or ""
+    return [file.stem for file in FILES if file.parent == folder and not re.search(rf"\b{file.stem}\b", told)]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(ROOT).as_posix())
+def test_a_large_package_names_its_modules(folder: Path) -> None:
+    """The docstring is enough to find a file among many."""
+    missing = [name for name in unnamed(folder) if name != "__init__"] if folder != ROOT else []
+    assert not missing or sum(file.parent == folder for file in FILES) <= LARGE
+
+
 def test_a_reference_to_a_module_that_moved_is_found() -> None:
     home = ROOT / "kernels" / "plan.py"
     assert broken(home, "`kernels.sm90.plan.Sm90Plan`, `atoms.tma.engine`, `tma/engine.py`") == []
     assert broken(home, "`kernels.sm90_plan`, `atoms.tma.engine.fly`, `ops/tma.py`") == [
-        "kernels.sm90_plan", "atoms.tma.engine.fly", "ops/tma.py",
+        "kernels.sm90_plan", "atoms.tma.engine.fly", "sm90_plan", "ops/tma.py",
     ]  # fmt: skip
+    assert broken(home, "of the tile; see sm90_store, and as in sm80_gemm; see tile_count") == [
+        "sm90_store",
+        "sm80_gemm",
+    ]

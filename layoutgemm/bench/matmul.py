@@ -99,8 +99,8 @@ def compare(
     told: list[Explanation] = []
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
+        from ..torch_op.api import matmul
         from ..torch_op.explain import explain_matmul
-        from ..torch_op.operator import matmul
 
         a, b, c = sets[0]
         told.append(explain_matmul(a, b.T, out=c))

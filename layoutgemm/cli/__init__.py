@@ -1,5 +1,6 @@
 """The subcommands of `layoutgemm`, one file a group.
 
+main         the parser, and the command that is run
 commands     the table of the subcommands: their files, and their lines in the help
 arguments    what they share: one-line errors, examples in the help, sizes as text, pictures, JSON
 texts        layouts and tiles as text

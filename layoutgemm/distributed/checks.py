@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import OperandError
-from ..kernels.lines import address_misfit, line_misfit
+from ..kernels.alignment import address_misfit, line_misfit
 from ..kernels.run.operand_checks import check_operands
 from ..torch_op.scaled_grouped.recipes import ROW, TENSOR, Recipes
 from ..torch_op.types import listed

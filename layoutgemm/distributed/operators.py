@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 
 from ..errors import OperandError, TensorError
+from ..torch_op.api import matmul
 from ..torch_op.checks import has_tangent, needs_dispatcher, refuse_derivatives
-from ..torch_op.library import with_autograd
-from ..torch_op.operator import matmul
+from ..torch_op.operators import with_autograd
 from .calls import GatherCall
 from .checks import KINDS, SCALED, SHARD_ROWS, Group, group_of
 from .kept import find

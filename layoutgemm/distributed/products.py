@@ -18,7 +18,7 @@ from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.occupancy import of_device
 from ..kernels.run.torch_tensors import require_gpu
 from ..kernels.sm90.config import Sm90Config
-from ..torch_op.operator import matmul
+from ..torch_op.api import matmul
 from ..torch_op.scaled_grouped.api import scaled_matmul
 from ..torch_op.scaled_grouped.epilogue import epilogue_of
 from ..torch_op.scaled_grouped.recipes import ROW, Recipes

@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 
 from ..errors import OperandError
-from ..torch_op import library as _library  # noqa: F401  # defines the operators, as the next does
+from ..torch_op import operators as _matmul  # noqa: F401  # defines the operators, as the next does
 from ..torch_op.compiled.traced import OF_TENSORS
 from ..torch_op.quantized import experts as _experts  # noqa: F401  # which imports the others
 from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401

@@ -15,10 +15,10 @@ import torch._functorch.config as functorch_config
 
 from ..arguments import as_bool, refusal
 from ..errors import LayoutError, OperandError
+from ..torch_op.api import matmul
 from ..torch_op.compiled.call_sites import CallSite
 from ..torch_op.compiled.guards import FIRST_GPU
 from ..torch_op.compiled.lowering import register as register_lowerings
-from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401  # defines the operators that it rewrites to
 from .rewrite import PRODUCTS, GraphReport, rewrite_graph
 

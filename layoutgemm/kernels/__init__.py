@@ -10,6 +10,22 @@ A size m handed to `layoutgemm.plan` passes through at most five files, here of 
 
 On sm_80 and sm_120a planner, sm80.choose and sm80.plan see it, on sm_100a planner and sm100.plan. At every door
 `layoutgemm.arguments` reads it first.
+
+Shared by the architectures:
+
+    plan, plan_checks      what every plan has: limits, launch parameters, methods; its checks
+    derive, derivation     operands: tile, copies and descriptor of A and B; a plan against the one derived again
+    operand_orders         swapped operands
+    alignment              which pitch, distance and address of a matrix an instruction refuses
+    orders                 orders of tiles by name, and their proofs
+    store, store_ring      C from registers through shared memory by TMA; the pipeline of its buffers
+    partials, epilogue     reductions of C in registers; an epilogue's steps
+    thread_addresses       a thread's shared-memory addresses
+    numbers, verbs         index arithmetic; functions that plans name as data
+    explain, pictures, page  a plan as text, as a picture, as a linked page
+
+compile has the compiler and its cache, run the launches, dsl every instruction, quantized the formats of packed
+weights, teaching and ladder the kernels to learn from.
 """
 
 from .derive import Operand

@@ -12,6 +12,8 @@ Proofs                  proofs.verdicts: Proof, CounterExample, Undecided, and l
                         layouts with symbols; linear, gf2: LinearLayout, matrices over GF(2); digits, digit_boxes,
                         index_formulas: index formulas
 Formulas                formulas: closed forms of layouts, and layouts of closed forms
+Names by file           registry, registries: functions of files above, by name; over_layout: functions of offsets;
+                        profiles: congruent and compatible
 Methods                 display, paged, conversion: pictures, pages and objects of the CuTe DSL; above: what layouts ask
                         of the files above them
 

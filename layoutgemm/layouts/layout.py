@@ -306,12 +306,14 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return plain
 
     def dice(self, coord: object) -> Layout:
-        """The layout of the modes that have an integer in coord, which slice drops.
+        """The layout of the modes that have an integer in coord, which slice drops; an integer alone keeps all.
 
-        >>> str(Layout((4, 2, 3)).dice((None, 0, 0)))
-        '(2,3):(4,8)'
+        >>> str(Layout((4, 2, 3)).dice((None, 0, 0))), str(Layout((4, 2)).dice(5))
+        ('(2,3):(4,8)', '(4,2):(1,4)')
         """
         S, D = _recast.select(coord, self.shape, self.stride, False)
+        if S == [self.shape] and not isinstance(coord, (tuple, list)):
+            return self
         return _new(tuple(S), tuple(D))
 
     # ------------------------------------------------------------ the same function, other modes

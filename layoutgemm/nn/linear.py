@@ -6,8 +6,8 @@ import torch
 
 from ..arguments import as_int, shown
 from ..errors import OperandError
+from ..torch_op.api import linear
 from ..torch_op.checks import check_activation
-from ..torch_op.operator import linear
 
 torch.fx.wrap("linear")  # torch.fx.symbolic_trace records the call, and does not look inside
 

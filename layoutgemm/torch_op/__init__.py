@@ -2,7 +2,7 @@
 
 A tensor handed to `matmul` passes through these files, in this order, and returns to none of them:
 
-    operator                      the fast path: a prepared launch again, which takes addresses; or all that follows
+    api                           the fast path: a prepared launch again, which takes addresses; or all that follows
     own_epilogue.api              with an epilogue: its operands, and an operator under a compiler
     compiled.kept_launches        of gemm, and with an epilogue: the launch of an earlier call again
     kernels.run.operand_checks    kind, layout, device and memory of every tensor
@@ -13,12 +13,21 @@ A tensor handed to `matmul` passes through these files, in this order, and retur
     prepared                      tensors as a Problem, solved by `solver` and kept for the next call
     launch                        copies, addresses, and the compiled host function
 
-The second call of a kind ends in `compiled.guards`, which finds the third one; both begin in `operator`.
-Where autograd alone has to see the call, `operator` records the result of that path, and `autograd` keeps the launches
-of the backward pass. Functorch, modes and other derivatives take a tensor from `checks` to `library`, whose operators
-begin at the second line again.
-`composed` has orders of tiles, two pairs, and several parts together.
-Under torch.compile, `compiled` calls the checks, and `library` follows.
+The second call of a kind ends in `compiled.guards`, which finds the third one; both begin in `api`.
+Where autograd alone has to see the call, `api` records the result of that path, and `autograd` keeps the launches of
+the backward pass. Functorch, modes and other derivatives take a tensor from `checks` to `operators`, which begin at the
+second line again.
+Under torch.compile, `compiled` calls the checks, and `operators` follows.
+
+    problem, solver, choose       a product as a value; its kernel, copies and launches; which kernel, of those that can
+    emulated                      a solution on CPU tensors, in the emulator
+    tuning, tuned_store           layoutgemm.tune: candidates measured; the fastest, kept as JSON
+    explain, explanation          layoutgemm.explain_matmul, and its text
+    types                         torch's types and the plans' names for them
+
+Each folder has a further product or option: `api` is the function that users call, `operators` are its operators in
+torch.ops, and `explain` is its part of explain_matmul. `composed` has orders of tiles, two pairs, and several options
+together.
 """
 
 from importlib import import_module
@@ -27,9 +36,9 @@ from typing import TYPE_CHECKING
 from ..moved import old_names
 
 if TYPE_CHECKING:
+    from .api import gemm as gemm
+    from .api import matmul as matmul
     from .explain import explain_matmul as explain_matmul
-    from .operator import gemm as gemm
-    from .operator import matmul as matmul
     from .scaled_grouped import grouped_matmul as grouped_matmul
     from .scaled_grouped import scaled_matmul as scaled_matmul
     from .tuning import tune as tune
@@ -39,9 +48,9 @@ __all__ = ["explain_matmul", "gemm", "grouped_matmul", "matmul", "scaled_matmul"
 # Loaded on first use: `problem`, `solver` and `choose` serve frameworks without torch, too.
 _LATER = {
     "explain_matmul": "explain",
-    "gemm": "operator",
+    "gemm": "api",
     "grouped_matmul": "scaled_grouped",
-    "matmul": "operator",
+    "matmul": "api",
     "scaled_matmul": "scaled_grouped",
     "tune": "tuning",
 }

@@ -16,9 +16,9 @@ from math import prod
 from ..atoms.tma.rules import STRIDE_UNIT
 from ..dtypes import dtype
 from ..errors import LayoutError, OperandError
+from ..kernels.alignment import address_misfit, batch_misfit, line_misfit
 from ..kernels.compile.worker import Kernel
 from ..kernels.derive import padded_leading
-from ..kernels.lines import address_misfit, batch_misfit, line_misfit
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import MAX_BATCH
 from ..kernels.sm90.choose.rules import Sm90Choice

@@ -31,6 +31,10 @@ png, save                       a picture as PNG; a picture into a file of eithe
 Each `*_svg` returns an SVG document, each `*_table` text; both raise LayoutError for objects without a picture.
 `fields_svg` and `timeline_svg` have their text with their data: `FieldTable.explain`, `Timeline.text`.
 
+Each file has the pictures of its name; svg those of layouts, threads those of fragments and thread-value layouts,
+smem_map and schedule theirs. Drawing itself is in sheet (header, legend, grids), panel (one grid), canvas (SVG),
+palette (fills) and raster (PNG).
+
 `view.pages.html` makes interactive pages, with an element lit up in every matrix and in shared memory: html_of,
 product_html, copy_html, tile_html, swizzle_html, layout_html, tv_html. The method is `html(path)`.
 """

@@ -18,8 +18,8 @@ from tests.cli.test_main import refusal
 
 torch = needs.module("torch")
 
+from layoutgemm.torch_op import api as torch_op
 from layoutgemm.torch_op import explain as torch_explain
-from layoutgemm.torch_op import operator as torch_op
 from tests.benchmarks.model_device import ModelDevice, timed
 
 

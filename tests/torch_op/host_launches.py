@@ -18,7 +18,7 @@ import torch
 from layoutgemm.inductor import registration
 from layoutgemm.kernels.epilogue.chain import Activation, Bias
 from layoutgemm.kernels.run import tensor_maps
-from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, operator, prepared
+from layoutgemm.torch_op import api, bias_activation, compute, epilogue, launch, prepared
 from layoutgemm.torch_op.compiled import call_sites, kept_launches
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
@@ -113,11 +113,11 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
     patch.setattr(launch, "kernel", lambda solution: SimpleNamespace(launcher=Launcher(solution)))
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     patch.setattr(compute, "on_gpu", lambda index: True)
-    patch.setattr(operator, "_current_device", lambda: -1)
-    patch.setattr(operator, "raw_stream", lambda index: 77)
+    patch.setattr(api, "_current_device", lambda: -1)
+    patch.setattr(api, "raw_stream", lambda index: 77)
     patch.setattr(call_sites, "FIRST_GPU", -1)
     patch.setattr(call_sites, "raw_stream", lambda index: 77)
-    patch.setattr(operator, "empty_on_gpu", empty if computes else quick)
+    patch.setattr(api, "empty_on_gpu", empty if computes else quick)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
     prepared.forget()
@@ -174,7 +174,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)
     patch.setattr(quantized, "raw_stream", lambda index: 77)
-    for module in (operator, kept, kept_launches, quantized_kept):
+    for module in (api, kept, kept_launches, quantized_kept):
         patch.setattr(module, "_current_device", lambda: -1)
         patch.setattr(module, "raw_stream", lambda index: 77)
         patch.setattr(module, "empty_on_gpu", empty)

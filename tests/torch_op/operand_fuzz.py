@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import layoutgemm
-import layoutgemm.torch_op.operator  # makes the operators
+import layoutgemm.torch_op.api  # makes the operators
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Epilogue, Residual, Scale
 

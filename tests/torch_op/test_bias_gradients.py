@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from layoutgemm.nn import Linear
-from layoutgemm.torch_op import operator, prepared
+from layoutgemm.torch_op import api, prepared
 from layoutgemm.torch_op.autograd import bias as bias_launch
 from tests.torch_op.host_launches import HostLaunches, host_launches
 from tests.torch_op.test_recorded import BF16, F32, Added, added, integers, leaf
@@ -181,7 +181,7 @@ def check(name: str, linear: Multiply, x: Any, w: Any, b: Any, grad: Any) -> Non
 def test_around_a_backward_pass(name: str, kind: Any, added: Added, launches: HostLaunches) -> None:
     x, w, b, grad = integers(3, 16, 72), integers(40, 72), integers(40, kind=kind), integers(3, 16, 40)
     for _ in range(3):
-        check(name, operator.linear, x, w, b, grad)
+        check(name, api.linear, x, w, b, grad)
     if name not in ("batched", "cast", "created", "transformed", "by_compiled_autograd"):
         assert added.made
 
@@ -210,7 +210,7 @@ def test_around_a_backward_pass_on_a_gpu(name: str, kind: Any, monkeypatch: pyte
     monkeypatch.setattr(bias_launch, "compile_plan", lambda plan: (made.append(plan), known(plan))[1])
     prepared.forget()
     for _ in range(3):
-        check(name, operator.linear, *of_both(kind))
+        check(name, api.linear, *of_both(kind))
     assert made or name in ("batched", "cast", "created", "transformed", "by_compiled_autograd")
 
 
@@ -223,7 +223,7 @@ def test_a_weight_and_its_bias_in_a_graph_and_on_streams() -> None:
 
     def step() -> None:
         w.grad = b.grad = None
-        operator.linear(x, w, b).backward(grad)
+        api.linear(x, w, b).backward(grad)
 
     def is_right() -> bool:
         rows = grad.reshape(-1, grad.shape[-1]).double()

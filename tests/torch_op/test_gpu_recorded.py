@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 from benchmarks.bench_models import experts_forward
 from layoutgemm import matmul
-from layoutgemm.torch_op import operator
+from layoutgemm.torch_op import api
 from tests.benchmarks.test_bench_models import experts
 from tests.torch_op.test_recorded import BF16, CASES, F32, ONE_LAUNCH_EACH, integers, leaf, wanted
 
@@ -28,7 +28,7 @@ def test_gradients_by_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         c = matmul(*made(*mine))
         grad = integers(*c.shape) if turn < 2 else torch.ones(c.shape)
         if turn == 1 and name in ONE_LAUNCH_EACH:
-            monkeypatch.setattr(operator, "gradients", None)
+            monkeypatch.setattr(api, "gradients", None)
         c.backward(grad.to(c)) if turn < 2 else c.sum().backward()
         monkeypatch.undo()
         for x, want in zip(mine, wanted(name, grad), strict=True):

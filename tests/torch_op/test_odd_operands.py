@@ -23,7 +23,7 @@ from layoutgemm import (
     scaled_matmul,
 )
 from layoutgemm.errors import LayoutError, OperandError, TensorError
-from layoutgemm.torch_op.operator import linear
+from layoutgemm.torch_op.api import linear
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn

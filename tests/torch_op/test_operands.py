@@ -24,7 +24,7 @@ from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.kernels import TeachingPlan
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.run.operand_checks import overlaps_itself, share_memory
-from layoutgemm.torch_op import operator as torch_op
+from layoutgemm.torch_op import api as torch_op
 from layoutgemm.torch_op.compiled.guards import KeptCalls
 from layoutgemm.torch_op.reference import rounded
 from tests.torch_op.operand_fuzz import faults

@@ -30,12 +30,12 @@ from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
+from layoutgemm.torch_op import api as torch_op
 from layoutgemm.torch_op import bias_activation as torch_finish
 from layoutgemm.torch_op import compute as torch_compute
 from layoutgemm.torch_op import emulated as torch_emulated
 from layoutgemm.torch_op import epilogue as torch_epilogue
 from layoutgemm.torch_op import launch as torch_launch
-from layoutgemm.torch_op import operator as torch_op
 from layoutgemm.torch_op import prepared as torch_prepared
 from layoutgemm.torch_op import solver as torch_solver
 from layoutgemm.torch_op.indexed import product as torch_indexed

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from layoutgemm import Sm90Config, matmul
 from layoutgemm.errors import TensorError
 from layoutgemm.kernels.run import tensor_maps
-from layoutgemm.torch_op import operator, prepared
+from layoutgemm.torch_op import api, prepared
 from layoutgemm.torch_op.autograd import bias as bias_launch
 from tests.torch_op.host_launches import HostLaunches, host_launches, memory
 
@@ -92,7 +92,7 @@ def test_a_backward_pass_again_is_two_launches(
         mine = [leaf(x) for x in leaves()]
         c = matmul(*made(*mine))
         if again:
-            monkeypatch.setattr(operator, "gradients", None)  # the long way is shut
+            monkeypatch.setattr(api, "gradients", None)  # the long way is shut
         launches.made.clear()
         launches.empties.clear()
         grad = integers(*c.shape)
@@ -149,9 +149,9 @@ def test_a_layer_s_weight_is_the_operand_itself(
         x, weight = (t.clone().requires_grad_(want) for t, want in zip(values, wants))
         added = None if bias is None else leaf(values[2])
         if again == 3:
-            monkeypatch.setattr(operator, "matmul", None)  # the long ways are shut
-            monkeypatch.setattr(operator, "gradients", None)
-        c = operator.linear(x, weight, added, "relu")
+            monkeypatch.setattr(api, "matmul", None)  # the long ways are shut
+            monkeypatch.setattr(api, "gradients", None)
+        c = api.linear(x, weight, added, "relu")
         nodes = [type(node).__name__ for node, _ in c.grad_fn.next_functions if node is not None]
         assert set(nodes) == {"AccumulateGrad"}
         launches.made.clear()
@@ -176,27 +176,27 @@ def test_a_layer_has_second_derivatives_hooks_and_refusals(launches: HostLaunche
     for _ in range(3):
         found = []
         for a, b in ((x, weight), (y, exact)):
-            c = operator.linear(a, b) if a.dtype == BF16 else a @ b.mT
+            c = api.linear(a, b) if a.dtype == BF16 else a @ b.mT
             (first,) = torch.autograd.grad(c, a, grad.to(a.dtype), create_graph=True)
             found.append((first, *torch.autograd.grad(first, b, integers(24, 16).to(a.dtype))))
         assert all(torch.equal(mine.double(), theirs) for mine, theirs in zip(*found))
     odd = leaf(torch.zeros(32 * 16 + 1, dtype=BF16)[1:].view(32, 16).copy_(weight.detach()))
     for w in (odd, odd, leaf(torch.empty(16, 32, dtype=BF16).t().copy_(weight.detach()))):
-        operator.linear(x, w).backward(grad)
+        api.linear(x, w).backward(grad)
         assert torch.equal(w.grad, grad.mT @ x) and w.grad.stride() == w.stride()
         w.grad = None
     seen: list[Any] = []
     handle = weight.register_hook(lambda given: (seen.append(given), 2 * given)[1])
-    operator.linear(x, weight).backward(grad)
+    api.linear(x, weight).backward(grad)
     assert torch.equal(weight.grad, 2 * (grad.mT @ x)) and seen[0].shape == weight.shape
     handle.remove()
-    c = operator.linear(x, weight)
+    c = api.linear(x, weight)
     with torch.no_grad():
         weight.mul_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         c.backward(grad)
     with pytest.raises(TensorError, match="K is 16 in a and 17 in b"):
-        operator.linear(x, leaf(integers(32, 17)))
+        api.linear(x, leaf(integers(32, 17)))
 
 
 # ----------------------------------------------------------------------------------------------------- autograd's own
@@ -451,7 +451,7 @@ def test_guards_of_layers_tell_other_tensors_and_go_with_their_launches(launches
             (weight, bias.detach()),
             (weight.detach(), bias),
         ):
-            c = operator.linear(x, w, added)
+            c = api.linear(x, w, added)
             exact = x.double() @ w.double().mT
             assert torch.equal(c.double(), exact if added is None else exact + added.double())
             wants = torch.autograd.grad(c.sum(), [t for t in (x, w, added) if t is not None and t.requires_grad])
@@ -459,7 +459,7 @@ def test_guards_of_layers_tell_other_tensors_and_go_with_their_launches(launches
         found = [guard for guards in prepared.PREPARED.seen.values() for guard in guards]
         assert len(found) == (5 if again else 3)
     before = len(launches.made)
-    operator.linear(x.half(), weight.half())
+    api.linear(x.half(), weight.half())
     assert len(launches.made) == before + 1
     prepared.forget()
     assert not prepared.PREPARED.seen
@@ -528,7 +528,7 @@ def test_a_weight_and_its_bias_by_one_launch(form: str, kind: Any, added: Added,
     shape = (3, 16, 72) if form == "sequence" else (48, 72)
     for turn in range(3):
         x, weight, bias = leaf(integers(*shape)), leaf(integers(40, 72)), leaf(integers(40, kind=kind))
-        c = operator.linear(x, weight, bias) if form == "linear" else matmul(x, weight.mT, bias=bias)
+        c = api.linear(x, weight, bias) if form == "linear" else matmul(x, weight.mT, bias=bias)
         grad = integers(*c.shape)
         before = len(launches.made)
         c.backward(grad)

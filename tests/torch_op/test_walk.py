@@ -19,7 +19,7 @@ import layoutgemm.torch_op
 from layoutgemm import Sm90Config, gemm, matmul
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.moved import MODULES, NAMES
-from layoutgemm.torch_op import compute, epilogue, launch, operator, prepared
+from layoutgemm.torch_op import api, compute, epilogue, launch, prepared
 from tests.test_imports import imports_of
 
 ROOT = Path(layoutgemm.__file__).resolve().parent
@@ -58,9 +58,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     for module in (compute, epilogue):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
-    monkeypatch.setattr(operator, "_current_device", lambda: -1)
-    monkeypatch.setattr(operator, "raw_stream", lambda index: 77)
-    monkeypatch.setattr(operator, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+    monkeypatch.setattr(api, "_current_device", lambda: -1)
+    monkeypatch.setattr(api, "raw_stream", lambda index: 77)
+    monkeypatch.setattr(api, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
     prepared.forget()
@@ -123,14 +123,14 @@ def test_repeated_calls_stay_in_one_file(monkeypatch: pytest.MonkeyPatch) -> Non
     a, b = ones(64, 64), ones(64, 72)
     with gpu(monkeypatch) as launches:
         matmul(a, b)
-        assert files_of(a, lambda: matmul(a, b)) == ["operator", "compiled.guards"] and len(launches) == 2
-        assert files_of(a, lambda: matmul(a, b)) == ["operator"] and len(launches) == 3
+        assert files_of(a, lambda: matmul(a, b)) == ["api", "compiled.guards"] and len(launches) == 2
+        assert files_of(a, lambda: matmul(a, b)) == ["api"] and len(launches) == 3
 
 
 def test_recorded_calls_of_vectors_go_to_the_operator() -> None:
     a, b = ones(64).requires_grad_(), ones(64, 72)
     files = files_of(a, lambda: matmul(a, b, bias=ones(72), activation="gelu"))
-    assert files[: files.index("library") + 1] == ["operator", "kernels.run.operand_checks", "checks", "library"]
+    assert files[: files.index("operators") + 1] == ["api", "kernels.run.operand_checks", "checks", "operators"]
 
 
 def test_the_walk_sees_a_return(monkeypatch: pytest.MonkeyPatch) -> None:

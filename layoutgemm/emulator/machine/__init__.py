@@ -1,4 +1,14 @@
-"""The emulated GPU: CTAs, warps, memory and launches."""
+"""The emulated GPU: CTAs, warps, memory and launches.
+
+launch, interpreter   a launch and its order of execution; fibers of warps, and who runs next
+gathering, roles      lanes that execute together; what a warp does
+memory, local_memory, device_heap   global, shared and parameter memory; each thread's own; malloc in device code
+tensor_map            the 128 bytes of a tensor map
+devices               several GPUs and the copies between them
+deadlocks             the report of a deadlock
+uninitialized, unwritten_memory   results that depend on registers or bytes that were never written
+bank_counts, timeline   wavefronts of shared memory; activity of warps and engines
+"""
 
 from ...moved import old_names
 

@@ -4,6 +4,16 @@ A module registers *builders*. A builder is called once for each instruction whe
 operands and the words of the opcode, refuses unknown ones, and returns the operation: a function of the fiber with the
 results that `interpreter.py` lists. So all decoding is done before the first cycle, and an unknown instruction is an
 error at load, with its line.
+
+memory, local, heap      loads, stores and atomics; a thread's own memory; malloc and free
+copy, mma, tcgen05       copies between memories; products of warps and warpgroups; Blackwell's tensor core
+barrier, launch_control  barriers and fences; clusters that take over others
+multimem, flags          all devices at once; words by which threads signal
+warp, control            shuffles, votes, setmaxnreg; branches and exits
+calls, routines          functions without a body; functions that reach themselves
+in_flight                registers that an asynchronous instruction owns
+deadlock_causes          why a barrier never completes
+registry, spellings      registration; the words of each instruction
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import numpy as np
 from ...arguments import shown
 from ...dtypes import bf16, dtype, f16, i8, tf32, u8
 from ...errors import OperandError
+from ..alignment import line_misfit
 from ..derive import OperandPlan, padded_leading
-from ..lines import line_misfit
 from ..plan import GemmPlan
 from ..sm90.plan import Sm90Plan
 from .hardware_model import GlobalMatrix

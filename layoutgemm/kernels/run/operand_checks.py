@@ -13,7 +13,7 @@ import numpy as np
 
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...errors import OperandError, TensorError
-from ..lines import address_misfit, batch_misfit, line_misfit
+from ..alignment import address_misfit, batch_misfit, line_misfit
 
 if TYPE_CHECKING:
     import torch

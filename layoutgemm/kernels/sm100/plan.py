@@ -70,7 +70,7 @@ class Sm100Config:
     accumulators  in tensor memory: with 2 the epilogue of a tile overlaps the products of the next
     group         tiles of a band of the tile order, and `along` which the bands lie: "M" or "N"
     overlap       programmatic dependent launch: the kernel starts while the one before it drains
-    width, chunks, buffers   of the store; see sm100_store.derive_store
+    width, chunks, buffers   of the store; see `sm100.store.derive_store`
     """
 
     tile: tuple[int, int] = (128, 256)

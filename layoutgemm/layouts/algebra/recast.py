@@ -106,7 +106,8 @@ def recasting(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> str
 def taker(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> list[int]:
     """The entry that takes in the parts of an element: of those of stride 1 the one longer than 1, else the first.
 
-    Raises LayoutError where two are longer: they overlap, and an element has its parts once.
+    Raises LayoutError where two are longer: they overlap, and an element has its parts once. Raises it where no entry
+    has stride 1: the parts would need a mode of their own.
     """
     S, D = leaves(shape), leaves(stride)
     ones = [i for i, d in enumerate(D) if d.__class__ is int and d == 1]
@@ -115,6 +116,13 @@ def taker(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> list[in
         names = " and ".join([f"{S[i]}:1" for i in long[:2]])
         what = recasting(shape, stride, new_bits, old_bits)
         raise LayoutError(f"{what}: the modes {names} overlap, and both would take in the parts of an element")
+    if not ones:
+        parts = factors(new_bits, old_bits)[0]
+        raise LayoutError(
+            f"{recasting(shape, stride, new_bits, old_bits)}: no mode has stride 1, so none takes in the {parts} parts "
+            f"of an element: at 0 the parts are 0 to {parts - 1}, and only the first would be left. downcast({parts}) "
+            f"leads to the first ones"
+        )
     return (long or ones)[:1]
 
 
@@ -127,9 +135,10 @@ def recast(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> Pair:
     down, up = factors(new_bits, old_bits)
     S, D = shape, stride
     if down > 1:
+        taking = taker(shape, stride, new_bits, old_bits)
         S, D = _downcast(shape, stride, down)
         if leaves(stride).count(1) > 1:
-            S, D = widened(shape, stride, down, taker(shape, stride, new_bits, old_bits))
+            S, D = widened(shape, stride, down, taking)
     if up == 1:
         return S, D
     steps = {d for s, d in zip(leaves(S), leaves(D)) if s != 1}

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .. import operator as _matmul
+from .. import api as _matmul
 from ..composed.api import ComposedOptions, composed_product
 from ..composed.parts import named_lists, parts_of_text
 from ..fp8 import api as _fp8
 from ..fp8.launch import pitched
-from ..library import configured
 from ..operands.api import matmul_combined
 from ..operands.operators import function_of_text
+from ..operators import configured
 from ..quantized.launch import quantized_product, scale_recipe
 from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api

@@ -20,7 +20,7 @@ from ...kernels.sm90.triangular.operands import Triangles
 from ..autograd.products import check_derivable, dense, gradients
 from ..checks import derived_by_func, has_tangent, needs_dispatcher
 from ..compute import product
-from ..library import Places, VmapInfo, bias_gradient, differentiable, in_front
+from ..operators import Places, VmapInfo, bias_gradient, differentiable, in_front
 from ..own_epilogue.derivatives import derived, refusal_of_derivatives
 from ..own_epilogue.formula import StepResults, steps_by_torch
 from ..prepared import Config, config_text

@@ -21,7 +21,7 @@ from ...kernels.sm90.operands.combined import Combine
 from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
-from ..library import (
+from ..operators import (
     Places,
     VmapInfo,
     configured,

@@ -16,11 +16,11 @@ import torch
 
 from ...arguments import shown
 from ...errors import OperandError, TensorError
-from ...kernels.lines import address_misfit
+from ...kernels.alignment import address_misfit
 from ...kernels.run.operand_checks import addressed, check_operands
 from ..checks import check_device, differentiated, has_tangent
 from ..compiled.traced import CHECKS, checking_operator
-from ..library import with_autograd
+from ..operators import with_autograd
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from ..types import READ, listed
 from .launch import Pair, QuantizeOptions, computed, computed_both, empty_results

@@ -25,7 +25,7 @@ from ..bias_activation import by_autograd
 from ..checks import derived_by_func, has_tangent, refuse_derivatives
 from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator
-from ..library import dispatched, with_autograd
+from ..operators import dispatched, with_autograd
 from ..reference import rounded
 from ..scaled_grouped.operators import differentiable, plain_config
 from .product import IndexedCall, IndexedOperands, check_indexed, indexed_product

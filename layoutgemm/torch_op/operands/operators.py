@@ -24,7 +24,7 @@ from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product
-from ..library import (
+from ..operators import (
     Places,
     VmapInfo,
     configured,

@@ -23,7 +23,7 @@ from ..autograd.products import gradients
 from ..checks import needs_dispatcher
 from ..compute import product
 from ..epilogue import Tensors, epilogue_product
-from ..library import differentiable
+from ..operators import differentiable
 from ..prepared import Config, config_text
 from .formula import StepResults, refusal_of_derivative, steps_by_torch
 from .names import OperandNames

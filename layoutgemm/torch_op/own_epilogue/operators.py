@@ -33,7 +33,7 @@ from ..epilogue import (
     gate_of,
     refusal_of_epilogue,
 )
-from ..library import Places, VmapInfo, configured, in_front, refuse_under_functorch, with_autocast, with_autograd
+from ..operators import Places, VmapInfo, configured, in_front, refuse_under_functorch, with_autocast, with_autograd
 from ..problem import gated_shapes
 from .derivatives import EpilogueProduct, recorded, refusal_of_derivatives
 from .names import OperandNames

@@ -21,7 +21,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..epilogue import GivenOperands
-from ..library import (
+from ..operators import (
     Places,
     VmapInfo,
     one_after_another,

@@ -15,7 +15,7 @@ import torch
 
 from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator
-from ..library import Places, VmapInfo, one_after_another, refuse_under_functorch, with_autocast, with_autograd
+from ..operators import Places, VmapInfo, one_after_another, refuse_under_functorch, with_autocast, with_autograd
 from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.scaled import BiasActivation
 from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups

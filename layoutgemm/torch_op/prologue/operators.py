@@ -20,7 +20,7 @@ from ..bias_activation import by_torch
 from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
-from ..library import (
+from ..operators import (
     Places,
     VmapInfo,
     configured,

@@ -39,7 +39,7 @@ from ..checks import (
 from ..compiled.flops import count_flops
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
-from ..library import with_autograd
+from ..operators import with_autograd
 from ..prepared import config_text, gpu, on_gpu
 from ..scaled_grouped.api import grouped_matmul
 from ..scaled_grouped.grouped import OFFSETS, check_values

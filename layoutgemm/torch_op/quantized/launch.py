@@ -20,11 +20,11 @@ import torch
 from ...arch import arch
 from ...dtypes import dtype
 from ...errors import OperandError, PlanError, TensorError
+from ...kernels.alignment import address_misfit, line_misfit
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
-from ...kernels.lines import address_misfit, line_misfit
 from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm80.plan import Sm80Plan

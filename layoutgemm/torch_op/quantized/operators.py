@@ -23,6 +23,7 @@ from ...arguments import shown
 from ...errors import OperandError, TensorError
 from ...kernels.quantized.formats import QuantizedFormat
 from ...kernels.run.operand_checks import check_operands
+from ..api import matmul
 from ..autograd.kept import recorder
 from ..bias_activation import GATES, by_torch
 from ..checks import (
@@ -36,8 +37,7 @@ from ..checks import (
 )
 from ..compiled.flops import count_flops
 from ..compiled.traced import named
-from ..library import with_autograd
-from ..operator import matmul
+from ..operators import with_autograd
 from .configs import packed_config_of
 from .launch import QuantizedCall, check_bias, quantized_product, scale_recipe
 from .weights import QuantizedWeight, dense_of, packed_for

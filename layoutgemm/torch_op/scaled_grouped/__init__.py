@@ -8,6 +8,10 @@ A call passes through these files, in this order:
     scaled       checks and products with scales
     kept         launches, kept for the next call
     recipes      which part of an operand shares a scale: without torch, for JAX too
+    gated        gates of grouped products
+    epilogue, own_epilogue, grouped_epilogue   an epilogue with scales, with groups
+    epilogue_gradients, kept_gradients         gradients behind an epilogue; of groups, by kept launches
+    explain      its part of explain_matmul
     training     fp8_matmul, which quantises its operands and those of its gradients, and calls `api`
     grouped_training  fp8_grouped_matmul, likewise of groups
 

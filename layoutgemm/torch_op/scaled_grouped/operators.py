@@ -28,7 +28,7 @@ from ..checks import check_device, check_out, derived_by_func, differentiated, r
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator, named
 from ..fp8.launch import AS_QUANTIZE, empty_results, pitched, shapes_of
-from ..library import (
+from ..operators import (
     Places,
     VmapInfo,
     configured,

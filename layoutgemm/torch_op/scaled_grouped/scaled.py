@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from ...errors import OperandError, TensorError
+from ...kernels.alignment import address_misfit
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.indexed.rows import IndexedRows
-from ...kernels.lines import address_misfit
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import (

@@ -20,8 +20,8 @@ from ...kernels.run.error_bound import rounded_error, sum_error
 from ...kernels.sm90.choose.candidates import candidates
 from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.plan import Sm90Plan
+from ..api import matmul
 from ..epilogue import by_reference
-from ..operator import matmul
 from ..tuned_store import finished_types
 from ..types import TYPES
 from .product import ProductSizes, check_alone

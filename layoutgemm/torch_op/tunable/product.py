@@ -13,7 +13,7 @@ from ...kernels.sm90.choose.candidates import candidates
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.plan import Sm90Plan
-from ..operator import matmul
+from ..api import matmul
 from ..prepared import gpu
 from ..types import TYPES
 

@@ -19,7 +19,7 @@ from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
-from ..operator import matmul
+from ..api import matmul
 from ..prologue.product import KINDS, function_of, tuned_types
 from .product import ProductSizes, check_alone
 

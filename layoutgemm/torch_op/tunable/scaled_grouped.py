@@ -29,8 +29,8 @@ from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.gated import GATES, HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH
+from ..api import matmul
 from ..bias_activation import ACTIVATIONS
-from ..operator import matmul
 from ..prepared import gpu
 from ..scaled_grouped.api import grouped_matmul, scaled_matmul
 from ..scaled_grouped.grouped import ALONG_K, MASKED, ROWS, ragged_name

@@ -187,6 +187,36 @@ def test_recast_keeps_the_bits(layout: str, new: int, old: int, answer: str) -> 
     assert str(Layout.parse(layout).recast(new, old)) == answer
 
 
+def test_an_answer_of_recast_has_every_bit() -> None:
+    """All bits of the old elements, and no new element without one; narrower elements have no other bits."""
+    rng = random.Random(5)
+    answered = refused = 0
+    for _ in range(600):
+        shape, stride = random_pair(rng, limit=60, leaves=3)
+        old, new = rng.choice(((16, 8), (32, 4), (8, 6), (6, 8), (8, 16), (12, 8), (16, 32)))
+        try:
+            recast = Layout(shape, stride).recast(new, old)
+        except LayoutError:
+            refused += 1
+            continue
+        answered += 1
+        bits = {v * old + bit for v in ref.image(shape, stride) for bit in range(old)}
+        found = {v * new + bit for v in image(recast) for bit in range(new)}
+        text = f"{Layout(shape, stride)}.recast({new}, {old}) = {recast}"
+        assert bits == found if old % new == 0 else bits <= found, text
+        assert {v // new for v in bits} == set(image(recast)), text
+    assert answered > 200 and refused > 100
+
+
+@pytest.mark.parametrize("layout", ["2:2", "(6,4):(12,7)", "1:0", "(2,M):(M,0)", "(1,4):(29,8)"])
+def test_recast_refuses_parts_that_no_mode_takes_in(layout: str) -> None:
+    """The first part of each element is downcast's answer, and not all of the bits."""
+    whole = parse(layout, "64 | M")
+    with pytest.raises(LayoutError, match=r"from 32 to 8 bits: no mode has stride 1.*parts are 0 to 3"):
+        whole.recast(8, 32)
+    assert whole.recast(32, 32) == whole and whole.downcast(4).size == whole.size
+
+
 @pytest.mark.parametrize(
     ("layout", "new", "old"),
     [("4:1", 6, 8), ("5:1", 6, 8), ("3:1", 16, 8), ("(3,4):(1,3)", 16, 8), ("(2,4):(1,8)", 32, 8), ("4:2", 24, 8)],

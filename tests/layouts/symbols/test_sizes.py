@@ -75,7 +75,7 @@ def test_an_answer_is_the_integers_answer_at_every_size(name):
     """At the sizes where an extent is 1 too: there the integer operation drops that mode."""
     rng = random.Random(name)
     answered = refused = checked = 0
-    for _ in range(250):
+    for _ in range(400 if name == "recast" else 250):  # of random layouts few have a mode that takes in the parts
         symbols = pool(rng)
         a, b = random_layout(rng, symbols), random_layout(rng, symbols, 3)
         if rng.random() < 0.1 and name not in ("compose", "blocked_product"):

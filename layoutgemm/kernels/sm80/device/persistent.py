@@ -6,9 +6,9 @@ the k tiles of all tiles of a block, one after another.
 
     role    who          does
     ----    ---------    ---------------------------------------------------------------------------------------------
-    all     all warps    as in sm80_gemm; a cursor, stages - 1 k tiles ahead, says which tile's rows the copies are of
+    all     all warps    as in `device.gemm`; a cursor, stages - 1 k tiles ahead, names the tile of the copies' rows
 
-The barriers are sm80_gemm's, and one bar.warp.sync more before a tile is stored: the last one's buffers have been read.
+Barriers are as in `device.gemm`, and a bar.warp.sync before a tile is stored: the last one's buffers have been read.
 """
 
 from __future__ import annotations

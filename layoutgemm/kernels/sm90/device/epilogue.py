@@ -1,4 +1,4 @@
-"""The end of a tile in a Hopper kernel: partial sums of a split K brought together, and C stored. See sm90_store.
+"""The end of a tile in a Hopper kernel: partial sums exchanged, C stored. See `kernels.store`.
 
 Everything here runs in a consumer warpgroup, for one block of 64 rows; addresses, boxes and register numbers come from
 the plan's StorePlan.

@@ -1,4 +1,4 @@
-"""Kernels over a ragged batch: the table of groups, made at the start, and what a tile's number means. See sm90_ragged.
+"""Kernels over a ragged batch: the table of groups, and each tile's group. See `sm90.grouped`.
 
 step                          threads     does
 --------------------------    --------    --------------------------------------------------------------------------

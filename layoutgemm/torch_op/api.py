@@ -1,7 +1,7 @@
 """layoutgemm.matmul and layoutgemm.gemm: products of torch tensors on Hopper's tensor cores.
 
     a call of matmul ----> fast path: the same shapes and strides again, nothing to record: launch
-                     \\--> checks, then the operator of `torch_op.library` where torch's dispatcher has to see the call,
+                     \\--> checks, then one of `torch_op.operators` where torch's dispatcher has to see the call,
                            or else straight to `torch_op.compute`: prepare, keep, launch; on the CPU, torch in float64
 
 Imported when `layoutgemm.matmul` is first named; importing layoutgemm alone does not import torch.
@@ -57,8 +57,8 @@ from .compute import finished_product, gated_product, scaled_product, wide_type
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
 from .launch import PreparedProblem, empty_on_gpu, raw_stream
-from .library import bias_gradient, dispatched, recorded_product
 from .operands.api import matmul_combined
+from .operators import bias_gradient, dispatched, recorded_product
 from .own_epilogue.api import epilogue_matmul
 from .prepared import PREPARED, Config, choice_of, mark_written
 from .prologue.api import prologue_product
@@ -446,7 +446,7 @@ class _RecordedProduct(torch.autograd.Function):
 
     made  the product, its launch, its activation, and whether b holds the transpose of what was multiplied
 
-    `library.differentiable` serves torch.func, forward mode and compilers. Where the backward pass is recorded too,
+    `operators.differentiable` serves torch.func, forward mode and compilers. Where the backward pass is recorded too,
     `matmul` records its products.
     """
 
