@@ -94,6 +94,12 @@ def dependent_grid(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
+@operation("shfl", "vote")
+def without_members(program: Program, ins: PtxInstruction) -> Run:
+    """Refuse exchanges without a member mask, which .target sm_70 and above do not have."""
+    raise ValueError(f"{ins.words[0]} without .sync ends with sm_6x: {ins.words[0]}.sync names its lanes")
+
+
 @operation("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq")
 def texture(program: Program, ins: PtxInstruction) -> Run:
     """Refuse textures and surfaces, whose objects only a driver makes."""
