@@ -94,10 +94,10 @@ def dependent_grid(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("shfl", "vote")
+@operation("shfl")
 def without_members(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse exchanges without a member mask, which .target sm_70 and above do not have."""
-    raise ValueError(f"{ins.words[0]} without .sync ends with sm_6x: {ins.words[0]}.sync names its lanes")
+    """Refuse shuffles without a member mask, which .target sm_70 and above do not have."""
+    raise ValueError("shfl without .sync ends with sm_6x: shfl.sync names its lanes")
 
 
 @operation("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq")

@@ -249,7 +249,7 @@ def test_comparisons(name):
 
 
 def test_set_writes_a_mask_or_a_one():
-    """Of a packed pair, each half of the result is its half's: __hgt2_mask is set.gt.u32.f16x2."""
+    """__hgt2_mask is set.gt.u32.f16x2: each half of the result belongs to the halves of both operands."""
 
     def masks(x, y):
         return sum(0xFFFF << n for n in (0, 16) if holds(x >> n & 0xFFFF, y >> n & 0xFFFF))
