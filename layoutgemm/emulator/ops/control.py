@@ -94,12 +94,6 @@ def dependent_grid(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("shfl")
-def without_members(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse shuffles without a member mask, which .target sm_70 and above do not have."""
-    raise ValueError("shfl without .sync ends with sm_6x: shfl.sync names its lanes")
-
-
 @operation("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq")
 def texture(program: Program, ins: PtxInstruction) -> Run:
     """Refuse textures and surfaces, whose objects only a driver makes."""

@@ -268,8 +268,6 @@ def check_spelling(ins: PtxInstruction, target: str) -> None:
     if ins.words[0] not in _table() or ins.opcode.startswith(_OWN):
         return
     found = _covering(ins.opcode)
-    if not found and ins.words[0] == "vote" and ins.words[1] != "sync":
-        raise ValueError("vote without .sync ends with sm_6x: vote.sync names its lanes")
     if not found:
         raise ValueError(f"{ins.opcode} is no form of {ins.words[0]} that the emulator knows")
     if not any(one.takes(ins.operands) for one in found):
