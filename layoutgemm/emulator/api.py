@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -581,12 +582,39 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
         if len(value) != size:
             raise EmulatorError(f"{parameter.name} has {size} bytes, and {len(value)} were given")
         return value
+    if isinstance(value, np.generic):
+        value = value.item() if value.dtype.kind in "biuf" else value.tobytes()
+        if isinstance(value, bytes):
+            return _content(parameter, value, None, arrays)
     if isinstance(value, float):
-        forms = {2: "<e", 4: "<f", 8: "<d"}
-        if size not in forms:
-            raise EmulatorError(f"{parameter.name} has {size} bytes: no float has")
-        return struct.pack(forms[size], value)
+        return _float_bytes(parameter, value)
+    if hasattr(value, "__index__"):
+        return _integer_bytes(parameter, index(value))
+    raise EmulatorError(f"{parameter.name}: {shown(value)} is not an array, number, bytes or TensorMapOf")
+
+
+def _float_bytes(parameter: Parameter, value: float) -> bytes:
+    """A float as a parameter of 2, 4 or 8 bytes."""
+    forms = {2: "<e", 4: "<f", 8: "<d"}
+    if parameter.size not in forms or parameter.kind[0] in "us":
+        raise EmulatorError(f"{parameter.name} is .{parameter.kind}, {parameter.size} bytes: no float has")
     try:
-        return (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-    except (TypeError, ValueError):
-        raise EmulatorError(f"{parameter.name}: {shown(value)} is not an array, number, bytes or TensorMapOf") from None
+        return struct.pack(forms[parameter.size], value)
+    except OverflowError:
+        raise EmulatorError(
+            f"{parameter.name} has {parameter.size} bytes, and the float {value} does not fit"
+        ) from None
+
+
+def _integer_bytes(parameter: Parameter, value: int) -> bytes:
+    """An integer as the parameter's bits, or as the float of a float parameter."""
+    size, kind = parameter.size, parameter.kind
+    if kind[0] == "f" and size == int(kind[1:]) // 8:
+        if abs(value) > 1 << {2: 11, 4: 24, 8: 53}[size]:
+            raise EmulatorError(
+                f"{parameter.name} is .{kind}: not every integer as large as {value} is one, pass a float"
+            )
+        return _float_bytes(parameter, float(value))
+    if not -(1 << 8 * size - 1) <= value < 1 << 8 * size:
+        raise EmulatorError(f"{parameter.name} has {8 * size} bits, and {value} does not fit")
+    return (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")

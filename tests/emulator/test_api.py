@@ -18,6 +18,7 @@ from layoutgemm.emulator.host.arguments import PackedArray, array_of
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
+from layoutgemm.kernels import TeachingPlan
 from layoutgemm.pytest_plugin import emulate_or_fail
 from tests import needs
 from tests.emulator.run_ptx import module
@@ -164,12 +165,26 @@ def test_beyond_an_array() -> None:
         ([np.zeros(64, np.float32)] * 3 + [64], "s has 4 bytes, an address 8"),
         ([0, 0, b"abc", 64], "3 were given"),
         ([0, 0, "x", 64], "'x' is not an array"),
+        ([0, 0, 1.0, 1 << 32], "n has 32 bits, and 4294967296 does not fit"),
+        ([0, 0, 1.0, np.int64(-(1 << 31) - 1)], "n has 32 bits, and -2147483649 does not fit"),
+        ([0, 0, 1.0, 2.5], "n is .u32, 4 bytes: no float has"),
+        ([0, 0, 1 + (1 << 24), 64], "s is .f32: not every integer as large as 16777217"),
+        ([0, 0, 1e39, 64], "the float 1e\\+39 does not fit"),
         ([TensorMapOf(np.zeros((4, 4), np.float32), (4, 4)), 0, 1.0, 64], "a tensor map 128"),
     ],
 )
 def test_wrong_arguments(args: list[Any], message: str) -> None:
     with pytest.raises(EmulatorError, match=message):
         emulate_ptx(GOOD, args=args)
+
+
+def test_scalars_have_the_parameters_type() -> None:
+    """NumPy's scalars and integers for a float parameter are not taken by their bits."""
+    x = np.arange(64, dtype=np.float32)
+    for scalar in (np.float32(2.5), np.float64(2.5), np.float16(2.5), 2, np.int64(2), np.uint8(2)):
+        y = np.zeros(64, np.float32)
+        assert emulate_ptx(GOOD, args=[x, y, scalar, np.int32(64)]).ok
+        assert np.array_equal(y, x[::-1] * np.float32(scalar)), scalar
 
 
 def test_unknown_instructions_are_errors_at_load() -> None:
@@ -370,7 +385,7 @@ def test_an_array_too_small_for_the_host_functions_map(copies: dict[bool, Any]) 
 def test_plans_run_in_the_emulator(size: tuple[int, int, int]) -> None:
     """The compiled kernel gives what the NumPy executor gives, and nothing is found; 1 to 6 k tiles."""
     m, n, k = size
-    plan = layoutgemm.kernels.TeachingPlan.derive(m, n, k)
+    plan = TeachingPlan.derive(m, n, k)
     rng = np.random.default_rng(m)
     a, b = rng.integers(-4, 5, (m, k)).astype(np.float32), rng.integers(-4, 5, (k, n)).astype(np.float32)
     result = plan.run(a, b, device="emulator")

@@ -63,4 +63,5 @@ def build(program: Program, ins: PtxInstruction) -> Run:
             except UNREADABLE as error:
                 raise PtxError(f"{ins.where}: {ins.text}: {error}") from None
             return run if ins.predicate is None or name in GUARDS else guarded(program, ins, run)
-    raise PtxError(f"{ins.where}: {ins.text}: the emulator does not know {ins.opcode}")
+    known = "; .sync and a member mask come with sm_70" if ins.words[0] in ("shfl", "vote") else ""
+    raise PtxError(f"{ins.where}: {ins.text}: the emulator does not know {ins.opcode}{known}")

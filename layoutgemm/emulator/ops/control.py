@@ -94,13 +94,6 @@ def dependent_grid(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("mma.sp", "mma.sp::ordered_metadata", "wgmma.mma_async.sp")
-def sparse_product(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse sparse products, whose metadata no hardware has confirmed here."""
-    name = ins.opcode[: ins.opcode.index(".sp") + 3]
-    raise ValueError(f"{name}, a sparse product, is not emulated: a dense one of A with its zeros is")
-
-
 @operation("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq")
 def texture(program: Program, ins: PtxInstruction) -> Run:
     """Refuse textures and surfaces, whose objects only a driver makes."""

@@ -269,7 +269,7 @@ def check_spelling(ins: PtxInstruction, target: str) -> None:
         return
     found = _covering(ins.opcode)
     if not found:
-        raise ValueError(f"{ins.opcode} is no form of {ins.words[0]} in PTX")
+        raise ValueError(f"{ins.opcode} is no form of {ins.words[0]} that the emulator knows")
     if not any(one.takes(ins.operands) for one in found):
         kinds = " or ".join(" ".join(one.operands) or "none" for one in found)
         raise ValueError(f"{ins.opcode} with other operands than PTX has ({kinds}; a: an address)")

@@ -110,24 +110,34 @@ setp          FCMP [.ftz] .f16x2                           : p|p t t
 setp          FCMP BOOL [.ftz] .f16x2                      : p|p t t pred
 setp          FCMP .bf16x2                                 : p|p t t      @90
 setp          FCMP BOOL .bf16x2                            : p|p t t pred @90
-set           ICMP .u32|.s32|.f32 INT                      : u t t
-set           ICMP BOOL .u32|.s32|.f32 INT                 : u t t pred
-set           UCMP .u32|.s32|.f32 .u16|.u32|.u64           : u t t
-set           UCMP BOOL .u32|.s32|.f32 .u16|.u32|.u64      : u t t pred
-set           .eq|.ne .u32|.s32|.f32 BITS                  : u t t
-set           .eq|.ne BOOL .u32|.s32|.f32 BITS             : u t t pred
-set           FCMP [.ftz] .u32|.s32|.f32 .f32              : u t t
-set           FCMP BOOL [.ftz] .u32|.s32|.f32 .f32         : u t t pred
-set           FCMP .u32|.s32|.f32 .f64                     : u t t
-set           FCMP BOOL .u32|.s32|.f32 .f64                : u t t pred
+set           ICMP .u32|.s32|.f32|.f16 INT                 : u t t
+set           ICMP BOOL .u32|.s32|.f32|.f16 INT            : u t t pred
+set           UCMP .u32|.s32|.f32|.f16 .u16|.u32|.u64      : u t t
+set           UCMP BOOL .u32|.s32|.f32|.f16 .u16|.u32|.u64 : u t t pred
+set           .eq|.ne .u32|.s32|.f32|.f16 BITS             : u t t
+set           .eq|.ne BOOL .u32|.s32|.f32|.f16 BITS        : u t t pred
+set           FCMP [.ftz] .u32|.s32|.f32|.f16 .f32         : u t t
+set           FCMP BOOL [.ftz] .u32|.s32|.f32|.f16 .f32    : u t t pred
+set           FCMP .u32|.s32|.f32|.f16 .f64                : u t t
+set           FCMP BOOL .u32|.s32|.f32|.f16 .f64           : u t t pred
 set           FCMP [.ftz] .f16|.u16|.s16|.u32|.s32 .f16    : u t t
 set           FCMP BOOL [.ftz] .f16|.u16|.s16|.u32|.s32 .f16 : u t t pred
 set           FCMP .bf16|.u16|.s16|.u32|.s32 .bf16         : u t t      @90
 set           FCMP BOOL .bf16|.u16|.s16|.u32|.s32 .bf16    : u t t pred @90
-set           FCMP [.ftz] .f16x2 .f16x2                    : u t t
-set           FCMP BOOL [.ftz] .f16x2 .f16x2               : u t t pred
-set           FCMP .bf16x2 .bf16x2                         : u t t      @90
-set           FCMP BOOL .bf16x2 .bf16x2                    : u t t pred @90
+set           FCMP [.ftz] .f16x2|.u32|.s32 .f16x2          : u t t
+set           FCMP BOOL [.ftz] .f16x2|.u32|.s32 .f16x2     : u t t pred
+set           FCMP .bf16x2|.u32|.s32 .bf16x2               : u t t      @90
+set           FCMP BOOL .bf16x2|.u32|.s32 .bf16x2          : u t t pred @90
+set           ICMP .bf16 INT                               : u t t      @90
+set           ICMP BOOL .bf16 INT                          : u t t pred @90
+set           UCMP .bf16 .u16|.u32|.u64                    : u t t      @90
+set           UCMP BOOL .bf16 .u16|.u32|.u64               : u t t pred @90
+set           .eq|.ne .bf16 BITS                           : u t t      @90
+set           .eq|.ne BOOL .bf16 BITS                      : u t t pred @90
+set           FCMP .bf16 .f16|.f32                         : u t t      @90
+set           FCMP BOOL .bf16 .f16|.f32                    : u t t pred @90
+set           FCMP .bf16 .f64                              : u t t      @90
+set           FCMP BOOL .bf16 .f64                         : u t t pred @90
 testp         .finite|.infinite|.number|.notanumber|.normal|.subnormal .f32|.f64 : pred t
 copysign      .f32|.f64                                    : t t t
 add sub mul   [RND] [.ftz] [.sat] .f32                     : t t t
@@ -319,12 +329,12 @@ def form_of(opcode: str, operands: int, target: str) -> PtxForm:
     >>> form_of("add.sat.u64", 3, "sm_90a")
     Traceback (most recent call last):
     ...
-    ValueError: add.sat.u64 is no form of add in PTX
+    ValueError: add.sat.u64 is no form of add that the emulator knows
     """
     name = opcode.partition(".")[0]
     found = forms_of(name).get(opcode) or _orderless(name).get(_sorted_words(opcode))
     if found is None:
-        raise ValueError(f"{opcode} is no form of {name} in PTX")
+        raise ValueError(f"{opcode} is no form of {name} that the emulator knows")
     fitting = [form for form in found if len(form.operands) == operands]
     if not fitting:
         counts = " or ".join(str(len(form.operands)) for form in found)

@@ -81,11 +81,12 @@ class PtxInstruction:
 
 
 class Parameter(NamedTuple):
-    """A kernel parameter: its name, and its bytes [offset, offset + size) in parameter space."""
+    """A kernel parameter: its name, its bytes [offset, offset + size) in parameter space, and its element's type."""
 
     name: str
     offset: int
     size: int
+    kind: str
 
 
 class SharedSymbol(NamedTuple):
@@ -180,7 +181,7 @@ def parse(text: str) -> list[PtxKernel]:
     ...   ld.global.b32 %r0, [%rd0+4];
     ...   ret; }''')
     >>> kernel.name, kernel.parameters, [i.opcode for i in kernel.instructions]
-    ('add', (Parameter(name='p', offset=0, size=8),), ['ld.param.b64', 'ld.global.b32', 'ret'])
+    ('add', (Parameter(name='p', offset=0, size=8, kind='u64'),), ['ld.param.b64', 'ld.global.b32', 'ret'])
     >>> kernel.instructions[1].operands[1]
     PtxOperand(kind='address', text='[%rd0+4]', parts=(PtxOperand(kind='reg', text='%rd0', parts=(), offset=0, \
 negated=False),), offset=4, negated=False)
@@ -330,7 +331,7 @@ def _parameters(text: str, line: int) -> tuple[Parameter, ...]:
         size = size_of(kind, what) * int(count or 1)
         unit = alignment_of(align, size_of(kind, what), what)
         offset = -(-offset // unit) * unit
-        out.append(Parameter(name, offset, size))
+        out.append(Parameter(name, offset, size, kind))
         offset += size
         if offset > MAX_PARAMETER_BYTES:
             raise PtxError(f"{what}: it ends at byte {offset}, and parameters have {MAX_PARAMETER_BYTES} bytes")

@@ -97,8 +97,10 @@ def test_clocks_go_on():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 %f0;", "wgmma.mma_async.sp, a sparse product"),
+        ("wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 %f0;", "has 6 operands and its immediates, not 1"),
         ("tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%d0, {%f4, %f5}];", "ld.global of its array is"),
+        ("shfl.up.b32 %r0, %r1, 1, 0;", "does not know shfl.up.b32; .sync and a member mask come with sm_70"),
+        ("vote.ballot.b32 %r0, %p0;", "does not know vote.ballot.b32; .sync and a member mask come with sm_70"),
         ("suld.b.2d.b32.trap %r0, [%d0, {%r1, %r2}];", "suld of a texture or surface"),
     ],
 )

@@ -214,7 +214,7 @@ def test_the_type_of_a_vector_reduction_may_come_before_its_operation(words, val
 
 
 def test_an_atomic_operation_without_a_type_is_refused():
-    with pytest.raises(PtxError, match=r"red\.global\.add is no form of red in PTX"):
+    with pytest.raises(PtxError, match=r"red\.global\.add is no form of red that the emulator knows"):
         go("red.global.add [%out], %r30;")
 
 
@@ -405,7 +405,7 @@ def test_words_of_128_bits():
         block=9,
     )
     assert count.tolist() == [7, 7, 7, 7]
-    with pytest.raises(PtxError, match="no form of atom in PTX"):
+    with pytest.raises(PtxError, match="no form of atom that the emulator knows"):
         run(".reg .b128 %q<3>; atom.global.add.b128 %q2, [%a], %q0;", {"a": count})
 
 

@@ -228,7 +228,7 @@ def test_ptxas_takes_chosen_rows_for_the_same_targets(target: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("ld.relaxed.global.b32 %r1, [%d0];", "no form of ld in PTX"),
+        ("ld.relaxed.global.b32 %r1, [%d0];", "no form of ld that the emulator knows"),
         ("mbarrier.test_wait.parity.shared.b64 %p0, [%r0], %r1, %r2;", r"other operands than PTX has \(v a v; a: an"),
         ("ld.global.v8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%d0];", "256 bits needs .target sm_100"),
         ("st.shared.v4.b64 [%r0], {%d0, %d1, %d2, %d3};", r"256 bits in \.shared: it is of global memory"),

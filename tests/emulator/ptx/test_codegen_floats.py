@@ -248,6 +248,23 @@ def test_comparisons(name):
         agree(f"setp.{operation}.{name} {{0}}, {{a}}, {{b}}", [b, b], ["pred"], ordered, SPECIAL[bits])
 
 
+def test_set_writes_a_mask_or_a_one():
+    """__hgt2_mask is set.gt.u32.f16x2: each half of the result belongs to the halves of both operands."""
+
+    def masks(x, y):
+        return sum(0xFFFF << n for n in (0, 16) if holds(x >> n & 0xFFFF, y >> n & 0xFFFF))
+
+    def holds(x, y, name="f16"):
+        a, c = unpack(x, name), unpack(y, name)
+        return NAN not in (a[1], c[1]) and order(a)[0] > order(c)[0]
+
+    pairs = [low | SPECIAL[16][-n] << 16 for n, low in enumerate(SPECIAL[16])]
+    agree("set.gt.u32.f16x2 {0}, {a}, {b}", ["b32", "b32"], ["b32"], masks, pairs)
+    for to, one in (("f16", 0x3C00), ("bf16", 0x3F80)):
+        text = f"set.gt.{to}.f32 {{0}}, {{a}}, {{b}}"
+        agree(text, ["b32", "b32"], ["b16"], lambda x, y, one=one: one * holds(x, y, "f32"), SPECIAL[32])
+
+
 @pytest.mark.parametrize("source", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("to", ["f32", "f64", "f16", "bf16"])
 def test_conversions_of_floats(source, to):

@@ -122,8 +122,8 @@ def test_parameters_are_aligned_and_shared_symbols_found():
         ".shared .align 16 .b8 own[40]; ret;", names, ".extern .shared .align 1024 .b8 smem[];\n.shared .b32 one;\n"
     )
     assert found.parameters == (
-        Parameter("a", 0, 1), Parameter("b", 8, 8), Parameter("c", 64, 128), Parameter("d", 192, 4),
-        Parameter("e", 200, 8),
+        Parameter("a", 0, 1, "u8"), Parameter("b", 8, 8, "u64"), Parameter("c", 64, 128, "b8"),
+        Parameter("d", 192, 4, "u32"), Parameter("e", 200, 8, "u64"),
     )  # fmt: skip
     assert found.parameter_bytes == 208
     assert found.shared == (SharedSymbol("smem", 1024, 0), SharedSymbol("one", 4, 4), SharedSymbol("own", 16, 40))

@@ -112,7 +112,7 @@ def test_shared_symbols_do_not_begin_at_0_and_the_dynamic_part_comes_last():
     [
         ("frobnicate.b32 %r0;", "does not know frobnicate.b32"),
         ("bra nowhere;", "no label nowhere"),
-        ("ld.frob.b32 %r0, [%d0];", "ld.frob.b32 is no form of ld in PTX"),
+        ("ld.frob.b32 %r0, [%d0];", "ld.frob.b32 is no form of ld that the emulator knows"),
         ("mov.u32 %r0, %r1, %r2;", "unknown form of mov"),
     ],
 )

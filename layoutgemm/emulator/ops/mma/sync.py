@@ -1,4 +1,4 @@
-"""Matrix products of a warp: mma.sync in every form of the atoms.
+"""Matrix products of a warp: mma.sync in every form of the atoms, dense and sparse.
 
 The thread-value maps of the atom become index arrays when the kernel is loaded. Operands are gathered from the
 registers into matrices with one `take` each, multiplied, and scattered back. Products of integers and of single bits
@@ -7,14 +7,18 @@ order of NumPy's matrix product, then added to C. Hardware sums in an order and 
 So results agree where every partial sum is exact, and up to the last bits elsewhere. Block scales are applied to the
 operands in float64, f64 is computed in float64, and an f16 result is rounded once from float32.
 
-PTX ISA, "Warp-level Matrix Instructions: mma", "Block Scaling for mma.sync". Sparse products (mma.sp) are not
-supported; wmma has a file of its own.
+A sparse product (mma.sp) stores half of A, as a dense product of half the depth does. Its metadata (`sparse.py`) give
+A with its zeros, which B of the whole depth multiplies.
+
+PTX ISA, "Warp-level Matrix Instructions: mma", "Block Scaling for mma.sync", "Matrix multiply-accumulate operation
+using mma.sp instruction". wmma has a file of its own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,22 +28,63 @@ import numpy.typing as npt
 from ....atoms.mma.base import MmaAtom
 from ....atoms.mma.block_scales import provider
 from ....atoms.mma.sync import BIT_OPS, mma_sync
+from ....errors import AtomError
 from ...machine.interpreter import Fiber
 from ...ptx.codegen import number
 from ...ptx.parser import TYPE_WORD, PtxInstruction
 from ...ptx.program import Program
 from ...ptx.program import Run as Operation
 from ...ptx.values import LANES
-from ..registry import operation
+from ..registry import constant, operation
 from .batching import InstructionRun, instructions_in_a_row
+from .sparse import RegisterMetadata, dense, of_full_depth
 
 Array = npt.NDArray[Any]
 Places = tuple[Any, ...]  # the number of each register, or a constant as a tuple of one
 
 
-def atom_of(ins: PtxInstruction) -> MmaAtom:
-    """The atom of an opcode, for any order of its qualifiers."""
+@dataclass(frozen=True)
+class SyncProduct:
+    """The product of an opcode: atoms of A's registers and of the multiplication, one but for a sparse A.
+
+    stored    its A, C and D are the registers
+    full      its B is the registers; of a sparse product twice as deep as `stored`
+    variant   "", "sp" or "sp::ordered_metadata"
+    """
+
+    stored: MmaAtom
+    full: MmaAtom
+    variant: str
+
+    @property
+    def fragments(self) -> dict[str, WarpOperand]:
+        """The registers of A, B, C and D."""
+        return fragments(self.stored) | {"B": fragments(self.full)["B"]}
+
+
+def product_of(ins: PtxInstruction) -> SyncProduct:
+    """The product of an opcode, for any order of its qualifiers."""
     words = list(ins.words[1:])
+    variant = _taken(words, r"(sp|sp::ordered_metadata)")
+    if variant is None:
+        atom = _atom_of(ins, words, 1)
+        return SyncProduct(atom, atom, "")
+    try:
+        atom = _atom_of(ins, words, 2)
+    except AtomError as error:
+        raise ValueError(f"a sparse product stores A as a dense one of half its K does, and {error}") from None
+    m, _, k = atom.shape_mnk
+    ordered = ".kind::" in atom.ptx or (atom.a_dtype.bits == 8 and atom.dtype_of("D").name == "f16")
+    narrow = atom.a_dtype.kind == "float" and atom.a_dtype.bits == 8 and k == 16
+    if m != 16 or atom.a_dtype.bits in (1, 64) or narrow:
+        raise ValueError(f"PTX has no sparse m{m}n8k{2 * k} of {atom.a_dtype}")
+    if ordered and variant == "sp":
+        raise ValueError(f"{ins.opcode} exists as .sp::ordered_metadata alone")
+    return SyncProduct(atom, of_full_depth(atom, variant), variant)
+
+
+def _atom_of(ins: PtxInstruction, words: list[str], deeper: int) -> MmaAtom:
+    """The dense atom of an opcode's words, whose K is `deeper` times the atom's."""
     for word in ("sync", "aligned"):
         if word not in words:
             raise ValueError(f"mma is .{word}")
@@ -54,6 +99,7 @@ def atom_of(ins: PtxInstruction) -> MmaAtom:
     stray = [word for word in words[2:] if word not in (*BIT_OPS, "popc") and not TYPE_WORD.fullmatch(word)]
     if stray:
         raise ValueError(f".{stray[0]} is not emulated")
+    head, _, depth = shape.rpartition("k")
     majors, (d, a, b, c), rest = words[:2], [_name(word) for word in words[2:6]], words[6:]
     bit_op = "xor"
     if rest[-1:] == ["popc"] and rest[0] in BIT_OPS:
@@ -61,10 +107,11 @@ def atom_of(ins: PtxInstruction) -> MmaAtom:
     scale = rest.pop(0) if scaled and rest else None
     if rest:
         raise ValueError(f".{rest[0]} is not emulated")
-    vector = int(shape.rpartition("k")[2]) // int(multiple) if multiple else None
+    k = int(depth) // deeper
+    vector = k // int(multiple) if multiple else None
     atom = mma_sync(
-        shape, a, b, c, d, layouts=(majors[0], majors[1]), saturate=saturate, bit_op=bit_op, kind=kind, scale=scale,
-        vector=vector,
+        f"{head}k{k}", a, b, c, d, layouts=(majors[0], majors[1]), saturate=saturate, bit_op=bit_op, kind=kind,
+        scale=scale, vector=vector,
     )  # fmt: skip
     if (atom.scale is not None) != scaled:
         raise ValueError(f"kind::{kind} {'has' if atom.scale else 'has no'} .block_scale")
@@ -256,10 +303,10 @@ def _places(program: Program, ins: PtxInstruction, position: int, count: int) ->
 
 @operation("mma")
 def product(program: Program, ins: PtxInstruction) -> Operation:
-    """mma.sync: D = A B + C of one warp, block-scaled or not."""
-    atom = atom_of(ins)
-    maps = fragments(atom)
-    expected = 4 if atom.scale is None else 8
+    """mma.sync: D = A B + C of one warp, block-scaled or not, A sparse or not."""
+    found = product_of(ins)
+    atom, maps = found.full, found.fragments
+    expected = 4 + (2 if found.variant else 0) + (0 if atom.scale is None else 4)
     if len(ins.operands) != expected:
         raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
     places = {name: _places(program, ins, n, maps[name].registers) for n, name in enumerate("DABC")}
@@ -268,8 +315,9 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
         raise ValueError("the result goes to registers")
     gather_a, gather_b, gather_c, scatter = maps["A"].gather, maps["B"].gather, maps["C"].gather, maps["D"].scatter
     from_a, from_b, from_c, to = places["A"], places["B"], places["C"], places["D"]
-    scales = None if atom.scale is None else _scales(program, ins, atom)
-    joins = atom.scale is None and atom.threads == LANES and atom.a_dtype.bits > 1 and ins.predicate is None
+    zeros = _with_zeros(program, ins, found) if found.variant else None
+    scales = None if atom.scale is None else _scales(program, ins, atom, expected - 4)
+    joins = expected == 4 and atom.threads == LANES and atom.a_dtype.bits > 1 and ins.predicate is None
     together: list[InstructionRun | None] = []
 
     def go(fiber: Fiber) -> int | None:
@@ -283,12 +331,30 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
                 if not start < ins.pc < end and (after := together[0].go(fiber)) is not None:
                     return after
         a, b = gather_a(fiber, from_a), gather_b(fiber, from_b)
+        if zeros is not None:
+            a = zeros(fiber, a)
         if scales is not None:
             a, b = scales(fiber, a, b)
         scatter(fiber, to, times(a, b, gather_c(fiber, from_c)))
         return None
 
     return go
+
+
+def _with_zeros(program: Program, ins: PtxInstruction, found: SyncProduct) -> Callable[[Fiber, Array], Array]:
+    """A function that gives A with its zeros, by the lanes' metadata."""
+    source, *more = program.sources(ins.operands[4], "b32")
+    if more or ins.operands[4].kind == "number":
+        raise ValueError("the metadata are one register")
+    metadata = RegisterMetadata.of(found.full, constant(ins.operands[5]), found.variant != "sp")
+
+    def zeros(fiber: Fiber, stored: Array) -> Array:
+        def report(kind: str, message: str) -> None:
+            fiber.machine.problem(kind, message, fiber)
+
+        return dense(stored, metadata.read(source(fiber)), metadata.legal, report)
+
+    return zeros
 
 
 def _run_from(program: Program, first: PtxInstruction, atom: MmaAtom) -> InstructionRun | None:
@@ -306,13 +372,13 @@ def _run_from(program: Program, first: PtxInstruction, atom: MmaAtom) -> Instruc
 
 
 def _scales(
-    program: Program, ins: PtxInstruction, atom: MmaAtom
+    program: Program, ins: PtxInstruction, atom: MmaAtom, first: int
 ) -> Callable[[Fiber, Array, Array], tuple[Array, Array]]:
-    """A function that scales A and B, from the lanes and bytes of the selectors."""
+    """A function that scales A and B by the operands from `first` on."""
     assert atom.scale is not None
     table = atom.scale.dtype.decode(np.arange(256)).astype(np.float64)
     parts = []
-    for position, operand in ((4, "SFA"), (6, "SFB")):
+    for position, operand in ((first, "SFA"), (first + 2, "SFB")):
         factors, chosen = (program.sources(ins.operands[position + n], kind) for n, kind in enumerate(("b32", "b16")))
         if len(factors) != 1 or len(chosen) != 2:
             raise ValueError(f"{operand} is a register and a pair {{byte-id, thread-id}}")

@@ -29,10 +29,11 @@ from operator import is_, itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ....atoms.mma.base import MmaAtom
 from ....atoms.mma.sync import ptx_type
-from ....atoms.mma.wgmma import FORMS, WARPS, wgmma
+from ....atoms.mma.wgmma import FORMS, WARPS, M, wgmma
 from ....dtypes import dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Cta, Fiber
@@ -42,9 +43,10 @@ from ...ptx.values import Lanes, Value
 from ...races.happens_before import MemoryEvent
 from ..in_flight import InFlightRegister
 from ..memory import said
-from ..registry import known, operation, spelled
+from ..registry import constant, known, operation, spelled
 from .fragments import RegisterFragment
 from .operands import UNWRITTEN, Matrix, OperandChunks, SharedOperandRead, accumulate, fetch, reading, shared_read
+from .sparse import ROWS, RegisterMetadata, dense, groups_of, meanings, of_full_depth
 
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
@@ -106,9 +108,13 @@ class OperandRegister(InFlightRegister):
 
 @dataclass(frozen=True, eq=False)
 class WgmmaOperation:
-    """One form of the instruction: its fragments and shared-memory reads (None: A in registers)."""
+    """One form of the instruction: its fragments and shared-memory reads (None: A in registers).
+
+    sparse  A is stored by halves, and metadata in a register select its places
+    """
 
     atom: MmaAtom
+    sparse: bool
     c: RegisterFragment
     a: RegisterFragment | None
     read_a: SharedOperandRead | None
@@ -122,15 +128,20 @@ class WgmmaOperation:
 
 
 @cache
-def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: str, major_b: str) -> WgmmaOperation:
-    atom = wgmma(n, a, b, c, source, saturate=saturate)
-
+def _form(
+    n: int, a: str, b: str, c: str, source: str, saturate: bool, sparse: bool, major_a: str, major_b: str
+) -> WgmmaOperation:
+    stored = wgmma(n, a, b, c, source, saturate=saturate)
+    if sparse and stored.a_dtype.bits == 1:
+        raise ValueError("PTX has no sparse wgmma of b1")
+    atom = of_full_depth(stored) if sparse else stored
     in_smem = source == "smem"
     return WgmmaOperation(
         atom,
-        RegisterFragment.of(atom, "C"),
-        None if in_smem else RegisterFragment.of(atom, "A"),
-        shared_read(atom, "A", major_a) if in_smem else None,
+        sparse,
+        RegisterFragment.of(stored, "C"),
+        None if in_smem else RegisterFragment.of(stored, "A"),
+        shared_read(stored, "A", major_a) if in_smem else None,
         shared_read(atom, "B", major_b),
         saturate,
     )
@@ -168,6 +179,7 @@ class IssuedWgmma:
 
     words    (descriptor or None, descriptor, scale-d): equal in all four warps
     events   warp -> the reads of its group, which complete together; with a timeline each product's own
+    metadata [row, group] of a sparse A
     arrived  warps that have issued it
     """
 
@@ -180,6 +192,7 @@ class IssuedWgmma:
     accumulator: Accumulator
     operands: tuple[tuple[OperandChunks, int] | None, tuple[OperandChunks, int]]
     a: Matrix | None
+    metadata: npt.NDArray[np.uint32] | None
     arrived: int = 0
     retired: int = 0
     done: bool = False
@@ -373,20 +386,25 @@ def _name(fiber: Fiber, register: int) -> str:
     return f"register {list(fiber.machine.program.index)[register]}"
 
 
-@operation("wgmma.mma_async")
+@operation("wgmma.mma_async", "wgmma.mma_async.sp")
 def product(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.mma_async: D = A*B + D, or A*B, by the four warps of a warpgroup.
 
     Operands: D, A (a descriptor, or registers), B's descriptor, scale-d, and where the types have them imm-scale-a,
-    imm-scale-b, imm-trans-a (A in shared memory), imm-trans-b.
+    imm-scale-b, imm-trans-a (A in shared memory), imm-trans-b. A sparse A's metadata and selector precede scale-d.
     """
     shape = next(word for word in ins.words if word.startswith("m64n"))
     n = int(shape.partition("n")[2].partition("k")[0])
     c, a, b = [TYPES[word] for word in ins.words if word in TYPES]
-    target, first, second, scale, *rest = ins.operands
+    sparse = "sp" in ins.words
+    if len(ins.operands) < (least := 6 if sparse else 4):
+        raise ValueError(f"{ins.opcode} has {least} operands and its immediates, not {len(ins.operands)}")
+    target, first, second, *rest = ins.operands
+    selects = [rest.pop(0), rest.pop(0)] if sparse else []
+    scale = rest.pop(0)
     in_smem = first.kind != "vector"
     immediates = [int(operand.text) for operand in rest]
-    plain = _form(n, a, b, c, "smem" if in_smem else "rmem", "satfinite" in ins.words, "K", "K")
+    plain = _form(n, a, b, c, "smem" if in_smem else "rmem", "satfinite" in ins.words, sparse, "K", "K")
     signs, transposed = [1, 1], [0, 0]
     expected = 0
     if not plain.integer:
@@ -397,9 +415,8 @@ def product(program: Program, ins: PtxInstruction) -> Run:
             transposed = ([] if in_smem else [0]) + immediates[2:]
     if len(immediates) != expected or not {*signs} <= {1, -1} or not {*transposed} <= {0, 1}:
         raise ValueError(f"{expected} immediates follow scale-d, scales of 1 or -1 and then flags of 0 or 1")
-    form = _form(
-        n, a, b, c, plain.atom.a_source, plain.saturates, MAJORS[transposed[0]], MAJORS[transposed[1]]
-    )  # fmt: skip
+    majors = MAJORS[transposed[0]], MAJORS[transposed[1]]
+    form = _form(n, a, b, c, plain.atom.a_source, plain.saturates, sparse, *majors)
     spelled(ins, form.atom.ptx, "satfinite")
     names = _registers(program, ins, target, form.c.registers)
     lent = [] if form.a is None else _registers(program, ins, first, form.a.registers)
@@ -408,6 +425,8 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     describe_a = None if lent else program.value(first, "b64")
     describe_b, adds = program.value(second, "b64"), program.value(scale, "pred")
     sign = (signs[0], signs[1])
+    metadata = RegisterMetadata.of(form.atom, constant(selects[1])) if sparse else None
+    codes = program.value(selects[0]) if sparse else None
 
     def go(fiber: Fiber) -> None:
         fiber.whole()
@@ -419,6 +438,8 @@ def product(program: Program, ins: PtxInstruction) -> Run:
         _take_accumulator(fiber, warp, found, names, pick(fiber.registers))
         if lent:
             _lend(fiber, group, warp, found, lent)
+        if metadata is not None and codes is not None and found.metadata is not None:
+            found.metadata[ROWS * warp : ROWS * (warp + 1)] = metadata.read(codes(fiber))
         event = found.events[warp]
         if event is None:
             event = group.events[warp] = found.events[warp] = group.events[warp] or _event(fiber, ins, warp)
@@ -476,6 +497,7 @@ def _issued(
             Accumulator(form) if own is None else own,
             (operand_a, reading(word_b, form.read_b, fiber, report)),
             None if form.a is None else np.zeros(form.a.shape, dtype=np.float32),
+            np.zeros((M, groups_of(form.atom)), dtype=np.uint32) if form.sparse else None,
         )
         found.accumulator.queue.append(found)
         found.accumulator.last = found
@@ -606,6 +628,8 @@ def _run(product: IssuedWgmma, fiber: Fiber) -> None:
     source, second = product.operands
     left, right = product.a if source is None else get(source), get(second)
     assert left is not None
+    if product.metadata is not None:
+        left = dense(left, product.metadata, meanings(form.atom), report)
     if product.signs[0] * product.signs[1] < 0:
         left = -left
     product.accumulator.values = accumulate(

@@ -39,11 +39,12 @@ from ..mma.operands import (
     reading,
     shared_read,
 )
+from ..mma.sparse import dense
 from ..registry import operation
 from .allocation import GROUPS, group_size
 from .copy import low_bit
 from .shift import ALL, shift_rows
-from .sparse import dense, metadata_column
+from .sparse import meanings, metadata_column
 from .tmem import TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 
 # Hints to keep an operand in the collector buffer, without an effect on results.
@@ -378,7 +379,8 @@ def _run(job: IssuedTcgen05) -> None:
             columns = slice(part * n // form.parts, (part + 1) * n // form.parts)
             left = _a(cta, job, part) if job.a is None else _shared(cta, job.a, job.report)
             if form.metadata is not None:
-                left = dense(form.atom, left, _metadata(cta, job, form.metadata, part), job.report)
+                codes = _metadata(cta, job, form.metadata, part)
+                left = dense(left, codes, meanings(form.atom), job.report)
             if form.scales is None:
                 half = form.atom.c_dtype.bits == 16
                 found[:, columns] = accumulate(

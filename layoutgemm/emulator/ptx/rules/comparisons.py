@@ -71,8 +71,8 @@ ONE = {"f16": 0x3C00, "bf16": 0x3F80}
 
 @rule("set")
 def _set(g: CodeGenerator, ins: PtxInstruction) -> str:
-    to, other = ins.words[-2], _joined_with(g, ins)
-    one = HOLDS.get(to) or ONE[HALVES[to]]
+    to, packed, other = ins.words[-2], ins.words[-1].endswith("x2"), _joined_with(g, ins)
+    one = HOLDS["u16" if packed else to] if to in HOLDS else ONE[HALVES[to]]  # of a pair, 16 bits each
     chosen = [f"select({text}{other}, {one}, 0)" for text in _compared(g, ins, ins.words[1])]
     return chosen[0] if len(chosen) == 1 else f"({chosen[0]} | {chosen[1]} << 16)"
 

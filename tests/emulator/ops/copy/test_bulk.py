@@ -287,8 +287,8 @@ def test_what_is_predicated_off_is_not_misuse():
         ("cp.async.bulk.global.shared::cta.bulk_group [%out], [%r29], 512, %d1;", "3 operands, not 4"),
         ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.foo [%r29], [%a], 512, [%r20];", "foo"),
         ("cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.f32 [%r2], [%r3], 16, [%r4]"
-         ";", "no form of cp in PTX"),
-        ("st.async.weak.shared::cluster.b32 [%r0], %r1, [%r2];", "no form of st in PTX"),
+         ";", "no form of cp that the emulator knows"),
+        ("st.async.weak.shared::cluster.b32 [%r0], %r1, [%r2];", "no form of st that the emulator knows"),
         ("multimem.ld_reduce.global.f32 %f0, [%d0];", "without a reduction"),
         ("cp.async.bulk.wait_group.foo 0;", "foo"),
     ],

@@ -213,10 +213,6 @@ def refused(opcode: str, vectors: str = "{%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {
 def test_unknown_forms_are_refused_with_their_line():
     shape = refused("mma.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32")
     assert re.search(r"PTX line \d+.*it has no m16n8k32", shape)
-    assert "mma.sp, a sparse product" in refused("mma.sp.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32")
-    assert "mma.sp, a sparse product" in refused(
-        "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32"
-    )
     short = "{%f0,%f1,%f2,%f3}, {%r0,%r1,%r2}, {%r4,%r5}, {%f0,%f1,%f2,%f3}"
     assert "operand 1 has 3 registers" in refused("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", short)
     assert "foo is not emulated" in refused("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32.foo")
