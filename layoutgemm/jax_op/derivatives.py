@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
@@ -18,6 +20,7 @@ from .reference import activated, finish
 
 Kept = tuple[jax.Array, jax.Array, "jax.Array | None", "jax.Array | None"]
 Gradients = tuple[jax.Array, jax.Array, "jax.Array | None"]
+SAVED = "layoutgemm"  # the name of each product, and of the sums that its gradients read, for jax.checkpoint
 _DERIVED = ("bfloat16", "float16", "float32")  # types whose products have derivatives
 
 
@@ -25,6 +28,15 @@ _DERIVED = ("bfloat16", "float16", "float32")  # types whose products have deriv
 def differentiable(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
     """The product, whose gradients are products of this library."""
     return multiply(product, a, b, bias)
+
+
+Saved = TypeVar("Saved", jax.Array, Arrays)
+
+
+def saved(found: Saved) -> Saved:
+    """The arrays with the name by which `jax.checkpoint`'s policies keep them."""
+    named: Saved = checkpoint_name(found, SAVED)
+    return named
 
 
 def derived_by_jax(
@@ -42,7 +54,7 @@ def derived_by_jax(
 
     def forward(product: WritingProduct, *arrays: jax.Array) -> tuple[Arrays, tuple[jax.Array, ...]]:
         check_derived(product.types, product.epilogue)
-        return call(product, *arrays), arrays
+        return saved(call(product, *arrays)), arrays
 
     def backward(product: WritingProduct, arrays: tuple[jax.Array, ...], grads: Arrays) -> tuple[jax.Array, ...]:
         def multiplied(of: Product, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -71,10 +83,10 @@ def _forward(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | Non
     """The product, and what its gradients need: of relu the result, of others and of gates the sums in float32."""
     check_derived(product.types)
     if product.activation is None or product.activation == "relu":
-        c = differentiable(product, a, b, bias)
+        c = saved(differentiable(product, a, b, bias))
         return c, (a, b, bias, None if product.activation is None else c)
     wide = replace(product, types=(*product.types[:2], product.wide), activation=None)
-    sums = differentiable(wide, a, b, bias)
+    sums = saved(differentiable(wide, a, b, bias))
     return finish(sums, None, product.activation, product.types[2]), (a, b, bias, sums)
 
 

@@ -14,9 +14,16 @@ from ..errors import OperandError, TensorError
 
 
 def array_of(name: str, x: object) -> jax.Array:
-    """A JAX array; NumPy's become one. Raises OperandError for anything else, and for sizes that are symbols."""
+    """A JAX array; NumPy's become one, and so do holders of one, as flax.nnx.Param.
+
+    Raises OperandError for anything else, for types that JAX has not, and for sizes that are symbols.
+    """
+    if not isinstance(x, (jax.Array, np.ndarray)) and (held := getattr(type(x), "__jax_array__", None)) is not None:
+        x = held(x)
     if not isinstance(x, (jax.Array, np.ndarray)):
         raise OperandError(f"{name} is a {type(x).__qualname__}; it is a jax.Array or a NumPy array")
+    if isinstance(x, np.ndarray) and x.dtype.kind in "OSUVMm" and not jnp.issubdtype(x.dtype, jnp.number):
+        raise OperandError(f"{name} is a NumPy array of {x.dtype}, a type that JAX has not")
     symbols = [n for n in x.shape if not isinstance(n, int)]
     if symbols:
         raise TensorError(

@@ -39,18 +39,6 @@ def normal(*shape: int, dtype: Any = F32, grad: bool = False) -> Any:
     return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
 
 
-@pytest.mark.parametrize("shapes", SHAPES[::2])
-def test_opcheck(shapes: Any) -> None:
-    """torch's own tests of an operator: schema, fake tensors, autograd, and the compiler's dispatch."""
-    for grad in (False, True):
-        for kind in (F32, BF16):
-            a, b = (normal(*shape, dtype=kind, grad=grad) for shape in shapes)
-            results = torch.library.opcheck(OP, (a, b))
-            assert set(results.values()) == {"SUCCESS"}, results
-    results = torch.library.opcheck(OP, (normal(4, 8, dtype=BF16), normal(6, 8, dtype=BF16).T, F32))
-    assert set(results.values()) == {"SUCCESS"}, results
-
-
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_gradients(shapes: Any) -> None:
     a, b = (normal(*shape, grad=True) for shape in shapes)

@@ -251,15 +251,6 @@ def test_grouped_products_take_recipes() -> None:
 # ------------------------------------------------------------------------------------------------- modes and compilers
 
 
-@pytest.mark.parametrize("recipes", [PAIRS[3], PAIRS[5]], ids=["rows", "blocks"])
-def test_opcheck(recipes: tuple[str, str]) -> None:
-    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")  # torch scales no float8
-    sa, sb = scales(recipes[0], "a"), scales(recipes[1], "b")
-    for arguments in ((A, sa, B, sb), (A, sa, B, None, torch.ones(N), "gelu", F32, recipes[0], "", False)):
-        results = torch.library.opcheck(OP.default, arguments, test_utils=checks)
-        assert set(results.values()) == {"SUCCESS"}, results
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_compiler_takes_it_whole(dynamic: bool) -> None:
     torch._dynamo.reset()

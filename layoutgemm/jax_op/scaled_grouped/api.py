@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...torch_op.scaled_grouped.epilogue import why_unfinished
-from ..derivatives import check_derived
+from ..derivatives import check_derived, saved
 from ..functions.api import launch_numbers
 from ..functions.product import check_functions, check_given, check_operand, check_stored
 from ..inputs import array_of, flag, type_name
@@ -263,9 +263,9 @@ def _forward(product: ScaledProduct, *operands: jax.Array) -> tuple[Arrays, _Kep
     """The product, and what its gradients need: with an activation or a gate, the sums in float32."""
     check_derived(product.types, product.epilogue)
     if product.activation is None or product.epilogue is not None:
-        return _product(product, *operands), (operands, None)
+        return saved(_product(product, *operands)), (operands, None)
     wide = replace(product, types=(*product.types[:2], "float32"), activation=None)
-    sums = _sums(wide, *operands)
+    sums = saved(_sums(wide, *operands))
     return activated(sums, product.activation).astype(product.types[2]), (operands, sums)
 
 

@@ -26,6 +26,7 @@ from ...kernels.epilogue.reduce import FP8_MOST
 from ...kernels.fp8.plan import LEAST
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.scaled_grouped.recipes import BLOCK, SQUARE
+from ..derivatives import saved
 from ..inputs import array_of, flag, type_name
 from ..product import stored_as
 from .api import grouped_matmul
@@ -124,7 +125,7 @@ def _product(facts: TrainedGroups, left: jax.Array, right: jax.Array, offsets: j
 def _forward(
     facts: TrainedGroups, left: jax.Array, right: jax.Array, offsets: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    return _product(facts, left, right, offsets), (left, right, offsets)
+    return saved(_product(facts, left, right, offsets)), (left, right, offsets)
 
 
 def _backward(
