@@ -362,7 +362,7 @@ def test_a_grids_workspace_is_memory_beside_the_heap():
 
 
 def test_lanes_that_have_met_again_keep_no_registers(monkeypatch):
-    """Events on record keep their fibers, of which a loop with a branch starts two in every turn."""
+    """Events on record keep their fibers: two for every turn of this loop."""
     started = []
     start = Cluster.start
     monkeypatch.setattr(
