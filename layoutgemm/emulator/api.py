@@ -538,7 +538,7 @@ def described(
         raise EmulatorError(refusal(args, "args", "a tuple of one value for each parameter"))
     if isinstance(text, Path) or ("\n" not in text and text.endswith(".ptx")):
         text = _read(Path(text))
-    kernels = read_module(text)
+    kernels = read_module(text, kernel)
     chosen = next((k for k in kernels if k.name == kernel), None) if kernel else kernels[0]
     if chosen is None or (kernel is None and len(kernels) > 1):
         raise EmulatorError(f"name one of the module's kernels: {', '.join(k.name for k in kernels)}")

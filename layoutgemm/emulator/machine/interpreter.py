@@ -149,6 +149,11 @@ class Fiber:
         part = "" if self.lanes == FULL else f" lanes {self.lanes:#x}"
         return f"{self.warp}{part}"
 
+    def retire(self) -> None:
+        """Free its registers and knowledge: events on record keep the fiber, for its description."""
+        self.registers = []
+        del self.knows
+
     def one(self, value: Value) -> int:
         """The value of the one active lane, or of all when they agree. Raises EmulatorError when they differ."""
         if not isinstance(value, np.ndarray):
@@ -891,11 +896,14 @@ class PtxMachine:
         for child, _ in parent.done:
             parent.dirty |= child.dirty
         self._learn(cluster, parent, parent.done)
+        if rest:
+            self._join(parent, rest)
+        for child, _ in parent.done:
+            child.retire()
         if not rest:
             cluster.fibers.append(parent)
             self._finish(cluster, parent, True)
             return
-        self._join(parent, rest)
         # Its epoch may have been forgotten while it was stopped, which would mean that all fibers know of it.
         parent.epoch, parent.joint = cluster.ledger.event(False, parent.describe), None
         cluster.fibers.append(parent)

@@ -203,8 +203,10 @@ def listed(kernel: str, problems: list[str]) -> str:
     return texts[0] if len(texts) == 1 else f"kernel {kernel}, {len(texts)} refusals:\n  " + "\n  ".join(texts)
 
 
-def read_module(text: str) -> list[PtxKernel]:
+def read_module(text: str, only: str | None = None) -> list[PtxKernel]:
     """The kernels of a PTX module; what cannot be read of one is among its `problems`.
+
+    only  the name of the one to read, if the module has it: a module of templates may have hundreds
 
     Raises PtxError for text without `.target` or `.entry`.
     """
@@ -220,7 +222,8 @@ def read_module(text: str) -> list[PtxKernel]:
     first = _body(text, entries[0])
     shared = [_shared(m, line_of(text, m.start())) for m in _SHARED.finditer(text, 0, first)]
     module = _Module(text, target.group(1), shared, files, functions_of(text), variables_of(text))
-    return [_kernel(module, entry) for entry in entries]
+    chosen = [entry for entry in entries if entry.group(1) == only]
+    return [_kernel(module, entry) for entry in chosen or entries]
 
 
 class _Module(NamedTuple):

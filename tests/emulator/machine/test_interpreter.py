@@ -7,9 +7,9 @@ import pytest
 
 from layoutgemm import emulate_ptx
 from layoutgemm.emulator.findings import Finding, Findings
-from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.emulator.machine.interpreter import Cluster, Policy
 from layoutgemm.errors import DeadlockError, EmulatorError
-from tests.emulator.run_ptx import run
+from tests.emulator.run_ptx import LANE, run
 
 HEAD = "mov.u32 %r30, %tid.x; mul.wide.u32 %d30, %r30, 4; add.s64 %d0, %out, %d30;"
 STORE = "st.global.u32 [%d0], %r0;"
@@ -359,3 +359,24 @@ def test_a_grids_workspace_is_memory_beside_the_heap():
         block=32,
     )
     assert sorted(result["out"].tolist()) == list(range(32))
+
+
+def test_lanes_that_have_met_again_keep_no_registers(monkeypatch):
+    """Events on record keep their fibers: two for every turn of this loop."""
+    started = []
+    start = Cluster.start
+    monkeypatch.setattr(
+        Cluster, "start", lambda self, fiber, parent: (started.append(fiber), start(self, fiber, parent))[1]
+    )
+    out = np.zeros(32, np.uint32)
+    run(
+        f"""{LANE} mov.u32 %r0, 0; add.s64 %d0, %d31, %out; setp.lt.u32 %p0, %r31, 7;
+        LOOP: @%p0 bra LOW; st.shared.b32 [smem+4], %r0; bra MEET; LOW: st.shared.b32 [smem], %r0; MEET:
+        add.u32 %r0, %r0, 1; setp.lt.u32 %p1, %r0, 9; @%p1 bra LOOP; st.global.b32 [%d0], %r0;""",
+        {"out": out},
+        shared=64,
+    )
+    assert (out == 9).all()
+    children = [fiber for fiber in started if fiber.parent is not None]
+    assert len(children) == 18
+    assert not any(fiber.registers or hasattr(fiber, "knows") for fiber in children)

@@ -277,6 +277,8 @@ def test_everything_that_is_unsupported_is_listed_at_once():
     with pytest.raises(PtxError, match="cannot read"):
         parse(text)
     assert [bool(kernel.problems) for kernel in read_module(text)] == [True, False]
+    good, every = read_module(text)[1].name, [kernel.name for kernel in read_module(text, "absent")]
+    assert [kernel.name for kernel in read_module(text, good)] == [good] != every
 
 
 POINTERS = """
