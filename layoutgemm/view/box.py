@@ -81,7 +81,8 @@ def box_svg(plan: TmaPlan, index: Sequence[int] | None = None, *, title: str | N
         inner += max(width * scales(width, height, TENSOR)[0], TENSOR / 2) + 70
     inner = max(inner, width_of(heading, 16) * 1.15, 560.0)
     y = header(canvas, heading, notes, inner)
-    y = legend(canvas, ((hue(0), "in the tensor"), ("empty", "outside")), y, inner) + 60
+    some_outside = any(box.clipped != box.extent for box in placed)
+    y = legend(canvas, ((hue(0), "in the tensor"), *(("empty", "outside"),) * some_outside), y, inner) + 60
     x, bottom = MARGIN + 52, y
     if plan.extents is not None:
         x, bottom = draw_tensor(canvas, plan, placed, x, y, (x_name, y_name))

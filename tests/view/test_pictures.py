@@ -352,6 +352,7 @@ def test_a_ragged_box_says_what_is_inside() -> None:
     full = box_svg(RAGGED, (0, 0))
     assert re.findall(r'data-inside="(\w+)"', full) == ["64x128", "40x128"] and "64x128, all inside" in full
     store = tma_store(Layout((200, 104), (104, 1)), smem_tile((64, 64), "bf16", "K"))
+    assert ">outside</text>" in svg and ">outside</text>" not in box_svg(store, (0, 0))
     assert "nothing is written" in box_svg(store, (3, 1)) and "40x8 of 64x64 inside" in box_svg(store, (3, 1))
 
 

@@ -53,6 +53,11 @@ def test_lines_join_each_row_inside_the_tensor():
     svg = plan.svg(rows=[7, 7, 0, 99, 50, -1, 20, 130])
     assert re.findall(r'data-line="(\d)"', svg) == ["0", "1", "2", "3", "4", "6"]
     assert svg.count("row 6 of the tile: row 20 of the tensor, instruction") == 2  # two spans of columns
+    for named in ("instruction 0", "instruction 3", "outside of the tensor"):
+        assert f">{named}</text>" in svg
+    assert ">outside of the tensor<" not in plan.svg(rows=range(8)) and "instruction 4" not in svg
+    tall = tma_gather(Layout((100, 128), (128, 1)), smem_tile((72, 128), "bf16", "K")).svg()
+    assert ">instruction 0, 8, ...</text>" in tall and ">instruction 3, 11, ...</text>" in tall
     assert "nothing is written" in tma_gather(Layout((100, 128), (128, 1)), plan.smem, None, "scatter").svg()
     with pytest.raises(TmaError, match="3 row numbers"):
         plan.svg(rows=[1, 2, 3])

@@ -8,8 +8,8 @@ from layoutgemm.arguments import checked
 from layoutgemm.atoms.tma.gather import ROWS, GatherPlan
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import Canvas, width_of
-from layoutgemm.view.palette import INK, hue, lighter
-from layoutgemm.view.sheet import MARGIN, Note, header, legend
+from layoutgemm.view.palette import HUES, INK, hue, lighter
+from layoutgemm.view.sheet import MARGIN, Legend, Note, header, legend
 
 TENSOR, TILE, GAP = 180.0, 240.0, 150.0  # pixels across: the tensor, the tile, the room between
 ROW, TALL = 18.0, 360.0  # height of a row of the tile, of the tensor at least
@@ -53,10 +53,7 @@ def gather_svg(
         TENSOR + GAP + TILE + 120, width_of(heading, 16) * 1.15, *(width_of(n.text, 12) for n in notes if n.mono)
     )
     y = header(canvas, heading, notes, inner)
-    y = legend(
-        canvas, ((hue(0), "one instruction"), (hue(1), "the next"), ("empty", "outside of the tensor")), y, inner
-    )
-    y += 56
+    y = legend(canvas, _meanings(plan, chosen), y, inner) + 56
     height = max(TALL, ROW * plan.tile_rows)
     x = MARGIN + 50
     _draw_tensor(canvas, plan, chosen, (x, y, height), column)
@@ -105,6 +102,17 @@ def _parts(plan: GatherPlan, row: int) -> list[int]:
     return [n for n, box in enumerate(plan.boxes) if box.coord_offset[1] <= row < box.coord_offset[1] + ROWS]
 
 
+def _meanings(plan: GatherPlan, rows: Sequence[int]) -> Legend:
+    """The legend: a colour for each instruction, after eight the same ones again."""
+    count, down = len(plan.boxes), _extents(plan)[1]
+    found = [
+        (hue(n), f"instruction {', '.join(map(str, range(n, min(count, n + 2 * len(HUES)), len(HUES))))}"
+         + ", ..." * (n + 2 * len(HUES) < count))
+        for n in range(min(count, len(HUES)))
+    ]  # fmt: skip
+    return (*found, *(("empty", "outside of the tensor"),) * any(not 0 <= row < down for row in rows))
+
+
 def _draw_tensor(
     canvas: Canvas, plan: GatherPlan, rows: Sequence[int], place: tuple[float, float, float], column: int
 ) -> None:
@@ -112,7 +120,7 @@ def _draw_tensor(
     x, y, height = place
     across, down = _extents(plan)
     canvas.text(x, y - 26, f"tensor {plan.dims[1]} {down} x {plan.dims[0]} {across}", 13, bold=True)
-    canvas.box(x, y, TENSOR, height, lighter(hue(2), 0.65), f"the tensor: {down} rows of {across}")
+    canvas.box(x, y, TENSOR, height, lighter(HUES[-1], 0.5), f"the tensor: {down} rows of {across}")
     canvas.text(x - 6, y + 10, "0", 11, fill="faint", anchor="end")
     canvas.text(x - 6, y + height, str(down), 11, fill="faint", anchor="end")
     canvas.text(x, y - 7, f"{plan.dims[0]} \u2192", 11, fill="faint")
