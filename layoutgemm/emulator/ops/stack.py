@@ -84,7 +84,7 @@ def restore(program: Program, ins: PtxInstruction) -> Run:
 
 
 def _checked(program: Program, ins: PtxInstruction, least: int, most: int) -> None:
-    """Raise ValueError for another type or number of operands, and beside routines, whose frames lie there."""
+    """Raise ValueError for another type or number of operands, and beside routines."""
     if ins.words[1:] not in (("u32",), ("u64",)) or not least <= len(ins.operands) <= most:
         raise ValueError(f"{ins.words[0]} is .u32 or .u64, with {least} to {most} operands")
     if any(one.words[0] == "routine" for one in program.kernel.instructions):
