@@ -42,7 +42,7 @@ from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, 
 from ..races.conflicts import Conflict
 from ..races.global_bytes import GlobalWatch
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, ShadowMemory
-from ..races.lanes import LaneAccess, fork, join
+from ..races.lanes import LaneAccess, Same, fork, join
 from .bank_counts import BankCounter
 from .deadlocks import POLLS_ANYWHERE, WAITING, stuck
 from .gathering import Apart, Gathering, form_of, merged_register
@@ -540,7 +540,7 @@ class PtxMachine:
         touch: LaneAccess | None = None,
         by: int = 0,
         ends: tuple[int, int] | None = None,
-        same: Callable[[], bool] | None = None,
+        same: Same | None = None,
     ) -> None:
         """Record an access to shared memory, and report its races.
 

@@ -28,7 +28,8 @@ from .registry import BUILDERS, GUARDS, guarded
 from .spellings import check_spelling, check_words
 
 MODULES = (
-    "barrier", "calls", "control", "launch_control", "memory", "multimem", "routines", "warp",
+    "barrier", "calls", "control", "launch_control", "memory", "multimem", "routines", "stack",
+    "warp",
     "copy.bulk", "copy.bulk_groups", "copy.cp_async", "copy.ldmatrix", "copy.tensormap", "copy.tma",
     "mma.sync", "mma.wgmma", "mma.wmma", "tcgen05.allocation", "tcgen05.copy", "tcgen05.mma", "tcgen05.shift",
 )  # fmt: skip

@@ -52,12 +52,6 @@ def call(program: Program, ins: PtxInstruction) -> Run:
     raise ValueError(f"call of {name}: {why}")
 
 
-@operation("alloca", "stacksave", "stackrestore")
-def allocated(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse memory that is allocated on the stack while a thread runs."""
-    raise ValueError(f"{ins.words[0]} is left out of the emulator: its size is not known when the kernel is loaded")
-
-
 def _is_variable(operand: PtxOperand) -> bool:
     """True for a `.param` variable; in a routine, its address in the frame stands for it."""
     return operand.kind == "symbol" or operand.text.endswith(FRAMED)

@@ -40,7 +40,7 @@ from ..ptx.values import (
 from ..races import global_words as lane_words
 from ..races.global_bytes import CopyAccess
 from ..races.happens_before import MemoryEvent
-from ..races.lanes import LaneAccess, apart_by_rounding, conflicting, did, strong
+from ..races.lanes import LaneAccess, Meets, Same, apart_by_rounding, conflicting, did, strong
 from .flags import FlagAccess, learn, tell
 from .local import fetch_local, is_local, store_local
 from .registry import MixedMemories, by_place, constant, counted, guarded, known, operation, taken
@@ -377,7 +377,7 @@ def said(fiber: Fiber, ins: PtxInstruction | None) -> Callable[[], str]:
 
 def _touch_global(
     fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str,
-    strong: bool = False, same: Callable[[], bool] = lambda: False,
+    strong: bool = False, same: Same = lambda meets: False,
 ) -> None:  # fmt: skip
     """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes" or "adds to".
 
@@ -422,13 +422,13 @@ def copies_global(
             fiber.machine.conflict(found, fiber)
 
 
-def _never() -> bool:
+def _never(meets: Meets) -> bool:
     return False
 
 
 def _touch_shared(
     fiber: Fiber, ins: PtxInstruction, cta: Cta, offsets: npt.NDArray[np.int64], size: int, lanes: int, kind: str,
-    event: MemoryEvent | None = None, same: Callable[[], bool] | None = None, banks: bool = True,
+    event: MemoryEvent | None = None, same: Same | None = None, banks: bool = True,
 ) -> None:  # fmt: skip
     """Record an access to shared memory; kind: "ld.shared" or "st.shared"; same: see `PtxMachine.touch`.
 
@@ -450,7 +450,7 @@ def _count_banks(
 
 def _touch_strongly(
     fiber: Fiber, ins: PtxInstruction, form: AccessForm, cta: Cta, offsets: npt.NDArray[np.int64], size: int,
-    lanes: int, kind: str, same: Callable[[], bool] | None = None,
+    lanes: int, kind: str, same: Same | None = None,
 ) -> None:  # fmt: skip
     """Record an access to shared memory; a strong one as an event of its own, which does not race with others."""
     event, ledger = None, cta.cluster.ledger
@@ -541,8 +541,11 @@ def put(
             machine.problem("uninitialised", f"{why}, and it is stored", fiber)
         machine.counts.bytes["global write"] += raw.size
 
-        def holds() -> bool:
-            return lost is None and bool((machine.launch.memory.read(offsets, size) == raw).all())
+        def holds(meets: Meets) -> bool:
+            if lost is not None:
+                return False
+            at = offsets[:, None] + np.arange(size)
+            return bool((machine.launch.memory.read(offsets, size) == raw)[meets(at)].all())
 
         _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong), holds)
         if form.strong:
@@ -551,11 +554,13 @@ def put(
         return
     cta.shared.check(offsets, size, ins.opcode)
 
-    def same() -> bool:
-        if lost is not None or cta.shared.unwritten(offsets, size) is not None:
+    def same(meets: Meets) -> bool:
+        met = meets(offsets[:, None] + np.arange(size)).reshape(-1, form.bytes).any(axis=1)  # elements
+        own = offsets.repeat(form.count)[met] + np.tile(np.arange(0, size, form.bytes), len(offsets))[met]
+        if lost is not None or cta.shared.unwritten(own, form.bytes) is not None:
             return False
-        held = cta.shared.read(offsets, size)
-        return bool((held == raw).all()) or (not machine.policy.strict and apart_by_rounding(held, raw, form.bytes))
+        held, new = cta.shared.read(own, form.bytes), raw.reshape(-1, form.bytes)[met]
+        return bool((held == new).all()) or (not machine.policy.strict and apart_by_rounding(held, new, form.bytes))
 
     _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "st.shared", same)
     machine.counts.bytes["shared write"] += raw.size

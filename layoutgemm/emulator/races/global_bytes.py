@@ -15,6 +15,7 @@ Lanes of one warp have a file of their own (`global_words.py`). PTX ISA, "Memory
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from ..machine.memory import GRANULE
 from .clocks import NO_CLOCKS, Clock, Clocks, Stamp
 from .conflicts import FENCE, Conflict, remedy
+from .lanes import Same
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber, Warp
@@ -196,7 +198,7 @@ class GlobalWatch:
 
     def access(
         self, fiber: Fiber, pc: int, what: Callable[[], str], addresses: Addresses, size: int,
-        same: Callable[[], bool] | None, copying: CopyAccess | None = None, strong: bool = False,
+        same: Same | None, copying: CopyAccess | None = None, strong: bool = False,
     ) -> Conflict | None:  # fmt: skip
         """Record an access and return its race, or None.
 
@@ -263,7 +265,7 @@ class GlobalWatch:
 
     def _examined(
         self, fiber: Fiber, what: Callable[[], str], copying: CopyAccess | None, places: PagePlaces,
-        same: Callable[[], bool] | None, strong: bool,
+        same: Same | None, strong: bool,
     ) -> Conflict | None:  # fmt: skip
         """The race of an access to some places of a page, or None."""
         race: Conflict | None = None
@@ -333,7 +335,7 @@ class GlobalWatch:
 
     def _race(
         self, fiber: Fiber, what: Callable[[], str], copying: CopyAccess | None, page: int,
-        found: tuple[Numbers, bool, bool, slice | Numbers, int], same: Callable[[], bool] | None,
+        found: tuple[Numbers, bool, bool, slice | Numbers, int], same: Same | None,
     ) -> Conflict | None:  # fmt: skip
         """The race with one of these earlier accesses, or None.
 
@@ -347,11 +349,12 @@ class GlobalWatch:
             earlier = self.accesses[one]
             if earlier is None or (lacks := self._lacks(fiber, earlier, wrote, writes, copying)) is None:
                 continue
-            if same is not None and same():
-                return None  # memory holds these bytes in either order
-            inside = int((numbers == number).argmax())
-            unit = where.start + inside if isinstance(where, slice) else int(where[inside])
-            at = (page << PAGE_BITS) + (unit << shift)
+            theirs = np.flatnonzero(numbers == number)
+            inside = theirs + where.start if isinstance(where, slice) else where[theirs].astype(np.int64)
+            units = inside + (page << PAGE_BITS - shift)
+            if same is not None and same(partial(_among, units, shift)):
+                continue  # memory holds these bytes in either order
+            at = int(units[0]) << shift
             if wrote and self._has_observed(fiber.warp, at, len(numbers), earlier.stamp):
                 continue
             buffer, offset = fiber.machine.launch.memory.find(at)
@@ -407,3 +410,8 @@ def _places(addresses: Addresses, size: int) -> Iterator[PagePlaces]:
     pages, inside = addresses >> PAGE_BITS, (addresses & PAGE - 1).astype(np.int32)
     for one in set(pages.tolist()):
         yield PagePlaces(one, inside[pages == one], size)
+
+
+def _among(units: npt.NDArray[np.int64], shift: int, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """True for each address in one of these units of 2**shift bytes."""
+    return np.isin(at >> shift, units)

@@ -49,7 +49,19 @@ from .conflicts import (
     Conflict,
     remedy,
 )
-from .lanes import FILTER, NOTHING, LaneAccess, crossing, each_alone, never_race, one_lane, unknown, unordered
+from .lanes import (
+    FILTER,
+    NOTHING,
+    LaneAccess,
+    Same,
+    bytes_met,
+    crossing,
+    each_alone,
+    never_race,
+    one_lane,
+    unknown,
+    unordered,
+)
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
@@ -595,7 +607,7 @@ class ShadowMemory:
         lanes: int = 0,
         touch: LaneAccess | None = None,
         ends: tuple[int, int] | None = None,
-        same: Callable[[], bool] | None = None,
+        same: Same | None = None,
     ) -> Conflict | None:
         """Record an access and return its race, or lint, or None.
 
@@ -607,7 +619,7 @@ class ShadowMemory:
         what          says what the access is
         lanes         that do it, where they are told apart; touch: what each of them touches, None where it is open
         ends          the first and the last place, where the caller knows them
-        same          of a write: whether memory holds what it writes, but for rounding, asked before it does
+        same          of a write: whether memory holds what it writes there, but for rounding, asked before it does
         """
         ledger = self.ledger
         if not ledger.enabled or not places:
@@ -671,7 +683,13 @@ class ShadowMemory:
                     self._conflict, record, bytes_of, knows, asynchronous, what, event, own, lanes, touch, write
                 )
                 new = record.first(common, check)
-                if new is not None and record.write and not record.event.asynchronous and same is not None and same():
+                if (
+                    new is not None
+                    and record.write
+                    and not record.event.asynchronous
+                    and same is not None
+                    and same(bytes_met(common, bytes_of))
+                ):
                     new = replace(new, message=f"{new.message}; {SAME}", lint=True)
                 race = new or race
         if touch is not None and not event.joint:

@@ -35,8 +35,8 @@ since it hands each lane's part to all. Where lanes diverge, `fork` divides the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,9 @@ NOTHING = "nothing orders them: no barrier, mbarrier or wait group leads from th
 FILTER = 32  # number of events in `mine` at which a search for the ones that matter pays
 MANY = 8  # number of sets apart at which they are kept lane by lane
 Offsets = npt.NDArray[np.int64]
+# Whether memory holds what a write puts where an earlier access was; the argument: which bytes those are.
+Meets: TypeAlias = Callable[[Offsets], npt.NDArray[np.bool_]]
+Same: TypeAlias = Callable[[Meets], bool]
 
 
 class LaneAccess:
@@ -120,6 +123,16 @@ def lanes_at(touch: LaneAccess | None, lanes: int, places: int) -> int:
         if places >> place & 1:
             found |= who
     return found
+
+
+def bytes_met(places: int, parts: Mapping[int, int]) -> Meets:
+    """A function that finds the bytes of an earlier access among addresses; `parts`: as in `meeting`."""
+
+    def meets(at: Offsets) -> npt.NDArray[np.bool_]:
+        found = [places >> (x >> 4) & parts.get(x >> 4, EVERY) >> (x & 15) & 1 for x in at.reshape(-1).tolist()]
+        return np.array(found, dtype=bool).reshape(at.shape)
+
+    return meets
 
 
 def meeting(touch: LaneAccess | None, lanes: int, places: int, parts: Mapping[int, int]) -> int:

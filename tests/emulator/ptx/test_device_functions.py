@@ -255,13 +255,41 @@ def test_misuse_of_allocated_memory(body: str, says: str):
         heap(body, block=1)
 
 
+STACK = f"""{HEAD}
+.visible .entry stack(.param .u64 out) {{
+  .reg .b32 %r<9>; .reg .b64 %d<9>; .reg .pred %p;
+  mov.u32 %r0, %tid.x; add.u32 %r1, %r0, 1; mul.wide.u32 %d1, %r1, 4;
+  stacksave.u64 %d5; mov.u32 %r4, 0;
+  LOOP: stackrestore.u64 %d5; alloca.u64 %d2, %d1, 16; cvta.local.u64 %d3, %d2; mov.u32 %r2, 0;
+  FILL: mul.wide.u32 %d4, %r2, 4; add.u64 %d4, %d3, %d4; st.u32 [%d4], %r2; add.u32 %r2, %r2, 1;
+  setp.lt.u32 %p, %r2, %r1; @%p bra FILL;
+  add.u32 %r4, %r4, 1; setp.lt.u32 %p, %r4, TURNS; @%p bra LOOP;
+  alloca.u64 %d6, 4; st.local.u32 [%d6], 99; ld.u32 %r3, [%d4];
+  ld.param.u64 %d0, [out]; mul.wide.u32 %d1, %r0, 4; add.u64 %d0, %d0, %d1; st.global.u32 [%d0], %r3; ret; }}
+"""
+
+
+def test_memory_of_a_size_that_is_known_at_run_time():
+    """Each thread fills an array of its own length, again and again; the last word is its number."""
+    out = np.zeros(64, np.uint32)
+    assert emulate_ptx(STACK.replace("TURNS", "3"), block=64, args=[out]).ok
+    assert out.tolist() == list(range(64))
+    large = STACK.replace("TURNS", "3").replace("%d1, %r1, 4;", "%d1, %r1, 0x10000;", 1)
+    with pytest.raises(EmulatorError, match=r"alloca of 2097152 bytes: a thread has 524288 bytes"):
+        emulate_ptx(large, block=64, args=[out])
+    with pytest.raises(EmulatorError, match=r"stackrestore of 0x0, which stacksave did not give"):
+        emulate_ptx(STACK.replace("TURNS", "3").replace("stacksave.u64 %d5;", "mov.u64 %d5, 0;"), block=64, args=[out])
+    fresh = STACK.replace("TURNS", "1").replace("st.u32 [%d4], %r2;", "")
+    assert emulate_ptx(fresh, block=64, args=[out]).findings[0].kind == "uninitialised"
+
+
 def test_everything_that_is_unsupported_is_listed_at_once():
     text = f"""{HEAD}
 .visible .entry bad(.param .u64 out) {{
   .reg .b32 %r<4>; .reg .b64 %d<4>; .param .b64 p; .param .b64 q;
   frobnicate.u32 %r0, %r1;
   add.sat.u32 %r0, %r1, %r2;
-  alloca.u64 %d0, %d1;
+  alloca.u64 %d0, %d1, 3;
   call.uni (q), __cudaCDP2LaunchDeviceV2, (p, q);
   add.sat.u32 %r0, %r1, %r2;
   mov.u32 %r0, ?;
@@ -272,7 +300,7 @@ def test_everything_that_is_unsupported_is_listed_at_once():
         emulate_ptx(text, kernel="bad", args=[np.zeros(4)])
     said = str(caught.value)
     assert "kernel bad, 5 refusals" in said and "PTX line 8, 11: add.sat.u32" in said
-    assert all(word in said for word in ("frobnicate", "alloca is left out", "cannot read", "dynamic parallelism"))
+    assert all(word in said for word in ("frobnicate", "not a power of two", "cannot read", "dynamic parallelism"))
     assert emulate_ptx(text, kernel="good", args=[np.zeros(4)]).ok
     with pytest.raises(PtxError, match="cannot read"):
         parse(text)

@@ -17,7 +17,7 @@ from layoutgemm.atoms.tma.rules import TensorMap
 from layoutgemm.dtypes import dtype
 from layoutgemm.emulator.machine.interpreter import Policy
 from tests.emulator.ops.copy.tensor_copies import POLICIES, setting
-from tests.emulator.run_ptx import Result, run
+from tests.emulator.run_ptx import LANE, Result, run
 
 STRICT, OFF, WRITERS = Policy(lanes="strict"), Policy(lanes="off"), Policy(fences="writers")
 # %r1: the lane's 16 bytes, %r2: its neighbour's, %d1: the lane's place in the output; %p1: lane 0, %p2: the others.
@@ -156,3 +156,20 @@ def test_equal_writes_of_two_warps_are_lint():
     rounded = body.replace("%warpid;", "%warpid; add.u32 %r1, %r1, 0x3F800000;")
     assert run(rounded, block=64, shared=64).kinds == ["lint"]
     assert run(rounded, block=64, shared=64, policy=Policy(strict=True)).kinds == ["race"]
+
+
+def test_only_the_bytes_that_both_write_are_compared():
+    """Rows beyond the last are clamped to it: each warp writes it, and rows of its own, over an earlier tile."""
+    body = f"""{LANE} min.u32 %r1, %r31, 40; mul.lo.u32 %r2, %r1, 4; mov.u32 %r3, smem; add.u32 %r3, %r3, %r2;
+    setp.lt.u32 %p0, %r31, 41; @%p0 st.shared.b32 [%r3], 9; bar.sync 0; add.u32 %r4, %r1, 3;
+    st.shared.b32 [%r3], %r4;"""
+    (one,) = run(body, block=96, shared=256).findings
+    assert one.kind == "lint" and "both write the same bytes" in one.message
+    late = body.replace("add.u32 %r4, %r1, 3;", "add.u32 %r4, %r31, 3;")
+    assert "race" in run(late, block=96, shared=256).kinds
+    out = np.zeros(64, np.uint32)
+    clamped = f"""{LANE} mov.u32 %r5, %ctaid.x; sub.u32 %r5, 2, %r5; mad.lo.u32 %r1, %r5, 32, %r31;
+    min.u32 %r1, %r1, 40; add.u32 %r4, %r1, 3; mul.wide.u32 %d1, %r1, 4;
+    add.s64 %d1, %d1, %out; st.global.b32 [%d1], %r4;"""
+    assert not run(clamped, {"out": out}, grid=3).findings
+    assert "race" in run(clamped.replace("%r4, %r1, 3", "%r4, %r5, 3"), {"out": out}, grid=3).kinds

@@ -22,7 +22,7 @@ from ...machine.memory import ALL, GRANULE, WHOLE
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import LANES, Lanes
-from ...races.lanes import LaneAccess
+from ...races.lanes import LaneAccess, Meets
 from ..memory import place, said
 from ..registry import operation
 
@@ -108,9 +108,10 @@ class MatrixRows:
             found = _known[key] = self._rows(fiber, given)
         machine, write = fiber.machine, rows is not None
 
-        def same() -> bool:
-            held = cta.shared.chunks[found[0]]  # of a float's type, where only bits are meant
-            return rows is not None and cta.shared.full(found[0]) and held.tobytes() == rows.tobytes()
+        def same(meets: Meets) -> bool:
+            met = meets(found[0] * GRANULE)
+            held = cta.shared.chunks[found[0][met]]  # of a float's type, where only bits are meant
+            return rows is not None and cta.shared.full(found[0][met]) and held.tobytes() == rows[met].tobytes()
 
         machine.touch(
             fiber, cta, found[1].places, write, said(fiber, self.ins), touch=found[1], same=same if write else None
