@@ -109,7 +109,7 @@ def test_refusals_say_what_is_missing() -> None:
         experts_forward(module, x, INDEX, factors, weights="fp8")
     with pytest.raises(OperandError, match="a Linear has no has_gate: experts of transformers have it, by use_experts"):
         experts_forward(torch.nn.Linear(2, 2), x, INDEX, factors)
-    with pytest.raises(LayoutError, match="a is torch.float32: a grouped product is of bfloat16"):
+    with pytest.raises(LayoutError, match=r"a is torch\.float32: a grouped product is of bfloat16"):
         experts_forward(drawn()[0].float(), x.float(), INDEX, factors)
 
 
