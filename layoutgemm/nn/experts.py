@@ -128,7 +128,7 @@ class ExpertsMLP(torch.nn.Module):
     def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The sums for x (..., features), of x's shape.
 
-        index, weights  (rows of x, k): each row's experts, and their factors. An index beyond the experts counts as 0
+        index, weights  (rows of x, k): each row's experts, and their factors. An index of no expert counts as 0
         """
         check_input(x, self.first.in_features)
 

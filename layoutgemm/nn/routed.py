@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from ..arguments import shown
-from ..errors import OperandError
+from ..errors import OperandError, TensorError
 from ..torch_op.checks import autocast_type, cast
 from ..torch_op.scaled_grouped import grouped_matmul
 from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
@@ -40,15 +40,24 @@ class _Experts(Protocol):
 def routed(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts: int, mlp: Mlp) -> torch.Tensor:
     """The sums for x (..., features), of x's shape.
 
-    index, weights  (rows of x, k): each row's experts, and their factors. An index beyond the experts counts as 0
+    index, weights  (rows of x, k): each row's experts, and their factors. An index of no expert counts as 0
     mlp             of rows (rows, features), where expert e has offsets[e] to offsets[e + 1]
+
+    Raises OperandError for indices that are no integers, TensorError for other shapes.
     """
     rows = cast(x.reshape(-1, x.shape[-1]), autocast_type(x))
-    of_rows, order = index.reshape(-1).clamp(max=experts - 1).sort(stable=True)
+    if index.dtype not in (torch.int32, torch.int64):
+        raise OperandError(f"index is {index.dtype}: a row's experts are int32 or int64")
+    if index.ndim != 2 or index.shape[0] != rows.shape[0] or index.shape != weights.shape:
+        raise TensorError(
+            f"index has shape {list(index.shape)} and weights {list(weights.shape)}: both are ({rows.shape[0]}, k), k "
+            f"experts for each row of x of shape {list(x.shape)}"
+        )
+    of_rows, order = index.reshape(-1).clamp(0, experts - 1).sort(stable=True)
     every = torch.arange(experts + 1, device=of_rows.device, dtype=of_rows.dtype)
     offsets = torch.searchsorted(of_rows, every)
     each = mlp(rows[order // index.shape[-1]], offsets)[order.argsort()].view(*index.shape, x.shape[-1])
-    factors = weights.masked_fill(index >= experts, 0).float()
+    factors = weights.masked_fill((index < 0) | (index >= experts), 0).float()
     return (each.float() * factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
 
 

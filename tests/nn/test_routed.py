@@ -31,7 +31,9 @@ class Experts(torch.nn.Module):
             setattr(self, name, torch.nn.Parameter(w.mT.contiguous() if transposed else w))
             if bias:
                 setattr(self, f"{name}_bias", torch.nn.Parameter(torch.randn(EXPERTS, n)))
-        self.act_fn, self.post_expert_norm = torch.nn.SiLU(), torch.nn.RMSNorm(WIDE)
+        self.act_fn = torch.nn.SiLU()
+        if norm:
+            self.post_expert_norm = torch.nn.RMSNorm(WIDE)
 
     def _apply_gate(self, x: Any) -> Any:
         gate, up = x[..., ::2], x[..., 1::2]  # in an order of its own
@@ -47,7 +49,7 @@ class Experts(torch.nn.Module):
         for row, experts, factors in zip(x, index.tolist(), weights, strict=True):
             total = torch.zeros_like(row)
             for e, factor in zip(experts, factors, strict=True):
-                if e < EXPERTS:
+                if 0 <= e < EXPERTS:
                     hidden = self.one(row, self.first, e)
                     hidden = self._apply_gate(hidden) if self.has_gate else self.act_fn(hidden)
                     y = self.one(hidden, "down_proj", e)
@@ -65,8 +67,7 @@ def gradients(call: Any, module: Any, x: Any) -> list[Any]:
     x = x.detach().requires_grad_()
     y = call(x)
     slope = torch.cos(torch.arange(y.numel())).view(y.shape).to(y.dtype)
-    used = [p for name, p in module.named_parameters() if "norm" not in name or module.has_post_expert_norm]
-    return [y, *torch.autograd.grad(y, [x, *used], slope)]
+    return [y, *torch.autograd.grad(y, [x, *module.parameters()], slope)]
 
 
 FACTS: dict[str, dict[str, bool]] = {
@@ -79,7 +80,7 @@ FACTS: dict[str, dict[str, bool]] = {
 def test_values_and_gradients_are_float64s(name: str) -> None:
     module, x, factors = drawn(**FACTS[name])
     index = INDEX.clone()
-    index[3, 1] = EXPERTS  # on another process, as expert parallelism says it
+    index[3, 1], index[4, 0] = EXPERTS, -1  # on another process, as expert parallelism says it
     wide = copy.deepcopy(module).double()
     want = gradients(lambda x: wide(x, index, factors.double()), wide, x.double())
     for weights, bound in (("own", 2**-5), ("master", 2**-3)):
@@ -109,6 +110,13 @@ def test_refusals_say_what_is_missing() -> None:
         experts_forward(module, x, INDEX, factors, weights="fp8")
     with pytest.raises(OperandError, match="a Linear has no has_gate: experts of transformers have it, by use_experts"):
         experts_forward(torch.nn.Linear(2, 2), x, INDEX, factors)
+    for index, weights, said in (
+        (INDEX[:3], factors, r"index has shape \[3, 2\] and weights \[9, 2\]: both are \(9, k\)"),
+        (INDEX, factors[:, :1], r"index has shape \[9, 2\] and weights \[9, 1\]"),
+        (INDEX.float(), factors, r"index is torch\.float32: a row's experts are int32 or int64"),
+    ):
+        with pytest.raises(LayoutError, match=said):
+            experts_forward(drawn()[0], x, index, weights)
     with pytest.raises(LayoutError, match=r"a is torch\.float32: a grouped product is of bfloat16"):
         experts_forward(drawn()[0].float(), x.float(), INDEX, factors)
 
