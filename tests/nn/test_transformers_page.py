@@ -1,4 +1,4 @@
-"""The page's blocks of transformers, on models of the same names and parameters that need no transformers."""
+"""The blocks of the page on transformers, run on stand-ins of its models."""
 
 from __future__ import annotations
 
