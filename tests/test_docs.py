@@ -5,6 +5,8 @@ Pages follow the rules of tests/test_readme.py. The slow test at the end runs `m
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
 import doctest
 import importlib
@@ -49,6 +51,23 @@ def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     report = run_python(found, absent() if any(block.tags for block in found) else frozenset())
     assert not report, "\n" + "".join(report).replace("README.md", page.name)
+
+
+def undefined(text: str) -> set[str]:
+    """Names that a block reads, and neither binds nor finds among Python's own."""
+    nodes = list(ast.walk(ast.parse(text)))
+    imported = {each.asname or each.name.partition(".")[0] for x in nodes if isinstance(x, (ast.Import, ast.ImportFrom))
+                for each in x.names}  # fmt: skip
+    bound = {x.id for x in nodes if isinstance(x, ast.Name) and not isinstance(x.ctx, ast.Load)}
+    arguments = {x.arg for x in nodes if isinstance(x, ast.arg)}
+    return {x.id for x in nodes if isinstance(x, ast.Name)} - imported - bound - arguments - {*dir(builtins)}
+
+
+def test_each_door_runs_in_a_fresh_interpreter() -> None:
+    pages = [text_of(DOCS / name) for name in ("frameworks.md", "transformers.md", "jax.md")]
+    found = [block for page in pages for block in blocks(page) if block.language in ("python", "py")]
+    assert len(found) > 8 and not [(block.line, bad) for block in found if (bad := undefined(block.text))]
+    assert undefined("import a.b\nc = a.b(lambda d: d + e)") == {"e"}
 
 
 @each_page

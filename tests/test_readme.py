@@ -191,7 +191,7 @@ def readme() -> str:
 
 
 def absent() -> frozenset[str]:
-    named = (("dsl", "cutlass"), ("torch", "torch"), ("jax", "jax"))
+    named = (("dsl", "cutlass"), ("torch", "torch"), ("jax", "jax"), ("transformers", "transformers"))
     lacking = {tag for tag, name in named if importlib.util.find_spec(name) is None}
     if "torch" not in lacking:
         import torch

@@ -12,8 +12,8 @@
     ExpertsMLP       gated MLPs of experts, of packed, float8 or     of both layers
                      master weights
 
-`load_checkpoint` fills a model from safetensors, packed layers included. Linear is DenseLinear, as models and reports
-print it.
+`load_checkpoint` fills a model from safetensors, packed layers included. `experts_forward` computes the experts of
+transformers' models. Linear is DenseLinear, as models and reports print it.
 Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul`, `quantized_matmul` or a grouped one of these, with
 their rules and refusals.
 
@@ -32,6 +32,7 @@ from .linear import DenseLinear
 from .loading import Loaded, load_checkpoint
 from .master import MasterGroups, MasterLinear
 from .quantized import QuantizedLinear
+from .routed import experts_forward
 from .scaled import ScaledLinear
 from .swap import Swapped, Swaps, swap_linears
 
@@ -50,6 +51,7 @@ __all__ = [
     "ScaledLinear",
     "Swapped",
     "Swaps",
+    "experts_forward",
     "load_checkpoint",
     "swap_linears",
 ]

@@ -13,13 +13,14 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ..errors import OperandError
-from ..torch_op.checks import autocast_type, cast, check_input, differentiated
+from ..torch_op.checks import autocast_type, check_input, differentiated
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from ..torch_op.scaled_grouped import grouped_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .master import MasterGroups
 from .quantized import PackedBuffers
+from .routed import routed
 from .scaled import FLOAT8, ScaledBuffers, ScaledLinear, dequantized
 
 
@@ -127,17 +128,15 @@ class ExpertsMLP(torch.nn.Module):
     def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The sums for x (..., features), of x's shape.
 
-        index, weights  (rows of x, k): each row's experts, and their factors. An index beyond the experts counts as 0
+        index, weights  (rows of x, k): each row's experts, and their factors. An index of no expert counts as 0
         """
         check_input(x, self.first.in_features)
-        rows = cast(x.reshape(-1, x.shape[-1]), autocast_type(x))
-        experts, order = index.reshape(-1).clamp(max=self.first.experts - 1).sort(stable=True)
-        every = torch.arange(self.first.experts + 1, device=experts.device, dtype=experts.dtype)
-        offsets = torch.searchsorted(experts, every)
-        hidden = self.gate(self.first(rows[order // index.shape[-1]], offsets))
-        each = self.down(hidden, offsets)[order.argsort()].view(*index.shape, x.shape[-1])
-        factors = weights.masked_fill(index >= self.first.experts, 0).float()
-        return (each.float() * factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
+
+        def mlp(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+            value: torch.Tensor = self.down(self.gate(self.first(rows, offsets)), offsets)
+            return value
+
+        return routed(x, index, weights, self.first.experts, mlp)
 
 
 class OwnGate(torch.nn.Module):

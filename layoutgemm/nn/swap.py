@@ -193,7 +193,8 @@ def _other_matrices(model: torch.nn.Module) -> Iterator[Swapped]:
         if own:
             said = ", ".join(f"{key} {shape}" for key, shape in own.items())
             kind = type(module).__qualname__
-            yield Swapped(name or "the model", reason=f"a {kind} with {said}, which is no linear layer")
+            way = "; experts_forward computes its products" if hasattr(module, "_apply_gate") else ""
+            yield Swapped(name or "the model", reason=f"a {kind} with {said}, which is no linear layer{way}")
 
 
 def _made(layer: torch.nn.Linear, weights: str | QuantizedFormat, allow_tf32: bool | None) -> torch.nn.Module:

@@ -17,7 +17,7 @@ from ..torch_op.prepared import LaunchEpilogue
 from .api import LayoutgemmProvider, api
 from .design import AnyKernel, design_of, name_of, operands_of, targets_of
 from .epilogues import finish_for
-from .problems import by, choose, code_for, has_tensor_memory, problem_of, solution_of, torch_type
+from .problems import by, check_memory, choose, code_for, has_tensor_memory, problem_of, solution_of, torch_type
 
 MAX_KEPT = 256  # launches of one operator that are kept ready
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -106,7 +106,9 @@ class DenseOperator(api.Operator):
         a, b, c = args.A.tensor, args.B.tensor, args.out.tensor
         of_a, of_b, of_c = int(a.data_ptr), int(b.data_ptr), int(c.data_ptr)
         finish = finish_for(args)
-        device, aligned = _current_device(), (of_a & 15, of_b & 15, of_c & 15)
+        device = _current_device()
+        check_memory(args, device)
+        aligned = (of_a & 15, of_b & 15, of_c & 15)
         more, words = ((), ()) if finish is None else (finish.key, finish.words)
         key = (device, a.shape, a.stride, b.shape, b.stride, c.shape, c.stride, aligned, more)
         prepared = self._kept.get(key)

@@ -103,6 +103,16 @@ def strided(tensor: TensorWrapper, name: str) -> StridedOperand:
     return StridedOperand(shape, stride, name, alignment_of(int(tensor.data_ptr)))
 
 
+def check_memory(args: api.GemmArguments, device: int) -> None:
+    """Raise OperandError for a tensor of torch in other memory than that GPU's: a launch passes its address."""
+    read = {"A": args.A.tensor, "B": args.B.tensor, "out": args.out.tensor}
+    more = {} if args.epilogue is None else args.epilogue.tensors
+    for name, x in (*read.items(), *more.items()):
+        found = x.runtime_tensor if isinstance(x, TensorWrapper) else None
+        if isinstance(found, torch.Tensor) and found.get_device() != device:
+            raise OperandError(f"{name} is on {found.device}, and the launch on cuda:{device}")
+
+
 def problem_of(args: api.GemmArguments, code: str, finish: LaunchEpilogue | None = None) -> Problem:
     """Dense arguments as a problem of that code. Raises OperandError, naming the operand."""
     kinds = torch_type(args.A, "A"), torch_type(args.B, "B")

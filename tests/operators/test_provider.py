@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from layoutgemm.operators import dense as module
 from layoutgemm.operators.api import missing_name
 from layoutgemm.operators.epilogues import finish_for, step_of
 from layoutgemm.operators.hopper import running
+from layoutgemm.operators.problems import check_memory
 from layoutgemm.torch_op.scaled_grouped import grouped as groups_of_torch
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -287,7 +289,7 @@ class Recorded:
 
 def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PreparedProblem", Recorded)
-    monkeypatch.setattr(module, "_current_device", lambda: 0)
+    monkeypatch.setattr(module, "_current_device", lambda: -1)  # as tensors on the CPU have it
     args = fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16))
     (operator,) = ours(args)
     operator.run(args, ops.CompiledArtifact(None, operator, ops.TargetSm("90a")), 77, None, True)
@@ -296,6 +298,13 @@ def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPat
     assert (a, b, c) == tuple(int(x.tensor.data_ptr) for x in (args.A, args.B, args.out))
     assert stream == 77 and 0x40000000 in words  # 2.0
     assert prepared.problem.config == operator.kernel.choice
+    monkeypatch.setattr(module, "_current_device", lambda: 0)
+    with pytest.raises(OperandError, match="A is on cpu, and the launch on cuda:0"):
+        operator.run(args, ops.CompiledArtifact(None, operator, ops.TargetSm("90a")), 77, None, True)
+    elsewhere = SimpleNamespace(tensor=None)
+    alone = SimpleNamespace(A=elsewhere, B=elsewhere, out=elsewhere, epilogue=args.epilogue)
+    with pytest.raises(OperandError, match=r"[CD] is on cpu, and the launch on cuda:0"):
+        check_memory(alone, 0)
 
 
 def test_torchs_autotuning_finds_the_operator_first() -> None:

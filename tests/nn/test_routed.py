@@ -1,0 +1,126 @@
+"""Experts of transformers by two grouped products, beside each row's own products in float64."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests import needs
+
+torch = needs.module("torch")
+
+from layoutgemm.errors import LayoutError, OperandError
+from layoutgemm.nn import experts_forward, swap_linears
+
+BF16 = torch.bfloat16
+EXPERTS, WIDE, HIDDEN, TOKENS = 3, 128, 64, 9
+INDEX = torch.tensor([[0, 2], [1, 0], [2, 1], [0, 2], [0, 1], [2, 0], [1, 2], [0, 2], [0, 1]])
+
+
+class Experts(torch.nn.Module):
+    """Experts with the facts that transformers' decorator adds; the forward computes row by row."""
+
+    def __init__(self, gate: bool = True, bias: bool = False, transposed: bool = False, norm: bool = False):
+        super().__init__()
+        self.has_gate, self.has_bias, self.is_transposed, self.has_post_expert_norm = gate, bias, transposed, norm
+        self.first = "gate_up_proj" if gate else "up_proj"
+        for name, n, k in ((self.first, HIDDEN * (1 + gate), WIDE), ("down_proj", WIDE, HIDDEN)):
+            w = torch.randn(EXPERTS, n, k) / 8
+            setattr(self, name, torch.nn.Parameter(w.mT.contiguous() if transposed else w))
+            if bias:
+                setattr(self, f"{name}_bias", torch.nn.Parameter(torch.randn(EXPERTS, n)))
+        self.act_fn = torch.nn.SiLU()
+        if norm:
+            self.post_expert_norm = torch.nn.RMSNorm(WIDE)
+
+    def _apply_gate(self, x: Any) -> Any:
+        gate, up = x[..., ::2], x[..., 1::2]  # in an order of its own
+        return self.act_fn(gate) * up
+
+    def one(self, x: Any, name: str, e: int) -> Any:
+        w = getattr(self, name)[e]
+        y = x @ (w if self.is_transposed else w.T)
+        return y + getattr(self, f"{name}_bias")[e] if self.has_bias else y
+
+    def forward(self, x: Any, index: Any, weights: Any) -> Any:
+        rows = []
+        for row, experts, factors in zip(x, index.tolist(), weights, strict=True):
+            total = torch.zeros_like(row)
+            for e, factor in zip(experts, factors, strict=True):
+                if 0 <= e < EXPERTS:
+                    hidden = self.one(row, self.first, e)
+                    hidden = self._apply_gate(hidden) if self.has_gate else self.act_fn(hidden)
+                    y = self.one(hidden, "down_proj", e)
+                    total = total + factor * (self.post_expert_norm(y) if self.has_post_expert_norm else y)
+            rows.append(total)
+        return torch.stack(rows)
+
+
+def drawn(**facts: bool) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    return Experts(**facts).to(BF16), torch.randn(TOKENS, WIDE).to(BF16), torch.rand(TOKENS, 2)
+
+
+def gradients(call: Any, module: Any, x: Any) -> list[Any]:
+    x = x.detach().requires_grad_()
+    y = call(x)
+    slope = torch.cos(torch.arange(y.numel())).view(y.shape).to(y.dtype)
+    return [y, *torch.autograd.grad(y, [x, *module.parameters()], slope)]
+
+
+FACTS: dict[str, dict[str, bool]] = {
+    "gated": {}, "no gate": {"gate": False}, "transposed, with biases": {"bias": True, "transposed": True},
+    "a norm": {"norm": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_values_and_gradients_are_float64s(name: str) -> None:
+    module, x, factors = drawn(**FACTS[name])
+    index = INDEX.clone()
+    index[3, 1], index[4, 0] = EXPERTS, -1  # on another process, as expert parallelism says it
+    wide = copy.deepcopy(module).double()
+    want = gradients(lambda x: wide(x, index, factors.double()), wide, x.double())
+    for weights, bound in (("own", 2**-5), ("master", 2**-3)):
+        if weights == "master" and module.has_bias:
+            continue
+
+        def call(x: Any, weights: str = weights) -> Any:
+            return experts_forward(module, x, index, factors, weights=weights)
+
+        for found, right in zip(gradients(call, module, x), want, strict=True):
+            assert found.dtype == BF16
+            assert (found - right).detach().norm() <= bound * right.detach().norm()
+
+
+def test_a_graph_holds_it_whole() -> None:
+    module, x, factors = drawn()
+    torch._dynamo.reset()
+    compiled = torch.compile(experts_forward, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(module, x, INDEX, factors), experts_forward(module, x, INDEX, factors))
+
+
+def test_refusals_say_what_is_missing() -> None:
+    module, x, factors = drawn(bias=True)
+    with pytest.raises(OperandError, match="experts of a Experts have biases, and fp8 products none: 'own'"):
+        experts_forward(module, x, INDEX, factors, weights="master")
+    with pytest.raises(OperandError, match="weights 'fp8': 'own' or 'master'"):
+        experts_forward(module, x, INDEX, factors, weights="fp8")
+    with pytest.raises(OperandError, match="a Linear has no has_gate: experts of transformers have it, by use_experts"):
+        experts_forward(torch.nn.Linear(2, 2), x, INDEX, factors)
+    for index, weights, said in (
+        (INDEX[:3], factors, r"index has shape \[3, 2\] and weights \[9, 2\]: both are \(9, k\)"),
+        (INDEX, factors[:, :1], r"index has shape \[9, 2\] and weights \[9, 1\]"),
+        (INDEX.float(), factors, r"index is torch\.float32: a row's experts are int32 or int64"),
+    ):
+        with pytest.raises(LayoutError, match=said):
+            experts_forward(drawn()[0], x, index, weights)
+    with pytest.raises(LayoutError, match=r"a is torch\.float32: a grouped product is of bfloat16"):
+        experts_forward(drawn()[0].float(), x.float(), INDEX, factors)
+
+
+def test_a_swap_names_the_function() -> None:
+    swaps = swap_linears(torch.nn.ModuleList([drawn()[0]]))
+    assert [each.reason.rpartition("; ")[2] for each in swaps.others] == ["experts_forward computes its products"]
