@@ -8,12 +8,15 @@ groups of 16 bits       A, B and the operands of the epilogue
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import ColumnReduce, Epilogue
+from ...kernels.epilogue.reduce import combined
 from ..checks import refuse_derivatives
 from ..epilogue import GivenOperands, Tensors
 from ..own_epilogue.derivatives import refusal_of_derivatives
@@ -39,16 +42,65 @@ def check_derivable(steps: Epilogue, kind: torch.dtype, constants: dict[str, tor
             )
 
 
-def taken(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[Tensors, Sequence[torch.Tensor]]:
-    """The first tensors by these names, and those behind them."""
-    return dict(zip(names, tensors)), tensors[len(names) :]
+class CheckedProduct(Protocol):
+    """A checked product with an epilogue, as `ProductFormula` derives it."""
+
+    @property
+    def steps(self) -> Epilogue:
+        """The epilogue."""
+
+    @property
+    def operands(self) -> GivenOperands:
+        """The epilogue's operands."""
+
+    @property
+    def factors(self) -> Tensors:
+        """The product's own tensors by name."""
+
+    def put(self: C, factors: Tensors, operands: GivenOperands) -> C:
+        """The same product of other tensors."""
 
 
-def without_tensors(every: Mapping[str, object]) -> Tensors:
-    """The operands with None in place of tensors."""
-    return {name: None if isinstance(x, torch.Tensor) else x for name, x in every.items()}
+C = TypeVar("C", bound=CheckedProduct)
+F = TypeVar("F", bound="ProductFormula[CheckedProduct]")
 
 
-def operands_of(steps: Epilogue, every: Tensors) -> GivenOperands:
-    """All operands of an epilogue, those that it reads and those that it writes."""
-    return GivenOperands(every, *[{name: every[name] for name in names} for names in (steps.reads, steps.writes)])
+@dataclass(frozen=True)
+class ProductFormula(Generic[C]):
+    """A checked product's part in `own_epilogue.recorded`: which tensors its results depend on."""
+
+    made: C
+
+    @property
+    def steps(self) -> Epilogue:
+        """The epilogue."""
+        return self.made.steps
+
+    @property
+    def every(self) -> Tensors:
+        """The epilogue's operands by name."""
+        return self.made.operands.every
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Written operands that results are combined with."""
+        return combined(self.steps.reductions)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The product's own tensors, then what the steps read."""
+        return [*self.made.factors.values(), *[self.every[name] for name in (*self.steps.reads, *self.held)]]
+
+    @property
+    def alone(self: F) -> F:
+        """The same without tensors."""
+        every = {name: None if isinstance(x, torch.Tensor) else x for name, x in self.every.items()}
+        return self.of([NOTHING] * len(self.tensors), every)
+
+    def of(self: F, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> F:
+        """The same of other tensors, and of other operands of the epilogue."""
+        names, steps = tuple(self.made.factors), self.steps
+        values = dict(zip((*steps.reads, *self.held), tensors[len(names) :], strict=True))
+        every = {**self.every, **values} if every is None else every
+        operands = GivenOperands(every, *[{name: every[name] for name in x} for x in (steps.reads, steps.writes)])
+        return replace(self, made=self.made.put(dict(zip(names, tensors)), operands))

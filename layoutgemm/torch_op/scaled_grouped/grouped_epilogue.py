@@ -18,7 +18,7 @@ Rows and columns are counted in C, those of masked groups and of K in each of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -28,7 +28,6 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.epilogue.numpy_math import Math
-from ...kernels.epilogue.reduce import combined
 from ...kernels.indexed.row_copy import COPIED
 from ...kernels.indexed.rows import check_inside
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
@@ -69,7 +68,7 @@ from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
 from .epilogue import why_unfinished
-from .epilogue_gradients import NOTHING, check_derivable, operands_of, taken, without_tensors
+from .epilogue_gradients import ProductFormula, check_derivable
 from .grouped import (
     BATCH,
     COLUMNS,
@@ -177,6 +176,16 @@ class CheckedGroups(NamedTuple):
         """Raise TensorError or OperandError, naming it, for what has no derivative where one is recorded."""
         constants = {name: x for name, x in self.of.tensors.items() if self.of.scale_a is not None or x.itemsize == 1}
         check_derivable(self.steps, self.call.kind, constants, self.call.form == ROWS)
+
+    @property
+    def factors(self) -> Tensors:
+        """A, B, groups, scales and row indices, by name."""
+        return self.of.tensors
+
+    def put(self, factors: Tensors, operands: GivenOperands) -> CheckedGroups:
+        """The same product of other tensors."""
+        names = {name: "groups" if name == self.of.said else name for name in factors}
+        return self._replace(of=self.of._replace(**{names[x]: factors[x] for x in names}), operands=operands)
 
     @property
     def joined(self) -> int:
@@ -310,45 +319,13 @@ def in_place_of_rows(
     return copied(value, out)
 
 
-class GroupedFormula(NamedTuple):
+class GroupedFormula(ProductFormula[CheckedGroups]):
     """A checked product in groups, as `own_epilogue.recorded` derives it."""
-
-    made: CheckedGroups
-
-    @property
-    def steps(self) -> Epilogue:
-        """The epilogue."""
-        return self.made.steps
-
-    @property
-    def every(self) -> Tensors:
-        """The epilogue's operands by name."""
-        return self.made.operands.every
 
     @property
     def held(self) -> tuple[str, ...]:
         """Written operands that keep a part of what they have: all, where rows are in no group."""
-        return self.steps.writes if self.made.call.leaves_rows else combined(self.steps.reductions)
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """A, B, groups, scales and row indices, then what the steps read."""
-        return [*self.made.of.tensors.values(), *[self.every[name] for name in (*self.steps.reads, *self.held)]]
-
-    @property
-    def alone(self) -> GroupedFormula:
-        """The same without tensors."""
-        return self.of([NOTHING] * len(self.tensors), without_tensors(self.every))
-
-    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> GroupedFormula:
-        """The same of other tensors, and of other operands of the epilogue."""
-        own = self.made.of
-        of, rest = taken(tuple(own.tensors), tensors)
-        if own.said in of:
-            of["groups"] = of.pop(own.said)
-        values = dict(zip((*self.steps.reads, *self.held), rest, strict=True))
-        operands = operands_of(self.steps, {**self.every, **values} if every is None else every)
-        return self._replace(made=self.made._replace(of=own._replace(**of), operands=operands))
+        return self.steps.writes if self.made.call.leaves_rows else super().held
 
     def launched(self) -> torch.Tensor:
         """The product by a kernel, into the operands that it has."""

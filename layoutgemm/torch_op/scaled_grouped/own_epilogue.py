@@ -8,14 +8,14 @@ of rows, of tensors       the epilogue's first steps, `scale_a` and `scale_b`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
-from ...kernels.epilogue.reduce import combined
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.rules import whole_columns
@@ -42,7 +42,7 @@ from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
-from .epilogue_gradients import NOTHING, check_derivable, operands_of, taken, without_tensors
+from .epilogue_gradients import ProductFormula, check_derivable
 from .kept import launch_once, require_hopper
 from .operators import checked_scaled, plain_config
 from .recipes import Recipes, recipe_text
@@ -59,6 +59,15 @@ class CheckedScales(NamedTuple):
     steps: Epilogue
     operands: GivenOperands
     gate: str | None = None  # the function of a gate before the steps
+
+    @property
+    def factors(self) -> Tensors:
+        """A, B and their scales, by name."""
+        return self.of.tensors
+
+    def put(self, factors: Tensors, operands: GivenOperands) -> CheckedScales:
+        """The same product of other tensors."""
+        return self._replace(of=self.of._replace(**factors), operands=operands)
 
 
 class ScaledFactors(NamedTuple):
@@ -135,51 +144,18 @@ def dispatched(made: CheckedScales, fast: bool, config: str, activation: str | N
     return value
 
 
-class ScaledFormula(NamedTuple):
+@dataclass(frozen=True)
+class ScaledFormula(ProductFormula[CheckedScales]):
     """A checked product with scales, as `own_epilogue.recorded` derives it.
 
-    made    the product, and its operands
     fast    whether sums of 8-bit floats stay in the tensor core
     config  of the kernel, as text
     activation  that gates, before the epilogue, or None
     """
 
-    made: CheckedScales
     fast: bool
     config: str
     activation: str | None
-
-    @property
-    def steps(self) -> Epilogue:
-        """The epilogue."""
-        return self.made.steps
-
-    @property
-    def every(self) -> Tensors:
-        """The epilogue's operands by name."""
-        return self.made.operands.every
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        """Written operands that results are combined with."""
-        return combined(self.steps.reductions)
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """A, B and their scales, then what the steps read."""
-        return [*self.made.of.tensors.values(), *[self.every[name] for name in (*self.steps.reads, *self.held)]]
-
-    @property
-    def alone(self) -> ScaledFormula:
-        """The same without tensors."""
-        return self.of([NOTHING] * len(self.tensors), without_tensors(self.every))
-
-    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> ScaledFormula:
-        """The same of other tensors, and of other operands of the epilogue."""
-        of, rest = taken(tuple(self.made.of.tensors), tensors)
-        values = dict(zip((*self.steps.reads, *self.held), rest, strict=True))
-        operands = operands_of(self.steps, {**self.every, **values} if every is None else every)
-        return self._replace(made=self.made._replace(of=self.made.of._replace(**of), operands=operands))
 
     def launched(self) -> torch.Tensor:
         """The product by a kernel, into the operands that it has."""
