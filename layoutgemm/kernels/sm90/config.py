@@ -72,6 +72,8 @@ class Sm90Tuning:
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
+    blocks_per_sm   CTAs that an SM is to hold, of one tile each: their shared memory and registers are as few. One CTA
+               multiplies while the other starts or ends. For grids of more CTAs than SMs: of fewer, some SMs have two
     skip_empty_blocks   of groups of rows: blocks of 64 rows of a tile behind their group's end are not multiplied. It
                pays where many tiles are partly empty, and costs 1 to 5% where few are
 
@@ -99,6 +101,7 @@ class Sm90Tuning:
     scales: str = "weights"
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
+    blocks_per_sm: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self, prefetch=0)
@@ -287,6 +290,11 @@ class Sm90Config:
             )
         if self.schedule == "pingpong" and self.consumers != 2:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
+        if self.tuning.blocks_per_sm > 1 and (self.loader == "warpgroup" or not self.one_tile_per_cluster):
+            raise PlanError(
+                f"blocks_per_sm = {self.tuning.blocks_per_sm} with loader = {shown(self.loader)}, one_tile_per_cluster "
+                f"= {self.one_tile_per_cluster}: CTAs that share an SM have one tile each, and no setmaxnreg"
+            )
         if self.schedule == "sliced":
             self._check_sliced()
         each = self.tile[0] // self.warpgroups_of_tile
