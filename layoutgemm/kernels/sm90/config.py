@@ -282,7 +282,7 @@ class Sm90Config:
             raise PlanError(
                 "the parts of a split K exchange partial sums once: one tile a cluster, one_tile_per_cluster=True"
             )
-        most = MAX_SLICED if self.schedule == "sliced" else MAX_CONSUMERS
+        most = MAX_SLICED if self.schedule == "sliced" or self.loader == "warp" else MAX_CONSUMERS
         if self.consumers > most:
             many = {MAX_CONSUMERS: "three", MAX_SLICED: "four"}[most]
             raise PlanError(
