@@ -26,7 +26,7 @@ LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
 SCALES = ("weights", "sums")
-MAX_CONSUMERS, MAX_SLICED = 3, 4
+MAX_CONSUMERS, MAX_BESIDE_WARP = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 _WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills
@@ -156,8 +156,8 @@ class Sm90Config:
     tile       (M, N) elements of C that a CTA computes at a time: M a multiple of 64, N of 8 up to 256
     tile_k     depth of a stage in elements; default 128 bytes
     stages     K tiles in flight, 2 or more; default as many as fit
-    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile;
-               sliced: up to 4
+    consumers  warpgroups that multiply, 1 to 3, or to 4 beside a loader that is a warp. Cooperative: they share a tile's
+               rows; pingpong: each has a tile
     schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores. "sliced", of
                packed weights: each 64 rows have as many warpgroups as `slices` says, which take K tiles in turn. The
                first one adds the others' sums (CUTLASS calls this sliced-K)
@@ -282,9 +282,9 @@ class Sm90Config:
             raise PlanError(
                 "the parts of a split K exchange partial sums once: one tile a cluster, one_tile_per_cluster=True"
             )
-        most = MAX_SLICED if self.schedule == "sliced" or self.loader == "warp" else MAX_CONSUMERS
+        most = MAX_BESIDE_WARP if self.schedule == "sliced" or self.loader == "warp" else MAX_CONSUMERS
         if self.consumers > most:
-            many = {MAX_CONSUMERS: "three", MAX_SLICED: "four"}[most]
+            many = {MAX_CONSUMERS: "three", MAX_BESIDE_WARP: "four"}[most]
             raise PlanError(
                 f"consumers = {self.consumers}: {many} warpgroups and a producer are all that a block holds"
             )

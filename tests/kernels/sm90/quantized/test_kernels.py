@@ -56,6 +56,14 @@ FORMS = {
         QuantizedFormat("int4", 64, True), "f16", (150, 20, 1024),
         Sm90Config((128, 32), consumers=4, split=2, stages=4, **SLICED),
     ),
+    "four warpgroups": (
+        INT4, "bf16", (200, 13, 256),
+        Sm90Config((256, 16), consumers=4, stages=2, scales="sums", one_tile_per_cluster=True, **FEW),
+    ),
+    "two CTAs an SM": (
+        INT4, "bf16", (72, 13, 512),
+        Sm90Config((64, 16), consumers=2, split=2, stages=4, scales="sums", blocks_per_sm=2, **SLICED),
+    ),
     "more slices than K tiles": (
         QuantizedFormat("int8"), "bf16", (64, 8, 128), Sm90Config((64, 8), consumers=4, stages=8, **SLICED),
     ),
@@ -74,6 +82,7 @@ FORMS = {
 }  # fmt: skip
 
 
+SUMMED = ("four warpgroups", "two CTAs an SM")
 WARPS = ("warps, split", "warps, half units")
 SLICES = [form for form in FORMS if "slice" in form]
 
@@ -106,7 +115,7 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    "form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *WARPS, *SLICES]
+    "form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *SUMMED, *WARPS, *SLICES]
 )
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
@@ -153,10 +162,18 @@ def test_column_scales_bias_and_activation_are_applied_in_this_order() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-def test_products_overlap_and_nothing_spills() -> None:
-    compiled = problem("self")[0].compile()
+@pytest.mark.parametrize("form", ["self", *SUMMED])
+def test_products_overlap_and_nothing_spills(form: str) -> None:
+    compiled = problem(form)[0].compile()
     assert compiled.sass().serialised_wgmma(4) is None
     assert not compiled.sass().local_memory
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_one_shift_converts_a_word() -> None:
+    sass = problem("four warpgroups")[0].compile().sass()
+    assert (sass.count("HFMA2"), sass.count("HADD2"), sass.count("HGMMA")) == (32, 0, 8)  # of 64 codes
 
 
 def test_loads_of_other_columns_fail_their_check(monkeypatch: pytest.MonkeyPatch) -> None:
