@@ -26,6 +26,7 @@ LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
 SCALES = ("weights", "sums")
+PRODUCT_K = (32, 64)
 MAX_CONSUMERS, MAX_BESIDE_WARP = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
@@ -69,6 +70,8 @@ class Sm90Tuning:
                `quantized.warp_products`
     scales     what the scales of groups of packed weights multiply: "weights", which rounds them, before the products,
                or "sums" of a group, in float32
+    product_k  K of a group of products with packed weights, 64 or 32: a group's fragments are converted while the one
+               before runs, so a smaller one takes fewer registers
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
@@ -99,6 +102,7 @@ class Sm90Tuning:
     store_at_once: bool = False
     products: str = "warpgroup"
     scales: str = "weights"
+    product_k: int = 64
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
     blocks_per_sm: int = 1
@@ -109,6 +113,8 @@ class Sm90Tuning:
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
             "products": PRODUCTS, "scales": SCALES,
         })  # fmt: skip
+        if self.product_k not in PRODUCT_K:
+            raise PlanError(f"product_k = {self.product_k}: {' or '.join(map(str, PRODUCT_K))} of a K tile's 64 or 128")
         if self.box_rows not in (WARP_ROWS, ROWS):
             raise PlanError(f"box_rows = {self.box_rows}: {WARP_ROWS}, a warp's rows, or {ROWS}, a warpgroup's")
         GpcOrder(self.gpc_order)
@@ -156,8 +162,8 @@ class Sm90Config:
     tile       (M, N) elements of C that a CTA computes at a time: M a multiple of 64, N of 8 up to 256
     tile_k     depth of a stage in elements; default 128 bytes
     stages     K tiles in flight, 2 or more; default as many as fit
-    consumers  warpgroups that multiply, 1 to 3, or to 4 beside a loader that is a warp. Cooperative: they share a tile's
-               rows; pingpong: each has a tile
+    consumers  warpgroups that multiply, 1 to 3, or to 4 beside a loader that is a warp. Cooperative: they share a
+               tile's rows; pingpong: each has a tile
     schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores. "sliced", of
                packed weights: each 64 rows have as many warpgroups as `slices` says, which take K tiles in turn. The
                first one adds the others' sums (CUTLASS calls this sliced-K)

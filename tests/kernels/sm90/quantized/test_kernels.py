@@ -62,7 +62,7 @@ FORMS = {
     ),
     "two CTAs an SM": (
         INT4, "bf16", (72, 13, 512),
-        Sm90Config((64, 16), consumers=2, split=2, stages=4, scales="sums", blocks_per_sm=2, **SLICED),
+        Sm90Config((64, 16), consumers=3, split=2, stages=6, scales="sums", blocks_per_sm=2, product_k=32, **SLICED),
     ),
     "more slices than K tiles": (
         QuantizedFormat("int8"), "bf16", (64, 8, 128), Sm90Config((64, 8), consumers=4, stages=8, **SLICED),
@@ -164,8 +164,9 @@ def test_column_scales_bias_and_activation_are_applied_in_this_order() -> None:
 @pytest.mark.dsl
 @pytest.mark.parametrize("form", ["self", *SUMMED])
 def test_products_overlap_and_nothing_spills(form: str) -> None:
-    compiled = problem(form)[0].compile()
-    assert compiled.sass().serialised_wgmma(4) is None
+    plan = problem(form)[0]
+    compiled = plan.compile()
+    assert compiled.sass().serialised_wgmma(plan.config.tuning.product_k // 16) is None
     assert not compiled.sass().local_memory
 
 
