@@ -99,7 +99,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             grid=self.launch_grid(m, n, batch, workers, self.reads_of(words)),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster_size, 1, 1),
-            smem=plan.smem.total,
+            smem=plan.launch_bytes,
             min_blocks_per_mp=several,  # without it the compiler ignores setmaxnreg
             preferred_smem_carveout=ALL_SHARED if several > 1 else None,
             use_pdl=plan.config.tuning.overlap,

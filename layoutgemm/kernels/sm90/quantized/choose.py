@@ -93,7 +93,8 @@ class _FewKind:
     split       parts of K
     time, once  us of a K tile of 128, and of the start, the exchange and the store: of `_BETWEEN` rows
     more        what `_FEW` rows add to each
-    consumers   warpgroups, of up to 32 rows and of more: four hide the conversions' latency, unless their sums are many
+    consumers   warpgroups, of up to `narrow` rows and of more: four hide the conversions' latency, unless their sums
+                are many
     """
 
     tile: int
@@ -102,6 +103,7 @@ class _FewKind:
     once: float
     more: tuple[float, float] = (0.0, 0.0)
     consumers: tuple[int, int] = (4, 2)
+    narrow: int = _SLICED
 
 
 _BY_WEIGHTS = (
@@ -115,11 +117,11 @@ _BY_WEIGHTS = (
     _FewKind(256, 4, 0.70, 4.5, (0.15, 1.0), (2, 2)),
 )
 _BY_SUMS = (
-    _FewKind(64, 1, 0.153, 2.0, consumers=(2, 2)),
-    _FewKind(64, 2, 0.153, 2.8),
-    _FewKind(128, 1, 0.30, 1.5),
-    _FewKind(128, 2, 0.271, 2.5),
-    _FewKind(256, 1, 0.57, 1.9, consumers=(2, 2)),
+    _FewKind(64, 1, 0.136, 2.0, narrow=8),
+    _FewKind(64, 2, 0.136, 2.4, consumers=(2, 2)),
+    _FewKind(128, 1, 0.28, 1.65),
+    _FewKind(128, 2, 0.25, 3.0),
+    _FewKind(256, 1, 0.54, 1.85, consumers=(2, 2)),
 )
 _MANY = (
     _TileKind((64, 128), 0.43, 2.8, consumers=1, loader="warp"),
@@ -217,7 +219,7 @@ def _few(n: int, rows: int, k: int, sms: int, scales: str) -> Sm90Config:
             time, once = kind.time + between * kind.more[0], kind.once + between * kind.more[1]
             found.append((rounds * (-(-k_tiles // kind.split) * time + once), kind.split, kind.tile, kind))
     *_, kind = min(found, key=lambda each: each[:3])
-    consumers = kind.consumers[rows > _SLICED]
+    consumers = kind.consumers[rows > kind.narrow]
     return _few_config(kind.tile, rows, kind.split, consumers, k_tiles, scales)
 
 
