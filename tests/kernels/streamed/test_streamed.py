@@ -52,7 +52,8 @@ FORMS: dict[str, tuple[QuantizedFormat, str, tuple[int, int, int], StreamedConfi
         "bf16", "sm_80",
     ),
     "constant weights": (
-        INT4, "bf16", (100, 3, 1152), StreamedConfig(4, 3, 2, overlap=True, constant_weights=True), "bf16", "sm_90a",
+        INT4, "bf16", (100, 3, 1152),
+        StreamedConfig(4, 3, 2, overlap=True, constant_weights=True, one_shift=True), "bf16", "sm_90a",
     ),
     "narrow scales": (MXFP8, "f16", (33, 4, 256), StreamedConfig(2, 3, 4), "f16", "sm_90a"),
 }  # fmt: skip
