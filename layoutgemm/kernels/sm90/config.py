@@ -26,7 +26,6 @@ LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
 SCALES = ("weights", "sums")
-PRODUCT_K = (32, 64)
 MAX_CONSUMERS, MAX_BESIDE_WARP = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
@@ -70,8 +69,6 @@ class Sm90Tuning:
                `quantized.warp_products`
     scales     what the scales of groups of packed weights multiply: "weights", which rounds them, before the products,
                or "sums" of a group, in float32
-    product_k  K of a group of products with packed weights, 64 or 32: a group's fragments are converted while the one
-               before runs, so a smaller one takes fewer registers
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
@@ -102,7 +99,6 @@ class Sm90Tuning:
     store_at_once: bool = False
     products: str = "warpgroup"
     scales: str = "weights"
-    product_k: int = 64
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
     blocks_per_sm: int = 1
@@ -113,8 +109,6 @@ class Sm90Tuning:
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
             "products": PRODUCTS, "scales": SCALES,
         })  # fmt: skip
-        if self.product_k not in PRODUCT_K:
-            raise PlanError(f"product_k = {self.product_k}: {' or '.join(map(str, PRODUCT_K))} of a K tile's 64 or 128")
         if self.box_rows not in (WARP_ROWS, ROWS):
             raise PlanError(f"box_rows = {self.box_rows}: {WARP_ROWS}, a warp's rows, or {ROWS}, a warpgroup's")
         GpcOrder(self.gpc_order)

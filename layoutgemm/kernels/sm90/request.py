@@ -316,7 +316,7 @@ class Sm90Request(ProductParts, Asked):
         b_plan = shared(columns_of(b_spec, tile_n, tile_k, atom, halved=False), config.cluster[0], False)
         b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
         ends = config.loader != "self" and self.experts is None  # groups begin at any column
-        packed = packed_operand(weights, tile_m, tile_k, a_spec, config.tuning.scales, config.tuning.product_k)
+        packed = packed_operand(weights, tile_m, tile_k, a_spec, config.tuning.scales)
         return packed, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 
     def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:

@@ -107,15 +107,12 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                     bridge.barrier_wait(job.shared.empty(stage), parity)
                     origin, full = {**place, **self.place_of_k(job, share, k_tile)}, job.shared.full(stage)
                     bridge.barrier_expect(full, plan.expected(origin, job, choose))
-                    if const_expr(plan.config.order_of_loads == "BA"):
-                        self.issue_mapped(job, maps, origin, stage)
                     if const_expr(whole):
                         self.load_units(job, sources, stage, full)
                         sources = tuple([source + Int64(plan.a.packing.unit_bytes) for source in sources])
                     else:
                         self.load_packed(job, origin, stage, full)
-                    if const_expr(plan.config.order_of_loads == "AB"):
-                        self.issue_mapped(job, maps, origin, stage)
+                    self.issue_mapped(job, maps, origin, stage)
                     stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
             stage, parity = count % plan.stages, 1 - count // plan.stages % 2
         return tile + job.workers, m0, n0, matrix, Int32(0), stage, parity, backwards, share

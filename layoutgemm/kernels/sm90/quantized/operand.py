@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from ...epilogue.chain import Epilogue
     from ..config import Sm90Config
 
+PRODUCT_K = 64  # of a group of products, at most: its fragments are converted while the group before runs
+
 
 @dataclass(frozen=True)
 class PackedOperand(PackedBlocks):
     """Packed weights as A: bulk copies of whole or half units, one row block after another; no tensor map.
 
-    scales     what the scales of groups multiply, as `Sm90Tuning` has it; of float8 activations they multiply sums
-    product_k  of a group of products, at most: its fragments are converted while the group before runs
+    scales  what the scales of groups multiply, as `Sm90Tuning` has it; of float8 activations they multiply sums
     """
 
     scales: str = "weights"
-    product_k: int = 64
     rest: None = None
     ends: None = None
     maps: int = 1  # every kernel's first parameter is a tensor map: here it is B's once more, and not used
@@ -58,15 +58,15 @@ class PackedOperand(PackedBlocks):
         [2, 1, 2, 2]
         """
         sums = self.sums if self.scales_sums else 1
-        return max(sums, self.smem.extent[1] // self.product_k, 2 // blocks)
+        return max(sums, self.smem.extent[1] // PRODUCT_K, 2 // blocks)
 
 
 def packed_operand(
-    fmt: QuantizedFormat, rows: int, depth: int, spec: Operand, scales: str = "weights", product_k: int = 64
+    fmt: QuantizedFormat, rows: int, depth: int, spec: Operand, scales: str = "weights"
 ) -> PackedOperand:  # fmt: skip
     """The operand of K tiles of `rows` rows and `depth` of K; `spec` is the activations' type."""
     order = PackedOrder(fmt, spec.dtype.name)
-    made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype, scales=scales, product_k=product_k)
+    made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype, scales=scales)
     return replace(made, smem=PackedTile((rows, depth), made.bytes))
 
 

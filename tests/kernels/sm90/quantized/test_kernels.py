@@ -62,7 +62,7 @@ FORMS = {
     ),
     "two CTAs an SM": (
         INT4, "bf16", (72, 13, 512),
-        Sm90Config((64, 16), consumers=3, split=2, stages=6, scales="sums", blocks_per_sm=2, product_k=32, **SLICED),
+        Sm90Config((64, 16), consumers=2, split=2, stages=4, scales="sums", blocks_per_sm=2, **SLICED),
     ),
     "more slices than K tiles": (
         QuantizedFormat("int8"), "bf16", (64, 8, 128), Sm90Config((64, 8), consumers=4, stages=8, **SLICED),
@@ -164,9 +164,8 @@ def test_column_scales_bias_and_activation_are_applied_in_this_order() -> None:
 @pytest.mark.dsl
 @pytest.mark.parametrize("form", ["self", *SUMMED])
 def test_products_overlap_and_nothing_spills(form: str) -> None:
-    plan = problem(form)[0]
-    compiled = plan.compile()
-    assert compiled.sass().serialised_wgmma(plan.config.tuning.product_k // 16) is None
+    compiled = problem(form)[0].compile()
+    assert compiled.sass().serialised_wgmma(4) is None
     assert not compiled.sass().local_memory
 
 
@@ -260,6 +259,14 @@ REFUSED = {
         {"config": Sm90Config((64, 8), consumers=1, split=2, one_tile_per_cluster=True)},
         "split = 2 of 8 columns: a thread has 4 sums, and sends vectors of 4 to each part; take a multiple of 16",
     ),
+    "CTAs of several tiles": (
+        {"config": {"consumers": 1, "loader": "warp", "blocks_per_sm": 2}},
+        "blocks_per_sm = 2 with loader = 'warp', one_tile_per_cluster = False: CTAs that share an SM have one tile",
+    ),
+    "stages of two CTAs": (
+        {"config": Sm90Config((64, 16), consumers=2, stages=14, blocks_per_sm=2, **SLICED)},
+        "13 fit where 2 CTAs share an SM",
+    ),
     "scale": ({"epilogue": INT4.epilogue(Bias("m"), Bias("m", name="weight_scale"))}, "the epilogue has weight_scale"),
     "no scale": ({"weights": QuantizedFormat("int8"), "epilogue": Epilogue(Bias("m"))}, "has no weight_scale"),
     "warps that load": (
@@ -302,8 +309,25 @@ def test_refusals_name_the_obstacle(what: str) -> None:
         usual["config"] = Sm90Config((64, 32), consumers=1)
     given = {**usual, **change}
     with pytest.raises(PlanError) as refused:
+        if isinstance(given["config"], dict):
+            given["config"] = Sm90Config((64, 16), **given["config"])
         Sm90Plan.derive(given.pop("m"), given.pop("n"), given.pop("k"), **given)
     assert said in str(refused.value)
+
+
+# (out features, in features) -> tile, warpgroups, parts of K, stages of 16 rows: the fastest that were timed
+FASTEST = {
+    (6144, 4096): ((64, 16), 2, 1, 18), (8192, 8192): ((64, 16), 2, 1, 18), (28672, 4096): ((256, 16), 4, 1, 6),
+    (4096, 14336): ((64, 16), 2, 2, 18), (7168, 20480): ((128, 16), 4, 2, 10), (16384, 8192): ((128, 16), 4, 1, 10),
+    (128256, 4096): ((256, 16), 2, 1, None),
+}  # fmt: skip
+
+
+def test_sixteen_rows_take_the_fastest_kernels() -> None:
+    for (n, k), want in FASTEST.items():
+        config = packed_config(n, 16, k, weights=INT4)
+        assert (config.tile, config.consumers, config.split, config.stages) == want, (n, k)
+        assert config.one_tile_per_cluster == (n < 128256)
 
 
 def test_operands_of_another_plan_are_refused() -> None:
