@@ -103,7 +103,7 @@ class PackedBlocks:
 
     @property
     def one_shift(self) -> bool:
-        """True if int4 is converted by one shift a word, and totals are multiplied by the divisor."""
+        """True if int4 is converted by one shift a word: totals are multiplied by the divisor."""
         return self.scales_sums
 
     @property

@@ -211,7 +211,7 @@ def pairs_of(
 
 @dataclass(frozen=True, slots=True)
 class Nibbles:
-    """The fused multiply-add that turns each of the two nibbles of a half's low byte into its value.
+    """The fused multiply-add that turns each nibble of a half's low byte into its value.
 
     factor      the value of a code divided by its register's
     multiplier  of a nibble with its rest

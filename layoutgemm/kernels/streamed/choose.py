@@ -92,7 +92,7 @@ def _split(rows: int, k: int, arch: Arch) -> int | None:
 
 
 def _by_wgmma(fmt: QuantizedFormat, sizes: tuple[int, int, int], split: int, sms: int) -> bool:
-    """True where x is so large beside a block's weights that the kernels of wgmma take less time."""
+    """True where x is so large beside a block's weights that wgmma takes less time."""
     n, rows, k = sizes
     x, weights = room_of(rows) * k * 2 // split, n * k * fmt.bits // 8 // sms
     return (fmt.code, fmt.group) == _MEASURED and k >= _LEAST_K * UNIT_K and x * _LEAST_SHARE > weights

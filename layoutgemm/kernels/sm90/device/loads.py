@@ -169,7 +169,7 @@ class Sm90Loads:
     def issue_mapped(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32], stage: Int32
     ) -> None:
-        """Issue this block's share of the tiles with tensor maps into a stage that is armed. Called by one thread."""
+        """Issue this block's share of the tiles with tensor maps into an armed stage. Called by one thread."""
         plan, full = self.plan, job.shared.full(stage)
         part = job.part * plan.sharing
         for operand in self.mapped_operands:

@@ -92,8 +92,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
     ) -> tuple[Int32, ...]:
         """Load all K tiles of the block's only tile, by one thread. Only the loader's warp calls it.
 
-        The tile's place is the same in each turn, so what hangs on it is computed once, and addresses of whole units
-        are carried: the thread issues a K tile in a chain of instructions, among those of four warpgroups.
+        The tile's place is the same in each turn, so what hangs on it is computed once. Addresses of whole units are
+        carried: the thread issues a K tile in a chain of instructions, among those of four warpgroups.
         """
         plan = self.plan
         tile, m0, n0, matrix, _, stage, parity, backwards, share = ahead

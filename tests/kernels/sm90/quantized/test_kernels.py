@@ -15,7 +15,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.quantized.formats import NVFP4, QuantizedFormat
-from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
+from layoutgemm.kernels.quantized.packing import PackedWeights, QuantizedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.checks import pipeline_of
@@ -120,6 +120,19 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
     assert (np.abs(plan.run(packed, b, device="emulator").c - want) <= bound).all()
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_scales_whose_multiple_is_infinite_are_right() -> None:
+    """Values are divided by four: 4 * 2**126 is no float32, and the totals are finite."""
+    plan, _, b, _, _ = problem("two CTAs an SM")
+    codes = np.random.default_rng(5).integers(5, 12, (plan.m, plan.k)).astype(np.uint8)
+    packed = pack(QuantizedWeights(INT4, codes, np.full((plan.m, plan.k // 128), 2.0**126)))
+    small = (b * np.float32(2.0**-20)).astype(np.float32)
+    want = unpack(packed).dense() @ small.astype(np.float64)
+    found = plan.run(packed, small, device="emulator").c
+    assert np.abs(want).max() > 2.0**108 and np.allclose(found, want, rtol=2**-8, atol=2.0**92)
 
 
 @needs_dsl
