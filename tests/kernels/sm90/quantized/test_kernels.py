@@ -343,6 +343,14 @@ def test_sixteen_rows_take_the_fastest_kernels() -> None:
         assert config.one_tile_per_cluster == (n < 128256)
 
 
+def test_one_cta_has_an_sm_unless_several_are_asked_for() -> None:
+    plan = problem("two CTAs an SM")[0]
+    alone = replace(plan, config=plan.config.tuned(overlap=True, blocks_per_sm=1))
+    assert plan.launch_bytes == plan.smem.total == alone.smem.total < alone.launch_bytes
+    assert alone.launch_bytes == plan.arch.smem_of_one_block
+    assert "115713 are asked for" in alone.explain() and "asked for" not in plan.explain()
+
+
 def test_operands_of_another_plan_are_refused() -> None:
     plan, packed, b, _, _ = problem("self")
     with pytest.raises(OperandError, match="a is a ndarray: the plan multiplies PackedWeights"):
