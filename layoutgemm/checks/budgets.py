@@ -106,16 +106,21 @@ def allocated_threads(threads: int) -> int:
     return -(-max(threads, 1) // (32 * _QUARTERS)) * 32 * _QUARTERS
 
 
-def launch_registers(arch: Arch, threads: int) -> int:
-    """Registers that each of a CTA's `threads` starts with: equal shares, in units of 8.
+def launch_registers(arch: Arch, threads: int, blocks_per_sm: int = 1) -> int:
+    """Registers that each of a CTA's `threads` starts with: equal shares, in units of 8, of `blocks_per_sm` CTAs.
 
     The register limits of a launch (cuda_occupancy.h), and of ptxas: of 288 threads it gives each 168, as of 384.
 
     >>> from layoutgemm.arch import arch
     >>> [launch_registers(arch("sm_90a"), threads) for threads in (128, 288, 384, 416)]
     [256, 168, 168, 128]
+    >>> launch_registers(arch("sm_90a"), 288, blocks_per_sm=2)
+    96
     """
-    return min(MOST_REGISTERS, arch.registers_per_sm // allocated_threads(threads) // REGISTER_UNIT * REGISTER_UNIT)
+    return min(
+        MOST_REGISTERS,
+        arch.registers_per_sm // allocated_threads(threads * blocks_per_sm) // REGISTER_UNIT * REGISTER_UNIT,
+    )
 
 
 def setmaxnreg_problem(count: int) -> str:

@@ -60,12 +60,12 @@ class DevicePairs:
     def sub(self, x: Int32, y: Int32) -> Int32:
         """Two differences, rounded to nearest."""
         if self.fused:
-            return self._fma(y, self.constant(TARGETS[self.dtype].word(-1.0)), x)
+            return self.fma(y, self.constant(TARGETS[self.dtype].word(-1.0)), x)
         return self._pair("sub", x, y)
 
     def mul(self, x: Int32, y: Int32) -> Int32:
         """Two products, rounded to nearest."""
-        return self._fma(x, y, self.constant(NEGATIVE_ZERO)) if self.fused else self._pair("mul", x, y)
+        return self.fma(x, y, self.constant(NEGATIVE_ZERO)) if self.fused else self._pair("mul", x, y)
 
     def twice(self, word: Int32, selector: int) -> Int32:
         """One half of a word in both: prmt."""
@@ -91,7 +91,8 @@ class DevicePairs:
         text, operands = f"{name}.rn.{self.dtype}x2 $0, $1, $2;", [Int32(x), Int32(y)]
         return assembly(text, "=r,r,r", operands, (Int32,), pure=True)[0]
 
-    def _fma(self, x: Int32, y: Int32, z: Int32) -> Int32:
+    def fma(self, x: Int32, y: Int32, z: Int32) -> Int32:
+        """Twice x * y + z, rounded once."""
         text, operands = f"fma.rn.{self.dtype}x2 $0, $1, $2, $3;", [Int32(x), Int32(y), Int32(z)]
         return assembly(text, "=r,r,r,r", operands, (Int32,), pure=True)[0]
 

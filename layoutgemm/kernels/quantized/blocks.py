@@ -102,6 +102,23 @@ class PackedBlocks:
         return self.packing.scales_sums
 
     @property
+    def one_shift(self) -> bool:
+        """True if int4 is converted by one shift a word: totals are multiplied by the divisor."""
+        return self.scales_sums
+
+    @property
+    def total_factor(self) -> float:
+        """The factor of the totals: the divisor of values that were converted by one shift.
+
+        >>> from layoutgemm.dtypes import dtype
+        >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat
+        >>> order = PackedOrder(QuantizedFormat("int4", 128), "bf16")
+        >>> PackedBlocks(order, PackedTile((64, 128), 0), dtype("bf16")).total_factor, order.division
+        (1.0, 4.0)
+        """
+        return self.packing.division if self.one_shift else 1.0
+
+    @property
     def sums(self) -> int:
         """Sums of a K tile and a row block: one for each of its groups, if scales multiply sums.
 

@@ -76,12 +76,16 @@ def _wanted(operand: PackedBlocks, part: int) -> npt.NDArray[np.int64]:
     return np.concatenate([codes, scales.reshape(-1)])
 
 
-def conversion_check(order: PackedOrder, pairs: type[NumpyPairs] = NumpyPairs, name: str = "A") -> Check:
+def conversion_check(
+    order: PackedOrder, pairs: type[NumpyPairs] = NumpyPairs, name: str = "A", one_shift: bool = False
+) -> Check:
     """Each code becomes its value exactly: at each place of a word, with each zero point.
 
-    pairs  the arithmetic of an architecture; `name` is the operand's
+    pairs      the arithmetic of an architecture; `name` is the operand's
+    one_shift  values are divided by the order's `division`
     """
-    fmt, witness, ops = order.format, "", pairs(order.target)
+    fmt, witness, ops, division = order.format, "", pairs(order.target), order.division if one_shift else 1.0
+    factor = np.float32(order.factor * division)
     count, finite = 1 << fmt.bits, np.nonzero(np.isfinite(fmt.facts.values()))[0]
     plain, codes = fmt.facts.values()[finite], finite.astype(np.uint32)
     for zero in range(MOST_ZERO + 1) if fmt.zeros else (None,):
@@ -91,25 +95,26 @@ def conversion_check(order: PackedOrder, pairs: type[NumpyPairs] = NumpyPairs, n
                 words = np.full(codes.shape, others, np.uint32)
                 for bit, at in enumerate(order.bits_of(place)):
                     words = words & ~np.uint32(1 << at) | (codes >> np.uint32(bit) & np.uint32(1)) << np.uint32(at)
-                found = _converted(order, words, zero, ops)[:, int(order.word_values(place))] * np.float32(order.factor)
+                found = _converted(order, words, zero, ops, one_shift)[:, int(order.word_values(place))] * factor
                 if (found != values).any():
                     at = int(np.nonzero(found != values)[0][0])
                     less = "" if zero is None else f" less {zero}"
                     witness = witness or f"code {codes[at]}{less} at {place} of a word becomes {found[at]}"
     statement = f"each of {len(codes)} codes of {fmt.code}, at each place of a word, becomes its value as "
-    statement += f"{order.target.dtype}" + f", with each zero point up to {MOST_ZERO}" * fmt.zeros
+    statement += f"{order.target.dtype}" + f", divided by {division:g}" * (division != 1)
+    statement += f", with each zero point up to {MOST_ZERO}" * fmt.zeros
     return Check(f"conversion {name}", statement, not witness, f"exhaustion ({count} codes)", witness)
 
 
 def _converted(
-    order: PackedOrder, words: npt.NDArray[np.uint32], zero: int | None, ops: NumpyPairs
-) -> npt.NDArray[np.float32]:
+    order: PackedOrder, words: npt.NDArray[np.uint32], zero: int | None, ops: NumpyPairs, one_shift: bool
+) -> npt.NDArray[np.float32]:  # fmt: skip
     """(words, values of a word's registers), by the kernel's steps, unscaled."""
     fmt, taken = order.format, []
     if zero is not None:
         taken = [np.uint32(int(zero_bits(order.target, zero)) * 0x10001)] * (order.codes_of_word // order.target.values)
     registers = quads_of(fmt, words, ops, taken) if order.scales_sums else pairs_of(
-        fmt.code, order.target, words, ops, taken
+        fmt.code, order.target, words, ops, taken, one_shift
     )  # fmt: skip
     return np.concatenate([values_of(register, order.target) for register in registers], axis=1)
 
@@ -127,6 +132,7 @@ def fragments_check(
     weights, witness = probe(order), ""
     units = pack(weights, order.activations).units.reshape(-1)
     wanted, factors = _multiplied(order, weights, operand.scales_sums)
+    wanted = wanted / np.float32(operand.total_factor)
     again = unpack(pack(weights, order.activations))
     if not np.array_equal(again.codes, weights.codes):
         witness = "unpack is not the inverse of pack"
@@ -134,7 +140,7 @@ def fragments_check(
         block = np.zeros(operand.block_bytes, np.uint8)
         for copy in operand.block_copies(0, part, 1):
             block[copy.target : copy.target + copy.bytes] = units[copy.source : copy.source + copy.bytes]
-        found = block_values(order, block, depth, pairs, not operand.scales_sums)
+        found = block_values(order, block, depth, pairs, not operand.scales_sums, operand.one_shift)
         wrong = np.argwhere(found != wanted[:, part * depth : (part + 1) * depth])
         if len(wrong):
             row, column = (int(x) for x in wrong[0])

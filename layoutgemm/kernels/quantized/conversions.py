@@ -10,6 +10,9 @@ A kernel spends, for a word:
     ----    ------    ------    ----    ----    ----------    --------------------------------------------------------
     int4    both      3         4       0       4             the code becomes mantissa bits of a power of two, which is
                                                               then subtracted together with the excess or zero point
+    int4    f16       1         4       0       4 fma         `one_shift`: bits 4 to 7 are 16 times their code
+    int4    bf16/4    1         4       0       4 fma         `one_shift`: bits 4 to 7 alone are a bf16 of 2^-129 of
+                                                              their code, and 2^127 leaves a quarter: `nibbles`
     int8    bf16      1         4       0       2             the low 7 bits likewise; the sign bit is the exponent's
                                                               lowest: 128 + low - (128 or 256)
     int8    f16       1         4       0       2             the same with a sign at bit 7 of the mantissa: 1024 + low
@@ -30,7 +33,7 @@ Every step is exact: `checks.conversion_check` goes through all codes. Source: P
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -49,6 +52,7 @@ _BYTES = 4  # of a word
 _MAGNITUDES, _TOPS = 0x77777777, 0x80808080  # three bits of each digit; the highest of each byte
 _PAIRS = (0x5140, 0x7362)  # prmt's digits: bytes 0 and 1 of the low word and of the high one in turn, then 2 and 3
 
+Floats: TypeAlias = "npt.NDArray[np.float64]"
 Word: TypeAlias = Any  # 32 bits: an integer, a NumPy array of them, or a traced Int32
 
 
@@ -66,6 +70,9 @@ class PairMath(Protocol):
 
     def mul(self, x: Word, y: Word) -> Word:
         """Two products, rounded to nearest."""
+
+    def fma(self, x: Word, y: Word, z: Word) -> Word:
+        """Twice x * y + z, rounded once."""
 
     def permute(self, x: Word, y: Word, selector: Word) -> Word:
         """Four bytes of the eight of x and y, by the selector's four low digits; prmt.b32."""
@@ -184,17 +191,72 @@ def zeros_of(target: TargetFormat, bits: npt.NDArray[np.uint16]) -> npt.NDArray[
     return np.asarray(target.dtype.decode(bits) - float(1 << target.mantissa)).astype(np.uint8)
 
 
-def pairs_of(code: str, target: TargetFormat, word: Word, ops: PairMath, zeros: Sequence[Word] = ()) -> list[Word]:
+def pairs_of(
+    code: str, target: TargetFormat, word: Word, ops: PairMath, zeros: Sequence[Word] = (), one_shift: bool = False
+) -> list[Word]:  # fmt: skip
     """The pairs of a word of codes, unscaled.
 
-    zeros  of int4 the `zero_word` of each pair; by default that of the codes' excess
+    zeros      of int4 the `zero_word` of each pair; by default that of the codes' excess
+    one_shift  int4 values are divided by `nibbles(target).factor`, in fewer instructions
     """
+    if code == "int4" and one_shift:
+        return _by_one_shift(target, word, ops, zeros)
     if code == "int4":
         taken = zeros or [ops.constant(zero_word(target, CODES[code].excess))] * 4
         return [ops.sub(_magic(target, ops, word, -4 * i, 0x000F), zero) for i, zero in enumerate(taken)]
     if code == "int8":
         return [_integer(target, ops, word, i) for i in range(2)]
     return _looked_up(target, word, ops) if code == LOOKED_UP else _floats(code, target, word, ops)
+
+
+@dataclass(frozen=True, slots=True)
+class Nibbles:
+    """The fused multiply-add that turns each nibble of a half's low byte into its value.
+
+    factor      the value of a code divided by its register's
+    multiplier  of a nibble with its rest
+    rests       the bits beside each nibble: those of a power of two, or none
+    magics      the number that the multiplied rest stands for, times `factor`
+    """
+
+    factor: float
+    multiplier: float
+    rests: tuple[int, int]
+    magics: tuple[float, float]
+
+
+def nibbles(target: TargetFormat) -> Nibbles:
+    """The conversion of int4 by one shift a word.
+
+    A bf16 below 2^-125 is a multiple of 2^-133, so bits 4 to 7 of a half are 2^-129 of their code. The largest power
+    of two in bf16 is 2^127: a quarter of the code remains. An f16 has ten mantissa bits, beside which they fit.
+
+    >>> nibbles(TARGETS["bf16"]).factor, nibbles(TARGETS["f16"]).factor
+    (4.0, 1.0)
+    """
+    magic, fits = float(1 << target.mantissa), target.mantissa >= 8  # of bits 0 to 7
+    multiplier = 2.0**-4 if fits else 2.0**target.bias
+    of_bit_4 = 2.0**4 if fits else 2.0 ** (5 - target.bias - target.mantissa)
+    factor = 1 / (of_bit_4 * multiplier)
+    low = target.word(magic / factor / multiplier) & (1 << HALF) - 1
+    high = (target.magic, magic * multiplier) if fits else (0, 0.0)
+    return Nibbles(factor, multiplier, (low, high[0]), (magic, high[1] * factor))
+
+
+def _by_one_shift(target: TargetFormat, word: Word, ops: PairMath, zeros: Sequence[Word]) -> list[Word]:
+    """The pairs of eight int4, divided by `nibbles(target).factor`."""
+    how, found = nibbles(target), []
+    words, multiplier = [word, ops.shifted(word, -8)], ops.constant(target.word(how.multiplier))
+    for i in range(4):
+        rest, magic = how.rests[i % 2], how.magics[i % 2]
+        if zeros:  # zero words have the other power of two
+            more = ops.constant(target.word((how.magics[0] - magic) / how.factor or -0.0))
+            less = ops.fma(zeros[i], ops.constant(target.word(-1 / how.factor)), more)
+        else:
+            less = ops.constant(target.word(-(magic + CODES["int4"].excess) / how.factor))
+        digits = ops.select(words[i // 2], both(0x00F0 if i % 2 else 0x000F), ops.constant(both(rest)))
+        found.append(ops.fma(digits, multiplier, less))
+    return found
 
 
 def _magic(target: TargetFormat, ops: PairMath, word: Word, left: int, mask: int) -> Word:
@@ -304,12 +366,16 @@ class NumpyPairs:
         """x ^ (~y | rest)."""
         return x ^ (~np.asarray(y, np.uint32) | np.uint32(rest))
 
-    def _each(self, operation: Word, x: Word, y: Word) -> npt.NDArray[np.uint32]:
+    def fma(self, x: Word, y: Word, z: Word) -> Word:
+        """Twice x * y + z, rounded once where float64 holds it."""
+        return self._each(lambda left, right, more: left * right + more, x, y, z)
+
+    def _each(self, operation: Callable[..., Floats], *words: Word) -> npt.NDArray[np.uint32]:
         halves = []
         for shift in (0, HALF):
-            left, right = (self.dtype.decode((np.asarray(z) >> np.uint32(shift)) & np.uint32(0xFFFF)) for z in (x, y))
+            given = [self.dtype.decode((np.asarray(z) >> np.uint32(shift)) & np.uint32(0xFFFF)) for z in words]
             with np.errstate(over="ignore", invalid="ignore"):
-                exact = operation(left.astype(np.float64), right.astype(np.float64))
+                exact = operation(*[each.astype(np.float64) for each in given])
             halves.append(self.dtype.encode(exact).astype(np.uint32))
         return np.asarray(halves[0] | halves[1] << np.uint32(HALF))
 

@@ -20,14 +20,16 @@ ROW_SELECTORS = (0x1010, 0x3232)  # prmt's, for the low or the high half of a wo
 
 
 def fragment(
-    order: PackedOrder, words: Sequence[object], rows: Sequence[object], zeros: Sequence[object], ops: PairMath
-) -> list[Any]:
+    order: PackedOrder, words: Sequence[object], rows: Sequence[object], zeros: Sequence[object], ops: PairMath,
+    one_shift: bool = False,
+) -> list[Any]:  # fmt: skip
     """The registers of one fragment.
 
     words  the fragment's words: `order.words_of_fragment`
     rows   the scale of each of the thread's two rows, in both halves of a word; empty where a column has one. Scales
            that multiply sums are not used
     zeros  the zero points of each of the two rows, as `zero_bits` has them, twice; empty without them
+    one_shift  values are divided by `order.division`, which the totals are multiplied by
     """
     registers: list[Any] = []
     for word in words:
@@ -36,7 +38,7 @@ def fragment(
         if order.scales_sums:
             registers += quads_of(order.format, word, ops, taken)
         else:
-            registers += pairs_of(order.format.code, order.target, word, ops, taken)
+            registers += pairs_of(order.format.code, order.target, word, ops, taken, one_shift)
     if not rows or order.scales_sums:
         return registers
     return [ops.mul(register, rows[order.row_of(i)]) for i, register in enumerate(registers)]
@@ -55,13 +57,14 @@ def words_of(order: PackedOrder, fragment: int) -> range:
 
 def block_values(
     order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = UNIT_K, pairs: type[NumpyPairs] = NumpyPairs,
-    scaled: bool = True,
+    scaled: bool = True, one_shift: bool = False,
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """(64, depth) weights as the instruction takes them from the registers of all threads.
 
     block   the bytes of a row block's K tile in a stage: codes, then scales
     pairs   the arithmetic of an architecture
     scaled  False if the scales of groups multiply sums, and not weights
+    one_shift  as `fragment` takes it
 
     Weights are where the instruction's own map of A has each thread's values.
     """
@@ -75,7 +78,7 @@ def block_values(
         first = order.code_bytes * depth // UNIT_K
         rows, zeros = _numbers(order, as_words[first // 4 :], thread, order.group_of(number))
         rows = rows if scaled else []
-        registers = fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, ops)
+        registers = fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, ops, one_shift)
         held = np.concatenate([values_of(register, order.target) for register in registers], axis=1)
         values[row, column + number * order.depth] = held
     return values

@@ -20,7 +20,7 @@ from ...atoms import MmaAtom, wgmma
 from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import PlanError
 from ...layouts import Layout
-from .conversions import TARGETS, WORD, TargetFormat, pair_values, sign_digits
+from .conversions import TARGETS, WORD, TargetFormat, nibbles, pair_values, sign_digits
 from .float8 import ZERO_FACTOR, refusal, word_values
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 
@@ -76,6 +76,11 @@ class PackedOrder:
     def factor(self) -> float:
         """The value of a code divided by its register's value: a power of two."""
         return ZERO_FACTOR if self.scales_sums and self.format.zeros else 1.0
+
+    @property
+    def division(self) -> float:
+        """The divisor of values that are converted by one shift: totals are multiplied by it."""
+        return nibbles(self.target).factor if self.format.code == "int4" and not self.scales_sums else 1.0
 
     @property
     def codes_of_word(self) -> int:

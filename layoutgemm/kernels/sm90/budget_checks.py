@@ -70,7 +70,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
     if plan.numbers.parts:
         parts[f"{plan.stages} stages of numbers"] = plan.stages * smem.numbers_bytes
     barriers = 2 * plan.stages + (plan.exchange is not None)
-    return shared_memory_of(plan.arch, parts, smem.total, barriers * smem.barrier_bytes)
+    several = plan.config.tuning.blocks_per_sm
+    return shared_memory_of(plan.arch, parts, smem.total, barriers * smem.barrier_bytes, blocks_per_sm=several)
 
 
 def _threads(plan: Sm90Plan) -> Check:
@@ -104,7 +105,8 @@ def _registers(plan: Sm90Plan) -> list[Check]:
     if promoted:
         held += product_of(plan)[0].accumulator_registers - plan.mma.accumulator_registers
     read += _packed_registers(plan) if packed else _prologue_registers(plan) if plan.prologue is not None else 0
-    at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
+    several = plan.config.tuning.blocks_per_sm
+    at_launch = min(launch_registers(plan.arch, plan.threads, several), plan.arch.registers_per_thread)
     read += plan.blocks * ROW_VECTOR + VECTOR_WORDS if plan.row_sums is not None else 0
     beside = HELD_PROMOTED if promoted else HELD_PACKED if packed else HELD
     have = plan.registers[1] if plan.registers is not None else at_launch

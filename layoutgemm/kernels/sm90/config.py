@@ -26,7 +26,7 @@ LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
 SCALES = ("weights", "sums")
-MAX_CONSUMERS, MAX_SLICED = 3, 4
+MAX_CONSUMERS, MAX_BESIDE_WARP = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 _WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills
@@ -72,6 +72,8 @@ class Sm90Tuning:
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
+    blocks_per_sm   CTAs that an SM is to hold, of one tile each: their shared memory and registers are as few. One CTA
+               multiplies while the other starts or ends. For grids of more CTAs than SMs: of fewer, some SMs have two
     skip_empty_blocks   of groups of rows: blocks of 64 rows of a tile behind their group's end are not multiplied. It
                pays where many tiles are partly empty, and costs 1 to 5% where few are
 
@@ -99,6 +101,7 @@ class Sm90Tuning:
     scales: str = "weights"
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
+    blocks_per_sm: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self, prefetch=0)
@@ -153,8 +156,8 @@ class Sm90Config:
     tile       (M, N) elements of C that a CTA computes at a time: M a multiple of 64, N of 8 up to 256
     tile_k     depth of a stage in elements; default 128 bytes
     stages     K tiles in flight, 2 or more; default as many as fit
-    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile;
-               sliced: up to 4
+    consumers  warpgroups that multiply, 1 to 3, or to 4 beside a loader that is a warp. Cooperative: they share a
+               tile's rows; pingpong: each has a tile
     schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores. "sliced", of
                packed weights: each 64 rows have as many warpgroups as `slices` says, which take K tiles in turn. The
                first one adds the others' sums (CUTLASS calls this sliced-K)
@@ -279,14 +282,19 @@ class Sm90Config:
             raise PlanError(
                 "the parts of a split K exchange partial sums once: one tile a cluster, one_tile_per_cluster=True"
             )
-        most = MAX_SLICED if self.schedule == "sliced" else MAX_CONSUMERS
+        most = MAX_BESIDE_WARP if self.schedule == "sliced" or self.loader == "warp" else MAX_CONSUMERS
         if self.consumers > most:
-            many = {MAX_CONSUMERS: "three", MAX_SLICED: "four"}[most]
+            many = {MAX_CONSUMERS: "three", MAX_BESIDE_WARP: "four"}[most]
             raise PlanError(
                 f"consumers = {self.consumers}: {many} warpgroups and a producer are all that a block holds"
             )
         if self.schedule == "pingpong" and self.consumers != 2:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
+        if self.tuning.blocks_per_sm > 1 and (self.loader == "warpgroup" or not self.one_tile_per_cluster):
+            raise PlanError(
+                f"blocks_per_sm = {self.tuning.blocks_per_sm} with loader = {shown(self.loader)}, one_tile_per_cluster "
+                f"= {self.one_tile_per_cluster}: CTAs that share an SM have one tile each, and no setmaxnreg"
+            )
         if self.schedule == "sliced":
             self._check_sliced()
         each = self.tile[0] // self.warpgroups_of_tile

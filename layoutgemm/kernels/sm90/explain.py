@@ -218,11 +218,12 @@ def _explain_resources(plan: Sm90Plan) -> list[str]:
     if plan.mainloop is not None:  # the products of one block of rows, or of half its columns
         accumulators, held = accumulators + 1, held + product_of(plan)[0].accumulator_registers
     over = " over the stages" if config.one_tile_per_cluster else ""
+    asked = f"; {plan.launch_bytes} are asked for, so that two CTAs never share an SM"
     return [
         f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "
         f"stage*{smem.b_stage_bytes}, C at {smem.c_offset} + buffer*{smem.c_buffer_bytes}{over}, barriers at "
         f"{smem.barrier_offset} and {smem.empty_offset} + stage*{smem.barrier_bytes}; {smem.total} of "
-        f"{plan.arch.smem_per_block} bytes, aligned to {smem.alignment}",
+        f"{plan.arch.smem_per_block} bytes, aligned to {smem.alignment}" + asked * (plan.launch_bytes > smem.total),
         f"registers: {held} of {accumulators} accumulator(s) in each of {WARPGROUP * config.consumers} threads; "
         + (f"setmaxnreg: {plan.registers[0]} for the loader, {plan.registers[1]} for consumers" if plan.registers
            else "as launched"),

@@ -507,6 +507,20 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         return self.partial_bytes + copied_bytes(self)
 
     @property
+    def launch_bytes(self) -> int:
+        """Bytes of shared memory that a launch asks for: with `overlap`, so many that an SM holds `blocks_per_sm`.
+
+        Two CTAs on the first free SMs leave others without one (`benchmarks/NOTES.md`, "One block on an SM").
+
+        >>> config = Sm90Config((64, 64), consumers=1, stages=2)
+        >>> [Sm90Plan.derive(64, 64, 256, config=each).launch_bytes for each in (config, config.tuned(overlap=True))]
+        [40992, 115713]
+        """
+        tuning = self.config.tuning
+        alone = tuning.overlap and tuning.blocks_per_sm == 1
+        return max(self.smem.total, self.arch.smem_of_one_block if alone else 0)
+
+    @property
     def loads_once(self) -> bool:
         """True if a loader of its own has the K tiles of a single tile.
 

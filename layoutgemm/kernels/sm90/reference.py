@@ -355,7 +355,8 @@ class _Cluster:
         for which, product in apart.items():
             scales = scales_in_stage(plan, block.smem, self._stage(block, plan.a, stage), of_rows)
             total = block.sums.get(key, self._nothing())
-            block.sums[key] = (total + scales[:, which, None].astype(np.float64) * product).astype(np.float32)
+            times = scales[:, which, None].astype(np.float64) * plan.a.total_factor
+            block.sums[key] = (total + times * product).astype(np.float32)
 
     def _copy_numbers(self, block: _Block, stage: int, k_tile: int) -> None:
         """The loader's copies of numbers into a stage: those of a K block, or of the `span` from it on."""

@@ -406,7 +406,10 @@ class Sm90Request(ProductParts, Asked):
                 f"stages = {self.config.stages} of {slices} slices: each stage is one slice's; take a multiple"
             )
         least = LEAST_STAGES * slices
-        found = fitting_stages(arch, self.config.stages, least, each, beside + exchange_bytes(sums), taken)
+        found = fitting_stages(
+            arch, self.config.stages, least, each, beside + exchange_bytes(sums), taken,
+            blocks_per_sm=self.config.tuning.blocks_per_sm,
+        )  # fmt: skip
         return found // slices * slices
 
     def store_bytes(self, store: StorePlan | None) -> int:

@@ -54,7 +54,7 @@ def _checks(plan: StreamedPlan, explored: bool) -> list[Check]:
         *order_checks(plan.a.packing),
         _slots(plan),
         _ahead(plan),
-        conversion_check(plan.a.packing, pairs, "A"),
+        conversion_check(plan.a.packing, pairs, "A", plan.a.one_shift),
         fragments_check(plan.a, _unlike(plan), pairs),
         _groups(plan),
         _copies_of_x(plan),

@@ -30,6 +30,10 @@ _LEAST_UNITS = 16  # along K
 _MOST_TURNS = 8
 _WARPS = {True: 16, False: 8}  # for a few rows and for more; from three quarters to twice as many
 _SLOTS, _AHEAD = (4, 3, 2), 2
+_MEASURED = ("int4", 128)  # the code and the group of which fewer slots and one shift were timed
+_SLOTS_MEASURED = (3, 4, 2)
+_ONE_SHIFT_TURNS = 2  # at most: the conversion by one shift spills where more turns are unrolled
+_LEAST_SHARE, _LEAST_K = 5, 64  # of x in a block's weights (one part of so many), and units: then wgmma is faster
 _STRIPS = (16, 8, 4, 2)  # whose sums wait: powers of two, so that sizes share kernels
 
 
@@ -50,7 +54,7 @@ def streamed_config(
 
     >>> from layoutgemm.arch import arch
     >>> int4 = QuantizedFormat("int4", 128)
-    >>> streamed_config(int4, 8192, 1, 8192, 132, arch("sm_90a")) == StreamedConfig(overlap=True, prefetch=2)
+    >>> streamed_config(int4, 8192, 1, 8192, 132, arch("sm_90a")) == StreamedConfig(slots=3, overlap=True, prefetch=2)
     True
     >>> streamed_config(int4, 8192, 16, 8192, 132, arch("sm_90a")) is None
     True
@@ -59,8 +63,10 @@ def streamed_config(
     split = _split(rows, k, arch) if rows <= most else None
     if split is None or units < _LEAST_UNITS or become in FLOAT8:
         return None
+    if "wgmma" in arch.features and rows > 2 and _by_wgmma(fmt, (n, rows, k), split, sms):
+        return None
     epilogue = fmt.epilogue() or None
-    for config in _candidates(tile_count(units, split), rows, split, tile_count(n, STRIP), sms, arch):
+    for config in _candidates(fmt, tile_count(units, split), rows, split, tile_count(n, STRIP), sms, arch):
         try:
             plan = StreamedPlan.derive(
                 n, rows, k, weights=fmt, arch=arch, a=become, config=config, epilogue=epilogue
@@ -74,7 +80,7 @@ def streamed_config(
 
 def _split(rows: int, k: int, arch: Arch) -> int | None:
     """Blocks that share K; None if x is too large for as many as a cluster has."""
-    few, units, room = rows <= _FEW, tile_count(k, UNIT_K), 1 << (rows - 1).bit_length()
+    few, units, room = rows <= _FEW, tile_count(k, UNIT_K), room_of(rows)
     most = arch.cluster_portable if "cluster" in arch.features else 1
     for split in (1, 2, 4, 8):
         if split > most:
@@ -85,8 +91,24 @@ def _split(rows: int, k: int, arch: Arch) -> int | None:
     return None
 
 
+def _by_wgmma(fmt: QuantizedFormat, sizes: tuple[int, int, int], split: int, sms: int) -> bool:
+    """True where x is so large beside a block's weights that wgmma takes less time."""
+    n, rows, k = sizes
+    x, weights = room_of(rows) * k * 2 // split, n * k * fmt.bits // 8 // sms
+    return (fmt.code, fmt.group) == _MEASURED and k >= _LEAST_K * UNIT_K and x * _LEAST_SHARE > weights
+
+
+def room_of(rows: int) -> int:
+    """Rows of x that a kernel has room for.
+
+    >>> [room_of(rows) for rows in (1, 2, 3, 5)]
+    [1, 2, 4, 8]
+    """
+    return 1 << (rows - 1).bit_length()
+
+
 def _candidates(
-    units: int, rows: int, split: int, strips_of_c: int, sms: int, arch: Arch
+    fmt: QuantizedFormat, units: int, rows: int, split: int, strips_of_c: int, sms: int, arch: Arch
 ) -> Iterator[StreamedConfig]:  # fmt: skip
     """Configurations, best first.
 
@@ -96,13 +118,15 @@ def _candidates(
     few, early = rows <= _FEW, "griddepcontrol" in arch.features
     share = tile_count(strips_of_c, sms // split)
     largest = max(next((each for each in reversed(_STRIPS) if each >= share), _STRIPS[0]), 4)
+    measured, warps = (fmt.code, fmt.group) == _MEASURED and few and early, warps_for(units, _WARPS[few])
+    one_shift = measured and tile_count(units, warps) <= _ONE_SHIFT_TURNS
     for band in (1,) if few else (2, 1):
-        for slots in _SLOTS:
+        for slots in _SLOTS_MEASURED if measured else _SLOTS:
             for strips in _STRIPS:
                 if strips <= largest and strips % split == 0:
                     yield StreamedConfig(
-                        warps_for(units, _WARPS[few]), slots, strips, overlap=early, prefetch=_AHEAD if early else 0,
-                        band=band, split=split,
+                        warps, slots, strips, overlap=early, prefetch=_AHEAD if early else 0, band=band, split=split,
+                        one_shift=one_shift,
                     )  # fmt: skip
 
 

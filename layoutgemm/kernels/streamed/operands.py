@@ -38,15 +38,22 @@ _TILES = 2  # of B in an ldmatrix.x4, one after the other along K
 class StreamedWeights(PackedBlocks):
     """Packed weights as A: a unit of 64 features and 128 of K is four strips.
 
-    band  strips of a slot: 1, 2 or 4
+    band       strips of a slot: 1, 2 or 4
+    by_shift   as `StreamedConfig.one_shift` has it
     """
 
     band: int = 1
+    by_shift: bool = False
 
     @property
     def scales_sums(self) -> bool:
         """True: a sum of a group is multiplied once, where each weight would be, and no weight is rounded."""
         return True
+
+    @property
+    def one_shift(self) -> bool:
+        """True if int4 is converted by one shift a word: totals are multiplied by the divisor."""
+        return self.by_shift
 
     @property
     def number_bytes(self) -> int:

@@ -70,6 +70,7 @@ class StreamedConfig:
     split          blocks of a cluster, which share K and each copy a part of x; a divisor of `strips`
     constant_weights  no kernel in flight writes the weights: their first units are copied before the kernel before has
                    ended, and only x waits for it. The caller's word, which nothing checks; needs `overlap`
+    one_shift      int4 is converted by one shift a word in place of three
     """
 
     warps: int = 16
@@ -81,6 +82,7 @@ class StreamedConfig:
     band: int = 1
     split: int = 1
     constant_weights: bool = False
+    one_shift: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, slots=2, prefetch=0)
@@ -185,7 +187,7 @@ class StreamedPlan(GemmPlan):
             raise PlanError(f"{config.warps} warps are {threads} threads; a block has {target.threads_per_block}")
         order, atom = PackedOrder(weights, a_spec.dtype.name), mma_sync((STRIP, COLUMNS, 16), a_spec.dtype)
         tile = PackedTile((UNIT_ROWS, UNIT_K), order.unit_bytes)
-        left = StreamedWeights(order, tile, a_spec.dtype, band=config.band)
+        left = StreamedWeights(order, tile, a_spec.dtype, band=config.band, by_shift=config.one_shift)
         turns = tile_count(tile_count(k, UNIT_K), config.warps * config.split)
         right = StreamedRows(b_spec.dtype, 1 << (n - 1).bit_length(), turns * config.warps * UNIT_K, atom)
         smem = _map(target, left, right, config)

@@ -121,7 +121,7 @@ def filled_slot(plan: StreamedPlan, units: Bytes, first: int, quarter: int) -> B
 
 
 def strip_fragments(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
-    """Values of each fragment of a strip's bytes of a slot, not scaled: (lane, value)."""
+    """Values of each fragment of a strip's bytes of a slot, divided and not scaled: (lane, value)."""
     a, order, lanes = plan.a, plan.a.packing, np.arange(WARP)
     ops = (FusedPairs if plan.fused else NumpyPairs)(order.target)
     words = [_word(slot, np.asarray(a.codes(lanes, v)) + 4 * w) for v in range(a.vectors) for w in range(WORDS)]
@@ -129,7 +129,7 @@ def strip_fragments(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
     for number in range(plan.b.fragments):
         zeros = _halves(plan, slot, order.group_of(number), 1) if order.format.zeros else []
         twice = [half | half << np.uint32(16) for half in zeros]
-        registers = fragment(order, [words[w] for w in words_of(order, number)], [], twice, ops)
+        registers = fragment(order, [words[w] for w in words_of(order, number)], [], twice, ops, plan.a.one_shift)
         found.append(np.concatenate([values_of(register, order.target) for register in registers], axis=1))
     return found
 
@@ -214,7 +214,7 @@ def _added(plan: StreamedPlan, sums: Floats, row: IntArray, column: IntArray) ->
     total = np.zeros(row.shape, np.float32)
     for warp in range(plan.config.warps):
         total += sums[np.asarray(plan.sums(row % STRIP, column, warp, row // STRIP))]
-    return total
+    return total * np.float32(plan.a.total_factor)
 
 
 def _received(plan: StreamedPlan, summed: list[Floats], count: int, buffer: int) -> list[Floats]:

@@ -39,6 +39,22 @@ def test_fused_differences_and_products_convert_every_code_to_bf16(code: str) ->
     assert conversion_check(PackedOrder(QuantizedFormat("int4", 128, zeros=True), "bf16"), FusedPairs)
 
 
+@pytest.mark.parametrize("pairs", [NumpyPairs, FusedPairs])
+@pytest.mark.parametrize("activations", ["bf16", "f16"])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_one_shift_converts_every_int4(zeros: bool, activations: str, pairs: type[NumpyPairs]) -> None:
+    order = PackedOrder(QuantizedFormat("int4", 128, zeros), activations)
+    check = conversion_check(order, pairs, one_shift=True)
+    assert check and ("divided by 4" in check.statement) == (activations == "bf16") == (order.division == 4)
+
+
+def test_one_shift_by_a_wrong_multiplier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(conversions.nibbles(TARGETS["bf16"]), multiplier=2.0**126)
+    monkeypatch.setattr(conversions, "nibbles", lambda target: wrong)
+    check = conversion_check(PackedOrder(QuantizedFormat("int4", 128), "bf16"), one_shift=True)
+    assert not check and check.witness == "code 0 at 0 of a word becomes -72.0"
+
+
 def test_a_fused_product_with_any_scale_is_the_product() -> None:
     target = TARGETS["bf16"]
     every = np.arange(1 << 16, dtype=np.uint32)

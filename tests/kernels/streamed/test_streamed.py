@@ -40,16 +40,20 @@ FORMS: dict[str, tuple[QuantizedFormat, str, tuple[int, int, int], StreamedConfi
     "many turns": (INT4, "bf16", (32, 1, 2432), StreamedConfig(2, 3, 2), "bf16", "sm_90a"),
     "scales of columns": (QuantizedFormat("e4m3"), "bf16", (35, 2, 300), StreamedConfig(2, 2, 4), "f32", "sm_90a"),
     "blocks that share K": (
-        INT4, "bf16", (150, 7, 1152), StreamedConfig(2, 2, 4, overlap=True, prefetch=2, band=4, split=2), "bf16",
-        "sm_90a",
+        INT4, "bf16", (150, 7, 1152),
+        StreamedConfig(2, 2, 4, overlap=True, prefetch=2, band=4, split=2, one_shift=True), "bf16", "sm_90a",
     ),
     "four blocks": (
-        QuantizedFormat("int4", 32, True), "f16", (200, 8, 544), StreamedConfig(2, 2, 4, band=2, split=4), "f32",
-        "sm_90a",
+        QuantizedFormat("int4", 32, True), "f16", (200, 8, 544),
+        StreamedConfig(2, 2, 4, band=2, split=4, one_shift=True), "f32", "sm_90a",
     ),
-    "bands": (QuantizedFormat("int4", 64), "bf16", (70, 3, 704), StreamedConfig(4, 2, 4, band=4), "bf16", "sm_80"),
+    "bands": (
+        QuantizedFormat("int4", 64, True), "bf16", (70, 3, 704), StreamedConfig(4, 2, 4, band=4, one_shift=True),
+        "bf16", "sm_80",
+    ),
     "constant weights": (
-        INT4, "bf16", (100, 3, 1152), StreamedConfig(4, 3, 2, overlap=True, constant_weights=True), "bf16", "sm_90a",
+        INT4, "bf16", (100, 3, 1152),
+        StreamedConfig(4, 3, 2, overlap=True, constant_weights=True, one_shift=True), "bf16", "sm_90a",
     ),
     "narrow scales": (MXFP8, "f16", (33, 4, 256), StreamedConfig(2, 3, 4), "f16", "sm_90a"),
 }  # fmt: skip
@@ -147,11 +151,14 @@ def test_every_format_has_a_plan_that_holds(fmt: QuantizedFormat) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-def test_the_chosen_kernel_of_a_decoder_spills_nothing() -> None:
-    config = streamed_config(INT4, 8192, 1, 8192, 132, arch("sm_90a"))
-    assert config is not None
-    compiled = StreamedPlan.derive(8192, 1, 8192, weights=INT4, config=config).compile()
-    assert not compiled.sass().local_memory
+@pytest.mark.parametrize(("rows", "k", "shifts"), [(1, 8192, 3), (4, 4096, 1)])
+def test_the_chosen_kernel_of_a_decoder_spills_nothing(rows: int, k: int, shifts: int) -> None:
+    config = streamed_config(INT4, 6144, rows, k, 132, arch("sm_90a"))
+    assert config is not None and config.one_shift == (shifts == 1)
+    compiled = StreamedPlan.derive(6144, rows, k, weights=INT4, config=config).compile()
+    sass = compiled.sass()
+    assert not sass.local_memory
+    assert (sass.count("HADD2"), sass.count("HFMA2")) == ((0, 64) if shifts == 1 else (128, 0))
     assert "griddepcontrol.wait" in compiled.ptx
 
 
@@ -172,7 +179,9 @@ def test_a_multiprocessor_holds_the_blocks_that_a_chosen_grid_has_for_it(name: s
 def test_the_choice_knows_what_it_does_not_stream() -> None:
     hopper, blackwell, ada = arch("sm_90a"), arch("sm_100a"), arch("sm_80")
     assert streamed_config(INT4, 8192, MOST_ROWS + 1, 8192, 132, blackwell) is None
-    assert streamed_config(INT4, 8192, 4, 8192, 132, hopper) is not None
+    assert streamed_config(INT4, 28672, 4, 4096, 132, hopper) is not None
+    assert streamed_config(INT4, 8192, 4, 8192, 132, hopper) is None  # x is a quarter of a block's weights
+    assert streamed_config(replace(INT4, group=64), 8192, 4, 8192, 132, hopper) is not None  # not timed
     assert streamed_config(INT4, 8192, 5, 8192, 132, hopper) is None  # by wgmma
     assert streamed_config(INT4, 8192, 1, 1024, 132, hopper) is None  # fewer units than warps
     assert streamed_config(INT4, 8192, 1, 8192, 132, hopper, "e4m3") is None

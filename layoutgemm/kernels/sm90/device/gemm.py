@@ -58,6 +58,8 @@ from .epilogue import Sm90Epilogue
 from .loads import Sm90Loads
 from .mirror import MirrorStore
 
+ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
+
 
 class Sm90GemmKernel(Sm90Loads, GemmEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
@@ -75,7 +77,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
     ) -> None:  # fmt: skip
         """Host side: encode the tensor maps, launch at most `workers` clusters. See `TileEntry.start`."""
-        plan = self.plan
+        plan, several = self.plan, self.plan.config.tuning.blocks_per_sm
         _, b, c = matrices
         m, n, k, batch = sizes
         a, pitches_a = self.prepare_rows(matrices[0], pitches["a"], sizes, words, stream)
@@ -97,8 +99,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             grid=self.launch_grid(m, n, batch, workers, self.reads_of(words)),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster_size, 1, 1),
-            smem=plan.smem.total,
-            min_blocks_per_mp=1,  # without it the compiler ignores setmaxnreg
+            smem=plan.launch_bytes,
+            min_blocks_per_mp=several,  # without it the compiler ignores setmaxnreg
+            preferred_smem_carveout=ALL_SHARED if several > 1 else None,
             use_pdl=plan.config.tuning.overlap,
             stream=stream,
         )

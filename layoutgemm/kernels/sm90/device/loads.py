@@ -81,26 +81,11 @@ class Sm90Loads:
                         share = self.share_of_k(job, (m0, n0, matrix))
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
-    @cute.jit
     def load_only(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...]
     ) -> tuple[Int32, ...]:
-        """Load all K tiles of the block's only tile, by one thread. Only the loader's warp calls it.
-
-        The tile's place is the same in each turn, so what hangs on it is computed once. In `load_next` that is half of
-        the 75 instructions of a K tile, and their time is that of the memory for 8 KB.
-        """
-        plan = self.plan
-        tile, m0, n0, matrix, _, stage, parity, backwards, share = ahead
-        count = self.count_k_tiles(job, share)
-        if tile < job.tiles:
-            if bridge.elect():
-                for k_tile in cutlass.range(count, unroll=1):
-                    bridge.barrier_wait(job.shared.empty(stage), parity)
-                    self.issue_loads(job, maps, m0, n0, matrix, self.place_of_k(job, share, k_tile), stage)
-                    stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
-            stage, parity = count % plan.stages, 1 - count // plan.stages % 2
-        return tile + job.workers, m0, n0, matrix, Int32(0), stage, parity, backwards, share
+        """Load all K tiles of the block's only tile. Only a kernel of packed weights does so."""
+        raise NotImplementedError
 
     def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
         """Called by the loading thread before each K tile's loads: nothing to wait for."""
@@ -177,9 +162,16 @@ class Sm90Loads:
         origin = {"m": m0, "n": n0, **along_k, "l": matrix, HALF: Int32(0)}
         full = job.shared.full(stage)
         bridge.barrier_expect(full, plan.expected(origin, job, choose))
-        part = job.part * plan.sharing
         if const_expr(plan.weights is not None):
             self.load_packed(job, origin, stage, full)
+        self.issue_mapped(job, maps, origin, stage)
+
+    def issue_mapped(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32], stage: Int32
+    ) -> None:
+        """Issue this block's share of the tiles with tensor maps into an armed stage. Called by one thread."""
+        plan, full = self.plan, job.shared.full(stage)
+        part = job.part * plan.sharing
         for operand in self.mapped_operands:
             destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
             for tensor_map, tma, place, share in self.copies_of(job, maps, operand, origin):

@@ -33,6 +33,7 @@ from ....atoms.copy.base import WARP
 from ...dsl import bridge
 from ...dsl.ampere import load_words
 from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, multiply_add
+from ...dsl.tables import choose
 from ...dsl.types import element_type
 from ...dsl.warp import load_matrices, multiply_warp
 from ...plan import present, tile_count
@@ -42,6 +43,7 @@ from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import WORDS
 from ...store import ROWS
+from ..gated import HALF as GATE
 from ..plan import Sm90Plan
 from ..quantized.experts import weight_block
 from ..quantized.warp_products import CHAINS
@@ -83,6 +85,43 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """Copy A's K tile into its stage. Called by one thread."""
         for first, copy in self.packed_copies(job, origin):
             bridge.load_bytes(job.shared.a(stage) + (first + copy.target), job.packed + copy.source, copy.bytes, full)
+
+    @cute.jit
+    def load_only(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...]
+    ) -> tuple[Int32, ...]:
+        """Load all K tiles of the block's only tile, by one thread. Only the loader's warp calls it.
+
+        The tile's place is the same in each turn, so what hangs on it is computed once. Addresses of whole units are
+        carried: the thread issues a K tile in a chain of instructions, among those of four warpgroups.
+        """
+        plan = self.plan
+        tile, m0, n0, matrix, _, stage, parity, backwards, share = ahead
+        count, whole = self.count_k_tiles(job, share), plan.a.parts == 1
+        if tile < job.tiles:
+            if bridge.elect():
+                place = {"m": m0, "n": n0, "l": matrix, GATE: Int32(0)}
+                first = {**place, **self.place_of_k(job, share, Int32(0))}
+                sources = tuple([job.packed + copy.source for _, copy in self.packed_copies(job, first)])
+                for k_tile in cutlass.range(count, unroll=1):
+                    bridge.barrier_wait(job.shared.empty(stage), parity)
+                    origin, full = {**place, **self.place_of_k(job, share, k_tile)}, job.shared.full(stage)
+                    bridge.barrier_expect(full, plan.expected(origin, job, choose))
+                    if const_expr(whole):
+                        self.load_units(job, sources, stage, full)
+                        sources = tuple([source + Int64(plan.a.packing.unit_bytes) for source in sources])
+                    else:
+                        self.load_packed(job, origin, stage, full)
+                    self.issue_mapped(job, maps, origin, stage)
+                    stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+            stage, parity = count % plan.stages, 1 - count // plan.stages % 2
+        return tile + job.workers, m0, n0, matrix, Int32(0), stage, parity, backwards, share
+
+    def load_units(self, job: bridge.Carried, sources: Sequence[Int64], stage: Int32, full: cute.Pointer) -> None:
+        """Copy a unit of each row block, at those addresses, into a stage. Called by one thread."""
+        operand = self.plan.a
+        for number, source in enumerate(sources):
+            bridge.load_bytes(job.shared.a(stage) + number * operand.block_bytes, source, operand.block_bytes, full)
 
     def prefetch_packed(self, job: bridge.Carried, origin: Mapping[str, Int32]) -> None:
         """Bring A's K tile into L2. Called by one thread."""
@@ -212,6 +251,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
 
             mma.wait(0, products)
             scales.add(totals[plan.blocks - 1], products)
+            scales.finish(totals)
             self.bring_together(job, totals, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
                 self.release(job, before)
@@ -254,6 +294,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
             for block in cutlass.range_constexpr(plan.blocks):
                 mma.add_up(accumulators[block], [chain[block] for chain in chains])
+            if const_expr(plan.sums_apart):
+                ScaledSums(plan).finish(accumulators)
             self.bring_together(job, accumulators, (consumer, thread))
             self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
             tile += job.workers
@@ -377,7 +419,9 @@ class PackedFragments(bridge.Carried):
             found = [[self.ops.twice(word, selector) for selector in ROW_SELECTORS]
                      for word in scales[order.group_of(number)]]  # fmt: skip
             rows, zeros = [] if operand.scales_sums else found[0], found[1] if order.format.zeros else []
-        return fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, self.ops)
+        return fragment(
+            order, [words[word] for word in words_of(order, number)], rows, zeros, self.ops, operand.one_shift
+        )
 
     def factors(self, held: Words, number: int) -> list[Float32]:
         """The float32 scales of the thread's two rows for a sum of the K tile.
@@ -424,3 +468,10 @@ class ScaledSums(bridge.Carried):
                 total[v] = multiply_add(products[v], self.scales[row], total[v])
             else:
                 total[v] = total[v] + products[v]
+
+    def finish(self, totals: Sequence[cute.Tensor]) -> None:
+        """Multiply the totals by the number that the values were divided by."""
+        factor = self.plan.a.total_factor
+        for total in totals if factor != 1 else ():
+            for v in range(len(self.rows)):
+                total[v] = total[v] * Float32(factor)

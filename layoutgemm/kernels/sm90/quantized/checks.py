@@ -22,7 +22,7 @@ def packed_checks(plan: Sm90Plan, groups: int) -> list[Check]:
     return [
         *order_checks(order),
         copied_check(operand),
-        conversion_check(order),
+        conversion_check(order, one_shift=operand.one_shift),
         fragments_check(operand, unlike),
         _blocks(plan, groups),
         *bank_checks(operand),

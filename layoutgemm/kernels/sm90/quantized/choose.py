@@ -21,7 +21,7 @@ multiply few rows, too. The estimates of more than 64 rows were fitted to the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from ...quantized.formats import UNIT_K, UNIT_ROWS, QuantizedFormat
@@ -93,7 +93,10 @@ class _FewKind:
     split       parts of K
     time, once  us of a K tile of 128, and of the start, the exchange and the store: of `_BETWEEN` rows
     more        what `_FEW` rows add to each
-    consumers   warpgroups, of up to 32 rows and of more: four hide the conversions' latency, unless their sums are many
+    consumers   warpgroups, of up to `narrow` rows and of more: four hide the conversions' latency, unless their sums
+                are many
+    stages      of those consumers that more rows have; None for as many as fit
+    single      for a C of one round of tiles, one for each CTA
     """
 
     tile: int
@@ -102,6 +105,9 @@ class _FewKind:
     once: float
     more: tuple[float, float] = (0.0, 0.0)
     consumers: tuple[int, int] = (4, 2)
+    narrow: int = _SLICED
+    stages: int | None = None
+    single: bool = False
 
 
 _BY_WEIGHTS = (
@@ -115,11 +121,13 @@ _BY_WEIGHTS = (
     _FewKind(256, 4, 0.70, 4.5, (0.15, 1.0), (2, 2)),
 )
 _BY_SUMS = (
-    _FewKind(64, 1, 0.153, 2.0, consumers=(2, 2)),
-    _FewKind(64, 2, 0.153, 2.8),
-    _FewKind(128, 1, 0.30, 1.5),
-    _FewKind(128, 2, 0.271, 2.5),
-    _FewKind(256, 1, 0.57, 1.9, consumers=(2, 2)),
+    # Stages of about 128 KB: of more, what a CTA needs first waits in the memory's queues behind what it needs last.
+    _FewKind(64, 1, 0.136, 2.0, narrow=8, stages=18),
+    _FewKind(64, 2, 0.136, 2.4, consumers=(2, 2), stages=18),
+    _FewKind(128, 1, 0.274, 1.65, consumers=(4, 4), stages=10),
+    _FewKind(128, 2, 0.24, 3.2, consumers=(4, 4), stages=10),
+    _FewKind(256, 1, 0.51, 1.85, consumers=(4, 4), stages=6, single=True),
+    _FewKind(256, 1, 0.54, 1.85, consumers=(2, 2)),
 )
 _MANY = (
     _TileKind((64, 128), 0.43, 2.8, consumers=1, loader="warp"),
@@ -174,7 +182,7 @@ def packed_candidates(
     for tile, parts in _PARTS.items():
         blocks = tile // UNIT_ROWS
         for split in (split for split in parts if split <= k_tiles):
-            for consumers in (consumers for consumers in (1, 2, 3) if blocks % consumers == 0):
+            for consumers in (consumers for consumers in (1, 2, 3, 4) if blocks % consumers == 0):
                 yield _few_config(tile, rows, split, consumers, k_tiles, scales)
             for consumers in (consumers for consumers in (2, 3, 4) if consumers > blocks and consumers % blocks == 0):
                 yield _few_config(tile, rows, split, consumers, k_tiles, scales)
@@ -212,13 +220,15 @@ def _few(n: int, rows: int, k: int, sms: int, scales: str) -> Sm90Config:
     k_tiles, between = -(-k // UNIT_K), max(0, rows - _BETWEEN) / (_FEW - _BETWEEN)
     found = []
     for kind in _BY_SUMS if scales == "sums" else _BY_WEIGHTS:
-        if kind.split <= k_tiles:
-            rounds = _rounds(-(-n // kind.tile), kind.split, sms)
+        rounds = _rounds(-(-n // kind.tile), kind.split, sms)
+        if kind.split <= k_tiles and not (kind.single and rounds > 1):
             time, once = kind.time + between * kind.more[0], kind.once + between * kind.more[1]
             found.append((rounds * (-(-k_tiles // kind.split) * time + once), kind.split, kind.tile, kind))
     *_, kind = min(found, key=lambda each: each[:3])
-    consumers = kind.consumers[rows > _SLICED]
-    return _few_config(kind.tile, rows, kind.split, consumers, k_tiles, scales)
+    consumers = kind.consumers[rows > kind.narrow]
+    config = _few_config(kind.tile, rows, kind.split, consumers, k_tiles, scales)
+    stages = kind.stages if consumers == kind.consumers[1] else None
+    return replace(config, stages=stages, one_tile_per_cluster=config.one_tile_per_cluster or kind.single)
 
 
 def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, scales: str) -> Sm90Config:

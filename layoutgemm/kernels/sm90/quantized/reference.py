@@ -35,7 +35,7 @@ def block_in_stage(plan: Sm90Plan, smem: SharedBytes, address: int, number: int)
     """(64, depth) weights of a stage's row block, as the instruction takes them from registers."""
     size = plan.a.block_bytes
     block = smem.read(address + number * size + np.arange(size), u8)
-    return block_values(plan.a.packing, block, plan.tile[2], scaled=not plan.sums_apart)
+    return block_values(plan.a.packing, block, plan.tile[2], scaled=not plan.sums_apart, one_shift=plan.a.one_shift)
 
 
 def scales_in_stage(plan: Sm90Plan, smem: SharedBytes, address: int, number: int) -> npt.NDArray[np.float32]:

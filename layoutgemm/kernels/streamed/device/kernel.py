@@ -82,7 +82,8 @@ class StreamedKernel(FusedEntry):
         self, packed: Int64, x: Int64, c: Int64, m: Int32, n: Int32, ldx: Int64, ldc: Int64, words: tuple
     ) -> None:
         """Device side: one block, its part of a run of bands."""
-        self.compute((packed, x, c), (m, n), (ldx, ldc), words)
+        rows = cutlass.min(n, self.plan.b.rows)  # known to the compiler, which leaves out the columns beyond
+        self.compute((packed, x, c), (m, rows), (ldx, ldc), words)
 
     @cute.jit
     def compute(
@@ -233,7 +234,7 @@ class StreamedKernel(FusedEntry):
             index = plan.sums(row % STRIP, column, warp, row // STRIP)
             word = ampere.load_word(shared + (plan.smem.c_offset + F32 * index)).bitcast(Float32)
             total = word if total is None else total + word
-        return total
+        return total if plan.a.total_factor == 1 else total * Float32(plan.a.total_factor)
 
 
 class StreamedSums:
@@ -402,7 +403,7 @@ class WarpStream(ampere.LoopCarried):
         for number in range(plan.b.fragments):
             group = order.group_of(number)
             zeros = [ops.twice(numbers[group][1], each) for each in ROW_SELECTORS] if order.format.zeros else []
-            a = fragment(order, [words[w] for w in words_of(order, number)], [], zeros, ops)
+            a = fragment(order, [words[w] for w in words_of(order, number)], [], zeros, ops, plan.a.one_shift)
             held = bridge.multiply_warp(plan.mma, a, self.columns(x, loads, number), held)
             if not numbers:
                 continue

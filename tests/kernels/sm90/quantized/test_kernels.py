@@ -15,7 +15,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.quantized.formats import NVFP4, QuantizedFormat
-from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
+from layoutgemm.kernels.quantized.packing import PackedWeights, QuantizedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.checks import pipeline_of
@@ -56,6 +56,14 @@ FORMS = {
         QuantizedFormat("int4", 64, True), "f16", (150, 20, 1024),
         Sm90Config((128, 32), consumers=4, split=2, stages=4, **SLICED),
     ),
+    "four warpgroups": (
+        INT4, "bf16", (200, 13, 256),
+        Sm90Config((256, 16), consumers=4, stages=2, scales="sums", one_tile_per_cluster=True, **FEW),
+    ),
+    "two CTAs an SM": (
+        INT4, "bf16", (72, 13, 512),
+        Sm90Config((64, 16), consumers=2, split=2, stages=4, scales="sums", blocks_per_sm=2, **SLICED),
+    ),
     "more slices than K tiles": (
         QuantizedFormat("int8"), "bf16", (64, 8, 128), Sm90Config((64, 8), consumers=4, stages=8, **SLICED),
     ),
@@ -74,6 +82,7 @@ FORMS = {
 }  # fmt: skip
 
 
+SUMMED = ("four warpgroups", "two CTAs an SM")
 WARPS = ("warps, split", "warps, half units")
 SLICES = [form for form in FORMS if "slice" in form]
 
@@ -106,11 +115,24 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    "form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *WARPS, *SLICES]
+    "form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *SUMMED, *WARPS, *SLICES]
 )
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
     assert (np.abs(plan.run(packed, b, device="emulator").c - want) <= bound).all()
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_scales_whose_multiple_is_infinite_are_right() -> None:
+    """Values are divided by four: 4 * 2**126 is no float32, and the totals are finite."""
+    plan, _, b, _, _ = problem("two CTAs an SM")
+    codes = np.random.default_rng(5).integers(5, 12, (plan.m, plan.k)).astype(np.uint8)
+    packed = pack(QuantizedWeights(INT4, codes, np.full((plan.m, plan.k // 128), 2.0**126)))
+    small = (b * np.float32(2.0**-20)).astype(np.float32)
+    want = unpack(packed).dense() @ small.astype(np.float64)
+    found = plan.run(packed, small, device="emulator").c
+    assert np.abs(want).max() > 2.0**108 and np.allclose(found, want, rtol=2**-8, atol=2.0**92)
 
 
 @needs_dsl
@@ -153,10 +175,18 @@ def test_column_scales_bias_and_activation_are_applied_in_this_order() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-def test_products_overlap_and_nothing_spills() -> None:
-    compiled = problem("self")[0].compile()
+@pytest.mark.parametrize("form", ["self", *SUMMED])
+def test_products_overlap_and_nothing_spills(form: str) -> None:
+    compiled = problem(form)[0].compile()
     assert compiled.sass().serialised_wgmma(4) is None
     assert not compiled.sass().local_memory
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_one_shift_converts_a_word() -> None:
+    sass = problem("four warpgroups")[0].compile().sass()
+    assert (sass.count("HFMA2"), sass.count("HADD2"), sass.count("HGMMA")) == (32, 0, 8)  # of 64 codes
 
 
 def test_loads_of_other_columns_fail_their_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +272,14 @@ REFUSED = {
         {"config": Sm90Config((64, 8), consumers=1, split=2, one_tile_per_cluster=True)},
         "split = 2 of 8 columns: a thread has 4 sums, and sends vectors of 4 to each part; take a multiple of 16",
     ),
+    "CTAs of several tiles": (
+        {"config": {"consumers": 1, "loader": "warp", "blocks_per_sm": 2}},
+        "blocks_per_sm = 2 with loader = 'warp', one_tile_per_cluster = False: CTAs that share an SM have one tile",
+    ),
+    "stages of two CTAs": (
+        {"config": Sm90Config((64, 16), consumers=2, stages=14, blocks_per_sm=2, **SLICED)},
+        "13 fit where 2 CTAs share an SM",
+    ),
     "scale": ({"epilogue": INT4.epilogue(Bias("m"), Bias("m", name="weight_scale"))}, "the epilogue has weight_scale"),
     "no scale": ({"weights": QuantizedFormat("int8"), "epilogue": Epilogue(Bias("m"))}, "has no weight_scale"),
     "warps that load": (
@@ -284,8 +322,33 @@ def test_refusals_name_the_obstacle(what: str) -> None:
         usual["config"] = Sm90Config((64, 32), consumers=1)
     given = {**usual, **change}
     with pytest.raises(PlanError) as refused:
+        if isinstance(given["config"], dict):
+            given["config"] = Sm90Config((64, 16), **given["config"])
         Sm90Plan.derive(given.pop("m"), given.pop("n"), given.pop("k"), **given)
     assert said in str(refused.value)
+
+
+# (out features, in features) -> tile, warpgroups, parts of K, stages of 16 rows: the fastest that were timed
+FASTEST = {
+    (6144, 4096): ((64, 16), 2, 1, 18), (8192, 8192): ((64, 16), 2, 1, 18), (28672, 4096): ((256, 16), 4, 1, 6),
+    (4096, 14336): ((64, 16), 2, 2, 18), (7168, 20480): ((128, 16), 4, 2, 10), (16384, 8192): ((128, 16), 4, 1, 10),
+    (128256, 4096): ((256, 16), 2, 1, None),
+}  # fmt: skip
+
+
+def test_sixteen_rows_take_the_fastest_kernels() -> None:
+    for (n, k), want in FASTEST.items():
+        config = packed_config(n, 16, k, weights=INT4)
+        assert (config.tile, config.consumers, config.split, config.stages) == want, (n, k)
+        assert config.one_tile_per_cluster == (n < 128256)
+
+
+def test_one_cta_has_an_sm_unless_several_are_asked_for() -> None:
+    plan = problem("two CTAs an SM")[0]
+    alone = replace(plan, config=plan.config.tuned(overlap=True, blocks_per_sm=1))
+    assert plan.launch_bytes == plan.smem.total == alone.smem.total < alone.launch_bytes
+    assert alone.launch_bytes == plan.arch.smem_of_one_block
+    assert "115713 are asked for" in alone.explain() and "asked for" not in plan.explain()
 
 
 def test_operands_of_another_plan_are_refused() -> None:
