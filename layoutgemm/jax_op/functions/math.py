@@ -30,7 +30,7 @@ class JaxMath:
 
     exp, log, sqrt, tanh, abs = (staticmethod(f) for f in (jnp.exp, jnp.log, jnp.sqrt, jnp.tanh, jnp.abs))
     rsqrt, erf, sigmoid = (staticmethod(f) for f in (jax.lax.rsqrt, jax.lax.erf, jax.nn.sigmoid))
-    normal = staticmethod(jax.scipy.special.ndtr)
+    normal, floor, round = staticmethod(jax.scipy.special.ndtr), staticmethod(jnp.floor), staticmethod(jnp.round)
     maximum, minimum = staticmethod(jnp.fmax), staticmethod(jnp.fmin)  # of a NaN and a number, the number
     largest, smallest = staticmethod(jnp.maximum), staticmethod(jnp.minimum)
     add, sub, mul, div = (staticmethod(f) for f in (jnp.add, jnp.subtract, jnp.multiply, jnp.divide))

@@ -1,6 +1,6 @@
 """The bridge's arithmetic on single elements: f32 functions, loads of a value or a pair, atomic combinations.
 
-Sources: PTX ISA, "tanh", "ex2", "rcp", "max", "div", "ld", "st", "red".
+Sources: PTX ISA, "tanh", "ex2", "rcp", "cvt", "max", "div", "ld", "st", "red".
 """
 
 from __future__ import annotations
@@ -69,6 +69,16 @@ class ElementMath:
     def abs(x: Float32) -> Float32:
         """The magnitude; machine code takes it with the instruction that reads it."""
         return _unary("abs.f32", x)
+
+    @staticmethod
+    def floor(x: Float32) -> Float32:
+        """The largest whole number up to x."""
+        return _unary("cvt.rmi.f32.f32", x)
+
+    @staticmethod
+    def round(x: Float32) -> Float32:
+        """The nearest whole number, of two the even one."""
+        return _unary("cvt.rni.f32.f32", x)
 
     @staticmethod
     def sqrt(x: Float32) -> Float32:

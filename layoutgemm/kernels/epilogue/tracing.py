@@ -25,7 +25,7 @@ from .places import Value
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
 Expression = tuple[Any, ...]
 
-_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs")  # of one float
+_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs", "floor", "round")  # of one float
 MAX_POWER = 16  # of x ** n
 _CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
 _KNOWN = (*_FLOATS, "float", *_CHOICES)  # what ops has
@@ -137,10 +137,10 @@ class Symbol:
 class Operations:
     """The functions that a traced function may call, in f32.
 
-    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum
-    and minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which
-    arithmetic with floats does by itself. A division is correctly rounded where the result has 32 bits, else within
-    2 ulp of f32.
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs, floor; round, to the nearest whole number, halves to even ones;
+    normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and minimum; largest and smallest, NaN where
+    either is; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself. A division is
+    correctly rounded where the result has 32 bits, else within 2 ulp of f32.
     """
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:
@@ -257,6 +257,43 @@ def reads_place(expression: Expression) -> bool:
     """
     head, *parts = expression
     return head in ("i", "j") or (head not in ("float", "int", "given") and any(map(reads_place, parts)))
+
+
+_COMMUTE = ("add", "mul", "maximum", "minimum", "largest", "smallest", "eq", "ne", "and_", "or_", "xor")
+_TURNED = {"gt": "lt", "ge": "le"}  # a > b is b < a
+
+
+def is_symmetric(expression: Expression) -> bool:
+    """True if the same operations give the value at (j, i): equal x give equal results there.
+
+    Operands that commute are compared in either order. So is -(i - j) with j - i, of whole numbers.
+
+    >>> made = [trace(f, ()) for f in (lambda x, i, j, ops: ops.where(i == j, x, 0.5 * x),
+    ...                                lambda x, i, j, ops: ops.where(abs(i - j) < 8, x, 0.0),
+    ...                                lambda x, i, j, ops: ops.where(i <= j, x, 0.0))]
+    >>> [is_symmetric(expression) for expression in made]
+    [True, True, False]
+    """
+    return _ordered(expression) == _ordered(transposed(expression))
+
+
+def _ordered(expression: Expression) -> Expression:
+    """The same value with operands that commute in one order."""
+    head, *parts = expression
+    if head in ("x", "i", "j", "float", "int", "given"):
+        return exact(expression)
+    head, parts = _TURNED.get(head, head), [_ordered(part) for part in parts][:: -1 if head in _TURNED else 1]
+    if head == "sub" and parts[0] == ("int", 0) and parts[1][0] == "sub" and _is_whole(parts[1]):
+        return ("sub", *parts[1][:0:-1])
+    return (head, *(sorted(parts, key=repr) if head in _COMMUTE else parts))
+
+
+def _is_whole(expression: Expression) -> bool:
+    """True if an expression is of whole numbers alone."""
+    head, *parts = expression
+    return head in ("i", "j", "int") or (
+        head in ("add", "sub", "mul", "floordiv", "mod") and all(map(_is_whole, parts))
+    )
 
 
 def evaluate(expression: Expression, x: Value, at: Any) -> Value:
