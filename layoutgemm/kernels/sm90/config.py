@@ -25,6 +25,7 @@ STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
+FINISHES = ("launch", "cluster")
 SCALES = ("weights", "sums")
 MAX_CONSUMERS, MAX_SLICED = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
@@ -72,6 +73,8 @@ class Sm90Tuning:
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
+    finish     what combines the tiles of a row that is reduced: "launch", a second one; or "cluster", without partial
+               results: its CTAs along N have all columns, and each of several has one tile (launch="tiles")
     skip_empty_blocks   of groups of rows: blocks of 64 rows of a tile behind their group's end are not multiplied. It
                pays where many tiles are partly empty, and costs 1 to 5% where few are
 
@@ -99,12 +102,13 @@ class Sm90Tuning:
     scales: str = "weights"
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
+    finish: str = "launch"
 
     def __post_init__(self) -> None:
         check_fields(self, prefetch=0)
         _check_known(self, {
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
-            "products": PRODUCTS, "scales": SCALES,
+            "products": PRODUCTS, "scales": SCALES, "finish": FINISHES,
         })  # fmt: skip
         if self.box_rows not in (WARP_ROWS, ROWS):
             raise PlanError(f"box_rows = {self.box_rows}: {WARP_ROWS}, a warp's rows, or {ROWS}, a warpgroup's")
