@@ -25,7 +25,7 @@ STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
-FINISHES = ("launch", "cluster")
+FINISHES = (None, "launch", "cluster")
 SCALES = ("weights", "sums")
 MAX_CONSUMERS, MAX_SLICED = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
@@ -74,7 +74,8 @@ class Sm90Tuning:
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
     finish     what combines the tiles of a row that is reduced: "launch", a second one; or "cluster", without partial
-               results: its CTAs along N have all columns, and each of several has one tile (launch="tiles")
+               results: its CTAs along N have all columns, and each of several has one tile (launch="tiles"). None:
+               a second launch, but for `Sm90Choice.plan` wherever a cluster can
     skip_empty_blocks   of groups of rows: blocks of 64 rows of a tile behind their group's end are not multiplied. It
                pays where many tiles are partly empty, and costs 1 to 5% where few are
 
@@ -102,7 +103,7 @@ class Sm90Tuning:
     scales: str = "weights"
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
-    finish: str = "launch"
+    finish: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, prefetch=0)

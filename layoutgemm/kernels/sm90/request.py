@@ -218,6 +218,10 @@ class Sm90Request(ProductParts, Asked):
             return usual
         found = order_for(order, usual, tile, across)
         check_parts((*self.parts, *order_parts(found, usual)), batch)
+        if self.row_exchange is not None and not found.is_full:
+            raise PlanError(
+                f"finish = 'cluster' and an order of some tiles: rows of no tile have results; order = {found}"
+            )
         if found == usual:
             return usual
         if self.config.launch == "tiles":

@@ -337,7 +337,8 @@ def in_place(
 def _with_whole_rows(plan: Sm90Plan, derive: Callable[..., Sm90Plan]) -> Sm90Plan:
     """The plan, or that of the same kernel whose clusters reduce whole rows, with as many stages."""
     covered = plan.tile_c[1] * plan.config.cluster[1]
-    if plan.n > covered or not any(each.step.axes == "m" for each in plan.partials):
+    asked, reduced = plan.config.tuning.finish, any(each.step.axes == "m" for each in plan.partials)
+    if asked is not None or plan.n > covered or not reduced:
         return plan
     try:
         found = derive(config=plan.config.tuned(finish="cluster"))
