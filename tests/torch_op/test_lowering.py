@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from layoutgemm import (
     quantized_matmul,
     scaled_matmul,
 )
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce
 from layoutgemm.torch_op.compiled import direct, lowering
 from layoutgemm.torch_op.prepared import config_text
 from layoutgemm.torch_op.scaled_grouped import kept
@@ -90,6 +92,32 @@ def test_generated_code_calls_it_directly(name: str) -> None:
     (line,) = lines
     assert re.match(rf"layoutgemm_direct_{name.split()[0]}_[0-9a-f]{{16}}\(", line) and "out=" in line
     assert "reinterpret_tensor" not in line  # views are the site's
+
+
+STEPS = Epilogue(Bias("n", "bf16"), RowReduce("sum", "total"))
+
+
+def written(a: Any, b: Any, c: Any, **options: Any) -> tuple[Any, Any]:
+    """C, and the sums that the epilogue writes."""
+    total = a.new_zeros(a.shape[0], dtype=torch.float32)
+    return matmul(a, b, epilogue=STEPS, given={"bias": c, "total": total}, **options), total
+
+
+OWN_FORM: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "epilogue_matmul": (written, (A, B, BIAS)),
+    "composed_result": (lambda a, b: (matmul(a, b, order="lower"),), (A, B)),
+    "composed_matmul_writing": (functools.partial(written, order="lower"), (A, B, BIAS)),
+}
+
+
+@pytest.mark.parametrize("name", OWN_FORM)
+def test_calls_that_write_or_leave_tiles_out_need_no_dispatcher(name: str) -> None:
+    function, inputs = OWN_FORM[name]
+    got, lines = compiled(function, *inputs)
+    for x, y in zip(got, function(*inputs), strict=True):
+        assert torch.equal(x, y) and x.any()
+    (line,) = lines
+    assert f"layoutgemm_direct.{name}(" in line
 
 
 NO_GROUP = {
