@@ -107,6 +107,9 @@ def test_a_prologue_of_float8_is_rounded_once_and_ends_at_the_largest(kinds: tup
 
 
 def test_the_operations_are_numpys() -> None:
+    ends = np.array([-1.5, 2.5, np.nan, np.inf, -np.inf, 2.0**31, -(2.0**31), 2.0**31 - 128], np.float32)
+    assert JaxMath.whole(jnp.asarray(ends)).tolist() == Math.whole(ends).tolist()
+    assert Math.whole(ends).tolist() == [-1, 2, 0, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 2**31 - 128]
     names = {name for name in vars(Math) if not name.startswith("_")}
     assert names <= {*vars(JaxMath)}
     x = np.array([-1.5, 0.25, 2.5, 3.0, np.nan], np.float32)

@@ -24,6 +24,12 @@ class JaxMath:
         return x.astype(jnp.float32)
 
     @staticmethod
+    def whole(x: jax.Array) -> jax.Array:
+        """Cut to int32; beyond it the nearest, of NaN 0."""
+        found = jnp.where(x < 2.0**31, x, 0.0).clip(-(2.0**31)).astype(jnp.int32)
+        return jnp.where(x >= 2.0**31, 2**31 - 1, found)
+
+    @staticmethod
     def where(condition: jax.Array, yes: Number, no: Number) -> jax.Array:
         """A choice by element."""
         return jnp.where(condition, yes, no)

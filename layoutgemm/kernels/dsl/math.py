@@ -56,6 +56,11 @@ class ElementMath:
         return Int32(x).to(Float32)
 
     @staticmethod
+    def whole(x: Float32) -> Int32:
+        """x cut to an integer; beyond int32 its nearest, of NaN 0."""
+        return assembly("cvt.rzi.s32.f32 $0, $1;", "=r,f", [Float32(x)], (Int32,), pure=True)[0]
+
+    @staticmethod
     def exp(x: Float32) -> Float32:
         """e to the power of x."""
         return _unary("ex2.approx.ftz.f32", x * _LOG2E)

@@ -28,7 +28,7 @@ Expression = tuple[Any, ...]
 _FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs", "floor", "round")  # of one float
 MAX_POWER = 16  # of x ** n
 _CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
-_KNOWN = (*_FLOATS, "float", *_CHOICES)  # what ops has
+_KNOWN = (*_FLOATS, "float", "whole", *_CHOICES)  # what ops has
 _MAX_F32 = float.fromhex("0x1.fffffep127")
 
 
@@ -139,8 +139,8 @@ class Operations:
 
     exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs, floor; round, to the nearest whole number, halves to even ones;
     normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and minimum; largest and smallest, NaN where
-    either is; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself. A division is
-    correctly rounded where the result has 32 bits, else within 2 ulp of f32.
+    either is; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself, and `whole` a
+    32-bit integer of a float. A division is correctly rounded where the result has 32 bits, else within 2 ulp of f32.
     """
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:
@@ -152,6 +152,11 @@ class Operations:
     def float(x: object) -> Symbol:
         """A coordinate as f32; exact below 2**24."""
         return _float(x)
+
+    @staticmethod
+    def whole(x: object) -> Symbol:
+        """A float as a 32-bit integer: cut to it, beyond int32 its nearest, of NaN 0. Arithmetic wraps."""
+        return _apply("whole", "int", _float(x))
 
     @staticmethod
     def maximum(x: object, y: object) -> Symbol:
@@ -291,7 +296,7 @@ def _ordered(expression: Expression) -> Expression:
 def _is_whole(expression: Expression) -> bool:
     """True if an expression is of whole numbers alone."""
     head, *parts = expression
-    return head in ("i", "j", "int") or (
+    return head in ("i", "j", "int", "whole") or (
         head in ("add", "sub", "mul", "floordiv", "mod") and all(map(_is_whole, parts))
     )
 
@@ -338,7 +343,7 @@ _MADE: Mapping[str, Callable[..., Symbol]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "lt": operator.lt,
     "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
     "floordiv": operator.floordiv, "mod": operator.mod, "and_": operator.and_, "or_": operator.or_,
-    "xor": operator.xor, "to_float": Operations.float,
+    "xor": operator.xor, "to_float": Operations.float, "whole": Operations.whole,
     **{name: getattr(Operations(), name) for name in (*_FLOATS, *_CHOICES)},
 }  # fmt: skip
 

@@ -10,13 +10,22 @@ import pytest
 from layoutgemm import plan as plan_of
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue, RowReduce
+from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue, Reduction, RowReduce
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from tests import needs
 
+
+def nibble(x: Any, i: Any, j: Any, ops: Any) -> Any:
+    """x rounded to 4 bits, at its place among the eight of a word."""
+    odd = [ops.where(j // step % 2 == 1, 16**step, 1) for step in (1, 2, 4)]
+    return (ops.whole(ops.round(ops.minimum(ops.maximum(x / 8, -8.0), 7.0))) & 15) * odd[0] * odd[1] * odd[2]
+
+
+PACKED = Reduction.of(nibble, lambda a, b, ops: a[0] + b[0], [0])
 BEST = Epilogue(
-    Bias(), RowReduce("argmin", "best"), ColumnReduce("max", "most"), RowReduce("softmax", "row", dtype="bf16")
-)
+    Bias(), RowReduce("argmin", "best"), ColumnReduce("max", "most"), RowReduce("softmax", "row", dtype="bf16"),
+    RowReduce(PACKED, "words", each=8),
+)  # fmt: skip
 TWO = {"consumers": 1, "cluster": (1, 2), "launch": "tiles", "loader": "warp", "stages": 2}
 ONE = {"consumers": 1, "loader": "warpgroup", "stages": 2}
 
@@ -39,6 +48,8 @@ def test_reductions_of_whole_rows_match_the_reference(n: int, tile: tuple[int, i
     given = {"bias": rng.integers(-3, 4, n).astype(np.float32)}
     found = plan.run(a, b, given=given, device="emulator").written
     want = BEST.reference(a @ b, **given).written
+    bits = np.rint(np.clip((a @ b + given["bias"]) / 8, -8, 7)).astype(np.int64).reshape(100, -1, 8) & 15
+    assert np.array_equal((bits << (4 * np.arange(8))).sum(-1), want["words"].view(np.uint32))
     for name, values in want.items():
         assert np.allclose(found[name].astype(float), values.astype(float), rtol=2**-7 * name.startswith("row")), name
 
