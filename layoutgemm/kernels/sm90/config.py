@@ -75,7 +75,7 @@ class Sm90Tuning:
                wherever earlier ones exit
     finish     what combines the tiles of a row that is reduced: "launch", a second one; or "cluster", without partial
                results: its CTAs along N have all columns, and each of several has one tile (launch="tiles"). None:
-               a second launch, but for `Sm90Choice.plan` wherever a cluster can
+               a second launch, unless the rule that chooses a product's configuration finds that a cluster can
     skip_empty_blocks   of groups of rows: blocks of 64 rows of a tile behind their group's end are not multiplied. It
                pays where many tiles are partly empty, and costs 1 to 5% where few are
 
@@ -370,6 +370,28 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
     if tiles > MAX_TILES:  # of a ragged batch each group may end with a part of a tile
         of = f"({across[0]} + {batch}) * {across[1]}" if ragged else f"{across[0]} * {across[1]} * {batch}"
         raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
+
+
+def check_whole_rows(config: Sm90Config, columns: int, n: int, batch: int) -> None:
+    """Raise PlanError for clusters that do not have whole rows of C, or have several tiles each.
+
+    columns  of C in a tile;   n  of C
+
+    >>> check_whole_rows(Sm90Config((128, 128), finish="cluster"), 128, 129, 1)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: finish = 'cluster': 1 CTA(s) of 128 columns have 128 of 129; finish='launch' takes any
+    """
+    if config.tuning.finish != "cluster":
+        return
+    across = config.cluster[1]
+    if n > columns * across:
+        raise PlanError(
+            f"finish = 'cluster': {across} CTA(s) of {columns} columns have {columns * across} of {n}; "
+            "finish='launch' takes any"
+        )
+    if across > 1 and (config.launch != "tiles" or batch > 1):
+        raise PlanError("finish = 'cluster' of several CTAs: each has one tile, launch='tiles', and no batch")
 
 
 def loader_threads(loader: str, numbers: bool) -> int:

@@ -24,7 +24,7 @@ from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stage
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import check_along_k, with_starts
-from .config import Sm90Config, check_tiles, loader_threads, order_of
+from .config import Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of
 from .edges import with_ends
 from .gated import HALVES, check_gated, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
@@ -400,20 +400,13 @@ class Sm90Request(ProductParts, Asked):
         config, epilogue, (_, n, _, batch) = self.config, self.epilogue or Epilogue(), self.sizes
         if config.tuning.finish != "cluster" or not whole_rows(epilogue):
             return None
-        across, several = config.cluster[1], config.cluster[1] > 1
-        if n > self.columns * across:
-            raise PlanError(
-                f"finish = 'cluster': {across} CTA(s) of {self.columns} columns have {self.columns * across} of {n}; "
-                "finish='launch' takes any"
-            )
-        if several and (config.launch != "tiles" or batch > 1):
-            raise PlanError("finish = 'cluster' of several CTAs: each has one tile, launch='tiles', and no batch")
+        check_whole_rows(config, self.columns, n, batch)
         if config.split > 1 or self.halved:
             raise PlanError("finish = 'cluster': a CTA has whole rows of its tile, no parts of K and no halves")
         if other := next((part for part in self.parts if part not in _WITH_WHOLE_ROWS), None):
             raise PlanError(f"finish = 'cluster' and {other}: finish='launch' has both")
         words = sum(len(step.reduction.kinds) for step in whole_rows(epilogue))
-        return RowExchange(across, config.tile[0], words)
+        return RowExchange(config.cluster[1], config.tile[0], words)
 
     def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: SplitKExchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from layoutgemm import plan as plan_of
-from layoutgemm.errors import PlanError
+from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue, Reduction, RowReduce
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
@@ -60,10 +60,31 @@ def test_tuples_of_rows_take_no_workspace() -> None:
     assert isinstance(made, Sm90Plan) and made.check()
     assert made.workspace == 0 and made.row_exchange is not None and made.row_exchange.columns == 2
     assert plan_of(8192, 1024, 7168, b="bf16:col", epilogue=rows).workspace
-    few = Sm90Choice(Sm90Config((128, 128), consumers=1, cluster=(1, 2), launch="tiles", loader="warp"))
     many = Epilogue(*[RowReduce("softmax", f"row{i}") for i in range(3)], stores_c=False)
-    tiled = few.plan(8192, 256, 7168, b="bf16:col", epilogue=many)  # their tuples would take a stage
-    assert tiled.row_exchange is None and tiled.stages == 7
+    tiled = plan_of(8192, 256, 7168, b="bf16:col", epilogue=many)  # their tuples would take a stage
+    assert isinstance(tiled, Sm90Plan) and tiled.row_exchange is None and tiled.stages == 7
+
+
+def test_a_kernel_for_whole_rows_is_of_as_many_columns() -> None:
+    """The choice is of a product's own sizes: the kernel's code would take any."""
+    torch = needs.module("torch")
+    from layoutgemm.kernels.compile.worker import plan_of as plan_of_kernel
+    from layoutgemm.torch_op.epilogue import solutions
+
+    rows = Epilogue(RowReduce("argmax", "best"), stores_c=False)
+
+    def kernel(n: int, config: Sm90Config | None = None) -> Any:
+        a, b, c = (
+            torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((4096, 512), (n, 512), (4096, n))
+        )
+        given = {"best_value": torch.empty(4096, device="meta"), "best_index": torch.empty(4096, device="meta").int()}
+        choice = None if config is None else Sm90Choice(config)
+        return next(iter(solutions(a, b.T, c, given, rows, torch.bfloat16, choice))).kernel
+
+    for n, whole in ((64, True), (256, False)):  # by tiles of 64 columns
+        assert (plan_of_kernel(kernel(n)).row_exchange is not None) == whole
+    with pytest.raises(OperandError, match=r"1 CTA\(s\) of 128 columns have 128 of 256"):
+        kernel(256, Sm90Config((128, 128), finish="cluster"))
 
 
 @pytest.mark.parametrize(

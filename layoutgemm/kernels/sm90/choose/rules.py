@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ....arguments import as_int, checked
@@ -70,8 +69,7 @@ class Sm90Choice(KernelChoice):
         """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
         A tile of 128x256 that is finished by halves, with loads by a warp, is finished whole and loads for itself where
-        ptxas serialises the halves. That is with an epilogue, and for other outputs or orders (`_IN_HALVES`). Rows
-        that a cluster has whole are reduced there, where that costs no stage.
+        ptxas serialises the halves. That is with an epilogue, and for other outputs or orders (`_IN_HALVES`).
 
         Raises PlanError for operands that change places in a gated product, and what Sm90Plan.derive raises.
 
@@ -98,11 +96,10 @@ class Sm90Choice(KernelChoice):
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
         if config.tile == WIDE and config.staged_epilogue_k_tiles and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
-        derive = partial(
-            Sm90Plan.derive, m, n, k, batch=batch, a=a_, b=b_, c=c_, epilogue=epilogue, gated=gated, pair=pair,
+        return Sm90Plan.derive(
+            m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
             ragged=ragged, indexed=indexed, order=order, prologue=prologue, triangles=triangles,
         )  # fmt: skip
-        return _with_whole_rows(derive(config=config), derive)
 
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
@@ -334,8 +331,13 @@ def in_place(
     yield from [(Sm90Choice(config), "the operands' orders leave little choice") for config in spare]
 
 
-def _with_whole_rows(plan: Sm90Plan, derive: Callable[..., Sm90Plan]) -> Sm90Plan:
-    """The plan, or that of the same kernel whose clusters reduce whole rows, with as many stages."""
+def with_whole_rows(plan: Sm90Plan, derive: Callable[..., Sm90Plan]) -> Sm90Plan:
+    """The plan, or that of the same kernel whose clusters reduce whole rows, with as many stages.
+
+    A product of more columns has no such kernel, so the plan is of the product's own sizes.
+
+    derive  the plan of another configuration
+    """
     covered = plan.tile_c[1] * plan.config.cluster[1]
     asked, reduced = plan.config.tuning.finish, any(each.step.axes == "m" for each in plan.partials)
     if asked is not None or plan.n > covered or not reduced:
