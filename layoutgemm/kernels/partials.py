@@ -52,7 +52,7 @@ class _Fragment(Protocol):
 
 @dataclass(frozen=True)
 class RowExchange:
-    """The shared memory of rows' tuples, where the CTAs of a cluster along N have all columns of C.
+    """Shared memory of rows' tuples, for a cluster that has all columns of C.
 
     Each CTA sends its tuple of each row to the first CTA of its row of the cluster, which combines them by columns.
 

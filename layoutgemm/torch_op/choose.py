@@ -87,7 +87,7 @@ def choose_kernel(
 def _with_whole_rows(
     choice: Sm90Choice, names: tuple[str, str, str], problem: Problem, sizes: tuple[int, int, int, int]
 ) -> Sm90Choice:  # fmt: skip
-    """The choice, or that of the same kernel whose clusters reduce whole rows of these sizes."""
+    """The choice, or its kernel's whose clusters reduce whole rows of these sizes."""
     if problem.config is not None:
         return choice
     kernel = Kernel(choice, names, sizes[3] > 1, problem.epilogue, problem.gated, bool(problem.second_k))

@@ -169,7 +169,7 @@ class BlockReductions:
             element.store_value(address + lines * places * (component * WORD_BYTES), bits_of(value), f32, inside)
 
     def store_whole(self, rows: RowExchange, step: ReductionStep, at: Element, values: Sequence[Any]) -> None:
-        """A whole row's results, or the tuple sent to the first CTA of the cluster's row."""
+        """Store a whole row's results, or send its tuple to the cluster's first CTA."""
         job = self.block.job
         if rows.columns == 1:
             to = [at.pair.address(given, getattr(job.given, given.name), at.i, Int32(0)) for given in step.given]

@@ -106,6 +106,16 @@ class Reduction:
         >>> product = Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] * b[0], [1.0])
         >>> product.reduce(np.array([[1.0, 2.0, 4.0]], np.float32), axis=-1)[0].tolist()
         [8.0]
+
+        Eight values of 4 bits, of a `RowReduce(..., each=8)`, make a word:
+
+        >>> def nibble(x, i, j, ops):
+        ...     ones, twos, fours = (ops.where(j // n % 2 == 1, 16**n, 1) for n in (1, 2, 4))
+        ...     return (ops.whole(ops.minimum(ops.maximum(ops.round(x), -8.0), 7.0)) & 15) * ones * twos * fours
+        >>> words = Reduction.of(nibble, lambda a, b, ops: a[0] + b[0], [0])
+        >>> hex(words.reduce(np.arange(-4.0, 4.0, dtype=np.float32)[None, :], axis=-1)[0].view(np.uint32)[0])
+        '0x3210fedc'
+
         >>> Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] - b[0], [0.0])
         Traceback (most recent call last):
             ...

@@ -137,10 +137,11 @@ class Symbol:
 class Operations:
     """The functions that a traced function may call, in f32.
 
-    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs, floor; round, to the nearest whole number, halves to even ones;
-    normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and minimum; largest and smallest, NaN where
-    either is; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself, and `whole` a
-    32-bit integer of a float. A division is correctly rounded where the result has 32 bits, else within 2 ulp of f32.
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs, floor. `round` gives the nearest whole number, of two the even one.
+    `normal` is the distribution function, erfc(-x / sqrt(2)) / 2. maximum, minimum and where; largest and smallest are
+    NaN where either value is. `float` makes a float of a coordinate, which arithmetic with floats does by itself, and
+    `whole` a 32-bit integer of a float. A division is correctly rounded where the result has 32 bits, else within
+    2 ulp of f32.
     """
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:

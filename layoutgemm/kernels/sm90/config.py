@@ -373,7 +373,7 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
 
 
 def check_whole_rows(config: Sm90Config, columns: int, n: int, batch: int) -> None:
-    """Raise PlanError for clusters that do not have whole rows of C, or have several tiles each.
+    """Raise PlanError for clusters without whole rows of C, or with several tiles.
 
     columns  of C in a tile;   n  of C
 

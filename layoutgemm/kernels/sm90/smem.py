@@ -19,7 +19,7 @@ class Sm90Smem(StoreSmemMap):
 
     Stages of A, stages of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty` for each stage. The
     barrier of the split-K exchange, the table of groups of a ragged batch and the numbers of each stage, which a main
-    loop reads, and the rows' tuples of a cluster that reduces whole rows come last.
+    loop reads, follow. Tuples of rows come last, in a cluster that reduces whole rows.
     """
 
     empty_offset: int

@@ -223,7 +223,7 @@ def _written_one_by_one(plan: Sm90Plan, chunk: StoreChunk) -> Check:
 
 
 def rows_check(plan: Sm90Plan, rows: RowExchange) -> Check:
-    """The CTAs of a cluster along N have all columns, and each number of a tuple a place of its own."""
+    """A cluster has all columns; each number of a tuple has its own place."""
     words = sum(len(step.reduction.kinds) for step in whole_rows(plan.epilogue))
     columns, covered = plan.config.cluster[1], plan.tile_c[1] * plan.config.cluster[1]
     witness = ""

@@ -109,7 +109,7 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
 
 
 def _own_form(function: str, operator: Any) -> Callable[..., object]:
-    """The function that makes a node of a call in the operator's form, by `function` of `compiled.direct`."""
+    """What makes the node of a call in the operator's form, by a `function` of `compiled.direct`."""
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
     from torch.utils import _pytree as pytree

@@ -332,7 +332,7 @@ def in_place(
 
 
 def with_whole_rows(plan: Sm90Plan, derive: Callable[..., Sm90Plan]) -> Sm90Plan:
-    """The plan, or that of the same kernel whose clusters reduce whole rows, with as many stages.
+    """The plan, or its kernel's whose clusters reduce whole rows, with as many stages.
 
     A product of more columns has no such kernel, so the plan is of the product's own sizes.
 
