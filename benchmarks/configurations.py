@@ -36,12 +36,13 @@ def candidates(m: int, n: int, k: int, b_major: str = "k", likely: int | None = 
 def of_programs(name: str) -> dict[str, Sm90Choice]:
     """Configurations of three programs of bench_programs.py at 8192, by what they change.
 
-    router         rows of A come from DRAM once; what CTAs share, how deep a stage is, and who is transposed
+    router         rows of A come from DRAM once; what CTAs share, how deep a stage is, who is transposed, and what
+                   combines the columns of a row
     quantised      tiles of whole groups of 128 columns: which of them hide their stores, and their order
     cross-entropy  the largest tiles in other orders, and smaller ones that hide the reduction
 
     >>> {name: len(of_programs(name)) for name in ("router", "quantised", "cross-entropy", "causal")}
-    {'router': 17, 'quantised': 13, 'cross-entropy': 10, 'causal': 0}
+    {'router': 18, 'quantised': 14, 'cross-entropy': 12, 'causal': 0}
     """
     return {"router": _router, "quantised": _quantised, "cross-entropy": _cross_entropy}.get(name, dict)()
 
@@ -57,13 +58,23 @@ def _named(base: dict[str, Any], settings: dict[str, dict[str, Any]], turned: bo
 def _router() -> dict[str, Sm90Choice]:
     base: dict[str, Any] = {
         "tile": (128, 128), "cluster": (1, 2), "consumers": 1, "loader": "warp", "launch": "tiles", "overlap": True,
-        "prefetch": 2, "chunks": 1, "buffers": 2,
+        "prefetch": 2, "chunks": 1, "buffers": 2, "finish": "cluster",
     }  # fmt: skip
-    split = {"split": 2, "one_tile_per_cluster": True, "cluster": (1, 1), "consumers": 2, "chunks": 2, "buffers": 1}
+    tiled = {"finish": "launch"}
+    split = {
+        **tiled,
+        "split": 2,
+        "one_tile_per_cluster": True,
+        "cluster": (1, 1),
+        "consumers": 2,
+        "chunks": 2,
+        "buffers": 1,
+    }
     straight = {
         "128 deep": {"tile_k": 128}, "128 deep, 256B": {"tile_k": 128, "l2_promotion": "256B"},
         "256B": {"l2_promotion": "256B"}, "no prefetch": {"prefetch": 0}, "trigger at the end": {"trigger": "end"},
-        "two warpgroups": {"consumers": 2}, "alone": {"cluster": (1, 1)}, "shared B": {"cluster": (2, 1)},
+        "two warpgroups": {"consumers": 2}, "alone": {"cluster": (1, 1), **tiled},
+        "shared B": {"cluster": (2, 1), **tiled}, "a second launch": tiled,
         "64x256": {"tile": (64, 256), "cluster": (1, 1)}, "64x256, shared B": {"tile": (64, 256), "cluster": (2, 1)},
         "128x256 in 2 parts": {**split, "tile": (128, 256)}, "256x128 in 2 parts": {**split, "tile": (256, 128)},
     }  # fmt: skip
@@ -74,7 +85,7 @@ def _router() -> dict[str, Sm90Choice]:
         "transposed 256x64, 128 deep": {"tile": (256, 64), "consumers": 2, "tile_k": 128},
         "transposed 128x128": {"cluster": (2, 1)},
     }
-    return _named(base, straight) | _named(base, transposed, True)
+    return _named(base, straight) | _named({**base, **tiled}, transposed, True)
 
 
 def _quantised() -> dict[str, Sm90Choice]:
@@ -90,6 +101,7 @@ def _quantised() -> dict[str, Sm90Choice]:
         "256x128": low, "256x128, shared B": {**low, "cluster": (2, 1)},
         "128x128 in turn": {"tile": (128, 128), "schedule": "pingpong", "loader": "warpgroup"},
         "192x256": {"tile": (192, 256), "consumers": 3, "gpc_order": ()},
+        "halves of 3 K tiles": {"staged_epilogue_k_tiles": 3, "loader": "warpgroup"},
     })  # fmt: skip
 
 
@@ -101,6 +113,7 @@ def _cross_entropy() -> dict[str, Sm90Choice]:
     return _named(base, {
         "not dealt": {"gpc_order": ()}, "shared B": {"cluster": (2, 1)}, "along N": {"along": "N"},
         "bands of 16": {"group": 16}, "bands of 4": {"group": 4}, "K backwards": {"reverse_odd_tiles": True},
+        "bands of 6": {"group": 6}, "bands of 4, K backwards": {"group": 4, "reverse_odd_tiles": True},
         "256x208": {"tile": (256, 208)}, "stored whole": {"staged_epilogue_k_tiles": 0},
         "128x256": {"tile": (128, 256), "cluster": (2, 1), "along": "N", "staged_epilogue_k_tiles": 0},
         "128x192 in turn": {"tile": (128, 192), "cluster": (2, 1), "schedule": "pingpong", "loader": "warpgroup",

@@ -26,7 +26,7 @@ from ..kernels.compile.launcher import runtime_library
 from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.epilogue.reduce import combined
-from ..kernels.partials import ReducingPlan
+from ..kernels.partials import WORD_BYTES, ReducingPlan
 from ..kernels.plan import WORKSPACE, GemmPlan
 from ..kernels.run.occupancy import cluster_occupancy
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
@@ -271,10 +271,10 @@ def call_results(product: WritingProduct, plan: ReducingPlan, c: CallResult, par
         begins = operand.name in held or (partly and operand.axes == "mn")
         first = jnp.full(shape or (1,), operand.start, kind) if begins else None
         found.append(CallResult(operand.name, shape or (1,), kind, first))
-    if plan.partials:
+    if plan.epilogue.partials:  # the kernel has the word, though clusters with whole rows read none
         runs = [np.full(count, value).view(np.uint8) for count, value in plan.first_partials]
         first = jnp.asarray(np.concatenate(runs)) if runs else None
-        found.append(CallResult(WORKSPACE, (plan.partial_bytes,), "uint8", first))
+        found.append(CallResult(WORKSPACE, (max(WORD_BYTES, plan.partial_bytes),), "uint8", first))
     return found
 
 

@@ -254,7 +254,11 @@ def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
     schedule = schedule_of(plan)
     values: dict[str, Any] = {}
     if isinstance(schedule, TileList):
-        values["tiles"] = schedule.list_for(clusters_of_plan(plan), given.get("tiles"))
+        try:
+            values["tiles"] = schedule.list_for(clusters_of_plan(plan), given.get("tiles"))
+        except OperandError as error:
+            high, wide = cluster_tile(plan)
+            raise OperandError(f"{error}; a tile of the order is {high}x{wide} elements of C, a cluster's") from None
         values["tile_count"] = len(values["tiles"])
         return values
     for name in schedule.words:
@@ -341,6 +345,11 @@ def spread_to_elements(plan: GemmPlan, tiles: T, repeat: Callable[[T, int, int],
 
 
 def cluster_tile(plan: Any) -> tuple[int, int]:
-    """Rows and columns of C in a tile of the plan's order: those of a cluster."""
+    """Rows and columns of C in a tile of the plan's order: those of a cluster.
+
+    >>> from layoutgemm import Sm90Config, Sm90Plan
+    >>> cluster_tile(Sm90Plan.derive(512, 512, 64, config=Sm90Config((128, 64), cluster=(2, 1)), order="list"))
+    (256, 64)
+    """
     tile, cluster = getattr(plan, "tile_c", plan.tile[:2]), getattr(plan.order, "cluster", (1, 1))
     return tile[0] * cluster[0], tile[1] * cluster[1]

@@ -50,13 +50,48 @@ class _Fragment(Protocol):
     def __hash__(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class RowExchange:
+    """Shared memory of rows' tuples, for a cluster that has all columns of C.
+
+    Each CTA sends its tuple of each row to the first CTA of its row of the cluster, which combines them by columns.
+
+    columns  CTAs along N; a single one has whole rows, and sends nothing
+    rows     of a tile
+    words    numbers of the tuples of all reductions
+    offset   bytes from the beginning of the first CTA's shared memory
+
+    >>> two = RowExchange(2, 128, 3, 4096)
+    >>> two.bytes, two.byte(0, 0, 1), two.byte(1, 0, 0), RowExchange(1, 128, 3).bytes
+    (3072, 4100, 5632, 0)
+    """
+
+    columns: int
+    rows: int
+    words: int
+    offset: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the first CTA's shared memory."""
+        return self.columns * self.rows * self.words * WORD_BYTES if self.columns > 1 else 0
+
+    def byte(self, column: W, word: W | int, row: W) -> W:
+        """The byte at which a number of a CTA's tuple of a row lies."""
+        return self.offset + ((column * self.words + word) * self.rows + row) * WORD_BYTES
+
+
 class ReducingPlan:
-    """A plan whose epilogue may reduce C: `partials` depends on the architecture, their memory does not."""
+    """A plan whose epilogue may reduce C: `partials` depends on the architecture, their memory does not.
+
+    row_exchange  where a cluster has whole rows, whose reductions need no partial results; else None
+    """
 
     m: int
     n: int
     batch: int
     epilogue: Epilogue
+    row_exchange: RowExchange | None = None
 
     @property
     def matrices_of_c(self) -> int:
@@ -192,6 +227,16 @@ def partials_of(
     joined  groups of rows are those of one matrix
     """
     return tuple(PartialResults(step, columns if step.axes == "m" else rows, joined) for step in epilogue.partials)
+
+
+def whole_rows(epilogue: Epilogue) -> tuple[ReductionStep, ...]:
+    """The reductions of all of each row that are combined in order: a cluster with all columns has their results.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Amax, ColumnReduce, RowReduce
+    >>> [step.name for step in whole_rows(Epilogue(RowReduce(), RowReduce("max", each=8), ColumnReduce(), Amax()))]
+    ['row_sum']
+    """
+    return tuple(step for step in epilogue.partials if step.axes == "m")
 
 
 def words_of_matrix(partials: Sequence[PartialResults], m: Any, n: Any, groups: Any = 1) -> Any:

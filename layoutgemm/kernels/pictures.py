@@ -141,6 +141,9 @@ def regions_of(plan: Any) -> list[Any]:
     if getattr(plan, "exchange", None) is not None:
         out.append(Region("partial sums", plan.exchange.offset, plan.exchange.bytes))
         out.append(Region("sums", smem.sums_offset, smem.barrier_bytes, None, "mbarrier"))
+    rows = getattr(plan, "row_exchange", None)
+    if rows is not None and rows.bytes:
+        out.append(Region("rows", rows.offset, rows.bytes))
     places = {
         "full": ("barrier_offset", plan.stages), "empty": ("empty_offset", plan.stages),
         "acc_full": ("acc_full_offset", accumulators_of(plan)),

@@ -26,7 +26,7 @@ from .plan import GemmPlan, check_sizes, present
 from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
-from .sm90.choose.rules import SPARE, Sm90Choice, in_place
+from .sm90.choose.rules import SPARE, Sm90Choice, in_place, with_whole_rows
 from .sm90.gated import combination
 from .sm90.indexed.choose import indexed_config
 from .sm90.operands.combined import Combined
@@ -162,7 +162,9 @@ def _for_hopper(
     refused: LayoutError | None = None
     for derive in kernels:
         try:
-            return derive(m, n, k, batch=batch, a=a, b=b, c=c, **parts._replace(order=order)._asdict())
+            asked = {"batch": batch, "a": a, "b": b, "c": c, **parts._replace(order=order)._asdict()}
+            found = derive(m, n, k, **asked)
+            return found if config is not None else with_whole_rows(found, partial(Sm90Plan.derive, m, n, k, **asked))
         except LayoutError as error:
             refused = refused or error
     raise present(refused)

@@ -15,10 +15,22 @@ from ..arch import arch
 from ..dtypes import dtype
 from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel, plan_of
+from ..kernels.partials import whole_rows
 from ..kernels.sm80.choose import Sm80Choice, by_lines, holding_groups
 from ..kernels.sm90.choose.costs import cost_model
-from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, in_place, likeliest, nearest, of_estimate
-from ..kernels.sm90.config import check_tiles
+from ..kernels.sm90.choose.rules import (
+    NEXT,
+    SPARE,
+    Sm90Choice,
+    choose,
+    in_place,
+    likeliest,
+    nearest,
+    of_estimate,
+    with_whole_rows,
+)
+from ..kernels.sm90.config import Sm90Config, check_tiles, check_whole_rows
+from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.request import check_rows
 from . import tuned_store as tuned
 from .problem import Problem, Solution
@@ -62,11 +74,30 @@ def choose_kernel(
         try:
             check_rows(choice.config, rows)
             check_tiles(choice.config, across, batch, ragged=False)
+            if problem.epilogue is not None and problem.epilogue.reductions:
+                check_whole_rows(choice.config, tile[1], columns, batch)
+                choice = _with_whole_rows(choice, names, problem, sizes)
         except LayoutError as refusal:
             last = last or refusal
             continue
         return choice, why
     raise OperandError(f"no kernel for a {names[0]}, b {names[1]}, c {names[2]}, {m}x{n}x{k}: {last}") from last
+
+
+def _with_whole_rows(
+    choice: Sm90Choice, names: tuple[str, str, str], problem: Problem, sizes: tuple[int, int, int, int]
+) -> Sm90Choice:  # fmt: skip
+    """The choice, or its kernel's whose clusters reduce whole rows of these sizes."""
+    if problem.config is not None:
+        return choice
+    kernel = Kernel(choice, names, sizes[3] > 1, problem.epilogue, problem.gated, bool(problem.second_k))
+
+    def derive(config: Sm90Config) -> Sm90Plan:
+        plan: Sm90Plan = kernel._replace(choice=replace(choice, config=config)).plan(*sizes)
+        return plan
+
+    found = with_whole_rows(derive(choice.config), derive)
+    return choice if found.row_exchange is None else replace(choice, config=choice.config.tuned(finish="cluster"))
 
 
 @lru_cache(4096)
@@ -104,8 +135,9 @@ def _candidates(
         if (found := tuned.lookup(problem.gpu, sizes, name, tuple(orders))) is not None:
             yield found, "measured by layoutgemm.tune"
     k_major = orders[0] == "row", orders[1] == "col"
-    # Few columns are few rows of the transposed product.
-    flip = n < m and n <= 64
+    # Few columns are few rows of the transposed product. Where rows are reduced, a tile has them whole: its columns'
+    # partial results and a second launch take 6% longer for 65536x64x2048.
+    flip = n < m and n <= 64 and not (problem.epilogue is not None and whole_rows(problem.epilogue))
     rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
     choice, why = choose(
         rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",

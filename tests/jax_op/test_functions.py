@@ -107,15 +107,20 @@ def test_a_prologue_of_float8_is_rounded_once_and_ends_at_the_largest(kinds: tup
 
 
 def test_the_operations_are_numpys() -> None:
+    ends = np.array([-1.5, 2.5, np.nan, np.inf, -np.inf, 2.0**31, -(2.0**31), 2.0**31 - 128], np.float32)
+    assert JaxMath.whole(jnp.asarray(ends)).tolist() == Math.whole(ends).tolist()
+    assert Math.whole(ends).tolist() == [-1, 2, 0, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 2**31 - 128]
     names = {name for name in vars(Math) if not name.startswith("_")}
     assert names <= {*vars(JaxMath)}
-    x = np.array([-1.5, 0.25, 3.0, np.nan], np.float32)
-    for name in sorted(names & {"exp", "tanh", "erf", "normal", "sigmoid", "sqrt", "rsqrt", "log", "abs"}):
+    x = np.array([-1.5, 0.25, 2.5, 3.0, np.nan], np.float32)
+    for name in sorted(
+        names & {"exp", "tanh", "erf", "normal", "sigmoid", "sqrt", "rsqrt", "log", "abs", "floor", "round"}
+    ):
         ours = getattr(JaxMath, name)(jnp.asarray(x))
         with np.errstate(invalid="ignore"):
             np.testing.assert_allclose(np.asarray(ours), getattr(Math, name)(x), rtol=2e-6)
     for name in ("maximum", "minimum", "largest", "smallest", "floordiv", "mod"):
-        y = np.array([2.0, -0.5, np.nan, 1.0], np.float32)
+        y = np.array([2.0, -0.5, 4.0, np.nan, 1.0], np.float32)
         np.testing.assert_array_equal(np.asarray(getattr(JaxMath, name)(jnp.asarray(x), y)), getattr(Math, name)(x, y))
 
 

@@ -246,13 +246,13 @@ def test_refusals() -> None:
 
 # ------------------------------------------------------------------------------------------------------ without a GPU
 
-EIGHT = Quantize(each=16)
+EIGHT, TALL = Quantize(each=16), jnp.tile(A, (-(-520 // A.shape[0]), 1))[:520]  # rows enough for one wave of tiles
 MOST_CALLS = "no c", "prologue", "quantized", "scaled", "order"
 
 
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    "name", ["functions", "groups", *[pytest.param(x, marks=pytest.mark.slow) for x in MOST_CALLS]]
+    "name", ["functions", "whole rows", "groups", *[pytest.param(x, marks=pytest.mark.slow) for x in MOST_CALLS]]
 )
 def test_the_arguments_of_a_call_compute_the_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels, in the emulator, with the arguments that a call passes: workspaces and results included."""
@@ -260,6 +260,7 @@ def test_the_arguments_of_a_call_compute_the_product(name: str, monkeypatch: pyt
     given, out = {"bias": BIAS}, {"out_dtype": "float32"}
     calls = {
         "functions": (functions, functions_gpu, lambda: ours()),
+        "whole rows": (functions, functions_gpu, lambda: matmul(TALL, B, epilogue=Epilogue(few.steps[2]), **out)),
         "no c": (functions, functions_gpu, lambda: matmul(A, B, epilogue=STATISTICS)),
         "prologue": (functions, functions_gpu, lambda: matmul(A, B, prologue=TWICE, epilogue=few, given=given, **out)),
         "quantized": (functions, functions_gpu, lambda: matmul(A, B, epilogue=Epilogue(EIGHT), out_dtype=E4M3)),

@@ -27,6 +27,7 @@ from layoutgemm import (
     quantized_matmul,
     scaled_matmul,
 )
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce
 from layoutgemm.torch_op.compiled import direct, lowering
 from layoutgemm.torch_op.prepared import config_text
 from layoutgemm.torch_op.scaled_grouped import kept
@@ -90,6 +91,28 @@ def test_generated_code_calls_it_directly(name: str) -> None:
     (line,) = lines
     assert re.match(rf"layoutgemm_direct_{name.split()[0]}_[0-9a-f]{{16}}\(", line) and "out=" in line
     assert "reinterpret_tensor" not in line  # views are the site's
+
+
+STEPS = Epilogue(Bias("n", "bf16"), RowReduce("sum", "total"))
+
+
+def written(a: Any, b: Any, c: Any, **options: Any) -> tuple[Any, Any]:
+    """C, and the sums that the epilogue writes."""
+    total = a.new_zeros(a.shape[0], dtype=torch.float32)
+    return matmul(a, b, epilogue=STEPS, given={"bias": c, "total": total}, **options), total
+
+
+def test_calls_that_write_need_no_dispatcher() -> None:
+    """One whose order leaves tiles out, and one of every tile."""
+
+    def both(a: Any, b: Any, c: Any) -> tuple[Any, ...]:
+        return *written(a, b, c), *written(a, b, c, order="lower")
+
+    got, lines = compiled(both, A, B, BIAS)
+    for x, y in zip(got, both(A, B, BIAS), strict=True):
+        assert torch.equal(x, y) and x.any()
+    names = ("epilogue_matmul", "composed_matmul_writing")
+    assert [f"layoutgemm_direct.{name}(" in line for name, line in zip(names, lines, strict=True)] == [True, True]
 
 
 NO_GROUP = {

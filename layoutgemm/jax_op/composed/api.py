@@ -27,7 +27,7 @@ from ...kernels.epilogue.parameters import check_names, host_number
 from ...kernels.indexed.rows import OUT_ROWS, ROWS, check_distinct, check_inside
 from ...kernels.orders import Order, is_symmetric, order_values
 from ...kernels.sm90.gated import combination
-from ...kernels.sm90.operands.combined import Combine, Combined, function_of, refusal_of_matrices
+from ...kernels.sm90.operands.combined import OF_ONE_A, Combine, Combined, function_of, refusal_of_matrices
 from ...kernels.sm90.operands.prologue import Prologue, check_chosen
 from ...layouts import Layout
 from ...memo import exact
@@ -126,7 +126,7 @@ def _check_counts(left: Sequence[jax.Array], right: Sequence[jax.Array], asked: 
         if text := refusal_of_matrices(list(right)):
             raise OperandError(text)
         if len(left) > 1:
-            raise OperandError("a is 2 arrays: combine= is of one a and several b, or two pairs are summed")
+            raise OperandError(f"a is 2 arrays: {OF_ONE_A}")
         if gate_of(asked.activation) is not None:
             raise OperandError("activation and combine: the function of the products has the gate")
     elif len(left) != len(right) or len(left) not in (1, 2):

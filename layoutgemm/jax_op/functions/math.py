@@ -24,13 +24,19 @@ class JaxMath:
         return x.astype(jnp.float32)
 
     @staticmethod
+    def whole(x: jax.Array) -> jax.Array:
+        """Cut to int32; beyond it the nearest, of NaN 0."""
+        found = jnp.where(x < 2.0**31, x, 0.0).clip(-(2.0**31)).astype(jnp.int32)
+        return jnp.where(x >= 2.0**31, 2**31 - 1, found)
+
+    @staticmethod
     def where(condition: jax.Array, yes: Number, no: Number) -> jax.Array:
         """A choice by element."""
         return jnp.where(condition, yes, no)
 
     exp, log, sqrt, tanh, abs = (staticmethod(f) for f in (jnp.exp, jnp.log, jnp.sqrt, jnp.tanh, jnp.abs))
     rsqrt, erf, sigmoid = (staticmethod(f) for f in (jax.lax.rsqrt, jax.lax.erf, jax.nn.sigmoid))
-    normal = staticmethod(jax.scipy.special.ndtr)
+    normal, floor, round = staticmethod(jax.scipy.special.ndtr), staticmethod(jnp.floor), staticmethod(jnp.round)
     maximum, minimum = staticmethod(jnp.fmax), staticmethod(jnp.fmin)  # of a NaN and a number, the number
     largest, smallest = staticmethod(jnp.maximum), staticmethod(jnp.minimum)
     add, sub, mul, div = (staticmethod(f) for f in (jnp.add, jnp.subtract, jnp.multiply, jnp.divide))

@@ -16,7 +16,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from ..derive import Operand
 from ..epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep
 from ..epilogue.reductions import by_halves
-from ..partials import PartialResults
+from ..partials import PartialResults, RowExchange
 from . import bridge
 from . import math as element
 from .reductions import BlockReductions
@@ -35,6 +35,8 @@ class _StoredPlan(Protocol):
     def mma(self) -> Any: ...  # an MmaAtom, or the map of a load of tensor memory: it has coords_C
     @property
     def partials(self) -> tuple[PartialResults, ...]: ...
+    @property
+    def row_exchange(self) -> RowExchange | None: ...
 
 
 class PartPlan:
@@ -45,6 +47,7 @@ class PartPlan:
         self.c: Operand = plan.c
         self.batch: int = plan.batch
         self.partials: tuple[PartialResults, ...] = plan.partials
+        self.row_exchange: RowExchange | None = plan.row_exchange
         self.mma = mma
 
 

@@ -1,6 +1,6 @@
 """The bridge's arithmetic on single elements: f32 functions, loads of a value or a pair, atomic combinations.
 
-Sources: PTX ISA, "tanh", "ex2", "rcp", "max", "div", "ld", "st", "red".
+Sources: PTX ISA, "tanh", "ex2", "rcp", "cvt", "max", "div", "ld", "st", "red".
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class ElementMath:
         return Int32(x).to(Float32)
 
     @staticmethod
+    def whole(x: Float32) -> Int32:
+        """x cut to an integer; beyond int32 its nearest, of NaN 0."""
+        return assembly("cvt.rzi.s32.f32 $0, $1;", "=r,f", [Float32(x)], (Int32,), pure=True)[0]
+
+    @staticmethod
     def exp(x: Float32) -> Float32:
         """e to the power of x."""
         return _unary("ex2.approx.ftz.f32", x * _LOG2E)
@@ -69,6 +74,16 @@ class ElementMath:
     def abs(x: Float32) -> Float32:
         """The magnitude; machine code takes it with the instruction that reads it."""
         return _unary("abs.f32", x)
+
+    @staticmethod
+    def floor(x: Float32) -> Float32:
+        """The largest whole number up to x."""
+        return _unary("cvt.rmi.f32.f32", x)
+
+    @staticmethod
+    def round(x: Float32) -> Float32:
+        """The nearest whole number, of two the even one."""
+        return _unary("cvt.rni.f32.f32", x)
 
     @staticmethod
     def sqrt(x: Float32) -> Float32:

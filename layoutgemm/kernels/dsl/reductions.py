@@ -3,7 +3,8 @@
 thread     combines its values of a row or column, in the order of its registers
 warp       combines the lanes of a row or column by shuffles: `kernels.partials.exchanges_of`
 leader     one lane of them stores the tuple: a partial result, a result of `each` columns, or an atomic operation
-finish     threads of a second kernel combine partial results line by line, then part by part: the same order always
+finish     threads of a second kernel combine partial results line by line, then part by part: the same order always.
+           Where a cluster has whole rows, its first CTA combines those of its CTAs, in shared memory
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Numeric, const_expr
 
 from ...atoms import MmaAtom
 from ...atoms.copy.base import WARP
 from ...dtypes import f32
-from ..epilogue.chain import Quantize, Reduction, ReductionStep
+from ..epilogue.chain import Epilogue, Quantize, Reduction, ReductionStep
 from ..epilogue.reductions import by_halves
-from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, PartialResults, exchanges_of, words_of_matrix
+from ..partials import (
+    FINISH_LINES,
+    FINISH_PLACES,
+    WORD_BYTES,
+    PartialResults,
+    ReducingPlan,
+    RowExchange,
+    exchanges_of,
+    whole_rows,
+    words_of_matrix,
+)
 from ..plan import WORKSPACE, present, tile_count
 from . import bridge
 from . import math as element
@@ -109,7 +120,10 @@ class BlockReductions:
     def store(self, step: ReductionStep, at: Element, own: list[Any]) -> None:
         """Combine the lanes of a line and store its tuple."""
         (values,) = self.of_lanes(step.reduction, step.axes, [own])
-        if step.partial:
+        rows = self.block.plan.row_exchange if step.partial and step.axes == "m" else None
+        if rows is not None:
+            self.store_whole(rows, step, at, values)
+        elif step.partial:
             self.store_partial(step, at, values)
         elif step.each is not None:
             self.store_group(step, at, values)
@@ -153,6 +167,24 @@ class BlockReductions:
         inside = inside & (line < Int32(lines)) & self.leads(step.axes)  # the last columns, or warps, may lie beyond C
         for component, value in enumerate(values):
             element.store_value(address + lines * places * (component * WORD_BYTES), bits_of(value), f32, inside)
+
+    def store_whole(self, rows: RowExchange, step: ReductionStep, at: Element, values: Sequence[Any]) -> None:
+        """Store a whole row's results, or send its tuple to the cluster's first CTA."""
+        job = self.block.job
+        if rows.columns == 1:
+            to = [at.pair.address(given, getattr(job.given, given.name), at.i, Int32(0)) for given in step.given]
+            store_results(step, values, to, (at.i < self.block.end) & self.leads("m"))
+            return
+        there, row = bridge.remote(job.shared.base, job.cluster_row), at.i % rows.rows
+        places = [rows.byte(job.cluster_column, word, row) for word in words_of(self.block.epilogue, step)]
+        self.send_row([there + place for place in places], values)
+
+    @cute.jit
+    def send_row(self, places: Sequence[Int32], values: Sequence[Any]) -> None:
+        """Send a tuple by the lane that leads; rows behind C's last have places too."""
+        if self.leads("m"):
+            for place, value in zip(places, values, strict=True):
+                bridge.store_remote(place, bits_of(value))
 
     def store_group(self, step: ReductionStep, at: Element, values: Sequence[Any]) -> None:
         """The results of a group of columns."""
@@ -334,23 +366,61 @@ class FinishKernel:
     def combined(self, found: Sequence[Any], loaded: Sequence[Any]) -> list[Any]:
         """A tuple combined with one from memory."""
         reduction = self.partial.step.reduction
-        other = [
-            bridge.as_floats([value])[0] if kind == "float" else Int32(bits_of(value).bitcast(Int32))
-            for value, kind in zip(loaded, reduction.kinds, strict=True)
-        ]
-        return typed(reduction, reduction.combined(found, other, self.math))
+        return typed(reduction, reduction.combined(found, loaded_tuple(reduction, loaded), self.math))
 
     def store(self, given: Any, found: Sequence[Any], matrix: Int32, place: Int32, last: Int32) -> None:
         """The results of a place before the last."""
-        step = self.partial.step
-        results = step.reduction.finished(found, self.math)
-        for operand, value, (_, kind) in zip(step.given, results, step.reduction.results, strict=True):
+        step, to = self.partial.step, []
+        for operand in step.given:
             offset = Int64(place)
             if const_expr(self.plan.batch > 1):
                 offset += Int64(matrix) * getattr(given, f"{operand.name}_batch")
-            kept = f32 if operand.dtype.kind == "int" else operand.dtype
-            address = getattr(given, operand.name) + offset * kept.bytes
-            element.store_value(address, bits_of(_KINDS[kind](value)), kept, place < last)
+            to.append(getattr(given, operand.name) + offset * operand.dtype.bytes)
+        store_results(step, found, to, place < last)
 
 
-__all__ = ["BlockReductions", "launch_finish"]
+def loaded_tuple(reduction: Reduction, words: Sequence[Any]) -> list[Any]:
+    """A tuple from memory's 32-bit words."""
+    return [
+        bridge.as_floats([value])[0] if kind == "float" else Int32(bits_of(value).bitcast(Int32))
+        for value, kind in zip(words, reduction.kinds, strict=True)
+    ]
+
+
+def store_results(step: ReductionStep, found: Sequence[Any], to: Sequence[Int64], inside: Boolean) -> None:
+    """The results of a last tuple to their addresses."""
+    results = step.reduction.finished(found, element.ElementMath(exact=True))
+    for operand, address, value, (_, kind) in zip(step.given, to, results, step.reduction.results, strict=True):
+        kept = f32 if operand.dtype.kind == "int" else operand.dtype
+        element.store_value(address, bits_of(_KINDS[kind](value)), kept, inside)
+
+
+def words_of(epilogue: Epilogue, step: ReductionStep) -> range:
+    """The numbers of a reduction's words among those of all that a cluster finishes."""
+    counts = {each.name: len(each.reduction.kinds) for each in whole_rows(epilogue)}
+    first = sum(list(counts.values())[: list(counts).index(step.name)])
+    return range(first, first + counts[step.name])
+
+
+class WholeRows:
+    """The end of a cluster whose CTAs along N have all columns: tuples of rows combined, results stored."""
+
+    def __init__(self, plan: ReducingPlan):
+        self.plan = plan
+        self.math = element.ElementMath(exact=True)
+
+    def store(self, job: bridge.Carried, rows: RowExchange, first_row: Int32, row: Int32) -> None:
+        """The results of a row of the tile, by one thread."""
+        base = Int32(job.shared.base.toint()) + row * WORD_BYTES
+        for step in whole_rows(self.plan.epilogue):
+            reduction, places = step.reduction, words_of(self.plan.epilogue, step)
+            found: list[Numeric] = []
+            for column in range(rows.columns):
+                words = [load_word_shared(base + rows.byte(column, word, 0)) for word in places]
+                own = typed(reduction, loaded_tuple(reduction, words))
+                found = typed(reduction, reduction.combined(found, own, self.math)) if column else own
+            to = [getattr(job.given, each.name) + Int64(first_row + row) * each.dtype.bytes for each in step.given]
+            store_results(step, found, to, first_row + row < job.m)
+
+
+__all__ = ["BlockReductions", "WholeRows", "launch_finish"]

@@ -38,6 +38,12 @@ class Math:
         return np.asarray(x).astype(np.float32)
 
     @staticmethod
+    def whole(x: Array) -> Array:
+        """Cut to int32, as cvt.rzi.s32.f32 does: beyond it the nearest, of NaN 0."""
+        found = np.nan_to_num(np.asarray(x, np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
+        return np.clip(found, -(2**31), 2**31 - 1).astype(np.int32)
+
+    @staticmethod
     def erf(x: Array) -> Array:
         """The error function."""
         return np.asarray(_ERF(np.asarray(x, np.float64)), np.float32)
@@ -73,10 +79,12 @@ class Math:
     @staticmethod
     def where(condition: Array, yes: Array | float, no: Array | float) -> Array:
         """A choice by element."""
-        kind = np.result_type(*([v.dtype for v in (yes, no) if isinstance(v, np.ndarray)] or [np.dtype(np.float32)]))
+        numbers = np.dtype(np.int32 if isinstance(yes, int) and isinstance(no, int) else np.float32)
+        kind = np.result_type(*([v.dtype for v in (yes, no) if isinstance(v, np.ndarray)] or [numbers]))
         return np.where(condition, np.asarray(yes, kind), np.asarray(no, kind))
 
     exp, log, sqrt, tanh, abs = (staticmethod(f) for f in (np.exp, np.log, np.sqrt, np.tanh, np.abs))
+    floor, round = staticmethod(np.floor), staticmethod(np.rint)
     add, sub, mul = (staticmethod(function) for function in (np.add, np.subtract, np.multiply))
     div, floordiv, mod = (staticmethod(function) for function in (np.divide, np.floor_divide, np.mod))
     lt, le, gt, ge = (staticmethod(f) for f in (np.less, np.less_equal, np.greater, np.greater_equal))

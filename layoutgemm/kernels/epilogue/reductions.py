@@ -42,20 +42,23 @@ class About:
     term    an element's, of x, i, j and the largest x, which it reads as "most". Elements outside of C are -inf: beside
             one of C their term changes nothing
     merged  "add", or "minimum": how terms become one
+    value   of x: what "the largest x" and the term take in its place
     """
 
     term: Expression
     merged: str
+    value: Expression = ("x",)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "term", exact(self.term))
+        object.__setattr__(self, "value", exact(self.value))
 
     @classmethod
-    def traced(cls, term: Callable[..., Symbol], merged: str) -> About:
+    def traced(cls, term: Callable[..., Symbol], merged: str, value: Expression = ("x",)) -> About:
         """term: (x, i, j, ops, most) -> the element's term."""
         most = Symbol(("given", MOST), "float")
         found = tracing.called(term, ("x", "i", "j", "ops", MOST), (*tracing.element(), tracing.Operations(), most))
-        return cls(tracing.as_value(found).expression, merged)
+        return cls(tracing.as_value(found).expression, merged, value)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,16 @@ class Reduction:
         >>> product = Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] * b[0], [1.0])
         >>> product.reduce(np.array([[1.0, 2.0, 4.0]], np.float32), axis=-1)[0].tolist()
         [8.0]
+
+        Eight values of 4 bits, of a `RowReduce(..., each=8)`, make a word:
+
+        >>> def nibble(x, i, j, ops):
+        ...     ones, twos, fours = (ops.where(j // n % 2 == 1, 16**n, 1) for n in (1, 2, 4))
+        ...     return (ops.whole(ops.minimum(ops.maximum(ops.round(x), -8.0), 7.0)) & 15) * ones * twos * fours
+        >>> words = Reduction.of(nibble, lambda a, b, ops: a[0] + b[0], [0])
+        >>> hex(words.reduce(np.arange(-4.0, 4.0, dtype=np.float32)[None, :], axis=-1)[0].view(np.uint32)[0])
+        '0x3210fedc'
+
         >>> Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] - b[0], [0.0])
         Traceback (most recent call last):
             ...
@@ -149,7 +162,7 @@ class Reduction:
         lift = tuple(tracing.transposed(expression) for expression in self.lift)
         return Reduction(
             self.name, lift, self.combine, self.finish, self.identity, self.kinds, self.results, self.atomic,
-            None if self.about is None else About(tracing.transposed(self.about.term), self.about.merged),
+            None if self.about is None else replace(self.about, term=tracing.transposed(self.about.term)),
         )  # fmt: skip
 
     # ----------------------------------------------------------------------------------------- registers and arrays
@@ -168,7 +181,8 @@ class Reduction:
             return [
                 math.where(counts, value, fill) for value, fill in zip(self.lifted(x, at), self.identity, strict=True)
             ]
-        values = [math.where(counts, x, -INFINITY) for counts, (x, _) in zip(inside, elements, strict=True)]
+        taken = [tracing.evaluate(self.about.value, x, at) for x, at in elements]
+        values = [math.where(counts, x, -INFINITY) for counts, x in zip(inside, taken, strict=True)]
         most = by_halves(math.largest, [math.constant(self.identity[0]), *values])
         terms = [
             tracing.evaluate(self.about.term, x, _About(at, {MOST: most}))
@@ -382,6 +396,15 @@ def _first_largest(a: Sequence[Symbol], b: Sequence[Symbol], ops: Operations) ->
     return ops.largest(a[0], b[0]), found
 
 
+def _of_an_index(name: str, value: Callable[[Symbol], Symbol]) -> Reduction:
+    """The largest value(x) with its index; `value` is its own inverse."""
+    made = Reduction.traced(
+        lambda x, i, j, ops: (value(x), j), _first_largest, [-math.inf, NO_INDEX],
+        lambda a, ops: (value(a[0]), a[1]), ("value", "index"), name,
+    )  # fmt: skip
+    return replace(made, about=About.traced(_index_of_most, "minimum", made.lift[0]))
+
+
 def _of_one(
     name: str, lift: Callable[..., object], combine: Callable[..., object], identity: float, atomic: str
 ) -> Reduction:
@@ -408,16 +431,11 @@ REDUCTIONS: Mapping[str, Reduction] = {
             lambda a, ops: (ops.where(a[1] == 0.0, -math.inf, a[0]), a[0] + ops.log(a[1])),
             ("max", "log_sum_exp"),
         ),
-        replace(
-            Reduction.traced(
-                lambda x, i, j, ops: (x, j), _first_largest, [-math.inf, NO_INDEX], results=("value", "index"),
-                name="argmax",
-            ),
-            about=About.traced(_index_of_most, "minimum"),
-        ),
+        _of_an_index("argmax", lambda x: x),
+        _of_an_index("argmin", lambda x: -x),
     )
 }  # fmt: skip
-"""name -> operation. NaN is above all numbers, as in torch. "argmax" counts along the axis that it reduces."""
+"""name -> operation. NaN comes before all numbers, as in torch. Indices count along the axis that is reduced."""
 
 
 def reduction_of(given: str | Reduction) -> Reduction:

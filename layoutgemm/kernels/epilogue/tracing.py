@@ -25,10 +25,10 @@ from .places import Value
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
 Expression = tuple[Any, ...]
 
-_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs")  # of one float
+_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs", "floor", "round")  # of one float
 MAX_POWER = 16  # of x ** n
 _CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
-_KNOWN = (*_FLOATS, "float", *_CHOICES)  # what ops has
+_KNOWN = (*_FLOATS, "float", "whole", *_CHOICES)  # what ops has
 _MAX_F32 = float.fromhex("0x1.fffffep127")
 
 
@@ -137,9 +137,10 @@ class Symbol:
 class Operations:
     """The functions that a traced function may call, in f32.
 
-    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum
-    and minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which
-    arithmetic with floats does by itself. A division is correctly rounded where the result has 32 bits, else within
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs, floor. `round` gives the nearest whole number, of two the even one.
+    `normal` is the distribution function, erfc(-x / sqrt(2)) / 2. maximum, minimum and where; largest and smallest are
+    NaN where either value is. `float` makes a float of a coordinate, which arithmetic with floats does by itself, and
+    `whole` a 32-bit integer of a float. A division is correctly rounded where the result has 32 bits, else within
     2 ulp of f32.
     """
 
@@ -152,6 +153,11 @@ class Operations:
     def float(x: object) -> Symbol:
         """A coordinate as f32; exact below 2**24."""
         return _float(x)
+
+    @staticmethod
+    def whole(x: object) -> Symbol:
+        """A float as a 32-bit integer: cut to it, beyond int32 its nearest, of NaN 0. Arithmetic wraps."""
+        return _apply("whole", "int", _float(x))
 
     @staticmethod
     def maximum(x: object, y: object) -> Symbol:
@@ -259,6 +265,43 @@ def reads_place(expression: Expression) -> bool:
     return head in ("i", "j") or (head not in ("float", "int", "given") and any(map(reads_place, parts)))
 
 
+_COMMUTE = ("add", "mul", "maximum", "minimum", "largest", "smallest", "eq", "ne", "and_", "or_", "xor")
+_TURNED = {"gt": "lt", "ge": "le"}  # a > b is b < a
+
+
+def is_symmetric(expression: Expression) -> bool:
+    """True if the same operations give the value at (j, i): equal x give equal results there.
+
+    Operands that commute are compared in either order. So is -(i - j) with j - i, of whole numbers.
+
+    >>> made = [trace(f, ()) for f in (lambda x, i, j, ops: ops.where(i == j, x, 0.5 * x),
+    ...                                lambda x, i, j, ops: ops.where(abs(i - j) < 8, x, 0.0),
+    ...                                lambda x, i, j, ops: ops.where(i <= j, x, 0.0))]
+    >>> [is_symmetric(expression) for expression in made]
+    [True, True, False]
+    """
+    return _ordered(expression) == _ordered(transposed(expression))
+
+
+def _ordered(expression: Expression) -> Expression:
+    """The same value with operands that commute in one order."""
+    head, *parts = expression
+    if head in ("x", "i", "j", "float", "int", "given"):
+        return exact(expression)
+    head, parts = _TURNED.get(head, head), [_ordered(part) for part in parts][:: -1 if head in _TURNED else 1]
+    if head == "sub" and parts[0] == ("int", 0) and parts[1][0] == "sub" and _is_whole(parts[1]):
+        return ("sub", *parts[1][:0:-1])
+    return (head, *(sorted(parts, key=repr) if head in _COMMUTE else parts))
+
+
+def _is_whole(expression: Expression) -> bool:
+    """True if an expression is of whole numbers alone."""
+    head, *parts = expression
+    return head in ("i", "j", "int", "whole") or (
+        head in ("add", "sub", "mul", "floordiv", "mod") and all(map(_is_whole, parts))
+    )
+
+
 def evaluate(expression: Expression, x: Value, at: Any) -> Value:
     """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
     head, *rest = expression
@@ -301,7 +344,7 @@ _MADE: Mapping[str, Callable[..., Symbol]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "lt": operator.lt,
     "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
     "floordiv": operator.floordiv, "mod": operator.mod, "and_": operator.and_, "or_": operator.or_,
-    "xor": operator.xor, "to_float": Operations.float,
+    "xor": operator.xor, "to_float": Operations.float, "whole": Operations.whole,
     **{name: getattr(Operations(), name) for name in (*_FLOATS, *_CHOICES)},
 }  # fmt: skip
 

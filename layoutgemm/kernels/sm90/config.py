@@ -25,6 +25,7 @@ STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
+FINISHES = (None, "launch", "cluster")
 SCALES = ("weights", "sums")
 MAX_CONSUMERS, MAX_BESIDE_WARP = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
@@ -74,6 +75,9 @@ class Sm90Tuning:
                wherever earlier ones exit
     blocks_per_sm   CTAs that an SM is to hold, of one tile each: their shared memory and registers are as few. One CTA
                multiplies while the other starts or ends. For grids of more CTAs than SMs: of fewer, some SMs have two
+    finish     what combines the tiles of a row that is reduced: "launch", a second one; or "cluster", without partial
+               results: its CTAs along N have all columns, and each of several has one tile (launch="tiles"). None:
+               a second launch, unless the rule that chooses a product's configuration finds that a cluster can
     skip_empty_blocks   of groups of rows: blocks of 64 rows of a tile behind their group's end are not multiplied. It
                pays where many tiles are partly empty, and costs 1 to 5% where few are
 
@@ -102,12 +106,13 @@ class Sm90Tuning:
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
     blocks_per_sm: int = 1
+    finish: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, prefetch=0)
         _check_known(self, {
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
-            "products": PRODUCTS, "scales": SCALES,
+            "products": PRODUCTS, "scales": SCALES, "finish": FINISHES,
         })  # fmt: skip
         if self.box_rows not in (WARP_ROWS, ROWS):
             raise PlanError(f"box_rows = {self.box_rows}: {WARP_ROWS}, a warp's rows, or {ROWS}, a warpgroup's")
@@ -373,6 +378,28 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
     if tiles > MAX_TILES:  # of a ragged batch each group may end with a part of a tile
         of = f"({across[0]} + {batch}) * {across[1]}" if ragged else f"{across[0]} * {across[1]} * {batch}"
         raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
+
+
+def check_whole_rows(config: Sm90Config, columns: int, n: int, batch: int) -> None:
+    """Raise PlanError for clusters without whole rows of C, or with several tiles.
+
+    columns  of C in a tile;   n  of C
+
+    >>> check_whole_rows(Sm90Config((128, 128), finish="cluster"), 128, 129, 1)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: finish = 'cluster': 1 CTA(s) of 128 columns have 128 of 129; finish='launch' takes any
+    """
+    if config.tuning.finish != "cluster":
+        return
+    across = config.cluster[1]
+    if n > columns * across:
+        raise PlanError(
+            f"finish = 'cluster': {across} CTA(s) of {columns} columns have {columns * across} of {n}; "
+            "finish='launch' takes any"
+        )
+    if across > 1 and (config.launch != "tiles" or batch > 1):
+        raise PlanError("finish = 'cluster' of several CTAs: each has one tile, launch='tiles', and no batch")
 
 
 def loader_threads(loader: str, numbers: bool) -> int:

@@ -23,7 +23,7 @@ from ..epilogue.chain import Epilogue, EpilogueOperand
 from ..indexed.rows import OUT_ROWS, IndexedRows
 from ..numbers import W
 from ..orders import Order, is_symmetric
-from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
+from ..partials import PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
 from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, tile_count
 from ..quantized.formats import QuantizedFormat
 from ..store import ROWS, WARPS_OF_GROUP, StorePlan
@@ -72,6 +72,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
                   `kernels.indexed.rows`
     prologue      the function of A's elements, or None: see `kernels.sm90.operands.prologue`
     row_sums      the vector of the sums of A's rows, or None: see `kernels.sm90.operands.row_sums`
+    row_exchange  where a cluster has whole rows, the shared memory in which it combines their reductions, or None
     """
 
     m: int
@@ -111,6 +112,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     indexed: IndexedRows | None = None
     prologue: Prologue | None = None
     row_sums: RowSums | None = None
+    row_exchange: RowExchange | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
@@ -270,7 +272,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         schedule = kernel.schedule(order)
         mirror = kernel.mirror(store, schedule)
         kernel.check_maps((store, mirror), a_plan, b_plan)
-        smem, exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
+        smem, exchange, row_exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
         return cls(
             m=m,
             n=n,
@@ -311,6 +313,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
             indexed=kernel.indexed,
             prologue=kernel.prologue,
             row_sums=kernel.row_sums,
+            row_exchange=row_exchange,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -494,7 +497,8 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     @property
     def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions."""
-        return partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
+        found = partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
+        return tuple(each for each in found if self.row_exchange is None or each.step.axes != "m")
 
     @property
     def workspace(self) -> int:

@@ -19,11 +19,12 @@ from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct
 from ..orders import Order, order_for
+from ..partials import RowExchange, whole_rows
 from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import check_along_k, with_starts
-from .config import Sm90Config, check_tiles, loader_threads, order_of
+from .config import Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of
 from .edges import with_ends
 from .gated import HALVES, check_gated, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
@@ -47,6 +48,7 @@ from .triangular.mirror import check_mirror, is_mirrored, mirror_of
 from .triangular.operands import check_triangles
 from .types import accumulator_of, operands
 
+_WITH_WHOLE_ROWS = ("gate", "several B", "second pair", "batch", "epilogue", "steps by place", "other orders")
 OperandOfA = OperandPlan | PackedOperand | GatheredOperand
 
 
@@ -216,6 +218,10 @@ class Sm90Request(ProductParts, Asked):
             return usual
         found = order_for(order, usual, tile, across)
         check_parts((*self.parts, *order_parts(found, usual)), batch)
+        if self.row_exchange is not None and not found.is_full:
+            raise PlanError(
+                f"finish = 'cluster' and an order of some tiles: rows of no tile have results; order = {found}"
+            )
         if found == usual:
             return usual
         if self.config.launch == "tiles":
@@ -388,11 +394,27 @@ class Sm90Request(ProductParts, Asked):
         values = atom.accumulator_registers // split
         return SplitKExchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.groups, sources - 1)))
 
+    @property
+    def row_exchange(self) -> RowExchange | None:
+        """The exchange of rows' tuples, not yet placed, or None; raises PlanError for one that no kernel has."""
+        config, epilogue, (_, n, _, batch) = self.config, self.epilogue or Epilogue(), self.sizes
+        if config.tuning.finish != "cluster" or not whole_rows(epilogue):
+            return None
+        check_whole_rows(config, self.columns, n, batch)
+        if config.split > 1 or self.halved:
+            raise PlanError("finish = 'cluster': a CTA has whole rows of its tile, no parts of K and no halves")
+        if other := next((part for part in self.parts if part not in _WITH_WHOLE_ROWS), None):
+            raise PlanError(f"finish = 'cluster' and {other}: finish='launch' has both")
+        words = sum(len(step.reduction.kinds) for step in whole_rows(epilogue))
+        return RowExchange(config.cluster[1], config.tile[0], words)
+
     def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: SplitKExchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
         sums = exchange.bytes if exchange is not None else 0
+        if (rows := self.row_exchange) is not None and rows.bytes:
+            table += rows.bytes + 16
         beside = (0 if self.config.one_tile_per_cluster else c_bytes) + table
         packed = self.weights is not None
         beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
@@ -419,12 +441,17 @@ class Sm90Request(ProductParts, Asked):
     def memory(
         self, a: OperandOfA, b: OperandPlan, stages: int, store: StorePlan | None,
         exchange: SplitKExchange | None,
-    ) -> tuple[Sm90Smem, SplitKExchange | None]:  # fmt: skip
-        """The map of shared memory, and the exchange at its place; raises PlanError."""
+    ) -> tuple[Sm90Smem, SplitKExchange | None, RowExchange | None]:  # fmt: skip
+        """The map of shared memory, and the exchanges at their places; raises PlanError."""
         single, c_bytes = self.config.one_tile_per_cluster, self.store_bytes(store)
         sums_bytes = exchange.bytes if exchange is not None else 0
-        smem = smem_map(a, b, stages, c_bytes, store, single, self.table_bytes, sums_bytes, self.numbers.bytes)
+        rows = self.row_exchange
+        smem = smem_map(
+            a, b, stages, c_bytes, store, single, self.table_bytes, sums_bytes, self.numbers.bytes,
+            0 if rows is None else rows.bytes,
+        )  # fmt: skip
         end = smem.barrier_offset - sums_bytes
         if single and c_bytes > end:
             raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages {end}")
-        return smem, None if exchange is None else replace(exchange, offset=end)
+        placed = None if rows is None else replace(rows, offset=smem.rows_offset)
+        return smem, None if exchange is None else replace(exchange, offset=end), placed

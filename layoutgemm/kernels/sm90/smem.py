@@ -19,7 +19,7 @@ class Sm90Smem(StoreSmemMap):
 
     Stages of A, stages of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty` for each stage. The
     barrier of the split-K exchange, the table of groups of a ragged batch and the numbers of each stage, which a main
-    loop reads, come last.
+    loop reads, follow. Tuples of rows come last, in a cluster that reduces whole rows.
     """
 
     empty_offset: int
@@ -27,6 +27,7 @@ class Sm90Smem(StoreSmemMap):
     sums_offset: int = 0
     numbers_offset: int = 0
     numbers_bytes: int = 0
+    rows_offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,11 @@ def exchange_bytes(sums_bytes: int) -> int:
 def smem_map(
     a: OperandPlan | PackedOperand | GatheredOperand, b: OperandPlan, stages: int, c_bytes: int,
     store: StorePlan | None, single: bool, table_bytes: int = 0, sums_bytes: int = 0, numbers_bytes: int = 0,
+    rows_bytes: int = 0,
 ) -> Sm90Smem:  # fmt: skip
     """The map, in this order.
 
-    Stages, the store's buffers, partial sums, barriers, then a table and the stages' numbers.
+    Stages, the store's buffers, partial sums, barriers, then a table, the stages' numbers and tuples of rows.
 
     single         one tile a block
     numbers_bytes  of a stage
@@ -116,6 +118,8 @@ def smem_map(
     table = rounded_up(end_of_barriers, 16) if table_bytes else 0
     end_of_table = table + table_bytes if table_bytes else end_of_barriers
     numbers = rounded_up(end_of_table, 16) if numbers_bytes else 0
+    end_of_numbers = numbers + stages * numbers_bytes if numbers_bytes else end_of_table
+    rows = rounded_up(end_of_numbers, 16) if rows_bytes else 0
     return Sm90Smem(
         a_offset=0,
         a_stage_bytes=a_stage,
@@ -126,10 +130,11 @@ def smem_map(
         barrier_offset=barriers,
         empty_offset=barriers + stages * BARRIER_BYTES,
         barrier_bytes=BARRIER_BYTES,
-        total=numbers + stages * numbers_bytes if numbers_bytes else end_of_table,
+        total=rows + rows_bytes if rows_bytes else end_of_numbers,
         alignment=TILE_ALIGNMENT,
         table_offset=table,
         sums_offset=sums if sums_bytes else 0,
         numbers_offset=numbers,
         numbers_bytes=numbers_bytes,
+        rows_offset=rows,
     )

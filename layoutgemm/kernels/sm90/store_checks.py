@@ -17,6 +17,7 @@ from ...layouts import Proof
 from ...memo import memoized
 from ...report import Check
 from ..derive import Operand
+from ..partials import WORD_BYTES, RowExchange, whole_rows
 from ..plan_checks import boxes_of_c
 from ..store import ROWS, WARP_ROWS, RowVectors, StoreChunk, StorePlan, distinct_chunks, rows_of_values
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
@@ -219,6 +220,27 @@ def _written_one_by_one(plan: Sm90Plan, chunk: StoreChunk) -> Check:
         "values, each element of the tile once"
     )
     return Check("rows of C", statement, not witness, f"exhaustion ({want.size} elements)", witness)
+
+
+def rows_check(plan: Sm90Plan, rows: RowExchange) -> Check:
+    """A cluster has all columns; each number of a tuple has its own place."""
+    words = sum(len(step.reduction.kinds) for step in whole_rows(plan.epilogue))
+    columns, covered = plan.config.cluster[1], plan.tile_c[1] * plan.config.cluster[1]
+    witness = ""
+    if plan.n > covered:
+        witness = f"column {covered} of {plan.n} is of no CTA of the first cluster"
+    elif (rows.columns, rows.rows, rows.words) != (columns, plan.tile_c[0], words):
+        witness = f"{rows} for {columns} CTAs of {plan.tile_c[0]} rows and {words} numbers"
+    elif rows.columns > 1 and plan.config.launch != "tiles":
+        witness = "a CTA's next tile would send to places that are read"
+    if rows.columns > 1:
+        places = sorted(int(rows.byte(c, w, r)) for c in range(columns) for w in range(words) for r in range(rows.rows))
+        if places != list(range(rows.offset, rows.offset + rows.bytes, WORD_BYTES)):
+            witness = witness or f"{len(set(places))} places of {len(places)} numbers"
+        if rows.offset + rows.bytes > plan.smem.total:
+            witness = witness or f"bytes {rows.offset} to {rows.offset + rows.bytes} of {plan.smem.total}"
+    way = f"are combined by the first of {columns} CTAs, from {rows.bytes} bytes" if columns > 1 else "are one CTA's"
+    return Check("whole rows", f"{words} numbers of each row {way}", not witness, "exhaustion (places)", witness)
 
 
 def exchange_check(plan: Sm90Plan) -> Check:

@@ -1,24 +1,26 @@
 """The operators' functions as Inductor's code calls them, into a tensor that it has allocated: see `compiled.lowering`.
 
 The graph's fake tensors have passed the operators' checks, and derivatives are products of the graph. Optional tensors
-follow the operands in the order of `tensors`, their names. Calls with several results return new tensors.
+follow the operands in the order of `tensors`, their names. Calls with several results return new tensors, and so do
+those of operators that write to their arguments, or whose order leaves tiles out.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from .. import api as _matmul
 from ..composed.api import ComposedOptions, composed_product
-from ..composed.parts import named_lists, parts_of_text
+from ..composed.parts import Parts, named_lists, parts_of_text
 from ..fp8 import api as _fp8
 from ..fp8.launch import pitched
 from ..operands.api import matmul_combined
 from ..operands.operators import function_of_text
 from ..operators import configured
+from ..own_epilogue.operators import operands_of
 from ..quantized.launch import quantized_product, scale_recipe
 from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api
@@ -28,6 +30,8 @@ from ..scaled_grouped.operators import checked_grouped, plain_config
 from ..scaled_grouped.recipes import BLOCK
 from ..scaled_grouped.scaled import BiasActivation
 from .call_sites import CallSite, View
+
+Tensors = Sequence[torch.Tensor]
 
 
 def site(call: Callable[..., None], /, *, views: tuple[View | None, ...] = (), **options: object) -> CallSite:
@@ -79,11 +83,53 @@ def composed_matmul(
     count = len(tensors) - len(found.read)  # of A and B
     of_a = 1 if found.how is not None else count // 2
     values = named_lists(found, tensors[count:], (), numbers, wholes)
-    own = {name: x for name, x in values.items() if name in found.own}
-    given = {name: x for name, x in values.items() if name not in own}
     options = ComposedOptions(out, configured(config), out.dtype, allow_tf32)
-    a, b = tensors[:of_a], tensors[of_a:count]
-    composed_product(a if of_a > 1 else a[0], b if len(b) > 1 else b[0], found.asked, own, given, options)
+    _composed(tensors[:of_a], tensors[of_a:count], found, values, options)
+
+
+def _composed(
+    a: Tensors, b: Tensors, parts: Parts, values: Mapping[str, object], options: ComposedOptions
+) -> torch.Tensor:  # fmt: skip
+    """The product with parts; `values` are their operands by name."""
+    own = {name: x for name, x in values.items() if name in parts.own and isinstance(x, torch.Tensor)}
+    given = {name: x for name, x in values.items() if name not in own}
+    return composed_product(
+        a if len(a) > 1 else a[0], b if len(b) > 1 else b[0], parts.asked, own, given, options
+    ).contiguous()
+
+
+# Calls in the form of their operators: of what they write, and of new results.
+
+
+def epilogue_matmul(
+    a: torch.Tensor, b: torch.Tensor, read: Tensors, written: Tensors, numbers: Sequence[float], wholes: Sequence[int],
+    epilogue: str, out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product with an epilogue, whose launch is kept as an eager call's."""
+    steps, given = operands_of(epilogue, read, written, numbers, wholes)
+    return _matmul.matmul(
+        a, b, epilogue=steps, given=given, activation=activation, out_dtype=out_dtype, config=configured(config),
+        allow_tf32=allow_tf32,
+    ).contiguous()  # fmt: skip
+
+
+def composed_result(
+    a: Tensors, b: Tensors, read: Tensors, numbers: Sequence[float], wholes: Sequence[int], parts: str,
+    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product with several parts as a new tensor: zeros where an order leaves tiles out."""
+    return composed_matmul_writing(a, b, read, (), numbers, wholes, parts, out_dtype, config, allow_tf32)
+
+
+def composed_matmul_writing(
+    a: Tensors, b: Tensors, read: Tensors, written: Tensors, numbers: Sequence[float], wholes: Sequence[int],
+    parts: str, out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The same with an epilogue that writes."""
+    found = parts_of_text(parts)
+    values = named_lists(found, read, written, numbers, wholes)
+    return _composed(a, b, found, values, ComposedOptions(None, configured(config), out_dtype, allow_tf32))
 
 
 def scaled_matmul(

@@ -7,9 +7,11 @@ checks that the graph has passed already. A lowering makes the call one of `comp
     ------------------   --------------------------------------------------
     one                  writes to a tensor that Inductor allocates, and reuses
     several              returns new tensors, of the strides of the operator's
+    one, and arguments   takes the operator's arguments, and returns a new tensor. So does one whose order leaves
+    that are written     tiles out
 
-Where sizes are no symbols, a call with one result is that of a `CallSite`, which keeps its launch. With cpp_wrapper,
-and where a single result's columns are contiguous, the operator stays.
+Where sizes are no symbols, a call that writes to Inductor's tensor is that of a `CallSite`, which keeps its launch.
+With cpp_wrapper, and where a single result's columns are contiguous, the operator stays.
 """
 
 from __future__ import annotations
@@ -41,14 +43,23 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "scaled_matmul_quantized": ("scale_b", "bias"),
 }
 _ALWAYS = ("a", "scale_a", "b", "x", "units", "read")  # tensors of the operators, in the order of their arguments
-_NODES = ("ExternKernelOut", "ExternKernelAlloc", "MultiOutput", "MultiOutputLayout", "convert_shape_to_inductor")
+# Operators that write to arguments, and the functions of theirs.
+_WRITING = {"epilogue_matmul": "epilogue_matmul", "composed_matmul_writing": "composed_matmul_writing"}
+_NODES = (
+    "ExternKernelOut",
+    "ExternKernelAlloc",
+    "FallbackKernel",
+    "MultiOutput",
+    "MultiOutputLayout",
+    "convert_shape_to_inductor",
+)
 _lowered: set[str] = set()
 
 
 @constant_in_graphs
 def register() -> bool:
     """Set the lowerings of the operators that are defined, once each; False for an Inductor that differs."""
-    missing = [name for name in _OPTIONAL if name not in _lowered and hasattr(torch.ops.layoutgemm, name)]
+    missing = [name for name in (*_OPTIONAL, *_WRITING) if name not in _lowered and hasattr(torch.ops.layoutgemm, name)]
     if not missing:
         return True
     try:
@@ -59,7 +70,8 @@ def register() -> bool:
         return False
     for name in missing:
         operator = getattr(torch.ops.layoutgemm, name).default
-        lowering.register_lowering(operator, type_promotion_kind=None)(_lowering(name, operator))
+        made = _lowering(name, operator) if name in _OPTIONAL else _own_form(_WRITING[name], operator)
+        lowering.register_lowering(operator, type_promotion_kind=None)(made)
         _lowered.add(name)
     return True
 
@@ -72,6 +84,7 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
     names = [argument.name for argument in operator._schema.arguments]
     defaults = {x.name: x.default_value for x in operator._schema.arguments if x.has_default_value()}
     stays = lowering.fallback_handler(operator, add_to_fallback_set=False)
+    new_result = _own_form("composed_result", operator) if name == "composed_matmul" else stays
 
     one_result, several_results = _calls()
 
@@ -82,7 +95,7 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
             return stays(*args, **kwargs)
         given = {**defaults, **dict(zip(names, args)), **kwargs}
         if name == "composed_matmul" and not _writes_every_element(str(given["parts"]), given["wholes"]):
-            return stays(*args, **kwargs)
+            return new_result(*args, **kwargs)
         tensors, others = _split(name, given, several)
         inputs = [ir.ExternKernel.realize_input(x) for x in tensors.values()]
         call = {"inputs": inputs, "kwargs": others, "python_kernel_name": f"layoutgemm_direct.{name}"}
@@ -91,6 +104,34 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
         made = several_results(layout=ir.MultiOutputLayout(device=value[0].device), **call)
         made.outputs = [ir.MultiOutput(_layout(x), made, [(tuple, i)]) for i, x in enumerate(value)]
         return tuple([ir.TensorBox.create(x) for x in made.outputs])
+
+    return lower
+
+
+def _own_form(function: str, operator: Any) -> Callable[..., object]:
+    """What makes the node of a call in the operator's form, by a `function` of `compiled.direct`."""
+    from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
+    from torch.utils import _pytree as pytree
+
+    stays = lowering.fallback_handler(operator, add_to_fallback_set=False)
+
+    class DirectForm(ir.FallbackKernel):
+        """A call with the operator's arguments."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.python_kernel_name = f"layoutgemm_direct.{function}"
+
+        def codegen(self, wrapper: Any) -> None:
+            """Import the functions, and write the call."""
+            wrapper.add_import_once(_IMPORT)
+            super().codegen(wrapper)
+
+    def lower(*args: object, **kwargs: object) -> object:
+        if V.graph.cpp_wrapper or not V.graph.current_node.meta["val"].is_contiguous():
+            return stays(*args, **kwargs)
+        return pytree.tree_map_only(ir.IRNode, ir.TensorBox.create, DirectForm.create(operator, *args, **kwargs))
 
     return lower
 

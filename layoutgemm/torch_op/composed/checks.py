@@ -26,7 +26,7 @@ from ...kernels.orders import is_symmetric
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.gated import combination
 from ...kernels.sm90.operands.combinations import Asked, check_parts
-from ...kernels.sm90.operands.combined import Combined, refusal_of_matrices
+from ...kernels.sm90.operands.combined import OF_ONE_A, Combined, refusal_of_matrices
 from ...kernels.sm90.operands.pair import SecondPair
 from ..checks import check_call, check_finish, check_out, product_shape, tracing_state
 from ..epilogue import Tensors as Operands
@@ -124,7 +124,7 @@ def check_numbers_of(a: Tensors, b: Tensors, parts: Parts) -> None:
         if text := refusal_of_matrices(list(b)):
             raise OperandError(text)
         if len(a) > 1:
-            raise OperandError("a is 2 tensors: combine= is of one a and several b, or two pairs are summed")
+            raise OperandError(f"a is 2 tensors: {OF_ONE_A}")
     elif len(a) != len(b) or len(a) not in (1, 2):
         raise OperandError(f"a is {len(a)} tensors and b {len(b)}: one of each, or two pairs")
 

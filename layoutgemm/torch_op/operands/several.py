@@ -42,6 +42,10 @@ class TorchMath:
         """Coordinates, of the tensors' type."""
         return x.to(self._like.dtype)
 
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        """Cut to int32; beyond it the nearest, of NaN 0."""
+        return x.double().nan_to_num(0.0, torch.inf, -torch.inf).clamp(-(2**31), 2**31 - 1).to(torch.int32)
+
     def constant(self, value: float) -> torch.Tensor:
         """A number, on the tensors' device and of their type."""
         return torch.full((), value, dtype=self._like.dtype, device=self._like.device)  # a CUDA graph captures a fill
@@ -64,7 +68,8 @@ _OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "tanh": torch.tanh, "erf": torch.erf,
     "sigmoid": torch.sigmoid, "normal": torch.special.ndtr, "maximum": torch.fmax, "minimum": torch.fmin,
     "largest": torch.maximum, "smallest": torch.minimum, "floordiv": torch.floor_divide, "mod": torch.remainder,
-    "abs": torch.abs, "and_": torch.bitwise_and, "or_": torch.bitwise_or, "xor": torch.bitwise_xor,
+    "abs": torch.abs, "floor": torch.floor, "round": torch.round,
+    "and_": torch.bitwise_and, "or_": torch.bitwise_or, "xor": torch.bitwise_xor,
 }  # fmt: skip
 
 

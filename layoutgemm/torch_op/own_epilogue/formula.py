@@ -42,6 +42,7 @@ NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
     "log_sum_exp": (lambda x: (x.logsumexp(-1),), -torch.inf),
     "softmax": (lambda x: (x.amax(-1), x.logsumexp(-1)), -torch.inf),
     "argmax": (lambda x: tuple(x.max(-1)), -torch.inf),
+    "argmin": (lambda x: tuple(x.min(-1)), torch.inf),
 }
 
 
@@ -239,11 +240,11 @@ def columns_of_groups(operation: str, x: torch.Tensor, group: torch.Tensor, coun
     elif operation in ("max", "min", "amax"):
         way = "amin" if operation == "min" else "amax"
         found = [most(x.abs() if operation == "amax" else x, NAMED[operation][1], way)]
-    elif operation == "argmax":
-        largest = most(x, -torch.inf)
+    elif operation in ("argmax", "argmin"):
+        extreme = most(x, NAMED[operation][1], "amax" if operation == "argmax" else "amin")
         rows = torch.arange(x.shape[0], device=x.device, dtype=torch.int32).unsqueeze(-1)
-        equal = torch.where(x == largest[group], rows, NO_INDEX)
-        found = [largest, most(equal, NO_INDEX, "amin")]
+        equal = torch.where(x == extreme[group], rows, NO_INDEX)
+        found = [extreme, most(equal, NO_INDEX, "amin")]
     else:
         largest = most(x, -torch.inf)
         shift = torch.where(largest.isfinite(), largest, 0).detach()

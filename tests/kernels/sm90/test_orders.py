@@ -132,7 +132,8 @@ def test_the_rule_chooses_for_the_tiles_of_the_set() -> None:
 @pytest.mark.dsl
 def test_equal_sums_of_a_symmetric_product_have_equal_results() -> None:
     own = Custom.of(lambda x, i, j, ops: ops.exp(-abs(x)) * x)
-    epilogue = Epilogue(Scale("s"), own, Activation("relu"))
+    near = Custom.of(lambda x, i, j, ops: ops.where(abs(i - j) < 100, x, ops.round(x * ops.float(i + j))))
+    epilogue = Epilogue(Scale("s"), own, Activation("relu"), near)
     place = Custom.of(lambda x, i, j, ops: ops.where(i < j, x, 0.0))
     assert [depends_on_place(x) for x in (epilogue, Epilogue(place), Epilogue(Dropout(0.5)))] == [False, True, True]
     plan = Sm90Plan.derive(136, 136, 72, b="bf16:col", config=ONE, order="symmetric", epilogue=epilogue)
@@ -140,7 +141,9 @@ def test_equal_sums_of_a_symmetric_product_have_equal_results() -> None:
     a = np.random.default_rng(0).integers(-3, 4, (136, 72)).astype(np.float32) / 4
     c = plan.run(a, a.T, given={"s": 0.25}, device="emulator").c
     x = 0.25 * (a.astype(np.float64) @ a.T)
-    assert np.array_equal(c, c.T) and np.abs(c - np.maximum(np.exp(-np.abs(x)) * x, 0)).max() < 2e-3
+    want, (i, j) = np.maximum(np.exp(-np.abs(x)) * x, 0), np.indices(x.shape)
+    want = np.where(np.abs(i - j) < 100, want, np.rint(want * (i + j)))
+    assert np.array_equal(c, c.T) and np.abs(c - want).max() < 2e-3 * max(1, want.max())
 
 
 @pytest.mark.parametrize(("n", "tiles"), [(4096, 528), (6144, 528), (8192, 1056)])

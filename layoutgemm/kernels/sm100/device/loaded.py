@@ -51,6 +51,10 @@ class _LoadedFragment:
     def partials(self) -> tuple[PartialResults, ...]:
         return ()
 
+    @property
+    def row_exchange(self) -> None:
+        return None
+
 
 def fused_values(
     plan: Sm100Plan, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]

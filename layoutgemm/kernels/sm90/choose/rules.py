@@ -7,7 +7,7 @@ written column by column, which a tensor store does as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -329,6 +329,24 @@ def in_place(
                 yield from nearest(*of_estimate(estimate, m, n, k, b_major, batch=batch), k_major=True)
     spare = SPARE if how is None else (*SPARE, spare_of_sums(how))
     yield from [(Sm90Choice(config), "the operands' orders leave little choice") for config in spare]
+
+
+def with_whole_rows(plan: Sm90Plan, derive: Callable[..., Sm90Plan]) -> Sm90Plan:
+    """The plan, or its kernel's whose clusters reduce whole rows, with as many stages.
+
+    A product of more columns has no such kernel, so the plan is of the product's own sizes.
+
+    derive  the plan of another configuration
+    """
+    covered = plan.tile_c[1] * plan.config.cluster[1]
+    asked, reduced = plan.config.tuning.finish, any(each.step.axes == "m" for each in plan.partials)
+    if asked is not None or plan.n > covered or not reduced:
+        return plan
+    try:
+        found = derive(config=plan.config.tuned(finish="cluster"))
+    except PlanError:  # another launch, or a part that such a kernel has not
+        return plan
+    return found if found.stages == plan.stages else plan
 
 
 def _overlaps(m: int, n: int, k: int, batch: int) -> bool:

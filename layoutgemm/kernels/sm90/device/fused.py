@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import cutlass
+import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from ....checks.budgets import WARPGROUP
 from ...dsl import bridge
 from ...dsl.entry import FusedEntry
-from ...dsl.reductions import launch_finish
+from ...dsl.reductions import WholeRows, launch_finish
+from ...plan import present
 from .gemm import Sm90GemmKernel
 from .row_copy import RowCopyKernel
 
@@ -33,3 +37,13 @@ class Sm90FusedKernel(FusedEntry, Sm90GemmKernel):
         """A launch for each reduction of which tiles have partial results."""
         m, n, _, batch = sizes
         launch_finish(self.plan, words, (m, n, batch), stream)
+
+    @cute.jit
+    def finish_rows(self, job: bridge.Carried, tile: Int32, thread: Int32) -> None:
+        """Combine the tuples of the cluster's rows in its first column of blocks: a consumer's thread a row."""
+        rows, consumers = present(self.plan.row_exchange), WARPGROUP * self.plan.config.consumers
+        if job.cluster_column == 0 and thread < consumers:
+            first_row, _, _ = self.origin(job, tile)
+            for first in cutlass.range_constexpr(0, rows.rows, consumers):
+                if thread + first < rows.rows:
+                    WholeRows(self.plan).store(job, rows, first_row, thread + first)

@@ -28,7 +28,8 @@ tiles from the tensor copies to the products, across the borders of output tiles
     block       named       all threads, at the start of a block without a cluster     the same
     sums        mbarrier    plan.sums_arrivals, at the start, and the bytes that the   all consumers
                             blocks of the other parts of K send
-    cluster     cluster     all threads of the cluster, at the start                   the same
+    cluster     cluster     all threads of the cluster, at the start; and where the    the same
+                            first block combines whole rows, at the end
 
 One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
 kernel that release is followed by the load that refills the oldest free stage. Loads run `stages - 1` K tiles ahead,
@@ -236,6 +237,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             tiles=Int32(0), k_first=k_first, k_tiles=k_end - k_first, workers=blocks // plan.cluster_size, m=m, n=n,
             c=c[0], ldc=c[1], stride_c=c[2], given=given,
         )  # fmt: skip
+        if plan.row_exchange is not None:
+            row, column = plan.sharers.place(job.rank)
+            job = job.extended(cluster_row=row, cluster_column=column)
         return job if plan.pair is None else job.extended(first_tiles=first_tiles)
 
     def maps_of(self, first: bridge.Maps, others: bridge.Maps) -> tuple[bridge.Maps, bridge.Maps, bridge.Maps]:
@@ -350,6 +354,12 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 if const_expr(plan.registers is not None):
                     bridge.take_registers(present(plan.registers)[1])
                 self.consume(job, maps, first, group, thread % WARPGROUP, ahead)
+
+        # 5. Rows that the cluster has whole: their tuples have come to its first block.
+        if const_expr(plan.row_exchange is not None and plan.row_exchange.bytes > 0):
+            bridge.cluster_arrive()
+            bridge.cluster_wait()
+            self.finish_rows(job, first, thread)
 
         # No block leaves while another may still send into its shared memory or arrive at its barriers: those that
         # share loads know it by their loaders' last waits, those that exchange partial sums by having them all.
@@ -519,6 +529,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             done += 2
         self.after_tiles(job, tile)
         self.end_tiles(job, ahead)
+
+    def finish_rows(self, job: bridge.Carried, tile: Int32, thread: Int32) -> None:
+        """Store the reductions of the cluster's rows. Only a kernel with an epilogue does."""
+        raise NotImplementedError
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that a consumer multiplies: all. Groups may end before."""

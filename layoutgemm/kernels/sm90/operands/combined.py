@@ -38,6 +38,11 @@ from ...epilogue.steps import ACTIVATIONS, check_activation
 from ..multicast import LINE
 
 LEAST_MATRICES, MOST_MATRICES = 2, 4
+# The refusal of a function of A @ B and A2 @ B2.
+OF_ONE_A = (
+    "combine= is of one a and several b: a kernel loads one tile of A for all sums of an element. Let the second "
+    "product's epilogue read the first one, as EpilogueOperand(name, 'mn', dtype); two pairs alone are summed"
+)
 
 
 Combine: TypeAlias = "Callable[..., object] | Combined | str"  # a function, or the name of a gate

@@ -19,7 +19,7 @@ from ....report import Check
 from ....schedule import Schedule, Triangular
 from ...derive import Operand
 from ...epilogue.chain import Activation, Clamp, Custom, Epilogue, Scale
-from ...epilogue.tracing import reads_place
+from ...epilogue.tracing import is_symmetric
 from ...numbers import W
 from ...plan import PersistentPlan, check_settings, present
 from ...plan_checks import boxes_of_c
@@ -42,7 +42,7 @@ def is_mirrored(schedule: Schedule) -> bool:
 
 
 def depends_on_place(epilogue: Epilogue | None) -> bool:
-    """True unless equal sums give equal results everywhere: no operands of C's axes, no coordinates.
+    """True unless equal sums give equal results at (i, j) and (j, i): no operands of C's axes, symmetric functions.
 
     >>> from layoutgemm.kernels.epilogue.chain import Bias, RowReduce
     >>> [depends_on_place(Epilogue(step)) for step in (Scale(), Activation("relu"), Bias(), RowReduce("sum"))]
@@ -54,8 +54,7 @@ def depends_on_place(epilogue: Epilogue | None) -> bool:
         bool(epilogue.reductions)
         or any(operand.axes for operand in epilogue.given)
         or not all(
-            isinstance(step, (Scale, Activation, Clamp))
-            or (isinstance(step, Custom) and not reads_place(step.expression))
+            isinstance(step, (Scale, Activation, Clamp)) or (isinstance(step, Custom) and is_symmetric(step.expression))
             for step in epilogue.steps
         )
     )

@@ -242,6 +242,7 @@ class StreamedSums:
 
     def __init__(self, plan: StreamedPlan):
         self.epilogue, self.c, self.batch, self.partials, self.mma = plan.epilogue, plan.c, 1, plan.partials, plan
+        self.row_exchange = None
 
 
 class WarpStream(ampere.LoopCarried):
