@@ -403,19 +403,8 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     selects = [rest.pop(0), rest.pop(0)] if sparse else []
     scale = rest.pop(0)
     in_smem = first.kind != "vector"
-    immediates = [int(operand.text) for operand in rest]
     plain = _form(n, a, b, c, "smem" if in_smem else "rmem", "satfinite" in ins.words, sparse, "K", "K")
-    signs, transposed = [1, 1], [0, 0]
-    expected = 0
-    if not plain.integer:
-        expected = 2
-        signs = immediates[:2]
-        if len(plain.atom.b_majors) > 1:
-            expected += 1 + in_smem
-            transposed = ([] if in_smem else [0]) + immediates[2:]
-    if len(immediates) != expected or not {*signs} <= {1, -1} or not {*transposed} <= {0, 1}:
-        raise ValueError(f"{expected} immediates follow scale-d, scales of 1 or -1 and then flags of 0 or 1")
-    majors = MAJORS[transposed[0]], MAJORS[transposed[1]]
+    sign, majors = _immediates(plain, in_smem, [int(operand.text) for operand in rest])
     form = _form(n, a, b, c, plain.atom.a_source, plain.saturates, sparse, *majors)
     spelled(ins, form.atom.ptx, "satfinite")
     names = _registers(program, ins, target, form.c.registers)
@@ -424,7 +413,6 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     pick: Picks = itemgetter(*names) if len(names) > 1 else lambda registers: (registers[names[0]],)
     describe_a = None if lent else program.value(first, "b64")
     describe_b, adds = program.value(second, "b64"), program.value(scale, "pred")
-    sign = (signs[0], signs[1])
     metadata = RegisterMetadata.of(form.atom, constant(selects[1])) if sparse else None
     codes = program.value(selects[0]) if sparse else None
 
@@ -453,6 +441,19 @@ def product(program: Program, ins: PtxInstruction) -> Run:
             fiber.cta.cluster.wake(found.waiting)
 
     return go
+
+
+def _immediates(form: WgmmaOperation, in_smem: bool, given: list[int]) -> tuple[tuple[int, int], tuple[str, str]]:
+    """The signs and the majors of A and B; raises ValueError for other immediates than the types have."""
+    signs, transposed, expected = [1, 1], [0, 0], 0
+    if not form.integer:
+        expected, signs = 2, given[:2]
+        if len(form.atom.b_majors) > 1:
+            expected += 1 + in_smem
+            transposed = ([] if in_smem else [0]) + given[2:]
+    if len(given) != expected or not {*signs} <= {1, -1} or not {*transposed} <= {0, 1}:
+        raise ValueError(f"{expected} immediates follow scale-d, scales of 1 or -1 and then flags of 0 or 1")
+    return (signs[0], signs[1]), (MAJORS[transposed[0]], MAJORS[transposed[1]])
 
 
 def _registers(program: Program, ins: PtxInstruction, operand: PtxOperand, count: int) -> list[int]:
