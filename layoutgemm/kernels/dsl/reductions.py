@@ -168,7 +168,7 @@ class BlockReductions:
         for component, value in enumerate(values):
             element.store_value(address + lines * places * (component * WORD_BYTES), bits_of(value), f32, inside)
 
-    def store_whole(self, rows: RowExchange, step: ReductionStep, at: Element, values: Sequence[Any]) -> None:
+    def store_whole(self, rows: RowExchange, step: ReductionStep, at: Element, values: Sequence[Numeric]) -> None:
         """Store a whole row's results, or send its tuple to the cluster's first CTA."""
         job = self.block.job
         if rows.columns == 1:
@@ -180,7 +180,7 @@ class BlockReductions:
         self.send_row([there + place for place in places], values)
 
     @cute.jit
-    def send_row(self, places: Sequence[Int32], values: Sequence[Any]) -> None:
+    def send_row(self, places: Sequence[Int32], values: Sequence[Numeric]) -> None:
         """Send a tuple by the lane that leads; rows behind C's last have places too."""
         if self.leads("m"):
             for place, value in zip(places, values, strict=True):
@@ -379,7 +379,7 @@ class FinishKernel:
         store_results(step, found, to, place < last)
 
 
-def loaded_tuple(reduction: Reduction, words: Sequence[Any]) -> list[Any]:
+def loaded_tuple(reduction: Reduction, words: Sequence[Numeric]) -> list[Numeric]:
     """A tuple from memory's 32-bit words."""
     return [
         bridge.as_floats([value])[0] if kind == "float" else Int32(bits_of(value).bitcast(Int32))
@@ -387,7 +387,7 @@ def loaded_tuple(reduction: Reduction, words: Sequence[Any]) -> list[Any]:
     ]
 
 
-def store_results(step: ReductionStep, found: Sequence[Any], to: Sequence[Int64], inside: Boolean) -> None:
+def store_results(step: ReductionStep, found: Sequence[Numeric], to: Sequence[Int64], inside: Boolean) -> None:
     """The results of a last tuple to their addresses."""
     results = step.reduction.finished(found, element.ElementMath(exact=True))
     for operand, address, value, (_, kind) in zip(step.given, to, results, step.reduction.results, strict=True):

@@ -119,7 +119,7 @@ def _own_form(function: str, operator: Any) -> Callable[..., object]:
     class DirectForm(ir.FallbackKernel):
         """A call with the operator's arguments."""
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
             self.python_kernel_name = f"layoutgemm_direct.{function}"
 
@@ -152,7 +152,7 @@ def _calls() -> tuple[Any, Any]:
 
         python_kernel_name: str
         inputs: list[Any]
-        kwargs: dict[str, Any]
+        kwargs: dict[str, object]
 
         def codegen(self, wrapper: Any) -> None:
             """Import the functions, and write the call."""
@@ -213,7 +213,7 @@ def _layout(value: torch.Tensor) -> Any:
     return ir.FixedLayout(value.device, value.dtype, shape, strides)
 
 
-def _split(name: str, given: Mapping[str, object], several: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(name: str, given: Mapping[str, object], several: bool) -> tuple[dict[str, Any], dict[str, object]]:
     """The tensors of a call, and its other arguments. `tensors` among these names the optional ones that are given.
 
     several  whether the function makes the results, and has to know their type
