@@ -10,7 +10,7 @@ copy, mma, tcgen05       copies between memories; products of warps and warpgrou
 barrier, launch_control  barriers and fences; clusters that take over others
 multimem, flags          all devices at once; words by which threads signal
 warp, control            shuffles, votes, setmaxnreg; branches and exits
-calls, routines          functions without a body; functions that reach themselves
+calls, routines, stack   functions without a body; functions that reach themselves; alloca
 in_flight                registers that an asynchronous instruction owns
 deadlock_causes          why a barrier never completes
 registry, spellings      registration; the words of each instruction
