@@ -59,7 +59,8 @@ def dot_general(
 
     try:
         (of_left, of_right), (batch, batch_of_right) = dimension_numbers
-        result = jax.eval_shape(as_jax, left, right)
+        # Without shardings: jax would ask for the result's, where contracted dimensions are on axes of a mesh.
+        result = jax.eval_shape(as_jax, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (left, right)))
     except (TypeError, ValueError) as error:
         raise TensorError(f"a is {left.dtype}{left.shape} and b is {right.dtype}{right.shape}: {error}") from error
     if result.dtype in ("int8", "uint8"):

@@ -31,13 +31,12 @@ replaced  0  by DenseLinear
 """
 
 from .checkpoint import Checkpoint
-from .experts import ExpertsMLP
+from .experts import ExpertsMLP, experts_forward
 from .gated import GatedMLP
 from .linear import DenseLinear
 from .loading import Loaded, load_checkpoint
 from .master import MasterGroups, MasterLinear
 from .quantized import QuantizedLinear
-from .routed import experts_forward
 from .scaled import ScaledLinear
 from .swap import Swapped, Swaps, swap_linears
 

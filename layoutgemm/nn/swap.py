@@ -225,8 +225,13 @@ def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
     """Why a layer is left, or ""."""
     if is_parametrized(layer):
         return f"parametrized: {', '.join(layer.parametrizations)}"
-    if type(layer) is not torch.nn.Linear:
-        return f"a {type(layer).__qualname__}, whose forward may be its own"
+    if (kind := type(layer)) is not torch.nn.Linear:
+        if kind.forward is not torch.nn.Linear.forward or kind.__module__.startswith("torch."):
+            return f"a {kind.__qualname__}, whose forward may be its own"
+        return (
+            f"a {kind.__module__}.{kind.__qualname__}, whose other methods would be lost: "
+            "DenseLinear.of(layer) or MasterLinear.of(layer) in its place has none"
+        )
     if "forward" in layer.__dict__:
         return "its forward was replaced"
     if layer.__dict__.get("_compiled_call_impl") is not None:

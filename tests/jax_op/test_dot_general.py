@@ -130,3 +130,15 @@ def test_policies_of_checkpoint_keep_products_by_name(activation: Any, kind: str
     for policy, kept in ((policies.save_only_these_names("layoutgemm"), 1), (policies.dots_saveable, 0)):
         jax.ad_checkpoint.print_saved_residuals(jax.checkpoint(loss, policy=policy), w)
         assert capsys.readouterr().out.count(f"{kind}[4,5] ") == kept
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_contracted_dimensions_may_be_sharded(kind: str, mesh: Any) -> None:
+    axes = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=(jax.sharding.AxisType[kind],) * 2)
+    x, w = drawn(3, 4, 8), drawn(8, 6)
+    want = np.einsum("xyk,kn->xyn", np.asarray(x, np.float32), np.asarray(w, np.float32))
+    multiply = jax.jit(lambda x, w: dot_general(x, w, numbers("xyk,kn->xyn"), preferred_element_type=jnp.float32))
+    with jax.set_mesh(axes):
+        given = [jax.device_put(each, jax.P(*spec)) for each, spec in ((x, (None, None, "x")), (w, ("x", None)))]
+        made = multiply(*given)
+    assert np.array_equal(made, want)

@@ -14,6 +14,7 @@ torch = needs.module("torch")
 
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils.fusion import fuse_linear_bn_eval
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from layoutgemm.errors import LayoutError, OperandError
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
@@ -133,3 +134,16 @@ def test_encoder_layers_that_read_weights_themselves_keep_them(weights: Any, mon
 def test_refusals_are_the_package_s_own_errors() -> None:
     with pytest.raises(LayoutError):
         getattr(MasterLinear(128, 128, activation="relu"), "out_features", None)
+
+
+@pytest.mark.parametrize("name", ["float8", "packed"])
+def test_averages_of_a_model_copy_codes(name: str) -> None:
+    """Codes have no mean: torch averages parameters, and copies buffers unless it is told otherwise."""
+    first, second = (LAYERS[name](torch.nn.Linear(128, 128, dtype=BF16)) for _ in range(2))
+    average = AveragedModel(first, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    average.update_parameters(first)
+    average.update_parameters(second)
+    x, bias = torch.randn(4, 128).to(BF16), (first.bias + second.bias).detach() / 2
+    with torch.no_grad():
+        second.bias.copy_(bias)
+        assert torch.equal(average(x), second(x))

@@ -246,3 +246,24 @@ def test_a_gate_joins_no_layers_with_attributes() -> None:
     swap_linears(model, gated=True)
     assert not isinstance(model[0], GatedMLP) and isinstance(model[1], GatedMLP)
     assert model[0].up_proj.weight.weight_loader is print
+
+
+class Configured(torch.nn.Linear):
+    """A layer of another library: torch's forward, and methods that a replacement would not have."""
+
+
+class Doubled(torch.nn.Linear):
+    """A layer with a forward of its own."""
+
+    def forward(self, x: Any) -> Any:
+        return 2 * super().forward(x)
+
+
+def test_subclasses_are_left_with_the_way_out() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Configured(16, 16, dtype=BF16), Doubled(16, 16, dtype=BF16))
+    first, second = (each.reason for each in swap_linears(model))
+    assert first.startswith(f"a {__name__}.Configured, whose other methods would be lost: DenseLinear.of(layer)")
+    assert second == "a Doubled, whose forward may be its own"
+    x = torch.randn(4, 16).to(BF16)
+    assert torch.equal(Linear.of(model[0])(x), model[0](x))

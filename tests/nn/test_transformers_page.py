@@ -17,7 +17,7 @@ torch = needs.module("torch")
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from layoutgemm.nn import MasterLinear
-from tests.nn.test_routed import Experts
+from tests.nn.test_experts_forward import Experts
 from tests.test_readme import Block, blocks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "transformers.md"
