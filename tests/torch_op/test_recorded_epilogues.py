@@ -259,7 +259,7 @@ def test_gradients_of_what_a_scaled_epilogue_reads(name: str) -> None:
     again = torch.autograd.grad(compiled(*own, torch.zeros(m)), own)
     derived = torch.func.grad(lambda *x: call(*x, torch.zeros(m)), argnums=(0, 1))(*read)
     for x, y, z in zip(found, again, derived, strict=True):
-        assert torch.equal(x, y) and torch.equal(x, z)
+        assert torch.equal(x, y) and torch.allclose(x, z, rtol=0, atol=1e-6)  # torch.func sums a bias in another order
 
 
 def test_the_explanation_says_what_the_backward_pass_computes() -> None:

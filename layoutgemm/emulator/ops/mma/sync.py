@@ -83,6 +83,11 @@ def product_of(ins: PtxInstruction) -> SyncProduct:
     return SyncProduct(atom, of_full_depth(atom, variant), variant)
 
 
+def atom_of(ins: PtxInstruction) -> MmaAtom:
+    """The atom whose registers an opcode's A, C and D are."""
+    return product_of(ins).stored
+
+
 def _atom_of(ins: PtxInstruction, words: list[str], deeper: int) -> MmaAtom:
     """The dense atom of an opcode's words, whose K is `deeper` times the atom's."""
     for word in ("sync", "aligned"):
