@@ -59,11 +59,10 @@ def test_one_function_counts_the_clusters_of_a_launch() -> None:
 
 def test_a_gpu_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = needs.module("cuda.bindings.driver")
-    asked = driver.CUdevice_attribute
+    asked, done = driver.CUdevice_attribute, driver.CUresult.CUDA_SUCCESS
     for kilohertz, bits, rate in ((3_201_000, 6144, 4.9), (2_619_000, 5120, 3.4), (0, 0, ClusterOccupancy().memory)):
         values = {asked.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: kilohertz,
                   asked.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: bits}  # fmt: skip
-        done = driver.CUresult.CUDA_SUCCESS
         monkeypatch.setattr(driver, "cuDeviceGet", lambda index: (done, index))
         monkeypatch.setattr(driver, "cuDeviceGetAttribute", lambda name, _, values=values: (done, values[name]))
         assert device_places.memory_rate(0) == rate
