@@ -75,13 +75,14 @@ _autocast = _C._is_any_autocast_enabled
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def repeated_first(again: Callable[..., object], *counts: int) -> Callable[[F], F]:
+def repeated_first(again: Callable[..., object], *counts: int, takes: str = "") -> Callable[[F], F]:
     """The decorator of a product that first looks for a kept launch, where a call has tensors alone.
 
     Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
 
     again   the result of a kept launch for so many tensors, or None
     counts  of tensors
+    takes   a keyword of `again` too
 
     >>> @repeated_first(lambda x: None if x == 0 else x, 1)
     ... def product(x: int, *, out: int = 5) -> int:
@@ -93,8 +94,9 @@ def repeated_first(again: Callable[..., object], *counts: int) -> Callable[[F], 
     def decorated(product: F) -> F:
         @functools.wraps(product)
         def call(*tensors: object, **options: object) -> object:
-            if not options and len(tensors) in counts and not _is_traced():
-                found = again(*tensors)
+            alone = not options or (takes in options and len(options) == 1)
+            if alone and len(tensors) in counts and not _is_traced():
+                found = again(*tensors, **options)
                 if found is not None:
                     return found
             return product(*tensors, **options)

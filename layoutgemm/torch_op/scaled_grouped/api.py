@@ -74,7 +74,8 @@ _NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configurati
 
 
 _USUAL_SCALED = "scaled", torch.bfloat16, None, None, None, None, True  # out_dtype, config, recipes, activation, fast
-_USUAL_GROUPED = OFFSETS, None, None, None, None, None, True, None  # likewise, and the rows to expect
+_USUAL_GROUPED = None, None, None, None, None, True, None  # likewise, and the rows to expect
+_USUAL_OFFSETS, _USUAL_ENDS = (OFFSETS, *_USUAL_GROUPED), (ENDS, *_USUAL_GROUPED)
 
 
 def _scaled_again(
@@ -84,11 +85,16 @@ def _scaled_again(
     return usual_again(_USUAL_SCALED, a, b, scale_a, scale_b)
 
 
-def _grouped_again(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor | None:
+def _grouped_again(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None
+) -> torch.Tensor | None:
     """A product of groups by a kept launch, recorded if it has derivatives, or None."""
+    groups, said, options = (offsets, OFFSETS, _USUAL_OFFSETS) if offs is None else (offs, ENDS, _USUAL_ENDS)
+    if groups is None or (offsets is not None and offs is not None):
+        return None
     recorded = _grad_enabled() and _is_recorded(a, b)
-    found = usual_again(_USUAL_GROUPED, a, b, offsets, None, recorded)
-    return found if found is None or not recorded else _record(a, b, offsets, OFFSETS, [found])
+    found = usual_again(options, a, b, groups, None, recorded)
+    return found if found is None or not recorded else _record(a, b, groups, said, [found])
 
 
 @overload
@@ -322,7 +328,7 @@ def _recipe_text(recipe: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
-@repeated_first(_grouped_again, 3)
+@repeated_first(_grouped_again, 2, 3, takes="offs")
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None,
     counts: torch.Tensor | None = None, expected_rows: int | None = None, scale_a: torch.Tensor | None = None,
