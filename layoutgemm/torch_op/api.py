@@ -76,7 +76,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def repeated_first(again: Callable[..., object], *counts: int, takes: str = "") -> Callable[[F], F]:
-    """The decorator of a product that first looks for a kept launch, where a call has tensors alone.
+    """A decorator that looks for a kept launch first, where a call has tensors alone.
 
     Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
 

@@ -213,7 +213,7 @@ class _Loaded:
     def _product(
         self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype, places: Sequence[int]
     ) -> ProductCall:
-        """The call that makes a new result of two to four tensors, on the current stream.
+        """The call that makes a new result of two to four tensors on its stream.
 
         It returns None where the GPU is not the current one, and for addresses that are no multiples of 16.
 
@@ -389,7 +389,7 @@ class DirectLaunch(_Loaded):
         self._start(block, stream)
 
     def product(self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> ProductCall:
-        """The call that makes a new result of as many tensors as there are places, up to four: see `_Loaded`."""
+        """The call that makes a new result of up to four tensors: see `_Loaded`."""
         return self._product(shape, strides, kind, self.places)
 
 

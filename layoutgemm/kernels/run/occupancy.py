@@ -62,7 +62,7 @@ def memory_rate(index: int) -> float:
 
 
 def rate_of(kilohertz: int, bits: int) -> float:
-    """TB/s of memory that moves two bits a clock on each line, to the tenth.
+    """TB/s of memory with two bits a clock on each line, to the tenth.
 
     >>> rate_of(3_201_000, 6144), rate_of(2_619_000, 5120)
     (4.9, 3.4)

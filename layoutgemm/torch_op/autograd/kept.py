@@ -64,9 +64,9 @@ class KeptGradients(NamedTuple):
         return self._replace(of_b=turned)
 
     def call(self, empty: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]) -> GradientsCall:
-        """The call of a, b and dC that makes the gradients, the bias's if a launch makes it.
+        """The call of a, b and dC that makes the gradients.
 
-        It returns None where no kernel reads an address.
+        A bias without a launch has None. So have all, where no kernel reads an address.
 
         empty  makes the bias's gradient
         """

@@ -213,7 +213,7 @@ def _at_many(
     launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:  # fmt: skip
-    """`again` for any number of tensors, at any addresses, into an output or a new result."""
+    """`again` for any number of tensors, at any addresses, with an output too."""
     addresses, low = [x.data_ptr() for x in given], 0
     for at in addresses:
         low |= at
