@@ -9,8 +9,9 @@ Imported when `layoutgemm.matmul` is first named; importing layoutgemm alone doe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -56,7 +57,7 @@ from .composed.parts import AskedParts, composes
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
-from .launch import PreparedProblem, empty_on_gpu, raw_stream
+from .launch import PreparedProblem, current_device, empty_on_gpu, raw_stream
 from .operands.api import matmul_combined
 from .operators import bias_gradient, dispatched, recorded_product
 from .own_epilogue.api import epilogue_matmul
@@ -71,9 +72,46 @@ _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
 _autocast = _C._is_any_autocast_enabled
-_current_device: Callable[[], int] = getattr(_C, "_cuda_getDevice", torch.cuda.current_device)
+F = TypeVar("F", bound=Callable[..., object])
 
 
+def repeated_first(again: Callable[..., object], *counts: int, takes: str = "") -> Callable[[F], F]:
+    """A decorator that looks for a kept launch first, where a call has tensors alone.
+
+    Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
+
+    again   the result of a kept launch for so many tensors, or None
+    counts  of tensors
+    takes   a keyword of `again` too
+
+    >>> @repeated_first(lambda x: None if x == 0 else x, 1)
+    ... def product(x: int, *, out: int = 5) -> int:
+    ...     return out
+    >>> product(3), product(0), product(3, out=4)
+    (3, 5, 4)
+    """
+
+    def decorated(product: F) -> F:
+        @functools.wraps(product)
+        def call(*tensors: object, **options: object) -> object:
+            alone = not options or (takes in options and len(options) == 1)
+            if alone and len(tensors) in counts and not _is_traced():
+                found = again(*tensors, **options)
+                if found is not None:
+                    return found
+            return product(*tensors, **options)
+
+        return cast(F, call)
+
+    return decorated
+
+
+def _plain_again(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
+    """a @ b by a kept launch, or None."""
+    return _repeated(a, b, None, None, None, None, None, None)
+
+
+@repeated_first(_plain_again, 2)
 def matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     b: torch.Tensor | Sequence[torch.Tensor],
@@ -232,74 +270,58 @@ def _repeated(
 ) -> torch.Tensor | None:  # fmt: skip
     """The product by a kept launch, recorded if it has derivatives; None where checks have to see the call.
 
-    A guard finds a call that was made twice before. Else a key of all facts of the tensors does: 1 us more, and a third
-    tensor takes half as much again.
+    A guard finds a call that was made twice before: it fails in transforms and traces, too. Else a key of all facts of
+    the tensors does: 1 us more, and a third tensor takes half as much again.
     """
-    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None:
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
     given: tuple[torch.Tensor, ...] = (a, b) if bias is None else (a, b, bias)
     if out is not None:
         given = (*given, out)
     try:
-        short = a.shape, b.shape, a.dtype, a is b, len(given), out is None, activation, config, out_dtype
-        for guard in PREPARED.seen.get(short, ()):
-            if guard.check(*given):
-                is_new, recorded, ready = False, guard.records and _grad_enabled(), guard.kept
+        short = a.shape, b.shape, a is b, len(given), out is None, activation, config, out_dtype
+        for check, records, kept in PREPARED.seen.get(short, ()):
+            if check(*given):
+                is_new, recorded, ready = False, records and _grad_enabled(), kept
                 break
         else:
-            if _autocast() or transforms():
+            if tracing_state() is not None or _autocast() or transforms():
                 return None
             recorded, found = _recorded(a, b, bias), _prepared(a, b, out, bias, activation, config, out_dtype)
             if found is None or not found.simple or b.get_device() != found.device or a.is_neg() or b.is_neg():
                 return None
             is_new, ready = True, found
+        if (recorded and not _is_one_node(a, b, out, activation)) or (ready.tf32 and not tf32_allowed(allow_tf32)):
+            return None
+        c = ready.product(a, b, bias) if out is None else _into(out, ready, a, b, bias)
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
         return None
-    if (recorded and not _is_one_node(a, b, out, activation)) or (ready.tf32 and not tf32_allowed(allow_tf32)):
+    if c is None:
         return None
-    c = _launched_again(ready, a, b, bias, out, activation, recorded, False)
-    if is_new and c is not None:
+    if is_new:
         guarded(PREPARED.seen, short, given, ready, MAX_READY)
-    return c
+    return _record(a, b, bias, (c, ready, activation, False)) if recorded else c
 
 
-def _launched_again(
-    ready: PreparedProblem, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
-    activation: str | None, recorded: bool, turned: bool,
-) -> torch.Tensor | None:  # fmt: skip
-    """A kept launch's product of tensors that it fits; None for addresses that no kernel reads, and what overlaps.
-
-    turned  whether b holds the transpose of what is multiplied
-    """
+def _into(
+    out: torch.Tensor, ready: PreparedProblem, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    """A kept launch's product into `out`; None for addresses that no kernel reads, and what overlaps."""
     index = ready.device
-    if index != _current_device():
+    if index != current_device():
         return None
-    words: tuple[int, ...] = ()
-    try:
-        at_a, at_b = a.data_ptr(), b.data_ptr()
-        low = at_a | at_b
-        if bias is not None:
-            words = (bias.data_ptr(),)
-            low |= words[0]
-    except RuntimeError:  # a wrapper without memory
-        return None
-    if out is None:
-        if low & ALIGNED:
-            return None
-        c = empty_on_gpu(ready.shape, ready.strides, ready.kind)  # on the current device
-        ready.launch(at_a, at_b, c.data_ptr(), raw_stream(index), words)
-        return _record(a, b, bias, (c, ready, activation, turned)) if recorded else c
-    at_c = out.data_ptr()
+    at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), out.data_ptr()
+    at_bias = 0 if bias is None else bias.data_ptr()
     end = at_c + ready.spans[2]
     if (
-        (low | at_c) & ALIGNED
+        (at_a | at_b | at_c | at_bias) & ALIGNED
         or not (end <= at_a or at_a + ready.spans[0] <= at_c)
         or not (end <= at_b or at_b + ready.spans[1] <= at_c)
-        or (bias is not None and not (end <= words[0] or words[0] + bias.nbytes <= at_c))
+        or (bias is not None and not (end <= at_bias or at_bias + bias.nbytes <= at_c))
     ):
         return None  # views of the same lines, or an error: `_checked` tells
     mark_written((out,))
-    ready.launch(at_a, at_b, at_c, raw_stream(index), words)
+    ready.launch(at_a, at_b, at_c, raw_stream(index), () if bias is None else (at_bias,))
     return out
 
 
@@ -387,16 +409,20 @@ def _linear_again(
     given = (x, weight) if bias is None else (x, weight, bias)
     short = x.shape, weight.shape, activation, len(given)
     ready: PreparedProblem | None = None
-    for guard in PREPARED.seen.get(short, ()):
-        if guard.check(*given):
-            ready = guard.kept
+    for check, _, kept in PREPARED.seen.get(short, ()):
+        if check(*given):
+            ready = kept
             break
     else:
         ready = _linear_prepared(x, weight, bias, activation)
         if ready is None:
             return None
         guarded(PREPARED.seen, short, given, ready, MAX_READY)
-    return _launched_again(ready, x, weight, bias, None, activation, True, True)
+    try:
+        c = ready.product(x, weight, bias)
+    except RuntimeError:  # a wrapper without memory
+        return None
+    return None if c is None else _record(x, weight, bias, (c, ready, activation, True))
 
 
 def _linear_prepared(
@@ -503,27 +529,27 @@ def _gradients_again(
     wants   whether the gradient of a is wanted, and that of b; the type of a bias whose gradient is, or None
     turned  whether b holds the transpose of what was multiplied
     """
-    index, short, (wants_a, wants_b, bias) = grad.get_device(), (wants, turned), wants
-    if not (modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None):
-        for guard in prepared.seen.get(short, ()):
-            if guard.holds((a, b, grad)) and prepared.device == _current_device():
-                return guard.kept.run(a, b, grad, empty_on_gpu, raw_stream(index))
+    short = wants, turned
+    if not modes_of_functions() and not modes_of_dispatch() and _forward._current_level < 0:
+        for check, records, kept in prepared.seen.get(short, ()):
+            if check(a, b, grad) and not (records and _grad_enabled()):
+                return kept(a, b, grad)
+    index, (wants_a, wants_b, bias) = grad.get_device(), wants
     if (
         not (type(grad) in PLAIN and type(a) in PLAIN and type(b) in PLAIN)
-        or not (index == prepared.device == _current_device())
+        or not (index == prepared.device == current_device())
         or not ((b.get_device() == index or not wants_a) and (a.get_device() == index or not wants_b))
         or not seen_by_autograd_alone()
         or a.is_neg() or b.is_neg() or grad.is_neg() or in_older_vmap(grad)
         or grad.dtype != a.dtype
     ):  # fmt: skip
         return None
-    kept = kept_gradients(prepared, a, b.mT if turned else b, grad, (wants_a, wants_b), bias)
-    if kept is None:
+    found = kept_gradients(prepared, a, b.mT if turned else b, grad, (wants_a, wants_b), bias)
+    if found is None:
         return None
-    if turned:
-        kept = kept.of_transposed_b()
+    kept = (found.of_transposed_b() if turned else found).call(empty_on_gpu)
     guarded(prepared.seen, short, (a, b, grad), kept, MAX_KEPT)
-    return kept.run(a, b, grad, empty_on_gpu, raw_stream(index))
+    return kept(a, b, grad)
 
 
 def _derived(left: torch.Tensor, right: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

@@ -26,7 +26,7 @@ from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.launcher import THREAD, ArgumentBlock, bind, error_name
 from ..kernels.compile.worker import Kernel
 from ..moved import old_names
-from .compiled.guards import Guard
+from .compiled.guards import ALIGNED, Guard
 from .problem import OperandCopy, Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from .solver import solve
 
@@ -40,6 +40,7 @@ _WORDS = 14  # where an epilogue's words begin, after the product's own argument
 raw_stream: Callable[[int], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
 )
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def _empty_strided(shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> torch.Tensor:
@@ -66,6 +67,7 @@ class RecordedLaunch:
         return tuple(self.compiled.plan.parameters)
 
 
+ProductCall = Callable[..., "torch.Tensor | None"]  # of A, B and up to two more tensors
 Runs = tuple[tuple[int, np.generic], ...]  # (words, value), as `ReducingPlan.first_partials` has them
 
 
@@ -99,6 +101,7 @@ class _Recorded(threading.local):
 
 
 _RECORDED = _Recorded()
+_OPEN: list[Recording] = []  # of all threads: a launch looks at its own thread's where there are any
 
 
 @contextmanager
@@ -106,9 +109,11 @@ def recorded() -> Iterator[Recording]:
     """Record the launches that this thread makes inside."""
     record, before = Recording(), _RECORDED.now
     _RECORDED.now = (*before, record)
+    _OPEN.append(record)
     try:
         yield record
     finally:
+        _OPEN.remove(record)
         _RECORDED.now = before
 
 
@@ -158,15 +163,15 @@ def fill(memory: torch.Tensor, first: Runs) -> None:
 class _Loaded:
     """A kernel on one GPU, with blocks of its arguments: one block for each call at a time."""
 
-    __slots__ = ("_compiled", "_entry", "_free", "_launcher", "_stream", "_template", "_what", "device")
+    __slots__ = ("_compiled", "_free", "_launcher", "_start", "_template", "_what", "device")
 
     def __init__(self, compiled: CompiledGemm, arguments: Sequence[int], device: int, what: object):
         self._compiled = compiled
         compiled.launcher.load(device)
-        self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
-        self._template, self._stream = tuple(arguments), len(arguments)
+        self._launcher, self._template = compiled.launcher, tuple(arguments)
         self._what, self.device = what, device  # `what` is named in errors
         self._free: list[ArgumentBlock] = []
+        self._start = self._starter()
 
     def _block(self) -> ArgumentBlock:
         """A block that no other call has: of a new thread, or where as many calls were at once as there are blocks."""
@@ -179,19 +184,70 @@ class _Loaded:
         except IndexError:
             return self._launcher.block(self._template)
 
-    def _start(self, block: ArgumentBlock, stream: int) -> None:
-        """Launch with the block's arguments. Raises PlanError when CUDA refuses."""
-        values = block.values
-        values[self._stream] = stream
-        if records := _RECORDED.now:
-            arguments = tuple(values[: self._stream])
-            for record in records:
-                record.launches.append(RecordedLaunch(self._compiled, arguments, self.device, self._what))
-        self._entry(block.pointer)
-        error = values[self._stream + 1]
-        self._free.append(block)
-        if error:
-            raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._what}")
+    def _starter(self) -> Callable[[ArgumentBlock, int], None]:
+        """The launch with a block's arguments, on a stream. It raises PlanError when CUDA refuses.
+
+        What is the same each time is the function's own: to look up an attribute takes as long as to write an address.
+        """
+        entry, free, place = self._launcher.entry, self._free, len(self._template)
+        status = place + 1
+
+        def start(block: ArgumentBlock, stream: int) -> None:
+            values = block.values
+            values[place] = stream
+            if _OPEN:
+                self._note(tuple(values[:place]))
+            entry(block.pointer)
+            error = values[status]
+            free.append(block)
+            if error:
+                raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._what}")
+
+        return start
+
+    def _note(self, arguments: tuple[int, ...]) -> None:
+        """Add a launch to this thread's recordings."""
+        for record in _RECORDED.now:
+            record.launches.append(RecordedLaunch(self._compiled, arguments, self.device, self._what))
+
+    def _product(
+        self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype, places: Sequence[int]
+    ) -> ProductCall:
+        """The call that makes a new result of two to four tensors on its stream.
+
+        It returns None where the GPU is not the current one, and for addresses that are no multiples of 16.
+
+        places  of the arguments that are addresses: C's, and those of the tensors
+        """
+        start, free, index = self._start, self._free, self.device
+        of_c, of_a, of_b, of_third, of_fourth = (*places, 0, 0)[:5]
+
+        def product(
+            a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None, fourth: torch.Tensor | None = None
+        ) -> torch.Tensor | None:
+            at_a, at_b = a.data_ptr(), b.data_ptr()
+            at_third = 0 if third is None else third.data_ptr()
+            at_fourth = 0 if fourth is None else fourth.data_ptr()
+            if (at_a | at_b | at_third | at_fourth) & ALIGNED or current_device() != index:
+                return None
+            c = empty_on_gpu(shape, strides, kind)
+            try:
+                THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
+                block = free.pop()
+            except (AttributeError, IndexError):
+                block = self._block()
+            values = block.values
+            values[of_a] = at_a
+            values[of_b] = at_b
+            values[of_c] = c.data_ptr()
+            if third is not None:
+                values[of_third] = at_third
+                if fourth is not None:
+                    values[of_fourth] = at_fourth
+            start(block, raw_stream(index))
+            return c
+
+        return product
 
 
 class PreparedProblem(_Loaded):
@@ -204,6 +260,7 @@ class PreparedProblem(_Loaded):
     tf32      float32 operands, for which the caller's leave is asked each time
     spans     bytes that A, B and C reach over, from their first
     workspace bytes of an epilogue's partial results of one launch
+    product   the call that makes a new result: see `_Loaded`. Its third tensor is the epilogue's one word
     gradients launches of backward passes, where the product was recorded: see `autograd.kept`
     seen      guards of these
     """
@@ -213,6 +270,7 @@ class PreparedProblem(_Loaded):
         "_b",
         "gradients",
         "kind",
+        "product",
         "seen",
         "shape",
         "simple",
@@ -236,6 +294,17 @@ class PreparedProblem(_Loaded):
         self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)
         template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
         super().__init__(kernel(self.solution), template, device, self.solution.kernel)
+        self.product = self.product_as(self.shape, self.strides, kind)
+
+    def product_as(
+        self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype, swaps: bool = False
+    ) -> ProductCall:
+        """The same for a result that has another shape.
+
+        swaps  whether the call's first tensor is B
+        """
+        first, second = (self._b, self._a) if swaps else (self._a, self._b)
+        return self._product(shape, strides, kind, (2, first, second, _WORDS))
 
     def direct(self, words: Sequence[int], at: Sequence[int]) -> DirectLaunch:
         """The one launch with an epilogue's words, of which those at `at` are addresses.
@@ -319,21 +388,9 @@ class DirectLaunch(_Loaded):
             values[place] = address
         self._start(block, stream)
 
-    def launch_of(self, c: int, a: int, b: int, third: int, fourth: int | None, stream: int) -> None:
-        """The same at four or five addresses: without the loop, which takes twice as long as its writes."""
-        try:
-            THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
-            block = self._free.pop()
-        except (AttributeError, IndexError):
-            block = self._block()
-        values, places = block.values, self.places
-        values[places[0]] = c
-        values[places[1]] = a
-        values[places[2]] = b
-        values[places[3]] = third
-        if fourth is not None:
-            values[places[4]] = fourth
-        self._start(block, stream)
+    def product(self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> ProductCall:
+        """The call that makes a new result of up to four tensors: see `_Loaded`."""
+        return self._product(shape, strides, kind, self.places)
 
 
 def run(

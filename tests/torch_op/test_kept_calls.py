@@ -17,6 +17,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -342,6 +343,7 @@ CHANGES: dict[str, tuple[Callable[[Tensors], Any], Callable[[], Any]]] = {
     "nothing": (lambda given: None, contextlib.nullcontext),
     "a mode of functions": (lambda given: None, Seen),
     "a mode of operators": (lambda given: None, SeenOperators),
+    "fake tensors": (lambda given: None, lambda: FakeTensorMode(allow_non_fake_inputs=True)),
     "autocast": (lambda given: None, lambda: torch.autocast("cpu", BF16)),
     "forward derivatives": (lambda given: None, torch.autograd.forward_ad.dual_level),
     "a gradient": (lambda given: given.x.requires_grad_(), contextlib.nullcontext),
@@ -359,12 +361,13 @@ CHANGES: dict[str, tuple[Callable[[Tensors], Any], Callable[[], Any]]] = {
 def test_a_guard_holds_for_the_same_call_alone(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards of torch's compiler decide which launch is made again: each change is another call."""
     given, taken = Tensors(), []
-    real = kept.again
+    real, usual = kept.again, api.usual_again
     with bare_launches(monkeypatch):
         for _ in range(3):
             given.grouped()
         assert sum(map(len, kept.SEEN.values())) == 1
         monkeypatch.setattr(kept, "again", lambda *x: taken.append(found := real(*x)) or found)
+        monkeypatch.setattr(api, "usual_again", lambda *x: taken.append(found := usual(*x)) or found)
         vary, region = CHANGES[change]
         vary(given)
         with (
@@ -375,6 +378,32 @@ def test_a_guard_holds_for_the_same_call_alone(change: str, monkeypatch: pytest.
         assert sum(x is not None for x in taken) == (change == "nothing")
         kept.READY.clear()
         assert kept.SEEN == {}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["matmul", "scaled", "grouped"])
+def test_a_trace_repeats_no_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, called = Tensors(), []
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "product":
+            called.append(torch._C._get_tracing_state() is not None)
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        before = sys.getprofile()
+        sys.setprofile(count)
+        with contextlib.suppress(RuntimeError, OperandError):
+            getattr(given, name)()
+        sys.setprofile(before)
+        return x + 1
+
+    with bare_launches(monkeypatch):
+        for _ in range(4):
+            traced(torch.ones(1))
+        assert len(called) >= 2
+        torch.jit.trace(traced, torch.ones(1))  # which also calls without a trace, to compare
+        assert True not in called
 
 
 def test_a_torch_without_guards_finds_calls_by_their_facts(monkeypatch: pytest.MonkeyPatch) -> None:

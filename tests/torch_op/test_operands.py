@@ -25,6 +25,7 @@ from layoutgemm.kernels import TeachingPlan
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.run.operand_checks import overlaps_itself, share_memory
 from layoutgemm.torch_op import api as torch_op
+from layoutgemm.torch_op import launch
 from layoutgemm.torch_op.compiled.guards import KeptCalls
 from layoutgemm.torch_op.reference import rounded
 from tests.torch_op.operand_fuzz import faults
@@ -312,8 +313,20 @@ def test_sizes_and_numbers_may_be_symbols_of_the_compiler() -> None:
 def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
     """CPU tensors take the fast path, whose launches are noted."""
     launches: list[tuple[Any, ...]] = []
+
+    class Launcher:
+        def load(self, device: int) -> None:
+            pass
+
+        def block(self, arguments: Any) -> Any:
+            return SimpleNamespace(values=[*arguments, 0, 0], pointer=arguments)
+
+        def entry(self, pointer: Any) -> None:
+            launches.append(pointer)
+
+    direct: Any = launch.DirectLaunch(SimpleNamespace(launcher=Launcher()), (0, 0, 0), (2, 0, 1), -1, "")  # type: ignore[arg-type]
     ready = SimpleNamespace(
-        simple=True, tf32=False, shape=(16, 16), strides=(16, 1), kind=BF16, spans=(512, 512, 512), device=-1,
+        simple=True, tf32=False, spans=(512, 512, 512), device=-1, product=direct.product((16, 16), (16, 1), BF16),
         launch=lambda *arguments: launches.append(arguments),
     )  # fmt: skip
 
@@ -322,9 +335,11 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
             return ready if key else default
 
     monkeypatch.setattr(torch_op, "PREPARED", Always())
-    monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
-    monkeypatch.setattr(torch_op, "raw_stream", lambda index: 0)
-    monkeypatch.setattr(torch_op, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+    for module in (launch, torch_op):
+        monkeypatch.setattr(module, "current_device", lambda: -1)
+        monkeypatch.setattr(module, "raw_stream", lambda index: 0)
+    monkeypatch.setattr(launch, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+    monkeypatch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     return launches
 
 

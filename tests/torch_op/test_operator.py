@@ -379,21 +379,21 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
 
     monkeypatch.setattr(torch_launch, "kernel", lambda solution: SimpleNamespace(launcher=Emulated(original(solution))))
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
-    monkeypatch.setattr(torch_op, "raw_stream", lambda index: 77)
+    for module in (torch_launch, torch_op, torch_kept):
+        monkeypatch.setattr(module, "current_device", lambda: -1)
+        monkeypatch.setattr(module, "raw_stream", lambda index: 77)
+        monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     # plans with more to them than A and B
     for name, value in {
         "compile_plan": lambda plan: SimpleNamespace(launcher=Emulated(SimpleNamespace(plan=plan))),
-        "FIRST_GPU": -1, "_current_device": lambda: -1, "raw_stream": lambda index: 77,
+        "FIRST_GPU": -1,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch_kept, name, value)
-    monkeypatch.setattr(torch_kept, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     torch_kept.READY.clear()
     modules = torch_compute, torch_epilogue, torch_scaled, torch_grouped, torch_indexed
     for module in (*modules, own_epilogue, grouped_epilogue):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
-    monkeypatch.setattr(torch_op, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
     torch_prepared.forget()
@@ -529,8 +529,8 @@ def test_the_soak_draws_many_kinds_and_sees_faults() -> None:
 # ------------------------------------------------------------------------------------------------------------ launching
 
 
-def test_blocks_belong_to_one_call_at_a_time() -> None:
-    """Eight threads launch one prepared product: every call finds its own four words in its block."""
+def test_blocks_belong_to_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight threads launch one prepared product: every call finds its own words in its block."""
     seen: list[tuple[int, ...]] = []
     entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -542,31 +542,44 @@ def test_blocks_belong_to_one_call_at_a_time() -> None:
 
     found = torch_launch.PreparedProblem.__new__(torch_launch.PreparedProblem)
     found.solution = solve(Problem(given(64, 64), given(64, 64), given(64, 64)))
-    found._entry, found._what = host, found.solution.kernel
-    found._launcher = SimpleNamespace(block=lambda arguments: ArgumentBlock(host, arguments))
-    found._template, found._free, found._a, found._b, found._stream, found.device = (0,) * 14, [], 0, 1, 14, 0
+    found._what = found.solution.kernel
+    found._launcher = SimpleNamespace(entry=host, block=lambda arguments: ArgumentBlock(host, arguments))
+    found._template, found._free, found._a, found._b, found.device = (0,) * 14, [], 0, 1, 0
+    found._start = found._starter()
+    monkeypatch.setattr(torch_launch, "current_device", lambda: 0)
+    monkeypatch.setattr(torch_launch, "raw_stream", lambda index: 77)
+    monkeypatch.setattr(torch_launch, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+    product, made = found.product_as((1,), (1,), BF16), []
 
     def work(thread: int) -> None:
+        x, y = torch.ones(8, dtype=BF16), torch.ones(8, dtype=BF16)
         for step in range(300):
             base = thread * 10000 + step * 4
             found.launch(base, base + 1, base + 2, base + 3)
+            c = product(x, y)
+            made.append((x.data_ptr(), y.data_ptr(), c.data_ptr(), 77, c))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(seen) == 2400 == len(set(seen))
-    assert all(b == a + 1 and c == a + 2 and s == a + 3 for a, b, c, s in seen)
+    of_numbers = [words for words in seen if words[-1] != 77]
+    assert len(of_numbers) == 2400 == len(set(of_numbers))
+    assert all(b == a + 1 and c == a + 2 and s == a + 3 for a, b, c, s in of_numbers)
+    assert len({words[2] for words in made}) == 2400 and {words[:4] for words in made} == {*seen} - {*of_numbers}
     assert len(found._free) <= 8
 
     @entry
     def refuse(pointer: int) -> None:
         ctypes.c_int32.from_address((ctypes.c_void_p * 16).from_address(pointer)[15]).value = 700
 
-    found._entry = refuse
+    found._launcher.entry = refuse
+    found._start = found._starter()
     with pytest.raises(PlanError, match=r"cudaErrorIllegalAddress|cudaError 700"):
         found.launch(0, 0, 0, 0)
+    with pytest.raises(PlanError, match=r"cudaErrorIllegalAddress|cudaError 700"):
+        found.product_as((1,), (1,), BF16)(torch.ones(8), torch.ones(8))
 
 
 def test_prepared_products_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,9 @@ def plan_of(product: ScaledProduct, places: ClusterOccupancy) -> Sm90Plan:
         config, _ = gated_config((m, n, k, batch), types, str(product.gate), places)
     else:
         each = read_each_column(scales, n, sums)
-        config = scaled_config(m, n, k, batch=batch, each_column=each, columns=columns, c=c, sums=sums, places=places)
+        config = scaled_config(
+            m, n, k, batch=batch, each_column=each, columns=columns, c=c, sums=sums, places=places, adds=scales == ()
+        )
     more = {"ragged": ragged, "epilogue": epilogue, "gated": product.gate}  # all arrays are contiguous
     return plan_with_scales((m, n, k, batch), types, scales, config, widest_span(k), **more)
 

@@ -11,31 +11,35 @@ from typing import NamedTuple
 
 import torch
 
-from ..compiled.guards import ALIGNED
-from ..launch import PreparedProblem
+from ..launch import PreparedProblem, ProductCall
 from ..prepared import prepare, problem_at
 from ..solver import solve
 from .bias import WeightAndBias, weight_and_bias
 from .products import DerivedProduct, derived_product, is_stretched
 
-Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+Gradients = tuple["torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]  # of a, b and a bias
+GradientsCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], "Gradients | None"]  # of a, b and dC
 MAX_KEPT = 64  # backward passes kept for one forward product; beyond, all go
 
 
 class GradientLaunch(NamedTuple):
     """The launch of one operand's gradient.
 
-    start           the launch of the product
+    prepared        the product
     shape, strides  of the gradient
     kind            its type
-    reversed        the gradient's product takes the operands in the other order, as it is computed transposed
+    swaps           whether dC is the product's B, else its A
     """
 
-    start: Callable[[int, int, int, int], None]
+    prepared: PreparedProblem
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     kind: torch.dtype
-    reversed: bool
+    swaps: bool
+
+    def call(self) -> ProductCall:
+        """The call of dC and the other operand that makes the gradient."""
+        return self.prepared.product_as(self.shape, self.strides, self.kind, self.swaps)
 
 
 class KeptGradients(NamedTuple):
@@ -59,35 +63,31 @@ class KeptGradients(NamedTuple):
         turned = self.of_b._replace(shape=(*batch, columns, rows), strides=(*steps, inner, step))
         return self._replace(of_b=turned)
 
-    def run(
-        self, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, empty: Empty, stream: int
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None:
-        """The gradients, on the stream, the bias's if a launch makes it; None where no kernel reads an address."""
-        of_a, of_b, copies, with_bias = self
-        if copies:
-            grad = grad.contiguous()
-        at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), grad.data_ptr()
-        if (at_a | at_b | at_c) & ALIGNED:
-            return None
-        left = right = of_bias = None
-        if of_a is not None:
-            start, shape, strides, kind, other = of_a
-            left = empty(shape, strides, kind)
-            if other:
-                start(at_b, at_c, left.data_ptr(), stream)
-            else:
-                start(at_c, at_b, left.data_ptr(), stream)
-        if of_b is not None:
-            start, shape, strides, kind, other = of_b
-            right = empty(shape, strides, kind)
+    def call(self, empty: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]) -> GradientsCall:
+        """The call of a, b and dC that makes the gradients.
+
+        A bias without a launch has None. So have all, where no kernel reads an address.
+
+        empty  makes the bias's gradient
+        """
+        of_a, copies, with_bias = None if self.of_a is None else self.of_a.call(), self.copies, self.bias
+        of_b = None if self.of_b is None else self.of_b.call()
+        if self.of_b is not None and with_bias is not None:
+            of_b = with_bias.direct.product(*self.of_b[1:4])
+
+        def gradients(a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor) -> Gradients | None:
+            if copies:
+                grad = grad.contiguous()
+            left = right = of_bias = None
+            if of_a is not None and (left := of_a(grad, b)) is None:
+                return None
             if with_bias is not None:
                 of_bias = empty((with_bias.rows,), (1,), with_bias.kind)
-                with_bias.direct.launch_of(right.data_ptr(), at_c, at_a, of_bias.data_ptr(), None, stream)
-            elif other:
-                start(at_c, at_a, right.data_ptr(), stream)
-            else:
-                start(at_a, at_c, right.data_ptr(), stream)
-        return left, right, of_bias
+            if of_b is not None and (right := of_b(grad, a, of_bias)) is None:
+                return None
+            return left, right, of_bias
+
+        return gradients
 
 
 def kept_gradients(
@@ -125,7 +125,8 @@ def _prepared(
         wanted = [made for made, wants in ((of_a, wants_a), (of_b, wants_b)) if wants]
         if all(_is_one_launch(made, sources) for made in wanted):
             both = weight_and_bias(of_b, bias)
-            return KeptGradients(_launch_of(of_a, a), _launch_of(of_b, b), given is not grad, both)
+            launches = _launch_of(of_a, a, False), _launch_of(of_b, b, True)
+            return KeptGradients(*launches, given is not grad, both)
     return None
 
 
@@ -137,14 +138,15 @@ def _is_one_launch(made: DerivedProduct | None, sources: set[int]) -> bool:
     return solution.copies == (None, None, None) and len(solution.launches) == 1
 
 
-def _launch_of(made: DerivedProduct | None, like: torch.Tensor) -> GradientLaunch | None:
+def _launch_of(made: DerivedProduct | None, like: torch.Tensor, second: bool) -> GradientLaunch | None:
+    """The launch of a gradient; `second`: dC is the right operand of its product, unless that is transposed."""
     if made is None:
         return None
     prepared = prepare(made.left, made.right, like.dtype)
     shape, strides = prepared.shape, prepared.strides
     if made.transposed:
         shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
-    return GradientLaunch(prepared.launch, shape, strides, like.dtype, made.transposed)
+    return GradientLaunch(prepared, shape, strides, like.dtype, second != made.transposed)
 
 
 def recorder(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:

@@ -14,6 +14,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.operands.prologue import Prologue
+from ..api import repeated_first
 from ..autograd.kept import recorder
 from ..autograd.products import stand_in
 from ..checks import (
@@ -49,7 +50,7 @@ from .grouped import (
 )
 from .grouped import grouped_product as computed_grouped
 from .grouped_epilogue import grouped_call, grouped_with_epilogue
-from .kept import KeptKey, find, memory_beside
+from .kept import KeptKey, find, memory_beside, usual_again
 from .kept_gradients import gradients_again
 from .operators import (
     CHECK_GROUPED,
@@ -70,6 +71,30 @@ _is_traced = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _DERIVED = (torch.bfloat16, torch.float16)
 _NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configuration is given by config="
+
+
+_USUAL_SCALED = "scaled", torch.bfloat16, None, None, None, None, True  # out_dtype, config, recipes, activation, fast
+_USUAL_GROUPED = None, None, None, None, None, True, None  # likewise, and the rows to expect
+_USUAL_OFFSETS, _USUAL_ENDS = (OFFSETS, *_USUAL_GROUPED), (ENDS, *_USUAL_GROUPED)
+
+
+def _scaled_again(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """A product with scales by a kept launch, or None."""
+    return usual_again(_USUAL_SCALED, a, b, scale_a, scale_b)
+
+
+def _grouped_again(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """A product of groups by a kept launch, recorded if it has derivatives, or None."""
+    groups, said, options = (offsets, OFFSETS, _USUAL_OFFSETS) if offs is None else (offs, ENDS, _USUAL_ENDS)
+    if groups is None or (offsets is not None and offs is not None):
+        return None
+    recorded = _grad_enabled() and _is_recorded(a, b)
+    found = usual_again(options, a, b, groups, None, recorded)
+    return found if found is None or not recorded else _record(a, b, groups, said, [found])
 
 
 @overload
@@ -112,6 +137,7 @@ def scaled_matmul(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+@repeated_first(_scaled_again, 3, 4)
 def scaled_matmul(
     a: torch.Tensor,
     scale_a: torch.Tensor,
@@ -302,6 +328,7 @@ def _recipe_text(recipe: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
+@repeated_first(_grouped_again, 2, 3, takes="offs")
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None,
     counts: torch.Tensor | None = None, expected_rows: int | None = None, scale_a: torch.Tensor | None = None,

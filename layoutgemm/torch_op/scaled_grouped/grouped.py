@@ -233,7 +233,9 @@ def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor) -
     things = of.format(size)
     shown = f"{said} = {ends}" if len(ends) <= 17 else f"{said} of {len(ends)}"
     if said == OFFSETS and (ends[0] != 0 or ends[-1] != size):
-        raise OperandError(f"{shown}: they go from 0 to {things}, none below the one before it")
+        wrong = 0 if ends[0] != 0 else len(ends) - 1
+        rule = f"they go from 0 to {things}, none below the one before it"
+        raise OperandError(f"{shown}: {rule}; {said}[{wrong}] = {ends[wrong]}")
     before = [0, *ends]
     for e, (first, end) in enumerate(pairwise(before)):
         if end < first or end > size:

@@ -7,7 +7,7 @@ keep      a prepared product with an epilogue, likewise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,7 +28,16 @@ from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..compiled.guards import ALIGNED, FIRST_GPU, MAX_READY, KeptCalls, LaunchesByAddress, guarded
 from ..epilogue import placed_of
-from ..launch import DirectLaunch, PreparedProblem, empty_on_gpu, note_target, raw_stream, span
+from ..launch import (
+    DirectLaunch,
+    PreparedProblem,
+    ProductCall,
+    current_device,
+    empty_on_gpu,
+    note_target,
+    raw_stream,
+    span,
+)
 from ..prepared import mark_written, target
 from ..problem import StridedOperand, contiguous_strides
 
@@ -74,6 +83,7 @@ class KeptLaunch:
     copied   what is copied before the launch, or None
     memory   bytes of A's rows that the launch itself copies first: memory of its own, whose address is the last
     special  whether there is more to a call than a new result's memory and the launch
+    product  the call of up to four tensors that makes a new result, or None where there is more to it
     """
 
     direct: DirectLaunch
@@ -87,10 +97,27 @@ class KeptLaunch:
     copied: CopiedOperands | None
     memory: int = 0
     special: bool = field(init=False)
+    product: ProductCall | None = field(init=False)
 
     def __post_init__(self) -> None:
         more = self.turned or self.zeros or self.copied is not None
         self.special = more or bool(self.columns or self.memory)
+        self.product = None
+        if len(self.direct.places) <= _USUAL_PLACES and not (
+            self.zeros or self.columns or self.memory or self.copied is not None
+        ):
+            made = self.direct.product(self.shape, self.strides, self.kind)
+            self.product = _transposed(made) if self.turned else made
+
+
+def _transposed(product: ProductCall) -> ProductCall:
+    """The call whose result is the transpose of another one's."""
+
+    def transposed(*given: torch.Tensor) -> torch.Tensor | None:
+        made = product(*given)
+        return None if made is None else made.mT
+
+    return transposed
 
 
 READY: KeptCalls[LaunchesByAddress[KeptLaunch]] = KeptCalls()
@@ -98,7 +125,25 @@ SEEN = READY.seen
 PLANS: dict[Key, tuple[Sm90Plan, str]] = {}  # of launches that are not kept, and why
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_USUAL_PLACES = 5  # of C and four tensors
+
+
+def usual_again(
+    options: Key, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None = None,
+    recorded: bool = False,
+) -> torch.Tensor | None:  # fmt: skip
+    """The new result of a kept launch that a guard finds, of different tensors; None leaves the call to `find`."""
+    if a is b or third is fourth or modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+        return None
+    given = (a, b, third) if fourth is None else (a, b, third, fourth)
+    try:
+        for check, records, launches in SEEN.get((options, a.shape, b.shape, len(given)), ()):
+            if check(*given) and (recorded or not (records and _grad_enabled())):
+                kept = launches.get(())
+                return None if kept is None or kept.product is None else kept.product(*given)
+    except (AttributeError, TypeError, RuntimeError):  # no dense tensors
+        pass
+    return None
 
 
 def find(
@@ -112,37 +157,45 @@ def find(
     options        whatever else of the call decides on the kernel
     recorded       whether the caller records the derivative of what a guard finds
 
-    A guard finds a call that was made twice before. Else one expression reads each tensor's facts: a loop over four
-    tensors takes twice the time.
+    A guard finds a call that was made twice before: it fails in transforms and traces, too. Else one expression reads
+    each tensor's facts: a loop over four tensors takes twice the time.
     """
-    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None:
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return (), None
     given: tuple[torch.Tensor, ...] = (a, b, third) if fourth is None else (a, b, third, fourth)
-    same, twice = a is b, third is fourth
-    form: tuple[bool, ...] = (same, fourth is None, twice, out is None)
-    if others:
-        form = (*form, *[x is None for x in others])
-        given = (*given, *[x for x in others if x is not None])
-    tensors = given
-    if same or twice:  # a guard wants different objects
-        tensors = (*(given[1:2] if same else given[:2]), *(given[2:3] if twice else given[2:4]), *given[4:])
-    if out is not None:
-        tensors = (*tensors, out)
+    tensors: tuple[torch.Tensor, ...] = given
+    form: object = len(given)
+    if others or out is not None or a is b or third is fourth:
+        given, tensors, form = _of_form(given, others, out)
     kept: LaunchesByAddress[KeptLaunch] | None = None
     try:
         short: Key = (options, a.shape, b.shape, form)
-        for guard in SEEN.get(short, ()):
-            if guard.check(*tensors) and (recorded or not (guard.records and _grad_enabled())):
-                kept = guard.kept
+        for check, records, launches in SEEN.get(short, ()):
+            if check(*tensors) and (recorded or not (records and _grad_enabled())):
+                kept = launches
                 break
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
         return (), None
     if kept is not None and (found := again(kept, given, a, b, out)) is not None:
         return (), found
+    if tracing_state() is not None:
+        return (), None
     key, found = by_facts(a, b, third, fourth, others, out, options)
     if found is not None and kept is not READY[key]:
         guarded(SEEN, short, tensors, READY[key], MAX_READY)
     return key, found
+
+
+def _of_form(
+    given: tuple[torch.Tensor, ...], others: Others, out: torch.Tensor | None
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], Key]:
+    """(what is read, the tensors of a guard, part of its key) of any call: a guard wants different objects."""
+    (a, b, third), fourth = given[:3], given[3] if len(given) > 3 else None
+    same, twice = a is b, third is fourth
+    form = same, twice, fourth is None, out is None, *[x is None for x in others]
+    more = tuple([x for x in others if x is not None])
+    tensors = (*(given[1:2] if same else given[:2]), *(given[2:3] if twice else given[2:]), *more)
+    return (*given, *more), tensors if out is None else (*tensors, out), form
 
 
 def again(
@@ -150,37 +203,22 @@ def again(
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:  # fmt: skip
     """The result of a kept launch for tensors that a guard holds for; None where none is for their addresses."""
-    count, fourth = len(given), None
-    if count > 4:
-        return _at_many(launches, given, a, b, out)
-    at_a, at_b, third = a.data_ptr(), b.data_ptr(), given[2].data_ptr()
-    low = at_a | at_b | third
-    if count == 4:
-        fourth = given[3].data_ptr()
-        low |= fourth
-    if low & ALIGNED or out is not None:
-        return _at_many(launches, given, a, b, out)
-    kept = launches.get(())
-    if kept is None or _current_device() != (index := kept.direct.device):
-        return None
-    if kept.special:
-        addresses = (at_a, at_b, third) if fourth is None else (at_a, at_b, third, fourth)
-        return _special(kept, addresses, a, b, out, index)
-    c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
-    kept.direct.launch_of(c.data_ptr(), at_a, at_b, third, fourth, raw_stream(index))
-    return c
+    kept = launches.get(()) if out is None else None
+    if kept is not None and kept.product is not None and (found := kept.product(*given)) is not None:
+        return found
+    return _at_many(launches, given, a, b, out)
 
 
 def _at_many(
     launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:  # fmt: skip
-    """`again` for any number of tensors, at any addresses, with an output or without."""
+    """`again` for any number of tensors, at any addresses, with an output too."""
     addresses, low = [x.data_ptr() for x in given], 0
     for at in addresses:
         low |= at
     kept = launches.at(addresses, low)
-    if kept is None or _current_device() != (index := kept.direct.device):
+    if kept is None or current_device() != (index := kept.direct.device):
         return None
     if out is not None or kept.special:
         return _special(kept, addresses, a, b, out, index)
@@ -234,7 +272,7 @@ def by_facts(
     except (RuntimeError, TypeError):  # sparse tensors have no strides, and a configuration may have no hash
         return (), None
     kept = None if launches is None else launches.at(addresses, low)
-    if kept is None or _current_device() != index:
+    if kept is None or current_device() != index:
         return key, None
     if out is not None or kept.special:
         return key, _special(kept, addresses, a, b, out, index)
@@ -311,7 +349,7 @@ def memory_beside(
 ) -> torch.Tensor:  # fmt: skip
     """Memory on a tensor's device, which takes half the time on the current GPU."""
     index = x.get_device() if type(x) in PLAIN else FIRST_GPU - 1
-    if index >= FIRST_GPU and index == _current_device():
+    if index >= FIRST_GPU and index == current_device():
         return empty_on_gpu(shape, strides, kind)
     return torch.empty_strided(shape, strides, dtype=kind, device=x.device)
 

@@ -27,6 +27,12 @@ from ...kernels.sm90.mainloop import DEPTH
 TENSOR, ROW, BLOCK, SQUARE = "TensorWise", "RowWise", "BlockWise1x128", "BlockWise128x128"
 FAMILIES = (BLOCK, SQUARE), (ROW, TENSOR)
 _KNOWN = (TENSOR, ROW, BLOCK, SQUARE)
+# By types of other kernels' scales. DeepGEMM packs four e8m0 of K, for tensor cores of compute capability 10.0.
+_WAYS_TO_FLOAT32 = {
+    "torch.float8_e8m0fnu": ", which have the same values: convert it",
+    "torch.uint8": "; e8m0 in bytes is view(torch.float8_e8m0fnu).float()",
+    "torch.int32": "; four packed e8m0 are contiguous().view(torch.float8_e8m0fnu).float()",
+}
 _OTHERS = ("BlockWise1x16", "BlockWise1x32")  # torch's, for the tensor cores of compute capability 10.0
 
 
@@ -185,7 +191,8 @@ def recipes_of(
 def _candidates(of: ScaledOperand, scale: Scales, recipe: str) -> list[str]:
     """The recipes whose shape the scales have: of one that is named, that alone."""
     if str(scale.dtype).removeprefix("torch.") != "float32":
-        raise OperandError(f"{of.name} is {scale.dtype}, and scales are float32")
+        way = _WAYS_TO_FLOAT32.get(str(scale.dtype), "")
+        raise OperandError(f"{of.name} is {scale.dtype}, and scales are float32{way}")
     if recipe:
         if not of.fits(recipe, scale):
             raise TensorError(f"{of.name} has shape {list(scale.shape)}: {recipe} takes {_said(of.shapes(recipe))}")

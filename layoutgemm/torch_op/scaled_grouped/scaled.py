@@ -389,8 +389,9 @@ def chosen(
     m, n, k, batch = sizes
     each = read_each_column(groups, n, sums)
     config = scaled_config(
-        m, n, k, batch=batch, each_column=each, columns=columns, c=types[2], sums=sums, places=gpu(index)[0]
-    )
+        m, n, k, batch=batch, each_column=each, columns=columns, c=types[2], sums=sums, places=gpu(index)[0],
+        adds=groups == (),
+    )  # fmt: skip
     tile, parts = "x".join(map(str, config.tile)), f", K in {config.split} parts" if config.split > 1 else ""
     return config, f"estimated fastest of scaled products: tiles of {tile}{parts} (scaled_grouped_h100.json)"
 

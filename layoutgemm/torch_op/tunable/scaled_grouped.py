@@ -190,7 +190,8 @@ class Tunable:
         if loop is None:
             return Sm90Choice(gated_config(self.sizes, self.types, str(self.gate), self._room())[0])
         each = read_each_column(loop, n, self.sums)
-        return Sm90Choice(scaled_config(m, n, k, each_column=each, sums=self.sums, places=self._room()))
+        places = self._room()
+        return Sm90Choice(scaled_config(m, n, k, each_column=each, sums=self.sums, places=places, adds=loop == ()))
 
     def _room(self) -> ClusterOccupancy:
         """The places of the GPU at hand, or of an H200 without one."""

@@ -96,6 +96,50 @@ def test_choices_of_scaled_products_lose_little_to_the_fastest_kernel_measured()
     assert max(lost.values()) < 1.09, max(lost.items(), key=lambda x: x[1])
 
 
+def of_h200(*kinds: str) -> list[tuple[tuple[int, ...], dict[str, float]]]:
+    """(sizes, us by contender) of the sweeps on an H200, without spaces in names."""
+    rows = json.loads((ROOT / "benchmarks/results/scaled_choices_h200.json").read_text(encoding="utf-8"))["rows"]
+    return [
+        (tuple(row["sizes"]), {name.replace(" ", "").removeprefix("ours"): us for name, us in row["us"].items()})
+        for row in rows
+        if row["kind"] in kinds
+    ]
+
+
+def test_an_h200_has_the_tiles_that_its_memory_is_fast_enough_for() -> None:
+    lost = {}
+    for (m, n, k), us in of_h200("scaled, scales along K"):
+        config = scaled_grouped.scaled_config(m, n, k, places=occupancy.ClusterOccupancy())
+        parts = f"/{config.split}" if config.split > 1 else ""
+        name = f"{'' if config.one_tile_per_cluster else 'few'}{config.tile[1]}{parts}"
+        if m <= 128 and config.tile[0] == (64 if m == 64 else 128) and name in us:
+            lost[m, n, k] = us[name] / min(us.values())
+    assert len(lost) >= 9 and max(lost.values()) < 1.01, lost
+    assert lost[128, 7168, 16384] == lost[64, 7168, 16384] == lost[128, 14336, 4096] == 1
+    of_h100 = scaled_grouped.scaled_config(128, 7168, 16384, places=occupancy.ClusterOccupancy(memory=3.4))
+    assert of_h100.split == 1 == scaled_grouped.scaled_config(128, 7168, 16384).split
+
+
+def test_choices_of_large_groups_and_exact_sums_are_ahead_of_their_peers_on_an_h200() -> None:
+    bf16, seen = ("bf16", "bf16:col", "bf16"), 0
+    for (groups, rows, n, k), us in of_h200("uneven", "grouped"):
+        found = scaled_grouped.usual_config((groups * rows, n, k, groups), bf16, None)
+        tile, band = "x".join(map(str, found.tile)), f"{found.tuning.along}{found.tuning.group}"
+        turns, cluster = "pp" if found.schedule == "pingpong" else tile, "({},{})".format(*found.cluster)
+        name = next(
+            x for x in (f"{turns}{cluster}{band}", f"{turns}{tile}{cluster}{band}", f"{turns}{band}") if x in us
+        )
+        seen += 1
+        assert us[name] <= min(us[x] for x in ("deepgemm", "loop", "torch") if x in us), (groups, rows, n, k)
+    assert seen == 11
+    for (m, n, k), us in of_h200("row-wise, exact"):
+        found = scaled_grouped.scaled_config(m, n, k, adds=True, places=occupancy.ClusterOccupancy())
+        name = {(256, 128): "256x128(1,2)", (128, 192): "128x192"}[found.tile]
+        assert us[name] < us["torchrows"], (m, n, k)
+    [(sizes, us)] = [x for x in of_h200("scaled, scales along K") if x[0] == (4096, 2112, 7168)][1:]
+    assert scaled_grouped.scaled_config(*sizes).tuning.group == 11 and us["N11"] < us["dgpdl"]
+
+
 def test_the_file_is_read_once_and_each_module_has_its_model() -> None:
     assert cost_model("places") is cost_model("places")
     assert [module.MODEL for module in (occupancy, small_m, large_m, rules)] == list(map(cost_model, list(MODULES)[:4]))

@@ -57,6 +57,21 @@ def test_one_function_counts_the_clusters_of_a_launch() -> None:
     assert readers == shown
 
 
+def test_a_gpu_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = needs.module("cuda.bindings.driver")
+    asked, done = driver.CUdevice_attribute, driver.CUresult.CUDA_SUCCESS
+    for kilohertz, bits, rate in ((3_201_000, 6144, 4.9), (2_619_000, 5120, 3.4), (0, 0, ClusterOccupancy().memory)):
+        values = {asked.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: kilohertz,
+                  asked.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: bits}  # fmt: skip
+        monkeypatch.setattr(driver, "cuDeviceGet", lambda index: (done, index))
+        monkeypatch.setattr(driver, "cuDeviceGetAttribute", lambda name, _, values=values: (done, values[name]))
+        assert device_places.memory_rate(0) == rate
+    monkeypatch.setattr(driver, "cuDeviceGet", lambda index: (driver.CUresult.CUDA_ERROR_NO_DEVICE, 0))
+    assert device_places.memory_rate(0) == ClusterOccupancy().memory
+    slow = ClusterOccupancy(memory=3.4)
+    assert slow != ClusterOccupancy() and slow.gpc_rounds(2) == ClusterOccupancy().gpc_rounds(2)
+
+
 @pytest.mark.parametrize("answer", [(66, 39, 30, 15), (57, 33, 25, 12), (0, 0, 0, 0), None])
 def test_a_gpu_is_asked_for_its_clusters(answer: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = needs.module("torch")

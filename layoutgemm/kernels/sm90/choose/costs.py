@@ -51,6 +51,15 @@ def cost_model(name: str, gpu: str = "h200") -> CostModel:
     return _models(gpu)[name]
 
 
+def changed(model: CostModel, **numbers: Any) -> CostModel:
+    """The model with other numbers.
+
+    >>> changed(cost_model("few_rows"), start=2e-6).start
+    2e-06
+    """
+    return CostModel(model.fitted_to, model.numbers | numbers)
+
+
 def _values(part: dict[str, list[object]]) -> dict[str, object]:
     """The values without their units; "256x224" and "64" are keys of two numbers and of one."""
 

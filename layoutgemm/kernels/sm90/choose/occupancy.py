@@ -17,9 +17,10 @@ MODEL = cost_model("places")  # of the GPU that others are scaled from
 
 @dataclass(frozen=True)
 class ClusterOccupancy:
-    """A GPU's SMs, and its resident clusters of 2, 3, 4 and 8 CTAs.
+    """A GPU's SMs, its resident clusters of 2, 3, 4 and 8 CTAs, and its memory's rate.
 
     clusters  (): the share of the multiprocessors that an H200's have
+    memory    TB/s by the clock and the bus: an H200 has 4.9, an H100 of 80 GB 3.4
 
     Raises ValueError for another number of numbers.
 
@@ -29,6 +30,7 @@ class ClusterOccupancy:
 
     multiprocessors: int = MODEL.multiprocessors
     clusters: tuple[int, ...] = ()
+    memory: float = MODEL.memory
 
     def __post_init__(self) -> None:
         whole = MODEL.multiprocessors
@@ -68,7 +70,8 @@ class ClusterOccupancy:
         >>> ClusterOccupancy(132, (66, 36, 26, 14)).gpc_rounds(2)
         ()
         """
-        return MODEL.rounds.get(blocks, ()) if self == ClusterOccupancy() else ()
+        known = self.multiprocessors == MODEL.multiprocessors and self.clusters == MODEL.clusters
+        return MODEL.rounds.get(blocks, ()) if known else ()
 
     def most(self, blocks: int) -> int:
         """Clusters of `blocks` CTAs that run at a time. Raises ValueError unless `blocks` is 1 or in SIZES.

@@ -19,7 +19,7 @@ from ..config import Sm90Config
 from ..gated import HALVES
 from ..mainloop import DEPTH, Promoted, mainloop_of, takes_together
 from ..plan import Sm90Plan
-from .costs import CostModel, cost_model
+from .costs import CostModel, changed, cost_model
 from .large_m import LargeMModel
 from .occupancy import ClusterOccupancy
 from .rules import choose, whole_columns
@@ -44,13 +44,15 @@ _START_COLUMNS = 48  # of a tile of few rows without scales, that its start and 
 # and up to the second one tile of 256. Up to the third, pairs of tiles of 128 waste more rows than sharing B gains.
 # From the last number on bands lie along N, or tiles are larger.
 _TWO_TILES, _ONE_TALL, _UNEVEN, _LARGER_GROUP = 128, 224, 384, 1024
-_SHORT_K = 4096  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
+_SHORT_K = 6144  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
+_USUAL_K = 8192  # likewise up to which tiles of 128 rows, of which a group's last one wastes fewer, gain more
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 _QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a product: seconds, and bytes a second
 _QUANTIZED_COLUMNS = 128  # of C that share a scale, and that a CTA of one kernel has
 _QUANTIZE_BYTES = 9  # an element of float32, written and read, and its 8 bits
 _QUANTIZED_GATE_START = 3e-6  # seconds, and of a K block of 128 and 256 columns of B, by rows of the tile:
 _LARGEST = (128, 256)  # tile of full kernels
+_USUAL_BAND = 8
 _NARROWER, _NARROWER_COST = (128, 192), 1.02  # groups' tile where its rounds are fewer columns, and time a column
 _PAIR = 2  # CTAs of a cluster
 _ALONG_N = ((128, 192), _LARGEST)  # tiles of which bands along N were faster
@@ -62,7 +64,7 @@ _QUANTIZED_GATE_STEP = {64: 0.44e-6, 128: 0.755e-6}
 @lru_cache(4096)
 def scaled_config(
     m: int, n: int, k: int, *, batch: int = 1, each_column: bool = False, columns: int = 1, c: str = "bf16",
-    sums: int = 1, places: ClusterOccupancy | None = None,
+    sums: int = 1, places: ClusterOccupancy | None = None, adds: bool = False,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a scaled product that is estimated fastest.
 
@@ -72,6 +74,7 @@ def scaled_config(
     sums         of an element of C: 2 of a gated product, which is estimated as one of twice the columns
     places       of the GPU, or None for an H100's. Clusters of several waves of the largest tile take tiles as the GPU
                  deals clusters out to its GPCs
+    adds         the main loop adds K blocks without scales
 
     >>> scaled_config(64, 2112, 7168).tile, scaled_config(64, 2112, 7168).split
     ((64, 32), 2)
@@ -86,10 +89,21 @@ def scaled_config(
     >>> others = ClusterOccupancy(132, (66, 36, 26, 14))  # how that GPU deals clusters out is not known
     >>> [len(scaled_config(4096, 7168, 16384, places=places).tuning.gpc_order) for places in (None, others)]
     [3, 0]
+    >>> [scaled_config(128, 8192, 8192, places=x).split for x in (ClusterOccupancy(), ClusterOccupancy(memory=3.4))]
+    [1, 1]
+    >>> scaled_config(4096, 7168, 16384, adds=True).tile
+    (256, 128)
     """
-    config, _ = _fastest((m, n, k, batch), each_column, MODEL.multiprocessors, columns, c, sums)
+    model = _model_of(MODEL.dram if places is None else places.memory)
+    config, _ = _fastest((m, n, k, batch), each_column, MODEL.multiprocessors, columns, c, sums, (model, adds))
     large = config.tile == _LARGEST and sums == batch == 1
     return _as_dealt(config, _tiles((m, n, k, batch), config.tile, config.cluster), places) if large else config
+
+
+@lru_cache(16)
+def _model_of(memory: float) -> CostModel:
+    """The model for a GPU whose memory has that rate, in TB/s."""
+    return changed(MODEL, memory=tuple([rate * memory / MODEL.dram for rate in MODEL.memory]))
 
 
 def _as_dealt(config: Sm90Config, clusters: int, places: ClusterOccupancy | None) -> Sm90Config:
@@ -137,19 +151,20 @@ def plan_with_scales(
 
 
 def _fastest(
-    sizes: tuple[int, int, int, int], each_column: bool, places: int, columns: int, c: str, sums: int
-) -> tuple[Sm90Config, float]:
-    """`scaled_config`, and the estimated seconds."""
+    sizes: tuple[int, int, int, int], each_column: bool, places: int, columns: int, c: str, sums: int,
+    of: tuple[CostModel, bool] = (MODEL, False),
+) -> tuple[Sm90Config, float]:  # fmt: skip
+    """`scaled_config`, and the estimated seconds; `of`: the model, and whether the main loop only adds."""
     m, n, k, batch = sizes
     wide, unit = (m, n * sums, k, batch), STORE_UNIT // dtype(c).bytes
     stored = [
         (config.tile[1] // config.split // sums, kind, config)
-        for kind, config in _ranked(wide, each_column, places, dtype(c).bits <= 16)
+        for kind, config in _ranked(wide, each_column, places, dtype(c).bits <= 16, *of)
         if config.tile[1] % (8 * sums * config.split) == 0
     ]
     found = [(width, kind, config) for width, kind, config in stored if width % unit == 0]
     _, kind, config = next((x for x in found if x[0] % columns == 0), found[0])
-    return config, estimate(MODEL, wide, kind, config, places)
+    return config, estimate(of[0], wide, kind, config, places)
 
 
 @lru_cache(4096)
@@ -207,12 +222,17 @@ def scaled_candidates(sizes: tuple[int, int, int, int], places: int) -> list[Sm9
 
 
 def _ranked(
-    sizes: tuple[int, int, int, int], each_column: bool, places: int, narrow: bool = True
-) -> list[tuple[str, Sm90Config]]:
-    """(kind, configuration) of all that may be chosen, the one estimated fastest first."""
+    sizes: tuple[int, int, int, int], each_column: bool, places: int, narrow: bool = True, model: CostModel = MODEL,
+    adds: bool = False,
+) -> list[tuple[str, Sm90Config]]:  # fmt: skip
+    """(kind, configuration) of all that may be chosen, the one estimated fastest first.
+
+    adds  the main loop only adds: its registers spill with the largest tile
+    """
+    kernels = _kernels(sizes, each_column, places, narrow)
     return sorted(
-        _kernels(sizes, each_column, places, narrow),
-        key=lambda found: estimate(MODEL, sizes, found[0], found[1], places),
+        [found for found in kernels if not (adds and found[1].tile == _LARGEST)],
+        key=lambda found: estimate(model, sizes, found[0], found[1], places),
     )
 
 
@@ -289,7 +309,14 @@ def _kernels(
                 tile, consumers=3 if three else 2, loader="warpgroup", cluster=_sharing(sizes, tile),
                 chunks=2 if three or at_once else 1, buffers=2 if tile == (128, 128) else 1, overlap=True,
                 store_at_once=at_once, box_rows=ROWS if at_once else WARP_ROWS, along="N" if tile in _ALONG_N else "M",
+                group=_band(sizes, tile),
             )  # fmt: skip
+
+
+def _band(sizes: tuple[int, int, int, int], tile: tuple[int, int]) -> int:
+    """Columns of tiles of a band along N: all of them, if a second band would have fewer than a whole one."""
+    columns = -(-sizes[1] // tile[1])
+    return columns if tile == _NARROWER and _USUAL_BAND < columns < 2 * _USUAL_BAND else _USUAL_BAND
 
 
 def _sharing(sizes: tuple[int, int, int, int], tile: tuple[int, int]) -> tuple[int, int]:
@@ -342,9 +369,10 @@ def grouped_config(
     if rows < _LARGER_GROUP:
         return usual((128, 256), cluster=(2, 1), along="N", skip_empty_blocks=True)
     if k_bytes <= _SHORT_K:
-        return usual((128, 192), schedule="pingpong", loader="warpgroup", cluster=(2, 1))
-    early = 2 if k_bytes > STAGE_BYTES_OF_K else 0
-    return usual((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=early, group=16)
+        return usual((128, 192), schedule="pingpong", loader="warpgroup", cluster=(1, 2), group=16)
+    if k_bytes <= _USUAL_K:
+        return usual((128, 256), cluster=(1, 2), group=16)
+    return usual((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=2)
 
 
 def _tiles_of_few(width: int, columns: int, groups: int) -> int:
@@ -442,8 +470,8 @@ def k_blocks_config(
         return along_k_config(m, n, -(-k // 2), groups, wide, places, columns)
     each, unit = scales[1:] == (1,), STORE_UNIT // dtype(c).bytes
     sizes = m, n, -(-k // groups), groups
-    ranked = [config for kind, config in _ranked(sizes, each, places.multiprocessors, not wide) if kind != "one"]
-    found = [_own_rows(config) for config in ranked if config.tile[1] % unit == 0]
+    ranked = _ranked(sizes, each, places.multiprocessors, not wide, adds=scales == ())
+    found = [_own_rows(config) for kind, config in ranked if kind != "one" and config.tile[1] % unit == 0]
     if each and m > ROWS:
         sharing = _sharing(sizes, _EACH_LINE)
         found.insert(0, Sm90Config(_EACH_LINE, loader="warpgroup", cluster=sharing, chunks=1, buffers=1))
@@ -469,11 +497,13 @@ def masked_rows(most: int) -> int:
 
 
 def grouped_scaled_config(
-    rows: int, each_column: bool = False, *, columns: int = 1 << 14, groups: int = 8, narrow: bool = True
-) -> Sm90Config:
+    rows: int, each_column: bool = False, *, columns: int = 1 << 14, groups: int = 8, narrow: bool = True,
+    adds: bool = False,
+) -> Sm90Config:  # fmt: skip
     """The same for groups whose products are scaled.
 
     narrow  C has at most 16 bits an element: a whole tile fits beside the stages
+    adds    the main loop adds K blocks without scales
 
     >>> grouped_scaled_config(8192).tile, grouped_scaled_config(192).tile, grouped_scaled_config(64, True).tile
     ((128, 256), (256, 128), (64, 64))
@@ -501,6 +531,8 @@ def grouped_scaled_config(
         return usual(_NARROWER, cluster=(1, 2))
     if rows < _ONE_TALL:
         return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True)
+    if adds:
+        return usual((256, 128), cluster=(1, 2))
     if rows < _UNEVEN and narrow:
         return usual(_LARGEST, cluster=(1, 2), chunks=2, store_at_once=True, box_rows=ROWS)
     return Sm90Config(
@@ -559,7 +591,9 @@ def usual_config(
     rows, wide = -(-m // experts), dtype(types[2]).bits == 32
     if scales is not None:
         each_column = read_each_column(scales, n, sums)
-        found = grouped_scaled_config(rows, each_column, columns=n * sums, groups=experts, narrow=not wide)
+        found = grouped_scaled_config(
+            rows, each_column, columns=n * sums, groups=experts, narrow=not wide, adds=scales == ()
+        )
         found = found if each_column else whole_columns(found, columns * sums)
     else:
         k_bytes = k * dtype(types[0].partition(":")[0]).bytes
