@@ -24,8 +24,9 @@ def files_of(size: int, call: Callable[[], object]) -> list[str]:
 
 
 def drawn(size: int) -> list[str]:
-    """The files of the docstring's table that a size passes through on sm_90a."""
-    table = [line.split("  ")[2] for line in (kernels.__doc__ or "").splitlines() if line[:4] == "    "]
+    """The files of the docstring's first table that a size passes through on sm_90a."""
+    first = next(part for part in (kernels.__doc__ or "").split("\n\n") if part[:4] == "    ")
+    table = [line.split("  ")[2] for line in first.splitlines()]
     place = {SMALL: 0, LARGE: 1}[size]
     files = [cell.removeprefix("sm90.choose.").split(" or ") for cell in table]
     return [f"sm90.choose.{names[place]}" if len(names) == 2 else cell for cell, names in zip(table, files)]
