@@ -255,18 +255,18 @@ def words_of_matrix(partials: Sequence[PartialResults], m: Any, n: Any, groups: 
     return total
 
 
-def check_reductions(epilogue: Epilogue, columns: int, c: str, lane_columns: int = 8) -> None:
+LANE_COLUMNS = 8  # of an accumulator in registers, of which the lanes of a row hold all, and no others
+
+
+def check_reductions(epilogue: Epilogue, columns: int, c: str, lane_columns: int = LANE_COLUMNS) -> None:
     """Raise PlanError for groups of columns that a store cuts, or another type of C.
 
     lane_columns  columns of which the lanes of a row hold all, and no others
     """
-    for name, each in [(step.name, step.each) for step in (*epilogue.reductions, *_quantizing(epilogue))]:
-        if each is not None and columns % each:
+    check_groups_of_columns(epilogue, lane_columns)
+    for name, each in _groups_of_columns(epilogue):
+        if columns % each:
             raise PlanError(f"{name}: each = {each} columns, and a tile is stored {columns} columns at a time")
-        if each is not None and each % lane_columns:
-            raise PlanError(
-                f"{name}: each = {each}: a multiple of {lane_columns} columns, those that lanes of a row share"
-            )
     quantize = epilogue.quantizes
     if quantize is not None and quantize.dtype != c:
         raise PlanError(f"{quantize.name}: Quantize gives {quantize.dtype}, and c is {c}")
@@ -285,8 +285,19 @@ def reads_tiles_left_out(epilogue: Epilogue, order: Schedule) -> bool:
     return bool(epilogue.partials) and not order.is_full
 
 
-def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:
-    return () if epilogue.quantizes is None else (epilogue.quantizes,)
+def check_groups_of_columns(epilogue: Epilogue, lane_columns: int = LANE_COLUMNS) -> None:
+    """Raise PlanError for groups of columns that no tile's lanes share, whatever the tile."""
+    for name, each in _groups_of_columns(epilogue):
+        if each % lane_columns:
+            raise PlanError(
+                f"{name}: each = {each}: a multiple of {lane_columns} columns, those that lanes of a row share"
+            )
+
+
+def _groups_of_columns(epilogue: Epilogue) -> list[tuple[str, int]]:
+    """(name, columns) of each result that groups of columns of a row have."""
+    quantizing = () if epilogue.quantizes is None else (epilogue.quantizes,)
+    return [(step.name, step.each) for step in (*epilogue.reductions, *quantizing) if step.each is not None]
 
 
 def reductions_check(plan: ReducingPlan, mma: _Fragment, values: Sequence[int]) -> Check:

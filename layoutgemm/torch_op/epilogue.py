@@ -34,6 +34,7 @@ from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import PlacedOperand, check_names, host_number, words_of
 from ..kernels.epilogue.steps import ordered
+from ..kernels.partials import check_groups_of_columns
 from ..kernels.plan import present
 from ..kernels.sm90.gated import Gated
 from ..moved import old_names
@@ -127,12 +128,15 @@ def check_result(
 ) -> None:  # fmt: skip
     """Raise OperandError or TensorError for operands or a result that an epilogue does not have.
 
+    PlanError for groups of columns that no kernel reduces.
+
     joined  groups that share the rows of one C, each with columns of its own
     """
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}, and an epilogue computes in float32: say out_dtype=torch.float32")
     if out is not None and not epilogue.stores_c:
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
+    check_groups_of_columns(epilogue)  # as the kernels that torch has refuse them: the CPU, too
     quantize = epilogue.quantizes
     if quantize is not None and kind != TYPES[quantize.dtype]:
         raise OperandError(

@@ -12,7 +12,7 @@ from tests import needs
 jax = needs.module("jax")
 jnp = jax.numpy
 from layoutgemm.dtypes import f32
-from layoutgemm.errors import OperandError
+from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.jax import matmul
 from layoutgemm.jax_op.functions import gpu
 from layoutgemm.jax_op.functions.product import FunctionProduct
@@ -27,6 +27,7 @@ from layoutgemm.kernels.epilogue.chain import (
     Epilogue,
     EpilogueOperand,
     Residual,
+    RowReduce,
     Scale,
     VectorScale,
 )
@@ -208,6 +209,11 @@ def test_refusals(more: dict[str, Any], message: str) -> None:
     with pytest.raises(OperandError) as found:
         matmul(given.pop("a"), given.pop("b"), **given)
     assert message in str(found.value)
+
+
+def test_groups_of_columns_that_no_kernel_reduces_are_refused_on_the_cpu_too() -> None:
+    with pytest.raises(PlanError, match="parts: each = 4: a multiple of 8 columns"):
+        matmul(A, B, epilogue=Epilogue(RowReduce("sum", "parts", each=4)))
 
 
 def test_numbers_of_a_launch_are_known_when_it_is_traced() -> None:

@@ -12,7 +12,7 @@ torch = needs.module("torch")
 
 from layoutgemm import Sm90Config, matmul
 from layoutgemm.dtypes import dtype
-from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.errors import LayoutError, OperandError, PlanError, TensorError
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.chain import (
     STEPS,
@@ -25,7 +25,9 @@ from layoutgemm.kernels.epilogue.chain import (
     Dropout,
     Epilogue,
     EpilogueOperand,
+    Quantize,
     Residual,
+    RowReduce,
     Scale,
 )
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
@@ -113,6 +115,15 @@ def refused(error: type[Exception], text: str, epilogue: Any, given: Any, **opti
     with pytest.raises(error, match=text):
         matmul(options.pop("a"), options.pop("b"), epilogue=epilogue, given=given, **options)
     assert all(torch.equal(x, given[name]) for name, x in before.items())
+
+
+@pytest.mark.parametrize("step", [RowReduce("sum", "parts", each=4), Quantize("parts", each=12)])
+def test_groups_of_columns_that_no_kernel_reduces_are_refused_on_the_cpu_too(step: Any) -> None:
+    kind = torch.float8_e4m3fn if isinstance(step, Quantize) else torch.float32
+    x, parts = torch.ones(16, 48).bfloat16(), torch.zeros(16, 48 // step.each)
+    with pytest.raises(PlanError, match=f"parts: each = {step.each}: a multiple of 8 columns"):
+        matmul(x, torch.ones(48, 48).bfloat16(), epilogue=Epilogue(step), given={"parts": parts}, out_dtype=kind)
+    assert not parts.any()
 
 
 def test_refusals_name_the_operand() -> None:

@@ -15,6 +15,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, EpilogueOperand, Reduction
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import ordered
+from ...kernels.partials import check_groups_of_columns
 from ...kernels.plan import WORKSPACE
 from ...kernels.sm90.operands.prologue import TYPES as ROUNDED
 from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
@@ -117,6 +118,8 @@ class FunctionProduct:
 def check_functions(epilogue: object, prologue: object, given: object, beside: Sequence[str]) -> None:
     """Raise OperandError for functions of other classes, or beside arguments that exclude them.
 
+    PlanError for groups of columns that no kernel reduces.
+
     beside  names of bias and activation where they are given
     """
     if epilogue is None and prologue is None:
@@ -135,6 +138,7 @@ def check_functions(epilogue: object, prologue: object, given: object, beside: S
         )
     if epilogue.flipped or epilogue.sums:
         raise OperandError("the epilogue is of a transposed C, or of a gate's sums: of C itself, steps alone")
+    check_groups_of_columns(epilogue)
 
 
 def check_given(epilogue: Epilogue | None, prologue: Prologue | None, given: Mapping[str, object]) -> None:
