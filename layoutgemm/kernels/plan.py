@@ -97,6 +97,25 @@ def stage_depth(asked: int | None, span: int, kind: DType, atom: MmaAtom) -> int
     return found
 
 
+# Of what shared memory and L1 have in common, in percent: for a launch of several CTAs an SM.
+ALL_SHARED = 100
+
+
+def launch_bytes(arch: Arch, needed: int, overlap: bool, blocks_per_sm: int) -> int:
+    """Bytes of shared memory that a launch asks for: with `overlap`, so many that an SM holds `blocks_per_sm`.
+
+    CTAs that start before the kernel before has ended go where there is room. Two of them on the first free SMs leave
+    others without one (`benchmarks/NOTES.md`, "One block on an SM").
+
+    needed  bytes that a CTA uses
+
+    >>> from layoutgemm.arch import arch
+    >>> [launch_bytes(arch("sm_90a"), 86032, overlap, 1) for overlap in (False, True)]
+    [86032, 115713]
+    """
+    return max(needed, arch.smem_of_one_block if overlap and blocks_per_sm == 1 else 0)
+
+
 def fitting_stages(
     arch: Arch, stages: int | None, least: int, each: int, beside: int, taken: str,
     most: int = MAX_COORDINATE, blocks_per_sm: int = 1,

@@ -48,6 +48,7 @@ from ...report import Check, Report
 from ..compile import cache as object_cache
 from ..compile.compiler import CompiledGemm, compile_kernel, require_gpu
 from ..derive import OperandPlan, padded_leading
+from ..plan import ALL_SHARED as ALL_SHARED
 from ..plan import tile_count
 from ..plan_checks import fragment_checks, operand_checks
 from ..run.emulated import host_of
@@ -62,8 +63,6 @@ SMALL = (200, 136, 328)
 # Checked on a GPU before anything is timed: whole tiles; ragged edges; odd K, and fewer k tiles than stages.
 CHECKED = ((1024, 1024, 1024), (1000, 1037, 1100), (264, 392, 77))
 SIZE = 8192
-# For a launch of several blocks a multiprocessor: shared memory's share of what it has in common with L1, in percent.
-ALL_SHARED = 100
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..indexed.rows import OUT_ROWS, IndexedRows
 from ..numbers import W
 from ..orders import Order, is_symmetric
 from ..partials import PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
-from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, tile_count
+from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, launch_bytes, tile_count
 from ..quantized.formats import QuantizedFormat
 from ..store import ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK
@@ -512,17 +512,14 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
 
     @property
     def launch_bytes(self) -> int:
-        """Bytes of shared memory that a launch asks for: with `overlap`, so many that an SM holds `blocks_per_sm`.
-
-        Two CTAs on the first free SMs leave others without one (`benchmarks/NOTES.md`, "One block on an SM").
+        """Bytes of shared memory that a launch asks for: see `kernels.plan.launch_bytes`.
 
         >>> config = Sm90Config((64, 64), consumers=1, stages=2)
         >>> [Sm90Plan.derive(64, 64, 256, config=each).launch_bytes for each in (config, config.tuned(overlap=True))]
         [40992, 115713]
         """
         tuning = self.config.tuning
-        alone = tuning.overlap and tuning.blocks_per_sm == 1
-        return max(self.smem.total, self.arch.smem_of_one_block if alone else 0)
+        return launch_bytes(self.arch, self.smem.total, tuning.overlap, tuning.blocks_per_sm)
 
     @property
     def loads_once(self) -> bool:

@@ -37,6 +37,7 @@ from ..plan import (
     StoreSmemMap,
     check_fields,
     fitting_stages,
+    launch_bytes,
     parameters_with,
     rounded_up,
     tile_count,
@@ -233,10 +234,9 @@ class StreamedPlan(GemmPlan):
 
     @property
     def launch_bytes(self) -> int:
-        """Bytes of shared memory that a launch asks for: with `overlap`, so many that an SM holds `blocks_per_sm`.
+        """Bytes of shared memory that a launch asks for: see `kernels.plan.launch_bytes`.
 
-        Blocks that start early go where there is room. Two of them on the first free SMs leave others without one: four
-        unlike products in turn took 51.6 us for 33.5 (`benchmarks/NOTES.md`, "One block on an SM").
+        Four unlike products in turn, one row of x, took 33.5 us in place of 51.6 by it.
 
         >>> from layoutgemm import QuantizedFormat
         >>> int4, config = QuantizedFormat("int4", 128), StreamedConfig(overlap=True)
@@ -244,8 +244,7 @@ class StreamedPlan(GemmPlan):
         >>> plan.smem.total, plan.launch_bytes
         (86032, 115713)
         """
-        alone = self.config.overlap and self.config.blocks_per_sm == 1
-        return max(self.smem.total, self.arch.smem_of_one_block if alone else 0)
+        return launch_bytes(self.arch, self.smem.total, self.config.overlap, self.config.blocks_per_sm)
 
     @property
     def fused(self) -> bool:

@@ -109,7 +109,10 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
 
 
 def _own_form(function: str, operator: Any) -> Callable[..., object]:
-    """What makes the node of a call in the operator's form, by a `function` of `compiled.direct`."""
+    """The function that makes the node of a call in the operator's form.
+
+    function  of `compiled.direct`, which the call names
+    """
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
     from torch.utils import _pytree as pytree

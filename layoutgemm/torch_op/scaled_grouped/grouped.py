@@ -81,6 +81,7 @@ INTS = {torch.int32: "i32", torch.int64: "i64"}  # types of groups and of row in
 _KEPT_AS = {ROWS: "groups", MASKED: "masked groups", ALONG_K: "groups along K"}  # names of what was measured
 _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
+_RECORDS = "groups_h200.json, groups_uneven_h200.json, scaled_choices_h200.json"  # that tiles are chosen by
 
 
 class GroupedCall(NamedTuple):
@@ -578,7 +579,7 @@ def chosen(
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
     config = usual_config(sizes, types, scales, sums, columns, gpu(index)[0])
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
-    return config, f"{rows} rows a group on average: tiles of {tile} (groups_h200.json, groups_uneven_h200.json)"
+    return config, f"{rows} rows a group on average: tiles of {tile} ({_RECORDS})"
 
 
 def ragged_name(

@@ -35,13 +35,11 @@ from ...dsl import ampere, bridge
 from ...dsl.entry import TileEntry
 from ...dsl.reductions import launch_finish
 from ...dsl.tables import reads_of
-from ...plan import tile_count
+from ...plan import ALL_SHARED, tile_count
 from ..operand import Sm80Operand, byte_selector
 from ..plan import Sm80Plan
 from .epilogue import Sm80Epilogue
 from .steps import finished
-
-ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
 
 
 class _TileCopies(Protocol):

@@ -89,8 +89,8 @@ def scaled_config(
     >>> others = ClusterOccupancy(132, (66, 36, 26, 14))  # how that GPU deals clusters out is not known
     >>> [len(scaled_config(4096, 7168, 16384, places=places).tuning.gpc_order) for places in (None, others)]
     [3, 0]
-    >>> [scaled_config(128, 8192, 8192, places=x).split for x in (ClusterOccupancy(), ClusterOccupancy(memory=3.4))]
-    [1, 1]
+    >>> [scaled_config(128, 7168, 16384, places=x).split for x in (ClusterOccupancy(), ClusterOccupancy(memory=3.4))]
+    [2, 1]
     >>> scaled_config(4096, 7168, 16384, adds=True).tile
     (256, 128)
     """

@@ -50,7 +50,7 @@ from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
 from ...dsl.tables import WordReads, reads_of
-from ...plan import present, tile_count
+from ...plan import ALL_SHARED, present, tile_count
 from ...store import ROWS
 from ..gated import HALF
 from ..multicast import OTHER_MAPS
@@ -58,8 +58,6 @@ from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .loads import Sm90Loads
 from .mirror import MirrorStore
-
-ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
 
 
 class Sm90GemmKernel(Sm90Loads, GemmEntry):

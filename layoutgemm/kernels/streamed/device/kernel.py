@@ -38,14 +38,13 @@ from ...dsl.entry import FusedEntry
 from ...dsl.fused import FusedBlock
 from ...dsl.packed_weights import DevicePairs, multiply_add
 from ...dsl.types import element_type
-from ...plan import tile_count
+from ...plan import ALL_SHARED, tile_count
 from ...quantized.blocks import STRIP
 from ...quantized.conversions import HALF
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import WORDS
 from ..plan import F32, StreamedPlan
 
-ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
 UNROLLED = 8  # turns of a strip that are unrolled: more are too many instructions
 
 
