@@ -233,11 +233,11 @@ def rows_between(experts: int, each: int, spread: float) -> list[int]:
 
 
 def grouped(
-    sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0, spread: float = 0.0
+    sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0, unevenness: float = 0.0
 ) -> tuple[dict[str, list[Call]], float]:
     """A grouped product, with scales or without, in the same form.
 
-    spread  of the groups' rows around their average, as a share of it
+    unevenness  of the groups' rows around their average, as a share of it
     """
     import torch
 
@@ -245,7 +245,7 @@ def grouped(
 
     experts, m, n, k = sizes
     each = m // experts
-    rows = rows_between(experts, each, spread)
+    rows = rows_between(experts, each, unevenness)
     m = sum(rows)
     a, b = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (experts, n, k)))
     c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
@@ -454,7 +454,7 @@ def steps(sizes: tuple[int, int, int, int]) -> tuple[dict[str, list[Call]], floa
     return calls, off(found[1][-1][some], left[:, last] @ right[:, last].T)
 
 
-OF_GROUPS = {"grouped": grouped, "masked": masked, "uneven": partial(grouped, spread=0.3)}
+OF_GROUPS = {"grouped": grouped, "masked": masked, "uneven": partial(grouped, unevenness=0.3)}
 
 
 def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, loop: float = 0.0) -> int:
