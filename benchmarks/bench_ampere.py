@@ -205,9 +205,9 @@ def _triton_kernel() -> Any:
 
     @triton.jit
     def gemm(
-        a_ptr, b_ptr, c_ptr, m, n, k, lda, ldb, ldc,
+        a_ptr: Any, b_ptr: Any, c_ptr: Any, m: Any, n: Any, k: Any, lda: Any, ldb: Any, ldc: Any,
         BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, HINT: tl.constexpr,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         if HINT:  # Triton finds out by itself what is a multiple of 16, and nothing less
             k = tl.multiple_of(k, 8)
             lda = tl.multiple_of(lda, 8)

@@ -48,7 +48,10 @@ def measure(name: str, shape: tuple[int, int, int, int], repeat: int) -> dict[st
     """One row: seconds to load and to run, and operations a second (arithmetic is not counted)."""
     example = EXAMPLES[name]
     text = compiled(example).ptx
-    load, plain, warps, checked = [], [], [], []
+    load: list[float] = []
+    plain: list[float] = []
+    warps: list[float] = []
+    checked: list[float] = []
     policies = ((Policy(races=False), plain), (Policy(lanes="off"), warps), (Policy(), checked))
     operations = 0
     run = Run(example, shape)

@@ -126,7 +126,7 @@ def fault(name: str, m: int = 520, n: int = 776, k: int = 264) -> str:
     given = given_on_gpu(epilogue, m, n)
     launch(a, b, out, given)
     exact = (a.double() @ b.double().T).float().cpu().numpy()
-    host = {
+    host: dict[str, Any] = {
         name: value if isinstance(value, (int, float)) else value.float().cpu().numpy()
         for name, value in given.items()
         if not epilogue.named_given(name).written
@@ -162,7 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from layoutgemm.bench import machine
 
-    device, record = CudaDevice(), {"machine": machine.facts(), "cases": {}}
+    device = CudaDevice()
+    record: dict[str, Any] = {"machine": machine.facts(), "cases": {}}
     names = [name for name in CASES if name == "plain" or not options.only or any(o in name for o in options.only)]
     for name in names:
         start = time.monotonic()
@@ -170,8 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {wrong or 'right'} [{time.monotonic() - start:.1f} s]", flush=True)
         record["cases"][name] = {"fault": wrong}
     for size in options.size:
-        m, n, k = sizes = tuple(map(int, size.split("x"))) if "x" in size else (int(size),) * 3
-        problem = BenchProblem(*sizes, "k")
+        m, n, k = map(int, size.split("x")) if "x" in size else (int(size),) * 3
+        problem = BenchProblem(m, n, k, "k")
         sets = device.operands(problem, 0)
         replays = {}
         for name in names:

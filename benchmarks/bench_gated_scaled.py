@@ -60,7 +60,7 @@ def configurations(m: int, h: int, k: int, quantised: bool) -> Iterator[Sm90Conf
     usual = quantized_gate_config(m, h, k)
     yield usual
     for cluster in ((1, 1), (2, 1), (1, 2)):
-        if usual.rows is None:
+        if usual.loaded_a_rows is None:
             yield replace(usual, cluster=cluster)
     yield Sm90Config((64, 256), consumers=1, loader="warp", chunks=1, buffers=1)
     yield Sm90Config((128, 256), loader="self", chunks=1, buffers=1)
@@ -110,7 +110,7 @@ def dense(m: int, h: int, k: int, tiles: int) -> tuple[Calls, Any]:
         a, sa = quantize(torch.randn(m, k, device="cuda"), BLOCK)
         b, sb = quantize(torch.randn(2 * h, k, device="cuda") / k**0.5, SQUARE)
         sets.append((a, sa, b.mT, sb))
-    gated = {"activation": "swiglu"}
+    gated: dict[str, Any] = {"activation": "swiglu"}
     eight = gated | {"out_dtype": torch.float8_e4m3fn, "out_recipe": BLOCK}
     gate, wide = gate_of(h), torch.empty(m, 2 * h, device="cuda", dtype=torch.bfloat16)
     calls: Calls = {
@@ -201,11 +201,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from layoutgemm.bench import machine
     from layoutgemm.bench.method import CudaDevice
 
-    device, record = CudaDevice(), {"machine": machine.facts(), "faults": [], "us": {}}
+    device = CudaDevice()
+    record: dict[str, Any] = {"machine": machine.facts(), "faults": [], "us": {}}
     for shape in (*GROUPS, *DENSE):
         torch.manual_seed(0)
         name = "x".join(map(str, shape))
-        calls, want = grouped(*shape, options.tiles) if len(shape) == 4 else dense(*shape, options.tiles)
+        part: Callable[..., tuple[Calls, Any]] = grouped if len(shape) == 4 else dense
+        calls, want = part(*shape, options.tiles)
         running: Calls = {}
         for who, each in calls.items():
             try:

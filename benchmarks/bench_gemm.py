@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = {**machine.facts(), "cublasLt": cublaslt_version(), "DeepGEMM": deepgemm.version()}
     facts["clock and power"] = source
     say(", ".join(f"{key} {value}" for key, value in facts.items()))
-    problems = [BenchProblem(*sizes, options.b_major) for sizes in options.shapes]
+    problems = [BenchProblem(m, n, k, options.b_major) for m, n, k in options.shapes]
     outcomes: list[Outcome] = []
     rounds = 0 if options.no_sustained else options.sustained_rounds
     method = {"rounds": options.rounds, "sustained_rounds": rounds, "sustained_from_gflop": options.sustained_from}

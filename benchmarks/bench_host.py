@@ -60,7 +60,8 @@ def calls() -> dict[str, Callable[[], object]]:
     sums, of_rows = Epilogue(RowReduce("sum", "sums")), {"sums": torch.zeros(SIZE)}
     weight = QuantizedWeight.quantize(torch.randn(SIZE, SIZE), QuantizedFormat("int4", 128))
     layer, leaf = QuantizedLinear(weight), x.clone().requires_grad_()
-    into, options = torch.empty(SIZE, SIZE, dtype=x.dtype), {"config": "", "allow_tf32": None}
+    into = torch.empty(SIZE, SIZE, dtype=x.dtype)
+    options: dict[str, Any] = {"config": "", "allow_tf32": None}
     site = direct.site(direct.matmul, **options)
     with_bias = direct.site(direct.finished, activation=None, tensors=("bias",), **options)
     return {

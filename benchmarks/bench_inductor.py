@@ -137,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {"machine": facts, "tiny": options.tiny, "rounds": options.rounds, "figures": []}
     right = True
     for name in options.models.split(","):
-        steps = TINY_STEPS if options.tiny else STEPS[name]
-        steps = tuple(step for step in steps if step.name in options.steps.split(",") or not options.steps)
+        all_steps = TINY_STEPS if options.tiny else STEPS[name]
+        steps = tuple(step for step in all_steps if step.name in options.steps.split(",") or not options.steps)
         found, reports = figures(name, steps, options.tiny, options.rounds, "cuda" if on_gpu else "cpu")
         right = right and all(figure.right for figure in found)
         record["figures"] += [one.recorded for one in found]

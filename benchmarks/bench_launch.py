@@ -104,7 +104,7 @@ def products(n: int) -> dict[str, Callable[[], object]]:
     c, weight = torch.empty_like(a), b.T.contiguous()
     stride_b, bias = weight.T, torch.randn(n, device="cuda", dtype=torch.bfloat16)
     ready = prepare(a, b, a.dtype, None, None)
-    pointers, stream = [x.data_ptr() for x in (a, b, c)], torch.cuda.current_stream().cuda_stream
+    (at_a, at_b, at_c), stream = [x.data_ptr() for x in (a, b, c)], torch.cuda.current_stream().cuda_stream
     return {
         "torch.matmul": lambda: torch.matmul(a, b),
         "layoutgemm.matmul": lambda: matmul(a, b),
@@ -115,7 +115,7 @@ def products(n: int) -> dict[str, Callable[[], object]]:
         "torch linear, gelu": lambda: torch.nn.functional.gelu(torch.nn.functional.linear(a, weight, bias)),
         "layoutgemm.matmul, bias, gelu": lambda: matmul(a, stride_b, bias=bias, activation="gelu"),
         "part: the output's memory": lambda: empty_on_gpu(ready.shape, ready.strides, ready.kind),
-        "part: the launch": lambda: ready.launch(*pointers, stream),
+        "part: the launch": lambda: ready.launch(at_a, at_b, at_c, stream),
     }
 
 

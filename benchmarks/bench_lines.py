@@ -67,10 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(m: int, n: int, k: int, bytes_: int, both: bool, rounds: int, rng: random.Random) -> dict[str, Any]:
     import torch
-    from layoutgemm.prepared import forget, prepare
 
     from layoutgemm import explain_matmul
+    from layoutgemm.kernels.sm90.choose.costs import changed
     from layoutgemm.torch_op import choose as torch_choice
+    from layoutgemm.torch_op.prepared import forget, prepare
 
     def matrix(rows: int, columns: int, odd: bool) -> Any:
         more = bytes_ // 2 if odd else 0
@@ -81,10 +82,11 @@ def _measure(m: int, n: int, k: int, bytes_: int, both: bool, rounds: int, rng: 
     why = explain_matmul(a, b)
     ready = {}
     for name, seconds in (("in place", 1.0), ("copied", -1.0)):
-        held, torch_choice._COPY = torch_choice._COPY, seconds
+        model = torch_choice.MODEL
+        torch_choice.MODEL = changed(model, copy=seconds)
         forget()
         ready[name] = prepare(a, b, a.dtype)
-        torch_choice._COPY = held
+        torch_choice.MODEL = model
     forget()
     assert ready["in place"].solution.copies == (None, None, None) and any(ready["copied"].solution.copies)
     calls = {

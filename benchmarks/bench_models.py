@@ -288,7 +288,8 @@ def seconds(run: Run, times: int, on_gpu: bool) -> float:
 
 def medians(runs: dict[str, Run], rounds: int, on_gpu: bool) -> dict[str, float]:
     """Median seconds of each contender, in an order drawn anew each round."""
-    rng, samples = random.Random(0), {name: [] for name in runs}
+    rng = random.Random(0)
+    samples: dict[str, list[float]] = {name: [] for name in runs}
     times = 1
     for run in runs.values():  # warm, and long enough to time: 20 ms
         run()

@@ -110,7 +110,8 @@ def compiled_calls(
     import layoutgemm.operators
 
     arguments = [api.GemmArguments(*one, torch.float32) for one in sets]
-    calls, refused = {}, []
+    calls: dict[str, list[Callable[[], Any]]] = {}
+    refused = []
     for operator in api.get_operators(arguments[0], target_sm="90a"):
         ours = operator.metadata.provider is layoutgemm.operators.LayoutgemmProvider
         name = OURS if ours else operator.metadata.operator_name

@@ -419,7 +419,7 @@ def block_row(me: Rank) -> bool:
     blocks = {name: Block(me.rank, me.ranks, overlaps=name == OURS) for name in (ALONE_BLOCK, OURS)}
     apart = me.largest(difference(blocks[OURS], blocks[ALONE_BLOCK]))[0]
     me.keep("correct", "block: largest difference over the largest value", apart)
-    contenders = {name: (lambda block=block: block.step) for name, block in blocks.items()}
+    contenders: dict[str, Make] = {name: (lambda block=block: block.step) for name, block in blocks.items()}
     row(me, "a block of a Llama, forward and backward, 4096 tokens", contenders, ALONE_BLOCK)
     row(me, "a block of a Llama, forward, 4096 tokens", {
         name: (lambda block=block: block.forward) for name, block in blocks.items()}, ALONE_BLOCK)  # fmt: skip

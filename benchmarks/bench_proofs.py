@@ -179,7 +179,7 @@ def check(rows: list[Row]) -> dict[str, str]:
     wrong = {}
     for row in rows:
         _, answer = time_row(row)
-        if not isinstance(answer, row.kind) or answer.method not in row.methods:
+        if not isinstance(answer, row.kind) or getattr(answer, "method", None) not in row.methods:
             wrong[row.name] = f"{type(answer).__name__}: {answer.explain().splitlines()[0]}"
     for name, theorem in THEOREMS.items():
         for part in theorem.parts():
@@ -213,14 +213,14 @@ def measure(rounds: int, wrong: dict[str, str]) -> list[dict[str, Any]]:
         gc.enable()
     out = []
     for name, (goal, _) in jobs.items():
-        row: dict[str, Any] = {"statement": name, "goal_ms": goal}
+        said: dict[str, Any] = {"statement": name, "goal_ms": goal}
         if name in wrong:
-            row |= {"wrong": wrong[name]}
+            said |= {"wrong": wrong[name]}
         else:
-            row |= {"median_ms": round(statistics.median(times[name]), 4), "fastest_ms": round(min(times[name]), 4)}
-            row |= {"again_ms": round(statistics.median(again[name]), 4)}
-            row |= {"within_goal": row["median_ms"] < goal}
-        out.append(row)
+            said |= {"median_ms": round(statistics.median(times[name]), 4), "fastest_ms": round(min(times[name]), 4)}
+            said |= {"again_ms": round(statistics.median(again[name]), 4)}
+            said |= {"within_goal": said["median_ms"] < goal}
+        out.append(said)
     return out
 
 

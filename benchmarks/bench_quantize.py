@@ -115,7 +115,8 @@ def in_turn(calls: list[Callable[[], Any]], rounds: int) -> list[Callable[[], No
     def launch(at: int) -> None:
         held[at] = calls[at]()
 
-    return [functools.partial(launch, at) for at in range(len(calls))] * rounds
+    once: list[Callable[[], None]] = [functools.partial(launch, at) for at in range(len(calls))]
+    return once * rounds
 
 
 def measured(device: Any, contenders: Calls, expected: float, rounds: int, loop: float = LOOP) -> dict[str, float]:
@@ -157,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from layoutgemm.bench import machine
     from layoutgemm.bench.method import CudaDevice
 
-    device, record = CudaDevice(), {"machine": machine.facts(), "wrong": differing("cuda"), "times": {}}
+    device = CudaDevice()
+    record: dict[str, Any] = {"machine": machine.facts(), "wrong": differing("cuda"), "times": {}}
     print(record["machine"], f"wrong: {record['wrong']}", flush=True)
     compiled = torch.compile(formula, dynamic=False)
     for m, n, k in SHAPES if not record["wrong"] else ():

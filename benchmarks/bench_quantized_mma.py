@@ -24,17 +24,22 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from benchmarks.bench_quantized import FORMATS, INT4, RAGGED
+from benchmarks.bench_quantized import FORMATS, INT4, RAGGED, Call
 from layoutgemm.kernels.epilogue.chain import Bias
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from layoutgemm.kernels.sm80.quantized.choose import packed_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from layoutgemm.torch_op.launch import DirectLaunch
 
 START, SMS = time.time(), 132
 ROWS, SIZES = (1, 16, 64, 256, 4096), ((8192, 8192), (4096, 4096))
@@ -64,7 +69,9 @@ def said(*text: object) -> None:
     print(f"[{time.time() - START:5.1f} s]", *text, flush=True)
 
 
-def planned(name: str, sizes: tuple[int, int, int], kind: str, config: Sm80Config | None, arch: str = "sm_90a"):
+def planned(
+    name: str, sizes: tuple[int, int, int], kind: str, config: Sm80Config | None, arch: str = "sm_90a"
+) -> Sm80Plan:
     """The plan of rows, n, k; the weights' format by name, or "" for bf16 weights."""
     rows, n, k = sizes
     if not name:
@@ -79,9 +86,12 @@ def planned(name: str, sizes: tuple[int, int, int], kind: str, config: Sm80Confi
     )
 
 
-def jobs() -> list[tuple]:
+Job: TypeAlias = tuple[Any, ...]  # the arguments of `planned`
+
+
+def jobs() -> list[Job]:
     """Everything that is compiled."""
-    found = [(name, size, kind, None) for name in FORMATS for kind in ("bf16", "f16") for size in RAGGED]
+    found: list[Job] = [(name, size, kind, None) for name in FORMATS for kind in ("bf16", "f16") for size in RAGGED]
     for n, k in SIZES:
         for rows in ROWS:
             found += [(INT4, (rows, n, k), "bf16", config) for config in (None, *OTHERS[rows].values())]
@@ -89,7 +99,7 @@ def jobs() -> list[tuple]:
     return found + [(name, (rows, 1000, 4224), "bf16", None, "sm_80") for name, rows in JIT]
 
 
-def compile_one(job: tuple) -> str:
+def compile_one(job: Job) -> str:
     """Compile one; the refusal if there is one."""
     try:
         made = planned(*job).compile()
@@ -111,7 +121,7 @@ def compiled() -> None:
                 said(f"{number + 1} of {len(jobs())} compiled")
 
 
-def direct(plan: Sm80Plan, pitch: int):
+def direct(plan: Sm80Plan, pitch: int) -> DirectLaunch:
     """The launch of a plan: addresses of weights, x, C, then vectors."""
     from layoutgemm.torch_op.launch import DirectLaunch
     from layoutgemm.torch_op.quantized.launch import mma_arguments_of
@@ -122,7 +132,7 @@ def direct(plan: Sm80Plan, pitch: int):
     return DirectLaunch(plan.compile(), *mma_arguments_of(plan, pitch), 0, plan)
 
 
-def jitted(plan: Sm80Plan, tensors, stream: int) -> None:
+def jitted(plan: Sm80Plan, tensors: Sequence[torch.Tensor], stream: int) -> None:
     """Launch the plan's PTX through the driver's JIT. tensors: weights, x, C, and the vectors."""
     from cuda.bindings import driver
 
@@ -130,7 +140,9 @@ def jitted(plan: Sm80Plan, tensors, stream: int) -> None:
 
     ptx = re.sub(r"\.version \d+\.\d+", ".version 9.0", plan.compile().ptx)
     assert ".target sm_80" in ptx
-    name = re.search(r"\.visible \.entry (\w+)\(", ptx)[1]
+    found = re.search(r"\.visible \.entry (\w+)\(([^)]*)\)", ptx)
+    assert found is not None, "no entry"
+    name, parameters = found.groups()
     module = got(driver.cuModuleLoadData(ptx.encode() + b"\0"))
     function = got(driver.cuModuleGetFunction(module, name.encode()))
     most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -139,14 +151,14 @@ def jitted(plan: Sm80Plan, tensors, stream: int) -> None:
     words = [word for vector in vectors for word in (vector, 0)]
     values = (x, units, c, plan.m, plan.n, plan.k, plan.k, plan.k, plan.n, *words)
     kinds = [ctypes.c_uint64] * 3 + [ctypes.c_int32] * 3 + [ctypes.c_uint64] * (3 + len(words))
-    count = re.search(r"\.entry \w+\(([^)]*)\)", ptx)[1].count(".param")
+    count = parameters.count(".param")
     assert count == len(values), f"{count} parameters, not {len(values)}"
     blocks = int(plan.order.count(plan.tiles))
     launch = (function, blocks, 1, 1, plan.threads, 1, 1, plan.smem.total, stream, (values, tuple(kinds)), 0)
     got(driver.cuLaunchKernel(*launch))
 
 
-def error_of(c, x, weight, bias) -> float:
+def error_of(c: torch.Tensor, x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> float:
     """The error as a share of its bound."""
     from benchmarks.bench_quantized import wrong
 
@@ -196,7 +208,8 @@ def timed(size: tuple[int, int], save: Callable[[Any], None]) -> None:
     weights = [first, *[replace(first, units=first.units.clone()) for _ in range(count - 1)]]
     wide = [torch.randn(n, k, device="cuda").bfloat16() for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)]
     for rows in ROWS:
-        row, calls = Row(INT4, n, k, rows, first.units.numel() / rate * 1e6), {}
+        row = Row(INT4, n, k, rows, first.units.numel() / rate * 1e6)
+        calls: dict[str, Sequence[Call]] = {}
         xs = [torch.randn(rows, k, device="cuda").bfloat16() for _ in weights]
         cs = [torch.empty(rows, n, device="cuda", dtype=torch.bfloat16) for _ in weights]
 
@@ -266,8 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         record["rows"].append(row.recorded)
         kept()
 
-    for size in SIZES:
-        timed(size, save)
+    for matrix in SIZES:
+        timed(matrix, save)
     return 1 if wrong else 0
 
 

@@ -186,7 +186,7 @@ def scaled(sizes: tuple[int, int, int], tiles: int = 0) -> tuple[dict[str, list[
             lambda s=s, more=more: layoutgemm.scaled_matmul(s[0], by_columns, s[1].T, sb, out=s[2], **more)
             for s in sets
         ])  # fmt: skip
-    of_rows = [lambda s=s: layoutgemm.scaled_matmul(s[0], sa, s[1].T, sb, out=s[2]) for s in sets]
+    of_rows: list[Call] = [lambda s=s: layoutgemm.scaled_matmul(s[0], sa, s[1].T, sb, out=s[2]) for s in sets]
     attempt(calls, f"{OURS}, scales along K", of_rows)
     calls[OURS] = [lambda s=s: layoutgemm.scaled_matmul(s[0], by_columns, s[1].T, sb, out=s[2]) for s in sets]
     calls[OURS][0]()
@@ -201,7 +201,7 @@ def group_tiles(rows: int, with_scales: bool) -> dict[str, Sm90Config]:
     >>> list(group_tiles(20, True))
     ['64x64', '64x96', '64x128', '64x192']
     """
-    usual = {"chunks": 1, "buffers": 2, "l2_promotion": "256B"}
+    usual: dict[str, Any] = {"chunks": 1, "buffers": 2, "l2_promotion": "256B"}
     if rows <= 64:
         widths = (64, 96, 128, 192) if with_scales else range(96, 257, 16)
         return {f"64x{n}": Sm90Config((64, n), consumers=1, loader="warp", **usual) for n in widths}
@@ -454,7 +454,14 @@ def steps(sizes: tuple[int, int, int, int]) -> tuple[dict[str, list[Call]], floa
     return calls, off(found[1][-1][some], left[:, last] @ right[:, last].T)
 
 
-OF_GROUPS = {"grouped": grouped, "masked": masked, "uneven": partial(grouped, unevenness=0.3)}
+FORMS: dict[str, Callable[[Any, bool, int], tuple[dict[str, list[Call]], float]]] = {
+    "scaled": lambda sizes, _, tiles: scaled(sizes, tiles),
+    "grouped": grouped,
+    "masked": masked,
+    "along K": lambda sizes, scales, tiles: (along_k_scaled if scales else along_k)(sizes, tiles),
+    "uneven": partial(grouped, unevenness=0.3),
+    "steps": lambda sizes, *_: steps(sizes),
+}
 
 
 def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, loop: float = 0.0) -> int:
@@ -476,13 +483,7 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, lo
         torch.manual_seed(0)
         title = f"{kind} {'x'.join(map(str, sizes))}"
         form, with_scales = kind.partition(",")[0], kind.endswith("scaled")
-        if form == "steps":
-            calls, error = steps(sizes)
-        elif form in OF_GROUPS:
-            calls, error = OF_GROUPS[form](sizes, with_scales, tiles)
-        else:
-            of_k = along_k_scaled if with_scales else along_k
-            calls, error = of_k(sizes, tiles) if form == "along K" else scaled(sizes, tiles)
+        calls, error = FORMS[form](sizes, with_scales, tiles)
         torch.cuda.synchronize()
         if not error <= 1:
             print(f"WRONG {title}: {error:.2f} of the bound", flush=True)

@@ -70,7 +70,7 @@ def _router() -> dict[str, Sm90Choice]:
         "chunks": 2,
         "buffers": 1,
     }
-    straight = {
+    straight: dict[str, dict[str, Any]] = {
         "128 deep": {"tile_k": 128}, "128 deep, 256B": {"tile_k": 128, "l2_promotion": "256B"},
         "256B": {"l2_promotion": "256B"}, "no prefetch": {"prefetch": 0}, "trigger at the end": {"trigger": "end"},
         "two warpgroups": {"consumers": 2}, "alone": {"cluster": (1, 1), **tiled},
@@ -78,7 +78,7 @@ def _router() -> dict[str, Sm90Choice]:
         "64x256": {"tile": (64, 256), "cluster": (1, 1)}, "64x256, shared B": {"tile": (64, 256), "cluster": (2, 1)},
         "128x256 in 2 parts": {**split, "tile": (128, 256)}, "256x128 in 2 parts": {**split, "tile": (256, 128)},
     }  # fmt: skip
-    transposed = {  # clusters of four: 30 are resident, and 29 of 128x144 cover 8192 tokens
+    transposed: dict[str, dict[str, Any]] = {  # clusters of four: 30 are resident, and 29 of 128x144 cover 8192 tokens
         "transposed 128x144, four": {"tile": (128, 144), "cluster": (2, 2)},
         "transposed 256x72, four": {"tile": (256, 72), "cluster": (1, 4), "consumers": 2},
         "transposed 256x64": {"tile": (256, 64), "consumers": 2},

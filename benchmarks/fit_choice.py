@@ -250,10 +250,10 @@ def pairs(tried: Sequence[Tried]) -> list[str]:
                     kind = config.tile[0], config.tile[1] >= 192, config.schedule, other.config.cluster
                     found.setdefault(kind, []).append(logs)
     lines = []
-    for (rows, wide, schedule, cluster), logs in sorted(found.items()):
-        measured, modelled = (100 * statistics.median(values) for values in zip(*logs, strict=True))
+    for (rows, wide, schedule, cluster), both in sorted(found.items()):
+        measured, modelled = (100 * statistics.median(values) for values in zip(*both, strict=True))
         columns = "from 192 columns" if wide else "narrower"
-        said = f"measured {measured:+.1f}%, modelled {modelled:+.1f}%, {len(logs)} pairs"
+        said = f"measured {measured:+.1f}%, modelled {modelled:+.1f}%, {len(both)} pairs"
         lines.append(f"{rows} rows, {columns}, {schedule}, (1,2) against {cluster}: {said}")
     return lines
 

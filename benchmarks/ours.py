@@ -82,7 +82,7 @@ def resolve(where: str) -> Callable[[Any, Any, Any], object]:
     5.0
     """
     module, _, attribute = where.partition(":")
-    found = importlib.import_module(module)
+    found: Any = importlib.import_module(module)
     for part in attribute.split("."):
         found = getattr(found, part)
     return found

@@ -33,6 +33,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import bench_gemm, needs
 from layoutgemm.bench.method import BenchProblem, Contender
+from layoutgemm.cli.bench import shapes
 
 ELAPSED = "avg.pct_of_peak_sustained_elapsed"
 METRICS = {
@@ -173,7 +174,7 @@ def table(options: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a failed contender, 2 without a GPU or ncu. Raises RuntimeError without kernels."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shapes", type=bench_gemm.shapes, default=bench_gemm.SHAPES, help="default: the whole table")
+    parser.add_argument("--shapes", type=shapes, default=bench_gemm.SHAPES, help="default: the whole table")
     parser.add_argument("--contender", default="torch.mm,layoutgemm", help="beginnings of names, comma-separated")
     parser.add_argument("--object", action="append", default=[], metavar="NAME=FILE.o", help="as for bench_gemm.py")
     parser.add_argument("--ncu", default="ncu")

@@ -167,6 +167,7 @@ def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
         words = ["emulate", "--json", "--arch", example.arch, "--ranks", str(example.ranks)]
         calls = [[*words, str(folder / example.after)]] if example.after else []
         calls += [[*words, str(script), *shlex.split(example.args)]]
+        status: int | None = 0
         out, err = Path(work) / "out.txt", Path(work) / "err.txt"
         for call in calls:
             child = os.fork()  # torch and the DSL are loaded once, before the first
@@ -179,7 +180,7 @@ def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
             if status:
                 break
         said = [path.read_text(errors="replace") for path in (out, err)]
-    done = outcome(said[0], said[1], status, time.monotonic() - start)
+    done = outcome(said[0], said[1], status or 0, time.monotonic() - start)
     if example.raises and done.error.startswith(example.raises):
         done.status = 0
     done.checks = CHECK.search(text) is not None

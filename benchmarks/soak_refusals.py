@@ -26,7 +26,7 @@ class Refusal:
 
     name: str
     call: Callable[[], object]
-    error: type[Exception]
+    error: type[Exception] | tuple[type[Exception], ...]
     text: str
     out: Any = None
 
@@ -39,7 +39,7 @@ class Refusal:
             if not re.search(self.text, str(found)):
                 return f"{self.name}: the error says {str(found)[:200]!r}, not {self.text!r}"
         except Exception as found:
-            return f"{self.name}: {type(found).__name__} instead of {self.error.__name__}: {str(found)[:200]}"
+            return f"{self.name}: {type(found).__name__} instead of {self.error}: {str(found)[:200]}"
         else:
             return f"{self.name}: was not refused"
         if before is not None and not torch.equal(before.float().nan_to_num(), self.out.float().nan_to_num()):
@@ -123,15 +123,15 @@ def _outputs(device: str) -> Iterator[Refusal]:
             ("columns that meet b's", square, wide[:, 32:], wide[:, 31:63]),
             ("rows that meet a's", wide.view(64, 32)[:32], square, wide.view(64, 32)[31:63]),
         ):
-            call = lambda a=a, b=b, out=out: matmul(a, b, out=out)  # noqa: E731
-            yield Refusal(f"out over {name} {dtype}", call, TensorError, "shares memory", out)
+            over = lambda a=a, b=b, out=out: matmul(a, b, out=out)  # noqa: E731
+            yield Refusal(f"out over {name} {dtype}", over, TensorError, "shares memory", out)
         for who in range(3):
             tensors = [x.clone(), y.clone(), torch.full((16, 24), 5.0, device=device, dtype=dtype)]
             tensors[who].requires_grad_()
-            call = lambda t=tensors: matmul(t[0], t[1], out=t[2])  # noqa: E731
-            yield Refusal(f"out and a gradient of {who} {dtype}", call, TensorError, "automatic differentiation")
-        call = lambda x=x, y=y: matmul(x, y, out=[1.0])  # noqa: E731
-        yield Refusal(f"out is a list {dtype}", call, OperandError, "not a torch tensor")
+            recorded = lambda t=tensors: matmul(t[0], t[1], out=t[2])  # noqa: E731
+            yield Refusal(f"out and a gradient of {who} {dtype}", recorded, TensorError, "automatic differentiation")
+        into_list = lambda x=x, y=y: matmul(x, y, out=[1.0])  # noqa: E731
+        yield Refusal(f"out is a list {dtype}", into_list, OperandError, "not a torch tensor")
 
 
 def _output_types(device: str) -> Iterator[Refusal]:
@@ -191,7 +191,7 @@ def _epilogues(device: str) -> Iterator[Refusal]:
         call = lambda name=name: matmul(x, y, activation=name)  # noqa: E731
         yield Refusal(f"activation {name!r}", call, OperandError, "known are")
     yield Refusal("beta without c", lambda: gemm(1.0, x, y, 2.0), OperandError, "needs a c")
-    for shape in ((23,), (24, 16), (2, 16, 24)):
-        c = torch.ones(shape, device=device, dtype=BF16)
+    for other in ((23,), (24, 16), (2, 16, 24)):
+        c = torch.ones(other, device=device, dtype=BF16)
         call = lambda c=c: gemm(1.0, x, y, 1.0, c)  # noqa: E731
-        yield Refusal(f"gemm: c of shape {shape}", call, (TensorError, RuntimeError), "")
+        yield Refusal(f"gemm: c of shape {other}", call, (TensorError, RuntimeError), "")

@@ -117,8 +117,8 @@ def run_mma_sync(gpu: Any, atom: MmaAtom, rng: np.random.Generator, quick: bool)
     """(number of cases, first difference or empty) of one atom."""
     choices: list[mma_sync.Selectors] = [((0, 0), (0, 0))]
     if atom.scale is not None:
-        sides = [list(itertools.product(*selectors(atom, name))) for name in ("SFA", "SFB")]
-        choices = list(itertools.product(*sides))[:: 7 if quick else 1]
+        first, second = (list(itertools.product(*selectors(atom, name))) for name in ("SFA", "SFB"))
+        choices = list(itertools.product(first, second))[:: 7 if quick else 1]
     cases = 0
     for number, chosen in enumerate(choices):
         module = gpu.load(mma_sync.kernel(atom, gpu.target, version_for(gpu), selectors=chosen))
@@ -200,13 +200,13 @@ def run_wgmma(gpu: Any, atom: MmaAtom, rng: np.random.Generator, pair: tuple[Any
     module = gpu.load(text)
     cases = 0
     try:
-        plans = [("random", {})]
+        plans: list[tuple[str, dict[str, np.ndarray]]] = [("random", {})]
         plans += [(f"index bits {name}", {name: index_bits(atom, name)}) for name in "AB"]
         for name, given in plans:
             count = len(next(iter(given.values()))) if given else 8
             matrices = {op: given.get(op, random_matrices(rng, atom, op, count)) for op in "ABC"}
             cases += count
-            inputs = []
+            inputs: list[np.ndarray] = []
             for operand in "ABC":
                 side = sides.get(operand)
                 if operand == "C" or side is None:

@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         for form, pattern in cases():
             if form.kind == "stmatrix" and gpu.capability < (9, 0):
                 continue
-            row = {"form": form.name, "pattern": pattern.name, "plain": pattern.plain}
+            row: dict[str, Any] = {"form": form.name, "pattern": pattern.name, "plain": pattern.plain}
             row |= {"wavefronts": predicted(form, pattern), "by_phases": predicted(form, pattern, packing=False)}
             rows.append(row | {"cycles": round(measure(gpu, compiled, form, pattern), 4)})
     if options.plant:

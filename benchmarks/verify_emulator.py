@@ -68,7 +68,7 @@ def sync_case(atom: MmaAtom, version: str, target: str, rng: np.random.Generator
 def group_case(atom: MmaAtom, version: str, target: str, rng: np.random.Generator, normal: bool) -> tuple[Any, ...]:
     """The same for a wgmma form, with operands as whole shared-memory tiles."""
     described: dict[str, Any] = {"A": None}
-    inputs = []
+    inputs: list[np.ndarray] = []
     for operand in "ABC":
         if operand == "C" or (operand == "A" and atom.a_source == "rmem"):
             inputs.append(register_words(atom, operand, rng, normal))

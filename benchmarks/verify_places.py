@@ -133,7 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     from layoutgemm.bench import machine
 
-    gpu, facts = Gpu(), machine.facts()
+    gpu = Gpu()
+    facts: dict[str, Any] = machine.facts()
     known = ClusterOccupancy(int(facts["sms"]), asked(gpu.torch.cuda.current_device()))
     print(f"{facts['gpu']}: {known.multiprocessors} multiprocessors, places for {known.clusters} clusters of {SIZES}")
     place, seen, failed = places_of(gpu, known.clusters), {}, 0

@@ -56,7 +56,7 @@ def main() -> None:
     theirs = [x.float().requires_grad_(args.backward) for x in given]
     out = flash_attn_func(*ours, causal=args.causal)
     out = out[0] if isinstance(out, tuple) else out
-    wanted = reference(*theirs, args.causal)
+    wanted = reference(theirs[0], theirs[1], theirs[2], args.causal)
     pairs = [("out", out, wanted)]
     if args.backward:
         dout = torch.randn(out.shape, device="cuda", dtype=torch.bfloat16)
