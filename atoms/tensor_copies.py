@@ -4,7 +4,7 @@ python atoms/tensor_copies.py
 """
 
 from layoutgemm import Layout, dims
-from layoutgemm.atoms import smem_tile, tma_load
+from layoutgemm.atoms import SmemTile, smem_tile, tma_load
 from layoutgemm.checks import filled_by, tiles_cover
 from layoutgemm.errors import TmaError
 
@@ -23,7 +23,7 @@ for gmem, smem, tile, options in (
 ):
     plan = tma_load(gmem, smem, "bf16", tile=tile, **options)
     box = " x ".join(f"{name} {extent}" for name, extent in zip(plan.dims, plan.box, strict=True))
-    shown = f"{smem.major}-major, {smem.swizzle_name}, {smem.extent}" if hasattr(smem, "extent") else str(smem)
+    shown = f"{smem.major}-major, {smem.swizzle_name}, {smem.extent}" if isinstance(smem, SmemTile) else str(smem)
     each = f", {len(plan.issued_by(0))} per CTA" if plan.multicast > 1 else ""
     print(f"{gmem!s:>24}  {shown:<34} {box:<26} {len(plan.instructions)}{each}")
     assert filled_by("tile", smem, plan) and tiles_cover("tensor", plan)  # each element once, for all M, K, B

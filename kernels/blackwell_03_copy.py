@@ -63,7 +63,7 @@ class Copy:
         size = allocation_columns(self.columns)
         if thread == 0:
             for barrier in self.barriers:
-                bridge.barrier_init(shared[barrier.name], barrier.count)
+                bridge.barrier_init(shared[barrier.name], barrier.arrivals)
             bridge.barriers_visible()
         if warp == 0:
             tensor.tensor_allocate(shared["slot"], size)

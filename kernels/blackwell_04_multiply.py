@@ -70,7 +70,7 @@ class Multiply:
         columns = self.mma.accumulator.allocation
         if thread == 0:
             for barrier in self.barriers:
-                bridge.barrier_init(shared[barrier.name], barrier.count)
+                bridge.barrier_init(shared[barrier.name], barrier.arrivals)
             bridge.barriers_visible()
         if warp == 0:
             tensor.tensor_allocate(shared["slot"], columns)

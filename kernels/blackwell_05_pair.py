@@ -80,7 +80,7 @@ class Pair:
         columns = self.mma.accumulator.allocation
         if thread == 0:
             for barrier in self.barriers:
-                bridge.barrier_init(shared[barrier.name], barrier.count)
+                bridge.barrier_init(shared[barrier.name], barrier.arrivals)
             bridge.barriers_visible()
         # 1. A warp of each CTA allocates, and both get the same columns. Then the pair synchronises.
         if warp == 0:

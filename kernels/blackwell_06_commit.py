@@ -78,7 +78,7 @@ class Commit:
         columns = allocation_columns(2 * N)
         if thread == 0:
             for barrier in self.barriers:
-                bridge.barrier_init(shared[barrier.name], barrier.count)
+                bridge.barrier_init(shared[barrier.name], barrier.arrivals)
             bridge.barriers_visible()
         if warp == 0:
             tensor.tensor_allocate(shared["slot"], columns)

@@ -39,10 +39,10 @@ except Exception as error:  # no nvdisasm
 # Small integers, so that every sum is exact.
 rng = np.random.default_rng(0)
 a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((m, k), (k, n)))
-given = [global_matrix(operand, value, [], True) for operand, value in ((plan.a, a), (plan.b, b))]
+of_a, of_b = [global_matrix(operand, value, [], True) for operand, value in ((plan.a, a), (plan.b, b))]
 want = plan.c.dtype.encode(a @ b)
 for order in ORDERS[:2]:
-    words, done = emulate_plan(plan, *given, replace(order, tensor_strict=True), progress=False)
+    words, done = emulate_plan(plan, of_a, of_b, replace(order, tensor_strict=True), progress=False)
     done.raise_for_findings()
     if not np.array_equal(words, want):
         raise SystemExit(f"{int((words != want).sum())} elements of C are wrong")

@@ -53,7 +53,7 @@ class DistanceKernel:
         m0, n0, k_tiles = row * self.tile_m, column * self.tile_n, levels.tiles(k, self.tile_k)
         shared, mma = bridge.SharedMemory(self.smem), bridge.Wgmma(self)
         if thread == 0:
-            bridge.init_barriers(shared.full, self.stages, self.pipeline.mbarrier("full").count)
+            bridge.init_barriers(shared.full, self.stages, self.pipeline.mbarrier("full").arrivals)
         bridge.block_sync()
         for s in cutlass.range_constexpr(self.stages):
             self.load(shared, (map_a, map_b), (m0, n0, s), thread, s, k_tiles)

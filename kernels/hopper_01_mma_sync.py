@@ -58,6 +58,7 @@ SCHEDULE = schedule.Linear("N")
 class MmaSyncKernel:
     """Shared by both kernels: the launch, the MMAs of a fragment, and the store."""
 
+    kernel: Any  # each has its own
     smem_bytes = 0
 
     @cute.jit

@@ -100,7 +100,7 @@ class TmaKernel:
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
-                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
+                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").arrivals)
             bridge.barriers_visible()
         bridge.block_sync()
 

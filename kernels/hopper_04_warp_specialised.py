@@ -111,7 +111,7 @@ class WarpSpecialisedKernel:
 
         # 2. Shared memory and mbarriers; one thread initialises them with the pipeline's arrive counts.
         shared = bridge.SharedMemory(self.smem)
-        full, empty = self.pipeline.mbarrier("full").count, self.pipeline.mbarrier("empty").count
+        full, empty = self.pipeline.mbarrier("full").arrivals, self.pipeline.mbarrier("empty").arrivals
         if thread == 0:
             bridge.prefetch_map(map_a)
             bridge.prefetch_map(map_b)

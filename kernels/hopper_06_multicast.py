@@ -109,7 +109,7 @@ class MulticastKernel:
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
-                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
+                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").arrivals)
                 # Rank 0 waits for both CTAs, since it writes to both; rank 1 for its own.
                 for r in cutlass.range_constexpr(blocks):
                     if rank == r:

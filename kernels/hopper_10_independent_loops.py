@@ -121,8 +121,8 @@ class IndependentKernel:
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
-                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
-                bridge.barrier_init(shared.empty(s), self.pipeline.mbarrier("empty").count)
+                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").arrivals)
+                bridge.barrier_init(shared.empty(s), self.pipeline.mbarrier("empty").arrivals)
             bridge.barriers_visible()
             for each in (map_a, map_b, map_c):
                 bridge.prefetch_map(each)

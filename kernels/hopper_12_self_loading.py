@@ -42,10 +42,12 @@ from cutlass import Int32, Int64
 from layoutgemm.atoms import wgmma
 from layoutgemm.checks import check_pipeline, matrix_access, registers
 from layoutgemm.dtypes import bf16
+from layoutgemm.kernels.derive import Operand
 from layoutgemm.kernels.dsl import bridge
 from layoutgemm.kernels.ladder import level_checks, levels
-from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline, StoreRing
-from layoutgemm.kernels.store import Operand, StorePlan
+from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline
+from layoutgemm.kernels.store import StorePlan
+from layoutgemm.kernels.store_ring import StoreRing
 from layoutgemm.report import Report
 from layoutgemm.schedule import Grouped, Persistent
 
@@ -125,8 +127,8 @@ class SelfLoadingKernel:
         # 2. mbarriers, initialised once. A cluster barrier comes before any arrival from the other CTA.
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
-                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
-                bridge.barrier_init(shared.empty(s), self.pipeline.mbarrier("empty").count)
+                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").arrivals)
+                bridge.barrier_init(shared.empty(s), self.pipeline.mbarrier("empty").arrivals)
             bridge.barriers_visible()
             for each in (*loads, *stores):
                 bridge.prefetch_map(each)

@@ -7,6 +7,8 @@ Needs: dsl.
 No copy of the tokens and no sorted copy of the results: the kernels read rows, and write them, through indices.
 """
 
+from typing import Any
+
 import numpy as np
 
 from layoutgemm.kernels import IndexedRows, Ragged, RowIndices, Sm90Config, Sm90Plan
@@ -18,7 +20,7 @@ chosen = np.stack([rng.permutation(experts)[:choices] for _ in range(tokens)]).r
 order = np.argsort(chosen, kind="stable").astype(np.int32)  # product rows by expert: token * choices + choice
 offsets = np.append(0, np.cumsum(np.bincount(chosen, minlength=experts))).astype(np.int32)
 gate, rows, m = rng.integers(1, 3, tokens * choices).astype(np.float32), (order // choices).astype(np.int32), len(order)
-common = {"batch": experts, "ragged": Ragged.of(experts), "b": "bf16:col", "c": "bf16"}
+common: dict[str, Any] = {"batch": experts, "ragged": Ragged.of(experts), "b": "bf16:col", "c": "bf16"}
 config = Sm90Config((64, 64), consumers=1, stages=3, loader="warpgroup")
 up = Sm90Plan.derive(m, hidden, width, config=config, epilogue=Epilogue(Activation("relu")),
                      indexed=IndexedRows(gather=RowIndices(tokens)), **common)  # fmt: skip

@@ -7,6 +7,8 @@ that shows it. Errors with more detail keep it in attributes, so a program can r
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LayoutError(ValueError):
     """The base of every error that layoutgemm raises on purpose.
@@ -117,7 +119,7 @@ class TmaError(LayoutError):
     similar request that works (`atoms.tma.suggest.Suggestion`), or None if none was found.
     """
 
-    def __init__(self, reason: str = "", witness: object = None, rule: str = "", nearest: object = None) -> None:
+    def __init__(self, reason: str = "", witness: object = None, rule: str = "", nearest: Any = None) -> None:
         super().__init__(reason + (f"; nearest that works: {nearest}" if nearest is not None else ""), witness)
         self.arithmetic = reason
         self.rule = rule

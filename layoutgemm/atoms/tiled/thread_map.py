@@ -86,7 +86,7 @@ class View:
         """The (thread, value, rest) of an element, given as (row, column) or row + rows*column."""
         return Layout(self.shape).coord(self._position(element))
 
-    def owners(self, element: object) -> tuple[object, ...]:
+    def owners(self, element: object) -> tuple[tuple[int, ...], ...]:
         """Every (thread, value, rest) that holds the element: its owner, and what the modes of stride 0 repeat."""
         first, domain = self._position(element), Layout(self.shape)
         return tuple(domain.coord(first + int(x)) for x in sorted(self.index.nullspace().offsets()))

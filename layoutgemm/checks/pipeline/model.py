@@ -103,6 +103,18 @@ class Mbarrier:
     stages: int = 1
     bytes: int = 0
 
+    @property
+    def arrivals(self) -> int:
+        """Arrivals that complete a phase in every CTA. Raises PlanError where ranks of the cluster differ.
+
+        >>> Mbarrier("full", (3, 3)).arrivals
+        3
+        """
+        counts = set(self.count) if isinstance(self.count, tuple) else {self.count}
+        if len(counts) != 1:
+            raise PlanError(f"{self.name}: a phase completes after {self.count} arrivals by rank; see `count_of`")
+        return counts.pop()
+
     @checked(PlanError)
     def count_of(self, rank: int) -> int:
         """Arrivals that complete a phase in the CTA of that rank."""

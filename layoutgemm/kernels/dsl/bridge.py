@@ -19,13 +19,12 @@ traced, with traced values (`Int32`, `Int64`) as arguments.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..plan import SmemMap
 from .copies import (
     SelectedTensorMap,
     cluster_mask,
@@ -102,13 +101,25 @@ from .warp import (
 from .wgmma import Wgmma, WgmmaOperand, matrix_descriptor
 
 
+class SharedExtent(Protocol):
+    """The size and the alignment of a block's shared memory, which every plan's map has."""
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that its first address is a multiple of."""
+
+
 class SharedMemory:
     """The block's dynamic shared memory, laid out as the plan's SmemMap says.
 
     `stage` may be a Python int or traced. Offsets and strides are those of the map; nothing is added here.
     """
 
-    def __init__(self, smem: SmemMap):
+    def __init__(self, smem: SharedExtent):
         self.smem: Any = smem  # of each architecture its own kind
         # allocate() raises the launch's dynamic shared memory to what is asked; the symbol carries the alignment
         self.base = cutlass.memory.SmemAllocator().allocate(smem.total, smem.alignment)

@@ -16,6 +16,7 @@ from functools import cached_property
 from math import lcm
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arguments import checked, shown
 from ...errors import PlanError
@@ -322,7 +323,7 @@ class Epilogue:
             x = step.apply(x, at)
         return x
 
-    def reference(self, accumulator: np.ndarray, **given: object) -> Outputs:
+    def reference(self, accumulator: npt.ArrayLike, **given: object) -> Outputs:
         """The same in NumPy, in float32: accumulator (M, N), or (batch, M, N), operands by name.
 
         Vectors have shape (N,) or (M,), or (batch, ...); matrices C's shape. Raises PlanError for one that is missing,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ...arguments import shown
 from ...dtypes import DType
@@ -45,6 +46,13 @@ class EpilogueOperand:
     unit: tuple[int, int] = (1, 1)
     start: float = 0.0
     places: int = 1
+
+    if TYPE_CHECKING:  # the type may be given by its name
+
+        def __init__(
+            self, name: str, axes: str, dtype: DType | str, host: bool = False, order: str = "row",
+            written: bool = False, unit: tuple[int, int] = (1, 1), start: float = 0.0, places: int = 1,
+        ) -> None: ...  # fmt: skip
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():

@@ -300,10 +300,10 @@ def wgmma_report(
     b: OperandPlan,
     smem: SharedMap,
     pipeline: Pipeline | None,
-    *more: Check,
+    *more: Check | None,
     blocks_per_sm: int = 1,
 ) -> Report:
-    """Checks of every wgmma level: operands, fragment map, shared memory, pipeline; then `more`.
+    """Checks of every wgmma level: operands, fragment map, shared memory, pipeline; then `more`, but for None.
 
     Loads of an A in registers have checks of their own: `load_checks`.
     """
@@ -311,7 +311,7 @@ def wgmma_report(
     checks.append(shared_memory(ARCH, smem.parts(), blocks_per_sm))
     if pipeline is not None:
         checks.append(check_pipeline(pipeline))
-    return Report((*checks, *more))
+    return Report((*checks, *[check for check in more if check is not None]))
 
 
 # -------------------------------------------------------------------------------------------------------- the program

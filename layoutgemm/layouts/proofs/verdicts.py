@@ -237,6 +237,11 @@ class Undecided:
         return self.why
 
     @property
+    def method(self) -> str:
+        """ "": no method decided."""
+        return ""
+
+    @property
     def witness(self) -> None:
         """None: nothing was found."""
         return None

@@ -60,6 +60,10 @@ class PrologueOperand:
     axis: str
     dtype: DType
 
+    if TYPE_CHECKING:  # the type may be given by its name
+
+        def __init__(self, name: str, axis: str, dtype: DType | str) -> None: ...
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise PlanError(f"an operand of a prologue is named {shown(self.name)}: no identifier")
