@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arch import Arch
+from ..arch import ArchName
 from ..arguments import as_int, checked, refusal, shown
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
@@ -253,7 +253,7 @@ def launches_of(
 @contextmanager
 @checked(EmulatorError)
 def emulated_gpu(
-    arch: Arch = "sm_90a",  # type: ignore[assignment]
+    arch: ArchName = "sm_90a",
     *,
     policy: Orders = None,
     progress: bool = True,
