@@ -29,7 +29,7 @@ from .sm90.choose.prologue import prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, with_whole_rows
 from .sm90.gated import combination
 from .sm90.indexed.choose import indexed_config
-from .sm90.operands.combined import Combined
+from .sm90.operands.combined import LEAST_MATRICES, Combined
 from .sm90.operands.pair import SecondPair, pair_of
 from .sm90.operands.prologue import Prologue
 from .sm90.plan import Sm90Config, Sm90Plan
@@ -74,7 +74,7 @@ def plan(
     order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
               columns as that share of the tiles has
     prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
-    pair      K of a second pair of matrices, likewise
+    pair      K of a second pair of matrices, likewise; beside a gate or several matrices B, of each sum
     indexed   rows of A and C by index, likewise, and on sm_100a; m is the product's rows
     triangles A or B is triangular, likewise
 
@@ -97,7 +97,7 @@ def plan(
     gates = combination(gated)
     epilogue = None if epilogue is None else Epilogue.of(epilogue, gated=gates is not None)
     if kind is Sm90Config:
-        parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair), indexed, triangles)
+        parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
     for name, part in (("pair", pair), ("triangles", triangles)):
         if part is not None:
@@ -186,6 +186,8 @@ def _rule(
     if indexed is not None and (not indexed.copies or indexed.scatter is not None):
         wide = stored.dtype.bits == 32
         rule = chain([indexed_config((m, columns, k, 1), not indexed.copies, False, wide)], SPARE)
+    if parts.pair is not None and parts.pair.matrices > LEAST_MATRICES:  # whose tensor maps leave C none
+        rule = (replace(config, store="direct") for config in rule)
     if parts.prologue is not None:
         rule = chain([prologue_config(m, columns, k, batch)], SPARE)
     if order is not None:

@@ -360,7 +360,9 @@ REFUSED: list[tuple[str, Callable[..., Any]]] = [
     ("triangles is a str: a Triangles", lambda a, b: matmul(a, b, triangles="lower")),
     ("two operands of the product are named s", lambda a, b: matmul(
         a, b, prologue=SCALED, epilogue=NAMED, given={"s": SCALE})),
-    ("a gate and a second pair", lambda a, b: matmul((a, a), (b, b), activation="swiglu")),
+    ("a gate and triangular operands|a second pair and triangular", lambda a, b: matmul(
+        (a, a), (b, b), activation="swiglu", triangles=Triangles("lower"))),
+    ("b is of Tensor and Tensor: combine= of two a", lambda a, b: matmul((a, a), (b, b), combine="silu")),
     ("bias and epilogue: one or the other", lambda a, b: matmul((a, a), (b, b), bias=BIAS, epilogue=FINISH)),
     (r"b\[1\] of \[64, 36\]", lambda a, b: matmul((a, a), (b, b[:, :36]))),
     ("rows is torch.float32 of shape", lambda a, b: matmul(a, b, rows=SCALE, bias=BIAS)),

@@ -63,8 +63,6 @@ _OWN_GRIDS = "each group has a grid of its own"
 _OF_WEIGHTS = "packed weights are A, whose rows are output features"
 # (part, other part) -> why no kernel has both; the first is the one that a refusal names.
 REFUSED: dict[tuple[str, str], str] = {
-    ("gate", "second pair"): "two products of one A and their function, or two pairs in one sum",
-    ("several B", "second pair"): "several products of one A and their function, or two pairs in one sum",
     ("main loop", "second pair"): "tables of scales are of one pair",
     ("groups of rows", "second pair"): "the second pair's matrices have no groups",
     ("masked groups", "second pair"): "the second pair's matrices have no groups",
