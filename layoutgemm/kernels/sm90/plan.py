@@ -265,7 +265,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
         half = kernel.half(b_plan)
-        store = kernel.store(half is not None)
+        store = kernel.store(half is not None, kernel.further_maps(a_plan, b_plan))
         exchange = kernel.exchange(atom)
         stages = kernel.stages(a_plan, b_plan, kernel.store_bytes(store), exchange)
         kernel.check_early(stages, tile_k)

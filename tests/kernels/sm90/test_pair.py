@@ -36,6 +36,7 @@ FORMS: dict[str, tuple[str, str, str, int, Sm90Config]] = {
     "parts of K": ("bf16", "bf16:col", "f32", 136, replace(SMALL, one_tile_per_cluster=True, split=2)),
     "reversed": ("bf16", "bf16:col", "f32", 200, replace(SMALL, tuning=replace(SMALL.tuning, reverse_odd_tiles=True))),
     "fetched ahead": ("f16", "f16:col", "f16", 24, SMALL.tuned(overlap=True, prefetch=2)),
+    "chunks of two widths": ("bf16", "bf16:row", "f32", 16, replace(SMALL, tile=(64, 120))),
     "e4m3": ("e4m3", "e4m3:col", "f32", 16, replace(SMALL, cluster=(1, 2))),
 }
 EMULATED = ("last span in part", "in turn", "parts of K", "fetched ahead")
@@ -130,7 +131,7 @@ THREE = Combined.of(lambda x, y, z, ops: x * y - z)
 FOUR = Combined.of(lambda x, y, z, w, ops: x * y - z * w)
 OF_SUMS: dict[str, tuple[Any, dict[str, float], str, int, Sm90Config]] = {
     "two sums": (BOTH, {"s": 3.0}, "col", 40, SMALL),
-    "two sums, shared loads": (BOTH, {"s": 3.0}, "col", 40, replace(SMALL, cluster=(2, 1), tile=(64, 32))),
+    "two sums, shared loads": (BOTH, {"s": 3.0}, "col", 40, replace(SMALL, cluster=(2, 1), tile=(64, 112))),
     "two sums, parts of K": (BOTH, {"s": 3.0}, "row", 40, Sm90Config((64, 128), consumers=1, stages=2, split=2,
                              one_tile_per_cluster=True)),
     "three sums": (THREE, {}, "col", 40, replace(SMALL, tile=(64, 96), store="direct")),
@@ -206,7 +207,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: derive(a="bf16:col", b="bf16", along_k=AlongK.of(1), config=replace(SMALL, loader="warp")),
         "along_k: no kernel has groups along K and a second pair",
     ),
-    (lambda: derive(b="bf16:row", config=replace(SMALL, tile=(64, 120))), "4 tensor maps of C's chunks and 4 further"),
     (lambda: derive(triangles=Triangles("lower")), "pair: no kernel has a second pair and triangular operands"),
     (
         lambda: derive(weights=MXFP4, c="bf16:col"),
