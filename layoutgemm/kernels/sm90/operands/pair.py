@@ -12,7 +12,8 @@ The loop over K runs over the K tiles of the first pair, and then over those of 
 T and T2 are the K tiles of the pairs. Both pairs have the same copies, with tensor maps of their own. Each map ends
 with its pair's K, and TMA fills the rest of the last K tile with zeros. A2 and B2 lie in the orders of A and B.
 
-Several matrices B are numbered through: of two, A multiplies B and B1, and A2 multiplies B2 and B3.
+Several matrices B are numbered through: of two, A multiplies B and B1, and A2 multiplies B2 and B3. A kernel has eight
+tensor maps: two matrices B take six, and C leaves in chunks of two widths. Three take eight, and need store="direct".
 """
 
 from __future__ import annotations
