@@ -99,15 +99,11 @@ def plan(
     if kind is Sm90Config:
         parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    for name, part in (("pair", pair), ("triangles", triangles)):
+    rows = None if kind is Sm100Config else indexed
+    of_hopper = {"pair": pair, "triangles": triangles, "prologue": prologue, "gated": gates, "indexed": rows}
+    for name, part in of_hopper.items():
         if part is not None:
-            raise PlanError(f"{name}: the kernel of {target.name} has none; that of sm_90a has")
-    if indexed is not None and kind is not Sm100Config:
-        raise PlanError(f"indexed: the kernel of {target.name} has none; those of sm_90a and sm_100a have")
-    if prologue is not None:
-        raise PlanError(f"prologue: the kernel of {target.name} multiplies A as it is; sm_90a has a prologue")
-    if gates is not None:
-        raise PlanError(f"gated = {gated}: the kernel of {target.name} has no gated products")
+            raise PlanError(refusal_beside_hopper(name, target.name))
     if kind is Sm100Config:
         return Sm100Plan.derive(
             m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
@@ -118,6 +114,35 @@ def plan(
     return Sm80Plan.derive(
         m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order
     )
+
+
+# Arguments that kernels of other architectures do not take: why, and the way out.
+_BESIDE_HOPPER = {
+    "pair": ("its loop over K is of one A and one B", "add the first product behind the second, by Residual()"),
+    "triangles": ("its loop takes the same K tiles in every tile", "leave it out: products with zeros are right"),
+    "prologue": ("it multiplies A as it lies in shared memory", "compute the function of A first"),
+    "gated": (
+        "its tile of B is of neighbouring columns of one matrix",
+        "let the second product's epilogue read the first, as EpilogueOperand(name, 'mn', dtype)",
+    ),
+    "indexed": (
+        "it loads and stores rows one pitch apart",
+        "gather before and scatter behind the product: A[rows] @ B, C[out_rows] = A @ B",
+    ),
+}
+
+
+def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
+    """Why the kernel of an architecture other than sm_90a does not take that argument, and the way out.
+
+    said  the argument's name in the caller's call, where it is another
+
+    >>> refusal_beside_hopper("triangles", "sm_120a").partition(": ")[2]
+    'its loop takes the same K tiles in every tile; sm_90a has a kernel. Leave it out: products with zeros are right'
+    """
+    why, way_out = _BESIDE_HOPPER[name]
+    have = "sm_90a and sm_100a have kernels" if name == "indexed" else "sm_90a has a kernel"
+    return f"{said or name}: not by the kernel of {arch}: {why}; {have}. {way_out[0].upper()}{way_out[1:]}"
 
 
 def _for_ampere(
