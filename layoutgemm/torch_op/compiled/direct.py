@@ -81,7 +81,8 @@ def composed_matmul(
     """The product with several parts into `out`, of which it writes every element."""
     found = parts_of_text(parts)
     count = len(tensors) - len(found.read)  # of A and B
-    of_a = 1 if found.how is not None else count // 2
+    sums = 1 if found.how is None else found.how.matrices
+    of_a = count // (1 + sums)
     values = named_lists(found, tensors[count:], (), numbers, wholes)
     options = ComposedOptions(out, configured(config), out.dtype, allow_tf32)
     _composed(tensors[:of_a], tensors[of_a:count], found, values, options)
@@ -93,8 +94,10 @@ def _composed(
     """The product with parts; `values` are their operands by name."""
     own = {name: x for name, x in values.items() if name in parts.own and isinstance(x, torch.Tensor)}
     given = {name: x for name, x in values.items() if name not in own}
+    sums = len(b) // len(a)
+    right = b if len(a) == 1 or sums == 1 else (b[:sums], b[sums:])
     return composed_product(
-        a if len(a) > 1 else a[0], b if len(b) > 1 else b[0], parts.asked, own, given, options
+        a if len(a) > 1 else a[0], right if len(b) > 1 else b[0], parts.asked, own, given, options
     ).contiguous()
 
 
