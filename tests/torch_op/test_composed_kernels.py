@@ -73,7 +73,7 @@ def test_the_mma_sync_kernel_refuses_other_parts(hopper: list[Any], monkeypatch:
     ):
         with pytest.raises(OperandError, match=message):
             CASES[name].call(*CASES[name].operands)
-    with pytest.raises(OperandError, match="two pairs: not by the kernel of sm_80: .* by Residual"):
+    with pytest.raises(OperandError, match=r"two pairs: not by the kernel of sm_80: .* by Residual"):
         matmul((A, A), (A.T, A.T), order="lower")
     with pytest.raises(OperandError, match="config is one of sm_90a's kernel"):
         matmul(A, A.T, order="lower", bias=drawn(136), config=TILE)
