@@ -26,7 +26,7 @@ from .plan import GemmPlan, check_sizes, present
 from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
-from .sm90.choose.rules import SPARE, Sm90Choice, in_place, with_whole_rows
+from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
 from .sm90.gated import combination
 from .sm90.indexed.choose import indexed_config
 from .sm90.operands.combined import LEAST_MATRICES, Combined
@@ -215,11 +215,24 @@ def _rule(
         rule = (replace(config, store="direct") for config in rule)
     if parts.prologue is not None:
         rule = chain([prologue_config(m, columns, k, batch)], SPARE)
+    if parts.epilogue is not None and parts.epilogue.columns > 1:
+        sums = 1 if parts.gated is None else parts.gated.matrices
+        rule = _of_whole_columns(rule, sums * parts.epilogue.columns)
     if order is not None:
         rule = _for_order(order, rule, (m, n, columns))
         if (triangle := _listed(order, batch, parts)) is not None:
             rule = chain(_by_rounds(triangle, sizes, given), rule)
     return rule if parts.triangles is None else _for_triangles(rule)
+
+
+def _of_whole_columns(rule: Iterator[Sm90Config], columns: int) -> Iterator[Sm90Config]:
+    """The rule's configurations with tiles that store a multiple of so many columns at a time."""
+    for config in rule:
+        yield config
+        found = whole_columns(config, columns)
+        if found != config:
+            yield found
+        yield replace(found, staged_epilogue_k_tiles=0)
 
 
 def _for_triangles(rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]:

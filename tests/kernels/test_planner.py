@@ -12,7 +12,17 @@ import pytest
 from layoutgemm import GemmPlan, plan
 from layoutgemm.arch import ARCHES
 from layoutgemm.errors import LayoutError, PlanError
-from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan, TeachingPlan
+from layoutgemm.kernels import (
+    IndexedRows,
+    RowIndices,
+    Sm80Config,
+    Sm80Plan,
+    Sm90Config,
+    Sm90Plan,
+    Sm100Config,
+    Sm100Plan,
+    TeachingPlan,
+)
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Quantize, Scale
 from layoutgemm.kernels.sm90.choose.rules import choose
 
@@ -155,3 +165,10 @@ def test_a_batch_and_a_wide_output_have_plans_on_ampere() -> None:
 def test_the_common_type_derives_what_the_front_door_gives() -> None:
     assert GemmPlan.derive(512, 512, 512, b="bf16:col") == plan(512, 512, 512, b="bf16:col")
     assert isinstance(TeachingPlan.derive(64, 64, 64), GemmPlan)
+
+
+def test_tiles_hold_the_columns_that_share_a_scale() -> None:
+    """The rule's tile for gathered rows is of fewer columns for a small product."""
+    chosen = IndexedRows(RowIndices(90))
+    made = plan(200, 300, 128, b="bf16:col", c="e4m3", epilogue=Epilogue(Quantize()), indexed=chosen)
+    assert isinstance(made, Sm90Plan) and made.columns_at_a_time % 128 == 0 and made.check()

@@ -117,7 +117,8 @@ REFUSED: dict[tuple[str, str], str] = {
     **{(part, "triangular operands"): "rows in another order are no triangle"
        for part in ("gathered rows", "copied rows", "scattered rows")},
     **{(part, "symmetric order"): _NOT_SQUARE for part in ("gate", "several B", "main loop", "prologue")},
-    ("steps by place", "symmetric order"): "an element is computed once, and stored at (i, j) and at (j, i)",
+    ("steps by place", "symmetric order"):
+        "an element is computed once, and stored at (i, j) and at (j, i); 'lower' stores one half, no order= both",
     **{(part, "symmetric order"): "rows in another order have no diagonal"
        for part in ("gathered rows", "copied rows", "scattered rows")},
     **{(part, "symmetric order"): _OWN_GRIDS for part in ("groups of rows", "masked groups")},
